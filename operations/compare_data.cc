@@ -10,6 +10,8 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/rank_states.h"
 #include "convert/core/saved_weights.h"

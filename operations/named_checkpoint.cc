@@ -11,6 +11,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/read_lock.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/foreign_storage.h"
 #include "convert/core/reading.h"
 #include "convert/open_foreign.h"
 

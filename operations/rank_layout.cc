@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "layout/box.h"
@@ -143,7 +144,7 @@ class RankBuilder {
  public:
   void Add(const HeldTensor& held, const std::vector<Box>& boxes) {
     const LogicalTensor& saved = *held.tensor->tensor;
-    LocalTensor& tensor = *plan_.add_tensors();
+    LogicalTensor& tensor = *plan_.add_tensors();
     tensor.set_name(saved.name());
     tensor.set_role(saved.role());
     tensor.set_dtype(saved.dtype());
@@ -152,22 +153,10 @@ class RankBuilder {
     if (held.tensor->cut_is_known) {
       *tensor.mutable_partition() = ToProto(held.tensor->partition);
     }
-    tensor.set_shard_count(boxes.size());
-    for (const Box& box : boxes) {
-      tensor.mutable_shard_offset()->Add(box.global_offset.begin(), box.global_offset.end());
-      tensor.mutable_shard_shape()->Add(box.shape.begin(), box.shape.end());
-    }
+    for (const Box& box : boxes) AddShard(box, /*file_index=*/0, /*file_offset=*/0, tensor);
   }
 
-  void AddAlias(const LogicalTensor& alias) {
-    LocalTensor& tensor = *plan_.add_tensors();
-    tensor.set_name(alias.name());
-    tensor.set_role(alias.role());
-    tensor.set_dtype(alias.dtype());
-    *tensor.mutable_global_shape() = alias.global_shape();
-    *tensor.mutable_padded_shape() = alias.padded_shape();
-    tensor.set_alias_of(alias.alias_of());
-  }
+  void AddAlias(const LogicalTensor& alias) { *plan_.add_tensors() = alias; }
 
   std::string Finish() const { return plan_.SerializeAsString(); }
 

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/elements/box_runs.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/scan/scan.h"
 #include "operations/verify.h"

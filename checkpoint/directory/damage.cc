@@ -1,4 +1,4 @@
-#include "checkpoint/directory/damage.h"
+#include "checkpoint/include/damage.h"
 
 // The payload is text, since absl::Status prints it: a line "4096 8192 model.safetensors" for each
 // part. An agreement puts the rank in front; where errors are agreed upon twice, it does so twice.

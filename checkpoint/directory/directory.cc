@@ -3,21 +3,26 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
+#include <random>
 #include <span>
 #include <utility>
-#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/fence.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
 namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
+
+// No manifest begins like this: the eighth byte of its magic is a line feed.
+constexpr std::string_view kTombstone = "TESSERA tombstone ";
 
 // Lists what a reader that asked for something else may have meant.
 std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
@@ -69,6 +74,38 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::str
   return those;
 }
 
+// Reads the bytes of a committed manifest, as many as its header states. NotFound lists the existing
+// checkpoints.
+absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir) {
+  const std::string path = JoinPath(checkpoint_dir, kManifestFileName);
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (absl::IsNotFound(file.status())) {
+    return absl::NotFoundError(absl::StrCat("no committed checkpoint in ",
+                                            storage.Describe(checkpoint_dir), " (",
+                                            std::string(kManifestFileName), " is missing); ",
+                                            DescribeNeighbours(storage, checkpoint_dir)));
+  }
+  // There is a pipe in its place.
+  if (absl::IsInvalidArgument(file.status())) return absl::DataLossError(file.status().message());
+  TESSERA_RETURN_IF_ERROR(file.status());
+  // Reads and allocates no more than a complete header states.
+  const uint64_t size_bytes = (*file)->size_bytes();
+  std::string bytes(std::min<uint64_t>(size_bytes, kManifestHeaderBytes), '\0');
+  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
+  if (IsTombstone(bytes)) {
+    return absl::NotFoundError(
+        absl::StrCat("no committed checkpoint in ", storage.Describe(checkpoint_dir),
+                     " (a save there was discarded before it was complete); ",
+                     DescribeNeighbours(storage, checkpoint_dir)));
+  }
+  TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestHeader(bytes, size_bytes)));
+  bytes.resize(size_bytes);
+  TESSERA_RETURN_IF_ERROR(
+      (*file)->ReadAt(kManifestHeaderBytes,
+                      std::as_writable_bytes(std::span(bytes)).subspan(kManifestHeaderBytes)));
+  return bytes;
+}
+
 }  // namespace
 
 std::string_view FolderOf(std::string_view path) {
@@ -98,13 +135,25 @@ std::optional<int64_t> ParseStepDirectoryName(std::string_view name) {
   return step;
 }
 
+absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view directory) {
+  absl::StatusOr<std::vector<std::string>> names = storage.List(directory);
+  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
+  return names;
+}
+
+absl::StatusOr<std::vector<std::string>> ListFolders(Storage& storage, std::string_view directory) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, ListIfThere(storage, directory));
+  std::erase_if(names, [](const std::string& name) { return !name.ends_with('/'); });
+  for (std::string& name : names) name.pop_back();
+  return names;
+}
+
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir) {
-  const absl::StatusOr<std::vector<std::string>> names = storage.List(checkpoint_dir);
-  if (absl::IsNotFound(names.status())) return false;
-  TESSERA_RETURN_IF_ERROR(names.status());
-  if (std::ranges::find(*names, kManifestFileName) == names->end()) return false;
-  const bool may_be_fenced = std::ranges::find(*names, kFencedFileName) != names->end();
-  const bool has_set_aside = std::ranges::any_of(*names, IsQuarantinedName);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           ListIfThere(storage, checkpoint_dir));
+  if (std::ranges::find(names, kManifestFileName) == names.end()) return false;
+  const bool may_be_fenced = std::ranges::find(names, kFencedFileName) != names.end();
+  const bool has_set_aside = std::ranges::any_of(names, IsQuarantinedName);
   if (!may_be_fenced && !has_set_aside) return true;
   const absl::StatusOr<std::string> bytes =
       ReadAll(storage, JoinPath(checkpoint_dir, kManifestFileName), kMaxManifestBytes);
@@ -113,7 +162,7 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
   if (absl::IsDataLoss(bytes.status()) || absl::IsResourceExhausted(bytes.status())) return true;
   TESSERA_RETURN_IF_ERROR(bytes.status());
   if (IsTombstone(*bytes)) return false;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names) {
     if (!IsQuarantinedName(name)) continue;
     // The same bytes: it was being set aside, and that was interrupted.
     const absl::StatusOr<std::string> copy =
@@ -137,71 +186,31 @@ absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t siz
                    ": another process writes or deletes there"));
 }
 
-absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir) {
-  const std::string path = JoinPath(checkpoint_dir, kManifestFileName);
-  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
-  if (absl::IsNotFound(file.status())) {
-    return absl::NotFoundError(absl::StrCat("no committed checkpoint in ",
-                                            storage.Describe(checkpoint_dir), " (",
-                                            std::string(kManifestFileName), " is missing); ",
-                                            DescribeNeighbours(storage, checkpoint_dir)));
-  }
-  // There is a pipe in its place.
-  if (absl::IsInvalidArgument(file.status())) return absl::DataLossError(file.status().message());
-  TESSERA_RETURN_IF_ERROR(file.status());
-  // Reads and allocates no more than a complete header states.
-  const uint64_t size_bytes = (*file)->size_bytes();
-  std::string bytes(std::min<uint64_t>(size_bytes, kManifestHeaderBytes), '\0');
-  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
-  if (IsTombstone(bytes)) {
-    return absl::NotFoundError(
-        absl::StrCat("no committed checkpoint in ", storage.Describe(checkpoint_dir),
-                     " (a save there was discarded before it was complete); ",
-                     DescribeNeighbours(storage, checkpoint_dir)));
-  }
-  TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestHeader(bytes, size_bytes)));
-  bytes.resize(size_bytes);
-  TESSERA_RETURN_IF_ERROR(
-      (*file)->ReadAt(kManifestHeaderBytes,
-                      std::as_writable_bytes(std::span(bytes)).subspan(kManifestHeaderBytes)));
-  TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestBytes(bytes)));
-  return bytes;
-}
-
-absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
-                                          std::string_view bytes) {
-  const auto path = [&] { return storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)); };
+absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadManifestBytes(storage, checkpoint_dir));
+  const std::string path = storage.Describe(JoinPath(checkpoint_dir, kManifestFileName));
   const bool is_translation = storage.Traits().is_translation;
   absl::StatusOr<Manifest> manifest =
       DecodeManifest(bytes, is_translation ? Checksums::kOptional : Checksums::kRequired);
-  if (!manifest.ok()) return WithPath(path(), manifest.status());
+  if (!manifest.ok()) return WithPath(path, manifest.status());
   // The name of a foreign folder says nothing.
   if (is_translation) return manifest;
   const std::string name = LastComponent(checkpoint_dir.empty() ? storage.Describe(checkpoint_dir)
                                                                 : std::string(checkpoint_dir));
   const std::optional<int64_t> step = ParseStepDirectoryName(name);
   if (step.has_value() && *step != manifest->trainer().step()) {
-    return absl::DataLossError(absl::StrCat(path(), ": the manifest is that of step ",
+    return absl::DataLossError(absl::StrCat(path, ": the manifest is that of step ",
                                             manifest->trainer().step(),
                                             ", its directory is called ", name));
   }
   return manifest;
 }
 
-absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadManifestBytes(storage, checkpoint_dir));
-  return DecodeManifestOf(storage, checkpoint_dir, bytes);
-}
-
 absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage,
                                                                 std::string_view root) {
   std::vector<CheckpointInfo> found;
-  const absl::StatusOr<std::vector<std::string>> names = storage.List(root);
-  if (absl::IsNotFound(names.status())) return found;
-  TESSERA_RETURN_IF_ERROR(names.status());
-  for (std::string_view name : *names) {
-    if (!name.ends_with('/')) continue;
-    name.remove_suffix(1);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolders(storage, root));
+  for (const std::string& name : names) {
     const std::optional<int64_t> step = ParseStepDirectoryName(name);
     if (!step) continue;
     std::string path = JoinPath(root, name);
@@ -220,6 +229,54 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(Storage& storage, std:
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
                                                             std::string_view root) {
   return ListThose(storage, root, /*committed=*/false, nullptr);
+}
+
+absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir) {
+  const absl::Status marked = storage
+                                  .Write(JoinPath(checkpoint_dir, kFencedFileName),
+                                         "manifest.pb may be a tombstone: see FORMAT.md.\n", {})
+                                  .status();
+  return absl::IsAlreadyExists(marked) ? absl::OkStatus() : marked;
+}
+
+std::string MakeTombstone() {
+  std::random_device device;
+  return absl::StrCat(std::string(kTombstone), absl::ToUnixSeconds(absl::Now()), " ",
+                      absl::Hex(device(), absl::kZeroPad8), absl::Hex(device(), absl::kZeroPad8),
+                      "\nA save to this directory was discarded before it was complete.\n");
+}
+
+bool IsTombstone(std::string_view manifest_bytes) { return manifest_bytes.starts_with(kTombstone); }
+
+int64_t TombstoneTime(std::string_view tombstone) {
+  tombstone.remove_prefix(kTombstone.size());
+  int64_t seconds = 0;
+  return absl::SimpleAtoi(std::string(tombstone.substr(0, tombstone.find(' '))), &seconds) ? seconds
+                                                                                           : 0;
+}
+
+bool IsQuarantinedName(std::string_view name) {
+  if (!name.starts_with(kManifestFileName)) return false;
+  const std::string_view suffix = name.substr(kManifestFileName.size());
+  return suffix.starts_with('.') && !suffix.starts_with(".tmp") && name != kFencedFileName;
+}
+
+absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,
+                                                             std::string_view checkpoint_dir) {
+  absl::StatusOr<VersionedContents> there =
+      storage.Read(JoinPath(checkpoint_dir, kManifestFileName), kMaxManifestBytes);
+  if (absl::IsNotFound(there.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(there.status());
+  return *std::move(there);
+}
+
+absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,
+                                                               std::string_view checkpoint_dir) {
+  TESSERA_ASSIGN_OR_RETURN(std::optional<VersionedContents> there,
+                           ReadInPlace(storage, checkpoint_dir));
+  if (!there.has_value() || IsTombstone(there->contents)) return there;
+  return absl::AlreadyExistsError(absl::StrCat(
+      storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)), " is no tombstone"));
 }
 
 }  // namespace tessera::ckpt

@@ -28,18 +28,15 @@ std::string_view FolderOf(std::string_view path);
 // Parses the result of StepDirectoryName(); nullopt for anything else.
 std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 
+// Returns what Storage::List() does; nothing if the directory does not exist.
+absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view directory);
+
+// Returns the names of the directories in a directory, without slashes; none if it does not exist.
+absl::StatusOr<std::vector<std::string>> ListFolders(Storage& storage, std::string_view directory);
+
 // Returns whether the directory holds a committed manifest. False if the directory does not exist,
-// for a tombstone (fence.h), and while the manifest is being quarantined.
+// for a tombstone (below), and while the manifest is being quarantined.
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
-
-// Reads the bytes of a committed manifest, which pass CheckManifestBytes(). NotFound lists the
-// existing checkpoints; DataLoss names the file.
-absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir);
-
-// Decodes the bytes of a manifest. DataLoss names the file; also if the directory is named for
-// another step than the manifest's.
-absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
-                                          std::string_view bytes);
 
 // Checks that a data file that was just written is in its place, with its size. Aborted if another
 // process has removed it or written to it.
@@ -58,6 +55,43 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(
 // Returns the directories of saves that were started but not committed.
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
                                                             std::string_view root);
+
+// ---- Fences, and the names in a checkpoint's directory other than its manifest and its data files.
+//
+// A tombstone takes a directory out of a late writer's reach in storages that cannot rename
+// directories. Before the data of an attempt that may still commit is deleted, a tombstone takes
+// the place of its manifest, so that the commit, which creates that object, fails. A later save of
+// the step replaces the tombstone that it has found at its beginning (Storage::Write() on the
+// condition of its version). Each deletion makes a new tombstone, which fences the attempts that
+// found the one before.
+
+// Name of the mark of a fenced directory. The mark means that manifest.pb may be a tombstone, so
+// that only then manifest.pb must be read to know whether a checkpoint is committed. It also means
+// that a commit may still arrive, of another attempt or of the one that has committed, which had to
+// repeat its request.
+inline constexpr std::string_view kFencedFileName = "manifest.pb.fenced";
+
+absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir);
+
+// Returns a new tombstone, which differs from all others.
+std::string MakeTombstone();
+
+bool IsTombstone(std::string_view manifest_bytes);
+
+// Returns when a tombstone was made, in seconds since 1970; 0 if that cannot be read.
+int64_t TombstoneTime(std::string_view tombstone);
+
+// Returns whether a name belongs to a quarantined manifest: "manifest.pb.damaged-2". Neither such a
+// manifest nor the files that it names are deleted or replaced.
+bool IsQuarantinedName(std::string_view name);
+
+// Reads the manifest of a directory, or the tombstone in its place; nullopt if there is neither.
+absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,
+                                                             std::string_view checkpoint_dir);
+
+// Does the same for a tombstone alone: AlreadyExists for a manifest.
+absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,
+                                                               std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

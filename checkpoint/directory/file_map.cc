@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
@@ -92,7 +91,7 @@ Damage DescribeChecksumError(const Manifest& manifest, const FileMap& map, uint3
   const DataFile& file = manifest.files(file_index);
   const uint64_t begin = chunk * file.chunk_bytes();
   const uint64_t end = std::min<uint64_t>(begin + file.chunk_bytes(), file.size_bytes());
-  const uint32_t expected = file.chunk_crc32c(static_cast<int>(chunk));
+  const uint32_t expected = file.chunk_crc32c(chunk);
   Damage damage;
   damage.file = file.path();
   damage.offset_bytes = begin;

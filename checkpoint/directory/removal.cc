@@ -1,6 +1,11 @@
 #include "checkpoint/directory/removal.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <optional>
 #include <random>
 #include <set>
@@ -10,10 +15,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/damage.h"
-#include "checkpoint/directory/fence.h"
-#include "checkpoint/directory/read_lock.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/damage.h"
+#include "checkpoint/include/read_lock.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -28,17 +33,25 @@ constexpr int kAttemptsToFence = 5;
 
 using Names = std::set<std::string>;
 
+// The lock of a checkpoint is that of its directory: shared while it is read, exclusive while it is
+// deleted. -1 where the directory is not on this machine, or cannot be opened.
+int OpenDirectory(const Storage& storage, std::string_view directory) {
+  const std::optional<std::string> path = storage.LocalPath(directory);
+  return path.has_value() ? ::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+}
+
+// 0, or the error.
+int TryToLock(int fd, int operation) {
+  while (::flock(fd, operation | LOCK_NB) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
 std::string ManifestPath(std::string_view dir) { return JoinPath(dir, kManifestFileName); }
 
 bool Contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
-}
-
-// None if the directory does not exist.
-absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view dir) {
-  absl::StatusOr<std::vector<std::string>> names = storage.List(dir);
-  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
-  return names;
 }
 
 // "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not in `names`, a listing.
@@ -111,6 +124,22 @@ class InPlaceRemoval : public Removal {
  public:
   explicit InPlaceRemoval(Storage& storage) : storage_(storage) {}
 
+  absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) override {
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, checkpoint_dir));
+    if (committed) return Leftovers::kCommitted;
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                             ListIfThere(storage_, checkpoint_dir));
+    return DiscardListed(checkpoint_dir, names);
+  }
+
+  absl::StatusOr<bool> Delete(const CheckpointInfo& dir) override {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                             ListIfThere(storage_, dir.directory));
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> quarantined,
+                             FindQuarantined(storage_, dir.directory, names));
+    return quarantined.has_value() ? DeleteListed(dir, names, *quarantined) : false;
+  }
+
   absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir,
                                    const Manifest& committed) override {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(checkpoint_dir));
@@ -134,9 +163,9 @@ class InPlaceRemoval : public Removal {
   // Before files of other attempts are deleted beside a committed checkpoint.
   virtual absl::Status FenceOthers(std::string_view dir) = 0;
 
-  // Makes a directory that keeps its name ready for another save.
-  absl::StatusOr<Leftovers> FenceLeftovers(std::string_view dir,
-                                           const std::vector<std::string>& names) {
+  // Makes a directory ready for another save. `names`: what is in it. Here, it keeps its name.
+  virtual absl::StatusOr<Leftovers> DiscardListed(std::string_view dir,
+                                                  const std::vector<std::string>& names) {
     if (names.empty()) return Leftovers::kNone;
     if (!Contains(names, kManifestFileName)) return Leftovers::kKept;
     const absl::Status tombstone = ReadTombstone(storage_, dir).status();
@@ -150,9 +179,9 @@ class InPlaceRemoval : public Removal {
   }
 
   // Deletes all but what is quarantined.
-  absl::StatusOr<bool> DeleteInPlace(const CheckpointInfo& dir,
-                                     const std::vector<std::string>& names,
-                                     const Names& quarantined) {
+  virtual absl::StatusOr<bool> DeleteListed(const CheckpointInfo& dir,
+                                            const std::vector<std::string>& names,
+                                            const Names& quarantined) {
     const std::vector<std::string> data = FindData(names, quarantined);
     if (*dir.committed) {
       TESSERA_RETURN_IF_ERROR(Uncommit(dir.directory, names, quarantined));
@@ -176,12 +205,12 @@ class InPlaceRemoval : public Removal {
     TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, dir));
     const std::string path = ManifestPath(dir);
     for (int i = 0; i < kAttemptsToFence; ++i) {
-      const absl::StatusOr<VersionedContents> there = storage_.Read(path, kMaxManifestBytes);
+      TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
+                               ReadInPlace(storage_, dir));
       absl::Status fenced;
-      if (absl::IsNotFound(there.status())) {
+      if (!there.has_value()) {
         fenced = storage_.Write(path, MakeTombstone(), {}).status();
       } else {
-        TESSERA_RETURN_IF_ERROR(there.status());
         TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, dir));
         if (committed) return false;
         fenced = ReplaceByTombstone(path, there->version);
@@ -217,49 +246,13 @@ class InPlaceRemoval : public Removal {
 // In a storage that renames directories.
 class RenamingRemoval final : public InPlaceRemoval {
  public:
-  explicit RenamingRemoval(Storage& storage) : InPlaceRemoval(storage) {}
-
-  absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) override {
-    TESSERA_ASSIGN_OR_RETURN(bool committed, IsCommitted(storage_, checkpoint_dir));
-    if (committed) return Leftovers::kCommitted;
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage_, checkpoint_dir));
-    if (HasQuarantined(names)) return ReuseDirectory(checkpoint_dir, names);
-    const absl::Status renamed = storage_.Rename(checkpoint_dir, DiscardedName(checkpoint_dir));
-    if (absl::IsUnimplemented(renamed)) return names.empty() ? Leftovers::kNone : Leftovers::kKept;
-    if (!absl::IsNotFound(renamed)) TESSERA_RETURN_IF_ERROR(renamed);
-    TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, FolderOf(checkpoint_dir)));
-    TESSERA_ASSIGN_OR_RETURN(committed, IsCommitted(storage_, checkpoint_dir));
-    return committed ? Leftovers::kCommitted : Leftovers::kNone;
-  }
-
-  absl::StatusOr<bool> Delete(const CheckpointInfo& dir) override {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage_, dir.directory));
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> quarantined,
-                             FindQuarantined(storage_, dir.directory, names));
-    if (!quarantined.has_value()) return false;
-    if (!quarantined->empty()) return DeleteInPlace(dir, names, *quarantined);
-    if (*dir.committed) TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, dir.directory));
-    const std::string discarded = DiscardedName(dir.directory);
-    const absl::Status renamed = storage_.Rename(dir.directory, discarded);
-    if (absl::IsNotFound(renamed)) return true;
-    TESSERA_RETURN_IF_ERROR(renamed);
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, discarded));
-    if (committed) {
-      TESSERA_RETURN_IF_ERROR(storage_.Rename(discarded, dir.directory));
-      return false;
-    }
-    TESSERA_RETURN_IF_ERROR(storage_.DeleteTree(discarded));
-    return true;
-  }
+  using InPlaceRemoval::InPlaceRemoval;
 
   absl::Status TakeBack(std::string_view checkpoint_dir, std::string_view manifest_bytes) override {
-    const absl::StatusOr<std::string> there =
-        ReadAll(storage_, ManifestPath(checkpoint_dir), kMaxManifestBytes);
-    if (absl::IsNotFound(there.status())) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(there.status());
-    return *there == manifest_bytes ? DeleteManifest(storage_, checkpoint_dir) : absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
+                             ReadInPlace(storage_, checkpoint_dir));
+    const bool is_ours = there.has_value() && there->contents == manifest_bytes;
+    return is_ours ? DeleteManifest(storage_, checkpoint_dir) : absl::OkStatus();
   }
 
   absl::StatusOr<std::string> Quarantine(std::string_view checkpoint_dir, std::string_view word,
@@ -284,10 +277,39 @@ class RenamingRemoval final : public InPlaceRemoval {
   bool frees_names() const override { return true; }
 
  private:
+  absl::StatusOr<Leftovers> DiscardListed(std::string_view dir,
+                                          const std::vector<std::string>& names) override {
+    if (HasQuarantined(names)) return ReuseDirectory(dir, names);
+    const absl::Status renamed = storage_.Rename(dir, DiscardedName(dir));
+    if (absl::IsUnimplemented(renamed)) return names.empty() ? Leftovers::kNone : Leftovers::kKept;
+    if (!absl::IsNotFound(renamed)) TESSERA_RETURN_IF_ERROR(renamed);
+    TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, FolderOf(dir)));
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, dir));
+    return committed ? Leftovers::kCommitted : Leftovers::kNone;
+  }
+
+  absl::StatusOr<bool> DeleteListed(const CheckpointInfo& dir,
+                                    const std::vector<std::string>& names,
+                                    const Names& quarantined) override {
+    if (!quarantined.empty()) return InPlaceRemoval::DeleteListed(dir, names, quarantined);
+    if (*dir.committed) TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, dir.directory));
+    const std::string discarded = DiscardedName(dir.directory);
+    const absl::Status renamed = storage_.Rename(dir.directory, discarded);
+    if (absl::IsNotFound(renamed)) return true;
+    TESSERA_RETURN_IF_ERROR(renamed);
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, discarded));
+    if (committed) {
+      TESSERA_RETURN_IF_ERROR(storage_.Rename(discarded, dir.directory));
+      return false;
+    }
+    TESSERA_RETURN_IF_ERROR(storage_.DeleteTree(discarded));
+    return true;
+  }
+
   // A directory that was copied from an object store, whose late writers cannot reach this one.
   absl::StatusOr<Leftovers> ReuseDirectory(std::string_view dir,
                                            const std::vector<std::string>& names) {
-    TESSERA_ASSIGN_OR_RETURN(const Leftovers left, FenceLeftovers(dir, names));
+    TESSERA_ASSIGN_OR_RETURN(const Leftovers left, InPlaceRemoval::DiscardListed(dir, names));
     if (left == Leftovers::kKept && Contains(names, kManifestFileName)) {
       TESSERA_RETURN_IF_ERROR(storage_.Delete(ManifestPath(dir)));
     }
@@ -308,33 +330,14 @@ class RenamingRemoval final : public InPlaceRemoval {
 // In a storage that does not rename directories, such as an object store.
 class FencingRemoval final : public InPlaceRemoval {
  public:
-  explicit FencingRemoval(Storage& storage) : InPlaceRemoval(storage) {}
-
-  absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) override {
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, checkpoint_dir));
-    if (committed) return Leftovers::kCommitted;
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage_, checkpoint_dir));
-    return FenceLeftovers(checkpoint_dir, names);
-  }
-
-  absl::StatusOr<bool> Delete(const CheckpointInfo& dir) override {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                             ListIfThere(storage_, dir.directory));
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> quarantined,
-                             FindQuarantined(storage_, dir.directory, names));
-    if (!quarantined.has_value()) return false;
-    return DeleteInPlace(dir, names, *quarantined);
-  }
+  using InPlaceRemoval::InPlaceRemoval;
 
   absl::Status TakeBack(std::string_view checkpoint_dir, std::string_view manifest_bytes) override {
     TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, checkpoint_dir));
-    const std::string path = ManifestPath(checkpoint_dir);
-    const absl::StatusOr<VersionedContents> there = storage_.Read(path, kMaxManifestBytes);
-    if (absl::IsNotFound(there.status())) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(there.status());
-    if (there->contents != manifest_bytes) return absl::OkStatus();
-    const absl::Status taken = ReplaceByTombstone(path, there->version);
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
+                             ReadInPlace(storage_, checkpoint_dir));
+    if (!there.has_value() || there->contents != manifest_bytes) return absl::OkStatus();
+    const absl::Status taken = ReplaceByTombstone(ManifestPath(checkpoint_dir), there->version);
     return absl::IsAborted(taken) ? absl::OkStatus() : taken;
   }
 
@@ -384,10 +387,9 @@ class FencingRemoval final : public InPlaceRemoval {
   // tombstone takes the manifest's place.
   absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
                         const Names& quarantined) override {
-    const std::string path = ManifestPath(dir);
-    const absl::StatusOr<VersionedContents> there = storage_.Read(path, kMaxManifestBytes);
-    if (absl::IsNotFound(there.status())) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(there.status());
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
+                             ReadInPlace(storage_, dir));
+    if (!there.has_value()) return absl::OkStatus();
     const absl::StatusOr<Manifest> manifest = DecodeManifest(there->contents);
     Names own = {std::string(kManifestSignatureFileName)};
     if (manifest.ok()) {
@@ -398,7 +400,7 @@ class FencingRemoval final : public InPlaceRemoval {
                                              [&](const auto& name) { return own.contains(name); });
     if (!alone || Contains(names, kFencedFileName)) {
       TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, dir));
-      const absl::Status fenced = ReplaceByTombstone(path, there->version);
+      const absl::Status fenced = ReplaceByTombstone(ManifestPath(dir), there->version);
       // A store without conditional replacement cannot keep a repeated commit from arriving.
       if (!alone || !absl::IsUnimplemented(fenced)) return fenced;
     }
@@ -418,14 +420,30 @@ std::unique_ptr<Removal> Removal::In(Storage& storage) {
   return std::make_unique<FencingRemoval>(storage);
 }
 
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
+                                      const CheckpointInfo& dir) {
+  const int fd = OpenDirectory(storage, dir.directory);
+  const bool is_read = fd >= 0 && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
+  const absl::StatusOr<bool> deleted = is_read ? false : removal.Delete(dir);
+  if (fd >= 0) ::close(fd);
+  return deleted;
+}
+
+ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir)
+    : fd_(OpenDirectory(storage, checkpoint_dir)) {
+  // While the checkpoint is being deleted there is no lock, and soon no manifest.
+  if (fd_ >= 0) TryToLock(fd_, LOCK_SH);
+}
+
+ReadLock::~ReadLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListIfThere(storage, folder));
-  for (std::string_view name : names) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolders(storage, folder));
+  for (const std::string& name : names) {
     const size_t at = name.find(kDiscarded);
-    if (at == name.npos || !name.ends_with('/') || !ParseStepDirectoryName(name.substr(0, at))) {
-      continue;
-    }
-    name.remove_suffix(1);
+    if (at == name.npos || !ParseStepDirectoryName(name.substr(0, at))) continue;
     const std::string path = JoinPath(folder, name);
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inside, ListIfThere(storage, path));
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
@@ -458,10 +476,9 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
   const std::unique_ptr<Removal> removal = Removal::In(storage);
   for (const CheckpointInfo& dir : directories) {
     if (dir.step >= (*dir.committed ? oldest_kept : newest)) continue;
-    const RemovalLock lock(storage, dir.directory);
-    if (lock.refused()) continue;
-    first_error.Update(removal->Delete(dir).status());
-    removed = true;
+    const absl::StatusOr<bool> deleted = RemoveUnlessRead(storage, *removal, dir);
+    first_error.Update(deleted.status());
+    removed |= deleted.value_or(true);
   }
   if (removed) first_error.Update(storage.SyncDirectory(root));
   return first_error;

@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -30,7 +29,7 @@ enum class Leftovers {
 // - Data to delete is first taken out of other writers' reach, so that none of them can commit it.
 //   In a file system, the directory is renamed and examined again: a checkpoint that was committed
 //   just before gets its name back. In an object store, which has no directories to rename, the
-//   files to delete are listed, a tombstone (fence.h) replaces the manifest, and only the listed
+//   files to delete are listed, a tombstone (directory.h) replaces the manifest, and only the listed
 //   files are deleted: the attempts that wrote them can no longer commit.
 class Removal {
  public:
@@ -71,6 +70,10 @@ class Removal {
   // Whether no files of other attempts can appear under the name of a directory that was deleted.
   virtual bool frees_names() const = 0;
 };
+
+// Calls removal.Delete(), unless the checkpoint is being read: returns false then, with nothing done.
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
+                                      const CheckpointInfo& dir);
 
 // Deletes the directories in `folder` that interrupted deletions have renamed and left. A directory
 // in which another attempt had just committed gets its name back.

@@ -2,8 +2,6 @@
 
 #include "checkpoint/format/digest.h"
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 #include "base/crc32c.h"

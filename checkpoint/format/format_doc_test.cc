@@ -14,7 +14,6 @@
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 

@@ -14,7 +14,6 @@
 #include "base/parse_cost.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -140,14 +139,14 @@ absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_byt
   return absl::OkStatus();
 }
 
-absl::Status CheckManifestBytes(std::string_view bytes) {
+absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes, Checksums checksums) {
   TESSERA_RETURN_IF_ERROR(CheckManifestHeader(bytes, bytes.size()));
-  const auto stored_crc = LoadLittleEndian<uint32_t>(bytes.data() + kPayloadCrcAt);
+  TESSERA_ASSIGN_OR_RETURN(const Header header, DecodeHeader(bytes));
   const std::string_view payload = bytes.substr(kManifestHeaderBytes);
   const uint32_t crc = Crc32c(payload);
-  if (crc != stored_crc) {
+  if (crc != header.payload_crc) {
     return Damaged(kManifestHeaderBytes, "payload checksum over ", payload.size(),
-                   " bytes: expected ", Hex(stored_crc), ", found ", Hex(crc));
+                   " bytes: expected ", Hex(header.payload_crc), ", found ", Hex(crc));
   }
   const std::optional<uint64_t> cost = Cost(payload);
   if (!cost.has_value())
@@ -156,13 +155,6 @@ absl::Status CheckManifestBytes(std::string_view bytes) {
     return Damaged(kManifestHeaderBytes, "the payload of ", payload.size(),
                    " bytes would take more than ", kMaxManifestCostRatio, " times its size");
   }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes, Checksums checksums) {
-  TESSERA_RETURN_IF_ERROR(CheckManifestBytes(bytes));
-  TESSERA_ASSIGN_OR_RETURN(const Header header, DecodeHeader(bytes));
-  const std::string_view payload = bytes.substr(kManifestHeaderBytes);
   static_assert(kMaxManifestBytes <= std::numeric_limits<int>::max());
   Manifest manifest;
   if (!manifest.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
@@ -192,6 +184,13 @@ Box ShardBox(const LogicalTensor& tensor, int64_t shard) {
   return {std::vector<int64_t>(offset, offset + rank), Shape(shape, shape + rank)};
 }
 
+std::vector<Box> ShardBoxes(const LogicalTensor& tensor) {
+  std::vector<Box> boxes;
+  boxes.reserve(ShardCount(tensor));
+  for (int64_t s = 0; s < ShardCount(tensor); ++s) boxes.push_back(ShardBox(tensor, s));
+  return boxes;
+}
+
 uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard) {
   const int rank = tensor.global_shape_size();
   uint64_t bytes = ElementSize(FromProto(tensor.dtype()));
@@ -219,6 +218,72 @@ std::string DataFileName(std::string_view planned_name, std::string_view attempt
   std::string name(planned_name);
   name.insert(planned_name.rfind('.'), absl::StrCat("-", std::string(attempt)));
   return name;
+}
+
+PartitionProto ToProto(const Partition& partition) {
+  PartitionProto proto;
+  if (partition.dim >= 0) proto.set_dim(partition.dim);
+  if (partition.sections != 1) proto.set_sections(partition.sections);
+  proto.set_padded(partition.padded);
+  if (partition.place.layer >= 0) proto.set_layer(partition.place.layer);
+  proto.set_before_layers(partition.place.before_layers);
+  proto.set_after_layers(partition.place.after_layers);
+  return proto;
+}
+
+Partition FromProto(const PartitionProto& proto) {
+  constexpr uint32_t kMax = std::numeric_limits<int>::max();
+  Partition partition;
+  if (proto.has_dim()) partition.dim = static_cast<int>(std::min(proto.dim(), kMax));
+  if (proto.sections() > kMax) {
+    partition.sections = 0;
+  } else if (proto.sections() > 0) {
+    partition.sections = static_cast<int>(proto.sections());
+  }
+  partition.padded = proto.padded();
+  if (proto.has_layer()) partition.place.layer = proto.layer();
+  partition.place.before_layers = proto.before_layers();
+  partition.place.after_layers = proto.after_layers();
+  return partition;
+}
+
+TopologyProto ToProto(const Topology& topology) {
+  TopologyProto proto;
+  proto.set_data_parallel(topology.data);
+  proto.set_tensor_parallel(topology.tensor);
+  proto.set_pipeline_parallel(topology.pipeline);
+  proto.set_virtual_pipeline(topology.virtual_pipeline);
+  proto.set_zero_stage(topology.zero_stage);
+  proto.set_rank_order("tp-dp-pp");
+  proto.set_sequence_parallel(topology.sequence_parallel);
+  return proto;
+}
+
+Topology FromProto(const TopologyProto& proto) {
+  const auto number = [](uint32_t value, uint32_t least) {
+    constexpr uint32_t kMax = std::numeric_limits<int>::max();
+    return static_cast<int>(std::clamp(value, least, kMax));
+  };
+  return {.tensor = number(proto.tensor_parallel(), 1),
+          .data = number(proto.data_parallel(), 1),
+          .pipeline = number(proto.pipeline_parallel(), 1),
+          .virtual_pipeline = number(proto.virtual_pipeline(), 1),
+          .zero_stage = number(proto.zero_stage(), 0),
+          .sequence_parallel = proto.sequence_parallel()};
+}
+
+LogicalDigest FromProto(const Digest& proto) { return {proto.lo(), proto.hi()}; }
+
+Digest ToProto(const LogicalDigest& digest) {
+  Digest proto;
+  proto.set_lo(digest.lo);
+  proto.set_hi(digest.hi);
+  return proto;
+}
+
+std::string DescribeMismatch(const LogicalDigest& expected, const LogicalDigest& found) {
+  return absl::StrFormat("logical digest: expected %016x%016x, found %016x%016x", expected.hi,
+                         expected.lo, found.hi, found.lo);
 }
 
 }  // namespace tessera::ckpt

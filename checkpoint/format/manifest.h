@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/format/digest.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "layout/box.h"
@@ -50,15 +52,10 @@ absl::StatusOr<std::string> EncodeManifest(Manifest manifest,
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes,
                                         Checksums checksums = Checksums::kRequired);
 
-// The checks of DecodeManifest() that need only the bytes, for a reader before it reads on, sends
-// the bytes to others, or allocates memory for them.
-//
-// Checks the header, given the file's first bytes and its length, which must be that of header and
+// The check of DecodeManifest() that needs only the header, for a reader before it reads on or
+// allocates memory: given the file's first bytes and its length, which must be that of header and
 // payload.
 absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_bytes);
-// Checks the header, the payload's checksum and its cost. OK does not mean that the payload is
-// valid.
-absl::Status CheckManifestBytes(std::string_view bytes);
 
 // Checks the rules that hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names,
 // aliases that point to tensors with shards, shard columns of equal length, boxes inside their
@@ -74,6 +71,16 @@ absl::Status ValidateMetadata(const Manifest& manifest);
 // tensor, element and shards.
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
+
+// Returns the boxes of all shards of a tensor.
+std::vector<Box> ShardBoxes(const LogicalTensor& tensor);
+
+// Convert a digest to the manifest's message, and back.
+LogicalDigest FromProto(const Digest& proto);
+Digest ToProto(const LogicalDigest& digest);
+
+// Returns "logical digest: expected ..., found ...".
+std::string DescribeMismatch(const LogicalDigest& expected, const LogicalDigest& found);
 
 // Returns false for a file that has bytes, but no checksums: see Checksums.
 bool HasChecksums(const DataFile& file);

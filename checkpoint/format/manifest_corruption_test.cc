@@ -7,7 +7,6 @@
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/testing/test_manifest.h"
 
@@ -135,7 +134,6 @@ TEST(ManifestCorruption, WhatWouldCostMuchMoreMemoryThanItsSize) {
     std::string payload;
     for (int i = 0; i < 200'000; ++i) payload += piece;
     ExpectDataLoss(Frame(payload), "bytes would take more than 16 times its size");
-    EXPECT_EQ(CheckManifestBytes(Frame(payload)).code(), StatusCode::kDataLoss);
   }
   // A large manifest that is valid is accepted.
   Manifest manifest = FullManifest();
@@ -155,7 +153,6 @@ TEST(ManifestCorruption, TheHeaderIsCheckedWithoutTheRest) {
   const std::string good = Good();
   const std::string header = good.substr(0, kManifestHeaderBytes);
   EXPECT_OK(CheckManifestHeader(header, good.size()));
-  EXPECT_OK(CheckManifestBytes(good));
   for (const uint64_t size : {good.size() - 1, good.size() + 1, size_t{kManifestHeaderBytes}}) {
     EXPECT_EQ(CheckManifestHeader(header, size).code(), StatusCode::kDataLoss) << size;
   }

@@ -11,8 +11,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
-#include "layout/box.h"
+#include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -98,9 +97,9 @@ absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
           absl::StrCat("key ", entry->key, ": the file is too large"));
     }
     if (json.size() > 1) json += ',';
-    absl::StrAppend(
-        &json, Quoted(entry->key), ":{\"dtype\":\"", View(SafetensorsName(entry->dtype)),
-        "\",\"shape\":", ShapeToString(entry->shape), ",\"data_offsets\":[", end, ",", *next, "]}");
+    absl::StrAppend(&json, Quoted(entry->key), ":{\"dtype\":\"", ProtoName(entry->dtype),
+                    "\",\"shape\":", ShapeToString(entry->shape), ",\"data_offsets\":[", end, ",",
+                    *next, "]}");
     end = *next;
   }
   json += '}';
@@ -166,9 +165,12 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
       return true;
     }
     if (state_ == State::kEntry && field_ == "dtype") {
-      const std::optional<DType> dtype = DTypeOfSafetensors(value);
-      if (!dtype) return Fail("unknown dtype \"" + Shown(value) + "\"");
-      entry_.dtype = *dtype;
+      // The manifest's names of dtypes are those of safetensors.
+      DTypeProto dtype = DTYPE_UNSPECIFIED;
+      if (!DTypeProto_Parse(value, &dtype) || dtype == DTYPE_UNSPECIFIED) {
+        return Fail("unknown dtype \"" + Shown(value) + "\"");
+      }
+      entry_.dtype = FromProto(dtype);
       return true;
     }
     return Fail("a string is not allowed here");

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "layout/box.h"

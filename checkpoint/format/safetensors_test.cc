@@ -217,6 +217,7 @@ TEST(SafetensorsCorruption, EveryRefusalHasItsMessage) {
       {R"({"a":{"dtype":"U8","shape":4,"data_offsets":[0,4]}})", "number"},
       {R"({"a":{"dtype":8,"shape":[4],"data_offsets":[0,4]}})", "number"},
       {R"({"a":{"dtype":"U9","shape":[4],"data_offsets":[0,4]}})", "unknown dtype \"U9\""},
+      {R"({"a":{"dtype":"DTYPE_UNSPECIFIED","shape":[4],"data_offsets":[0,4]}})", "unknown dtype"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}})", "more than two"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0]}})", "not a range"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}})", "not a range"},

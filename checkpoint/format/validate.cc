@@ -13,7 +13,6 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "layout/box.h"
@@ -334,9 +333,7 @@ absl::Status ValidateMetadata(const Manifest& manifest) {
 
 absl::Status ValidateCoverage(const LogicalTensor& tensor) {
   if (!tensor.alias_of().empty()) return absl::OkStatus();
-  std::vector<Box> boxes;
-  boxes.reserve(ShardCount(tensor));
-  for (int64_t i = 0; i < ShardCount(tensor); ++i) boxes.push_back(ShardBox(tensor, i));
+  const std::vector<Box> boxes = ShardBoxes(tensor);
   const std::optional<CoverageProblem> problem = FindCoverageProblem(GlobalShape(tensor), boxes);
   if (!problem) return absl::OkStatus();
   return Invalid("tensor ", tensor.name(), ": ", ToString(*problem, boxes));

@@ -6,12 +6,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"

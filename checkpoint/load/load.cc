@@ -13,13 +13,12 @@
 #include "base/steady_time.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/damage.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/include/read_lock.h"
 #include "checkpoint/load/compare.h"
-#include "checkpoint/load/host_memory.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/load/placer.h"
 #include "checkpoint/load/shared_reader.h"
@@ -27,11 +26,10 @@
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/share_reads.h"
-#include "checkpoint/scan/scan.h"
 
 // A load consists of up to five steps with an agreement each, so that no rank continues while
 // another cannot:
-// 1. rank 0 broadcasts the manifest, which it reads unless it has it;
+// 1. rank 0 broadcasts its manifest;
 // 2. every rank compares it with its state; all mismatches of all ranks end the load here;
 // 3. every rank plans its reads and opens its files; a missing or truncated file ends the load
 //    here. Rank 0 assigns the reads to ranks and, where ranks read for each other, they agree once
@@ -42,20 +40,6 @@
 
 namespace tessera::ckpt {
 namespace {
-
-std::string PackBits(const std::vector<bool>& bits) {
-  std::string packed((bits.size() + 7) / 8, '\0');
-  for (size_t i = 0; i < bits.size(); ++i) {
-    if (bits[i]) packed[i / 8] = static_cast<char>(packed[i / 8] | 1 << i % 8);
-  }
-  return packed;
-}
-
-void OrBits(const std::string& packed, std::vector<bool>& bits) {
-  for (size_t i = 0; i < bits.size() && i / 8 < packed.size(); ++i) {
-    if ((packed[i / 8] >> i % 8 & 1) != 0) bits[i] = true;
-  }
-}
 
 absl::Status CheckRequest(const StateDict& state, const LoadOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckDestinations(state));
@@ -73,7 +57,10 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
   for (const std::string& payload : payloads) {
     CompareReport report;
     if (!report.ParseFromString(payload)) return absl::InternalError("a bad comparison");
-    OrBits(report.used(), used);
+    for (const uint32_t tensor : report.used()) {
+      if (tensor >= used.size()) return absl::InternalError("a bad comparison");
+      used[tensor] = true;
+    }
     for (const std::string& line : report.mismatches()) {
       if (seen.insert(line).second) lines.push_back(line);
     }
@@ -97,24 +84,19 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
 std::string ReportComparison(const Comparison& comparison) {
   CompareReport report;
   for (const std::string& line : comparison.mismatches) report.add_mismatches(line);
-  report.set_used(PackBits(comparison.used));
+  for (uint32_t t = 0; t < comparison.used.size(); ++t) {
+    if (comparison.used[t]) report.add_used(t);
+  }
   return report.SerializeAsString();
 }
 
-// Step 1. `known`: the manifest, or null where rank 0 is to read it.
-absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkpoint_dir,
-                                       const Manifest* known, const StateDict& state,
+// Step 1.
+absl::StatusOr<Manifest> ShareManifest(const Manifest& own, const StateDict& state,
                                        ProcessGroup& group, const LoadOptions& options) {
   absl::StatusOr<std::string> mine = std::string();
   if (absl::Status checked = CheckRequest(state, options); !checked.ok()) mine = std::move(checked);
-  const Combine read = [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
-    if (known != nullptr) return known->SerializeAsString();
-    absl::StatusOr<std::string> bytes = ReadManifestBytes(storage, checkpoint_dir);
-    if (bytes.ok()) return bytes;
-    return WithDamagedParts(bytes.status(), {{.file = std::string(kManifestFileName)}});
-  };
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, read, options.deadline));
-  if (known == nullptr) return DecodeManifestOf(storage, checkpoint_dir, bytes);
+  const Combine combine = [&](const std::vector<std::string>&) { return own.SerializeAsString(); };
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, combine, options.deadline));
   Manifest manifest;
   if (!manifest.ParseFromString(bytes)) return absl::InternalError("rank 0 sent a bad manifest");
   return manifest;
@@ -151,44 +133,6 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
   ReadShare share;
   if (!share.ParseFromString(reply)) return absl::InternalError("rank 0 sent a bad share");
   return share;
-}
-
-// Opens the files of which this rank reads parts for others alone.
-absl::Status OpenForOthers(const ReadShare& share, int rank, Scanner& scanner) {
-  std::set<uint32_t> files;
-  for (const ReadSegment& segment : share.segments()) {
-    const bool reads =
-        std::ranges::find(segment.reader(), static_cast<uint32_t>(rank)) != segment.reader().end();
-    if (reads && scanner.file(segment.file_index()) == nullptr) files.insert(segment.file_index());
-  }
-  return scanner.Open(std::vector<uint32_t>(files.begin(), files.end()));
-}
-
-absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Placer& placer,
-                          const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
-                          LoadReport& report) {
-  absl::Status ready = OpenForOthers(share, group.rank(), scanner);
-  const absl::StatusOr<std::unique_ptr<SharedReader>> shared = SharedReader::Create(
-      manifest, scanner, placer, share, group.rank(), options.io_threads, options.staging_bytes);
-  ready.Update(shared.status());
-  absl::StatusOr<std::string> offer = std::string();
-  if (ready.ok()) {
-    offer = (*shared)->OfferMemory();
-  } else {
-    offer = ready;
-  }
-  TESSERA_ASSIGN_OR_RETURN(const std::string offers,
-                           AgreeEach(group, offer, OffersByHost, options.deadline));
-  TESSERA_ASSIGN_OR_RETURN(const std::string mappers, AgreeEach(group, (*shared)->MapMemory(offers),
-                                                                WhoMapped, options.deadline));
-  TESSERA_RETURN_IF_ERROR((*shared)->UseMemory(mappers));
-  TESSERA_RETURN_IF_ERROR(
-      AgreeOnStatus(group, (*shared)->Run(group, options.deadline), options.deadline));
-  report.bytes_read = (*shared)->counters().bytes_read;
-  report.bytes_received = (*shared)->counters().bytes_received;
-  report.bytes_sent = (*shared)->counters().bytes_sent;
-  report.buffer_bytes = (*shared)->buffer_bytes();
-  return absl::OkStatus();
 }
 
 // Steps 3 and 4.
@@ -263,20 +207,6 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
 
 }  // namespace
 
-absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view checkpoint_dir,
-                                          const StateDict& state, const LoadOptions& options) {
-  SingleProcessGroup alone;
-  ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  const absl::Duration start = SteadyNow();
-  const ReadLock reading(storage, checkpoint_dir);
-  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
-                           ShareManifest(storage, checkpoint_dir, nullptr, state, group, options));
-  TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(storage, checkpoint_dir, manifest, state,
-                                                        group, options, nullptr));
-  report.seconds = SecondsSince(start);
-  return report;
-}
-
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
                                             const Manifest& manifest, const StateDict& state,
                                             const LoadOptions& options, ScanBuffers* buffers) {
@@ -288,8 +218,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
   if (group.size() == 1) {
     TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
   } else {
-    TESSERA_ASSIGN_OR_RETURN(
-        shared, ShareManifest(storage, checkpoint_dir, &manifest, state, group, options));
+    TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(manifest, state, group, options));
   }
   TESSERA_ASSIGN_OR_RETURN(LoadReport report,
                            LoadState(storage, checkpoint_dir, group.size() == 1 ? manifest : shared,

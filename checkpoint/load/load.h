@@ -12,13 +12,9 @@
 
 namespace tessera::ckpt {
 
-// Loads from the checkpoint in a directory of a storage, as Checkpoint::Load() does from an opened
-// one. Rank 0 reads the manifest.
-absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view checkpoint_dir,
-                                          const StateDict& state, const LoadOptions& options = {});
-
-// Loads from a checkpoint whose manifest has been read; rank 0's counts. `buffers` (may be null)
-// are the buffers of an earlier load, and keep those that this load allocates.
+// Loads from a checkpoint whose manifest has been read, as Checkpoint::Load() does; rank 0's
+// manifest counts. `buffers` (may be null) are the buffers of an earlier load, and keep those that
+// this load allocates.
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
                                             const Manifest& manifest, const StateDict& state,
                                             const LoadOptions& options,

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <optional>
-#include <utility>
 
-#include "base/status_macros.h"
 #include "checkpoint/directory/file_map.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/rank_states.h"
 
@@ -22,7 +18,7 @@ absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& 
   for (const FileReads& reads : plan.files) {
     std::vector<Target>& targets = placer.targets_[reads.file_index];
     for (const Placement& placement : reads.placements) {
-      const LogicalTensor& tensor = manifest.tensors(static_cast<int>(placement.saved_tensor));
+      const LogicalTensor& tensor = manifest.tensors(placement.saved_tensor);
       if (const std::optional<Damage> cut =
               FindCutElements(manifest, reads.file_index, placement.shard_begin, tensor)) {
         return absl::DataLossError(ToString(*cut));
@@ -119,12 +115,12 @@ absl::StatusOr<PackedRegion> PackedRegion::Create(const Manifest& manifest,
     return absl::InvalidArgumentError("a region outside of all saved shards");
   };
   if (region.saved_tensor() >= static_cast<uint32_t>(manifest.tensors_size())) return bad();
-  const LogicalTensor& tensor = manifest.tensors(static_cast<int>(region.saved_tensor()));
+  const LogicalTensor& tensor = manifest.tensors(region.saved_tensor());
   if (region.shard() >= ShardCount(tensor)) return bad();
   const Box box = FromProto(region.box());
   const Box saved = ShardBox(tensor, region.shard());
   if (box.empty() || !Contains(saved, box)) return bad();
-  const uint64_t begin = tensor.shards().file_offset(static_cast<int>(region.shard()));
+  const uint64_t begin = tensor.shards().file_offset(region.shard());
   return PackedRegion({begin, begin + ShardBytes(tensor, region.shard()), region.saved_tensor(),
                        ElementSize(FromProto(tensor.dtype())),
                        BoxRuns(saved, box, box.global_offset, ContiguousStrides(box.shape))});

@@ -4,16 +4,27 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <memory>
 #include <optional>
+#include <set>
+#include <span>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/checked_math.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/load/host_memory.h"
+#include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -41,226 +52,56 @@ void ForEachMessage(const FilePiece& piece, Function&& fn) {
   }
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<SharedReader>> SharedReader::Create(
-    const Manifest& manifest, const Scanner& scanner, const Placer& placer, const ReadShare& share,
-    int rank, int io_threads, uint64_t staging_bytes) {
-  std::unique_ptr<SharedReader> shared(new SharedReader(scanner, placer, rank));
-  TESSERA_RETURN_IF_ERROR(shared->Schedule(manifest, share));
-  TESSERA_RETURN_IF_ERROR(shared->MakeBuffers(io_threads, staging_bytes));
-  return shared;
-}
-
-absl::Status SharedReader::Schedule(const Manifest& manifest, const ReadShare& share) {
-  for (const RankSet& set : share.rank_sets()) {
-    rank_sets_[set.id()].assign(set.rank().begin(), set.rank().end());
-  }
-  for (const ReadSegment& segment : share.segments()) {
-    std::vector<ReceiverGroup>* groups = nullptr;
-    if (segment.reader_size() > 0) {
-      groups = groups_.emplace_back(std::make_unique<std::vector<ReceiverGroup>>()).get();
-      TESSERA_RETURN_IF_ERROR(AddGroups(manifest, segment, *groups));
-    }
-    int next = 0;
-    for (uint64_t at = segment.begin(); at < segment.end(); at += segment.piece_bytes(), ++next) {
-      const FilePiece piece = {segment.file_index(), at,
-                               std::min(segment.end(), at + segment.piece_bytes())};
-      if (groups == nullptr) {
-        largest_private_ = std::max(largest_private_, piece.size());
-        private_.push_back(piece);
-      } else if (next < segment.reader_size()) {
-        shared_.push_back({piece, segment.reader(next), groups});
-      } else {
-        return absl::InternalError("a piece without a reader");
-      }
-    }
-  }
-  std::ranges::sort(shared_, {}, [](const SharedPiece& p) {
-    return std::tuple(p.piece.begin, p.piece.file_index);
-  });
-  for (const SharedPiece& shared : shared_) {
-    if (shared.reader != rank_) continue;
-    own_.push_back({shared.piece, shared.groups, {}});
-    largest_own_ = std::max(largest_own_, shared.piece.size());
-    for (const ReceiverGroup& group : *shared.groups) packs_ |= group.packed != nullptr;
-  }
-  ScheduleShared();
-  return absl::OkStatus();
-}
-
-absl::Status SharedReader::AddGroups(const Manifest& manifest, const ReadSegment& segment,
-                                     std::vector<ReceiverGroup>& groups) const {
-  for (const Receivers& receivers : segment.receivers()) {
-    const auto ranks = rank_sets_.find(receivers.rank_set());
-    if (ranks == rank_sets_.end()) return absl::InternalError("an unknown set of ranks");
-    ReceiverGroup& group = groups.emplace_back(ReceiverGroup{nullptr, nullptr, &ranks->second});
-    if (!receivers.has_region()) continue;
-    group.region = &receivers.region();
-    TESSERA_ASSIGN_OR_RETURN(PackedRegion packed,
-                             PackedRegion::Create(manifest, receivers.region()));
-    group.packed = std::make_shared<const PackedRegion>(std::move(packed));
-  }
-  return absl::OkStatus();
-}
-
-void SharedReader::ScheduleShared() {
-  steps_.clear();
-  incoming_.clear();
-  size_t next_own = 0;
-  for (const SharedPiece& shared : shared_) AddShared(shared, next_own);
-}
-
-uint64_t SharedReader::BytesFor(uint32_t rank, const SharedPiece& shared) {
-  uint64_t bytes = 0;
-  for (const ReceiverGroup& group : *shared.groups) {
-    if (!std::ranges::binary_search(*group.ranks, rank)) continue;
-    bytes += group.packed != nullptr ? group.packed->BytesIn(shared.piece) : shared.piece.size();
-  }
-  return bytes;
-}
-
-void SharedReader::AddShared(const SharedPiece& shared, size_t& next_own) {
-  const FilePiece& piece = shared.piece;
-  const uint32_t reader = shared.reader;
-  if (reader == rank_) {
-    OwnPiece& own = own_[next_own];
-    steps_.push_back({true, next_own++});
-    own.first_answer = incoming_.size();
-    for (const uint32_t rank : mappers_) {
-      const uint64_t bytes = BytesFor(rank, shared);
-      if (bytes == 0) continue;
-      own.told.push_back({rank, bytes});
-      incoming_.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
-    }
-    return;
-  }
-  if (mapped_.contains(reader)) {
-    const uint64_t bytes = BytesFor(rank_, shared);
-    if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kPlace});
-    return;
-  }
-  for (const ReceiverGroup& group : *shared.groups) {
-    if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
-    if (group.packed != nullptr) {
-      const uint64_t bytes = group.packed->BytesIn(piece);
-      if (bytes > 0) AddIncoming({piece, reader, group.region, bytes, true});
-      continue;
-    }
-    ForEachMessage(piece, [&](const FilePiece& part) {
-      AddIncoming({part, reader, nullptr, part.size(), part.begin == piece.begin});
-    });
-  }
-}
-
-void SharedReader::AddIncoming(const Incoming& message) {
-  steps_.push_back({false, incoming_.size()});
-  incoming_.push_back(message);
-  if (message.carries == Carries::kContents) {
-    largest_incoming_ = std::max(largest_incoming_, message.bytes);
-  }
-}
-
-absl::Status SharedReader::AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to) {
-  TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
-  buffer_bytes_ += buffer.capacity_bytes();
-  to.push_back(std::move(buffer));
-  return absl::OkStatus();
-}
-
-// Some buffers are for the exchange: messages arrive while the previous one is placed; one is for
-// packing. The rest is for reading: up to two per worker for pieces that others wait for, and as
-// many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays all
-// others at once, and a worker reads one piece while it places another.
-absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
-  const uint64_t receive_bytes = largest_incoming_ + kCopyRoomBytes;
-  const uint64_t pack_bytes = packs_ ? largest_own_ + kReadRoomBytes : 0;
-  const uint64_t piece_bytes = std::max(largest_private_, largest_own_ + kReadRoomBytes);
-  const auto rest = [&](uint64_t receive) {
-    const uint64_t used = receive * receive_bytes + pack_bytes;
-    return (staging_bytes - std::min(staging_bytes, used)) / (piece_bytes + kIoAlignmentBytes);
-  };
-  const size_t receive = rest(kReceives) >= 3 ? kReceives : 1;
-  const uint64_t pieces = rest(receive);
-  workers_ = static_cast<int>(std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1)));
-  const uint64_t two_each = kPiecesPerWorker * workers_;
-  const uint64_t least_alone = private_.empty() ? 0 : workers_;
-  const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, least_alone), 2);
-  const size_t own = std::min<size_t>(own_.size(), std::min<uint64_t>(left, two_each));
-  const uint64_t more_alone = std::clamp(pieces - std::min<uint64_t>(pieces, own), least_alone,
-                                         std::max(two_each, least_alone));
-  const size_t alone = std::min<uint64_t>(private_.size(), more_alone);
-  TESSERA_RETURN_IF_ERROR(MakeOwnBuffers(own));
-  for (size_t i = 0; i < std::min<size_t>(incoming_.size(), receive); ++i) {
-    TESSERA_RETURN_IF_ERROR(AddBuffer(receive_bytes, receive_buffers_));
-  }
-  if (packs_) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
-  for (size_t i = 0; i < alone; ++i) {
-    TESSERA_RETURN_IF_ERROR(AddBuffer(largest_private_, private_buffers_));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SharedReader::MakeOwnBuffers(size_t count) {
-  const uint64_t stride = RoundUp<uint64_t>(largest_own_, kIoAlignmentBytes) + kReadRoomBytes;
-  if (count == 0) return absl::OkStatus();
-  absl::StatusOr<HostMemory> shared = HostMemory::Create(count * stride);
-  if (shared.ok()) {
-    host_memory_ = *std::move(shared);
-    buffer_bytes_ += host_memory_->size_bytes();
-  } else {
-    TESSERA_RETURN_IF_ERROR(AddBuffer(count * stride, own_memory_));
-  }
-  std::byte* const begin = host_memory_.has_value() ? host_memory_->data() : own_memory_[0].data();
-  for (size_t i = 0; i < count; ++i) own_buffers_.push_back(begin + i * stride);
-  return absl::OkStatus();
-}
-
-std::string SharedReader::OfferMemory() const {
-  return HostMemory::OfferOf(host_memory_).SerializeAsString();
-}
-
-absl::StatusOr<std::string> SharedReader::MapMemory(const std::string& offers) {
-  MemoryOffers parsed;
-  if (!parsed.ParseFromString(offers)) return absl::InternalError("rank 0 sent bad offers");
-  RankSet owners;
-  for (const MemoryOffer& offer : parsed.offers()) {
-    const bool reads_for_this = std::ranges::any_of(shared_, [&](const SharedPiece& shared) {
-      return shared.reader == offer.rank() && BytesFor(rank_, shared) > 0;
-    });
-    if (!reads_for_this) continue;
-    absl::StatusOr<HostMemory> memory = HostMemory::Map(offer);
-    if (!memory.ok()) continue;
-    mapped_.emplace(offer.rank(), *std::move(memory));
-    owners.add_rank(offer.rank());
-  }
-  return owners.SerializeAsString();
-}
-
-absl::Status SharedReader::UseMemory(const std::string& mappers) {
-  RankSet parsed;
-  if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
-  mappers_.assign(parsed.rank().begin(), parsed.rank().end());
-  ScheduleShared();
-  return absl::OkStatus();
-}
-
-// One run: the reading threads and the caller's thread, which exchanges messages.
-class SharedReader::Session {
+class SharedReader {
  public:
-  Session(SharedReader& reader, ProcessGroup& group, absl::Duration deadline)
-      : r_(reader), group_(group), deadline_(deadline), done_(reader.own_.size()) {
-    for (AlignedBuffer& buffer : reader.private_buffers_) free_private_.push_back(buffer.data());
+  SharedReader(const Scanner& scanner, const Placer& placer, ProcessGroup& group,
+               const LoadOptions& options, LoadReport& report)
+      : scanner_(scanner),
+        placer_(placer),
+        group_(group),
+        rank_(group.rank()),
+        deadline_(options.deadline),
+        report_(report) {}
+
+  // Derives this rank's work from its share, and allocates the buffers: at most staging_bytes, but
+  // at least seven pieces. Does not communicate.
+  absl::Status Prepare(const Manifest& manifest, const ReadShare& share,
+                       const LoadOptions& options) {
+    TESSERA_RETURN_IF_ERROR(Schedule(manifest, share));
+    return MakeBuffers(options.io_threads, options.staging_bytes);
   }
 
+  // Arranges with the ranks of the same host whose memory is mapped by whom, and agrees that all
+  // ranks are ready.
+  absl::Status ShareMemory(const absl::Status& ready) {
+    absl::StatusOr<std::string> offer = HostMemory::OfferOf(host_memory_).SerializeAsString();
+    if (!ready.ok()) offer = ready;
+    TESSERA_ASSIGN_OR_RETURN(const std::string offers,
+                             AgreeEach(group_, offer, OffersByHost, deadline_));
+    TESSERA_ASSIGN_OR_RETURN(const std::string mappers,
+                             AgreeEach(group_, MapMemory(offers), WhoMapped, deadline_));
+    RankSet parsed;
+    if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
+    mappers_.assign(parsed.rank().begin(), parsed.rank().end());
+    ScheduleShared();
+    return absl::OkStatus();
+  }
+
+  // Reads, sends and places all pieces: the reading threads, and the caller's thread, which
+  // exchanges messages. Errors: failed reads of this rank; those of the group.
   absl::Status Run() {
-    std::vector<std::thread> threads = StartThreads(r_.workers_, [this](int w) { Work(w); });
+    {
+      const MutexLock lock(&mutex_);
+      done_.resize(own_.size());
+      for (AlignedBuffer& buffer : private_buffers_) free_private_.push_back(buffer.data());
+    }
+    std::vector<std::thread> threads = StartThreads(workers_, [this](int w) { Work(w); });
     alone_ = threads.empty();
     const absl::Status exchanged = Exchange();
     {
       const MutexLock lock(&mutex_);
       if (!exchanged.ok()) stop_ = true;
-      released_ = r_.own_.size();
+      released_ = own_.size();
     }
     changed_.NotifyAll();
     if (alone_) Work(0);
@@ -274,6 +115,44 @@ class SharedReader::Session {
   }
 
  private:
+  // The receivers of one part of a piece.
+  struct ReceiverGroup {
+    const ShardRegion* region;  // null: the whole piece
+    std::shared_ptr<const PackedRegion> packed;
+    const std::vector<uint32_t>* ranks;
+  };
+  struct OwnPiece {
+    FilePiece piece;
+    const std::vector<ReceiverGroup>* groups;
+    std::vector<std::pair<uint32_t, uint64_t>> told;  // ranks that place it, and their bytes of it
+    size_t first_answer = 0;                          // of theirs, among the incoming ones
+  };
+  enum class Carries : uint8_t {
+    kContents,  // of a piece, or of a part of it
+    kPlace,     // the mark, and where in its reader's memory the piece is
+    kAnswer,    // nothing: the piece was placed
+  };
+  struct Incoming {
+    FilePiece piece;  // the piece that the message is part of
+    uint32_t source;
+    const ShardRegion* region;  // null: the whole piece
+    uint64_t bytes;             // without the mark
+    bool marked;
+    Carries carries = Carries::kContents;
+  };
+  // A piece that several ranks need.
+  struct SharedPiece {
+    FilePiece piece;
+    uint32_t reader;
+    const std::vector<ReceiverGroup>* groups;
+  };
+  // A step in the processing of all pieces: a piece that this rank reads, or a message from
+  // another.
+  struct Step {
+    bool own;
+    size_t index;
+  };
+
   enum class Done : uint8_t { kNot, kGood, kFailed };
   using Small = std::array<std::byte, kMarkBytes + sizeof(uint64_t)>;
   struct Task {
@@ -283,18 +162,204 @@ class SharedReader::Session {
     std::unique_ptr<PendingIo> read = nullptr;  // null: is not read, after another error
   };
 
+  absl::Status Schedule(const Manifest& manifest, const ReadShare& share) {
+    for (const RankSet& set : share.rank_sets()) {
+      rank_sets_[set.id()].assign(set.rank().begin(), set.rank().end());
+    }
+    for (const ReadSegment& segment : share.segments()) {
+      std::vector<ReceiverGroup>* groups = nullptr;
+      if (segment.reader_size() > 0) {
+        groups = groups_.emplace_back(std::make_unique<std::vector<ReceiverGroup>>()).get();
+        TESSERA_RETURN_IF_ERROR(AddGroups(manifest, segment, *groups));
+      }
+      int next = 0;
+      for (uint64_t at = segment.begin(); at < segment.end(); at += segment.piece_bytes(), ++next) {
+        const FilePiece piece = {segment.file_index(), at,
+                                 std::min(segment.end(), at + segment.piece_bytes())};
+        if (groups == nullptr) {
+          largest_private_ = std::max(largest_private_, piece.size());
+          private_.push_back(piece);
+        } else if (next < segment.reader_size()) {
+          shared_.push_back({piece, segment.reader(next), groups});
+        } else {
+          return absl::InternalError("a piece without a reader");
+        }
+      }
+    }
+    std::ranges::sort(shared_, {}, [](const SharedPiece& p) {
+      return std::tuple(p.piece.begin, p.piece.file_index);
+    });
+    for (const SharedPiece& shared : shared_) {
+      if (shared.reader != rank_) continue;
+      own_.push_back({shared.piece, shared.groups, {}});
+      largest_own_ = std::max(largest_own_, shared.piece.size());
+      for (const ReceiverGroup& group : *shared.groups) packs_ |= group.packed != nullptr;
+    }
+    ScheduleShared();
+    return absl::OkStatus();
+  }
+
+  absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
+                         std::vector<ReceiverGroup>& groups) const {
+    for (const Receivers& receivers : segment.receivers()) {
+      const auto ranks = rank_sets_.find(receivers.rank_set());
+      if (ranks == rank_sets_.end()) return absl::InternalError("an unknown set of ranks");
+      ReceiverGroup& group = groups.emplace_back(ReceiverGroup{nullptr, nullptr, &ranks->second});
+      if (!receivers.has_region()) continue;
+      group.region = &receivers.region();
+      TESSERA_ASSIGN_OR_RETURN(PackedRegion packed,
+                               PackedRegion::Create(manifest, receivers.region()));
+      group.packed = std::make_shared<const PackedRegion>(std::move(packed));
+    }
+    return absl::OkStatus();
+  }
+
+  // The steps and messages of all shared pieces, as far as memory is mapped by now.
+  void ScheduleShared() {
+    steps_.clear();
+    incoming_.clear();
+    size_t next_own = 0;
+    for (const SharedPiece& shared : shared_) AddShared(shared, next_own);
+  }
+
+  // Returns the bytes of a piece that a rank receives.
+  static uint64_t BytesFor(uint32_t rank, const SharedPiece& shared) {
+    uint64_t bytes = 0;
+    for (const ReceiverGroup& group : *shared.groups) {
+      if (!std::ranges::binary_search(*group.ranks, rank)) continue;
+      bytes += group.packed != nullptr ? group.packed->BytesIn(shared.piece) : shared.piece.size();
+    }
+    return bytes;
+  }
+
+  void AddShared(const SharedPiece& shared, size_t& next_own) {
+    const FilePiece& piece = shared.piece;
+    const uint32_t reader = shared.reader;
+    if (reader == rank_) {
+      OwnPiece& own = own_[next_own];
+      steps_.push_back({true, next_own++});
+      own.first_answer = incoming_.size();
+      for (const uint32_t rank : mappers_) {
+        const uint64_t bytes = BytesFor(rank, shared);
+        if (bytes == 0) continue;
+        own.told.push_back({rank, bytes});
+        incoming_.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
+      }
+      return;
+    }
+    if (mapped_.contains(reader)) {
+      const uint64_t bytes = BytesFor(rank_, shared);
+      if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kPlace});
+      return;
+    }
+    for (const ReceiverGroup& group : *shared.groups) {
+      if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
+      if (group.packed != nullptr) {
+        const uint64_t bytes = group.packed->BytesIn(piece);
+        if (bytes > 0) AddIncoming({piece, reader, group.region, bytes, true});
+        continue;
+      }
+      ForEachMessage(piece, [&](const FilePiece& part) {
+        AddIncoming({part, reader, nullptr, part.size(), part.begin == piece.begin});
+      });
+    }
+  }
+
+  void AddIncoming(const Incoming& message) {
+    steps_.push_back({false, incoming_.size()});
+    incoming_.push_back(message);
+    if (message.carries == Carries::kContents) {
+      largest_incoming_ = std::max(largest_incoming_, message.bytes);
+    }
+  }
+
+  bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers_, rank); }
+
+  absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to) {
+    TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
+    report_.buffer_bytes += buffer.capacity_bytes();
+    to.push_back(std::move(buffer));
+    return absl::OkStatus();
+  }
+
+  // Some buffers are for the exchange: messages arrive while the previous one is placed; one is for
+  // packing. The rest is for reading: up to two per worker for pieces that others wait for, and as
+  // many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays all
+  // others at once, and a worker reads one piece while it places another.
+  absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes) {
+    const uint64_t receive_bytes = largest_incoming_ + kCopyRoomBytes;
+    const uint64_t pack_bytes = packs_ ? largest_own_ + kReadRoomBytes : 0;
+    const uint64_t piece_bytes = std::max(largest_private_, largest_own_ + kReadRoomBytes);
+    const auto rest = [&](uint64_t receive) {
+      const uint64_t used = receive * receive_bytes + pack_bytes;
+      return (staging_bytes - std::min(staging_bytes, used)) / (piece_bytes + kIoAlignmentBytes);
+    };
+    const size_t receive = rest(kReceives) >= 3 ? kReceives : 1;
+    const uint64_t pieces = rest(receive);
+    workers_ = static_cast<int>(std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1)));
+    const uint64_t two_each = kPiecesPerWorker * workers_;
+    const uint64_t least_alone = private_.empty() ? 0 : workers_;
+    const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, least_alone), 2);
+    const size_t own = std::min<size_t>(own_.size(), std::min<uint64_t>(left, two_each));
+    const uint64_t more_alone = std::clamp(pieces - std::min<uint64_t>(pieces, own), least_alone,
+                                           std::max(two_each, least_alone));
+    const size_t alone = std::min<uint64_t>(private_.size(), more_alone);
+    TESSERA_RETURN_IF_ERROR(MakeOwnBuffers(own));
+    for (size_t i = 0; i < std::min<size_t>(incoming_.size(), receive); ++i) {
+      TESSERA_RETURN_IF_ERROR(AddBuffer(receive_bytes, receive_buffers_));
+    }
+    if (packs_) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
+    for (size_t i = 0; i < alone; ++i) {
+      TESSERA_RETURN_IF_ERROR(AddBuffer(largest_private_, private_buffers_));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeOwnBuffers(size_t count) {
+    const uint64_t stride = RoundUp<uint64_t>(largest_own_, kIoAlignmentBytes) + kReadRoomBytes;
+    if (count == 0) return absl::OkStatus();
+    absl::StatusOr<HostMemory> shared = HostMemory::Create(count * stride);
+    if (shared.ok()) {
+      host_memory_ = *std::move(shared);
+      report_.buffer_bytes += host_memory_->size_bytes();
+    } else {
+      TESSERA_RETURN_IF_ERROR(AddBuffer(count * stride, own_memory_));
+    }
+    std::byte* const begin =
+        host_memory_.has_value() ? host_memory_->data() : own_memory_[0].data();
+    for (size_t i = 0; i < count; ++i) own_buffers_.push_back(begin + i * stride);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> MapMemory(const std::string& offers) {
+    MemoryOffers parsed;
+    if (!parsed.ParseFromString(offers)) return absl::InternalError("rank 0 sent bad offers");
+    RankSet owners;
+    for (const MemoryOffer& offer : parsed.offers()) {
+      const bool reads_for_this = std::ranges::any_of(shared_, [&](const SharedPiece& shared) {
+        return shared.reader == offer.rank() && BytesFor(rank_, shared) > 0;
+      });
+      if (!reads_for_this) continue;
+      absl::StatusOr<HostMemory> memory = HostMemory::Map(offer);
+      if (!memory.ok()) continue;
+      mapped_.emplace(offer.rank(), *std::move(memory));
+      owners.add_rank(offer.rank());
+    }
+    return owners.SerializeAsString();
+  }
+
   // Pieces that others wait for come first; pieces that only this rank needs are read while no
   // buffer for a shared one is free. Nullopt: nothing is left, or, unless `may_wait`, has a buffer.
   std::optional<Task> NextTask(bool may_wait) {
     MutexLock lock(&mutex_);
     while (true) {
       if (stop_) return std::nullopt;
-      const bool own_left = next_own_ < r_.own_.size();
-      if (own_left && next_own_ < released_ + r_.own_buffers_.size()) {
+      const bool own_left = next_own_ < own_.size();
+      if (own_left && next_own_ < released_ + own_buffers_.size()) {
         const size_t index = next_own_++;
         return Task{true, index, OwnBuffer(index)};
       }
-      const bool private_left = error_.ok() && next_private_ < r_.private_.size();
+      const bool private_left = error_.ok() && next_private_ < private_.size();
       if (private_left && !free_private_.empty()) {
         std::byte* const buffer = free_private_.back();
         free_private_.pop_back();
@@ -316,13 +381,13 @@ class SharedReader::Session {
   }
 
   const FilePiece& PieceOf(const Task& task) const {
-    return task.own ? r_.own_[task.index].piece : r_.private_[task.index];
+    return task.own ? own_[task.index].piece : private_[task.index];
   }
 
   std::optional<Task> StartNext(bool may_wait) {
     std::optional<Task> task = NextTask(may_wait);
     if (task.has_value() && !HasFailed()) {
-      task->read = r_.scanner_.StartPiece(PieceOf(*task), task->buffer);
+      task->read = scanner_.StartPiece(PieceOf(*task), task->buffer);
     }
     return task;
   }
@@ -335,9 +400,9 @@ class SharedReader::Session {
   void Finish(int worker, const Task& task, const absl::Status& read) {
     const FilePiece& piece = PieceOf(task);
     absl::Status status =
-        r_.scanner_.FinishPiece(read, piece, task.buffer, worker, r_.placer_.AsCallback());
+        scanner_.FinishPiece(read, piece, task.buffer, worker, placer_.AsCallback());
     const MutexLock lock(&mutex_);
-    if (status.ok()) r_.counters_.bytes_read += piece.size();
+    if (status.ok()) report_.bytes_read += piece.size();
     if (task.own) {
       done_[task.index] = status.ok() ? Done::kGood : Done::kFailed;
     } else {
@@ -353,18 +418,18 @@ class SharedReader::Session {
   }
 
   std::byte* OwnBuffer(size_t index) {
-    return r_.own_buffers_[index % r_.own_buffers_.size()] + kReadRoomBytes;
+    return own_buffers_[index % own_buffers_.size()] + kReadRoomBytes;
   }
 
   absl::Status Exchange() {
-    small_.resize(r_.incoming_.size());
-    pending_.resize(r_.incoming_.size());
-    for (const Step& step : r_.steps_) {
-      const OwnPiece* const own = step.own ? &r_.own_[step.index] : nullptr;
+    small_.resize(incoming_.size());
+    pending_.resize(incoming_.size());
+    for (const Step& step : steps_) {
+      const OwnPiece* const own = step.own ? &own_[step.index] : nullptr;
       PostReceives(own != nullptr ? own->first_answer + own->told.size() : step.index + 1);
       TESSERA_RETURN_IF_ERROR(own != nullptr ? SendPiece(step.index) : ReceivePiece(step.index));
     }
-    TESSERA_RETURN_IF_ERROR(AwaitAnswers(r_.own_.size()));
+    TESSERA_RETURN_IF_ERROR(AwaitAnswers(own_.size()));
     while (!answers_.empty()) TESSERA_RETURN_IF_ERROR(FinishAnswer());
     return FinishSends();
   }
@@ -372,13 +437,13 @@ class SharedReader::Session {
   // Posts what is received up to the end of a step, and ahead of that.
   void PostReceives(size_t end) {
     constexpr size_t kAhead = 16;
-    const size_t last = std::min(end + kAhead, r_.incoming_.size());
+    const size_t last = std::min(end + kAhead, incoming_.size());
     for (; next_posted_ < last; ++next_posted_) {
-      const Incoming& message = r_.incoming_[next_posted_];
+      const Incoming& message = incoming_[next_posted_];
       std::span<std::byte> to = small_[next_posted_];
       if (message.carries == Carries::kAnswer) to = to.first(kMarkBytes);
       if (message.carries == Carries::kContents) {
-        if (contents_posted_ == contents_placed_ + r_.receive_buffers_.size()) return;
+        if (contents_posted_ == contents_placed_ + receive_buffers_.size()) return;
         const uint64_t mark_bytes = message.marked ? kMarkBytes : 0;
         to = {ReceiveBuffer(contents_posted_++) - mark_bytes, message.bytes + mark_bytes};
       }
@@ -387,7 +452,7 @@ class SharedReader::Session {
   }
 
   std::byte* ReceiveBuffer(size_t index) {
-    return r_.receive_buffers_[index % r_.receive_buffers_.size()].data() + kCopyRoomBytes;
+    return receive_buffers_[index % receive_buffers_.size()].data() + kCopyRoomBytes;
   }
 
   // The messages of one rank are awaited in their order, answers earlier than needed: a group may
@@ -395,7 +460,7 @@ class SharedReader::Session {
   absl::Status Await(size_t incoming) {
     while (next_awaited_ < next_posted_ && pending_[next_awaited_] == nullptr) ++next_awaited_;
     for (size_t i = next_awaited_; i <= incoming; ++i) {
-      if (pending_[i] == nullptr || r_.incoming_[i].source != r_.incoming_[incoming].source) {
+      if (pending_[i] == nullptr || incoming_[i].source != incoming_[incoming].source) {
         continue;
       }
       const std::unique_ptr<PendingMessage> message = std::move(pending_[i]);
@@ -405,31 +470,31 @@ class SharedReader::Session {
   }
 
   absl::Status ReceivePiece(size_t index) {
-    const Incoming& message = r_.incoming_[index];
+    const Incoming& message = incoming_[index];
     TESSERA_RETURN_IF_ERROR(Await(index));
     if (message.carries == Carries::kPlace) return PlaceMapped(message, small_[index]);
     const std::byte* const data = ReceiveBuffer(contents_placed_++);
     if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
     if (!incoming_good_) return absl::OkStatus();  // the sender reports the reason
     if (message.region == nullptr) {
-      r_.placer_.Place(message.piece, data);
+      placer_.Place(message.piece, data);
     } else {
-      r_.placer_.PlaceRegion(message.piece, *message.region, data);
+      placer_.PlaceRegion(message.piece, *message.region, data);
     }
-    r_.counters_.bytes_received += message.bytes;
+    report_.bytes_received += message.bytes;
     return absl::OkStatus();
   }
 
   absl::Status PlaceMapped(const Incoming& message, const Small& told) {
-    const HostMemory& memory = r_.mapped_.at(message.source);
+    const HostMemory& memory = mapped_.at(message.source);
     uint64_t offset = 0;
     std::memcpy(&offset, told.data() + kMarkBytes, sizeof(offset));
     if (offset > memory.size_bytes() || message.piece.size() > memory.size_bytes() - offset) {
       return absl::InternalError("a piece outside of its reader's memory");
     }
     if (told[0] == kGood) {
-      r_.placer_.Place(message.piece, memory.data() + offset);
-      r_.counters_.bytes_received += message.bytes;
+      placer_.Place(message.piece, memory.data() + offset);
+      report_.bytes_received += message.bytes;
     }
     constexpr size_t kAnswersInFlight = 16;
     if (answers_.size() == kAnswersInFlight) TESSERA_RETURN_IF_ERROR(FinishAnswer());
@@ -446,7 +511,7 @@ class SharedReader::Session {
   // Waits until own pieces below `end` are placed wherever they were told of.
   absl::Status AwaitAnswers(size_t end) {
     for (; placed_ < end; ++placed_) {
-      const OwnPiece& own = r_.own_[placed_];
+      const OwnPiece& own = own_[placed_];
       for (size_t i = 0; i < own.told.size(); ++i) {
         TESSERA_RETURN_IF_ERROR(Await(own.first_answer + i));
       }
@@ -458,21 +523,21 @@ class SharedReader::Session {
     // Earlier messages have been received long ago, or are about to be: ranks process the pieces in
     // one order. Half of the buffers may hold pieces that are being placed elsewhere.
     TESSERA_RETURN_IF_ERROR(FinishSends());
-    const size_t elsewhere = std::max<size_t>(r_.own_buffers_.size() / 2, 1) - 1;
+    const size_t elsewhere = std::max<size_t>(own_buffers_.size() / 2, 1) - 1;
     TESSERA_RETURN_IF_ERROR(
-        AwaitAnswers(r_.mappers_.empty() ? index : index - std::min(index, elsewhere)));
+        AwaitAnswers(mappers_.empty() ? index : index - std::min(index, elsewhere)));
     const bool good = WaitForOwn(index);
-    const OwnPiece& own = r_.own_[index];
+    const OwnPiece& own = own_[index];
     std::byte* const data = OwnBuffer(index);
     data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
     if (!own.told.empty()) {
-      const uint64_t offset = data - r_.host_memory_->data();
+      const uint64_t offset = data - host_memory_->data();
       told_[0] = good ? kGood : kFailed;
       std::memcpy(told_.data() + kMarkBytes, &offset, sizeof(offset));
     }
     for (const auto& [rank, bytes] : own.told) {
       sends_.push_back(group_.StartSend(told_, static_cast<int>(rank)));
-      r_.counters_.bytes_sent += bytes;
+      report_.bytes_sent += bytes;
     }
     for (const ReceiverGroup& group : *own.groups) {
       if (group.packed != nullptr) {
@@ -511,14 +576,12 @@ class SharedReader::Session {
   absl::Status SendPacked(const ReceiverGroup& group, const FilePiece& piece, const std::byte* data,
                           bool good) {
     const uint64_t bytes = group.packed->BytesIn(piece);
-    const auto needs_no_message = [&](uint32_t rank) {
-      return rank == r_.rank_ || r_.IsMapper(rank);
-    };
+    const auto needs_no_message = [&](uint32_t rank) { return rank == rank_ || IsMapper(rank); };
     if (bytes == 0 || std::ranges::all_of(*group.ranks, needs_no_message)) return absl::OkStatus();
-    if (pack_used_ + kCopyRoomBytes + bytes > r_.pack_buffer_[0].size_bytes()) {
+    if (pack_used_ + kCopyRoomBytes + bytes > pack_buffer_[0].size_bytes()) {
       TESSERA_RETURN_IF_ERROR(FinishSends());
     }
-    std::byte* const packed = r_.pack_buffer_[0].data() + pack_used_ + kCopyRoomBytes;
+    std::byte* const packed = pack_buffer_[0].data() + pack_used_ + kCopyRoomBytes;
     pack_used_ += kCopyRoomBytes + RoundUp(bytes, kCopyRoomBytes);
     packed[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
     if (good) group.packed->Pack(piece, data, packed);
@@ -529,10 +592,10 @@ class SharedReader::Session {
   void Send(const ReceiverGroup& group, const std::byte* data, uint64_t bytes, bool marked) {
     const uint64_t mark_bytes = marked ? kMarkBytes : 0;
     for (const uint32_t rank : *group.ranks) {
-      if (rank == r_.rank_ || r_.IsMapper(rank)) continue;
+      if (rank == rank_ || IsMapper(rank)) continue;
       sends_.push_back(
           group_.StartSend({data - mark_bytes, bytes + mark_bytes}, static_cast<int>(rank)));
-      r_.counters_.bytes_sent += bytes;
+      report_.bytes_sent += bytes;
     }
   }
 
@@ -543,9 +606,34 @@ class SharedReader::Session {
     return absl::OkStatus();
   }
 
-  SharedReader& r_;
+  const Scanner& scanner_;
+  const Placer& placer_;
   ProcessGroup& group_;
+  const uint32_t rank_;
   const absl::Duration deadline_;
+  LoadReport& report_;  // what is read, received and sent, and the size of the buffers
+
+  std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
+  std::vector<std::unique_ptr<std::vector<ReceiverGroup>>> groups_;  // per shared segment
+  std::vector<FilePiece> private_;
+  std::vector<SharedPiece> shared_;  // in order
+  std::vector<OwnPiece> own_;        // in order
+  std::vector<Incoming> incoming_;   // in order
+  std::vector<Step> steps_;
+  uint64_t largest_private_ = 0, largest_own_ = 0, largest_incoming_ = 0;  // bytes
+  bool packs_ = false;
+
+  int workers_ = 1;
+  std::vector<AlignedBuffer> private_buffers_;  // of whichever worker takes them
+  // Buffers of own pieces: piece i is in buffer i modulo their number, after kReadRoomBytes. If
+  // other processes can map the buffers, they are parts of one memory.
+  std::vector<std::byte*> own_buffers_;
+  std::optional<HostMemory> host_memory_;
+  std::vector<AlignedBuffer> own_memory_;
+  std::map<uint32_t, HostMemory> mapped_;  // by the rank that reads into it
+  std::vector<uint32_t> mappers_;          // ranks that have mapped host_memory_, ascending
+  std::vector<AlignedBuffer> receive_buffers_;
+  std::vector<AlignedBuffer> pack_buffer_;  // one or none
 
   Mutex mutex_;
   CondVar changed_;
@@ -572,8 +660,27 @@ class SharedReader::Session {
   uint64_t pack_used_ = 0;
 };
 
-absl::Status SharedReader::Run(ProcessGroup& group, absl::Duration deadline) {
-  return Session(*this, group, deadline).Run();
+// Opens the files of which this rank reads parts for others alone.
+absl::Status OpenForOthers(const ReadShare& share, int rank, Scanner& scanner) {
+  std::set<uint32_t> files;
+  for (const ReadSegment& segment : share.segments()) {
+    const bool reads =
+        std::ranges::find(segment.reader(), static_cast<uint32_t>(rank)) != segment.reader().end();
+    if (reads && scanner.file(segment.file_index()) == nullptr) files.insert(segment.file_index());
+  }
+  return scanner.Open(std::vector<uint32_t>(files.begin(), files.end()));
+}
+
+}  // namespace
+
+absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Placer& placer,
+                          const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
+                          LoadReport& report) {
+  absl::Status ready = OpenForOthers(share, group.rank(), scanner);
+  SharedReader reader(scanner, placer, group, options, report);
+  ready.Update(reader.Prepare(manifest, share, options));
+  TESSERA_RETURN_IF_ERROR(reader.ShareMemory(ready));
+  return AgreeOnStatus(group, reader.Run(), options.deadline);
 }
 
 }  // namespace tessera::ckpt

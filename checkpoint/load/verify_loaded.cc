@@ -1,31 +1,26 @@
 #include "checkpoint/load/verify_loaded.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/damage.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/plan/rank_states.h"
+#include "checkpoint/plan/save_plan.h"
 #include "layout/box.h"
 #include "layout/coverage.h"
 
@@ -33,13 +28,9 @@ namespace tessera::ckpt {
 namespace {
 
 // Bytes that a thread digests at a time.
-constexpr int64_t kTaskBytes = int64_t{4} << 20;
+constexpr uint64_t kTaskBytes = uint64_t{4} << 20;
 // Overlaps of boxes are computed pair by pair.
 constexpr size_t kMaxOverlappingBoxes = 4096;
-
-struct BoxHash {
-  size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
-};
 
 // A box of a saved tensor in this process's memory.
 struct Held {
@@ -53,26 +44,8 @@ struct Held {
 struct Task {
   size_t held;
   Box box;
+  LogicalDigest digest;
 };
-
-// Splits the box into slices of its first long dim.
-void CutIntoTasks(size_t held, const Box& box, int64_t element_bytes, std::vector<Task>& tasks) {
-  size_t dim = 0;
-  while (dim < box.shape.size() && box.shape[dim] == 1) ++dim;
-  if (dim == box.shape.size()) {
-    tasks.push_back({held, box});
-    return;
-  }
-  const int64_t rows = box.shape[dim];
-  const int64_t row_bytes = ElementCount(box.shape) / rows * element_bytes;
-  const int64_t step = std::max<int64_t>(kTaskBytes / row_bytes, 1);
-  for (int64_t row = 0; row < rows; row += step) {
-    Box part = box;
-    part.global_offset[dim] += row;
-    part.shape[dim] = std::min(step, rows - row);
-    tasks.push_back({held, std::move(part)});
-  }
-}
 
 LogicalDigest DigestPart(const Shape& shape, const Destination& destination, const Box& box) {
   int64_t first = 0;
@@ -84,56 +57,35 @@ LogicalDigest DigestPart(const Shape& shape, const Destination& destination, con
                    destination.element_bytes);
 }
 
-// Sums of digests to which several threads add.
-class DigestSums {
- public:
-  explicit DigestSums(size_t count) : sums_(count) {}
-  void Add(size_t i, const LogicalDigest& digest) {
-    const MutexLock lock(&mutex_);
-    sums_[i] += digest;
-  }
-  LogicalDigest Get(size_t i) const {
-    const MutexLock lock(&mutex_);
-    return sums_[i];
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::vector<LogicalDigest> sums_ ABSL_GUARDED_BY(mutex_);
-};
-
 // The digests of all held boxes, serialized for rank 0.
 std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, int threads) {
   std::vector<Task> tasks;
-  DigestSums sums(all.size());
+  std::vector<LogicalDigest> sums(all.size());
   for (size_t h = 0; h < all.size(); ++h) {
     if (all[h].digest != nullptr) {
-      sums.Add(h, all[h].digest->sum());
+      sums[h] = all[h].digest->sum();
       continue;
     }
-    CutIntoTasks(h, all[h].box, static_cast<int64_t>(all[h].destination->element_bytes), tasks);
+    const uint64_t bytes = ElementCount(all[h].box.shape) * all[h].destination->element_bytes;
+    ForEachPiece(all[h].box, bytes, kTaskBytes, [&](const Box& box, uint64_t) {
+      tasks.push_back({h, box, {}});
+    });
   }
   RunTasks(threads, tasks.size(), [&](int, size_t i) {
     const Held& held = all[tasks[i].held];
-    const LogicalDigest digest =
-        DigestPart(GlobalShape(manifest.tensors(static_cast<int>(held.saved_tensor))),
-                   *held.destination, tasks[i].box);
-    sums.Add(tasks[i].held, digest);
+    tasks[i].digest = DigestPart(GlobalShape(manifest.tensors(held.saved_tensor)),
+                                 *held.destination, tasks[i].box);
     return absl::OkStatus();
   }).IgnoreError();  // no task fails
+  for (const Task& task : tasks) sums[task.held] += task.digest;
   LoadedBoxes report;
   for (size_t h = 0; h < all.size(); ++h) {
     LoadedBox& box = *report.add_boxes();
     box.set_saved_tensor(all[h].saved_tensor);
     ToProto(all[h].box, *box.mutable_box());
-    box.mutable_digest()->set_lo(sums.Get(h).lo);
-    box.mutable_digest()->set_hi(sums.Get(h).hi);
+    *box.mutable_digest() = ToProto(sums[h]);
   }
   return report.SerializeAsString();
-}
-
-std::string Hex(const LogicalDigest& digest) {
-  return absl::StrFormat("%016x%016x", digest.hi, digest.lo);
 }
 
 // On rank 0: the reports of all ranks about one tensor.
@@ -255,8 +207,7 @@ class DigestComparison {
       LoadedBoxes report;
       if (!report.ParseFromString(payloads[rank])) return absl::InternalError("bad digests");
       for (const LoadedBox& box : report.boxes()) {
-        tensors[box.saved_tensor()].Add(rank, FromProto(box.box()),
-                                        {box.digest().lo(), box.digest().hi()});
+        tensors[box.saved_tensor()].Add(rank, FromProto(box.box()), FromProto(box.digest()));
       }
     }
     LoadedVerdict verdict;
@@ -275,8 +226,8 @@ class DigestComparison {
  private:
   // Describes the damage of a tensor; empty if it is intact, or if that cannot be determined.
   std::string CheckTensor(uint32_t t, const LoadedTensor& loaded, LoadedVerdict& verdict) const {
-    const LogicalTensor& tensor = manifest_.tensors(static_cast<int>(t));
-    const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
+    const LogicalTensor& tensor = manifest_.tensors(t);
+    const LogicalDigest expected = FromProto(tensor.digest());
     const std::string disagreement = loaded.FindDisagreement(expected);
     if (!disagreement.empty()) return absl::StrCat("tensor ", tensor.name(), ": ", disagreement);
     const auto unverified = [&](absl::string_view why) {
@@ -296,8 +247,8 @@ class DigestComparison {
       verdict.set_verified(verdict.verified() + 1);
       return "";
     }
-    return absl::StrCat("tensor ", tensor.name(), " on ", loaded.Holders(),
-                        ": logical digest: expected ", Hex(expected), ", found ", Hex(found));
+    return absl::StrCat("tensor ", tensor.name(), " on ", loaded.Holders(), ": ",
+                        DescribeMismatch(expected, found));
   }
 
   static void AskFor(uint32_t tensor, const Box& part, LoadedVerdict& verdict) {
@@ -340,7 +291,7 @@ std::vector<Held> CollectHeld(const Manifest& manifest, const Comparison& compar
   std::vector<Held> all;
   for (size_t i = 0; i < comparison.wanted.size(); ++i) {
     const uint32_t t = comparison.wanted[i].saved_tensor;
-    const LogicalTensor& tensor = manifest.tensors(static_cast<int>(t));
+    const LogicalTensor& tensor = manifest.tensors(t);
     const Destination& destination = comparison.destinations[i];
     if (destination.box.empty()) continue;
     if (!KeepsDType(tensor, destination)) {
@@ -370,8 +321,7 @@ std::vector<Held> HeldParts(const std::vector<Held>& all, const LoadedVerdict& v
 
 void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison) {
   for (size_t i = 0; i < comparison.wanted.size(); ++i) {
-    const LogicalTensor& tensor =
-        manifest.tensors(static_cast<int>(comparison.wanted[i].saved_tensor));
+    const LogicalTensor& tensor = manifest.tensors(comparison.wanted[i].saved_tensor);
     Destination& to = comparison.destinations[i];
     if (to.box.empty() || !KeepsDType(tensor, to)) continue;
     const std::optional<Shape> array = ArrayAround(to);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -17,7 +16,6 @@
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
-#include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_hooks.h"
 #include "storage/tiered/staging_folder.h"

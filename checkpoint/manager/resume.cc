@@ -8,17 +8,15 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/include/folder_lock.h"
+#include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/include/read_lock.h"
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
@@ -65,12 +63,8 @@ absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
   const std::string manifest = absl::StrCat(std::string(kManifestFileName), ".");
   for (size_t i = 0; i < places.size(); ++i) {
     const std::string place = places[i];
-    const absl::StatusOr<std::vector<std::string>> names = storage.List(place);
-    if (absl::IsNotFound(names.status())) continue;
-    TESSERA_RETURN_IF_ERROR(names.status());
-    for (std::string_view name : *names) {
-      if (!name.ends_with('/')) continue;
-      name.remove_suffix(1);
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolders(storage, place));
+    for (const std::string_view name : names) {
       const std::string directory = JoinPath(place, name);
       const size_t dot = name.find('.');
       if (!ParseStepDirectoryName(name.substr(0, dot)).has_value()) {
@@ -82,13 +76,12 @@ absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
         continue;
       }
       // Where directories cannot be renamed, the manifest is.
-      const absl::StatusOr<std::vector<std::string>> files = storage.List(directory);
-      if (absl::IsNotFound(files.status())) continue;
-      TESSERA_RETURN_IF_ERROR(files.status());
-      for (const std::string_view file : *files) {
-        if (!file.starts_with(manifest) || !IsQuarantineWord(file.substr(manifest.size())))
-          continue;
-        found.push_back(JoinPath(directory, file));
+      TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                               ListIfThere(storage, directory));
+      for (const std::string_view file : files) {
+        if (file.starts_with(manifest) && IsQuarantineWord(file.substr(manifest.size()))) {
+          found.push_back(JoinPath(directory, file));
+        }
       }
     }
   }

@@ -15,7 +15,6 @@
 #include <memory>
 #include <optional>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/checkpoint.h"

@@ -10,12 +10,9 @@
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/directory/damage.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
-#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/manager/retention.h"
+#include "checkpoint/include/damage.h"
 #include "checkpoint/scan/verify.h"
 
 namespace tessera::ckpt {
@@ -42,12 +39,8 @@ bool IsLinked(Storage& storage, std::string_view directory) {
 // The step directories of a slot, and of the folders of attempts in it.
 absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::string_view slot) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, ListStepDirectories(storage, slot));
-  const absl::StatusOr<std::vector<std::string>> names = storage.List(slot);
-  if (absl::IsNotFound(names.status())) return all;
-  TESSERA_RETURN_IF_ERROR(names.status());
-  for (std::string_view name : *names) {
-    if (!name.ends_with('/')) continue;
-    name.remove_suffix(1);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolders(storage, slot));
+  for (const std::string& name : names) {
     if (!IsRollingAttempt(name)) continue;
     TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> attempt,
                              ListStepDirectories(storage, JoinPath(slot, name)));
@@ -55,14 +48,6 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::stri
   }
   std::ranges::stable_sort(all, {}, &CheckpointInfo::step);
   return all;
-}
-
-// False, with nothing done, while the checkpoint is being read.
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
-                                      const CheckpointInfo& dir) {
-  const RemovalLock lock(storage, dir.directory);
-  if (lock.refused()) return false;
-  return removal.Delete(dir);
 }
 
 }  // namespace

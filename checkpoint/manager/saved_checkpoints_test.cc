@@ -12,11 +12,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
-#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/include/read_lock.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"

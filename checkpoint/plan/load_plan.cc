@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "checkpoint/plan/rank_states.h"
@@ -82,21 +81,6 @@ std::vector<ByteRange> MergeToChunks(std::vector<ByteRange> ranges, uint64_t chu
   return merged;
 }
 
-// The shards of one tensor, indexed by box.
-struct IndexedTensor {
-  explicit IndexedTensor(const LogicalTensor& tensor) : index(Boxes(tensor)) {}
-
-  static std::vector<Box> Boxes(const LogicalTensor& tensor) {
-    std::vector<Box> boxes;
-    const int64_t count = ShardCount(tensor);
-    boxes.reserve(count);
-    for (int64_t s = 0; s < count; ++s) boxes.push_back(ShardBox(tensor, s));
-    return boxes;
-  }
-
-  BoxIndex index;
-};
-
 class Planner {
  public:
   explicit Planner(const Manifest& manifest) : manifest_(manifest) {}
@@ -104,13 +88,13 @@ class Planner {
   absl::Status Add(uint32_t wanted_index, const WantedBox& wanted) {
     if (wanted.box.empty()) return absl::OkStatus();
     const LogicalTensor& tensor = manifest_.tensors(wanted.saved_tensor);
-    std::unique_ptr<IndexedTensor>& indexed = tensors_[wanted.saved_tensor];
-    if (indexed == nullptr) indexed = std::make_unique<IndexedTensor>(tensor);
+    std::unique_ptr<BoxIndex>& shards = shards_[wanted.saved_tensor];
+    if (shards == nullptr) shards = std::make_unique<BoxIndex>(ShardBoxes(tensor));
     const size_t element_bytes = ElementSize(FromProto(tensor.dtype()));
     int64_t found = 0;
-    indexed->index.ForEachOverlap(wanted.box, [&](size_t shard, const Box& region) {
+    shards->ForEachOverlap(wanted.box, [&](size_t shard, const Box& region) {
       found += ElementCount(region.shape);
-      const Box& box = indexed->index.boxes()[shard];
+      const Box& box = shards->boxes()[shard];
       const uint64_t begin = tensor.shards().file_offset(shard);
       const uint64_t bytes = ElementCount(box.shape) * element_bytes;
       files_[tensor.shards().file_index(shard)].push_back({wanted_index, wanted.saved_tensor,
@@ -150,7 +134,7 @@ class Planner {
 
  private:
   const Manifest& manifest_;
-  std::map<uint32_t, std::unique_ptr<IndexedTensor>> tensors_;
+  std::map<uint32_t, std::unique_ptr<BoxIndex>> shards_;  // by tensor
   std::map<uint32_t, std::vector<Placement>> files_;
 };
 

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "gmock/gmock.h"

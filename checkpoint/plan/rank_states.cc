@@ -5,22 +5,17 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/box_index.h"
-#include "layout/box.h"
 #include "layout/coverage.h"
 
 namespace tessera::ckpt {
@@ -173,7 +168,7 @@ absl::Status CheckDestinations(const StateDict& state) {
 RankState DescribeState(const StateDict& state) {
   RankState plan;
   for (const ShardedTensor& tensor : state.tensors) {
-    LocalTensor& local = *plan.add_tensors();
+    LogicalTensor& local = *plan.add_tensors();
     local.set_name(tensor.name);
     local.set_role(ToProto(tensor.role));
     local.set_dtype(ToProto(DTypeOf(tensor)));
@@ -181,11 +176,12 @@ RankState DescribeState(const StateDict& state) {
     local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
     local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
     if (tensor.partition) *local.mutable_partition() = ToProto(*tensor.partition);
-    local.set_shard_count(tensor.shards.size());
+    Shards& shards = *local.mutable_shards();
     for (const Shard& shard : tensor.shards) {
-      local.mutable_shard_offset()->Add(shard.box.global_offset.begin(),
-                                        shard.box.global_offset.end());
-      local.mutable_shard_shape()->Add(shard.box.shape.begin(), shard.box.shape.end());
+      const auto& [offset, shape] = shard.box;
+      shards.mutable_global_offset()->Add(offset.begin(), offset.end());
+      shards.mutable_shape()->Add(shape.begin(), shape.end());
+      shards.add_file_index(0);
     }
   }
   return plan;
@@ -197,7 +193,7 @@ std::vector<int64_t> ShardStrides(const Shard& shard) {
 
 namespace {
 
-std::string Describe(const LocalTensor& tensor) {
+std::string Describe(const LogicalTensor& tensor) {
   std::string text =
       absl::StrCat(RoleProto_Name(tensor.role()), " ", DTypeProto_Name(tensor.dtype()), " ",
                    ShapeToString(GlobalShape(tensor)));
@@ -212,7 +208,7 @@ std::string Describe(const LocalTensor& tensor) {
   return text;
 }
 
-bool Agree(const LocalTensor& a, const LocalTensor& b) {
+bool Agree(const LogicalTensor& a, const LogicalTensor& b) {
   return a.role() == b.role() && a.dtype() == b.dtype() && a.alias_of() == b.alias_of() &&
          std::ranges::equal(a.global_shape(), b.global_shape()) &&
          std::ranges::equal(a.padded_shape(), b.padded_shape()) &&
@@ -220,14 +216,12 @@ bool Agree(const LocalTensor& a, const LocalTensor& b) {
          FromProto(a.partition()) == FromProto(b.partition());
 }
 
-bool ColumnsFit(const LocalTensor& tensor) {
-  const uint64_t numbers =
-      uint64_t{tensor.shard_count()} * static_cast<uint64_t>(tensor.global_shape_size());
-  return static_cast<uint64_t>(tensor.shard_offset_size()) == numbers &&
-         static_cast<uint64_t>(tensor.shard_shape_size()) == numbers;
+bool ColumnsFit(const LogicalTensor& tensor) {
+  const int64_t numbers = ShardCount(tensor) * tensor.global_shape_size();
+  return tensor.shards().global_offset_size() == numbers && tensor.shards().shape_size() == numbers;
 }
 
-// Calls fn(serialized LocalTensor) for each tensor of a serialized RankState; false where it cannot
+// Calls fn(serialized LogicalTensor) for each tensor of a serialized RankState; false where it cannot
 // be parsed. Copies nothing: few of the descriptions of thousands of ranks differ.
 template <typename Function>
 bool ForEachTensor(const std::string& plan, Function&& fn) {
@@ -255,7 +249,7 @@ class Merger {
       const auto [at, is_new] =
           by_bytes_.try_emplace(View(bytes), static_cast<uint32_t>(state_.descriptions.size()));
       if (is_new) {
-        LocalTensor& tensor = state_.descriptions.emplace_back().tensor;
+        LogicalTensor& tensor = state_.descriptions.emplace_back().tensor;
         readable &= tensor.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
                     ColumnsFit(tensor);
       }
@@ -276,14 +270,11 @@ class Merger {
   }
 
  private:
-  struct BoxHash {
-    size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
-  };
   using BoxMap = absl::flat_hash_map<Box, size_t, BoxHash>;
 
   void MergeDescription(uint32_t d, std::vector<std::string>& problems) {
     Description& description = state_.descriptions[d];
-    const LocalTensor& tensor = description.tensor;
+    const LogicalTensor& tensor = description.tensor;
     const auto [at, is_new] = by_name_.try_emplace(tensor.name(), state_.tensors.size());
     if (is_new) {
       state_.tensors.push_back({d,
@@ -306,10 +297,10 @@ class Merger {
     AddShards(d, tensor, at->second);
   }
 
-  void AddShards(uint32_t description, const LocalTensor& tensor, size_t merged) {
+  void AddShards(uint32_t description, const LogicalTensor& tensor, size_t merged) {
     std::vector<HeldBox>& boxes = state_.tensors[merged].boxes;
-    for (uint32_t s = 0; s < tensor.shard_count(); ++s) {
-      Box box = LocalShardBox(tensor, s);
+    for (uint32_t s = 0; s < ShardCount(tensor); ++s) {
+      Box box = ShardBox(tensor, s);
       if (box.empty()) continue;
       const auto [at, is_new] = boxes_[merged].try_emplace(box, boxes.size());
       if (is_new) boxes.push_back({std::move(box), {}, 0});
@@ -401,7 +392,7 @@ std::string DescribeCoverageProblem(const MergedState& state, const MergedTensor
 // between ranks.
 void ProveCoverage(const MergedState& state, MergedTensor& tensor,
                    std::vector<std::string>& problems) {
-  const LocalTensor& description = state.DescriptionOf(tensor);
+  const LogicalTensor& description = state.DescriptionOf(tensor);
   if (!description.alias_of().empty()) {
     if (!tensor.boxes.empty()) {
       problems.push_back(
@@ -420,7 +411,7 @@ void ProveCoverage(const MergedState& state, MergedTensor& tensor,
 }
 
 void CheckAliases(const MergedState& state, std::vector<std::string>& problems) {
-  absl::flat_hash_map<absl::string_view, const LocalTensor*> by_name;
+  absl::flat_hash_map<absl::string_view, const LogicalTensor*> by_name;
   for (const MergedTensor& t : state.tensors) {
     by_name[state.DescriptionOf(t).name()] = &state.DescriptionOf(t);
   }
@@ -443,17 +434,6 @@ absl::Status ProblemsStatus(const std::vector<std::string>& problems) {
 }
 
 }  // namespace
-
-Shape GlobalShape(const LocalTensor& tensor) {
-  return {tensor.global_shape().begin(), tensor.global_shape().end()};
-}
-
-Box LocalShardBox(const LocalTensor& tensor, uint32_t shard) {
-  const int rank = tensor.global_shape_size();
-  const size_t at = size_t{shard} * rank;
-  return {{tensor.shard_offset().begin() + at, tensor.shard_offset().begin() + at + rank},
-          {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
-}
 
 absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) {
   Merger merger;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/hash/hash.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/state_dict.h"
@@ -29,6 +30,10 @@ inline Box FromProto(const BoxProto& proto) {
           {proto.shape().begin(), proto.shape().end()}};
 }
 
+struct BoxHash {
+  size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
+};
+
 // Returns the dtype that a tensor names or, if it names none, the dtype of its first shard that has
 // one; DType::kUnspecified if no shard has one.
 DType DTypeOf(const ShardedTensor& tensor);
@@ -49,10 +54,6 @@ RankState DescribeState(const StateDict& state);
 // Returns the strides of a shard, in elements.
 std::vector<int64_t> ShardStrides(const Shard& shard);
 
-// Return the global shape, and the box of an existing shard, in a rank's description.
-Shape GlobalShape(const LocalTensor& tensor);
-Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
-
 // A rank that sent a certain description of a tensor, and its index in the rank's list.
 struct Describer {
   uint32_t rank;
@@ -62,7 +63,7 @@ struct Describer {
 // A description of a tensor, byte for byte the same on all ranks that sent it; data-parallel
 // replicas share one.
 struct Description {
-  LocalTensor tensor;
+  LogicalTensor tensor;
   std::vector<Describer> describers;  // ascending by rank
   uint32_t rank_set = 0;              // of all describers, into MergedState::rank_sets
 };
@@ -96,7 +97,7 @@ struct MergedState {
   std::vector<std::vector<uint32_t>> rank_sets;  // distinct; each ascending
   std::vector<MergedTensor> tensors;             // in order of first appearance
 
-  const LocalTensor& DescriptionOf(const MergedTensor& tensor) const {
+  const LogicalTensor& DescriptionOf(const MergedTensor& tensor) const {
     return descriptions[tensor.description].tensor;
   }
 };

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/plan/least_loaded.h"
@@ -24,33 +22,6 @@ struct Assignment {
   uint32_t local_tensor;  // into that rank's tensors
   uint32_t local_shard;   // which contains the box
 };
-
-// Splits a box into pieces of at most `limit` bytes along its first dims, as far as its elements
-// allow, in row-major order.
-template <typename Function>
-void ForEachPiece(const Box& box, uint64_t bytes, uint64_t limit, Function&& fn) {
-  size_t dim = 0;
-  while (dim < box.shape.size() && box.shape[dim] == 1) ++dim;
-  if (bytes <= limit || dim == box.shape.size()) {
-    fn(box, bytes);
-    return;
-  }
-  const int64_t rows = box.shape[dim];
-  const uint64_t row_bytes = bytes / rows;
-  const int64_t rows_per_piece = std::max<int64_t>(limit / row_bytes, 1);
-  const int64_t pieces = (rows + rows_per_piece - 1) / rows_per_piece;
-  for (int64_t p = 0; p < pieces; ++p) {
-    const int64_t begin = rows * p / pieces, end = rows * (p + 1) / pieces;
-    Box piece = box;
-    piece.global_offset[dim] += begin;
-    piece.shape[dim] = end - begin;
-    if (row_bytes > limit) {
-      ForEachPiece(piece, row_bytes, limit, fn);
-    } else {
-      fn(piece, row_bytes * (end - begin));
-    }
-  }
-}
 
 uint64_t TotalBytes(const MergedState& state) {
   uint64_t total = 0;
@@ -156,7 +127,7 @@ absl::StatusOr<std::string> LayOut(size_t items, const TensorOf& tensor_of, cons
   header.metadata["format"] = "pt";  // transformers requires it
   header.entries.reserve(items);
   for (size_t i = 0; i < items; ++i) {
-    const LocalTensor& tensor = tensor_of(i);
+    const LogicalTensor& tensor = tensor_of(i);
     const Box& box = box_of(i);
     header.entries.push_back(
         {ShardKey(tensor.name(), GlobalShape(tensor), box), FromProto(tensor.dtype()), box.shape});
@@ -167,15 +138,9 @@ absl::StatusOr<std::string> LayOut(size_t items, const TensorOf& tensor_of, cons
 void AppendTensors(const MergedState& state, Manifest& manifest) {
   manifest.mutable_tensors()->Reserve(static_cast<int>(state.tensors.size()));
   for (const MergedTensor& t : state.tensors) {
-    const LocalTensor& description = state.DescriptionOf(t);
     LogicalTensor& tensor = *manifest.add_tensors();
-    tensor.set_name(description.name());
-    tensor.set_role(description.role());
-    tensor.set_dtype(description.dtype());
-    tensor.set_alias_of(description.alias_of());
-    *tensor.mutable_global_shape() = description.global_shape();
-    *tensor.mutable_padded_shape() = description.padded_shape();
-    if (description.has_partition()) *tensor.mutable_partition() = description.partition();
+    tensor = state.DescriptionOf(t);
+    tensor.clear_shards();
   }
 }
 
@@ -199,7 +164,7 @@ absl::Status LayOutFiles(const MergedState& state, const std::vector<PendingFile
     TESSERA_RETURN_IF_ERROR(
         LayOut(
             pending.items.size(),
-            [&](size_t k) -> const LocalTensor& {
+            [&](size_t k) -> const LogicalTensor& {
               return state.DescriptionOf(state.tensors[pending.items[k]->tensor]);
             },
             [&](size_t k) -> const Box& { return pending.items[k]->box; }, header)
@@ -232,7 +197,7 @@ absl::StatusOr<std::string> DataFileHeader(const RankState& local, const FilePla
   SafetensorsHeader header;
   return LayOut(
       file.items_size(),
-      [&](size_t k) -> const LocalTensor& { return local.tensors(file.items(k).local_tensor()); },
+      [&](size_t k) -> const LogicalTensor& { return local.tensors(file.items(k).local_tensor()); },
       [&](size_t k) { return ItemBox(file.items(k)); }, header);
 }
 

@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_PLAN_SAVE_PLAN_H_
 #define TESSERA_CHECKPOINT_PLAN_SAVE_PLAN_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -43,6 +44,33 @@ struct SavePlan {
 // descriptions count once.
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options);
+
+// Splits a box of `bytes` bytes into pieces of at most `limit` along its first dims, as far as its
+// elements allow, and calls fn(piece, bytes of it) in row-major order.
+template <typename Function>
+void ForEachPiece(const Box& box, uint64_t bytes, uint64_t limit, Function&& fn) {
+  size_t dim = 0;
+  while (dim < box.shape.size() && box.shape[dim] == 1) ++dim;
+  if (bytes <= limit || dim == box.shape.size()) {
+    fn(box, bytes);
+    return;
+  }
+  const int64_t rows = box.shape[dim];
+  const uint64_t row_bytes = bytes / rows;
+  const int64_t rows_per_piece = std::max<int64_t>(limit / row_bytes, 1);
+  const int64_t pieces = (rows + rows_per_piece - 1) / rows_per_piece;
+  for (int64_t p = 0; p < pieces; ++p) {
+    const int64_t begin = rows * p / pieces, end = rows * (p + 1) / pieces;
+    Box piece = box;
+    piece.global_offset[dim] += begin;
+    piece.shape[dim] = end - begin;
+    if (row_bytes > limit) {
+      ForEachPiece(piece, row_bytes, limit, fn);
+    } else {
+      fn(piece, row_bytes * (end - begin));
+    }
+  }
+}
 
 // Returns the part of its tensor that an item covers.
 Box ItemBox(const WriteItem& item);

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/rank_states.h"
 #include "gmock/gmock.h"
@@ -22,18 +21,14 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LocalTensor& Add(RankState& plan, const std::string& name, TensorRole role, DType dtype,
-                 const Shape& shape, const std::vector<Box>& boxes) {
-  LocalTensor& tensor = *plan.add_tensors();
+LogicalTensor& Add(RankState& plan, const std::string& name, TensorRole role, DType dtype,
+                   const Shape& shape, const std::vector<Box>& boxes) {
+  LogicalTensor& tensor = *plan.add_tensors();
   tensor.set_name(name);
   tensor.set_role(ToProto(role));
   tensor.set_dtype(ToProto(dtype));
   for (int64_t extent : shape) tensor.add_global_shape(extent);
-  tensor.set_shard_count(boxes.size());
-  for (const Box& box : boxes) {
-    for (int64_t x : box.global_offset) tensor.add_shard_offset(x);
-    for (int64_t x : box.shape) tensor.add_shard_shape(x);
-  }
+  for (const Box& box : boxes) AddShard(box, 0, 0, tensor);
   return tensor;
 }
 
@@ -73,9 +68,9 @@ void ExpectSound(const std::vector<RankState>& ranks, SavePlan plan) {
       EXPECT_EQ(plan.manifest.files(file.file_index()).path(), file.path());
       ASSERT_OK_AND_ASSIGN(const auto header, DataFileHeader(ranks[r], file));
       for (const WriteItem& item : file.items()) {
-        const LocalTensor& tensor = ranks[r].tensors(item.local_tensor());
+        const LogicalTensor& tensor = ranks[r].tensors(item.local_tensor());
         EXPECT_EQ(tensor.name(), plan.manifest.tensors(item.manifest_tensor()).name());
-        EXPECT_TRUE(Contains(LocalShardBox(tensor, item.local_shard()), ItemBox(item)));
+        EXPECT_TRUE(Contains(ShardBox(tensor, item.local_shard()), ItemBox(item)));
         EXPECT_GE(item.file_offset(), header.size());
       }
     }
@@ -202,7 +197,8 @@ TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
   RankState rank;
   Add(rank, "w", TensorRole::kWeight, DType::kF32, {4}, {WholeBox({4})});
   const std::string good = rank.SerializeAsString();
-  rank.mutable_tensors(0)->add_shard_offset(1);  // a column longer than the other
+  rank.mutable_tensors(0)->mutable_shards()->add_global_offset(
+      1);  // a column longer than the other
   for (const std::string& bad :
        {good.substr(0, good.size() - 1), std::string("\xff\xff"), rank.SerializeAsString()}) {
     const absl::Status status = PlanSave(std::vector<std::string>{good, bad}, {}).status();

@@ -13,6 +13,8 @@
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/include/agree_on_status.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/replicas/replicas.pb.h"
@@ -92,18 +94,11 @@ class Finder {
          absl::Duration deadline)
       : folder_(folder), hosts_(hosts), group_(group), deadline_(deadline) {}
 
-  absl::StatusOr<LocatedReplica> Lead(const absl::StatusOr<AcceptedReplicas>& accepted) {
-    if (!accepted.ok()) {
-      FindRequest failed;
-      failed.set_kind(FindRequest::FAIL);
-      failed.set_code(static_cast<uint32_t>(accepted.status().code()));
-      failed.set_text(std::string(accepted.status().message()));
-      return Conclude(failed);
-    }
+  absl::StatusOr<FoundReplica> Lead(const AcceptedReplicas& accepted) {
     FindRequest list;
     list.set_kind(FindRequest::LIST);
-    list.set_current_run(accepted->run);
-    list.set_base_directory(accepted->base_directory);
+    list.set_current_run(accepted.run);
+    list.set_base_directory(accepted.base_directory);
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> lists, Ask(list));
     std::map<std::pair<int64_t, std::string>, std::vector<Offer>> by_step;
     for (size_t rank = 0; rank < lists.size(); ++rank) {
@@ -120,7 +115,7 @@ class Finder {
                                Examine(at->first.second, at->second));
       if (take.has_value()) return Conclude(*take);
     }
-    if (by_step.empty() && !accepted->run.empty()) {
+    if (by_step.empty() && !accepted.run.empty()) {
       std::vector<uint32_t> all(hosts_.count());
       std::iota(all.begin(), all.end(), 0);
       notes_.push_back(absl::StrCat("none of this job's in the memory of ", hosts_.Names(all),
@@ -133,7 +128,7 @@ class Finder {
     return Conclude(none);
   }
 
-  absl::StatusOr<LocatedReplica> Follow() {
+  absl::StatusOr<FoundReplica> Follow() {
     while (true) {
       TESSERA_ASSIGN_OR_RETURN(const std::string bytes, group_.Broadcast("", deadline_));
       FindRequest request;
@@ -155,7 +150,7 @@ class Finder {
     return group_.Gather(Answer(request), deadline_);
   }
 
-  absl::StatusOr<LocatedReplica> Conclude(const FindRequest& request) {
+  absl::StatusOr<FoundReplica> Conclude(const FindRequest& request) {
     TESSERA_RETURN_IF_ERROR(group_.Broadcast(request.SerializeAsString(), deadline_).status());
     return Finish(request);
   }
@@ -196,10 +191,9 @@ class Finder {
       if (!files.ParseFromString(reports[rank])) return absl::InternalError("a bad report");
       const int host = hosts_.of(static_cast<int>(rank));
       for (const uint32_t index : files.file_index()) {
-        auto& list = *request.mutable_holders(static_cast<int>(index))->mutable_host();
+        auto& list = *request.mutable_holders(index)->mutable_host();
         list.erase(std::remove(list.begin(), list.end(), static_cast<uint32_t>(host)), list.end());
-        damaged.push_back(absl::StrCat(manifest.files(static_cast<int>(index)).path(), " on ",
-                                       hosts_.name(host)));
+        damaged.push_back(absl::StrCat(manifest.files(index).path(), " on ", hosts_.name(host)));
       }
     }
     if (!damaged.empty()) {
@@ -261,11 +255,9 @@ class Finder {
   std::string List(const FindRequest& request) const {
     HeldReplicas held;
     if (!request.current_run().empty()) {
-      const absl::StatusOr<std::vector<std::string>> steps = folder_->List(request.current_run());
+      const auto steps = ListFolders(*folder_, request.current_run());
       for (const std::string& step : steps.ok() ? *steps : std::vector<std::string>()) {
-        if (step.ends_with('/')) {
-          Add(JoinPath(request.current_run(), step.substr(0, step.size() - 1)), held);
-        }
+        Add(JoinPath(request.current_run(), step), held);
       }
     }
     if (!request.base_directory().empty()) Add(request.base_directory(), held);
@@ -305,25 +297,17 @@ class Finder {
     DamagedFiles damaged;
     const absl::StatusOr<Manifest> manifest = DecodeManifest(request.manifest());
     for (const uint32_t file : files) {
-      bool intact = manifest.ok();
-      if (intact) {
+      const auto is_intact = [&] {
         Scanner scanner(*folder_, request.directory(), *manifest, {});
-        intact = scanner.Open(std::vector<uint32_t>{file}).ok() &&
-                 scanner
-                     .Run(scanner.WholeFiles(),
-                          [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); })
-                     .ok();
-      }
-      if (!intact) damaged.add_file_index(file);
+        return scanner.Open({&file, 1}).ok() && scanner.Run(scanner.WholeFiles(), OnlyCheck).ok();
+      };
+      if (!manifest.ok() || !is_intact()) damaged.add_file_index(file);
     }
     return damaged.SerializeAsString();
   }
 
-  absl::StatusOr<LocatedReplica> Finish(const FindRequest& request) const {
-    if (request.kind() == FindRequest::FAIL) {
-      return absl::Status(static_cast<absl::StatusCode>(request.code()), request.text());
-    }
-    LocatedReplica found = {.note = request.text()};
+  absl::StatusOr<FoundReplica> Finish(const FindRequest& request) const {
+    FoundReplica found = {.note = request.text()};
     if (request.kind() == FindRequest::NONE) return found;
     TESSERA_ASSIGN_OR_RETURN(Manifest manifest, DecodeManifest(request.manifest()));
     std::map<std::string, HeldStorage::Held> files;
@@ -332,7 +316,7 @@ class Finder {
       HeldStorage::Held& held = files[JoinPath(request.directory(), manifest.files(f).path())];
       held.size_bytes = manifest.files(f).size_bytes();
       for (const uint32_t host : request.holders(f).host()) {
-        const std::vector<uint32_t>& ranks = hosts_.ranks(static_cast<int>(host));
+        const std::vector<uint32_t>& ranks = hosts_.ranks(host);
         held.ranks.insert(held.ranks.end(), ranks.begin(), ranks.end());
         held.here |= static_cast<int>(host) == hosts_.of(group_.rank());
         all_hosts.insert(host);
@@ -356,12 +340,12 @@ class Finder {
 
 }  // namespace
 
-absl::StatusOr<LocatedReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
-                                           const std::shared_ptr<Storage>& folder,
-                                           const Hosts& hosts, ProcessGroup& group,
-                                           absl::Duration deadline) {
+absl::StatusOr<FoundReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
+                                         const std::shared_ptr<Storage>& folder, const Hosts& hosts,
+                                         ProcessGroup& group, absl::Duration deadline) {
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, accepted.status(), deadline));
   Finder finder(folder, hosts, group, deadline);
-  return group.rank() == 0 ? finder.Lead(accepted) : finder.Follow();
+  return group.rank() == 0 ? finder.Lead(*accepted) : finder.Follow();
 }
 
 }  // namespace tessera::ckpt

@@ -2,12 +2,11 @@
 #define TESSERA_CHECKPOINT_REPLICAS_FIND_REPLICA_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/peer_replicas.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/replicas/hosts.h"
 
@@ -20,18 +19,12 @@ struct AcceptedReplicas {
   std::string base_directory;  // of the one replica; empty: none
 };
 
-struct LocatedReplica {
-  std::optional<Checkpoint> checkpoint;
-  std::string note;
-};
-
 // Finds the newest accepted replica of which, for every file, some host's `folder` has an intact
 // copy. Collective; the same result on all ranks. `accepted` is rank 0's, whose error all ranks
 // return.
-absl::StatusOr<LocatedReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
-                                           const std::shared_ptr<Storage>& folder,
-                                           const Hosts& hosts, ProcessGroup& group,
-                                           absl::Duration deadline);
+absl::StatusOr<FoundReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
+                                         const std::shared_ptr<Storage>& folder, const Hosts& hosts,
+                                         ProcessGroup& group, absl::Duration deadline);
 
 }  // namespace tessera::ckpt
 

@@ -19,7 +19,7 @@
 #include "base/steady_time.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/collective/watched_group.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/process_group.h"
@@ -107,21 +107,166 @@ class PeerReplicas::Impl {
   explicit Impl(const PeerReplicaOptions& options)
       : options_(options), group_(options.group != nullptr ? *options.group : alone_) {}
 
-  absl::Status Open();
-  absl::StatusOr<FoundReplica> FindLatest();
-  absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed);
-  std::vector<SaveOutcome> Poll();
-  std::vector<SaveOutcome> Finish();
-  absl::Status Remove();
+  absl::Status Open() {
+    absl::StatusOr<std::unique_ptr<Storage>> folder = OpenFolder(options_.folder);
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, folder.status(), options_.deadline));
+    folder_ = *std::move(folder);
+    TESSERA_ASSIGN_OR_RETURN(hosts_,
+                             Hosts::Find(group_, *folder_, options_.host, options_.deadline));
+    absl::Status locked;
+    if (hosts_.is_first(group_.rank())) {
+      const auto lock = [&]() -> absl::StatusOr<std::unique_ptr<FolderLock>> {
+        TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> to_lock, OpenFolder(options_.folder));
+        return FolderLock::Acquire(std::move(to_lock), {.wait = options_.lock_wait});
+      };
+      absl::StatusOr<std::unique_ptr<FolderLock>> held = lock();
+      locked = held.status();
+      if (held.ok()) lock_ = *std::move(held);
+    }
+    return AgreeOnStatus(group_, locked, options_.deadline);
+  }
+
+  absl::StatusOr<FoundReplica> FindLatest() {
+    absl::StatusOr<AcceptedReplicas> accepted = AcceptedReplicas();
+    if (group_.rank() == 0) accepted = ReadRecord(options_.store);
+    TESSERA_ASSIGN_OR_RETURN(FoundReplica found,
+                             FindReplica(accepted, folder_, hosts_, group_, options_.deadline));
+    found_ = found.checkpoint.has_value() ? found.checkpoint->directory() : "";
+    return found;
+  }
+
+  absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed) {
+    if (!resumed) found_.clear();
+    storage_ = std::make_unique<ReplicaStorage>(*folder_, hosts_.is_first(group_.rank()));
+    TESSERA_RETURN_IF_ERROR(WriteRecord());
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, storage_->Keep(found_), options_.deadline));
+    TESSERA_RETURN_IF_ERROR(CheckRoom(state));
+    background_group_.emplace(background.save.group != nullptr ? *background.save.group : alone_);
+    background.save.group = &*background_group_;
+    background_deadline_ = background.save.deadline;
+    saver_ = std::make_unique<AsyncSaver>(
+        *storage_, background,
+        SaveHooks{.choose_root = [this](const PlannedSave&) { return run_; },
+                  .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
+    saver_->Prepare(state);
+    return absl::OkStatus();
+  }
+
+  std::vector<SaveOutcome> Poll() {
+    std::vector<SaveOutcome> outcomes;
+    while (saver_ != nullptr) {
+      std::optional<SaveOutcome> outcome = saver_->Poll();
+      if (!outcome.has_value()) break;
+      outcomes.push_back(*std::move(outcome));
+    }
+    return Judge(std::move(outcomes));
+  }
+
+  std::vector<SaveOutcome> Finish() {
+    return saver_ == nullptr ? std::vector<SaveOutcome>() : Judge(saver_->Finish());
+  }
+
+  absl::Status Remove() {
+    absl::Status status;
+    if (lock_ != nullptr) {
+      status = ReplicaStorage(*folder_, /*cleans=*/true).Keep("");
+      const std::string path = folder_->LocalPath("").value_or("");
+      lock_ = nullptr;
+      folder_->Delete(FolderLock::kFileName).IgnoreError();
+      rmdir(path.c_str());  // stays where somebody has put something else there
+    }
+    if (group_.rank() == 0 && options_.store != nullptr) status.Update(Disown(*options_.store));
+    return AgreeOnStatus(group_, status, options_.deadline);
+  }
 
   AsyncSaver* saver() { return saver_.get(); }
   const Hosts& hosts() const { return hosts_; }
 
  private:
-  absl::Status CheckRoom(const StateDict& state);
-  absl::Status WriteRecord();
-  void AfterCommit(SaveReport& report);
-  std::vector<SaveOutcome> Judge(std::vector<SaveOutcome> outcomes);
+  // Rank 0 plans, as the first save will, and compares.
+  absl::Status CheckRoom(const StateDict& state) {
+    const auto report = [&]() -> absl::StatusOr<std::string> {
+      TESSERA_RETURN_IF_ERROR(CheckStateDict(state));
+      RoomReport room;
+      room.set_state(DescribeState(state).SerializeAsString());
+      if (hosts_.is_first(group_.rank())) {
+        TESSERA_ASSIGN_OR_RETURN(const uint64_t free, folder_->FreeBytes());
+        room.set_free_bytes(std::min(free, AvailableMemoryBytes()) + BytesIn(*folder_, found_));
+      }
+      return room.SerializeAsString();
+    };
+    const Combine compare =
+        [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
+      std::vector<std::string> states;
+      std::map<std::string, uint64_t> free, needed;
+      for (size_t rank = 0; rank < reports.size(); ++rank) {
+        RoomReport room;
+        if (!room.ParseFromString(reports[rank])) return absl::InternalError("a bad report");
+        states.push_back(room.state());
+        // Hosts of one file system, as simulated ones are, have the same room; what each keeps of a
+        // present replica is in it only once.
+        uint64_t& there = free[hosts_.volume(hosts_.of(static_cast<int>(rank)))];
+        there = std::max(there, room.free_bytes());
+      }
+      TESSERA_ASSIGN_OR_RETURN(const SavePlan plan, PlanSave(states, {}));
+      const std::vector<uint64_t> bytes = BytesByHost(plan, hosts_);
+      for (int host = 0; host < hosts_.count(); ++host) {
+        uint64_t& all = needed[hosts_.volume(host)];
+        all += 2 * bytes[host];
+        const uint64_t there = free[hosts_.volume(host)];
+        if (all <= there) continue;
+        return absl::ResourceExhaustedError(
+            absl::StrCat("replicas need ", HumanBytes(all), " in the memory of host ",
+                         hosts_.name(host), " (two of ", HumanBytes(all / 2),
+                         ", the state of its ranks and of the host before), which has ",
+                         HumanBytes(there), " left for ", options_.folder));
+      }
+      return std::string();
+    };
+    return Agree(group_, report(), compare, options_.deadline).status();
+  }
+
+  absl::Status WriteRecord() {
+    absl::StatusOr<std::string> name = std::string();
+    if (group_.rank() == 0) {
+      name = NewName();
+      const auto write = [&]() -> absl::Status {
+        if (options_.store == nullptr) return ReadRecord(nullptr).status();
+        TESSERA_RETURN_IF_ERROR(WriteAll(*options_.store, kRecord, EncodeRecord({*name, found_})));
+        return options_.store->SyncDirectory("");
+      };
+      if (absl::Status written = write(); !written.ok()) name = std::move(written);
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        run_, Agree(
+                  group_, name,
+                  [](const std::vector<std::string>& names) -> absl::StatusOr<std::string> {
+                    return names[0];
+                  },
+                  options_.deadline));
+    return absl::OkStatus();
+  }
+
+  void AfterCommit(SaveReport& report) {
+    const absl::Duration start = SteadyNow();
+    absl::Status spread =
+        storage_->Spread(report.directory, hosts_, *background_group_, background_deadline_);
+    report.seconds += absl::ToDoubleSeconds(SteadyNow() - start);
+    const std::optional<int64_t> step =
+        ParseStepDirectoryName(report.directory.substr(report.directory.rfind('/') + 1));
+    if (spread.ok() || !step.has_value()) return;
+    const MutexLock lock(&mutex_);
+    spread_[*step] = std::move(spread);
+  }
+
+  std::vector<SaveOutcome> Judge(std::vector<SaveOutcome> outcomes) {
+    const MutexLock lock(&mutex_);
+    for (SaveOutcome& outcome : outcomes) {
+      auto spread = spread_.extract(outcome.step);
+      if (!spread.empty()) outcome.report = std::move(spread.mapped());
+    }
+    return outcomes;
+  }
 
   const PeerReplicaOptions options_;
   SingleProcessGroup alone_;
@@ -141,163 +286,6 @@ class PeerReplicas::Impl {
 
   std::unique_ptr<AsyncSaver> saver_;  // its thread uses the members before it
 };
-
-absl::Status PeerReplicas::Impl::Open() {
-  absl::StatusOr<std::unique_ptr<Storage>> folder = OpenFolder(options_.folder);
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, folder.status(), options_.deadline));
-  folder_ = *std::move(folder);
-  TESSERA_ASSIGN_OR_RETURN(hosts_, Hosts::Find(group_, *folder_, options_.host, options_.deadline));
-  absl::Status locked;
-  if (hosts_.is_first(group_.rank())) {
-    const auto lock = [&]() -> absl::StatusOr<std::unique_ptr<FolderLock>> {
-      TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> to_lock, OpenFolder(options_.folder));
-      return FolderLock::Acquire(std::move(to_lock), {.wait = options_.lock_wait});
-    };
-    absl::StatusOr<std::unique_ptr<FolderLock>> held = lock();
-    locked = held.status();
-    if (held.ok()) lock_ = *std::move(held);
-  }
-  return AgreeOnStatus(group_, locked, options_.deadline);
-}
-
-absl::StatusOr<FoundReplica> PeerReplicas::Impl::FindLatest() {
-  absl::StatusOr<AcceptedReplicas> accepted = AcceptedReplicas();
-  if (group_.rank() == 0) accepted = ReadRecord(options_.store);
-  TESSERA_ASSIGN_OR_RETURN(LocatedReplica located,
-                           FindReplica(accepted, folder_, hosts_, group_, options_.deadline));
-  found_ = located.checkpoint.has_value() ? located.checkpoint->directory() : "";
-  return FoundReplica{.checkpoint = std::move(located.checkpoint), .note = std::move(located.note)};
-}
-
-absl::Status PeerReplicas::Impl::Begin(const StateDict& state, AsyncSaveOptions background,
-                                       bool resumed) {
-  if (!resumed) found_.clear();
-  storage_ = std::make_unique<ReplicaStorage>(*folder_, hosts_.is_first(group_.rank()));
-  TESSERA_RETURN_IF_ERROR(WriteRecord());
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, storage_->Keep(found_), options_.deadline));
-  TESSERA_RETURN_IF_ERROR(CheckRoom(state));
-  background_group_.emplace(background.save.group != nullptr ? *background.save.group : alone_);
-  background.save.group = &*background_group_;
-  background_deadline_ = background.save.deadline;
-  saver_ = std::make_unique<AsyncSaver>(
-      *storage_, background,
-      SaveHooks{.choose_root = [this](const PlannedSave&) { return run_; },
-                .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
-  saver_->Prepare(state);
-  return absl::OkStatus();
-}
-
-absl::Status PeerReplicas::Impl::WriteRecord() {
-  absl::StatusOr<std::string> name = std::string();
-  if (group_.rank() == 0) {
-    name = NewName();
-    const auto write = [&]() -> absl::Status {
-      if (options_.store == nullptr) return ReadRecord(nullptr).status();
-      TESSERA_RETURN_IF_ERROR(WriteAll(*options_.store, kRecord, EncodeRecord({*name, found_})));
-      return options_.store->SyncDirectory("");
-    };
-    if (absl::Status written = write(); !written.ok()) name = std::move(written);
-  }
-  TESSERA_ASSIGN_OR_RETURN(
-      run_, Agree(
-                group_, name,
-                [](const std::vector<std::string>& names) -> absl::StatusOr<std::string> {
-                  return names[0];
-                },
-                options_.deadline));
-  return absl::OkStatus();
-}
-
-// Rank 0 plans, as the first save will, and compares.
-absl::Status PeerReplicas::Impl::CheckRoom(const StateDict& state) {
-  const auto report = [&]() -> absl::StatusOr<std::string> {
-    TESSERA_RETURN_IF_ERROR(CheckStateDict(state));
-    RoomReport room;
-    room.set_state(DescribeState(state).SerializeAsString());
-    if (hosts_.is_first(group_.rank())) {
-      TESSERA_ASSIGN_OR_RETURN(const uint64_t free, folder_->FreeBytes());
-      room.set_free_bytes(std::min(free, AvailableMemoryBytes()) + BytesIn(*folder_, found_));
-    }
-    return room.SerializeAsString();
-  };
-  const Combine compare =
-      [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
-    std::vector<std::string> states;
-    std::map<std::string, uint64_t> free, needed;
-    for (size_t rank = 0; rank < reports.size(); ++rank) {
-      RoomReport room;
-      if (!room.ParseFromString(reports[rank])) return absl::InternalError("a bad report");
-      states.push_back(room.state());
-      // Hosts of one file system, as simulated ones are, have the same room; what each keeps of a
-      // present replica is in it only once.
-      uint64_t& there = free[hosts_.volume(hosts_.of(static_cast<int>(rank)))];
-      there = std::max(there, room.free_bytes());
-    }
-    TESSERA_ASSIGN_OR_RETURN(const SavePlan plan, PlanSave(states, {}));
-    const std::vector<uint64_t> bytes = BytesByHost(plan, hosts_);
-    for (int host = 0; host < hosts_.count(); ++host) {
-      uint64_t& all = needed[hosts_.volume(host)];
-      all += 2 * bytes[host];
-      const uint64_t there = free[hosts_.volume(host)];
-      if (all <= there) continue;
-      return absl::ResourceExhaustedError(
-          absl::StrCat("replicas need ", HumanBytes(all), " in the memory of host ",
-                       hosts_.name(host), " (two of ", HumanBytes(all / 2),
-                       ", the state of its ranks and of the host before), which has ",
-                       HumanBytes(there), " left for ", options_.folder));
-    }
-    return std::string();
-  };
-  return Agree(group_, report(), compare, options_.deadline).status();
-}
-
-void PeerReplicas::Impl::AfterCommit(SaveReport& report) {
-  const absl::Duration start = SteadyNow();
-  absl::Status spread =
-      storage_->Spread(report.directory, hosts_, *background_group_, background_deadline_);
-  report.seconds += absl::ToDoubleSeconds(SteadyNow() - start);
-  const std::optional<int64_t> step =
-      ParseStepDirectoryName(report.directory.substr(report.directory.rfind('/') + 1));
-  if (spread.ok() || !step.has_value()) return;
-  const MutexLock lock(&mutex_);
-  spread_[*step] = std::move(spread);
-}
-
-std::vector<SaveOutcome> PeerReplicas::Impl::Poll() {
-  std::vector<SaveOutcome> outcomes;
-  while (saver_ != nullptr) {
-    std::optional<SaveOutcome> outcome = saver_->Poll();
-    if (!outcome.has_value()) break;
-    outcomes.push_back(*std::move(outcome));
-  }
-  return Judge(std::move(outcomes));
-}
-
-std::vector<SaveOutcome> PeerReplicas::Impl::Finish() {
-  return saver_ == nullptr ? std::vector<SaveOutcome>() : Judge(saver_->Finish());
-}
-
-std::vector<SaveOutcome> PeerReplicas::Impl::Judge(std::vector<SaveOutcome> outcomes) {
-  const MutexLock lock(&mutex_);
-  for (SaveOutcome& outcome : outcomes) {
-    auto spread = spread_.extract(outcome.step);
-    if (!spread.empty()) outcome.report = std::move(spread.mapped());
-  }
-  return outcomes;
-}
-
-absl::Status PeerReplicas::Impl::Remove() {
-  absl::Status status;
-  if (lock_ != nullptr) {
-    status = ReplicaStorage(*folder_, /*cleans=*/true).Keep("");
-    const std::string path = folder_->LocalPath("").value_or("");
-    lock_ = nullptr;
-    folder_->Delete(FolderLock::kFileName).IgnoreError();
-    rmdir(path.c_str());  // stays where somebody has put something else there
-  }
-  if (group_.rank() == 0 && options_.store != nullptr) status.Update(Disown(*options_.store));
-  return AgreeOnStatus(group_, status, options_.deadline);
-}
 
 PeerReplicas::PeerReplicas(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 

@@ -53,17 +53,37 @@ class Blocks {
   Block block_;
 };
 
-// Sends this rank's files. After an error of the folder, messages of the same sizes follow, so that
-// no rank waits in vain.
-class Sender {
+// One side of the transfer of a rank's files. After an error of the folder, which it remembers,
+// messages of the same sizes follow, so that no rank waits in vain.
+class Transfer {
  public:
-  Sender(Storage& folder, const std::string& directory, const RankFiles& files, int peer)
+  Transfer(Storage& folder, const std::string& directory, const RankFiles& files, int peer)
       : folder_(folder), directory_(directory), blocks_(files), peer_(peer) {}
 
   absl::Status Allocate() {
     TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(kBlockBytes));
     return absl::OkStatus();
   }
+
+  const absl::Status& status() const { return status_; }
+
+ protected:
+  std::string PathOf(const Blocks::Block& block) const {
+    return JoinPath(directory_, block.file->name());
+  }
+
+  Storage& folder_;
+  const std::string& directory_;
+  Blocks blocks_;
+  const int peer_;
+  AlignedBuffer buffer_;
+  absl::Status status_;
+};
+
+// Sends this rank's files.
+class Sender : public Transfer {
+ public:
+  using Transfer::Transfer;
 
   // Returns null at the end.
   std::unique_ptr<PendingMessage> SendNext(ProcessGroup& group) {
@@ -74,41 +94,27 @@ class Sender {
     return group.StartSend(data, peer_);
   }
 
-  const absl::Status& status() const { return status_; }
-
  private:
   absl::Status Read(const Blocks::Block& block, std::span<std::byte> data) {
     if (block.begin == 0) {
-      TESSERA_ASSIGN_OR_RETURN(file_, folder_.Open(JoinPath(directory_, block.file->name())));
+      TESSERA_ASSIGN_OR_RETURN(file_, folder_.Open(PathOf(block)));
     }
     return file_->ReadAt(block.begin, data);
   }
 
-  Storage& folder_;
-  const std::string& directory_;
-  Blocks blocks_;
-  const int peer_;
-  AlignedBuffer buffer_;
   std::unique_ptr<ReadableFile> file_;
-  absl::Status status_;
 };
 
 // Receives the files of one rank, and writes them.
-class Receiver {
+class Receiver : public Transfer {
  public:
-  Receiver(Storage& folder, const std::string& directory, const RankFiles& files, int source)
-      : folder_(folder), directory_(directory), blocks_(files), source_(source) {}
-
-  absl::Status Allocate() {
-    TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(kBlockBytes));
-    return absl::OkStatus();
-  }
+  using Transfer::Transfer;
 
   // Returns false at the end.
   bool ReceiveNext(ProcessGroup& group) {
     block_ = blocks_.Next();
     if (block_ == nullptr) return false;
-    pending_ = group.StartReceive(buffer_.span().first(block_->size), source_);
+    pending_ = group.StartReceive(buffer_.span().first(block_->size), peer_);
     return true;
   }
 
@@ -120,27 +126,18 @@ class Receiver {
     return absl::OkStatus();
   }
 
-  const absl::Status& status() const { return status_; }
-
  private:
   absl::Status Write(const Blocks::Block& block, std::span<const std::byte> data) {
     if (block.begin == 0) {
-      TESSERA_ASSIGN_OR_RETURN(file_, folder_.Create(JoinPath(directory_, block.file->name()),
-                                                     block.file->size_bytes()));
+      TESSERA_ASSIGN_OR_RETURN(file_, folder_.Create(PathOf(block), block.file->size_bytes()));
     }
     TESSERA_RETURN_IF_ERROR(file_->WriteAt(block.begin, data));
     return block.ends_file() ? file_->Close() : absl::OkStatus();
   }
 
-  Storage& folder_;
-  const std::string& directory_;
-  Blocks blocks_;
-  const int source_;
-  AlignedBuffer buffer_;
   const Blocks::Block* block_ = nullptr;
   std::unique_ptr<PendingMessage> pending_;
   std::unique_ptr<WritableFile> file_;
-  absl::Status status_;
 };
 
 // Every rank sends one block and receives one from each of its sources, writes them, and goes on
@@ -191,8 +188,7 @@ absl::Status VerifyCopies(Storage& folder, const std::string& directory, const S
     if (received.contains(manifest.files(f).path())) files.push_back(static_cast<uint32_t>(f));
   }
   TESSERA_RETURN_IF_ERROR(scanner.Open(files));
-  return scanner.Run(scanner.WholeFiles(),
-                     [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); });
+  return scanner.Run(scanner.WholeFiles(), OnlyCheck);
 }
 
 }  // namespace
@@ -264,18 +260,15 @@ absl::Status ReplicaStorage::DeleteOthers(const std::string& also_kept) {
       return directory == path || directory.starts_with(path + "/");
     });
   };
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> runs, base().List(""));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> runs, ListFolders(base(), ""));
   for (const std::string& run : runs) {
-    if (!run.ends_with('/')) continue;
-    const std::string folder = run.substr(0, run.size() - 1);
-    if (!is_kept(folder)) {
-      TESSERA_RETURN_IF_ERROR(base().DeleteTree(folder));
+    if (!is_kept(run)) {
+      TESSERA_RETURN_IF_ERROR(base().DeleteTree(run));
       continue;
     }
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> steps, base().List(folder));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> steps, ListFolders(base(), run));
     for (const std::string& step : steps) {
-      if (!step.ends_with('/')) continue;
-      const std::string directory = JoinPath(folder, step.substr(0, step.size() - 1));
+      const std::string directory = JoinPath(run, step);
       if (!is_kept(directory)) TESSERA_RETURN_IF_ERROR(base().DeleteTree(directory));
     }
   }

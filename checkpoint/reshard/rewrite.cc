@@ -9,7 +9,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/mutex.h"
@@ -22,7 +21,6 @@
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/load/compare.h"
@@ -143,11 +141,9 @@ class Rewriter {
     for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
       // Aliases and tensors without elements are not written and have no digest.
       if (!HasElements(plan_.save.manifest.tensors(t))) continue;
-      const LogicalDigest digest = Sum(t);
       TensorReport& report = *write_report_.add_tensors();
       report.set_manifest_tensor(t);
-      report.mutable_digest()->set_lo(digest.lo);
-      report.mutable_digest()->set_hi(digest.hi);
+      *report.mutable_digest() = ToProto(Sum(t));
     }
     write_report_.set_bytes(total_bytes_);
     return std::move(write_report_);
@@ -184,7 +180,7 @@ class Rewriter {
     for (const LogicalTensor& planned : plan_.save.manifest.tensors()) {
       const auto at = saved.find(planned.name());
       if (at == saved.end()) return Mismatch(planned.name(), "planned, not saved");
-      const LogicalTensor& tensor = source_.manifest().tensors(static_cast<int>(at->second));
+      const LogicalTensor& tensor = source_.manifest().tensors(at->second);
       if (tensor.dtype() != planned.dtype() || tensor.role() != planned.role() ||
           tensor.alias_of() != planned.alias_of() || GlobalShape(tensor) != GlobalShape(planned)) {
         return Mismatch(planned.name(), "planned as something else than it was saved");
@@ -232,9 +228,7 @@ class Rewriter {
     return count;
   }
 
-  uint64_t ChunkOf(size_t file) const {
-    return plan_.save.manifest.files(static_cast<int>(file)).chunk_bytes();
-  }
+  uint64_t ChunkOf(size_t file) const { return plan_.save.manifest.files(file).chunk_bytes(); }
 
   absl::StatusOr<TargetFile> OpenTarget(const PlannedFile& planned) {
     RankState local;
@@ -255,8 +249,7 @@ class Rewriter {
   }
 
   Item MakeItem(const WriteItem& item) const {
-    const LogicalTensor& tensor =
-        plan_.save.manifest.tensors(static_cast<int>(item.manifest_tensor()));
+    const LogicalTensor& tensor = plan_.save.manifest.tensors(item.manifest_tensor());
     const Shape shape = GlobalShape(tensor);
     const Box box = ItemBox(item);
     const int64_t size = ElementSize(FromProto(tensor.dtype()));
@@ -403,18 +396,17 @@ class Rewriter {
 
   absl::Status CompareDigests() {
     for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
-      const LogicalTensor& saved = source_.manifest().tensors(static_cast<int>(saved_tensor_[t]));
+      const LogicalTensor& saved = source_.manifest().tensors(saved_tensor_[t]);
       if (!saved.alias_of().empty()) continue;
       if (!saved.has_digest() && HasElements(saved)) {
         ++report_.digests_new;
         continue;
       }
-      const LogicalDigest expected = {saved.digest().lo(), saved.digest().hi()}, found = Sum(t);
+      const LogicalDigest expected = FromProto(saved.digest()), found = Sum(t);
       if (found != expected) {
-        return absl::DataLossError(
-            absl::StrFormat("%s: tensor %s: logical digest: expected %016x%016x, found %016x%016x",
-                            source_.storage().Describe(source_.directory()), saved.name(),
-                            expected.hi, expected.lo, found.hi, found.lo));
+        return absl::DataLossError(absl::StrCat(source_.storage().Describe(source_.directory()),
+                                                ": tensor ", saved.name(), ": ",
+                                                DescribeMismatch(expected, found)));
       }
       ++report_.digests_compared;
     }

@@ -9,10 +9,8 @@
 
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"

@@ -15,10 +15,9 @@
 #include "base/no_memory.h"
 #include "base/threads.h"
 #include "base/trace.h"
-#include "checkpoint/collective/watched_group.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/data_writer.h"
-#include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_hooks.h"
 

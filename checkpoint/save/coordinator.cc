@@ -10,7 +10,6 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/fence.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
 
@@ -156,10 +155,9 @@ absl::Status Coordinator::PrepareDirectory() {
 // Whether what is about to be committed is still in its place: another run may have set the
 // directory aside.
 absl::Status Coordinator::CheckFilesAreThere() {
-  const absl::StatusOr<std::vector<std::string>> names = storage_.List(directory_);
-  if (!names.ok() && !absl::IsNotFound(names.status())) return names.status();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListIfThere(storage_, directory_));
   for (const DataFile& file : manifest_.files()) {
-    if (names.ok() && std::ranges::binary_search(*names, file.path())) continue;
+    if (std::ranges::binary_search(names, file.path())) continue;
     return absl::AbortedError(absl::StrCat(storage_.Describe(directory_), ": ", file.path(),
                                            ", written by this save, is gone: another process ",
                                            "saves or deletes there"));
@@ -186,10 +184,9 @@ uint64_t Coordinator::DataBytes() const {
 
 void Coordinator::AddDigest(const TensorReport& report) {
   Digest& digest = *manifest_.mutable_tensors(report.manifest_tensor())->mutable_digest();
-  LogicalDigest sum = {digest.lo(), digest.hi()};
-  sum += LogicalDigest{report.digest().lo(), report.digest().hi()};
-  digest.set_lo(sum.lo);
-  digest.set_hi(sum.hi);
+  LogicalDigest sum = FromProto(digest);
+  sum += FromProto(report.digest());
+  digest = ToProto(sum);
 }
 
 }  // namespace tessera::ckpt

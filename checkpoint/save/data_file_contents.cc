@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <utility>
 
 #include "base/checked_math.h"
 #include "base/crc32c.h"

@@ -1,7 +1,6 @@
 #include "checkpoint/save/memory_index.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <numeric>
 #include <utility>
 

@@ -11,7 +11,6 @@
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/save/data_writer.h"
-#include "checkpoint/save/plan_cache.h"
 #include "checkpoint/save/save_hooks.h"
 #include "checkpoint/save/staging.h"
 #include "storage/storage.h"

@@ -57,23 +57,20 @@ class SaveAgreement {
         deadline_(deadline) {}
 
   absl::StatusOr<SaveTask> Run(const absl::StatusOr<RankState>& local) {
-    if (cache_.counters_ == nullptr) cache_.counters_ = std::make_shared<PlanCounters>();
-    ++cache_.counters_->saves;
     if (local.ok()) {
       description_ = local->SerializeAsString();
       key_ = CacheKey(group_, description_, options_);
     }
     const bool hit = local.ok() && cache_.entry_ != nullptr && cache_.entry_->key == key_;
-    if (hit) ++cache_.counters_->local_hits;
     const absl::StatusOr<std::string> message =
         local.ok() ? absl::StatusOr<std::string>(FirstMessage(hit)) : local.status();
     TESSERA_ASSIGN_OR_RETURN(
         SaveVerdict verdict,
         Round(message, [&](const std::vector<std::string>& all) { return Answer(all); }));
     if (verdict.send_description()) {
-      TESSERA_ASSIGN_OR_RETURN(verdict, Round(Describe(), [&](const std::vector<std::string>& all) {
-                                 return AnswerWithPlan(all);
-                               }));
+      TESSERA_ASSIGN_OR_RETURN(
+          verdict, Round(description_,
+                         [&](const std::vector<std::string>& all) { return AnswerWithPlan(all); }));
     }
     return Finish(std::move(verdict));
   }
@@ -87,18 +84,13 @@ class SaveAgreement {
     return verdict;
   }
 
-  std::string Describe() {
-    ++cache_.counters_->descriptions;
-    return description_;
-  }
-
   std::string FirstMessage(bool hit) {
     SaveBegin begin;
     begin.set_step(step_);
     if (hit) {
       begin.set_plan_id(cache_.entry_->plan_id);
     } else {
-      begin.set_description(Describe());
+      begin.set_description(description_);
     }
     return begin.SerializeAsString();
   }
@@ -137,7 +129,6 @@ class SaveAgreement {
 
   absl::StatusOr<std::vector<std::string>> AnswerWithPlan(
       const std::vector<std::string>& descriptions) {
-    ++cache_.counters_->plans_made;
     TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions, options_));
     SaveVerdict verdict;
     TESSERA_RETURN_IF_ERROR(Prepare(plan.manifest, /*is_new=*/true, verdict));
@@ -157,10 +148,8 @@ class SaveAgreement {
     task.directory = std::move(*verdict.mutable_directory());
     task.from_cache = verdict.plan_id() == 0;
     if (task.from_cache) {
-      ++cache_.counters_->hits;
       task.plan = cache_.entry_->mine;
     } else {
-      ++cache_.counters_->parts_received;
       cache_.entry_.reset();
       if (!task.plan.ParseFromString(verdict.plan())) return Unreadable(0, "a plan");
       cache_.entry_ = std::make_shared<const PlanCache::Entry>(
@@ -181,10 +170,6 @@ class SaveAgreement {
   std::string description_, key_;
   Manifest planned_;  // on rank 0
 };
-
-PlanCounters CountersOf(const PlanCache& cache) {
-  return cache.counters_ == nullptr ? PlanCounters() : *cache.counters_;
-}
 
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
                                      int64_t step, const SavePlanOptions& options, PlanCache& cache,

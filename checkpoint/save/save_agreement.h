@@ -28,14 +28,13 @@
 #include <functional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/plan/save_plan.h"
-#include "checkpoint/save/plan_cache.h"
+#include "checkpoint/save/save_hooks.h"
 
 namespace tessera::ckpt {
 
@@ -56,17 +55,6 @@ struct SaveTask {
 // the plan is known and before anything is written. `is_new` is false if the same manifest was
 // prepared before.
 using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const Manifest& planned, bool is_new)>;
-
-// The cost of saves through a cache on this rank, for tests.
-struct PlanCounters {
-  int64_t saves = 0;           // agreements, failed ones included
-  int64_t local_hits = 0;      // this rank's structure was the cached one
-  int64_t hits = 0;            // every rank's structure was: no planning
-  int64_t descriptions = 0;    // sent to rank 0 by this rank
-  int64_t plans_made = 0;      // by this process: on rank 0
-  int64_t parts_received = 0;  // parts of new plans
-};
-PlanCounters CountersOf(const PlanCache& cache);
 
 // Agrees on a save. `local` is this rank's description, or the reason why it has none; the step
 // must be the same on all ranks. Collective; every rank returns OK or the same error. Errors:

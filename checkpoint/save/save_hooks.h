@@ -3,13 +3,23 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/save_options.h"
-#include "checkpoint/save/plan_cache.h"
 
 namespace tessera::ckpt {
+
+// Keeps this rank's part of the last plan: a save of a state of the same structure (names, roles,
+// dtypes, shapes, boxes) through the same cache is not planned anew. Use one cache for each
+// sequence of saves of one group; saves through one cache must not overlap.
+class PlanCache {
+ private:
+  friend class SaveAgreement;
+  struct Entry;
+  std::shared_ptr<const Entry> entry_;  // null: no plan yet
+};
 
 // A planned save, of which nothing has been written yet.
 struct PlannedSave {

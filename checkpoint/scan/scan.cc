@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -11,12 +10,11 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/digest_elements.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/pieces.h"
+#include "checkpoint/include/damage.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -71,42 +69,33 @@ absl::Status Scanner::OpenAll() {
   return Open(all);
 }
 
-absl::Status Scanner::Add(uint32_t file_index, std::unique_ptr<ReadableFile> file) {
-  Problems problems;
-  AddOne(file_index, std::move(file), problems);
-  return problems.status();
-}
-
 void Scanner::OpenOne(uint32_t file_index, Problems& problems) {
-  const DataFile& description = manifest_.files(static_cast<int>(file_index));
+  const DataFile& description = manifest_.files(file_index);
   const std::string path = JoinPath(directory_, description.path());
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage_.Open(path);
-  if (file.ok()) return AddOne(file_index, *std::move(file), problems);
-  const absl::Status& error = file.status();
-  if (options_.on_damage == nullptr || !IsDamage(error)) {
-    problems.Add(absl::IsInvalidArgument(error) ? absl::StatusCode::kDataLoss : error.code(),
-                 error.message(), description.path());
+  if (const absl::Status& error = file.status(); !error.ok()) {
+    if (options_.on_damage == nullptr || !IsDamage(error)) {
+      problems.Add(absl::IsInvalidArgument(error) ? absl::StatusCode::kDataLoss : error.code(),
+                   error.message(), description.path());
+      return;
+    }
+    ReportDamage(file_index, [&]() -> Damage {
+      // The damage names the file already.
+      const std::string name = storage_.Describe(path);
+      return {description.path(), 0, map().TensorsIn(file_index, 0, description.size_bytes()),
+              absl::StrReplaceAll(error.message(), {{absl::StrCat("Open ", name, ": "), ""},
+                                                    {absl::StrCat(name, ": "), ""}})};
+    });
     return;
   }
-  ReportDamage(file_index, [&]() -> Damage {
-    // The damage names the file already.
-    const std::string name = storage_.Describe(path);
-    return {description.path(), 0, map().TensorsIn(file_index, 0, description.size_bytes()),
-            absl::StrReplaceAll(error.message(), {{absl::StrCat("Open ", name, ": "), ""},
-                                                  {absl::StrCat(name, ": "), ""}})};
-  });
-}
-
-void Scanner::AddOne(uint32_t file_index, std::unique_ptr<ReadableFile> file, Problems& problems) {
-  const DataFile& description = manifest_.files(static_cast<int>(file_index));
-  const uint64_t found = file->size_bytes();
+  const uint64_t found = (*file)->size_bytes();
   uint64_t readable = std::min<uint64_t>(description.size_bytes(), found);
   const auto report = [&](Damage damage) {
     if (options_.on_damage != nullptr) {
       ReportDamage(file_index, [&] { return std::move(damage); });
       return;
     }
-    damage.file = storage_.Describe(JoinPath(directory_, description.path()));
+    damage.file = storage_.Describe(path);
     problems.Add(absl::StatusCode::kDataLoss, ToString(damage), description.path());
   };
   if (found != description.size_bytes()) {
@@ -119,7 +108,7 @@ void Scanner::AddOne(uint32_t file_index, std::unique_ptr<ReadableFile> file, Pr
                          kMaxChunkBytes, " can be read")});
     readable = 0;
   }
-  files_[file_index] = {std::move(file), readable};
+  files_[file_index] = {*std::move(file), readable};
 }
 
 const ReadableFile* Scanner::file(uint32_t file_index) const {
@@ -191,18 +180,18 @@ uint64_t EndChunks::found_bytes() const {
 }
 
 FilePiece Scanner::FirstChunk(const FilePiece& range) const {
-  const uint64_t chunk_bytes = manifest_.files(static_cast<int>(range.file_index)).chunk_bytes();
+  const uint64_t chunk_bytes = manifest_.files(range.file_index).chunk_bytes();
   return {range.file_index, range.begin, std::min(range.end, range.begin + chunk_bytes)};
 }
 
 FilePiece Scanner::LastChunk(const FilePiece& range) const {
-  const uint64_t chunk_bytes = manifest_.files(static_cast<int>(range.file_index)).chunk_bytes();
+  const uint64_t chunk_bytes = manifest_.files(range.file_index).chunk_bytes();
   return {range.file_index, (range.end - 1) / chunk_bytes * chunk_bytes, range.end};
 }
 
 absl::Status Scanner::TakeEnds(EndChunks& ends, const ChunkFunction& function,
                                FilePiece& range) const {
-  const std::string& file = manifest_.files(static_cast<int>(range.file_index)).path();
+  const std::string& file = manifest_.files(range.file_index).path();
   const auto take = [&](const FilePiece& chunk) -> absl::StatusOr<bool> {
     const std::shared_ptr<const std::string> bytes = ends.Find(file, chunk);
     if (bytes == nullptr) return false;
@@ -225,7 +214,7 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
   std::set<std::pair<uint32_t, uint64_t>> to_keep;  // files and beginnings of chunks
   const ChunkFunction keep = [&](int worker, const FilePiece& chunk, const std::byte* data) {
     if (to_keep.contains({chunk.file_index, chunk.begin})) {
-      ends->Keep(manifest_.files(static_cast<int>(chunk.file_index)).path(), chunk, data);
+      ends->Keep(manifest_.files(chunk.file_index).path(), chunk, data);
     }
     return function(worker, chunk, data);
   };
@@ -240,9 +229,8 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
       to_keep.emplace(range.file_index, FirstChunk(range).begin);
       to_keep.emplace(range.file_index, LastChunk(range).begin);
     }
-    const PieceLayout layout =
-        LayOutPieces(manifest_.files(static_cast<int>(range.file_index)).chunk_bytes(),
-                     options_.io_threads, options_.staging_bytes);
+    const PieceLayout layout = LayOutPieces(manifest_.files(range.file_index).chunk_bytes(),
+                                            options_.io_threads, options_.staging_bytes);
     workers = std::min(workers, layout.workers);
     for (uint64_t at = range.begin; at < range.end; at += layout.piece_bytes) {
       pieces.push_back({range.file_index, at, std::min(range.end, at + layout.piece_bytes)});
@@ -320,7 +308,7 @@ std::unique_ptr<PendingIo> Scanner::StartPiece(const FilePiece& piece, std::byte
 absl::Status Scanner::FinishPiece(const absl::Status& read, const FilePiece& piece,
                                   std::byte* buffer, int worker,
                                   const ChunkFunction& function) const {
-  const DataFile& description = manifest_.files(static_cast<int>(piece.file_index));
+  const DataFile& description = manifest_.files(piece.file_index);
   const std::span bytes(buffer, piece.size());
   if (!read.ok()) {
     if (options_.on_damage == nullptr || !IsDamage(read)) {
@@ -347,14 +335,14 @@ absl::Status Scanner::FinishPiece(const absl::Status& read, const FilePiece& pie
 }
 
 absl::Status Scanner::CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const {
-  const DataFile& description = manifest_.files(static_cast<int>(chunk.file_index));
+  const DataFile& description = manifest_.files(chunk.file_index);
   const uint64_t index = chunk.begin / description.chunk_bytes();
   // The rest of a truncated file's last chunk is missing, which was already reported.
   if (chunk.end !=
       std::min<uint64_t>(chunk.begin + description.chunk_bytes(), description.size_bytes())) {
     return absl::OkStatus();
   }
-  const uint32_t expected = description.chunk_crc32c(static_cast<int>(index));
+  const uint32_t expected = description.chunk_crc32c(index);
   uint32_t found = Crc32c(data);
   const auto describe = [&] {
     return DescribeChecksumError(manifest_, map(), chunk.file_index, index, found);
@@ -377,7 +365,7 @@ absl::Status Scanner::CheckChunk(const FilePiece& chunk, std::span<std::byte> da
 
 std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_index,
                                       uint64_t shard_begin, const LogicalTensor& tensor) {
-  const DataFile& file = manifest.files(static_cast<int>(file_index));
+  const DataFile& file = manifest.files(file_index);
   const size_t size = ElementSize(FromProto(tensor.dtype()));
   if (shard_begin % size == 0 && file.chunk_bytes() % size == 0) return std::nullopt;
   return Damage{file.path(), shard_begin, tensor.name(),
@@ -396,7 +384,7 @@ TensorDigests::TensorDigests(const Manifest& manifest, const FileMap& map, int w
       sums_(workers, std::vector<LogicalDigest>(manifest.tensors_size())) {
   for (uint32_t f = 0; f < boxes_.size(); ++f) {
     for (const FileMap::Extent& extent : map.extents(f)) {
-      const LogicalTensor& tensor = manifest.tensors(static_cast<int>(extent.tensor));
+      const LogicalTensor& tensor = manifest.tensors(extent.tensor);
       const Box box = ShardBox(tensor, extent.shard);
       if (box.empty()) continue;
       if (std::optional<Damage> damage = FindCutElements(manifest, f, extent.begin, tensor)) {

@@ -67,6 +67,9 @@ struct ScanOptions {
 using ChunkFunction =
     std::function<absl::Status(int worker, const FilePiece& chunk, const std::byte* data)>;
 
+// The callback of a scan that only checks.
+inline absl::Status OnlyCheck(int, const FilePiece&, const std::byte*) { return absl::OkStatus(); }
+
 // The number of pieces of a thread: one in flight, one that has arrived.
 inline constexpr size_t kPiecesPerWorker = 2;
 
@@ -126,8 +129,6 @@ class Scanner {
   // another size than the manifest says, or has chunks too large to be read.
   absl::Status Open(std::span<const uint32_t> file_indices);
   absl::Status OpenAll();
-  // Adds a file that is already open. Errors: as Open().
-  absl::Status Add(uint32_t file_index, std::unique_ptr<ReadableFile> file);
 
   // Returns an open file; null if it is not open.
   const ReadableFile* file(uint32_t file_index) const;
@@ -158,7 +159,6 @@ class Scanner {
   };
   class Problems;
   void OpenOne(uint32_t file_index, Problems& problems);
-  void AddOne(uint32_t file_index, std::unique_ptr<ReadableFile> file, Problems& problems);
   size_t OffsetInPage(const FilePiece& piece) const;
   FilePiece FirstChunk(const FilePiece& range) const;
   FilePiece LastChunk(const FilePiece& range) const;

@@ -8,21 +8,17 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/include/read_lock.h"
 #include "checkpoint/scan/scan.h"
 
 namespace tessera::ckpt {
@@ -63,7 +59,7 @@ class Verifier {
 
   // The file's own header must agree with the manifest, since other tools read it.
   absl::Status CheckHeader(uint32_t index) {
-    const DataFile& description = manifest_.files(static_cast<int>(index));
+    const DataFile& description = manifest_.files(index);
     const ReadableFile* const file = scanner_.file(index);
     // A missing file and a wrong size were reported. A file without checksums, or with a header
     // that is not at its start, does not have this format.
@@ -156,16 +152,13 @@ class Verifier {
         ++report_.digests_missing;
         continue;
       }
-      const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
+      const LogicalDigest expected = FromProto(tensor.digest());
       const LogicalDigest found = digests.Sum(t);
       if (found == expected) {
         ++report_.digests_verified;
         continue;
       }
-      report_.damage.push_back(
-          {std::string(kManifestFileName), 0, tensor.name(),
-           absl::StrFormat("logical digest: expected %016x%016x, found %016x%016x", expected.hi,
-                           expected.lo, found.hi, found.lo)});
+      Report({std::string(kManifestFileName), 0, tensor.name(), DescribeMismatch(expected, found)});
     }
   }
 
@@ -174,9 +167,6 @@ class Verifier {
   VerifyReport report_;
   Scanner scanner_;  // reports damage from one thread at a time
 };
-
-// For scans that only check.
-absl::Status Ignore(int, const FilePiece&, const std::byte*) { return absl::OkStatus(); }
 
 }  // namespace
 
@@ -225,7 +215,7 @@ absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
     Scanner scanner(storage, checkpoint_dir, manifest,
                     {.io_threads = 1, .staging_bytes = chunk_bytes, .read_original = true});
     TESSERA_RETURN_IF_ERROR(scanner.Open({&ranges.front().file_index, 1}));
-    TESSERA_RETURN_IF_ERROR(scanner.Run(ranges, Ignore));
+    TESSERA_RETURN_IF_ERROR(scanner.Run(ranges, OnlyCheck));
   }
   return absl::OkStatus();
 }
@@ -236,15 +226,13 @@ absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_vie
   if (staging == nullptr) return copies;
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
   ScanBuffers buffers;
-  const auto only_check = [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); };
   for (int f = 0; f < manifest.files_size(); ++f) {
     const DataFile& described = manifest.files(f);
     const std::string path = JoinPath(checkpoint_dir, described.path());
-    absl::StatusOr<std::unique_ptr<ReadableFile>> file = staging->Open(path);
-    if (!file.ok()) continue;
+    if (!staging->Open(path).ok()) continue;
     Scanner scanner(*staging, checkpoint_dir, manifest, {});
-    absl::Status intact = scanner.Add(f, *std::move(file));
-    if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), only_check, &buffers);
+    absl::Status intact = scanner.Open(std::vector<uint32_t>{static_cast<uint32_t>(f)});
+    if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), OnlyCheck, &buffers);
     if (intact.ok()) {
       copies.good_bytes += described.size_bytes();
       continue;

@@ -1,13 +1,12 @@
 #ifndef TESSERA_CHECKPOINT_SCAN_VERIFY_H_
 #define TESSERA_CHECKPOINT_SCAN_VERIFY_H_
 
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/directory/damage.h"
+#include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/include/verify_options.h"

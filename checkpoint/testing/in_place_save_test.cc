@@ -25,7 +25,6 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"

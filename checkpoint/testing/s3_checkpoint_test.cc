@@ -14,7 +14,6 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/thread_process_group.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"

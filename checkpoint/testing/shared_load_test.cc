@@ -18,13 +18,11 @@
 #include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/host_memory.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/testing/test_state.h"
@@ -124,11 +122,20 @@ class SharedLoadTest : public testing::TestWithParam<bool> {
         outcome.states.back()->Add(tensor, boxes_of(r, tensor), false);
       }
     }
+    std::vector<Checkpoint> opened;
+    for (int r = 0; r < ranks; ++r) {
+      absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(faulty_, directory_);
+      if (!checkpoint.ok()) {
+        outcome.reports.assign(ranks, checkpoint.status());
+        return outcome;
+      }
+      opened.push_back(*std::move(checkpoint));
+    }
     traffic_.sent_bytes = 0;
     RunRanks(ranks, [&](ProcessGroup& base) {
       WatchedGroup group(base, traffic_);
-      outcome.reports[group.rank()] = LoadCheckpoint(
-          faulty_, directory_, outcome.states[group.rank()]->dict, On(group, options));
+      const int rank = group.rank();
+      outcome.reports[rank] = opened[rank].Load(outcome.states[rank]->dict, On(group, options));
     });
     return outcome;
   }

@@ -9,10 +9,11 @@
 #include <deque>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "checkpoint/format/dtype.h"
+#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -39,6 +40,27 @@ inline SaveOptions With(Manifest metadata, SaveOptions options = {},
   options.metadata = ToMetadata(std::move(metadata));
   options.group = group;
   return options;
+}
+
+// Adds up the bytes that its rank sends to rank 0.
+class CountingGroup final : public ForwardingGroup {
+ public:
+  using ForwardingGroup::ForwardingGroup;
+  uint64_t sent_bytes = 0;
+
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    sent_bytes += mine.size();
+    return ForwardingGroup::Gather(mine, deadline);
+  }
+};
+
+// Opens the checkpoint in a directory of a storage, and loads it.
+inline absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view directory,
+                                                 const StateDict& state,
+                                                 const LoadOptions& options = {}) {
+  const absl::StatusOr<Checkpoint> opened = Checkpoint::Open(storage, directory);
+  return opened.ok() ? opened->Load(state, options) : opened.status();
 }
 
 struct WholeTensor {

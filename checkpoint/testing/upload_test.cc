@@ -11,7 +11,6 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"

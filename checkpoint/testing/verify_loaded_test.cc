@@ -20,7 +20,6 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/host_memory.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

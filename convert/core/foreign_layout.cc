@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

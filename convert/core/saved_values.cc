@@ -12,8 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/text.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt::convert {

@@ -20,7 +20,6 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "base/version.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "nlohmann/json.hpp"

@@ -2,7 +2,6 @@
 
 #include <limits>
 
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {

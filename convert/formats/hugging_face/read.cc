@@ -11,8 +11,9 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/dtype.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/reading.h"
 #include "convert/formats/hugging_face/hugging_face.h"
 #include "nlohmann/json.hpp"
@@ -126,10 +127,10 @@ class ModelReader {
                             .partition = parameter.partition};
     for (ForeignTensor& copy : copies) {
       if (copy.shape != parameter.shape || copy.dtype != tensor.dtype) {
-        problems_.push_back(absl::StrCat(
-            "tensor ", copy.name, " in ", copy.pieces[0].file, ": expected ",
-            std::string(SafetensorsName(tensor.dtype)), " ", ShapeToString(parameter.shape),
-            ", found ", std::string(SafetensorsName(copy.dtype)), " ", ShapeToString(copy.shape)));
+        problems_.push_back(absl::StrCat("tensor ", copy.name, " in ", copy.pieces[0].file,
+                                         ": expected ", ProtoName(tensor.dtype), " ",
+                                         ShapeToString(parameter.shape), ", found ",
+                                         ProtoName(copy.dtype), " ", ShapeToString(copy.shape)));
         return;
       }
       tensor.pieces.push_back(std::move(copy.pieces[0]));

@@ -10,7 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/load/load.h"
+#include "checkpoint/include/checkpoint.h"
 #include "tests/worlds/jobs/faults.h"
 #include "tests/worlds/jobs/scheduler.h"
 
@@ -331,8 +331,9 @@ absl::StatusOr<std::vector<Sighting>> LookAround(Storage& storage) {
 
 std::string ReadBack(Storage& storage, const Sighting& sighting) {
   Content content(0, 1);
-  const auto loaded =
-      ckpt::LoadCheckpoint(storage, sighting.directory, content.state(), {.io_threads = 1});
+  const auto opened = ckpt::Checkpoint::Open(storage, sighting.directory);
+  if (!opened.ok()) return std::string(opened.status().message());
+  const auto loaded = opened->Load(content.state(), {.io_threads = 1});
   if (!loaded.ok()) return std::string(loaded.status().message());
   return content.Is(sighting.id) ? "" : "its contents are not those that were saved";
 }
