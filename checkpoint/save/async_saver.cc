@@ -44,9 +44,15 @@ class AsyncSaver::Background {
         on_committed_(hooks.on_committed),
         group_(options.save.group != nullptr ? *options.save.group : alone_),
         staging_(options.available_memory_bytes),
-        context_{storage,     hooks.root,   hooks.choose_root,
-                 group_,      options.save, options.copy_threads,
-                 plan_cache_, staging_,     options.copy_ahead_bytes} {
+        context_{.storage = storage,
+                 .root = hooks.root,
+                 .choose_root = hooks.choose_root,
+                 .group = group_,
+                 .options = options.save,
+                 .copy_ahead_threads = options.copy_threads,
+                 .plan_cache = plan_cache_,
+                 .staging = staging_,
+                 .copy_ahead_bytes = options.copy_ahead_bytes} {
     TryToStartThread();
   }
 

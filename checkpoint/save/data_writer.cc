@@ -160,7 +160,8 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   return Report();
 }
 
-// What an update came to before the disk did, it will come to in the next save, too.
+// An update that was ahead of the disk in this save will be so in the next one: the memory for its
+// copies is made ready.
 void DataWriter::KeepForTheNextSave() {
   const StagingBuffers& buffers = table_.buffers();
   const uint64_t stride_bytes = buffers.stride_bytes();

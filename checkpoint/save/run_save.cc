@@ -112,10 +112,14 @@ SavePlanOptions PlanOptions(const SaveOptions& options) {
 
 DataWriterOptions WriterOptions(const SaveContext& context) {
   const StorageTraits traits = context.storage.Traits();
-  return {context.options.checksum_chunk_bytes, context.options.io_threads,
-          context.copy_ahead_threads,           context.options.staging_bytes,
-          traits.preferred_write_bytes,         context.options.progress,
-          traits.in_place_alignment_bytes,      context.copy_ahead_bytes};
+  return {.chunk_bytes = context.options.checksum_chunk_bytes,
+          .io_threads = context.options.io_threads,
+          .copy_ahead_threads = context.copy_ahead_threads,
+          .staging_bytes = context.options.staging_bytes,
+          .write_bytes = traits.preferred_write_bytes,
+          .progress = context.options.progress,
+          .in_place_alignment = traits.in_place_alignment_bytes,
+          .ahead_bytes = context.copy_ahead_bytes};
 }
 
 // Steps 1 and 2.
@@ -223,14 +227,15 @@ absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
   SingleProcessGroup alone;
   PlanCache plan_cache;
   StagingPool staging;
-  const SaveContext context = {storage,
-                               hooks.root,
-                               hooks.choose_root,
-                               options.group != nullptr ? *options.group : alone,
-                               options,
-                               /*copy_ahead_threads=*/0,
-                               hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
-                               staging};
+  const SaveContext context = {
+      .storage = storage,
+      .root = hooks.root,
+      .choose_root = hooks.choose_root,
+      .group = options.group != nullptr ? *options.group : alone,
+      .options = options,
+      .copy_ahead_threads = 0,
+      .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
+      .staging = staging};
   return RunSave(context, MakeManifest(request.step, request.metadata), request.rolling, state,
                  /*on_planned=*/nullptr);
 }

@@ -112,7 +112,7 @@ class Worker {
     return write != nullptr ? write->Wait() : absl::OkStatus();
   }
 
-  // In the block that was written before the last one.
+  // Turns to the other of the two blocks, once its own write has ended.
   absl::Status MakeRoom(size_t bytes) {
     now_ = 1 - now_;
     TESSERA_RETURN_IF_ERROR(FinishWrite(blocks_[now_]));

@@ -91,18 +91,25 @@ class Folder:
 
 class Checkpoint:
     """A checkpoint that was opened, of this library or of another framework: see open() and
-    open_foreign(). While it lives, retention does not delete it."""
+    open_foreign(). While it lives, retention does not delete it.
+
+    Attributes, which nothing changes:
+      path: its name.
+      step: of its training.
+      format: "tessera", or another framework's.
+      program: that has saved it.
+      notes: what was not understood of another framework's checkpoint.
+      tensors: by name, second names included.
+    """
 
     def __init__(self, handle: Handle, name: str) -> None:
         self._handle = handle
         found = report(lib.describe, handle)
         self.path = join(name, found["directory"])
-        self.step: int = found["step"]  # of its training
-        self.format: str = found["format"]  # "tessera", or another framework's
-        self.program: str = found["program"]  # that has saved it
-        # What was not understood of another framework's checkpoint.
+        self.step: int = found["step"]
+        self.format: str = found["format"]
+        self.program: str = found["program"]
         self.notes: List[str] = found["notes"]
-        # By name, second names included.
         self.tensors: Dict[str, TensorInfo] = {
             tensor["name"]: TensorInfo(
                 name=tensor["name"], dtype=_tensors.DTYPE_NAMES[tensor["dtype"]],

@@ -261,7 +261,7 @@ TimeSplit TrainLoop::TakeTimeSplit() {
 absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   const TraceSpan span("step", "records");
   progress_line_.Step(metrics);
-  // See CheckRecords().
+  // CheckRecords() reports the error on every rank.
   if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
   FollowRecords();
   if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {

@@ -107,7 +107,7 @@ class LegacyReader {
     return CheckPlaces();
   }
 
-  // That there is a folder for each rank of the grid, and no other.
+  // Checks that there is a folder for each rank of the grid, and no other.
   absl::Status CheckGrid(const std::vector<std::string>& found) {
     const std::string grid =
         absl::StrCat(tensor_ranks_, " tensor-parallel and ", stages_, " pipeline-parallel ranks");
