@@ -17,8 +17,8 @@ namespace tessera {
 // it to the rank that needs it: a single step in which no rank depends on another's progress, and
 // in which each sum can be taken in any order, for as many bytes as a ring would send.
 
-// The data of an all-gather, or of another exchange: a piece is sent to every rank, and one is received from
-// every rank. Displacements are in bytes.
+// The data of an all-gather, or of another exchange: a piece is sent to every rank, and one is
+// received from every rank. Displacements are in bytes.
 struct Exchange {
   const char* send = nullptr;
   std::vector<int64_t> send_at, send_bytes;

@@ -108,8 +108,8 @@ class PosixStorage final : public Storage {
         options_(options),
         bounce_(options.bounce_buffer_bytes, options.max_bounce_buffers) {}
 
-  // Finds the alignment with a file that has no name: not every file system has direct I/O, and each
-  // asks for another alignment.
+  // Finds the alignment with a file that has no name: not every file system has direct I/O, and
+  // each asks for another alignment.
   StorageTraits Traits() override {
     std::call_once(probed_, [&] {
       if (!options_.direct_io) return;

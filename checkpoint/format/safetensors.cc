@@ -165,7 +165,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
       return true;
     }
     if (state_ == State::kEntry && field_ == "dtype") {
-      // The manifest's names of dtypes are those of safetensors.
+      // A dtype has the same name in a manifest and in safetensors.
       DTypeProto dtype = DTYPE_UNSPECIFIED;
       if (!DTypeProto_Parse(value, &dtype) || dtype == DTYPE_UNSPECIFIED) {
         return Fail("unknown dtype \"" + Shown(value) + "\"");

@@ -284,8 +284,8 @@ class SharedReader {
 
   // Some buffers are for the exchange: messages arrive while the previous one is placed; one is for
   // packing. The rest is for reading: up to two per worker for pieces that others wait for, and as
-  // many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays all
-  // others at once, and a worker reads one piece while it places another.
+  // many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays
+  // all others at once, and a worker reads one piece while it places another.
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes) {
     const uint64_t receive_bytes = largest_incoming_ + kCopyRoomBytes;
     const uint64_t pack_bytes = packs_ ? largest_own_ + kReadRoomBytes : 0;

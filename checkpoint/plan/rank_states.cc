@@ -221,8 +221,8 @@ bool ColumnsFit(const LogicalTensor& tensor) {
   return tensor.shards().global_offset_size() == numbers && tensor.shards().shape_size() == numbers;
 }
 
-// Calls fn(serialized LogicalTensor) for each tensor of a serialized RankState; false where it cannot
-// be parsed. Copies nothing: few of the descriptions of thousands of ranks differ.
+// Calls fn(serialized LogicalTensor) for each tensor of a serialized RankState; false where it
+// cannot be parsed. Copies nothing: few of the descriptions of thousands of ranks differ.
 template <typename Function>
 bool ForEachTensor(const std::string& plan, Function&& fn) {
   using google::protobuf::internal::WireFormatLite;

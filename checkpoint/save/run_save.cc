@@ -57,9 +57,9 @@
 // conditional request: the creation of an object that does not exist yet. A rolling save has a
 // folder of its own. Whatever deletes data that is not committed (retention, Prune, the emptying of
 // a rolling slot) does so behind a committed checkpoint of the same step or a later one, and puts a
-// tombstone (checkpoint/directory/directory.h) in the manifest's place before, so that a late commit
-// fails. A later save of that step replaces the tombstone that its step 2 has found: if it has been
-// fenced itself since then, another tombstone is there, and its commit fails.
+// tombstone (checkpoint/directory/directory.h) in the manifest's place before, so that a late
+// commit fails. A later save of that step replaces the tombstone that its step 2 has found: if it
+// has been fenced itself since then, another tombstone is there, and its commit fails.
 
 namespace tessera::ckpt {
 namespace {
