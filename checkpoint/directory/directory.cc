@@ -74,8 +74,8 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::str
   return those;
 }
 
-// Reads the bytes of a committed manifest, as many as its header states. NotFound lists the existing
-// checkpoints.
+// Reads the bytes of a committed manifest, as many as its header states. NotFound lists the
+// existing checkpoints.
 absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir) {
   const std::string path = JoinPath(checkpoint_dir, kManifestFileName);
   const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);

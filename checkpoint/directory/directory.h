@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
                                                             std::string_view root);
 
-// ---- Fences, and the names in a checkpoint's directory other than its manifest and its data files.
+// ---- Fences, and names in a checkpoint's directory other than its manifest and its data files.
 //
 // A tombstone takes a directory out of a late writer's reach in storages that cannot rename
 // directories. Before the data of an attempt that may still commit is deleted, a tombstone takes

@@ -33,8 +33,8 @@ constexpr int kAttemptsToFence = 5;
 
 using Names = std::set<std::string>;
 
-// The lock of a checkpoint is that of its directory: shared while it is read, exclusive while it is
-// deleted. -1 where the directory is not on this machine, or cannot be opened.
+// Opens the directory of a checkpoint, whose lock is shared while the checkpoint is read, and
+// exclusive while it is deleted. -1 where it is not on this machine, or cannot be opened.
 int OpenDirectory(const Storage& storage, std::string_view directory) {
   const std::optional<std::string> path = storage.LocalPath(directory);
   return path.has_value() ? ::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;

@@ -29,8 +29,8 @@ enum class Leftovers {
 // - Data to delete is first taken out of other writers' reach, so that none of them can commit it.
 //   In a file system, the directory is renamed and examined again: a checkpoint that was committed
 //   just before gets its name back. In an object store, which has no directories to rename, the
-//   files to delete are listed, a tombstone (directory.h) replaces the manifest, and only the listed
-//   files are deleted: the attempts that wrote them can no longer commit.
+//   files to delete are listed, a tombstone (directory.h) replaces the manifest, and only the
+//   listed files are deleted: the attempts that wrote them can no longer commit.
 class Removal {
  public:
   // Returns the implementation for a storage, which must outlive it.
