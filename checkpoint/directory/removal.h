@@ -71,7 +71,7 @@ class Removal {
   virtual bool frees_names() const = 0;
 };
 
-// Calls removal.Delete(), unless the checkpoint is being read: returns false then, with nothing done.
+// Calls removal.Delete() and returns true, unless the checkpoint is being read.
 absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
                                       const CheckpointInfo& dir);
 
