@@ -10,6 +10,7 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
+#include "convert/core/models.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats.h"

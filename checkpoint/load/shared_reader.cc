@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,6 +23,7 @@
 #include "base/threads.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/load/host_memory.h"
+#include "checkpoint/load/read_schedule.h"
 #include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
@@ -34,23 +34,13 @@ constexpr std::byte kGood{0};
 constexpr std::byte kFailed{1};
 constexpr uint64_t kMarkBytes = 1;
 
-// Size of one message, and the number in flight to a rank: received data is still in the
-// second-level cache when it is placed. No element crosses a boundary.
-constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
+// Messages with contents in flight to a rank.
 constexpr uint64_t kReceives = 3;
 
 // Space for the mark in front of the contents, which themselves begin at a cache line where they
 // are copied, and at a page where the disk delivers them.
 constexpr uint64_t kCopyRoomBytes = 64;
 constexpr uint64_t kReadRoomBytes = kIoAlignmentBytes;
-
-// Calls fn(message) for the messages that carry a complete piece.
-template <typename Function>
-void ForEachMessage(const FilePiece& piece, Function&& fn) {
-  for (uint64_t at = piece.begin; at < piece.end; at += kMessageBytes) {
-    fn(FilePiece{piece.file_index, at, std::min(piece.end, at + kMessageBytes)});
-  }
-}
 
 class SharedReader {
  public:
@@ -67,7 +57,7 @@ class SharedReader {
   // at least seven pieces. Does not communicate.
   absl::Status Prepare(const Manifest& manifest, const ReadShare& share,
                        const LoadOptions& options) {
-    TESSERA_RETURN_IF_ERROR(Schedule(manifest, share));
+    TESSERA_ASSIGN_OR_RETURN(schedule_, ReadSchedule::Create(manifest, share, rank_));
     return MakeBuffers(options.io_threads, options.staging_bytes);
   }
 
@@ -82,8 +72,8 @@ class SharedReader {
                              AgreeEach(group_, MapMemory(offers), WhoMapped, deadline_));
     RankSet parsed;
     if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
-    mappers_.assign(parsed.rank().begin(), parsed.rank().end());
-    ScheduleShared();
+    schedule_.ShareMemory({parsed.rank().begin(), parsed.rank().end()},
+                          [&](uint32_t reader) { return mapped_.contains(reader); });
     return absl::OkStatus();
   }
 
@@ -92,7 +82,7 @@ class SharedReader {
   absl::Status Run() {
     {
       const MutexLock lock(&mutex_);
-      done_.resize(own_.size());
+      done_.resize(schedule_.own().size());
       for (AlignedBuffer& buffer : private_buffers_) free_private_.push_back(buffer.data());
     }
     std::vector<std::thread> threads = StartThreads(workers_, [this](int w) { Work(w); });
@@ -101,7 +91,7 @@ class SharedReader {
     {
       const MutexLock lock(&mutex_);
       if (!exchanged.ok()) stop_ = true;
-      released_ = own_.size();
+      released_ = schedule_.own().size();
     }
     changed_.NotifyAll();
     if (alone_) Work(0);
@@ -115,43 +105,10 @@ class SharedReader {
   }
 
  private:
-  // The receivers of one part of a piece.
-  struct ReceiverGroup {
-    const ShardRegion* region;  // null: the whole piece
-    std::shared_ptr<const PackedRegion> packed;
-    const std::vector<uint32_t>* ranks;
-  };
-  struct OwnPiece {
-    FilePiece piece;
-    const std::vector<ReceiverGroup>* groups;
-    std::vector<std::pair<uint32_t, uint64_t>> told;  // ranks that place it, and their bytes of it
-    size_t first_answer = 0;                          // of theirs, among the incoming ones
-  };
-  enum class Carries : uint8_t {
-    kContents,  // of a piece, or of a part of it
-    kPlace,     // the mark, and where in its reader's memory the piece is
-    kAnswer,    // nothing: the piece was placed
-  };
-  struct Incoming {
-    FilePiece piece;  // the piece that the message is part of
-    uint32_t source;
-    const ShardRegion* region;  // null: the whole piece
-    uint64_t bytes;             // without the mark
-    bool marked;
-    Carries carries = Carries::kContents;
-  };
-  // A piece that several ranks need.
-  struct SharedPiece {
-    FilePiece piece;
-    uint32_t reader;
-    const std::vector<ReceiverGroup>* groups;
-  };
-  // A step in the processing of all pieces: a piece that this rank reads, or a message from
-  // another.
-  struct Step {
-    bool own;
-    size_t index;
-  };
+  using ReceiverGroup = ReadSchedule::ReceiverGroup;
+  using OwnPiece = ReadSchedule::OwnPiece;
+  using Incoming = ReadSchedule::Incoming;
+  using Carries = ReadSchedule::Carries;
 
   enum class Done : uint8_t { kNot, kGood, kFailed };
   using Small = std::array<std::byte, kMarkBytes + sizeof(uint64_t)>;
@@ -161,119 +118,6 @@ class SharedReader {
     std::byte* buffer;
     std::unique_ptr<PendingIo> read = nullptr;  // null: is not read, after another error
   };
-
-  absl::Status Schedule(const Manifest& manifest, const ReadShare& share) {
-    for (const RankSet& set : share.rank_sets()) {
-      rank_sets_[set.id()].assign(set.rank().begin(), set.rank().end());
-    }
-    for (const ReadSegment& segment : share.segments()) {
-      std::vector<ReceiverGroup>* groups = nullptr;
-      if (segment.reader_size() > 0) {
-        groups = groups_.emplace_back(std::make_unique<std::vector<ReceiverGroup>>()).get();
-        TESSERA_RETURN_IF_ERROR(AddGroups(manifest, segment, *groups));
-      }
-      int next = 0;
-      for (uint64_t at = segment.begin(); at < segment.end(); at += segment.piece_bytes(), ++next) {
-        const FilePiece piece = {segment.file_index(), at,
-                                 std::min(segment.end(), at + segment.piece_bytes())};
-        if (groups == nullptr) {
-          largest_private_ = std::max(largest_private_, piece.size());
-          private_.push_back(piece);
-        } else if (next < segment.reader_size()) {
-          shared_.push_back({piece, segment.reader(next), groups});
-        } else {
-          return absl::InternalError("a piece without a reader");
-        }
-      }
-    }
-    std::ranges::sort(shared_, {}, [](const SharedPiece& p) {
-      return std::tuple(p.piece.begin, p.piece.file_index);
-    });
-    for (const SharedPiece& shared : shared_) {
-      if (shared.reader != rank_) continue;
-      own_.push_back({shared.piece, shared.groups, {}});
-      largest_own_ = std::max(largest_own_, shared.piece.size());
-      for (const ReceiverGroup& group : *shared.groups) packs_ |= group.packed != nullptr;
-    }
-    ScheduleShared();
-    return absl::OkStatus();
-  }
-
-  absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
-                         std::vector<ReceiverGroup>& groups) const {
-    for (const Receivers& receivers : segment.receivers()) {
-      const auto ranks = rank_sets_.find(receivers.rank_set());
-      if (ranks == rank_sets_.end()) return absl::InternalError("an unknown set of ranks");
-      ReceiverGroup& group = groups.emplace_back(ReceiverGroup{nullptr, nullptr, &ranks->second});
-      if (!receivers.has_region()) continue;
-      group.region = &receivers.region();
-      TESSERA_ASSIGN_OR_RETURN(PackedRegion packed,
-                               PackedRegion::Create(manifest, receivers.region()));
-      group.packed = std::make_shared<const PackedRegion>(std::move(packed));
-    }
-    return absl::OkStatus();
-  }
-
-  // The steps and messages of all shared pieces, as far as memory is mapped by now.
-  void ScheduleShared() {
-    steps_.clear();
-    incoming_.clear();
-    size_t next_own = 0;
-    for (const SharedPiece& shared : shared_) AddShared(shared, next_own);
-  }
-
-  // Returns the bytes of a piece that a rank receives.
-  static uint64_t BytesFor(uint32_t rank, const SharedPiece& shared) {
-    uint64_t bytes = 0;
-    for (const ReceiverGroup& group : *shared.groups) {
-      if (!std::ranges::binary_search(*group.ranks, rank)) continue;
-      bytes += group.packed != nullptr ? group.packed->BytesIn(shared.piece) : shared.piece.size();
-    }
-    return bytes;
-  }
-
-  void AddShared(const SharedPiece& shared, size_t& next_own) {
-    const FilePiece& piece = shared.piece;
-    const uint32_t reader = shared.reader;
-    if (reader == rank_) {
-      OwnPiece& own = own_[next_own];
-      steps_.push_back({true, next_own++});
-      own.first_answer = incoming_.size();
-      for (const uint32_t rank : mappers_) {
-        const uint64_t bytes = BytesFor(rank, shared);
-        if (bytes == 0) continue;
-        own.told.push_back({rank, bytes});
-        incoming_.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
-      }
-      return;
-    }
-    if (mapped_.contains(reader)) {
-      const uint64_t bytes = BytesFor(rank_, shared);
-      if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kPlace});
-      return;
-    }
-    for (const ReceiverGroup& group : *shared.groups) {
-      if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
-      if (group.packed != nullptr) {
-        const uint64_t bytes = group.packed->BytesIn(piece);
-        if (bytes > 0) AddIncoming({piece, reader, group.region, bytes, true});
-        continue;
-      }
-      ForEachMessage(piece, [&](const FilePiece& part) {
-        AddIncoming({part, reader, nullptr, part.size(), part.begin == piece.begin});
-      });
-    }
-  }
-
-  void AddIncoming(const Incoming& message) {
-    steps_.push_back({false, incoming_.size()});
-    incoming_.push_back(message);
-    if (message.carries == Carries::kContents) {
-      largest_incoming_ = std::max(largest_incoming_, message.bytes);
-    }
-  }
-
-  bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers_, rank); }
 
   absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to) {
     TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
@@ -287,9 +131,10 @@ class SharedReader {
   // many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays
   // all others at once, and a worker reads one piece while it places another.
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes) {
-    const uint64_t receive_bytes = largest_incoming_ + kCopyRoomBytes;
-    const uint64_t pack_bytes = packs_ ? largest_own_ + kReadRoomBytes : 0;
-    const uint64_t piece_bytes = std::max(largest_private_, largest_own_ + kReadRoomBytes);
+    const uint64_t receive_bytes = schedule_.largest_incoming() + kCopyRoomBytes;
+    const uint64_t pack_bytes = schedule_.packs() ? schedule_.largest_own() + kReadRoomBytes : 0;
+    const uint64_t piece_bytes =
+        std::max(schedule_.largest_alone(), schedule_.largest_own() + kReadRoomBytes);
     const auto rest = [&](uint64_t receive) {
       const uint64_t used = receive * receive_bytes + pack_bytes;
       return (staging_bytes - std::min(staging_bytes, used)) / (piece_bytes + kIoAlignmentBytes);
@@ -298,25 +143,26 @@ class SharedReader {
     const uint64_t pieces = rest(receive);
     workers_ = static_cast<int>(std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1)));
     const uint64_t two_each = kPiecesPerWorker * workers_;
-    const uint64_t least_alone = private_.empty() ? 0 : workers_;
+    const uint64_t least_alone = schedule_.alone().empty() ? 0 : workers_;
     const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, least_alone), 2);
-    const size_t own = std::min<size_t>(own_.size(), std::min<uint64_t>(left, two_each));
+    const size_t own = std::min<size_t>(schedule_.own().size(), std::min<uint64_t>(left, two_each));
     const uint64_t more_alone = std::clamp(pieces - std::min<uint64_t>(pieces, own), least_alone,
                                            std::max(two_each, least_alone));
-    const size_t alone = std::min<uint64_t>(private_.size(), more_alone);
+    const size_t alone = std::min<uint64_t>(schedule_.alone().size(), more_alone);
     TESSERA_RETURN_IF_ERROR(MakeOwnBuffers(own));
-    for (size_t i = 0; i < std::min<size_t>(incoming_.size(), receive); ++i) {
+    for (size_t i = 0; i < std::min<size_t>(schedule_.incoming().size(), receive); ++i) {
       TESSERA_RETURN_IF_ERROR(AddBuffer(receive_bytes, receive_buffers_));
     }
-    if (packs_) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
+    if (schedule_.packs()) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
     for (size_t i = 0; i < alone; ++i) {
-      TESSERA_RETURN_IF_ERROR(AddBuffer(largest_private_, private_buffers_));
+      TESSERA_RETURN_IF_ERROR(AddBuffer(schedule_.largest_alone(), private_buffers_));
     }
     return absl::OkStatus();
   }
 
   absl::Status MakeOwnBuffers(size_t count) {
-    const uint64_t stride = RoundUp<uint64_t>(largest_own_, kIoAlignmentBytes) + kReadRoomBytes;
+    const uint64_t stride =
+        RoundUp<uint64_t>(schedule_.largest_own(), kIoAlignmentBytes) + kReadRoomBytes;
     if (count == 0) return absl::OkStatus();
     absl::StatusOr<HostMemory> shared = HostMemory::Create(count * stride);
     if (shared.ok()) {
@@ -336,10 +182,7 @@ class SharedReader {
     if (!parsed.ParseFromString(offers)) return absl::InternalError("rank 0 sent bad offers");
     RankSet owners;
     for (const MemoryOffer& offer : parsed.offers()) {
-      const bool reads_for_this = std::ranges::any_of(shared_, [&](const SharedPiece& shared) {
-        return shared.reader == offer.rank() && BytesFor(rank_, shared) > 0;
-      });
-      if (!reads_for_this) continue;
+      if (!schedule_.Needs(offer.rank())) continue;
       absl::StatusOr<HostMemory> memory = HostMemory::Map(offer);
       if (!memory.ok()) continue;
       mapped_.emplace(offer.rank(), *std::move(memory));
@@ -354,12 +197,12 @@ class SharedReader {
     MutexLock lock(&mutex_);
     while (true) {
       if (stop_) return std::nullopt;
-      const bool own_left = next_own_ < own_.size();
+      const bool own_left = next_own_ < schedule_.own().size();
       if (own_left && next_own_ < released_ + own_buffers_.size()) {
         const size_t index = next_own_++;
         return Task{true, index, OwnBuffer(index)};
       }
-      const bool private_left = error_.ok() && next_private_ < private_.size();
+      const bool private_left = error_.ok() && next_private_ < schedule_.alone().size();
       if (private_left && !free_private_.empty()) {
         std::byte* const buffer = free_private_.back();
         free_private_.pop_back();
@@ -381,7 +224,7 @@ class SharedReader {
   }
 
   const FilePiece& PieceOf(const Task& task) const {
-    return task.own ? own_[task.index].piece : private_[task.index];
+    return task.own ? schedule_.own()[task.index].piece : schedule_.alone()[task.index];
   }
 
   std::optional<Task> StartNext(bool may_wait) {
@@ -422,14 +265,14 @@ class SharedReader {
   }
 
   absl::Status Exchange() {
-    small_.resize(incoming_.size());
-    pending_.resize(incoming_.size());
-    for (const Step& step : steps_) {
-      const OwnPiece* const own = step.own ? &own_[step.index] : nullptr;
+    small_.resize(schedule_.incoming().size());
+    pending_.resize(schedule_.incoming().size());
+    for (const ReadSchedule::Step& step : schedule_.steps()) {
+      const OwnPiece* const own = step.own ? &schedule_.own()[step.index] : nullptr;
       PostReceives(own != nullptr ? own->first_answer + own->told.size() : step.index + 1);
       TESSERA_RETURN_IF_ERROR(own != nullptr ? SendPiece(step.index) : ReceivePiece(step.index));
     }
-    TESSERA_RETURN_IF_ERROR(AwaitAnswers(own_.size()));
+    TESSERA_RETURN_IF_ERROR(AwaitAnswers(schedule_.own().size()));
     while (!answers_.empty()) TESSERA_RETURN_IF_ERROR(FinishAnswer());
     return FinishSends();
   }
@@ -437,9 +280,9 @@ class SharedReader {
   // Posts what is received up to the end of a step, and ahead of that.
   void PostReceives(size_t end) {
     constexpr size_t kAhead = 16;
-    const size_t last = std::min(end + kAhead, incoming_.size());
+    const size_t last = std::min(end + kAhead, schedule_.incoming().size());
     for (; next_posted_ < last; ++next_posted_) {
-      const Incoming& message = incoming_[next_posted_];
+      const Incoming& message = schedule_.incoming()[next_posted_];
       std::span<std::byte> to = small_[next_posted_];
       if (message.carries == Carries::kAnswer) to = to.first(kMarkBytes);
       if (message.carries == Carries::kContents) {
@@ -460,7 +303,8 @@ class SharedReader {
   absl::Status Await(size_t incoming) {
     while (next_awaited_ < next_posted_ && pending_[next_awaited_] == nullptr) ++next_awaited_;
     for (size_t i = next_awaited_; i <= incoming; ++i) {
-      if (pending_[i] == nullptr || incoming_[i].source != incoming_[incoming].source) {
+      if (pending_[i] == nullptr ||
+          schedule_.incoming()[i].source != schedule_.incoming()[incoming].source) {
         continue;
       }
       const std::unique_ptr<PendingMessage> message = std::move(pending_[i]);
@@ -470,7 +314,7 @@ class SharedReader {
   }
 
   absl::Status ReceivePiece(size_t index) {
-    const Incoming& message = incoming_[index];
+    const Incoming& message = schedule_.incoming()[index];
     TESSERA_RETURN_IF_ERROR(Await(index));
     if (message.carries == Carries::kPlace) return PlaceMapped(message, small_[index]);
     const std::byte* const data = ReceiveBuffer(contents_placed_++);
@@ -511,7 +355,7 @@ class SharedReader {
   // Waits until own pieces below `end` are placed wherever they were told of.
   absl::Status AwaitAnswers(size_t end) {
     for (; placed_ < end; ++placed_) {
-      const OwnPiece& own = own_[placed_];
+      const OwnPiece& own = schedule_.own()[placed_];
       for (size_t i = 0; i < own.told.size(); ++i) {
         TESSERA_RETURN_IF_ERROR(Await(own.first_answer + i));
       }
@@ -525,9 +369,9 @@ class SharedReader {
     TESSERA_RETURN_IF_ERROR(FinishSends());
     const size_t elsewhere = std::max<size_t>(own_buffers_.size() / 2, 1) - 1;
     TESSERA_RETURN_IF_ERROR(
-        AwaitAnswers(mappers_.empty() ? index : index - std::min(index, elsewhere)));
+        AwaitAnswers(schedule_.mappers().empty() ? index : index - std::min(index, elsewhere)));
     const bool good = WaitForOwn(index);
-    const OwnPiece& own = own_[index];
+    const OwnPiece& own = schedule_.own()[index];
     std::byte* const data = OwnBuffer(index);
     data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
     if (!own.told.empty()) {
@@ -544,7 +388,7 @@ class SharedReader {
         TESSERA_RETURN_IF_ERROR(SendPacked(group, own.piece, data, good));
         continue;
       }
-      ForEachMessage(own.piece, [&](const FilePiece& part) {
+      ReadSchedule::ForEachMessage(own.piece, [&](const FilePiece& part) {
         Send(group, data + (part.begin - own.piece.begin), part.size(),
              part.begin == own.piece.begin);
       });
@@ -576,7 +420,9 @@ class SharedReader {
   absl::Status SendPacked(const ReceiverGroup& group, const FilePiece& piece, const std::byte* data,
                           bool good) {
     const uint64_t bytes = group.packed->BytesIn(piece);
-    const auto needs_no_message = [&](uint32_t rank) { return rank == rank_ || IsMapper(rank); };
+    const auto needs_no_message = [&](uint32_t rank) {
+      return rank == rank_ || schedule_.IsMapper(rank);
+    };
     if (bytes == 0 || std::ranges::all_of(*group.ranks, needs_no_message)) return absl::OkStatus();
     if (pack_used_ + kCopyRoomBytes + bytes > pack_buffer_[0].size_bytes()) {
       TESSERA_RETURN_IF_ERROR(FinishSends());
@@ -592,7 +438,7 @@ class SharedReader {
   void Send(const ReceiverGroup& group, const std::byte* data, uint64_t bytes, bool marked) {
     const uint64_t mark_bytes = marked ? kMarkBytes : 0;
     for (const uint32_t rank : *group.ranks) {
-      if (rank == rank_ || IsMapper(rank)) continue;
+      if (rank == rank_ || schedule_.IsMapper(rank)) continue;
       sends_.push_back(
           group_.StartSend({data - mark_bytes, bytes + mark_bytes}, static_cast<int>(rank)));
       report_.bytes_sent += bytes;
@@ -613,16 +459,7 @@ class SharedReader {
   const absl::Duration deadline_;
   LoadReport& report_;  // what is read, received and sent, and the size of the buffers
 
-  std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
-  std::vector<std::unique_ptr<std::vector<ReceiverGroup>>> groups_;  // per shared segment
-  std::vector<FilePiece> private_;
-  std::vector<SharedPiece> shared_;  // in order
-  std::vector<OwnPiece> own_;        // in order
-  std::vector<Incoming> incoming_;   // in order
-  std::vector<Step> steps_;
-  uint64_t largest_private_ = 0, largest_own_ = 0, largest_incoming_ = 0;  // bytes
-  bool packs_ = false;
-
+  ReadSchedule schedule_;
   int workers_ = 1;
   std::vector<AlignedBuffer> private_buffers_;  // of whichever worker takes them
   // Buffers of own pieces: piece i is in buffer i modulo their number, after kReadRoomBytes. If
@@ -631,7 +468,6 @@ class SharedReader {
   std::optional<HostMemory> host_memory_;
   std::vector<AlignedBuffer> own_memory_;
   std::map<uint32_t, HostMemory> mapped_;  // by the rank that reads into it
-  std::vector<uint32_t> mappers_;          // ranks that have mapped host_memory_, ascending
   std::vector<AlignedBuffer> receive_buffers_;
   std::vector<AlignedBuffer> pack_buffer_;  // one or none
 

@@ -158,6 +158,7 @@ class Scanner {
     uint64_t readable_bytes = 0;
   };
   class Problems;
+  class Pass;
   void OpenOne(uint32_t file_index, Problems& problems);
   size_t OffsetInPage(const FilePiece& piece) const;
   FilePiece FirstChunk(const FilePiece& range) const;

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"

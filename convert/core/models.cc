@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/status_macros.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
 #include "google/protobuf/text_format.h"
 #include "models/layers/architecture.h"
@@ -200,6 +201,36 @@ absl::StatusOr<std::vector<ForeignParameter>> ForeignParameters(std::string_view
   TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FormatOf(framework, config));
   return format->parameters(config);
+}
+
+absl::StatusOr<ForeignModel> ForeignModel::Read(std::string_view framework,
+                                                std::string_view config_json, int64_t tensor_count,
+                                                uint64_t file_bytes) {
+  ForeignModel model;
+  TESSERA_ASSIGN_OR_RETURN(model.description_,
+                           ReadForeignConfig(framework, config_json, tensor_count));
+  TESSERA_RETURN_IF_ERROR(CheckModelFits(model.description_, file_bytes));
+  TESSERA_ASSIGN_OR_RETURN(model.parameters_,
+                           ForeignParameters(framework, model.description_.config));
+  for (size_t i = 0; i < model.parameters_.size(); ++i) {
+    model.by_name_.emplace(model.parameters_[i].name, i);
+    for (const std::string& name : model.parameters_[i].other_names) {
+      model.by_name_.emplace(name, i);
+    }
+  }
+  return model;
+}
+
+std::vector<ForeignParameter*> ForeignModel::Named(std::string_view name) {
+  std::vector<ForeignParameter*> named;
+  const auto [begin, end] = by_name_.equal_range(name);
+  for (auto at = begin; at != end; ++at) named.push_back(&parameters_[at->second]);
+  return named;
+}
+
+ForeignParameter* ForeignModel::Find(std::string_view name) {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &parameters_[found->second];
 }
 
 }  // namespace tessera::ckpt::convert

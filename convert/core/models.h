@@ -3,7 +3,10 @@
 
 // Conversion between models in manifests and in the configurations of other frameworks.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +68,29 @@ absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework, const
 // (CheckModelFits() in foreign_layout.h). InvalidArgument if the framework has no such model.
 absl::StatusOr<std::vector<ForeignParameter>> ForeignParameters(std::string_view framework,
                                                                 const ModelProto& model);
+
+// A model, and its parameters in a framework's form.
+class ForeignModel {
+ public:
+  // Reads the model that a ForeignFormat's configuration describes. InvalidArgument if the model is
+  // unknown, or has more parameters than the files have tensors and bytes.
+  static absl::StatusOr<ForeignModel> Read(std::string_view framework, std::string_view config_json,
+                                           int64_t tensor_count, uint64_t file_bytes);
+
+  const ModelDescription& description() const { return description_; }
+  // The parameters in the order of their declaration.
+  const std::vector<ForeignParameter>& parameters() const { return parameters_; }
+  // Returns the parameters that have this name, or have it as another name. Releases of a framework
+  // may give one name to several parameters.
+  std::vector<ForeignParameter*> Named(std::string_view name);
+  // Returns the first parameter with this name; null if there is no such parameter.
+  ForeignParameter* Find(std::string_view name);
+
+ private:
+  ModelDescription description_;
+  std::vector<ForeignParameter> parameters_;
+  std::multimap<std::string, size_t, std::less<>> by_name_;
+};
 
 }  // namespace tessera::ckpt::convert
 

@@ -11,7 +11,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/text.h"
-#include "convert/core/foreign_layout.h"
 
 namespace tessera::ckpt::convert {
 
@@ -103,36 +102,6 @@ LayerName SplitLayer(std::string_view name) {
     begin = end + 1;
   }
   return {.before = std::string(name)};
-}
-
-absl::StatusOr<ForeignModel> ForeignModel::Read(std::string_view framework,
-                                                std::string_view config_json, int64_t tensor_count,
-                                                uint64_t file_bytes) {
-  ForeignModel model;
-  TESSERA_ASSIGN_OR_RETURN(model.description_,
-                           ReadForeignConfig(framework, config_json, tensor_count));
-  TESSERA_RETURN_IF_ERROR(CheckModelFits(model.description_, file_bytes));
-  TESSERA_ASSIGN_OR_RETURN(model.parameters_,
-                           ForeignParameters(framework, model.description_.config));
-  for (size_t i = 0; i < model.parameters_.size(); ++i) {
-    model.by_name_.emplace(model.parameters_[i].name, i);
-    for (const std::string& name : model.parameters_[i].other_names) {
-      model.by_name_.emplace(name, i);
-    }
-  }
-  return model;
-}
-
-std::vector<ForeignParameter*> ForeignModel::Named(std::string_view name) {
-  std::vector<ForeignParameter*> named;
-  const auto [begin, end] = by_name_.equal_range(name);
-  for (auto at = begin; at != end; ++at) named.push_back(&parameters_[at->second]);
-  return named;
-}
-
-ForeignParameter* ForeignModel::Find(std::string_view name) {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : &parameters_[found->second];
 }
 
 std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names) {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,7 +23,6 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/models.h"
 #include "storage/checks.h"
 #include "storage/storage.h"
 
@@ -90,29 +88,6 @@ struct LayerName {
 };
 
 LayerName SplitLayer(std::string_view name);
-
-// A model, and its parameters in a framework's form.
-class ForeignModel {
- public:
-  // Reads the model that a ForeignFormat's configuration describes. InvalidArgument if the model is
-  // unknown, or has more parameters than the files have tensors and bytes.
-  static absl::StatusOr<ForeignModel> Read(std::string_view framework, std::string_view config_json,
-                                           int64_t tensor_count, uint64_t file_bytes);
-
-  const ModelDescription& description() const { return description_; }
-  // The parameters in the order of their declaration.
-  const std::vector<ForeignParameter>& parameters() const { return parameters_; }
-  // Returns the parameters that have this name, or have it as another name. Releases of a framework
-  // may give one name to several parameters.
-  std::vector<ForeignParameter*> Named(std::string_view name);
-  // Returns the first parameter with this name; null if there is no such parameter.
-  ForeignParameter* Find(std::string_view name);
-
- private:
-  ModelDescription description_;
-  std::vector<ForeignParameter> parameters_;
-  std::multimap<std::string, size_t, std::less<>> by_name_;
-};
 
 // Returns "Left out: WHAT: a, b, c and 14 more."
 std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names);

@@ -131,7 +131,7 @@ TEST_F(ManagerCommandTest, OnAFullDiskSavesInTheBackgroundEndTheRun) {
   EXPECT_THAT(result.out, HasSubstr("saved step 3:"));
   EXPECT_THAT(result.out, HasSubstr("step 6 is not saved: "));
   EXPECT_EQ(Count(result.err, " left"), 1) << result.err;
-  EXPECT_LE(RecordCount("job"), 10);
+  EXPECT_LT(RecordCount("job"), 200);
 }
 
 // The disk of run_dir alone is full: both ranks end, and the step that was done last is saved.

@@ -1,3 +1,4 @@
+#include "trainer/app/run.h"
 
 #include <fcntl.h>
 
@@ -25,7 +26,6 @@
 #include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/folder_lock.h"
-#include "trainer/app/launch.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/sample_text.h"
 #include "trainer/app/session.h"

@@ -129,7 +129,11 @@ absl::Status TrainLoop::Run() {
     }
   }
   TakeTimeSplit();
-  TESSERA_RETURN_IF_ERROR(Train());
+  if (const absl::Status trained = Train(); !trained.ok()) {
+    // Whatever has ended the run, the saves that are done by now are reported and recorded.
+    ReportSaves(session_.saver->Poll());
+    return trained;
+  }
   const absl::Status saved = FinishSaves();
   // The saves of the last steps are in their timeline.
   const absl::Status recorded = timeline_ == nullptr ? absl::OkStatus() : timeline_->Finish();
@@ -162,7 +166,7 @@ absl::Status TrainLoop::Train() {
     const bool ends = decision_.end != ckpt::EndReason::kNone;
     SayEnd();
     // Without checkpoints, what a death costs would grow with each step.
-    TESSERA_RETURN_IF_ERROR(CheckSaves());
+    if (decision_.trouble != ckpt::SaveTrouble::kNone) TESSERA_RETURN_IF_ERROR(CheckSaves());
     // The last save is not skipped because an earlier one is still being written.
     if (ends) ReportSaves(session_.saver->Finish());
     const bool replicates = IsToReplicate();
@@ -409,6 +413,14 @@ absl::Status TrainLoop::FinishSaves() {
 
 absl::Status TrainLoop::CheckSaves() {
   const TimeSpent spent(TimeUse::kSaving);
+  const absl::Status trouble = DescribeTrouble();
+  // The first rank that ends aborts the calls of the others, so each first reports its saves.
+  const RankGroup group = session_.group();
+  ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.deadline).IgnoreError();
+  return trouble;
+}
+
+absl::Status TrainLoop::DescribeTrouble() {
   const CheckpointConfig& checkpoint = config_.checkpoint();
   const absl::Status& newest = manager_.last_save();
   const std::string last = newest.ok() ? "" : absl::StrCat("; the last one: ", newest.message());
@@ -416,7 +428,7 @@ absl::Status TrainLoop::CheckSaves() {
       "; the same command resumes from the newest checkpoint once it can save";
   switch (decision_.trouble) {
     case ckpt::SaveTrouble::kNone:
-      return absl::OkStatus();
+      break;
     case ckpt::SaveTrouble::kNoRoom:
       return FinishSaves();
     case ckpt::SaveTrouble::kFailures:

@@ -72,8 +72,11 @@ class TrainLoop {
   // Reports an event and, on rank 0, records it.
   void Happened(const std::string& name, int64_t step, const std::string& text,
                 const ckpt::SaveReport* saved = nullptr);
-  // Returns an error if all ranks have decided that the run can save no more.
+  // Returns an error, after every rank has reported its saves, if all ranks have decided that the
+  // run can save no more. Collective.
   absl::Status CheckSaves();
+  // Returns the error for the trouble of the last decision.
+  absl::Status DescribeTrouble();
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
   // Returns the error of rank 0's metrics.jsonl, which ends the run one step later, on every rank,

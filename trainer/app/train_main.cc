@@ -27,6 +27,7 @@
 #include "trainer/app/dry_run.h"
 #include "trainer/app/launch.h"
 #include "trainer/app/memory_reserve.h"
+#include "trainer/app/run.h"
 #include "trainer/app/signals.h"
 #include "trainer/config/config.h"
 #include "trainer/state/saved_model.h"

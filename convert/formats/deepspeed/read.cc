@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/deepspeed/files.h"

@@ -14,6 +14,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/formats/hugging_face/hugging_face.h"
 #include "nlohmann/json.hpp"

@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/models.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/core/state_dict.h"

@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/formats/llmc/llmc.h"
 #include "layout/box.h"

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/models.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/megatron/rank_file.h"

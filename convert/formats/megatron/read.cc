@@ -8,6 +8,7 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/formats/megatron/megatron.h"
 #include "convert/formats/megatron/run.h"

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/pickle/value.h"
 #include "storage/storage.h"

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/megatron/run.h"

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/formats/paddle/files.h"
 #include "convert/formats/paddle/paddle.h"

@@ -1,0 +1,142 @@
+#include "checkpoint/load/read_schedule.h"
+
+#include <tuple>
+
+#include "base/status_macros.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ReceiverGroup = ReadSchedule::ReceiverGroup;
+
+// Returns the bytes of a piece that a rank receives.
+uint64_t BytesFor(uint32_t rank, const FilePiece& piece, const std::vector<ReceiverGroup>& groups) {
+  uint64_t bytes = 0;
+  for (const ReceiverGroup& group : groups) {
+    if (!std::ranges::binary_search(*group.ranks, rank)) continue;
+    bytes += group.packed != nullptr ? group.packed->BytesIn(piece) : piece.size();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<ReadSchedule> ReadSchedule::Create(const Manifest& manifest, const ReadShare& share,
+                                                  uint32_t rank) {
+  ReadSchedule schedule;
+  schedule.rank_ = rank;
+  for (const RankSet& set : share.rank_sets()) {
+    schedule.rank_sets_[set.id()].assign(set.rank().begin(), set.rank().end());
+  }
+  for (const ReadSegment& segment : share.segments()) {
+    TESSERA_RETURN_IF_ERROR(schedule.AddSegment(manifest, segment));
+  }
+  std::ranges::sort(schedule.shared_, {}, [](const SharedPiece& shared) {
+    return std::tuple(shared.piece.begin, shared.piece.file_index);
+  });
+  for (const SharedPiece& shared : schedule.shared_) {
+    if (shared.reader != rank) continue;
+    schedule.own_.push_back({shared.piece, shared.groups, {}});
+    schedule.largest_own_ = std::max(schedule.largest_own_, shared.piece.size());
+    for (const ReceiverGroup& group : *shared.groups) schedule.packs_ |= group.packed != nullptr;
+  }
+  schedule.ShareMemory({}, [](uint32_t) { return false; });
+  return schedule;
+}
+
+absl::Status ReadSchedule::AddSegment(const Manifest& manifest, const ReadSegment& segment) {
+  std::vector<ReceiverGroup>* groups = nullptr;
+  if (segment.reader_size() > 0) {
+    groups = groups_.emplace_back(std::make_unique<std::vector<ReceiverGroup>>()).get();
+    TESSERA_RETURN_IF_ERROR(AddGroups(manifest, segment, *groups));
+  }
+  int next = 0;
+  for (uint64_t at = segment.begin(); at < segment.end(); at += segment.piece_bytes(), ++next) {
+    const FilePiece piece = {segment.file_index(), at,
+                             std::min(segment.end(), at + segment.piece_bytes())};
+    if (groups == nullptr) {
+      largest_alone_ = std::max(largest_alone_, piece.size());
+      alone_.push_back(piece);
+    } else if (next < segment.reader_size()) {
+      shared_.push_back({piece, segment.reader(next), groups});
+    } else {
+      return absl::InternalError("a piece without a reader");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSchedule::AddGroups(const Manifest& manifest, const ReadSegment& segment,
+                                     std::vector<ReceiverGroup>& groups) const {
+  for (const Receivers& receivers : segment.receivers()) {
+    const auto ranks = rank_sets_.find(receivers.rank_set());
+    if (ranks == rank_sets_.end()) return absl::InternalError("an unknown set of ranks");
+    ReceiverGroup& group = groups.emplace_back(ReceiverGroup{nullptr, nullptr, &ranks->second});
+    if (!receivers.has_region()) continue;
+    group.region = &receivers.region();
+    TESSERA_ASSIGN_OR_RETURN(PackedRegion packed,
+                             PackedRegion::Create(manifest, receivers.region()));
+    group.packed = std::make_shared<const PackedRegion>(std::move(packed));
+  }
+  return absl::OkStatus();
+}
+
+void ReadSchedule::ShareMemory(std::vector<uint32_t> mappers,
+                               const std::function<bool(uint32_t)>& maps) {
+  mappers_ = std::move(mappers);
+  steps_.clear();
+  incoming_.clear();
+  for (OwnPiece& own : own_) own.told.clear();
+  size_t next_own = 0;
+  for (const SharedPiece& shared : shared_) AddShared(shared, maps, next_own);
+}
+
+bool ReadSchedule::Needs(uint32_t reader) const {
+  return std::ranges::any_of(shared_, [&](const SharedPiece& shared) {
+    return shared.reader == reader && BytesFor(rank_, shared.piece, *shared.groups) > 0;
+  });
+}
+
+void ReadSchedule::AddShared(const SharedPiece& shared, const std::function<bool(uint32_t)>& maps,
+                             size_t& next_own) {
+  const FilePiece& piece = shared.piece;
+  const uint32_t reader = shared.reader;
+  if (reader == rank_) {
+    OwnPiece& own = own_[next_own];
+    steps_.push_back({true, next_own++});
+    own.first_answer = incoming_.size();
+    for (const uint32_t rank : mappers_) {
+      const uint64_t bytes = BytesFor(rank, piece, *shared.groups);
+      if (bytes == 0) continue;
+      own.told.push_back({rank, bytes});
+      incoming_.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
+    }
+    return;
+  }
+  if (maps(reader)) {
+    const uint64_t bytes = BytesFor(rank_, piece, *shared.groups);
+    if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kPlace});
+    return;
+  }
+  for (const ReceiverGroup& group : *shared.groups) {
+    if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
+    if (group.packed != nullptr) {
+      const uint64_t bytes = group.packed->BytesIn(piece);
+      if (bytes > 0) AddIncoming({piece, reader, group.region, bytes, true});
+      continue;
+    }
+    ForEachMessage(piece, [&](const FilePiece& part) {
+      AddIncoming({part, reader, nullptr, part.size(), part.begin == piece.begin});
+    });
+  }
+}
+
+void ReadSchedule::AddIncoming(const Incoming& message) {
+  steps_.push_back({false, incoming_.size()});
+  incoming_.push_back(message);
+  if (message.carries == Carries::kContents) {
+    largest_incoming_ = std::max(largest_incoming_, message.bytes);
+  }
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,131 @@
+#ifndef TESSERA_CHECKPOINT_LOAD_READ_SCHEDULE_H_
+#define TESSERA_CHECKPOINT_LOAD_READ_SCHEDULE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/load/placer.h"
+#include "checkpoint/plan/plan.pb.h"
+#include "checkpoint/scan/scan.h"
+
+namespace tessera::ckpt {
+
+// What one rank does in a shared read (see shared_reader.h), and in which order. Pure: neither
+// reads nor communicates.
+class ReadSchedule {
+ public:
+  // The size of one message: received data is still in the second-level cache when it is placed. No
+  // element crosses a boundary.
+  static constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
+
+  // The receivers of one part of a piece.
+  struct ReceiverGroup {
+    const ShardRegion* region;  // null: the whole piece
+    std::shared_ptr<const PackedRegion> packed;
+    const std::vector<uint32_t>* ranks;  // ascending
+  };
+  // A piece that this rank reads and others need, too.
+  struct OwnPiece {
+    FilePiece piece;
+    const std::vector<ReceiverGroup>* groups;
+    std::vector<std::pair<uint32_t, uint64_t>> told;  // ranks that place it, and their bytes of it
+    size_t first_answer = 0;                          // of theirs, among the incoming ones
+  };
+  enum class Carries : uint8_t {
+    kContents,  // of a piece, or of a part of it
+    kPlace,     // the mark, and where in its reader's memory the piece is
+    kAnswer,    // nothing: the piece was placed
+  };
+  // A message that this rank receives.
+  struct Incoming {
+    FilePiece piece;  // the piece that the message is part of
+    uint32_t source;
+    const ShardRegion* region;  // null: the whole piece
+    uint64_t bytes;             // without the mark
+    bool marked;
+    Carries carries = Carries::kContents;
+  };
+  // A step in the processing of all pieces.
+  struct Step {
+    bool own;      // a piece that this rank reads; else a message from another
+    size_t index;  // in own() or incoming()
+  };
+
+  // An empty schedule.
+  ReadSchedule() = default;
+  // Derives the schedule of a rank that maps no memory. `manifest` and `share` must outlive it.
+  // Internal for a share that contradicts itself.
+  static absl::StatusOr<ReadSchedule> Create(const Manifest& manifest, const ReadShare& share,
+                                             uint32_t rank);
+
+  // Replaces messages with contents, where memory is shared: `mappers` have mapped the memory into
+  // which this rank reads, and `maps` says whose memory this rank has mapped.
+  void ShareMemory(std::vector<uint32_t> mappers, const std::function<bool(uint32_t)>& maps);
+
+  // Returns whether this rank needs a piece that the other one reads.
+  bool Needs(uint32_t reader) const;
+  // Returns whether a rank has mapped the memory of this one.
+  bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers_, rank); }
+
+  // Pieces that only this rank needs, in no particular order.
+  const std::vector<FilePiece>& alone() const { return alone_; }
+  // In the order in which all ranks process pieces.
+  const std::vector<OwnPiece>& own() const { return own_; }
+  const std::vector<Incoming>& incoming() const { return incoming_; }
+  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<uint32_t>& mappers() const { return mappers_; }  // ascending
+  // Bytes of the largest piece of each kind, and of the largest message with contents.
+  uint64_t largest_alone() const { return largest_alone_; }
+  uint64_t largest_own() const { return largest_own_; }
+  uint64_t largest_incoming() const { return largest_incoming_; }
+  // Returns whether regions of own pieces are packed for others.
+  bool packs() const { return packs_; }
+
+  // Calls fn(part) for the messages that carry a complete piece.
+  template <typename Function>
+  static void ForEachMessage(const FilePiece& piece, Function&& fn) {
+    for (uint64_t at = piece.begin; at < piece.end; at += kMessageBytes) {
+      fn(FilePiece{piece.file_index, at, std::min(piece.end, at + kMessageBytes)});
+    }
+  }
+
+ private:
+  // A piece that several ranks need.
+  struct SharedPiece {
+    FilePiece piece;
+    uint32_t reader;
+    const std::vector<ReceiverGroup>* groups;
+  };
+
+  absl::Status AddSegment(const Manifest& manifest, const ReadSegment& segment);
+  absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
+                         std::vector<ReceiverGroup>& groups) const;
+  void AddShared(const SharedPiece& shared, const std::function<bool(uint32_t)>& maps,
+                 size_t& next_own);
+  void AddIncoming(const Incoming& message);
+
+  uint32_t rank_ = 0;
+  std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
+  std::vector<std::unique_ptr<std::vector<ReceiverGroup>>> groups_;  // per shared segment
+  std::vector<FilePiece> alone_;
+  std::vector<SharedPiece> shared_;
+  std::vector<OwnPiece> own_;
+  std::vector<Incoming> incoming_;
+  std::vector<Step> steps_;
+  std::vector<uint32_t> mappers_;
+  uint64_t largest_alone_ = 0, largest_own_ = 0, largest_incoming_ = 0;
+  bool packs_ = false;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_LOAD_READ_SCHEDULE_H_
