@@ -19,6 +19,7 @@
 #include "base/memory.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "base/text.h"
 #include "base/units.h"
 
@@ -158,21 +159,20 @@ TEST(ReadWholeFileTest, EveryByte) {
   const std::string path = testing::TempDir() + "/bytes", empty = testing::TempDir() + "/empty";
   std::ofstream(path, std::ios::binary) << bytes;
   std::ofstream(empty, std::ios::binary).flush();
-  EXPECT_TRUE(ReadWholeFile(path) == bytes);
-  EXPECT_EQ(ReadWholeFile(empty), "");
+  EXPECT_TRUE(ReadWholeFile(path).value_or("") == bytes);
+  EXPECT_EQ(ReadWholeFile(empty).value_or("?"), "");
 }
 
 TEST(ReadWholeFileTest, FilesOfTheKernel) {
-  const std::optional<std::string> status = ReadWholeFile("/proc/self/status");
-  ASSERT_TRUE(status.has_value());
-  EXPECT_TRUE(status->starts_with("Name:")) << *status;
+  ASSERT_OK_AND_ASSIGN(const std::string status, ReadWholeFile("/proc/self/status"));
+  EXPECT_TRUE(status.starts_with("Name:")) << status;
 }
 
-TEST(ReadWholeFileTest, ErrnoSaysWhatIsWrong) {
-  EXPECT_EQ(ReadWholeFile(testing::TempDir() + "/absent"), std::nullopt);
-  EXPECT_EQ(errno, ENOENT);
-  EXPECT_EQ(ReadWholeFile(testing::TempDir()), std::nullopt);
-  EXPECT_EQ(errno, EISDIR);
+TEST(ReadWholeFileTest, SaysWhatIsWrong) {
+  EXPECT_EQ(ReadWholeFile(testing::TempDir() + "/absent").status(),
+            absl::NotFoundError("No such file or directory"));
+  EXPECT_EQ(ReadWholeFile(testing::TempDir()).status(),
+            absl::InvalidArgumentError("not a regular file"));
 }
 
 std::string Nested(const std::string& open, const std::string& close, int levels) {

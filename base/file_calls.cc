@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <optional>
 
+#include "base/errno_status.h"
+
 namespace tessera {
 namespace {
 
@@ -27,9 +29,9 @@ std::optional<struct stat> StatOf(int directory_fd, const char* name) {
   return info;
 }
 
-int Sync(int fd, absl::FunctionRef<int()> call) {
+absl::Status Sync(int fd, absl::FunctionRef<int()> call) {
   FileCallInterceptor* const between = interceptor.load(std::memory_order_acquire);
-  return between == nullptr ? call() : between->Sync(fd, call);
+  return ErrnoStatus(between == nullptr ? call() : between->Sync(fd, call));
 }
 
 int Rename(absl::FunctionRef<int()> call) {
@@ -37,27 +39,13 @@ int Rename(absl::FunctionRef<int()> call) {
   return between == nullptr ? call() : between->Rename(call);
 }
 
-}  // namespace
-
-int SyncContents(int fd) {
-  // fdatasync includes the length, without which the data could not be read back.
-  return Sync(fd, [&] { return Repeat([&] { return fdatasync(fd); }); });
-}
-
-int SyncNames(int directory_fd) {
-  return Sync(directory_fd, [&] {
-    const int error = Repeat([&] { return fsync(directory_fd); });
-    return error == EINVAL || error == ENOTSUP ? 0 : error;
-  });
-}
-
-int RenameName(int from_directory_fd, const char* from, int to_directory_fd, const char* to) {
+int Replace(int from_directory_fd, const char* from, int to_directory_fd, const char* to) {
   return Rename([&] {
     return Repeat([&] { return renameat(from_directory_fd, from, to_directory_fd, to); });
   });
 }
 
-int RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_fd, const char* to) {
+int RenameIfFree(int from_directory_fd, const char* from, int to_directory_fd, const char* to) {
   const std::optional<struct stat> before = StatOf(from_directory_fd, from);
   // A network file system that lost the reply to a request repeats it, and may report what the
   // repetition finds: the new name taken, or the old one gone. What has the new name decides.
@@ -85,7 +73,31 @@ int RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_f
   if (error == EEXIST) return settle(error);
   // A directory, or a file system without links.
   if (StatOf(to_directory_fd, to).has_value()) return settle(EEXIST);
-  return settle(RenameName(from_directory_fd, from, to_directory_fd, to));
+  return settle(Replace(from_directory_fd, from, to_directory_fd, to));
+}
+
+}  // namespace
+
+absl::Status SyncContents(int fd) {
+  // fdatasync includes the length, without which the data could not be read back.
+  return Sync(fd, [&] { return Repeat([&] { return fdatasync(fd); }); });
+}
+
+absl::Status SyncNames(int directory_fd) {
+  return Sync(directory_fd, [&] {
+    const int error = Repeat([&] { return fsync(directory_fd); });
+    return error == EINVAL || error == ENOTSUP ? 0 : error;
+  });
+}
+
+absl::Status RenameName(int from_directory_fd, const char* from, int to_directory_fd,
+                        const char* to) {
+  return ErrnoStatus(Replace(from_directory_fd, from, to_directory_fd, to));
+}
+
+absl::Status RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_fd,
+                              const char* to) {
+  return ErrnoStatus(RenameIfFree(from_directory_fd, from, to_directory_fd, to));
 }
 
 void SetFileCallInterceptor(FileCallInterceptor* new_interceptor) {

@@ -7,13 +7,41 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "base/errno_status.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+
+TEST(ErrnoStatusTest, HasTheCodesOfTheInterface) {
+  const std::vector<std::pair<int, absl::StatusCode>> expected = {
+      {ENOENT, absl::StatusCode::kNotFound},
+      {ENOTDIR, absl::StatusCode::kNotFound},
+      {EEXIST, absl::StatusCode::kAlreadyExists},
+      {ENOTEMPTY, absl::StatusCode::kAlreadyExists},
+      {EACCES, absl::StatusCode::kPermissionDenied},
+      {EPERM, absl::StatusCode::kPermissionDenied},
+      {EROFS, absl::StatusCode::kPermissionDenied},
+      {ENOSPC, absl::StatusCode::kResourceExhausted},
+      {EDQUOT, absl::StatusCode::kResourceExhausted},
+      {EFBIG, absl::StatusCode::kResourceExhausted},
+      {EINVAL, absl::StatusCode::kInvalidArgument},
+      {EISDIR, absl::StatusCode::kInvalidArgument},
+      {ELOOP, absl::StatusCode::kInvalidArgument},
+      {EIO, absl::StatusCode::kUnavailable},
+      {EMFILE, absl::StatusCode::kUnavailable},
+      {ESTALE, absl::StatusCode::kUnavailable}};
+  for (const auto& [error, code] : expected) {
+    EXPECT_EQ(ErrnoStatus(error).code(), code) << error;
+  }
+  EXPECT_EQ(Named("WriteAt", "/a/b", ErrnoStatus(ENOSPC)).message(),
+            "WriteAt /a/b: No space left on device");
+}
 
 // A file system without some ways to rename, of which RenameNameIfFree() tries first renameat2(),
 // then link(), then rename().
@@ -50,9 +78,9 @@ class RenameNameIfFreeTest : public testing::TestWithParam<int> {
     std::ifstream(root_ / name) >> text;
     return text;
   }
-  int Move(const std::string& from, const std::string& to) {
+  absl::StatusCode Move(const std::string& from, const std::string& to) {
     const Without without(GetParam());
-    return RenameNameIfFree(directory_, from.c_str(), directory_, to.c_str());
+    return RenameNameIfFree(directory_, from.c_str(), directory_, to.c_str()).code();
   }
 
   const fs::path root_ = fs::path(testing::TempDir()) / "file_calls_test";
@@ -61,7 +89,7 @@ class RenameNameIfFreeTest : public testing::TestWithParam<int> {
 
 TEST_P(RenameNameIfFreeTest, MovesAFileToAFreeName) {
   Write("from", "x");
-  EXPECT_EQ(Move("from", "to"), 0);
+  EXPECT_EQ(Move("from", "to"), absl::StatusCode::kOk);
   EXPECT_EQ(Read("to"), "x");
   EXPECT_FALSE(fs::exists(root_ / "from"));
 }
@@ -71,9 +99,9 @@ TEST_P(RenameNameIfFreeTest, ReplacesNeitherFilesNorDirectories) {
   Write("file", "y");
   fs::create_directory(root_ / "empty");
   fs::create_directory(root_ / "directory");
-  EXPECT_EQ(Move("from", "file"), EEXIST);
-  EXPECT_EQ(Move("from", "empty"), EEXIST);
-  EXPECT_EQ(Move("directory", "empty"), EEXIST);
+  EXPECT_EQ(Move("from", "file"), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Move("from", "empty"), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Move("directory", "empty"), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(Read("from"), "x");
   EXPECT_EQ(Read("file"), "y");
 }
@@ -81,11 +109,13 @@ TEST_P(RenameNameIfFreeTest, ReplacesNeitherFilesNorDirectories) {
 TEST_P(RenameNameIfFreeTest, MovesADirectory) {
   fs::create_directory(root_ / "from");
   Write("from/file", "x");
-  EXPECT_EQ(Move("from", "to"), 0);
+  EXPECT_EQ(Move("from", "to"), absl::StatusCode::kOk);
   EXPECT_EQ(Read("to/file"), "x");
 }
 
-TEST_P(RenameNameIfFreeTest, ReportsAMissingName) { EXPECT_EQ(Move("no-such", "to"), ENOENT); }
+TEST_P(RenameNameIfFreeTest, ReportsAMissingName) {
+  EXPECT_EQ(Move("no-such", "to"), absl::StatusCode::kNotFound);
+}
 
 // A network file system repeats a request whose reply was lost, and reports what that finds.
 class LosingReplies : public FileCallInterceptor {
@@ -111,17 +141,17 @@ TEST_P(RenameNameIfFreeTest, ARenameWhoseReplyWasLostHasSucceeded) {
     Write("other", "y");
     const LosingReplies losing(GetParam(), error);
     const auto move = [&](const char* from, const char* to) {
-      return RenameNameIfFree(directory_, from, directory_, to);
+      return RenameNameIfFree(directory_, from, directory_, to).code();
     };
-    EXPECT_EQ(move("from", "to"), 0);
+    EXPECT_EQ(move("from", "to"), absl::StatusCode::kOk);
     EXPECT_EQ(Read("to"), "x");
     EXPECT_FALSE(fs::exists(root_ / "from"));
-    EXPECT_EQ(move("to", "other"), EEXIST) << "another file";
+    EXPECT_EQ(move("to", "other"), absl::StatusCode::kAlreadyExists) << "another file";
     EXPECT_EQ(Read("to"), "x");
-    EXPECT_EQ(move("none", "to"), ENOENT);
+    EXPECT_EQ(move("none", "to"), absl::StatusCode::kNotFound);
     fs::remove(root_ / "to");
     fs::create_directory(root_ / "folder");
-    EXPECT_EQ(move("folder", "moved"), 0);
+    EXPECT_EQ(move("folder", "moved"), absl::StatusCode::kOk);
     EXPECT_TRUE(fs::exists(root_ / "moved"));
     fs::remove(root_ / "moved");
   }
@@ -131,9 +161,9 @@ TEST_P(RenameNameIfFreeTest, NeverDeletesTheOnlyNameOfAFile) {
   Write("file", "x");
   fs::create_hard_link(root_ / "file", root_ / "other");
   fs::create_directory_symlink(root_, root_ / "here");
-  EXPECT_EQ(Move("file", "file"), EEXIST);
-  EXPECT_EQ(Move("here/file", "file"), EEXIST);
-  EXPECT_EQ(Move("file", "other"), EEXIST) << "its name from before";
+  EXPECT_EQ(Move("file", "file"), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Move("here/file", "file"), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Move("file", "other"), absl::StatusCode::kAlreadyExists) << "its name from before";
   EXPECT_EQ(Read("file"), "x");
   EXPECT_EQ(Read("other"), "x");
 }

@@ -12,19 +12,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
-#include "base/text.h"
 
 namespace tessera {
 namespace {
 
+// The error of the last system call.
 absl::Status FileError(std::string_view action, const std::string& path) {
-  const int error = errno;
-  const absl::Status status =
-      absl::ErrnoToStatus(error, absl::StrCat("cannot ", View(action), " ", path));
-  // A file at its limit (ulimit -f) is treated like a full disk.
-  return error == EFBIG ? absl::ResourceExhaustedError(status.message()) : status;
+  return Named(action, path, ErrnoStatus(errno));
 }
 
 std::string_view TakeDigits(std::string_view& text) {
@@ -41,26 +38,10 @@ std::string_view WithoutLeadingZeros(std::string_view digits) {
 
 }  // namespace
 
-FileDescriptor::FileDescriptor(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
-
-FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
-
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(path_, other.path_);
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
 absl::StatusOr<FileDescriptor> FileDescriptor::Open(const std::string& path, int flags) {
-  const int fd = OpenRegularFile(AT_FDCWD, path, flags);
-  if (fd >= 0) return FileDescriptor(fd, path);
-  if (errno != EISDIR && errno != EINVAL) return FileError("open", path);
-  return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
+  absl::StatusOr<ScopedFd> fd = OpenRegularFile(AT_FDCWD, path, flags);
+  if (!fd.ok()) return Named("cannot open", path, fd.status());
+  return FileDescriptor(*std::move(fd), path);
 }
 
 absl::StatusOr<FileDescriptor> FileDescriptor::OpenForReading(const std::string& path) {
@@ -72,32 +53,29 @@ absl::StatusOr<FileDescriptor> FileDescriptor::OpenForAppending(const std::strin
 }
 
 absl::StatusOr<FileDescriptor> FileDescriptor::OpenFolder(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return FileError("open", path);
-  return FileDescriptor(fd, path);
+  ScopedFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd.valid()) return FileError("cannot open", path);
+  return FileDescriptor(std::move(fd), path);
 }
 
 absl::Status FileDescriptor::TryLock() const {
-  return flock(fd_, LOCK_EX | LOCK_NB) == 0 ? absl::OkStatus() : FileError("lock", path_);
+  return flock(fd_.get(), LOCK_EX | LOCK_NB) == 0 ? absl::OkStatus()
+                                                  : FileError("cannot lock", path_);
 }
 
 absl::Status FileDescriptor::Sync() const {
-  if (const int error = SyncNames(fd_); error != 0) {
-    return absl::ErrnoToStatus(error, absl::StrCat("cannot sync ", path_));
-  }
-  return absl::OkStatus();
+  return Named("cannot sync", path_, SyncNames(fd_.get()));
 }
 
 absl::Status FileDescriptor::SyncContents() const {
-  errno = tessera::SyncContents(fd_);
-  return errno == 0 ? absl::OkStatus() : FileError("sync", path_);
+  return Named("cannot sync", path_, tessera::SyncContents(fd_.get()));
 }
 
 absl::Status FileDescriptor::Append(std::string_view text) const {
   while (!text.empty()) {
-    const ssize_t n = write(fd_, text.data(), text.size());
+    const ssize_t n = write(fd_.get(), text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError("write", path_);
+    if (n < 0) return FileError("cannot write", path_);
     text.remove_prefix(n);
   }
   return absl::OkStatus();
@@ -105,16 +83,19 @@ absl::Status FileDescriptor::Append(std::string_view text) const {
 
 bool FileDescriptor::IsAtItsPath() const {
   struct stat ours, there;
-  return fstat(fd_, &ours) == 0 && stat(path_.c_str(), &there) == 0 &&
+  return fstat(fd_.get(), &ours) == 0 && stat(path_.c_str(), &there) == 0 &&
          ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
 }
 
 absl::StatusOr<int64_t> FileDescriptor::ReadAt(int64_t offset, std::span<uint8_t> out) const {
   size_t done = 0;
   while (done < out.size()) {
-    const ssize_t n = pread(fd_, out.data() + done, out.size() - done, offset + done);
+    const ssize_t n = pread(fd_.get(), out.data() + done, out.size() - done, offset + done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError(absl::StrCat("read at offset ", offset + done, " of"), path_);
+    if (n < 0) {
+      return Named(absl::StrCat("cannot read at offset ", offset + done, " of"), path_,
+                   ReadErrnoStatus(errno));
+    }
     if (n == 0) break;
     done += n;
   }
@@ -123,7 +104,7 @@ absl::StatusOr<int64_t> FileDescriptor::ReadAt(int64_t offset, std::span<uint8_t
 
 absl::StatusOr<FileDescriptor::Facts> FileDescriptor::Examine() const {
   struct stat info;
-  if (fstat(fd_, &info) != 0) return FileError("examine", path_);
+  if (fstat(fd_.get(), &info) != 0) return FileError("cannot examine", path_);
   return Facts{.size_bytes = info.st_size,
                .modified_ns = info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec};
 }

@@ -1,25 +1,26 @@
 #ifndef TESSERA_BASE_FILE_DESCRIPTOR_H_
 #define TESSERA_BASE_FILE_DESCRIPTOR_H_
 
-// Access to local files. Every Status names the path.
+// Access to local files. Every Status names the path, under the codes of ErrnoStatus().
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/scoped_fd.h"
 
 namespace tessera {
 
-// Owns a file descriptor.
+// An open file, with its path for messages.
 class FileDescriptor {
  public:
-  // Opens a regular file. Errors: NotFound, PermissionDenied and so on; InvalidArgument for
-  // anything else, such as a pipe, which is never waited for.
+  // Opens a regular file. Errors: as OpenRegularFile().
   static absl::StatusOr<FileDescriptor> OpenForReading(const std::string& path);
   // Opens a file for Append(). Creates it if it is missing.
   static absl::StatusOr<FileDescriptor> OpenForAppending(const std::string& path);
@@ -39,10 +40,6 @@ class FileDescriptor {
   // replaced.
   bool IsAtItsPath() const;
 
-  FileDescriptor(FileDescriptor&& other) noexcept;
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-
   // Fills as much of `out` as the file has from `offset` on. Returns the number of bytes read,
   // which is less than requested only at the end of the file.
   absl::StatusOr<int64_t> ReadAt(int64_t offset, std::span<uint8_t> out) const;
@@ -54,10 +51,10 @@ class FileDescriptor {
   absl::StatusOr<int64_t> SizeBytes() const;
 
  private:
-  FileDescriptor(int fd, std::string path);
+  FileDescriptor(ScopedFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
   static absl::StatusOr<FileDescriptor> Open(const std::string& path, int flags);
 
-  int fd_ = -1;
+  ScopedFd fd_;
   std::string path_;
 };
 

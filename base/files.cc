@@ -14,7 +14,9 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "base/errno_status.h"
 #include "base/file_calls.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 
@@ -22,43 +24,38 @@ bool MatchesGlob(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), /*flags=*/0) == 0;
 }
 
-int OpenRegularFile(int at, const std::string& path, int flags) {
+absl::StatusOr<ScopedFd> OpenRegularFile(int at, const std::string& path, int flags) {
+  const auto error = [&] {
+    return (flags & O_ACCMODE) == O_RDONLY ? ReadErrnoStatus(errno) : ErrnoStatus(errno);
+  };
   // Without O_NONBLOCK, a pipe would wait for its other end.
-  const int fd = openat(at, path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
-  if (fd < 0) {
-    if (errno == ENXIO) errno = EINVAL;  // a pipe without a reader, a socket, a device
-    return -1;
-  }
+  int opened;
+  do {
+    opened = openat(at, path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+  } while (opened < 0 && errno == EINTR);
+  ScopedFd fd(opened);
   struct stat info;
-  int error = 0;
-  if (fstat(fd, &info) != 0) {
-    error = errno;
-  } else if (!S_ISREG(info.st_mode)) {
-    error = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+  if (fd.valid() && fstat(fd.get(), &info) != 0) return error();
+  // ENXIO: a pipe without a reader, a socket, a device. EISDIR: a folder, for writing.
+  if (fd.valid() ? !S_ISREG(info.st_mode) : errno == ENXIO || errno == EISDIR || errno == EINVAL) {
+    return absl::InvalidArgumentError("not a regular file");
   }
-  if (error == 0) return fd;
-  close(fd);
-  errno = error;
-  return -1;
+  if (!fd.valid()) return error();
+  return fd;
 }
 
-std::optional<std::string> ReadWholeFile(const std::string& path) {
-  const int fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
-  if (fd < 0) return std::nullopt;
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const ScopedFd fd, OpenRegularFile(AT_FDCWD, path, O_RDONLY));
   std::string bytes;
   char block[1 << 16];
   ssize_t count = 0;
-  while ((count = read(fd, block, sizeof(block))) != 0) {
+  while ((count = read(fd.get(), block, sizeof(block))) != 0) {
     if (count > 0) {
       bytes.append(block, static_cast<size_t>(count));
     } else if (errno != EINTR) {
-      break;
+      return ReadErrnoStatus(errno);
     }
   }
-  const int error = errno;
-  close(fd);
-  errno = error;
-  if (count < 0) return std::nullopt;
   return bytes;
 }
 
@@ -76,28 +73,26 @@ std::string ParentOf(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash + 1);
 }
 
-int SyncDirectory(int at, const std::string& path, bool must_be_readable) {
-  const int fd = openat(at, path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return errno == EACCES && !must_be_readable ? 0 : errno;
-  const int error = SyncNames(fd);
-  close(fd);
-  return error;
+absl::Status SyncDirectory(int at, const std::string& path, bool must_be_readable) {
+  const ScopedFd fd(openat(at, path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.valid()) return SyncNames(fd.get());
+  return errno == EACCES && !must_be_readable ? absl::OkStatus() : ErrnoStatus(errno);
 }
 
 }  // namespace
 
-int MakeDirectories(int at, const std::string& path) {
+absl::Status MakeDirectories(int at, const std::string& path) {
   for (size_t end = 0; end != std::string::npos;) {
     end = path.find('/', end + 1);
     const std::string prefix = path.substr(0, end);
     if (prefix.empty() || prefix.back() == '/') continue;  // "/", "a//b"
     const bool made = mkdirat(at, prefix.c_str(), 0777) == 0;
-    if (!made && errno != EEXIST) return errno;
-    if (const int error = SyncDirectory(at, ParentOf(prefix), made); error != 0) return error;
+    if (!made && errno != EEXIST) return ErrnoStatus(errno);
+    TESSERA_RETURN_IF_ERROR(SyncDirectory(at, ParentOf(prefix), made));
   }
   struct stat info;
-  if (fstatat(at, path.c_str(), &info, 0) != 0) return errno;
-  return S_ISDIR(info.st_mode) ? 0 : EEXIST;
+  if (fstatat(at, path.c_str(), &info, 0) != 0) return ErrnoStatus(errno);
+  return ErrnoStatus(S_ISDIR(info.st_mode) ? 0 : EEXIST);
 }
 
 namespace {

@@ -2,9 +2,12 @@
 #define TESSERA_BASE_FILES_H_
 
 #include <chrono>
-#include <optional>
 #include <string>
 #include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/scoped_fd.h"
 
 namespace tessera {
 
@@ -15,25 +18,25 @@ bool MatchesGlob(const std::string& pattern, const std::string& name);
 // Opens a regular file, without ever waiting: refuses pipes, devices and sockets. Every package
 // opens files with this function. `flags`, as for open(), get O_CLOEXEC, O_NONBLOCK and O_NOCTTY in
 // addition. `path` is relative to the open directory `at` or, with AT_FDCWD, to the current one.
-// Returns the descriptor, or -1 with errno: EISDIR for a folder, EINVAL for any other file that is
-// not a regular one.
-int OpenRegularFile(int at, const std::string& path, int flags);
+// Errors have the reason as their message: InvalidArgument ("not a regular file") for anything
+// else, otherwise as ErrnoStatus(), for reading as ReadErrnoStatus().
+absl::StatusOr<ScopedFd> OpenRegularFile(int at, const std::string& path, int flags);
 
 // Returns the id of this boot of the machine, the same for all processes; empty if it is not known.
 std::string BootId();
 
-// Returns the bytes of a regular file, which may be one of the kernel's that has no size. Returns
-// nullopt with errno, as OpenRegularFile() sets it, if the file cannot be opened or read; ESRCH if
-// its process has ended.
-std::optional<std::string> ReadWholeFile(const std::string& path);
+// Returns the bytes of a regular file, also of one of the kernel's, which has no size. Errors are
+// those of OpenRegularFile().
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
 
-// Creates a directory with its parents. Returns 0, or an errno: EEXIST if something else has the
-// name. `path` is relative to the open directory `at`, or, with AT_FDCWD, to the current one.
+// Creates a directory with its parents. `path` is relative to the open directory `at`, or, with
+// AT_FDCWD, to the current one. Errors have the reason as their message, and the codes of
+// ErrnoStatus(): AlreadyExists if something else has the name.
 //
 // The names of all directories on the path are durable on return. Existing ones are synced too:
 // their creator may not have done it, or may be a process on another machine. Only existing
 // directories that may not be read are skipped.
-int MakeDirectories(int at, const std::string& path);
+absl::Status MakeDirectories(int at, const std::string& path);
 
 // Writes `text` to a file descriptor without ever waiting longer than `limit`: for the last message
 // of a process that must end even if its pipe, terminal or socket has no reader. Returns true if

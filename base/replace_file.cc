@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/errno_status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace tessera {
@@ -18,10 +20,6 @@ namespace {
 
 // Leaves room for the suffix of the temporary name: names have at most 255 bytes.
 constexpr size_t kMaxKeptNameBytes = 200;
-
-absl::Status PathError(std::string_view action, const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, absl::StrCat("cannot ", View(action), " ", path));
-}
 
 // 64 random bits: processes on other machines may write to the same directory.
 std::string TemporaryName(const std::string& name) {
@@ -32,19 +30,22 @@ std::string TemporaryName(const std::string& name) {
 
 }  // namespace
 
-FileReplacement::FileReplacement(std::string path, std::string name, int directory_fd)
-    : path_(std::move(path)), name_(std::move(name)), directory_fd_(directory_fd) {}
+FileReplacement::FileReplacement(std::string path, std::string name, ScopedFd directory)
+    : path_(std::move(path)), name_(std::move(name)), directory_(std::move(directory)) {}
 
 absl::StatusOr<std::unique_ptr<FileReplacement>> FileReplacement::Create(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   std::string name = path.substr(slash == std::string::npos ? 0 : slash + 1);
-  if (name.empty() || name == "." || name == "..") return PathError("create", path, EISDIR);
+  if (name.empty() || name == "." || name == "..") {
+    return Named("cannot create", path, ErrnoStatus(EISDIR));
+  }
   // Opened before anything is written: a directory that cannot be synced later is an error here.
-  const int directory_fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory_fd < 0) return PathError("open the directory of", path, errno);
-  std::unique_ptr<FileReplacement> file(new FileReplacement(path, std::move(name), directory_fd));
-  if (absl::Status status = file->OpenTemporary(); !status.ok()) return status;
+  ScopedFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened.valid()) return Named("cannot open the directory of", path, ErrnoStatus(errno));
+  std::unique_ptr<FileReplacement> file(
+      new FileReplacement(path, std::move(name), std::move(opened)));
+  TESSERA_RETURN_IF_ERROR(file->OpenTemporary());
   return file;
 }
 
@@ -53,38 +54,39 @@ absl::Status FileReplacement::OpenTemporary() {
   constexpr int kAttempts = 100;
   for (int attempt = 1;; ++attempt) {
     std::string temporary = TemporaryName(name_);
-    fd_ = OpenRegularFile(directory_fd_, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
-    if (fd_ >= 0) {
+    absl::StatusOr<ScopedFd> fd =
+        OpenRegularFile(directory_.get(), temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+    if (fd.ok()) {
+      fd_ = *std::move(fd);
       temporary_ = std::move(temporary);
       return absl::OkStatus();
     }
-    const bool again = errno == EEXIST || errno == EINTR;
-    if (!again || attempt == kAttempts) return Error("create a temporary file for", errno);
+    if (!absl::IsAlreadyExists(fd.status()) || attempt == kAttempts) {
+      return Error("create a temporary file for", fd.status());
+    }
   }
 }
 
 FileReplacement::~FileReplacement() {
-  if (fd_ >= 0) close(fd_);
-  if (!temporary_.empty()) unlinkat(directory_fd_, temporary_.c_str(), 0);
-  close(directory_fd_);
+  if (!temporary_.empty()) unlinkat(directory_.get(), temporary_.c_str(), 0);
 }
 
-absl::Status FileReplacement::Error(std::string_view action, int error) const {
-  return PathError(action, path_, error);
+absl::Status FileReplacement::Error(std::string_view action, const absl::Status& reason) const {
+  return Named(absl::StrCat("cannot ", View(action)), path_, reason);
 }
 
 absl::Status FileReplacement::Append(std::span<const std::byte> bytes) {
-  if (absl::Status status = WriteAt(size_bytes_, bytes); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(WriteAt(size_bytes_, bytes));
   size_bytes_ += static_cast<int64_t>(bytes.size());
   return absl::OkStatus();
 }
 
 absl::Status FileReplacement::WriteAt(int64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t n = pwrite(fd_, bytes.data(), bytes.size(), offset);
+    const ssize_t n = pwrite(fd_.get(), bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Error("write", errno);
-    if (n == 0) return Error("write", EIO);
+    if (n < 0) return Error("write", ErrnoStatus(errno));
+    if (n == 0) return Error("write", ErrnoStatus(EIO));
     offset += n;
     bytes = bytes.subspan(n);
   }
@@ -92,26 +94,20 @@ absl::Status FileReplacement::WriteAt(int64_t offset, std::span<const std::byte>
 }
 
 absl::Status FileReplacement::Commit() {
-  if (const int error = SyncContents(fd_); error != 0) return Error("sync", error);
-  // Linux has closed the descriptor even when close() fails, EINTR included.
-  if (close(std::exchange(fd_, -1)) != 0 && errno != EINTR) return Error("close", errno);
-  if (const int error = RenameName(directory_fd_, temporary_.c_str(), directory_fd_, name_.c_str());
-      error != 0) {
-    return Error("rename a temporary file to", error);
-  }
+  TESSERA_RETURN_IF_ERROR(Error("sync", SyncContents(fd_.get())));
+  TESSERA_RETURN_IF_ERROR(Error("close", ErrnoStatus(fd_.Close())));
+  TESSERA_RETURN_IF_ERROR(
+      Error("rename a temporary file to",
+            RenameName(directory_.get(), temporary_.c_str(), directory_.get(), name_.c_str())));
   temporary_.clear();
-  if (const int error = SyncNames(directory_fd_); error != 0) {
-    return Error("sync the directory of", error);
-  }
-  return absl::OkStatus();
+  return Error("sync the directory of", SyncNames(directory_.get()));
 }
 
 absl::Status ReplaceFile(const std::string& path, std::string_view contents) {
-  absl::StatusOr<std::unique_ptr<FileReplacement>> file = FileReplacement::Create(path);
-  if (!file.ok()) return file.status();
-  absl::Status status = (*file)->Append(std::as_bytes(std::span(contents)));
-  if (!status.ok()) return status;
-  return (*file)->Commit();
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<FileReplacement> file,
+                           FileReplacement::Create(path));
+  TESSERA_RETURN_IF_ERROR(file->Append(std::as_bytes(std::span(contents))));
+  return file->Commit();
 }
 
 }  // namespace tessera

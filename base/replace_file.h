@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/scoped_fd.h"
 
 namespace tessera {
 
@@ -25,7 +26,7 @@ namespace tessera {
 // symbolic link itself is replaced. After a crash or a power loss the name has the old or the new
 // contents, and once Commit() has returned OK the new ones; the temporary file may remain.
 //
-// Errors: the codes of absl::ErrnoToStatus(); each message names the path. Not thread-safe.
+// Errors: the codes of ErrnoStatus(); each message names the path. Not thread-safe.
 class FileReplacement {
  public:
   static absl::StatusOr<std::unique_ptr<FileReplacement>> Create(const std::string& path);
@@ -44,14 +45,14 @@ class FileReplacement {
   absl::Status Commit();
 
  private:
-  FileReplacement(std::string path, std::string name, int directory_fd);
+  FileReplacement(std::string path, std::string name, ScopedFd directory);
   absl::Status OpenTemporary();
-  absl::Status Error(std::string_view action, int error) const;
+  absl::Status Error(std::string_view action, const absl::Status& reason) const;
 
   const std::string path_, name_;  // path, and name within the directory
-  const int directory_fd_;
+  const ScopedFd directory_;
   std::string temporary_;  // empty: none
-  int fd_ = -1;
+  ScopedFd fd_;
   int64_t size_bytes_ = 0;
 };
 

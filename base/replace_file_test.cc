@@ -98,11 +98,11 @@ TEST_F(ReplaceFileTest, ErrorsNameThePathAndTheReason) {
     EXPECT_NE(std::string(status.message()).find(reason), std::string::npos) << status;
   };
   expect(folder_ + "/none/file", absl::StatusCode::kNotFound, "No such file or directory");
-  expect(path_ + "/file", absl::StatusCode::kFailedPrecondition, "Not a directory");
-  expect(folder_ + "/", absl::StatusCode::kFailedPrecondition, "Is a directory");
+  expect(path_ + "/file", absl::StatusCode::kNotFound, "Not a directory");
+  expect(folder_ + "/", absl::StatusCode::kInvalidArgument, "Is a directory");
   fs::create_directory(folder_ + "/full");
   fs::create_directory(folder_ + "/full/inner");
-  expect(folder_ + "/full", absl::StatusCode::kFailedPrecondition, "Is a directory");
+  expect(folder_ + "/full", absl::StatusCode::kInvalidArgument, "Is a directory");
   EXPECT_EQ(Names(), NameSet({"file", "full"}));
 }
 

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/file_calls.h"
+#include "base/status_macros.h"
 #include "storage/checks.h"
 
 namespace tessera::internal {
@@ -54,7 +56,7 @@ absl::Status PosixWritableFile::FinishWriteAt(RingTransfer* started, uint64_t of
   if (closed_) return ClosedStatus("WriteAt", name_);
   if (data.empty()) return absl::OkStatus();
   if (const int error = file_.FinishWrite(started, offset_bytes, data); error != 0) {
-    const absl::Status status = ErrnoStatus(error, "WriteAt", name_);
+    const absl::Status status = Named("WriteAt", name_, ErrnoStatus(error));
     return absl::Status(status.code(), absl::StrCat(status.message(), " (", data.size(),
                                                     " bytes at offset ", offset_bytes, ")"));
   }
@@ -63,12 +65,12 @@ absl::Status PosixWritableFile::FinishWriteAt(RingTransfer* started, uint64_t of
 
 absl::Status PosixWritableFile::CutToLength() {
   struct stat info;
-  if (fstat(file_.fd(), &info) != 0) return ErrnoStatus(errno, "Truncate", name_);
+  if (fstat(file_.fd(), &info) != 0) return Named("Truncate", name_, ErrnoStatus(errno));
   const MutexLock lock(&claims_mutex_);
   const auto length_bytes = static_cast<off_t>(claimed_.end_bytes());
   if (info.st_size <= length_bytes) return absl::OkStatus();
   while (ftruncate(file_.fd(), length_bytes) != 0) {
-    if (errno != EINTR) return ErrnoStatus(errno, "Truncate", name_);
+    if (errno != EINTR) return Named("Truncate", name_, ErrnoStatus(errno));
   }
   return absl::OkStatus();
 }
@@ -81,9 +83,9 @@ absl::Status PosixWritableFile::Sync() {
     if (absl::Status status = CutToLength(); !status.ok()) return status;
   }
   // Not locked, so that writes can continue meanwhile.
-  const int error = SyncContents(file_.fd());
+  const absl::Status synced = SyncContents(file_.fd());
   WriterMutexLock lock(&mutex_);
-  if (error != 0) sync_status_ = ErrnoStatus(error, "Sync", name_);
+  if (!synced.ok()) sync_status_ = Named("Sync", name_, synced);
   return sync_status_;
 }
 
@@ -93,9 +95,8 @@ absl::Status PosixWritableFile::Close() {
   closed_ = true;
   const absl::Status status = CutToLength();
   const int error = file_.Close();
-  if (!status.ok()) return status;
-  if (error != 0) return ErrnoStatus(error, "Close", name_);
-  return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(status);
+  return Named("Close", name_, ErrnoStatus(error));
 }
 
 PosixReadableFile::PosixReadableFile(std::string name, ScopedFd buffered, ScopedFd direct,
@@ -123,7 +124,7 @@ absl::Status PosixReadableFile::FinishReadAt(RingTransfer* started, uint64_t off
   }
   size_t read_bytes = 0;
   if (const int error = file_.FinishRead(started, offset_bytes, out, &read_bytes); error != 0) {
-    const absl::Status status = ReadErrnoStatus(error, "ReadAt", name_);
+    const absl::Status status = Named("ReadAt", name_, ReadErrnoStatus(error));
     return absl::Status(status.code(), absl::StrCat(status.message(), " (", out.size(),
                                                     " bytes at offset ", offset_bytes, ")"));
   }

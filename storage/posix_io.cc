@@ -9,39 +9,9 @@
 #include <cstring>
 #include <limits>
 #include <string>
-#include <system_error>
-
-#include "absl/strings/str_cat.h"
 
 namespace tessera::internal {
 namespace {
-
-absl::StatusCode CodeOf(int error) {
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-      return absl::StatusCode::kNotFound;
-    case EEXIST:
-    case ENOTEMPTY:
-      return absl::StatusCode::kAlreadyExists;
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return absl::StatusCode::kPermissionDenied;
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-    case ENOMEM:
-      return absl::StatusCode::kResourceExhausted;
-    case EINVAL:
-    case EISDIR:
-    case ELOOP:
-    case ENAMETOOLONG:
-      return absl::StatusCode::kInvalidArgument;
-    default:
-      return absl::StatusCode::kUnavailable;
-  }
-}
 
 IoCalls current_calls;
 
@@ -51,27 +21,6 @@ uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
 uint64_t RoundUp(uint64_t value) { return (value + kMask) & ~kMask; }
 
 }  // namespace
-
-absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where) {
-  // Not strerror(): it is not thread-safe.
-  return absl::Status(CodeOf(error), absl::StrCat(std::string(operation), " ", std::string(where),
-                                                  ": ", std::generic_category().message(error)));
-}
-
-absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where) {
-  const absl::Status status = ErrnoStatus(error, operation, where);
-  // A bad sector, or a checksum or structure error of the file system. EIO is not among them: a
-  // cable, a network file system or a dying node has it, too, for bytes that are not lost.
-  const bool is_lost = error == EBADMSG || error == EUCLEAN || error == ENODATA;
-  return is_lost ? absl::DataLossError(status.message()) : status;
-}
-
-int ScopedFd::Close() {
-  if (fd_ < 0) return 0;
-  // Linux has released the descriptor even when close() fails, EINTR included: never retry.
-  const int result = ::close(std::exchange(fd_, -1));
-  return result == 0 || errno == EINTR ? 0 : errno;
-}
 
 void SetIoCalls(const IoCalls& calls) { current_calls = calls; }
 const IoCalls& CurrentIoCalls() { return current_calls; }

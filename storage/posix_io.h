@@ -20,41 +20,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "base/scoped_fd.h"
 #include "storage/aligned_buffer.h"
 #include "storage/storage.h"
 #include "storage/transfer_ring.h"
 
 namespace tessera::internal {
-
-// Returns "WriteAt /runs/a: No space left on device" under the code that storage.h promises for
-// `error`.
-absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where);
-
-// ErrnoStatus() for reading: bytes that are known to be lost are DataLoss; EIO, which may pass, is
-// Unavailable.
-absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where);
-
-// Owns a file descriptor.
-class ScopedFd {
- public:
-  ScopedFd() = default;
-  explicit ScopedFd(int fd) : fd_(fd) {}
-  ScopedFd(ScopedFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  ScopedFd& operator=(ScopedFd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~ScopedFd() { Close(); }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  int release() { return std::exchange(fd_, -1); }
-  // Returns 0 or an errno. The descriptor is closed either way.
-  int Close();
-
- private:
-  int fd_ = -1;
-};
 
 // A pool of at most `max_buffers` aligned buffers, for transfers whose own memory is not aligned.
 // Further threads wait, so that bouncing never takes more than max_buffers * buffer_bytes.

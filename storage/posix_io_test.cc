@@ -458,30 +458,5 @@ TEST(BouncePoolTest, AFailedAllocationDoesNotUseUpTheBound) {
   }
 }
 
-TEST(ErrnoStatusTest, HasTheCodesOfTheInterface) {
-  const std::vector<std::pair<int, absl::StatusCode>> expected = {
-      {ENOENT, absl::StatusCode::kNotFound},
-      {ENOTDIR, absl::StatusCode::kNotFound},
-      {EEXIST, absl::StatusCode::kAlreadyExists},
-      {ENOTEMPTY, absl::StatusCode::kAlreadyExists},
-      {EACCES, absl::StatusCode::kPermissionDenied},
-      {EPERM, absl::StatusCode::kPermissionDenied},
-      {EROFS, absl::StatusCode::kPermissionDenied},
-      {ENOSPC, absl::StatusCode::kResourceExhausted},
-      {EDQUOT, absl::StatusCode::kResourceExhausted},
-      {EFBIG, absl::StatusCode::kResourceExhausted},
-      {EINVAL, absl::StatusCode::kInvalidArgument},
-      {EISDIR, absl::StatusCode::kInvalidArgument},
-      {ELOOP, absl::StatusCode::kInvalidArgument},
-      {EIO, absl::StatusCode::kUnavailable},
-      {EMFILE, absl::StatusCode::kUnavailable},
-      {ESTALE, absl::StatusCode::kUnavailable}};
-  for (const auto& [error, code] : expected) {
-    EXPECT_EQ(ErrnoStatus(error, "Open", "/a").code(), code) << error;
-  }
-  EXPECT_EQ(ErrnoStatus(ENOSPC, "WriteAt", "/a/b").message(),
-            "WriteAt /a/b: No space left on device");
-}
-
 }  // namespace
 }  // namespace tessera::internal

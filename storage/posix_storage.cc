@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
 #include "base/status_macros.h"
@@ -28,11 +29,8 @@ namespace tessera {
 namespace {
 
 using internal::BouncePool;
-using internal::ErrnoStatus;
 using internal::PosixReadableFile;
 using internal::PosixWritableFile;
-using internal::ReadErrnoStatus;
-using internal::ScopedFd;
 
 constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 
@@ -71,17 +69,17 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
     if (errno == ENOENT) return absl::OkStatus();
     // Not a directory: report why it could not be unlinked.
     const int error = errno == ENOTDIR || errno == ELOOP ? unlink_error : errno;
-    return ErrnoStatus(error, "DeleteTree", where);
+    return Named("DeleteTree", where, ErrnoStatus(error));
   }
   ScopedFd listed(openat(directory.get(), ".", kDirectoryFlags));
   std::vector<std::pair<std::string, unsigned char>> entries;
   const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
-  if (error != 0) return ErrnoStatus(error, "DeleteTree", where);
+  if (error != 0) return Named("DeleteTree", where, ErrnoStatus(error));
   for (const auto& [entry, type] : entries) {
     TESSERA_RETURN_IF_ERROR(RemoveBelow(directory.get(), entry, absl::StrCat(where, "/", entry)));
   }
   if (unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
-    return ErrnoStatus(errno, "DeleteTree", where);
+    return Named("DeleteTree", where, ErrnoStatus(errno));
   }
   return absl::OkStatus();
 }
@@ -89,7 +87,7 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
 // What PosixStorageOptions::private_to promises, for the open directory `fd`.
 absl::Status MakePrivate(int fd, uid_t user, const std::string& root) {
   struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "cannot examine the folder", root);
+  if (fstat(fd, &info) != 0) return Named("cannot examine the folder", root, ErrnoStatus(errno));
   if (info.st_uid != user) {
     return absl::PermissionDeniedError(
         absl::StrCat(root, " belongs to another user (", info.st_uid, ")"));
@@ -97,7 +95,8 @@ absl::Status MakePrivate(int fd, uid_t user, const std::string& root) {
   if ((info.st_mode & (S_IRWXG | S_IRWXO)) == 0 || fchmod(fd, S_IRWXU) == 0) {
     return absl::OkStatus();
   }
-  return ErrnoStatus(errno, "cannot take the permissions of others away from the folder", root);
+  return Named("cannot take the permissions of others away from the folder", root,
+               ErrnoStatus(errno));
 }
 
 class PosixStorage final : public Storage {
@@ -125,8 +124,9 @@ class PosixStorage final : public Storage {
     absl::Status status = CheckPath("Create", path_view, /*root_allowed=*/false);
     if (!status.ok()) return status;
     const std::string path(path_view);
-    ScopedFd fd = CreateExclusively(path);
-    if (!fd.valid()) return DeletionStatus(errno, "Create", path);
+    absl::StatusOr<ScopedFd> created = CreateExclusively(path);
+    if (!created.ok()) return Named("Create", Describe(path), created.status());
+    ScopedFd fd = *std::move(created);
     if (size_hint_bytes > 0) status = Reserve(fd.get(), path, size_hint_bytes);
     if (!status.ok()) {
       unlinkat(root_fd_.get(), path.c_str(), 0);
@@ -142,14 +142,12 @@ class PosixStorage final : public Storage {
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path_view) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("Open", path_view, /*root_allowed=*/false));
     const std::string path(path_view);
-    ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_RDONLY));
-    if (!fd.valid() && errno == EINVAL) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Open ", Describe(path), ": not a regular file"));
-    }
+    absl::StatusOr<ScopedFd> opened = OpenRegularFile(root_fd_.get(), path, O_RDONLY);
+    if (!opened.ok()) return Named("Open", Describe(path), opened.status());
+    ScopedFd fd = *std::move(opened);
     struct stat info;
-    if (!fd.valid() || fstat(fd.get(), &info) != 0) {
-      return ReadErrnoStatus(errno, "Open", Describe(path));
+    if (fstat(fd.get(), &info) != 0) {
+      return Named("Open", Describe(path), ReadErrnoStatus(errno));
     }
     ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
     // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
@@ -167,39 +165,37 @@ class PosixStorage final : public Storage {
     const std::string from(from_view), to(to_view);
     const std::string where = absl::StrCat(Describe(from), " to ", Describe(to));
     const int root = root_fd_.get();
-    const int error = RenameNameIfFree(root, from.c_str(), root, to.c_str());
-    return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "Rename", where);
+    return Named("Rename", where, RenameNameIfFree(root, from.c_str(), root, to.c_str()));
   }
 
   absl::Status MakeDirectory(std::string_view path_view) override {
     const absl::Status status = CheckPath("MakeDirectory", path_view, /*root_allowed=*/true);
     if (!status.ok() || path_view.empty()) return status;
     const std::string path(path_view);
-    const int error = MakeDirectories(root_fd_.get(), path);
-    if (error == EEXIST) {
-      return absl::AlreadyExistsError(absl::StrCat("MakeDirectory ", Describe(path),
-                                                   ": the name exists, but is not a directory"));
+    absl::Status made = MakeDirectories(root_fd_.get(), path);
+    if (absl::IsAlreadyExists(made)) {
+      made = absl::AlreadyExistsError("the name exists, but is not a directory");
     }
-    return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "MakeDirectory", Describe(path));
+    return Named("MakeDirectory", Describe(path), made);
   }
 
   absl::Status SyncDirectory(std::string_view path_view) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("SyncDirectory", path_view, /*root_allowed=*/true));
     const std::string path(path_view);
     const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
-    const int error = fd.valid() ? SyncNames(fd.get()) : errno;
-    return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "SyncDirectory", Describe(path));
+    return Named("SyncDirectory", Describe(path),
+                 fd.valid() ? SyncNames(fd.get()) : ErrnoStatus(errno));
   }
 
   absl::StatusOr<std::vector<std::string>> List(std::string_view path_view) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("List", path_view, /*root_allowed=*/true));
     const std::string path(path_view);
     const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
-    if (!fd.valid()) return ErrnoStatus(errno, "List", Describe(path));
+    if (!fd.valid()) return Named("List", Describe(path), ErrnoStatus(errno));
     ScopedFd listed(openat(fd.get(), ".", kDirectoryFlags));
     std::vector<std::pair<std::string, unsigned char>> entries;
     const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
-    if (error != 0) return ErrnoStatus(error, "List", Describe(path));
+    if (error != 0) return Named("List", Describe(path), ErrnoStatus(error));
     std::vector<std::string> names;
     for (auto& [name, type] : entries) {
       struct stat info;
@@ -217,26 +213,28 @@ class PosixStorage final : public Storage {
   absl::Status Delete(std::string_view path_view) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("Delete", path_view, /*root_allowed=*/false));
     const std::string path(path_view);
-    const ScopedFd parent = OpenParent(path);
-    if (!parent.valid()) return DeletionStatus(errno, "Delete", path);
+    const absl::StatusOr<ScopedFd> parent = OpenParent(path);
+    if (!parent.ok()) return Named("Delete", Describe(path), parent.status());
     const std::string name = LastName(path);
-    if (unlinkat(parent.get(), name.c_str(), 0) == 0) return absl::OkStatus();
-    const int error = errno;
-    if (error != EISDIR) return DeletionStatus(error, "Delete", path);
-    if (unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
-    return DeletionStatus(errno, "Delete", path);
+    if (unlinkat(parent->get(), name.c_str(), 0) == 0) return absl::OkStatus();
+    const bool is_folder = errno == EISDIR;
+    if (is_folder && unlinkat(parent->get(), name.c_str(), AT_REMOVEDIR) == 0) {
+      return absl::OkStatus();
+    }
+    return Named("Delete", Describe(path), ErrnoStatus(errno));
   }
 
   absl::Status DeleteTree(std::string_view path_view) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("DeleteTree", path_view, /*root_allowed=*/false));
     const std::string path(path_view);
     const std::string name = LastName(path);
-    const ScopedFd parent = OpenParent(path);
+    const absl::StatusOr<ScopedFd> parent = OpenParent(path);
+    if (!parent.ok()) return Named("DeleteTree", Describe(path), parent.status());
     struct stat info;
-    if (!parent.valid() || fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-      return DeletionStatus(errno, "DeleteTree", path);
+    if (fstatat(parent->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      return Named("DeleteTree", Describe(path), ErrnoStatus(errno));
     }
-    return RemoveBelow(parent.get(), name, Describe(path));
+    return RemoveBelow(parent->get(), name, Describe(path));
   }
 
   bool IsLink(std::string_view path_view) override {
@@ -250,7 +248,7 @@ class PosixStorage final : public Storage {
   absl::StatusOr<uint64_t> FreeBytes() override {
     struct statvfs info;
     while (fstatvfs(root_fd_.get(), &info) != 0) {
-      if (errno != EINTR) return ErrnoStatus(errno, "FreeBytes", root_);
+      if (errno != EINTR) return Named("FreeBytes", root_, ErrnoStatus(errno));
     }
     return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
   }
@@ -265,19 +263,19 @@ class PosixStorage final : public Storage {
   }
 
  private:
-  // Creates a new file under a name that may exist already. Invalid, with errno set, on failure.
-  ScopedFd CreateExclusively(const std::string& path) {
+  // Creates a new file under a name that may exist already.
+  absl::StatusOr<ScopedFd> CreateExclusively(const std::string& path) {
     // Creates a new inode and never uses O_TRUNC: another name may share the old one by a hard
     // link, and a symbolic link might point anywhere. Another process can take the name between the
     // two calls.
     constexpr int kAttempts = 10;
     for (int attempt = 0;; ++attempt) {
-      ScopedFd fd(OpenRegularFile(root_fd_.get(), path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
-      if (fd.valid() || errno != EEXIST || attempt == kAttempts) return fd;
-      const ScopedFd parent = OpenParent(path);
-      if (!parent.valid()) return ScopedFd();
+      absl::StatusOr<ScopedFd> fd =
+          OpenRegularFile(root_fd_.get(), path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+      if (!absl::IsAlreadyExists(fd.status()) || attempt == kAttempts) return fd;
+      TESSERA_ASSIGN_OR_RETURN(const ScopedFd parent, OpenParent(path));
       if (unlinkat(parent.get(), LastName(path).c_str(), 0) != 0 && errno != ENOENT) {
-        return ScopedFd();
+        return ErrnoStatus(errno);
       }
     }
   }
@@ -285,44 +283,35 @@ class PosixStorage final : public Storage {
   // Opens the same file again for direct I/O; invalid where that is not possible.
   ScopedFd OpenDirect(const std::string& path, int access, int fd) {
     if (!options_.direct_io) return ScopedFd();
-    ScopedFd direct(OpenRegularFile(root_fd_.get(), path, access | O_DIRECT));
+    absl::StatusOr<ScopedFd> direct = OpenRegularFile(root_fd_.get(), path, access | O_DIRECT);
     // The name may refer to another file since `fd` was opened.
     struct stat ours, theirs;
-    const bool same = direct.valid() && fstat(fd, &ours) == 0 &&
-                      fstat(direct.get(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
-                      ours.st_ino == theirs.st_ino;
-    return same ? std::move(direct) : ScopedFd();
+    const bool same = direct.ok() && fstat(fd, &ours) == 0 && fstat(direct->get(), &theirs) == 0 &&
+                      ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
+    return same ? *std::move(direct) : ScopedFd();
   }
 
   // Opens the directory that contains a path's last component, without following a link, so that
-  // nothing outside of the root can be deleted. Invalid, with errno set, on failure: ELOOP for a
-  // link.
-  ScopedFd OpenParent(const std::string& path) const {
+  // nothing outside of the root can be deleted. FailedPrecondition for a link.
+  absl::StatusOr<ScopedFd> OpenParent(const std::string& path) const {
     constexpr int kFlags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     ScopedFd directory(openat(root_fd_.get(), ".", kFlags));
-    for (size_t begin = 0, end; directory.valid(); begin = end + 1) {
-      end = path.find('/', begin);
-      if (end == std::string::npos) break;
+    if (!directory.valid()) return ErrnoStatus(errno);
+    for (size_t begin = 0, end; (end = path.find('/', begin)) != std::string::npos;
+         begin = end + 1) {
       const std::string name = path.substr(begin, end - begin);
       ScopedFd next(openat(directory.get(), name.c_str(), kFlags));
-      const int error = next.valid() ? 0 : errno;
+      const absl::Status status = ErrnoStatus(next.valid() ? 0 : errno);
       struct stat info;
-      const bool is_link =
-          !next.valid() &&
-          fstatat(directory.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-          S_ISLNK(info.st_mode);
+      if (!status.ok() && fstatat(directory.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+          S_ISLNK(info.st_mode)) {
+        return absl::FailedPreconditionError(
+            "a directory on the path is a symbolic link, behind which nothing is deleted");
+      }
+      TESSERA_RETURN_IF_ERROR(status);
       directory = std::move(next);
-      errno = is_link ? ELOOP : error;
     }
     return directory;
-  }
-
-  absl::Status DeletionStatus(int error, std::string_view operation,
-                              const std::string& path) const {
-    if (error != ELOOP) return ErrnoStatus(error, operation, Describe(path));
-    return absl::FailedPreconditionError(absl::StrCat(
-        std::string(operation), " ", Describe(path),
-        ": a directory on the path is a symbolic link, behind which nothing is deleted"));
   }
 
   absl::Status Reserve(int fd, const std::string& path, uint64_t size_bytes) {
@@ -336,7 +325,8 @@ class PosixStorage final : public Storage {
     const absl::StatusOr<uint64_t> free_bytes = FreeBytes();
     const bool unsupported = error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
     if (unsupported && (!free_bytes.ok() || *free_bytes >= size_bytes)) return absl::OkStatus();
-    const absl::Status status = ErrnoStatus(unsupported ? ENOSPC : error, "Create", Describe(path));
+    const absl::Status status =
+        Named("Create", Describe(path), ErrnoStatus(unsupported ? ENOSPC : error));
     std::string message = absl::StrCat(status.message(), " (", size_bytes, " bytes needed");
     if (free_bytes.ok()) absl::StrAppend(&message, ", ", *free_bytes, " free");
     return absl::Status(status.code(), absl::StrCat(message, ")"));
@@ -378,10 +368,10 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& nam
     // If something else is in its place, the check below finds it.
     // A private root itself is created below, with its permissions.
     const std::string parent = (std::filesystem::path(root) / "..").lexically_normal();
-    int error = MakeDirectories(AT_FDCWD, is_private ? parent : root);
-    if (error == 0 && is_private && mkdir(root.c_str(), S_IRWXU) != 0) error = errno;
-    if (error != 0 && error != EEXIST) {
-      return ErrnoStatus(error, "cannot create the folder", root);
+    absl::Status made = MakeDirectories(AT_FDCWD, is_private ? parent : root);
+    if (made.ok() && is_private && mkdir(root.c_str(), S_IRWXU) != 0) made = ErrnoStatus(errno);
+    if (!absl::IsAlreadyExists(made)) {
+      TESSERA_RETURN_IF_ERROR(Named("cannot create the folder", root, made));
     }
   }
   ScopedFd fd(open(root.c_str(), kDirectoryFlags | (is_private ? O_NOFOLLOW : 0)));
@@ -391,10 +381,9 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& nam
     return absl::FailedPreconditionError(absl::StrCat(root, " is a symbolic link"));
   }
   if (error == ENOTDIR) return absl::InvalidArgumentError(absl::StrCat(root, " is not a folder"));
-  if (error != 0) return ErrnoStatus(error, "cannot open the folder", root);
+  if (error != 0) return Named("cannot open the folder", root, ErrnoStatus(error));
   if (is_private) {
-    if (absl::Status status = MakePrivate(fd.get(), *options.private_to, root); !status.ok())
-      return status;
+    TESSERA_RETURN_IF_ERROR(MakePrivate(fd.get(), *options.private_to, root));
   }
   return std::make_unique<PosixStorage>(root, std::move(fd), options);
 }

@@ -83,15 +83,15 @@ absl::StatusOr<HostMemory> HostMemory::Map(const MemoryOffer& offer) {
   const ssize_t length = readlink(path.c_str(), target.data(), target.size());
   const std::string expected = absl::StrCat("/memfd:", kMemoryName);
   if (length < 0 || !std::string_view(target.data(), length).starts_with(expected)) return unseen;
-  const internal::ScopedFd fd(OpenRegularFile(AT_FDCWD, path, O_RDONLY));
+  const absl::StatusOr<ScopedFd> fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
   struct stat info;
-  if (!fd.valid() || fstat(fd.get(), &info) != 0 ||
+  if (!fd.ok() || fstat(fd->get(), &info) != 0 ||
       static_cast<uint64_t>(info.st_size) != offer.size_bytes() ||
-      (fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
+      (fcntl(fd->get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
     return unseen;
   }
   HostMemory memory;
-  memory.data_ = MapFile(fd.get(), offer.size_bytes(), PROT_READ);
+  memory.data_ = MapFile(fd->get(), offer.size_bytes(), PROT_READ);
   if (memory.data_ == nullptr) return unseen;
   memory.size_bytes_ = offer.size_bytes();
   if (std::memcmp(memory.data_, offer.mark().data(), kMarkBytes) != 0) return unseen;

@@ -7,11 +7,11 @@
 
 #include <cerrno>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/errno_status.h"
 #include "base/files.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -23,12 +23,13 @@ namespace {
 
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
-// 0, or the error.
-int TryToLock(int fd) {
-  while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EINTR) return errno;
+// Returns false while another process has locked it.
+absl::StatusOr<bool> TryToLock(const ScopedFd& fd) {
+  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno != EINTR) return ErrnoStatus(errno);
   }
-  return 0;
+  return true;
 }
 
 absl::Status InUse(const std::string& folder) {
@@ -41,29 +42,25 @@ class FileLock final : public FolderLock {
   // Opens the folder and its lock file.
   static absl::StatusOr<std::unique_ptr<FileLock>> Open(const std::string& folder) {
     std::unique_ptr<FileLock> lock(new FileLock(folder));
-    lock->folder_fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock->folder_fd_ >= 0) lock->file_fd_ = lock->OpenFile();
-    if (lock->file_fd_ >= 0) return lock;
-    return absl::UnknownError(absl::StrCat(
-        "cannot create the lock file ", folder, "/", kFileName, ": ",
-        errno == EINVAL ? "it is not a regular file" : std::generic_category().message(errno)));
-  }
-  ~FileLock() override {
-    ::close(file_fd_);
-    ::close(folder_fd_);
+    lock->folder_fd_ = ScopedFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    absl::StatusOr<ScopedFd> file =
+        lock->folder_fd_.valid() ? lock->OpenFile() : ErrnoStatus(errno);
+    if (!file.ok()) {
+      return absl::UnknownError(absl::StrCat("cannot create the lock file ", folder, "/", kFileName,
+                                             ": ", file.status().message()));
+    }
+    lock->file_fd_ = *std::move(file);
+    return lock;
   }
 
-  // 0, or the error: EWOULDBLOCK while another process has one of the two. Not every file system
-  // locks folders.
-  int Try() {
-    if (TryToLock(folder_fd_) == EWOULDBLOCK) return EWOULDBLOCK;
+  // Returns false while another process has one of the two. Not every file system locks folders.
+  absl::StatusOr<bool> Try() {
+    if (!TryToLock(folder_fd_).value_or(true)) return false;
     while (true) {
-      const int error = TryToLock(file_fd_);
-      if (error != 0 || IsInPlace(file_fd_)) return error;
+      TESSERA_ASSIGN_OR_RETURN(const bool locked, TryToLock(file_fd_));
+      if (!locked || IsInPlace(file_fd_)) return locked;
       // The file was deleted while it was waited for, and its holder may have another one.
-      const int fd = OpenFile();
-      if (fd < 0) return errno;
-      ::close(std::exchange(file_fd_, fd));
+      TESSERA_ASSIGN_OR_RETURN(file_fd_, OpenFile());
     }
   }
 
@@ -72,14 +69,13 @@ class FileLock final : public FolderLock {
   absl::Status Check() const override {
     const MutexLock lock(&mutex_);
     if (IsInPlace(file_fd_)) return absl::OkStatus();
-    const int fd = OpenFile();
-    if (fd < 0) return absl::OkStatus();
-    if (TryToLock(fd) == EWOULDBLOCK) {
-      ::close(fd);
+    absl::StatusOr<ScopedFd> fd = OpenFile();
+    if (!fd.ok()) return absl::OkStatus();
+    if (!TryToLock(*fd).value_or(true)) {
       return absl::FailedPreconditionError(absl::StrCat(
           folder_, "/", kFileName, " was deleted or replaced, and ", InUse(folder_).message()));
     }
-    ::close(std::exchange(file_fd_, fd));
+    file_fd_ = *std::move(fd);
     return absl::OkStatus();
   }
 
@@ -88,40 +84,41 @@ class FileLock final : public FolderLock {
  private:
   explicit FileLock(std::string folder) : folder_(std::move(folder)) {}
 
-  int OpenFile() const {
-    return OpenRegularFile(folder_fd_, kFileName, O_RDWR | O_CREAT | O_NOFOLLOW);
+  absl::StatusOr<ScopedFd> OpenFile() const {
+    return OpenRegularFile(folder_fd_.get(), kFileName, O_RDWR | O_CREAT | O_NOFOLLOW);
   }
-  bool IsInPlace(int fd) const {
+  bool IsInPlace(const ScopedFd& fd) const {
     struct stat ours, there;
-    return ::fstat(fd, &ours) == 0 &&
-           ::fstatat(folder_fd_, kFileName, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+    return ::fstat(fd.get(), &ours) == 0 &&
+           ::fstatat(folder_fd_.get(), kFileName, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
            ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
   }
 
   const std::string folder_;
-  int folder_fd_ = -1;
+  ScopedFd folder_fd_;
   mutable Mutex mutex_;
-  mutable int file_fd_ = -1;  // replaced by Check()
+  mutable ScopedFd file_fd_;  // replaced by Check()
 };
 
 absl::StatusOr<std::unique_ptr<FolderLock>> LockFile(const std::string& folder,
                                                      const FolderLock::Options& options) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock, FileLock::Open(folder));
   const absl::Duration deadline = SteadyNow() + options.wait;
-  int error = lock->Try();
-  if (error == EWOULDBLOCK && options.wait > absl::ZeroDuration() && options.on_wait) {
+  absl::StatusOr<bool> locked = lock->Try();
+  if (locked.ok() && !*locked && options.wait > absl::ZeroDuration() && options.on_wait) {
     options.on_wait(absl::StrCat("waiting up to ", absl::FormatDuration(options.wait),
                                  " for another process that saves to ", folder, " to end"));
   }
-  while (error == EWOULDBLOCK && SteadyNow() < deadline) {
+  while (locked.ok() && !*locked && SteadyNow() < deadline) {
     absl::SleepFor(kPollInterval);
-    error = lock->Try();
+    locked = lock->Try();
   }
-  if (error == EWOULDBLOCK) return InUse(folder);
-  if (error != 0) {
+  if (!locked.ok()) {
     lock->set_warning(absl::StrCat("WARNING: ", folder, " cannot be locked (",
-                                   std::generic_category().message(error),
+                                   locked.status().message(),
                                    "): make sure that only one run at a time saves there"));
+  } else if (!*locked) {
+    return InUse(folder);
   }
   return lock;
 }

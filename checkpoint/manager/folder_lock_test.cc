@@ -173,7 +173,7 @@ TEST(FolderLockTest, APipeInPlaceOfTheLockFileIsNamed) {
   const TestFolder folder;
   ASSERT_EQ(mkfifo(folder.File(FolderLock::kFileName).c_str(), 0600), 0);
   EXPECT_THAT(std::string(Lock(folder.path()).status().message()),
-              HasSubstr("/.lock: it is not a regular file"));
+              HasSubstr("/.lock: not a regular file"));
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/errno_status.h"
 #include "base/files.h"
 #include "base/mutex.h"
 #include "base/text.h"
@@ -35,28 +35,18 @@ struct Reading {
   bool operator==(const Reading&) const = default;
 };
 
-std::string SystemError() { return std::generic_category().message(errno); }
-
 Reading ReadOnce(const std::string& path) {
-  const int fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
-  if (fd < 0) {
-    const bool is_other = errno == EISDIR || errno == EINVAL;
-    return {.problem = errno == ENOENT ? "" : is_other ? "not a regular file" : SystemError()};
-  }
-  Reading reading;
+  const absl::StatusOr<ScopedFd> fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
+  if (fd.status() == ReadErrnoStatus(ENOENT)) return {};
+  if (!fd.ok()) return {.problem = std::string(fd.status().message())};
   struct stat status = {};
   char buffer[kMaxBytes];
-  if (::fstat(fd, &status) != 0) {
-    reading.problem = SystemError();
-  } else if (const ssize_t bytes = ::pread(fd, buffer, kMaxBytes, 0); bytes < 0) {
-    reading.problem = SystemError();
-  } else {
-    reading.contents.assign(buffer, static_cast<size_t>(bytes));
-    reading.identity = absl::StrCat(status.st_ino, " ", status.st_mtim.tv_sec, ".",
-                                    status.st_mtim.tv_nsec, " ", status.st_size);
-  }
-  ::close(fd);
-  return reading;
+  const ssize_t bytes =
+      ::fstat(fd->get(), &status) == 0 ? ::pread(fd->get(), buffer, kMaxBytes, 0) : -1;
+  if (bytes < 0) return {.problem = std::string(ErrnoStatus(errno).message())};
+  return {.contents = std::string(buffer, static_cast<size_t>(bytes)),
+          .identity = absl::StrCat(status.st_ino, " ", status.st_mtim.tv_sec, ".",
+                                   status.st_mtim.tv_nsec, " ", status.st_size)};
 }
 
 }  // namespace

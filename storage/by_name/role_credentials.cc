@@ -74,8 +74,8 @@ absl::StatusOr<s3::Credentials> ParseJson(const std::string& service, const std:
 }
 
 absl::StatusOr<std::string> ReadToken(const std::string& variable, const std::string& path) {
-  const std::optional<std::string> contents = ReadWholeFile(path);
-  const std::string token(absl::StripAsciiWhitespace(contents.value_or("")));
+  const std::string contents = ReadWholeFile(path).value_or("");
+  const std::string token(absl::StripAsciiWhitespace(contents));
   if (!token.empty()) return token;
   return absl::FailedPreconditionError(
       absl::StrCat(variable, "=", path, ": the file is missing or empty"));

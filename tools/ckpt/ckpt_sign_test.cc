@@ -116,7 +116,7 @@ TEST_F(CkptSignTest, KeysThatAreNone) {
   const std::string a = In("a");
   ExpectRefused({"sign", a, "--key=" + In("none.pem")}, kExitUsage,
                 "cannot read the key: cannot open " + In("none.pem") + ": No such file");
-  ExpectRefused({"sign", a, "--key=/dev/zero"}, kExitUsage, "/dev/zero is not a regular file");
+  ExpectRefused({"sign", a, "--key=/dev/zero"}, kExitUsage, "/dev/zero: not a regular file");
   ExpectRefused({"sign", a, Private("garbage")}, kExitUsage, "expected an Ed25519 private key");
   ExpectRefused({"sign", a, Private("curve")}, kExitUsage, "expected an Ed25519 private key");
   ExpectRefused({"sign", a, Public("mine")}, kExitUsage, "expected an Ed25519 private key");

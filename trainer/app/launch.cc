@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -12,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/errno_status.h"
 #include "base/files.h"
 #include "glog/logging.h"
 
@@ -101,12 +101,14 @@ absl::StatusOr<std::unique_ptr<RankOutput>> RankOutput::Open(const std::string& 
         absl::StrCat("run_dir=", run_dir, ": cannot create the folder: ", error.message()));
   }
   const std::string path = absl::StrFormat("%s/rank-%05d.log", run_dir, rank);
-  const int fd = OpenRegularFile(AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND);
-  std::FILE* const file = fd < 0 ? nullptr : fdopen(fd, "a");
+  absl::StatusOr<ScopedFd> fd = OpenRegularFile(AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND);
+  std::FILE* const file = fd.ok() ? fdopen(fd->get(), "a") : nullptr;
   if (file == nullptr) {
+    const absl::Status reason = fd.ok() ? ErrnoStatus(errno) : fd.status();
     return absl::InvalidArgumentError(
-        absl::StrCat("run_dir: cannot write ", path, ": ", std::strerror(errno)));
+        absl::StrCat("run_dir: cannot write ", path, ": ", reason.message()));
   }
+  fd->release();
   return std::unique_ptr<RankOutput>(new RankOutput(file));
 }
 

@@ -46,10 +46,9 @@ namespace {
 // is a run_dir.
 absl::Status HoldRunFolder(Session& session, ProgressLine& progress_line) {
   const std::string& run_dir = session.config.output().run_dir();
-  if (const int error = MakeDirectories(AT_FDCWD, run_dir); error != 0) {
+  if (const absl::Status made = MakeDirectories(AT_FDCWD, run_dir); !made.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("run_dir=", run_dir,
-                     ": cannot create the folder: ", std::generic_category().message(error)));
+        absl::StrCat("run_dir=", run_dir, ": cannot create the folder: ", made.message()));
   }
   std::error_code no_folder;
   if (Saves(session.config) &&

@@ -258,10 +258,9 @@ std::string ConfigDifferences(const TrainConfig& config) {
 }
 
 absl::Status WriteConfig(const TrainConfig& config, const std::string& run_dir) {
-  if (const int error = MakeDirectories(AT_FDCWD, run_dir); error != 0) {
+  if (const absl::Status made = MakeDirectories(AT_FDCWD, run_dir); !made.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("run_dir=", run_dir,
-                     ": cannot create the folder: ", std::generic_category().message(error)));
+        absl::StrCat("run_dir=", run_dir, ": cannot create the folder: ", made.message()));
   }
   return ReplaceFile(absl::StrCat(run_dir, "/config.textproto"), ConfigText(config));
 }

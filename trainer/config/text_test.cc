@@ -43,7 +43,8 @@ TEST(LoadConfigTest, AMissingFileIsNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(),
             "the config file: cannot open /no/such/x.textproto: No such file or directory");
-  EXPECT_EQ(LoadConfig("/tmp").status().message(), "the config file: /tmp is not a regular file");
+  EXPECT_EQ(LoadConfig("/tmp").status().message(),
+            "the config file: cannot open /tmp: not a regular file");
 }
 
 TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
@@ -55,7 +56,7 @@ TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
 
 TEST(LoadConfigTest, AFileWithoutEndIsNoConfig) {
   EXPECT_EQ(LoadConfig("/dev/zero").status().message(),
-            "the config file: /dev/zero is not a regular file");
+            "the config file: cannot open /dev/zero: not a regular file");
   const TestFolder folder;
   const std::string path = folder.Write("x", std::string((1 << 20) + 1, ' '));
   EXPECT_EQ(LoadConfig(path).status().message(),

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "compute/random/philox.h"
 #include "trainer/data/token_checksums.h"
@@ -25,7 +26,7 @@ constexpr int64_t kBinaryProbeBytes = 4096;
 constexpr int64_t kLineSearchBytes = 64 << 10;
 
 absl::Status DirectoryError(const std::string& path, const std::error_code& error) {
-  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read the directory ", path));
+  return Named("cannot read the directory", path, ErrnoStatus(error.value()));
 }
 
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
@@ -69,7 +70,7 @@ absl::Status RemoveDuplicates(std::vector<std::string>& paths) {
   for (std::string& path : paths) {
     struct stat info;
     if (stat(path.c_str(), &info) != 0) {
-      return absl::ErrnoToStatus(errno, absl::StrCat("cannot examine ", path));
+      return Named("cannot examine", path, ErrnoStatus(errno));
     }
     if (seen.insert({info.st_dev, info.st_ino}).second) unique.push_back(std::move(path));
   }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/file_descriptor.h"
 #include "base/files.h"
 #include "base/replace_file.h"
@@ -199,16 +200,13 @@ void RemoveStaleStagingFolders(const std::string& output_dir) {
 class StagingFolder {
  public:
   static absl::StatusOr<std::unique_ptr<StagingFolder>> Create(const std::string& output_dir) {
-    if (const int error = MakeDirectories(AT_FDCWD, output_dir); error != 0) {
-      return absl::ErrnoToStatus(error,
-                                 absl::StrCat("cannot create the output folder ", output_dir));
-    }
+    TESSERA_RETURN_IF_ERROR(Named("cannot create the output folder", output_dir,
+                                  MakeDirectories(AT_FDCWD, output_dir)));
     RemoveStaleStagingFolders(output_dir);
     std::string path =
         Join(output_dir, absl::StrCat(std::string(kStagingPrefix), std::string(kStagingPattern)));
     if (mkdtemp(path.data()) == nullptr) {
-      return absl::ErrnoToStatus(errno,
-                                 absl::StrCat("cannot write to the output folder ", output_dir));
+      return Named("cannot write to the output folder", output_dir, ErrnoStatus(errno));
     }
     TESSERA_ASSIGN_OR_RETURN(FileDescriptor lock, LockFolder(path));
     return std::unique_ptr<StagingFolder>(new StagingFolder(path, std::move(lock)));
@@ -293,7 +291,7 @@ absl::Status WriteFiles(const Job& job, const CorpusSplit& split, const Tokenize
   for (const std::string& name : names) {
     std::error_code error;
     const int64_t size_bytes = fs::file_size(Join(directory, name), error);
-    if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot examine ", name));
+    if (error) return Named("cannot examine", name, ErrnoStatus(error.value()));
     summary.files.push_back({name, size_bytes});
   }
   return absl::OkStatus();
@@ -312,7 +310,7 @@ absl::Status MoveFiles(const std::vector<std::string>& names, const std::string&
   for (const std::string& name : names) {
     fs::rename(Join(from, name), Join(to, name), error);
     if (error) {
-      return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot write ", Join(to, name)));
+      return Named("cannot write", Join(to, name), ErrnoStatus(error.value()));
     }
   }
   return SyncFolder(to);
@@ -345,7 +343,7 @@ absl::Status ExchangeFiles(const std::string& staging, const std::string& direct
   std::error_code error;
   for (const std::string& name : stale) {
     fs::remove(Join(directory, name), error);
-    if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", name));
+    if (error) return Named("cannot remove", name, ErrnoStatus(error.value()));
   }
   TESSERA_RETURN_IF_ERROR(SyncFolder(directory));
   TESSERA_RETURN_IF_ERROR(MoveFiles(fresh_files, staging, directory));

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
+#include "base/errno_status.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "compute/random/philox.h"
@@ -130,7 +131,7 @@ absl::Status RemoveTokenChecksums(const std::string& token_path) {
   const std::string path = ChecksumPath(token_path);
   if (unlink(path.c_str()) != 0) {
     if (errno == ENOENT) return absl::OkStatus();
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot remove ", path));
+    return Named("cannot remove", path, ErrnoStatus(errno));
   }
   const size_t slash = path.rfind('/');
   const absl::StatusOr<FileDescriptor> folder =

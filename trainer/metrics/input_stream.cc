@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/files.h"
 #include "base/text.h"
 
@@ -17,31 +17,25 @@ namespace {
 constexpr size_t kChunkBytes = size_t{1} << 18;
 
 // Opens a pipe that somebody writes to, whose data may be waited for; -1 for anything else.
-int OpenPipe(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+// Invalid for anything but a pipe.
+ScopedFd OpenPipe(const std::string& path) {
+  ScopedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat info;
-  if (fd >= 0 && fstat(fd, &info) == 0 && S_ISFIFO(info.st_mode) && fcntl(fd, F_SETFL, 0) == 0) {
-    return fd;
-  }
-  if (fd >= 0) close(fd);
-  return -1;
+  const bool is_pipe = fd.valid() && fstat(fd.get(), &info) == 0 && S_ISFIFO(info.st_mode) &&
+                       fcntl(fd.get(), F_SETFL, 0) == 0;
+  return is_pipe ? std::move(fd) : ScopedFd();
 }
 
 }  // namespace
 
-InputStream::InputStream(const std::string& path, bool may_be_pipe)
-    : path_(path), fd_(OpenRegularFile(AT_FDCWD, path, O_RDONLY)) {
-  if (fd_ >= 0) return;
-  const int error = errno;
-  if (error == EINVAL && may_be_pipe) fd_ = OpenPipe(path);
-  if (fd_ >= 0) return;
-  status_ = error == EINVAL || error == EISDIR
-                ? absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"))
-                : absl::ErrnoToStatus(error, absl::StrCat("cannot read ", path));
-}
-
-InputStream::~InputStream() {
-  if (fd_ >= 0) close(fd_);
+InputStream::InputStream(const std::string& path, bool may_be_pipe) : path_(path) {
+  absl::StatusOr<ScopedFd> fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
+  if (fd.ok()) {
+    fd_ = *std::move(fd);
+  } else if (absl::IsInvalidArgument(fd.status()) && may_be_pipe) {
+    fd_ = OpenPipe(path);
+  }
+  if (!fd_.valid()) status_ = Named("cannot read", path, fd.status());
 }
 
 bool InputStream::Fill() {
@@ -52,9 +46,9 @@ bool InputStream::Fill() {
   buffer_.resize(old + kChunkBytes);
   ssize_t count = 0;
   do {
-    count = read(fd_, buffer_.data() + old, kChunkBytes);
+    count = read(fd_.get(), buffer_.data() + old, kChunkBytes);
   } while (count < 0 && errno == EINTR);
-  if (count < 0) status_ = absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", path_));
+  if (count < 0) status_ = Named("cannot read", path_, ReadErrnoStatus(errno));
   buffer_.resize(old + std::max<ssize_t>(count, 0));
   return count > 0;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "base/scoped_fd.h"
 
 namespace tessera {
 
@@ -16,9 +17,6 @@ class InputStream {
   // Opens a file. `may_be_pipe`: the user named the path, which may be <(zcat run.gz). A pipe to
   // which nobody writes is empty.
   explicit InputStream(const std::string& path, bool may_be_pipe = false);
-  ~InputStream();
-  InputStream(const InputStream&) = delete;
-  InputStream& operator=(const InputStream&) = delete;
 
   // The reason why the file cannot be read, or not to its end.
   const absl::Status& status() const { return status_; }
@@ -38,7 +36,7 @@ class InputStream {
   bool Fill();
 
   const std::string path_;
-  int fd_;
+  ScopedFd fd_;
   absl::Status status_;
   std::string buffer_;
   size_t at_ = 0;  // in buffer_: what is before is read

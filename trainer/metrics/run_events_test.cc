@@ -72,8 +72,8 @@ TEST_F(RunEventsTest, AFailureIsSaidOnce) {
   events.Add({.name = "end"});
   events.Add({.name = "end"});
   ASSERT_EQ(failures_.size(), 1u);
-  EXPECT_EQ(failures_[0], "no more events are recorded: " + folder_ +
-                              "/events.jsonl is not a regular file; the run goes on without them");
+  EXPECT_EQ(failures_[0], "no more events are recorded: cannot open " + folder_ +
+                              "/events.jsonl: not a regular file; the run goes on without them");
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+#include "base/errno_status.h"
+
+#include <cerrno>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+
+namespace tessera {
+namespace {
+
+absl::StatusCode CodeOf(int error) {
+  switch (error) {
+    case 0:
+      return absl::StatusCode::kOk;
+    case ENOENT:
+    case ENOTDIR:
+      return absl::StatusCode::kNotFound;
+    case EEXIST:
+    case ENOTEMPTY:
+      return absl::StatusCode::kAlreadyExists;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::StatusCode::kPermissionDenied;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+    case ENOMEM:
+      return absl::StatusCode::kResourceExhausted;
+    case EINVAL:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+      return absl::StatusCode::kInvalidArgument;
+    default:
+      return absl::StatusCode::kUnavailable;
+  }
+}
+
+}  // namespace
+
+absl::Status ErrnoStatus(int error) {
+  // Not strerror(): it is not thread-safe.
+  return absl::Status(CodeOf(error), std::generic_category().message(error));
+}
+
+absl::Status ReadErrnoStatus(int error) {
+  // A bad sector, or a checksum or structure error of the file system. EIO is not among them: a
+  // cable, a network file system or a dying node has it, too, for bytes that are not lost.
+  const bool is_lost = error == EBADMSG || error == EUCLEAN || error == ENODATA;
+  const absl::Status status = ErrnoStatus(error);
+  return is_lost ? absl::DataLossError(status.message()) : status;
+}
+
+absl::Status Named(std::string_view operation, std::string_view where, const absl::Status& reason) {
+  if (reason.ok()) return reason;
+  return absl::Status(reason.code(),
+                      absl::StrCat(View(operation), " ", View(where), ": ", reason.message()));
+}
+
+}  // namespace tessera
