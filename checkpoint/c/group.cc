@@ -6,18 +6,6 @@
 namespace tessera::ckpt::c {
 namespace {
 
-// Calls back, and returns what went wrong there.
-template <typename Call>
-absl::Status CallBack(const Call& call) {
-  tessera_set_error_message("");
-  const int32_t code = call();
-  if (code == TESSERA_OK) return absl::OkStatus();
-  const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
-  const std::string message = tessera_error_message();
-  return {known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-          message.empty() ? absl::StrCat("a callback of the group returned ", code) : message};
-}
-
 class CallbackMessage final : public PendingMessage {
  public:
   CallbackMessage(const tessera_group& group, const absl::Status& started, void* pending)
@@ -45,7 +33,7 @@ class CallbackGroup final : public ProcessGroup {
 
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
                                                   absl::Duration deadline) override {
-    return Collect(group_.rank == 0 ? group_.size : 0, [&](tessera_messages* messages) {
+    return CollectMessages(group_.rank == 0 ? group_.size : 0, [&](tessera_messages* messages) {
       return group_.gather(group_.context, mine.data(), mine.size(),
                            absl::ToDoubleSeconds(deadline), messages);
     });
@@ -54,7 +42,7 @@ class CallbackGroup final : public ProcessGroup {
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration deadline) override {
     TESSERA_ASSIGN_OR_RETURN(
-        std::vector<std::string> messages, Collect(1, [&](tessera_messages* messages) {
+        std::vector<std::string> messages, CollectMessages(1, [&](tessera_messages* messages) {
           return group_.broadcast(group_.context, from_rank_0.data(), from_rank_0.size(),
                                   absl::ToDoubleSeconds(deadline), messages);
         }));
@@ -79,18 +67,6 @@ class CallbackGroup final : public ProcessGroup {
   }
 
  private:
-  template <typename Call>
-  static absl::StatusOr<std::vector<std::string>> Collect(int expected, const Call& call) {
-    tessera_messages messages;
-    TESSERA_RETURN_IF_ERROR(CallBack([&] { return call(&messages); }));
-    const int found = static_cast<int>(messages.messages.size());
-    if (found != expected) {
-      return absl::InternalError(absl::StrCat("a callback of the group has added ", found,
-                                              " messages, expected ", expected));
-    }
-    return std::move(messages.messages);
-  }
-
   const tessera_group group_;
 };
 

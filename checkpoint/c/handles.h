@@ -91,6 +91,18 @@ int32_t Run(const Body& body) noexcept {
   }
 }
 
+// Calls a function of the program. Returns what went wrong there.
+template <typename Call>
+absl::Status CallBack(const Call& call) {
+  tessera_set_error_message("");
+  const int32_t code = call();
+  if (code == TESSERA_OK) return absl::OkStatus();
+  const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
+  const std::string message = tessera_error_message();
+  return {known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+          message.empty() ? absl::StrCat("a callback returned ", code) : message};
+}
+
 template <typename Handle>
 absl::Status CheckHandle(const Handle* handle, std::string_view name) {
   if (handle == nullptr) {
@@ -101,6 +113,19 @@ absl::Status CheckHandle(const Handle* handle, std::string_view name) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(name), " is not a handle of its kind, or was freed"));
+}
+
+// Calls a function of the program that adds messages, as many as are expected. Returns them.
+template <typename Call>
+absl::StatusOr<std::vector<std::string>> CollectMessages(int expected, const Call& call) {
+  tessera_messages messages;
+  TESSERA_RETURN_IF_ERROR(CallBack([&] { return call(&messages); }));
+  const int found = static_cast<int>(messages.messages.size());
+  if (found != expected) {
+    return absl::InternalError(
+        absl::StrCat("a callback has added ", found, " messages, expected ", expected));
+  }
+  return std::move(messages.messages);
 }
 
 template <typename Handle>

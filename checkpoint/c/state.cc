@@ -1,7 +1,10 @@
 // State: tensors, and the boxes of them in the program's memory.
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "checkpoint/c/handles.h"
@@ -124,6 +127,23 @@ absl::Status AddFlatRange(tessera_state& state, void* data, const int64_t* offse
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> Unite(tessera_unite unite, void* context,
+                                  const std::map<int, std::string>& by_rank) {
+  std::vector<int32_t> ranks;
+  std::vector<const void*> entries;
+  std::vector<size_t> bytes;
+  for (const auto& [rank, entry] : by_rank) {
+    ranks.push_back(rank);
+    entries.push_back(entry.data());
+    bytes.push_back(entry.size());
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      std::vector<std::string> united, CollectMessages(1, [&](tessera_messages* messages) {
+        return unite(context, ranks.size(), ranks.data(), entries.data(), bytes.data(), messages);
+      }));
+  return std::move(united[0]);
+}
+
 }  // namespace
 }  // namespace tessera::ckpt::c
 
@@ -187,6 +207,19 @@ int32_t tessera_state_set_entry(tessera_state* state, const char* name, const vo
     TESSERA_RETURN_IF_ERROR(CheckUtf8(entry, "the name of an entry"));
     if (bytes > 0) TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
     state->metadata.entries[entry] = std::string(static_cast<const char*>(data), bytes);
+    return absl::OkStatus();
+  });
+}
+
+int32_t tessera_state_unite_entry(tessera_state* state, const char* name, tessera_unite unite,
+                                  void* context) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string entry, Text(name, "name"));
+    if (unite == nullptr) return absl::InvalidArgumentError("unite is NULL");
+    state->metadata.unite[entry] = [unite, context](const std::map<int, std::string>& by_rank) {
+      return Unite(unite, context, by_rank);
+    };
     return absl::OkStatus();
   });
 }

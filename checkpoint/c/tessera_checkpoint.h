@@ -145,13 +145,26 @@ TESSERA_API int32_t tessera_state_set_entry(tessera_state* state, const char* na
                                             const void* data, size_t bytes);
 TESSERA_API int32_t tessera_state_set_program(tessera_state* state, const char* program);
 
-/* ---- Ranks that save or load together. */
-
 typedef struct tessera_messages tessera_messages;
 
 /* Adds a message to those that a callback returns. */
 TESSERA_API int32_t tessera_messages_add(tessera_messages* messages, const void* data,
                                          size_t bytes);
+
+/* Unites what the ranks of a group have as one entry: adds the bytes that are saved to `united`.
+ * Called on rank 0, by the thread that saves, if a rank has other bytes than rank 0. `count` ranks,
+ * rank 0 and those that differ from it, and what each has. Returns a tessera_code, and sets
+ * tessera_error_message() if that is not TESSERA_OK, which ends the save. */
+typedef int32_t (*tessera_unite)(void* context, size_t count, const int32_t* ranks,
+                                 const void* const* entries, const size_t* bytes,
+                                 tessera_messages* united);
+
+/* Says how an entry is united, on every rank. The function and its context must live until the
+ * saves of this state are over. */
+TESSERA_API int32_t tessera_state_unite_entry(tessera_state* state, const char* name,
+                                              tessera_unite unite, void* context);
+
+/* ---- Ranks that save or load together. */
 
 /* The program's own communication; see checkpoint/include/process_group.h. A callback returns a
  * tessera_code, and sets tessera_error_message() if that is not TESSERA_OK. Callbacks of one group

@@ -15,10 +15,20 @@ namespace tessera::ckpt {
 class Manifest;      // checkpoint/include/manifest.h
 class ProcessGroup;  // checkpoint/include/process_group.h
 
+// Unites what the ranks of a group have as one entry, and returns the bytes that are saved, or an
+// error, which fails the save. `by_rank` has the bytes of rank 0, and of each rank whose bytes
+// differ from them; a rank without such an entry has none.
+using UniteEntry =
+    std::function<absl::StatusOr<std::string>(const std::map<int, std::string>& by_rank)>;
+
 // The data of a checkpoint besides its tensors. In a group, rank 0's metadata is saved.
 struct Metadata {
   std::string program;                         // that saves, for people: "my_trainer 1.2"
   std::map<std::string, std::string> entries;  // the program's own data: any bytes by name
+  // By name, the entries of which not only rank 0's counts; the same names on all ranks. If a rank
+  // has other bytes than rank 0, the function is called on rank 0, by the saving thread, before
+  // anything is written, and what it returns is saved.
+  std::map<std::string, UniteEntry> unite;
 
   // Fields of the manifest that the program fills in itself (topology, model, optimizer). Tensors
   // and files must be empty, the step is ignored, and the fields above are added. May be null.

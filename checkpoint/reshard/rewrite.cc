@@ -444,7 +444,7 @@ absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePla
   TESSERA_RETURN_IF_ERROR(rewriter.Check());
   Coordinator coordinator(storage, root, metadata);
   const absl::StatusOr<SaveTarget> target =
-      coordinator.Prepare(plan.save.manifest, /*is_new=*/true);
+      coordinator.Prepare({.layout = plan.save.manifest, .is_new = true});
   absl::Status status = target.status();
   if (status.ok()) status = rewriter.WriteFiles(*target);
   if (status.ok()) {

@@ -65,9 +65,7 @@ class AsyncSaver::Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  void Prepare(const StateDict& state) {
-    Enqueue({Kind::kPrepare, Manifest(), /*rolling=*/false, state, {}, {}});
-  }
+  void Prepare(const StateDict& state) { Enqueue({.kind = Kind::kPrepare, .state = state}); }
 
   void Start(const SaveRequest& request, const StateDict& state) {
     const Clock::time_point start = Clock::now();
@@ -78,18 +76,18 @@ class AsyncSaver::Background {
     while (!skip && saves_in_flight_ > 0) changed_.Wait(&mutex_);
     lock.Unlock();
     if (skip) {
-      Enqueue({Kind::kRefuse, MakeManifest(request.step, {}), request.rolling, StateDict(), start,
-               absl::CancelledError("skipped: the save before is still in flight")});
+      Enqueue({.kind = Kind::kRefuse,
+               .save = {.step = request.step},
+               .start = start,
+               .error = absl::CancelledError("skipped: the save before is still in flight")});
     } else {
-      Enqueue({Kind::kSave, MakeManifest(request.step, request.metadata), request.rolling, state,
-               start, absl::OkStatus()});
+      Enqueue({.kind = Kind::kSave, .save = request, .state = state, .start = start});
     }
     AddBlocked(start);
   }
 
   void Refuse(int64_t step, const absl::Status& error) {
-    Enqueue({Kind::kRefuse, MakeManifest(step, {}), /*rolling=*/false, StateDict(), Clock::now(),
-             error});
+    Enqueue({.kind = Kind::kRefuse, .save = {.step = step}, .start = Clock::now(), .error = error});
   }
 
   void Wait(const std::function<void(DataWriter&)>& wait) {
@@ -124,11 +122,10 @@ class AsyncSaver::Background {
   enum class Kind { kPrepare, kSave, kRefuse };
   struct Request {
     Kind kind;
-    Manifest manifest;  // without tensors and files
-    bool rolling;
-    StateDict state;
-    Clock::time_point start;
-    absl::Status error;                              // of kRefuse
+    SaveRequest save = {};
+    StateDict state = {};
+    Clock::time_point start = {};
+    absl::Status error = absl::OkStatus();           // of kRefuse
     std::shared_ptr<TraceRecorder> trace = nullptr;  // of the caller; may be null
   };
 
@@ -189,14 +186,14 @@ class AsyncSaver::Background {
     lock.Lock();
     busy_ = false;
     if (request.kind != Kind::kPrepare) {
-      const int64_t step = request.manifest.trainer().step();
+      const int64_t step = request.save.step;
       Conclude(request, handled.ok() ? **handled : SaveOutcome{step, handled.status()});
     }
     changed_.NotifyAll();
   }
 
   std::optional<SaveOutcome> Handle(const Request& request) {
-    const int64_t step = request.manifest.trainer().step();
+    const int64_t step = request.save.step;
     const TraceThread traced(request.trace, "saver");
     if (!group_.status().ok()) {
       if (request.kind == Kind::kPrepare) return std::nullopt;
@@ -214,12 +211,11 @@ class AsyncSaver::Background {
     const absl::Status valid = CheckAsyncOptions(options_);
     if (!valid.ok()) return SaveOutcome{step, RefuseSave(context_, step, valid)};
     absl::StatusOr<SaveReport> report =
-        RunSave(context_, request.manifest, request.rolling, request.state,
-                [&](std::shared_ptr<DataWriter> writer) {
-                  const MutexLock lock(&mutex_);
-                  writer_ = std::move(writer);
-                  changed_.NotifyAll();
-                });
+        RunSave(context_, request.save, request.state, [&](std::shared_ptr<DataWriter> writer) {
+          const MutexLock lock(&mutex_);
+          writer_ = std::move(writer);
+          changed_.NotifyAll();
+        });
     if (report.ok()) {
       AddTimes(request, *report);
       if (!InBackground()) {

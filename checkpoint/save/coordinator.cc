@@ -25,14 +25,17 @@ Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest
       attempt_(absl::StrFormat("%08x", std::random_device()())),
       metadata_(metadata) {}
 
-absl::StatusOr<SaveTarget> Coordinator::Prepare(const Manifest& planned, bool is_new) {
+absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) {
   manifest_ = metadata_;
-  *manifest_.mutable_tensors() = planned.tensors();
-  *manifest_.mutable_files() = planned.files();
+  for (const auto& [name, bytes] : planned.united) {
+    (*manifest_.mutable_trainer()->mutable_extra())[name] = bytes;
+  }
+  *manifest_.mutable_tensors() = planned.layout.tensors();
+  *manifest_.mutable_files() = planned.layout.files();
   for (DataFile& file : *manifest_.mutable_files()) {
     file.set_path(DataFileName(file.path(), attempt_));
   }
-  TESSERA_RETURN_IF_ERROR(is_new ? CheckPlan(manifest_) : ValidateMetadata(manifest_));
+  TESSERA_RETURN_IF_ERROR(planned.is_new ? CheckPlan(manifest_) : ValidateMetadata(manifest_));
   TESSERA_RETURN_IF_ERROR(ChooseDirectory());
   TESSERA_RETURN_IF_ERROR(PrepareDirectory());
   return SaveTarget{.directory = directory_, .attempt = attempt_};

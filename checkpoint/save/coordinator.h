@@ -28,9 +28,9 @@ class Coordinator {
       Storage& storage, std::string_view root, const Manifest& metadata,
       std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root = nullptr);
 
-  // Does the end of step 1, and step 2: checks the tensors and files of the plan, and returns where
-  // to write. If `is_new` is false, the same plan was checked before.
-  absl::StatusOr<SaveTarget> Prepare(const Manifest& planned, bool is_new);
+  // Does the end of step 1, and step 2: checks the tensors and files of the plan, unless the same
+  // one was checked before, and returns where to write.
+  absl::StatusOr<SaveTarget> Prepare(const PlannedManifest& planned);
 
   // Does steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);

@@ -124,11 +124,11 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
 
 // Steps 1 and 2.
 absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<RankState>& local,
-                              int64_t step, const PrepareSave& prepare) {
+                              const SaveRequest& request, const PrepareSave& prepare) {
   const TraceSpan span("save", "plan");
-  absl::StatusOr<SaveTask> task =
-      AgreeOnSave(context.group, local, step, PlanOptions(context.options), context.plan_cache,
-                  prepare, context.options.deadline);
+  absl::StatusOr<SaveTask> task = AgreeOnSave(context.group, local, request.step, request.metadata,
+                                              PlanOptions(context.options), context.plan_cache,
+                                              prepare, context.options.deadline);
   if (!task.ok()) return InPhase(kPlanning, task.status());
   return task;
 }
@@ -150,9 +150,9 @@ double SecondsSince(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-}  // namespace
-
-Manifest MakeManifest(int64_t step, const Metadata& metadata) {
+// Returns the initial manifest of a save, without tensors and files.
+Manifest MakeManifest(const SaveRequest& request) {
+  const Metadata& metadata = request.metadata;
   Manifest manifest;
   if (metadata.manifest != nullptr) {
     manifest = *metadata.manifest;
@@ -161,28 +161,31 @@ Manifest MakeManifest(int64_t step, const Metadata& metadata) {
   }
   if (!metadata.program.empty()) manifest.mutable_producer()->set_program(metadata.program);
   TrainerState& trainer = *manifest.mutable_trainer();
-  trainer.set_step(step);
+  trainer.set_step(request.step);
   for (const auto& [name, bytes] : metadata.entries) (*trainer.mutable_extra())[name] = bytes;
   return manifest;
 }
 
+}  // namespace
+
 absl::StatusOr<SaveReport> RunSave(
-    const SaveContext& context, const Manifest& manifest, bool rolling, const StateDict& state,
+    const SaveContext& context, const SaveRequest& request, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
   const Clock::time_point start = Clock::now();
   TraceSpan span("save", "save");
-  span.Add("step", int64_t{manifest.trainer().step()});
+  span.Add("step", request.step);
+  const Manifest manifest = MakeManifest(request);
   const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
     if (!context.choose_root) return context.root;
-    return context.choose_root({manifest.trainer().step(), rolling, data_bytes});
+    return context.choose_root({request.step, request.rolling, data_bytes});
   };
   Coordinator coordinator(context.storage, context.root, manifest, choose_root);
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
   const absl::StatusOr<RankState> local = CatchNoMemory(
       "describe the state", [&] { return Describe(manifest, state, context.options); });
-  const absl::StatusOr<SaveTask> task = Plan(
-      context, local, manifest.trainer().step(),
-      [&](const Manifest& planned, bool is_new) { return coordinator.Prepare(planned, is_new); });
+  const absl::StatusOr<SaveTask> task =
+      Plan(context, local, request,
+           [&](const PlannedManifest& planned) { return coordinator.Prepare(planned); });
   if (!task.ok()) {
     coordinator.Abandon();
     return task.status();
@@ -236,23 +239,22 @@ absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
       .copy_ahead_threads = 0,
       .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
       .staging = staging};
-  return RunSave(context, MakeManifest(request.step, request.metadata), request.rolling, state,
-                 /*on_planned=*/nullptr);
+  return RunSave(context, request, state, /*on_planned=*/nullptr);
 }
 
 absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason) {
-  return Plan(context, reason, step, nullptr).status();
+  return Plan(context, reason, {.step = step}, nullptr).status();
 }
 
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
   const absl::StatusOr<RankState> local = Describe(Manifest(), state, context.options);
-  TESSERA_ASSIGN_OR_RETURN(
-      const SaveTask task,
-      Plan(context, local, kNoStep,
-           [](const Manifest& planned, bool is_new) -> absl::StatusOr<SaveTarget> {
-             if (is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned));
-             return SaveTarget();
-           }));
+  TESSERA_ASSIGN_OR_RETURN(const SaveTask task,
+                           Plan(context, local, {.step = kNoStep},
+                                [](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
+                                  if (planned.is_new)
+                                    TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned.layout));
+                                  return SaveTarget();
+                                }));
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<DataWriter> writer,
                            DataWriter::Make(context.storage, task.directory, state, *local,
                                             task.plan, WriterOptions(context), context.staging));

@@ -30,9 +30,6 @@ struct SaveContext {
   uint64_t copy_ahead_bytes = 0;  // see DataWriterOptions::ahead_bytes
 };
 
-// Returns the initial manifest of a save of this step, without tensors and files.
-Manifest MakeManifest(int64_t step, const Metadata& metadata);
-
 // Saves on the calling thread. The checkpoint exists if and only if its manifest is committed; see
 // CheckpointFolder::Save() in checkpoint.h. options.metadata is ignored, since the request has
 // metadata.
@@ -44,7 +41,7 @@ absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
 // which is passed to `on_planned` (may be null) before the first element is read. Collective; every
 // rank returns the same, except for the parts of a report that concern the rank itself.
 absl::StatusOr<SaveReport> RunSave(
-    const SaveContext& context, const Manifest& manifest, bool rolling, const StateDict& state,
+    const SaveContext& context, const SaveRequest& request, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned);
 
 // Takes part in the first agreement of a save that this rank refuses, for the given reason, so that

@@ -1,5 +1,6 @@
 #include "checkpoint/save/save_agreement.h"
 
+#include <map>
 #include <memory>
 #include <random>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/save/save_messages.pb.h"
 
@@ -47,10 +49,12 @@ struct PlanCache::Entry {
 // One rank's side of an agreement.
 class SaveAgreement {
  public:
-  SaveAgreement(ProcessGroup& group, int64_t step, const SavePlanOptions& options, PlanCache& cache,
-                const PrepareSave& prepare, absl::Duration deadline)
+  SaveAgreement(ProcessGroup& group, int64_t step, const Metadata& metadata,
+                const SavePlanOptions& options, PlanCache& cache, const PrepareSave& prepare,
+                absl::Duration deadline)
       : group_(group),
         step_(step),
+        metadata_(metadata),
         options_(options),
         cache_(cache),
         prepare_(prepare),
@@ -67,10 +71,10 @@ class SaveAgreement {
     TESSERA_ASSIGN_OR_RETURN(
         SaveVerdict verdict,
         Round(message, [&](const std::vector<std::string>& all) { return Answer(all); }));
-    if (verdict.send_description()) {
+    if (verdict.send_description() || verdict.send_entries()) {
       TESSERA_ASSIGN_OR_RETURN(
-          verdict, Round(description_,
-                         [&](const std::vector<std::string>& all) { return AnswerWithPlan(all); }));
+          verdict, Round(Details(verdict),
+                         [&](const std::vector<std::string>& all) { return AnswerDetails(all); }));
     }
     return Finish(std::move(verdict));
   }
@@ -92,13 +96,46 @@ class SaveAgreement {
     } else {
       begin.set_description(description_);
     }
+    if (!metadata_.unite.empty()) *begin.mutable_shared_entries() = SharedEntriesDigest();
     return begin.SerializeAsString();
+  }
+
+  // This rank's bytes of an entry that is united.
+  std::string SharedEntry(const std::string& name) const {
+    const auto found = metadata_.entries.find(name);
+    return found == metadata_.entries.end() ? "" : found->second;
+  }
+
+  Digest SharedEntriesDigest() const {
+    std::string all;
+    for (const auto& [name, unite] : metadata_.unite) {
+      const std::string entry = SharedEntry(name);
+      absl::StrAppend(&all, name.size(), " ", entry.size(), " ", name, entry);
+    }
+    const LogicalDigest sum = DigestRun(0, all.data(), all.size(), 1);
+    Digest digest;
+    digest.set_lo(sum.lo);
+    digest.set_hi(sum.hi);
+    return digest;
+  }
+
+  std::string Details(const SaveVerdict& asked) const {
+    SaveDetails details;
+    if (asked.send_description()) details.set_description(description_);
+    const Digest mine = SharedEntriesDigest(), of_rank_0 = asked.shared_entries();
+    if (asked.send_entries() && (mine.lo() != of_rank_0.lo() || mine.hi() != of_rank_0.hi())) {
+      for (const auto& [name, unite] : metadata_.unite) {
+        (*details.mutable_entries())[name] = SharedEntry(name);
+      }
+    }
+    return details.SerializeAsString();
   }
 
   // On rank 0: takes the first message of every rank, and returns the answers.
   absl::StatusOr<std::vector<std::string>> Answer(const std::vector<std::string>& all) {
-    std::vector<std::string> descriptions;
-    bool all_hit = true, all_described = true;
+    SaveVerdict verdict;
+    if (!metadata_.unite.empty()) *verdict.mutable_shared_entries() = SharedEntriesDigest();
+    bool all_described = true;
     for (size_t rank = 0; rank < all.size(); ++rank) {
       SaveBegin begin;
       if (!begin.ParseFromString(all[rank])) return Unreadable(rank, "a message");
@@ -106,31 +143,59 @@ class SaveAgreement {
         return absl::InvalidArgumentError(
             absl::StrCat("rank 0 saves step ", step_, ", rank ", rank, " step ", begin.step()));
       }
-      all_hit &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
+      all_hit_ &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
       all_described &= begin.plan_id() == 0;
-      descriptions.push_back(std::move(*begin.mutable_description()));
+      descriptions_.push_back(std::move(*begin.mutable_description()));
+      if (begin.shared_entries().SerializeAsString() !=
+          verdict.shared_entries().SerializeAsString()) {
+        verdict.set_send_entries(true);
+      }
     }
-    if (all_described) return AnswerWithPlan(descriptions);
-    SaveVerdict verdict;
-    if (all_hit) {
-      TESSERA_RETURN_IF_ERROR(Prepare(cache_.entry_->manifest, /*is_new=*/false, verdict));
-    } else {
-      verdict.set_send_description(true);
-    }
+    verdict.set_send_description(!all_hit_ && !all_described);
+    if (!verdict.send_description() && !verdict.send_entries()) return AnswerWithPlan();
+    if (verdict.send_description()) descriptions_.clear();
     return std::vector<std::string>(all.size(), verdict.SerializeAsString());
   }
 
-  absl::Status Prepare(const Manifest& planned, bool is_new, SaveVerdict& verdict) {
-    TESSERA_ASSIGN_OR_RETURN(SaveTarget target, prepare_(planned, is_new));
+  // On rank 0: takes what it has asked for.
+  absl::StatusOr<std::vector<std::string>> AnswerDetails(const std::vector<std::string>& all) {
+    const bool takes_descriptions = descriptions_.empty();
+    std::map<std::string, std::map<int, std::string>> entries;
+    for (const auto& [name, unite] : metadata_.unite) entries[name][0] = SharedEntry(name);
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      SaveDetails details;
+      if (!details.ParseFromString(all[rank])) return Unreadable(rank, "a message");
+      if (takes_descriptions) descriptions_.push_back(std::move(*details.mutable_description()));
+      for (auto& [name, bytes] : *details.mutable_entries()) {
+        if (bytes != entries[name][0]) entries[name][static_cast<int>(rank)] = std::move(bytes);
+      }
+    }
+    for (const auto& [name, by_rank] : entries) {
+      if (by_rank.size() == 1) continue;
+      const auto unite = metadata_.unite.find(name);
+      if (unite == metadata_.unite.end()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("the entry ", name, " is united on other ranks than rank 0"));
+      }
+      TESSERA_ASSIGN_OR_RETURN(united_[name], unite->second(by_rank));
+    }
+    return AnswerWithPlan();
+  }
+
+  absl::Status Prepare(const Manifest& layout, bool is_new, SaveVerdict& verdict) {
+    TESSERA_ASSIGN_OR_RETURN(SaveTarget target, prepare_({layout, is_new, std::move(united_)}));
     verdict.set_directory(std::move(target.directory));
     verdict.set_attempt(std::move(target.attempt));
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::vector<std::string>> AnswerWithPlan(
-      const std::vector<std::string>& descriptions) {
-    TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions, options_));
+  absl::StatusOr<std::vector<std::string>> AnswerWithPlan() {
     SaveVerdict verdict;
+    if (all_hit_) {
+      TESSERA_RETURN_IF_ERROR(Prepare(cache_.entry_->manifest, /*is_new=*/false, verdict));
+      return std::vector<std::string>(group_.size(), verdict.SerializeAsString());
+    }
+    TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions_, options_));
     TESSERA_RETURN_IF_ERROR(Prepare(plan.manifest, /*is_new=*/true, verdict));
     verdict.set_plan_id(NewPlanId());
     planned_ = std::move(plan.manifest);
@@ -163,18 +228,24 @@ class SaveAgreement {
 
   ProcessGroup& group_;
   const int64_t step_;
+  const Metadata& metadata_;
   const SavePlanOptions& options_;
   PlanCache& cache_;
   const PrepareSave& prepare_;
   const absl::Duration deadline_;
   std::string description_, key_;
-  Manifest planned_;  // on rank 0
+  // On rank 0.
+  bool all_hit_ = true;                        // all ranks have the cached plan
+  std::vector<std::string> descriptions_;      // by rank; empty: asked for
+  std::map<std::string, std::string> united_;  // entries
+  Manifest planned_;
 };
 
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
-                                     int64_t step, const SavePlanOptions& options, PlanCache& cache,
+                                     int64_t step, const Metadata& metadata,
+                                     const SavePlanOptions& options, PlanCache& cache,
                                      const PrepareSave& prepare, absl::Duration deadline) {
-  return SaveAgreement(group, step, options, cache, prepare, deadline).Run(local);
+  return SaveAgreement(group, step, metadata, options, cache, prepare, deadline).Run(local);
 }
 
 }  // namespace tessera::ckpt

@@ -22,16 +22,21 @@
 // 4. Otherwise some ranks have changed and the descriptions of the others are needed again: rank 0
 //    asks for them, all ranks send their descriptions, and 3 follows.
 //
+// The first message has a digest of the entries that are united (Metadata::unite), too. Ranks whose
+// digest is not rank 0's are asked for those entries, in the same message as in 4.
+//
 // An error on any rank ends the save on all ranks.
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/include/save_options.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/save_hooks.h"
@@ -51,18 +56,25 @@ struct SaveTask {
   bool from_cache = false;
 };
 
-// Takes the tensors and files of the manifest, and returns where to write. Called on rank 0 once
-// the plan is known and before anything is written. `is_new` is false if the same manifest was
-// prepared before.
-using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const Manifest& planned, bool is_new)>;
+// What rank 0 knows of a save before anything of it is written.
+struct PlannedManifest {
+  const Manifest& layout;                     // tensors and files alone
+  bool is_new;                                // false if the same layout was prepared before
+  std::map<std::string, std::string> united;  // entries, as far as ranks have had different ones
+};
+
+// Returns where to write. Called on rank 0.
+using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const PlannedManifest& planned)>;
 
 // Agrees on a save. `local` is this rank's description, or the reason why it has none; the step
-// must be the same on all ranks. Collective; every rank returns OK or the same error. Errors:
-// InvalidArgument (PlanSave's, different steps), those of prepare(), of other ranks and of the
-// group. Bytes on the wire: some tens per rank for a cached plan; otherwise all descriptions to
-// rank 0 and its part of the plan to each rank.
+// must be the same on all ranks. Of the metadata, the entries that are united are used. Collective;
+// every rank returns OK or the same error. Errors: InvalidArgument (PlanSave's, different steps),
+// those of unite functions and of prepare(), of other ranks and of the group. Bytes on the wire:
+// some tens per rank for a cached plan; otherwise all descriptions to rank 0 and its part of the
+// plan to each rank; the entries of ranks that differ from rank 0.
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
-                                     int64_t step, const SavePlanOptions& options, PlanCache& cache,
+                                     int64_t step, const Metadata& metadata,
+                                     const SavePlanOptions& options, PlanCache& cache,
                                      const PrepareSave& prepare, absl::Duration deadline);
 
 }  // namespace tessera::ckpt

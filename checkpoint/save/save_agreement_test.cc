@@ -3,6 +3,7 @@
 #include "checkpoint/save/save_agreement.h"
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,7 @@ RankState Describe(int rank) {
 
 struct Round {
   std::vector<RankState> plans;
+  Metadata metadata[kRanks];
   SavePlanOptions options[kRanks];
   int64_t step[kRanks] = {7, 7, 7, 7};
   absl::Status error[kRanks];
@@ -56,6 +58,7 @@ struct Result {
   int prepared_new = 0, prepared_again = 0;
   uint64_t sent_bytes[kRanks] = {};
   std::string manifest;
+  std::map<std::string, std::string> united;
 
   bool ok() const { return StatusIn(*this).ok(); }
   // The first error, for ASSERT_OK().
@@ -82,10 +85,11 @@ class SaveAgreementTest : public testing::Test {
       const absl::StatusOr<RankState> local =
           round.error[r].ok() ? absl::StatusOr<RankState>(round.plans[r]) : round.error[r];
       result.tasks[r] = AgreeOnSave(
-          group, local, round.step[r], round.options[r], caches_[r],
-          [&](const Manifest& planned, bool is_new) -> absl::StatusOr<SaveTarget> {
-            ++(is_new ? result.prepared_new : result.prepared_again);
-            result.manifest = planned.SerializeAsString();
+          group, local, round.step[r], round.metadata[r], round.options[r], caches_[r],
+          [&](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
+            ++(planned.is_new ? result.prepared_new : result.prepared_again);
+            result.manifest = planned.layout.SerializeAsString();
+            result.united = planned.united;
             if (!round.prepare_error.ok()) return round.prepare_error;
             return SaveTarget{.directory = "directory", .attempt = "attempt"};
           },
@@ -231,8 +235,8 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
 TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
   const auto save = [](ProcessGroup& group, int described, PlanCache& cache) {
     const auto task = AgreeOnSave(
-        group, Describe(described), 7, {}, cache,
-        [](const Manifest&, bool) -> absl::StatusOr<SaveTarget> { return SaveTarget(); },
+        group, Describe(described), 7, {}, {}, cache,
+        [](const PlannedManifest&) -> absl::StatusOr<SaveTarget> { return SaveTarget(); },
         absl::Seconds(20));
     EXPECT_OK(task);
     return task.ok() && task->from_cache;
@@ -252,6 +256,56 @@ TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
   RunRanks(kRanks, [&](ProcessGroup& group) {
     EXPECT_TRUE(save(group, group.rank(), caches_[group.rank()])) << "the same mesh";
   });
+}
+
+// Every rank has an entry "v", which becomes a list of the ranks' different ones.
+Round WithEntries(const std::vector<std::string>& by_rank) {
+  Round round;
+  for (int r = 0; r < kRanks; ++r) {
+    if (!by_rank[r].empty()) round.metadata[r].entries["v"] = by_rank[r];
+    round.metadata[r].unite["v"] =
+        [](const std::map<int, std::string>& entries) -> absl::StatusOr<std::string> {
+      std::string list;
+      for (const auto& [rank, bytes] : entries) absl::StrAppend(&list, rank, ":", bytes, " ");
+      return list;
+    };
+  }
+  return round;
+}
+
+TEST_F(SaveAgreementTest, EntriesThatDifferAreUnitedWhateverIsCached) {
+  using United = std::map<std::string, std::string>;
+  for (const char* cached : {"nothing", "everything", "a part"}) {
+    SCOPED_TRACE(cached);
+    if (cached == std::string("a part")) caches_[2] = PlanCache();
+    const Result result = Run(WithEntries({"a", "a", "b", ""}));
+    ASSERT_OK(result);
+    EXPECT_EQ(result.united, (United{{"v", "0:a 2:b 3: "}}));
+    EXPECT_EQ(result.from_cache(), cached == std::string("everything"));
+  }
+  const Result equal = Run(WithEntries({"a", "a", "a", "a"}));
+  ASSERT_OK(equal);
+  EXPECT_EQ(equal.united, United());
+  const Result only = Run(WithEntries({"", "", "", "x"}));
+  ASSERT_OK(only);
+  EXPECT_EQ(only.united, (United{{"v", "0: 3:x "}}));
+}
+
+TEST_F(SaveAgreementTest, EntriesThatCannotBeUnitedEndTheSave) {
+  Round refused = WithEntries({"a", "b", "a", "a"});
+  refused.metadata[0].unite["v"] = [](const auto&) { return absl::AbortedError("no union"); };
+  Round unknown = WithEntries({"a", "a", "b", "a"});
+  unknown.metadata[0].unite.clear();
+  for (const Round& round : {refused, unknown}) {
+    const Result result = Run(round);
+    EXPECT_EQ(result.prepared_new + result.prepared_again, 0);
+    for (const auto& task : result.tasks) {
+      EXPECT_EQ(task.status(), result.tasks[0].status());
+      EXPECT_THAT(task.status().message(),
+                  testing::AnyOf(testing::HasSubstr("no union"),
+                                 testing::HasSubstr("united on other ranks than rank 0")));
+    }
+  }
 }
 
 TEST_F(SaveAgreementTest, ARankThatLostItsCacheMakesAllPlanAgain) {

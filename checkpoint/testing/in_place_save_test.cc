@@ -516,8 +516,8 @@ TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
     StagingPool staging;
     const SaveContext context = {watched,     "",         nullptr, group, options_.save,
                                  /*ahead=*/2, plan_cache, staging};
-    const auto saved = RunSave(context, MakeManifest(updates ? 2 : 1, {}), /*rolling=*/false,
-                               state_.dict, [&](const std::shared_ptr<DataWriter>& writer) {
+    const auto saved = RunSave(context, {.step = updates ? 2 : 1}, state_.dict,
+                               [&](const std::shared_ptr<DataWriter>& writer) {
                                  if (updates) writer->WaitUntilCopied(Memory(0).data(), 4096);
                                });
     ASSERT_OK(saved);

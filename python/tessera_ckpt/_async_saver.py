@@ -7,7 +7,7 @@ import ctypes
 import os
 import weakref
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
 from . import _library, _tensors
 from ._checkpoints import Folder, PathLike, SaveReport, describe, save_report
@@ -47,12 +47,14 @@ class AsyncSaver:
 
         saver = AsyncSaver("/runs/a")
         for step in ...:
-            forward and backward
-            saver.wait_copied()      # before the state is changed
-            optimizer.step()
+            forward, backward, optimizer.step()
             if it is time: saver.save(step, state)
             for outcome in saver.poll(): print(outcome.result())
         saver.finish()
+
+    save() returns once the state is copied, and the state may change. With lazy_copy=True it
+    returns at once, and the state must not change until wait_copied() has returned: between
+    backward() and optimizer.step(), say, so that the copy takes none of the program's time.
 
     It makes the checkpoints that save() makes, by the same protocol. In a group, every rank has a
     saver and makes the same calls in the same order. A save that fails is told by poll() and
@@ -60,18 +62,20 @@ class AsyncSaver:
     parent's raises an error there.
     """
 
-    def __init__(self, folder: PathLike, group: Any = None, *, skip_when_busy: bool = False,
-                 staging_bytes: int = 0, io_threads: int = 0,
+    def __init__(self, folder: PathLike, group: Any = None, *, lazy_copy: bool = False,
+                 skip_when_busy: bool = False, staging_bytes: int = 0, io_threads: int = 0,
                  deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
                  progress: Progress = None) -> None:
         """Collective over the group, of which it makes one of its own.
 
         Args:
+          lazy_copy: save() does not wait until the state is copied.
           skip_when_busy: a save that begins while another runs is skipped; by default, it waits.
           staging_bytes: the limit of the memory for the copy of the state; without one by default.
           progress: a function of the bytes that are done and in all.
         """
-        self._group = group_of(group, own=True)
+        self._group = group_of(group, own=True, deadline_seconds=deadline_seconds)
+        self._lazy_copy = lazy_copy
         with together(self._group):
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
             self._progress = _callback(progress)
@@ -101,14 +105,14 @@ class AsyncSaver:
             self.close()  # while the memory of saves in flight is still there
 
     def save(self, step: int, state: Any, *, entries: Optional[Mapping[str, bytes]] = None,
-             program: str = "tessera_ckpt") -> None:
-        """Begins a save. Until wait_copied() has returned, the tensors must not change. Never waits
-        for other ranks.
+             program: str = "tessera_ckpt", per_rank: Iterable[str] = ()) -> None:
+        """Begins a save, and waits until the state is copied, to which all ranks come. With
+        lazy_copy, waits for nothing. Arguments as for tessera_ckpt.save().
         """
         self._handle.check()
         number = integer(step, "step")
         try:
-            description = describe(state, entries, program)
+            description = describe(state, entries, program, per_rank, self._group)
         except Exception as error:
             if self._group is not None:  # the other ranks are told by the save
                 code = getattr(error, "code", _library.INVALID_ARGUMENT)
@@ -116,6 +120,8 @@ class AsyncSaver:
             raise
         lib.saver_start(self._handle, number, description.handle)
         self._descriptions.append((number, description))
+        if not self._lazy_copy:
+            lib.saver_wait_copied(self._handle, None, 0)
 
     def wait_copied(self, tensor: Any = None) -> None:
         """Returns once a tensor, or all of the state, may be changed."""

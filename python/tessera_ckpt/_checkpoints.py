@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
-from . import _shared_memory, _state, _tensors, _values
+from . import _shared_memory, _state, _structure, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of, together
-from ._library import (CREATE, Handle, InvalidArgumentError, LoadOptions, MismatchError,
-                       NotFoundError, SaveOptions, TesseraError, integer, lib, numbers, report,
-                       text)
+from ._library import (CREATE, DataLossError, Handle, InvalidArgumentError, LoadOptions,
+                       MismatchError, NotFoundError, SaveOptions, TesseraError, integer, lib,
+                       numbers, report, text, uniting)
 from ._progress import Progress, shown
 from ._state import TensorInfo
-from ._structure import STRUCTURE, encode as encode_structure
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -153,6 +153,15 @@ class Checkpoint:
             return {}
         return _values.stored_values(self.entry(_state.VALUES))
 
+    def _per_rank(self, group: Optional[Group]) -> _state.PerRank:
+        """What each rank has its own of in this checkpoint."""
+        stored = self.entry(_PER_RANK) if _PER_RANK in self._entry_names else b"[]"
+        try:
+            return _state.PerRank(json.loads(stored),
+                                  0 if group is None else group.collectives.transport.rank)
+        except (ValueError, TypeError) as error:
+            raise DataLossError(f"the entry {_PER_RANK} has no names: {error!r}") from None
+
     def read(self, name: str, out: Any = None, *, offset: Optional[Sequence[int]] = None,
              shape: Optional[Sequence[int]] = None) -> Any:
         """Reads a tensor, or the box of it that begins at `offset`.
@@ -207,7 +216,7 @@ class Checkpoint:
              exact_dtypes: bool = False, io_threads: int = 0,
              deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> LoadReport:
         """Loads into the memory of `state`; see tessera_ckpt.load()."""
-        found_group = group_of(group)
+        found_group = group_of(group, deadline_seconds=deadline_seconds)
         return self._load(state, found_group, allow_missing=allow_missing,
                           allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                           exact_dtypes=exact_dtypes, io_threads=io_threads,
@@ -217,11 +226,17 @@ class Checkpoint:
               allow_unexpected: bool, verify_digests: bool, exact_dtypes: bool, io_threads: int,
               deadline_seconds: float, progress: Progress) -> LoadReport:
         with together(group):
-            leaves = _state.flatten(state)
+            per_rank = self._per_rank(group)
+            leaves = _state.flatten(state, per_rank)
             description = _state.Description(leaves.tensors, saved=self.tensors)
             saved = self._stored_values()
-            missing, unexpected = _compare_values(
-                leaves.values, saved, allow_missing or self.format != "tessera", allow_unexpected)
+            missing = sorted(leaves.values.keys() - saved.keys())
+            unexpected = sorted(saved.keys() - leaves.values.keys())
+        if group is not None:
+            unexpected = group.collectives.common(unexpected)
+        with together(group):
+            _check_names([] if allow_missing or self.format != "tessera" else missing,
+                         [] if allow_unexpected else unexpected)
             _shared_memory.check(description.parts, self._read_part)
             new = {name: _values.decode(saved[name], name, value)
                    for name, value in leaves.values.items() if name in saved}
@@ -234,24 +249,19 @@ class Checkpoint:
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback)
             found = report(lib.load, self._handle, description.handle, ctypes.byref(options))
         new.update(description.finish_load(found["missing"]))
-        _state.put_back(state, new)
+        _state.put_back(state, new, per_rank)
         return LoadReport(self.step, self.path, found["missing"] + missing,
                           found["unexpected"] + unexpected, found["from_master"],
                           found["bytes_read"], found["seconds"])
 
 
-def _compare_values(wanted: Mapping[str, Any], saved: Mapping[str, Any], allow_missing: bool,
-                    allow_unexpected: bool) -> Tuple[List[str], List[str]]:
-    """The names that are wanted and not saved, and the reverse; an error where it is not allowed.
-    """
-    missing = sorted(wanted.keys() - saved.keys())
-    unexpected = sorted(saved.keys() - wanted.keys())
-    lines = [] if allow_missing else [f"value {name}: wanted, not saved" for name in missing]
-    lines += [] if allow_unexpected else [f"value {name}: saved, not wanted" for name in unexpected]
+def _check_names(missing: List[str], unexpected: List[str]) -> None:
+    """An error that names values, if there are any."""
+    lines = [f"value {name}: wanted, not saved" for name in missing]
+    lines += [f"value {name}: saved, not wanted" for name in unexpected]
     if lines:
         more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
         raise MismatchError("\n  ".join([f"{len(lines)} values do not match:"] + lines[:10] + more))
-    return missing, unexpected
 
 
 def _check_box(name: str, shape: Sequence[int], begin: Optional[Sequence[int]],
@@ -298,7 +308,8 @@ def open_foreign(name: PathLike, format: str = "",
 
 def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
          entries: Optional[Mapping[str, bytes]] = None, program: str = "tessera_ckpt",
-         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         per_rank: Iterable[str] = (), io_threads: int = 0,
+         deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> SaveReport:
     """Saves a checkpoint of a step. It exists when, and only when, all of it is durable; no
     checkpoint that is there is ever touched.
@@ -308,19 +319,23 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         "s3://bucket/prefix".
       step: of the training.
       state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, JAX, anything with DLPack)
-        and of numbers, texts, bytes, lists, tuples. Of a tensor that several ranks have in whole,
-        one copy is saved; of values, those of rank 0.
+        and of numbers, texts, bytes, lists, tuples. What only some ranks have is saved, too. Of a
+        tensor that several ranks have in whole, one copy is saved; a value that several have must
+        be the same on all of them.
       group: of torch.distributed or mpi4py; by default all of torch.distributed, where that is
         initialized. Every rank makes this call.
       entries: bytes that are stored beside the state, by name; in a group those of rank 0.
       program: what saves, for people.
+      per_rank: names, or patterns such as "rng*", of leaves and branches of which each rank has its
+        own. A load gives them back to the same ranks. For another number of ranks, those of new
+        ranks are missing, and those of ranks that are gone unexpected.
       progress: True for a bar, a bar of tqdm, or a function of the bytes that are done and in all.
     """
-    found_group = group_of(group)
+    found_group = group_of(group, deadline_seconds=deadline_seconds)
     with together(found_group):
         number = integer(step, "step")
         threads = integer(io_threads, "io_threads", 32)
-        description = describe(state, entries, program)
+        description = describe(state, entries, program, per_rank, found_group)
         opened = Folder(folder, create=True, s3_endpoint=s3_endpoint)
     with shown(progress, "saving") as callback:
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
@@ -331,16 +346,36 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
     return save_report(opened.name, number, found)
 
 
-def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str
-             ) -> _state.Description:
+# The entry of a checkpoint that names what each rank has its own of.
+_PER_RANK = "tessera_ckpt.per_rank"
+
+
+def _unite_names(by_rank: Mapping[int, bytes]) -> bytes:
+    return json.dumps(sorted(set().union(*(json.loads(names or b"[]")
+                                           for names in by_rank.values())))).encode()
+
+
+# What all ranks have is united in these entries.
+_UNITED = {name: uniting(unite) for name, unite in (
+    (_state.VALUES, _values.unite), (_structure.STRUCTURE, _structure.unite),
+    (_PER_RANK, _unite_names))}
+
+
+def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
+             per_rank: Iterable[str], group: Optional[Group]) -> _state.Description:
     """A state that is to be saved, for the library."""
-    leaves = _state.flatten(state)
+    rank = 0 if group is None else group.collectives.transport.rank
+    names = _state.PerRank(rank=rank, patterns=per_rank)
+    leaves = _state.flatten(state, names)
     all_entries = dict(entries or {})
-    all_entries.setdefault(STRUCTURE, encode_structure(state))
-    if _state.VALUES in all_entries:
-        raise InvalidArgumentError(f"the entry {_state.VALUES} is this package's own")
+    all_entries.setdefault(_structure.STRUCTURE, _structure.encode(state, names))
+    for own in (_state.VALUES, _PER_RANK):
+        if own in all_entries:
+            raise InvalidArgumentError(f"the entry {own} is this package's own")
     all_entries[_state.VALUES] = _values.encode_all(leaves.values)
-    return _state.Description(leaves.tensors, entries=all_entries, program=program)
+    if names.found:
+        all_entries[_PER_RANK] = json.dumps(sorted(names.found)).encode()
+    return _state.Description(leaves.tensors, entries=all_entries, program=program, unite=_UNITED)
 
 
 def save_report(folder: str, step: int, found: Mapping[str, Any]) -> SaveReport:
@@ -371,7 +406,7 @@ def load(folder_or_step: PathLike, state: Any, group: Any = None, *, allow_missi
       exact_dtypes: refuses to convert between floating dtypes.
       progress: as for save().
     """
-    found_group = group_of(group)
+    found_group = group_of(group, deadline_seconds=deadline_seconds)
     name = folder_or_step
     if found_group is not None:
         name = _agree_on_name(folder_or_step, s3_endpoint, found_group)

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from . import _library
 from ._library import (DeadlineExceededError, InvalidArgumentError, TesseraError,
-                       UnavailableError, error_of, lib)
+                       UnavailableError, error_of, guarded, lib)
 
 DEADLINE_SECONDS = 600.0
 
@@ -187,10 +187,11 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
 
 
 class Collectives:
-    """Gather and broadcast over a transport."""
+    """Gather and broadcast over a transport, and what is made of them, which waits as long as
+    `deadline_seconds`."""
 
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
+    def __init__(self, transport: Transport, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self.transport, self.deadline_seconds = transport, deadline_seconds
 
     def _send(self, data: bytes, destination: int) -> List[Callable[[float], Any]]:
         waits = [self.transport.send(struct.pack("<Q", len(data)), destination, _CONTROL)]
@@ -237,25 +238,32 @@ class Collectives:
         if error is not None:
             code = getattr(error, "code", _library.INVALID_ARGUMENT)
             mine = [code, str(error) if isinstance(error, TesseraError) else repr(error)]
-        gathered = self.gather(json.dumps(mine).encode(), DEADLINE_SECONDS)
+        gathered = self.gather(json.dumps(mine).encode(), self.deadline_seconds)
         verdict = None
         for rank, answer in enumerate(map(json.loads, gathered)):
             if answer is not None and verdict is None:
                 verdict = [answer[0], f"rank {rank}: {answer[1]}"]
         code_and_message, agreed = json.loads(
-            self.broadcast(json.dumps([verdict, value]).encode(), DEADLINE_SECONDS))
+            self.broadcast(json.dumps([verdict, value]).encode(), self.deadline_seconds))
         if error is not None:
             raise error
         if code_and_message is not None:
             raise error_of(*code_and_message)
         return agreed
 
+    def common(self, names: List[str]) -> List[str]:
+        """The names that every rank has, sorted."""
+        gathered = self.gather(json.dumps(names).encode(), self.deadline_seconds)
+        shared = sorted(set.intersection(*(set(json.loads(each)) for each in gathered))
+                        ) if gathered else []
+        return json.loads(self.broadcast(json.dumps(shared).encode(), self.deadline_seconds))
+
 
 class Group:
     """A group as the library calls it. Keep it while the library has it."""
 
-    def __init__(self, transport: Transport) -> None:
-        self.collectives = Collectives(transport)
+    def __init__(self, transport: Transport, deadline_seconds: float) -> None:
+        self.collectives = Collectives(transport, deadline_seconds)
         self._transport = transport
         self._pending: Dict[int, Callable[[float], None]] = {}
         self._next = 1
@@ -272,28 +280,17 @@ class Group:
         """For the options of a call."""
         return ctypes.pointer(self.struct)
 
-    @staticmethod
-    def _guard(body: Callable[[], None]) -> int:
-        """No exception crosses into C: it becomes a code and a message."""
-        try:
-            body()
-            return _library.OK
-        except BaseException as error:
-            message = str(error) if isinstance(error, TesseraError) else repr(error)
-            lib.set_error_message(message.encode("utf-8", "replace"))
-            return getattr(error, "code", _library.UNAVAILABLE)
-
     def _gather(self, _context: Any, mine: Any, size: int, seconds: float, out: Any) -> int:
         def body() -> None:
             for message in self.collectives.gather(ctypes.string_at(mine, size), seconds):
                 lib.messages_add(out, message, len(message))
-        return self._guard(body)
+        return guarded(body)
 
     def _broadcast(self, _context: Any, mine: Any, size: int, seconds: float, out: Any) -> int:
         def body() -> None:
             message = self.collectives.broadcast(ctypes.string_at(mine, size), seconds)
             lib.messages_add(out, message, len(message))
-        return self._guard(body)
+        return guarded(body)
 
     def _keep(self, wait: Callable[[float], None], pending: Any) -> None:
         pending[0] = self._next
@@ -301,7 +298,7 @@ class Group:
         self._next += 1
 
     def _start_send(self, _context: Any, data: Any, size: int, peer: int, pending: Any) -> int:
-        return self._guard(lambda: self._keep(
+        return guarded(lambda: self._keep(
             self._transport.send(ctypes.string_at(data, size), peer, _DATA), pending))
 
     def _start_receive(self, _context: Any, data: Any, size: int, peer: int, pending: Any) -> int:
@@ -316,19 +313,20 @@ class Group:
                 memoryview(target).cast("B")[:] = message
 
             self._keep(wait, pending)
-        return self._guard(body)
+        return guarded(body)
 
     def _wait(self, _context: Any, pending: int, seconds: float) -> int:
-        return self._guard(lambda: self._pending[pending](seconds))
+        return guarded(lambda: self._pending[pending](seconds))
 
     def _release(self, _context: Any, pending: int) -> None:
         self._pending.pop(pending, None)
 
 
-def group_of(group: Any, own: bool = False) -> Optional[Group]:
+def group_of(group: Any, own: bool = False,
+             deadline_seconds: float = DEADLINE_SECONDS) -> Optional[Group]:
     """The group as the library calls it; None for a process alone. See transport_of()."""
     transport = transport_of(group, own)
-    return None if transport is None else Group(transport)
+    return None if transport is None else Group(transport, deadline_seconds)
 
 
 @contextlib.contextmanager

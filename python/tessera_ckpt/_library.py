@@ -9,7 +9,7 @@ import pathlib
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 ABI_VERSION = 1
 
@@ -103,6 +103,8 @@ START_TRANSFER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_int32
 WAIT = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_double)
 RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 PROGRESS = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
+UNITE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_size_t, POINTER(c_int32), POINTER(c_void_p),
+                         POINTER(c_size_t), c_void_p)
 
 
 class _Struct(ctypes.Structure):
@@ -194,6 +196,7 @@ _FUNCTIONS = {
         [c_void_p, c_void_p, _NUMBERS, _NUMBERS, c_int64, c_int64, c_int32],
     "state_set_entry": [c_void_p, c_char_p, c_char_p, c_size_t],
     "state_set_program": [c_void_p, c_char_p],
+    "state_unite_entry": [c_void_p, c_char_p, UNITE, c_void_p],
     "folder_open": [c_char_p, c_int32, c_char_p, _OUT],
     "save": [c_void_p, c_int64, c_void_p, POINTER(SaveOptions), _OUT],
     "list": [c_void_p, _OUT],
@@ -278,6 +281,27 @@ class _Library:
 
 
 lib = _Library()
+
+
+def guarded(body: Callable[[], None]) -> int:
+    """Runs a callback's body. No exception crosses into C: it becomes a code and a message."""
+    try:
+        body()
+        return OK
+    except BaseException as error:
+        message = str(error) if isinstance(error, TesseraError) else repr(error)
+        lib.set_error_message(message.encode("utf-8", "replace"))
+        return getattr(error, "code", UNAVAILABLE)
+
+
+def uniting(unite: Callable[[Dict[int, bytes]], bytes]) -> Any:
+    """A function of what ranks have as one entry, as the library calls it. Keep it."""
+    def call(_context: Any, count: int, ranks: Any, entries: Any, sizes: Any, united: Any) -> int:
+        def body() -> None:
+            made = unite({ranks[i]: ctypes.string_at(entries[i], sizes[i]) for i in range(count)})
+            lib.messages_add(united, made, len(made))
+        return guarded(body)
+    return UNITE(call)
 
 
 class Handle:

@@ -3,6 +3,7 @@ and the boxes of them in this process's memory."""
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
 from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping,
                     NamedTuple, Optional, Set, Tuple)
@@ -60,6 +61,40 @@ class TensorInfo:
     alias_of: Optional[str] = None
 
 
+class _Ranked(str):
+    """A name that one rank has for itself."""
+
+
+class PerRank:
+    """The leaves and branches of which each rank has its own: the rank follows their names, as in
+    "rng.rank_3"."""
+
+    def __init__(self, names: Iterable[str] = (), rank: int = 0, *, patterns: Iterable[str] = ()
+                 ) -> None:
+        """`patterns`: of names, as a shell has them; `*` stands for dots, too."""
+        if isinstance(patterns, str) or not all(isinstance(each, str) for each in patterns):
+            raise InvalidArgumentError("per_rank: expected a list of names and patterns")
+        self._names, self._patterns, self.rank = frozenset(names), tuple(patterns), rank
+        self.found: Set[str] = set()  # names as the program has them
+
+    def name(self, prefix: str, name: str) -> str:
+        """The name of a child of the branch `prefix`."""
+        if isinstance(prefix, _Ranked):
+            return _Ranked(name)
+        if name not in self._names and not any(
+                fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
+            return name
+        self.found.add(name)
+        return _Ranked(f"{name}.rank_{self.rank}")
+
+    def begins_at(self, prefix: str, name: str) -> bool:
+        """Whether a child of the branch `prefix` is of one rank, and the branch is not."""
+        return isinstance(name, _Ranked) and not isinstance(prefix, _Ranked)
+
+
+_OF_ALL = PerRank()
+
+
 class Leaves(NamedTuple):
     """The leaves of a state, by name."""
 
@@ -69,23 +104,24 @@ class Leaves(NamedTuple):
 
 # ---- From nested dicts to names, and back.
 
-def flatten(state: Any) -> Leaves:
+def flatten(state: Any, per_rank: PerRank = _OF_ALL) -> Leaves:
     """The leaves of nested dicts (and of lists and tuples that are branches) by their names: keys
     and positions joined by dots, as torch.distributed.checkpoint has them."""
     if not isinstance(state, MutableMapping):
         raise InvalidArgumentError(f"state: expected a dict, not {type(state).__name__}")
     leaves = Leaves({}, {})
-    _walk(state, "", leaves, set())
+    _walk(state, "", leaves, set(), per_rank)
     return leaves
 
 
-def put_back(node: Any, new: Mapping[str, Any], prefix: str = "") -> Any:
+def put_back(node: Any, new: Mapping[str, Any], per_rank: PerRank = _OF_ALL,
+             prefix: str = "") -> Any:
     """A branch of a state with the leaves that `new` has by name. Lists and dicts are changed;
     tuples, and dicts that cannot be changed, are made again."""
     changed: Dict[Any, Any] = {}
-    for key, name, child in _children(node, prefix):
-        if not is_leaf_tensor(child) and _is_branch(child):
-            made = put_back(child, new, name)
+    for key, name, child in children(node, prefix, per_rank):
+        if not is_leaf_tensor(child) and is_branch(child):
+            made = put_back(child, new, per_rank, name)
         else:
             made = new.get(name, child)
         if made is not child:
@@ -101,15 +137,15 @@ def put_back(node: Any, new: Mapping[str, Any], prefix: str = "") -> Any:
     return node
 
 
-def _walk(node: Any, prefix: str, leaves: Leaves, above: Set[int]) -> None:
+def _walk(node: Any, prefix: str, leaves: Leaves, above: Set[int], per_rank: PerRank) -> None:
     if id(node) in above or len(above) > _values.MAX_DEPTH:
         raise InvalidArgumentError(
             f"state: {prefix or 'it'} contains itself, or is nested too deeply")
     _check_branch(node, prefix)
     above.add(id(node))
-    for _, name, child in _children(node, prefix):
-        if not is_leaf_tensor(child) and _is_branch(child):
-            _walk(child, name, leaves, above)
+    for _, name, child in children(node, prefix, per_rank):
+        if not is_leaf_tensor(child) and is_branch(child):
+            _walk(child, name, leaves, above, per_rank)
             continue
         if name in leaves.tensors or name in leaves.values:
             raise InvalidArgumentError(f"state: two leaves have the name {name}")
@@ -117,8 +153,9 @@ def _walk(node: Any, prefix: str, leaves: Leaves, above: Set[int]) -> None:
     above.discard(id(node))
 
 
-def _children(node: Any, prefix: str) -> Iterator[Tuple[Any, str, Any]]:
+def children(node: Any, prefix: str, per_rank: PerRank) -> Iterator[Tuple[Any, str, Any]]:
     """What a branch consists of: the key, the name, and the leaf or branch."""
+    node = _tensors.inner_tensors(node) or node
     items: Iterable[Tuple[Any, Any]] = (
         node.items() if isinstance(node, Mapping) else enumerate(node))
     for key, child in items:
@@ -130,14 +167,14 @@ def _children(node: Any, prefix: str) -> Iterator[Tuple[Any, str, Any]]:
         except ValueError:  # Python writes no numbers of thousands of digits
             raise InvalidArgumentError(
                 f"state: a key of {prefix or 'it'} is too large a number") from None
-        yield key, name, child
+        yield key, per_rank.name(prefix, name), child
 
 
 def _check_branch(node: Any, name: str) -> None:
     """Refuses a branch that put_back() could not make again."""
     if isinstance(node, tuple):
         _values.check_tuple(node, name)
-    elif not isinstance(node, (list, MutableMapping)):
+    elif not isinstance(node, (list, MutableMapping)) and _tensors.inner_tensors(node) is None:
         try:
             same = type(type(node)(dict(node))) is type(node)
         except Exception:
@@ -151,13 +188,13 @@ def is_leaf_tensor(value: Any) -> bool:
     """Whether a leaf is a tensor, or a part of one."""
     return type(value) not in _PLAIN and (
         isinstance(value, (FlatShard, Box, Boxes)) or _is_sharded(value)
-        or _tensors.is_tensor(value))
+        or (_tensors.is_tensor(value) and _tensors.inner_tensors(value) is None))
 
 
-def _is_branch(value: Any) -> bool:
-    """Dicts are branches; so are lists that hold a tensor or a dict, and tuples that hold a tensor,
-    at any depth. A dict in a tuple does not count."""
-    if isinstance(value, Mapping):
+def is_branch(value: Any) -> bool:
+    """Dicts are branches, as are tensors that consist of others; so are lists that hold a tensor or
+    a dict, and tuples that hold a tensor, at any depth. A dict in a tuple does not count."""
+    if isinstance(value, Mapping) or _tensors.inner_tensors(value) is not None:
         return True
     waiting: List[Tuple[Any, bool]] = (
         [(value, isinstance(value, list))] if isinstance(value, (list, tuple)) else [])
@@ -170,7 +207,8 @@ def _is_branch(value: Any) -> bool:
         for child in node.values() if isinstance(node, Mapping) else node:
             if type(child) in _PLAIN:
                 continue
-            if is_leaf_tensor(child) or (in_lists and isinstance(child, Mapping)):
+            if is_leaf_tensor(child) or _tensors.inner_tensors(child) is not None or (
+                    in_lists and isinstance(child, Mapping)):
                 return True
             if isinstance(child, (Mapping, list, tuple)):
                 waiting.append((child, in_lists and isinstance(child, list)))
@@ -240,6 +278,7 @@ class Description:
 
     def __init__(self, leaves: Mapping[str, Any], *,
                  entries: Optional[Mapping[str, bytes]] = None, program: str = "",
+                 unite: Optional[Mapping[str, Any]] = None,
                  saved: Optional[Mapping[str, TensorInfo]] = None) -> None:
         self.handle = Handle(lib.state_create, lib.state_free)
         self._memory_of = _tensors.memory_of if saved is None else _tensors.memory_to_fill
@@ -261,6 +300,8 @@ class Description:
                 raise InvalidArgumentError(
                     f"entry {key}: expected bytes, not {type(data).__name__}")
             lib.state_set_entry(self.handle, _name(key), bytes(data), len(bytes(data)))
+        for key, function in (unite or {}).items():
+            lib.state_unite_entry(self.handle, _name(key), function, None)
         if program:
             lib.state_set_program(self.handle, program.encode("utf-8", "replace"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ._library import InvalidArgumentError, UnimplementedError
 
@@ -69,6 +69,15 @@ def torch_of(value: Any) -> Any:
     """The torch that `value` is a tensor of; None for anything else."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def inner_tensors(value: Any) -> Optional[Dict[str, Any]]:
+    """The tensors by which a subclass of torch's, such as torchao's, represents its elements; None
+    for anything else."""
+    kind = type(value)
+    if torch_of(value) is None or not hasattr(kind, "__tensor_flatten__") or hasattr(kind, "wait"):
+        return None  # what can be waited for is a tensor by then
+    return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
 
 
 def is_tensor(value: Any) -> bool:
@@ -138,6 +147,13 @@ def _dtype(dtype_name: str, name: str) -> int:
 
 def _torch_memory(tensor: Any, name: str) -> Memory:
     torch = torch_of(tensor)
+    if hasattr(tensor, "wait"):  # for a collective
+        tensor = tensor.wait()
+    if (type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
+        kind = type(tensor)
+        raise UnimplementedError(f"{name}: the elements of a {kind.__module__}.{kind.__qualname__} "
+                                 "are not in its own memory")
     if getattr(tensor, "is_nested", False):
         raise UnimplementedError(f"{name}: only dense tensors are supported, not nested ones")
     if tensor.layout != torch.strided or tensor.is_quantized:

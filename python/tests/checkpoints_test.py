@@ -307,6 +307,73 @@ class GroupTest(Case):
         self.assertIn("rank 1: w: a set", str(results[0]))
         self.assertIsNone(tessera_ckpt.latest(self.folder))
 
+    def save_on(self, size, state_of, **options):
+        """Saves state_of(rank) on so many ranks, and returns what they raised."""
+        return run_ranks(size, lambda transport: tessera_ckpt.save(
+            self.folder, 1, state_of(transport.rank), transport, **options) and None)
+
+    def test_values_that_only_some_ranks_have(self):
+        def state(rank, known):
+            of_rank = {f"dp_rank_{rank}": {"at": 10 * rank * known, "file": "x" * known}}
+            return {"step": 7 * known, "w": np.full(3, 1.0 * known),
+                    "data": of_rank if rank != 1 else {}}
+
+        self.assertEqual(self.save_on(4, lambda rank: state(rank, 1)), [None] * 4)
+        self.assertEqual(tessera_ckpt.open(self.folder).values, {
+            "step": 7, **{f"data.dp_rank_{rank}.{key}": value for rank in (0, 2, 3)
+                          for key, value in (("at", 10 * rank), ("file", "x"))}})
+
+        def load(transport, **options):
+            mine = state(transport.rank, 0)
+            report = tessera_ckpt.load(self.folder, mine, transport, **options)
+            np.testing.assert_equal(mine, state(transport.rank, 1))
+            return report.unexpected
+
+        self.assertEqual(run_ranks(4, load), [[]] * 4)
+        gone = [f"data.dp_rank_{rank}.{key}" for rank in (2, 3) for key in ("at", "file")]
+        self.assertEqual(run_ranks(2, lambda each: load(each, allow_unexpected=True)), [gone] * 2)
+        for error in run_ranks(2, load):
+            self.assertIsInstance(error, tessera_ckpt.MismatchError)
+            self.assertIn("value data.dp_rank_2.at: saved, not wanted", str(error))
+
+    def test_values_that_differ_are_refused_by_name(self):
+        errors = self.save_on(3, lambda rank: {"step": 7, "loss": {"last": 0.5 * (rank // 2)}})
+        for error in errors:
+            self.assertIsInstance(error, tessera_ckpt.MismatchError)
+            self.assertIn("value loss.last: the ranks have different ones (rank 0: 0.0; rank 2: "
+                          "1.0): name it in per_rank=", str(error))
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+        kinds = self.save_on(2, lambda rank: {"a": np.ones(1) if rank else {"b": 1}})
+        self.assertIn("a: is a leaf, or a container of another kind, on another rank",
+                      str(kinds[1]))
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def test_what_each_rank_has_its_own_of(self):
+        def state(rank):
+            return {"rng": {"python": (3, rank), "numpy": np.full(4, rank, "u1")}, "step": 7,
+                    "rows": [np.full(2, rank), np.full(2, 5)]}
+
+        per_rank = ["rng", "rows.0"]
+        self.assertEqual(self.save_on(3, state, per_rank=per_rank), [None] * 3)
+        self.assertEqual(sorted(tessera_ckpt.open(self.folder).tensors), sorted(
+            [f"rng.rank_{rank}.numpy" for rank in range(3)]
+            + [f"rows.0.rank_{rank}" for rank in range(3)] + ["rows.1"]))
+
+        def load(transport, **options):
+            mine = state(17)
+            report = tessera_ckpt.load(self.folder, mine, transport, **options)
+            np.testing.assert_equal(mine, state(transport.rank if transport.rank < 3 else 17))
+            return len(report.missing), len(report.unexpected)
+
+        self.assertEqual(run_ranks(3, load), [(0, 0)] * 3)
+        for size, options, lost in ((2, {"allow_unexpected": True}, "rank_2.*not wanted"),
+                                    (4, {"allow_missing": True}, "rank_3.*not saved")):
+            self.assertRegex(str(run_ranks(size, load)), lost)
+            self.assertTrue(all(isinstance(found, tuple) for found in run_ranks(
+                size, lambda each: load(each, **options))), size)
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "per_rank: expected a list"):
+            tessera_ckpt.save(self.folder, 2, state(0), per_rank="rng")
+
     def test_a_missing_rank_is_named(self):
         def body(transport):
             if transport.rank != 1:
@@ -360,11 +427,18 @@ class GroupTest(Case):
 
 class AsyncTest(Case):
     def test_saves_while_the_program_continues(self):
+        for lazy in (False, True):
+            with self.subTest(lazy=lazy):
+                self.folder = f"{self.folder}/{lazy}"
+                self.save_and_change(lazy)
+
+    def save_and_change(self, lazy):
         weights = np.zeros(2_000_000)
-        with tessera_ckpt.AsyncSaver(self.folder) as saver:
+        with tessera_ckpt.AsyncSaver(self.folder, lazy_copy=lazy) as saver:
             for step in range(1, 6):
-                saver.wait_copied(weights[5:10])
-                saver.wait_copied()
+                if lazy:
+                    saver.wait_copied(weights[5:10])
+                    saver.wait_copied()
                 weights += 1
                 saver.save(step, {"w": weights, "step": step})
             outcomes = saver.poll() + saver.finish()
@@ -389,7 +463,7 @@ class AsyncTest(Case):
             saver.save(3, {"w": np.ones(3)})
 
     def test_a_save_is_skipped_while_another_runs(self):
-        with tessera_ckpt.AsyncSaver(self.folder, skip_when_busy=True) as saver:
+        with tessera_ckpt.AsyncSaver(self.folder, lazy_copy=True, skip_when_busy=True) as saver:
             outcomes = []
             for step in range(20):
                 saver.save(step, {"w": np.full(2_000_000, step)})
@@ -409,7 +483,7 @@ class AsyncTest(Case):
                 for step in (1, 2):
                     part = np.full((2, 3), 10 * step + transport.rank)
                     saver.save(step, {"w": Box(part, (2 * transport.rank, 0), (6, 3))})
-                    saver.wait_copied()
+                    part[:] = 0
 
         self.assertEqual(run_ranks(3, body), [None] * 3)
         state = {"w": np.zeros((6, 3), int)}

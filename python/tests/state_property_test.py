@@ -43,9 +43,11 @@ class Case:
         if self.random.random() < 0.7:
             tessera_ckpt.save(self.folder, 1, self.state)
             return
-        with tessera_ckpt.AsyncSaver(self.folder) as saver:
+        lazy = self.random.random() < 0.5
+        with tessera_ckpt.AsyncSaver(self.folder, lazy_copy=lazy) as saver:
             saver.save(1, self.state)
-            saver.wait_copied()
+            if lazy:
+                saver.wait_copied()
             self.memory.invert()
         self.memory.invert()
 
@@ -142,6 +144,45 @@ class StatePropertyTest(unittest.TestCase):
               f"{' and '.join(['numpy'] + libraries)}")
         self.assertGreater(counts["restored"], CASES // 2)
         self.assertGreater(counts["refused"], 0)
+
+    def test_what_only_some_ranks_have_is_restored(self):
+        restored = 0
+        for seed in range(SEED, SEED + CASES // 4):
+            ranks = random.Random(seed).randint(2, 4)
+            states = {key: States(1000 * seed + key, for_torch=torch is not None)
+                      for key in range(-1, ranks)}  # -1: what all ranks have
+            described = {key: each.description() for key, each in states.items()}
+            if any(each.refused + each.refused_as_values for each in states.values()):
+                continue
+
+            def state_of(rank, scramble=False):
+                return {f"of {key}": build(described[key], Memory(-seed if scramble else seed),
+                                           scramble=scramble)
+                        for key in (-1, rank) if rank % 3 != 1 or key == -1}
+
+            def save(transport, folder):
+                mine = state_of(transport.rank)
+                if seed % 2 == 0:
+                    tessera_ckpt.save(folder, 1, mine, transport)
+                    return
+                with tessera_ckpt.AsyncSaver(folder, transport) as saver:
+                    saver.save(1, mine)
+
+            def load(transport, folder):
+                mine = state_of(transport.rank, scramble=True)
+                report = tessera_ckpt.load(folder, mine, transport)
+                return (difference(state_of(transport.rank), mine), report.missing,
+                        report.unexpected)
+
+            with self.subTest(seed=seed), tempfile.TemporaryDirectory() as folder:
+                saved = run_ranks(ranks, lambda transport: save(transport, folder))
+                if saved != [None] * ranks:
+                    self.assertIn("two leaves have the name", str(saved))
+                    continue
+                self.assertEqual(run_ranks(ranks, lambda transport: load(transport, folder)),
+                                 [("", [], [])] * ranks)
+                restored += 1
+        self.assertGreater(restored, CASES // 20)
 
     def test_each_type_that_cannot_be_restored_is_refused_by_name(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -385,6 +426,59 @@ class TorchTest(FolderCase):
         self.assertTrue(restored["negative"].is_neg())
         found = tessera_ckpt.open(self.folder).tensors.values()
         self.assertEqual({info.alias_of for info in found}, {None})
+
+    def test_tensors_that_consist_of_others(self):
+        """As torchao's quantized weights and optimizers do."""
+        class Scaled(torch.Tensor):
+            @staticmethod
+            def __new__(cls, codes, scale):
+                return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
+
+            def __init__(self, codes, scale):
+                self.codes, self.scale = codes, scale
+
+            def __tensor_flatten__(self):
+                return ["codes", "scale"], None
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+                raise NotImplementedError(function)
+
+        def state(number):
+            scaled, inner = (
+                Scaled(torch.full(shape, number, dtype=torch.uint8), torch.tensor(0.5 * number))
+                for shape in ((3, 4), (2,)))
+            return {"w": scaled, "states": [inner], "pair": (inner.codes.clone(), inner)}
+
+        restored = state(0)
+        before = restored["w"]
+        tessera_ckpt.save(self.folder, 1, state(6))
+        tessera_ckpt.load(self.folder, restored)
+        self.assertIs(restored["w"], before)
+        self.assertEqual((before.codes.sum(), before.scale), (72, 3.0))
+        self.assertEqual(restored["states"][0].codes.tolist(), [6, 6])
+        self.assertEqual(sorted(tessera_ckpt.open(self.folder).tensors), [
+            "pair.0", "pair.1.codes", "pair.1.scale", "states.0.codes", "states.0.scale", "w.codes",
+            "w.scale"])
+
+    def test_tensors_without_memory_of_their_own_are_refused_by_their_class(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        with FakeTensorMode():
+            fake = torch.ones(3)
+        masked = torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+        cases = {"FakeTensor": fake, "MaskedTensor": masked}
+        for kind, tensor in cases.items():
+            with self.subTest(kind), self.assertRaisesRegex(
+                    tessera_ckpt.UnimplementedError, rf"a\.b: the elements of a torch.*\.{kind}"):
+                tessera_ckpt.save(self.folder, 1, {"a": {"b": tensor}})
+
+        def save_in_vmap(tensor):
+            with self.assertRaisesRegex(tessera_ckpt.UnimplementedError, r"a: the elements of a"):
+                tessera_ckpt.save(self.folder, 1, {"a": tensor})
+            return tensor
+
+        torch.vmap(save_in_vmap)(torch.ones(2, 3))
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
 
     def test_a_negative_view_of_memory_that_would_get_other_values(self):
         tessera_ckpt.save(self.folder, 1, {"imag": torch.ones(4), "negative": torch.ones(4)})

@@ -177,7 +177,7 @@ class TesseraAsync(Tessera):
     def __init__(self, scratch):
         super().__init__(scratch)
         os.mkdir(self.path)
-        self.saver, self.step = tessera_ckpt.AsyncSaver(self.path), 0
+        self.saver, self.step = tessera_ckpt.AsyncSaver(self.path, lazy_copy=True), 0
 
     def save(self, state):
         self.step += 1
