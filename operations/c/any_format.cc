@@ -54,6 +54,14 @@ absl::Status Open(const std::string& name, const SourceOptions& options, tessera
     handle->values[name] = convert::ValueToPlainJson(*value);
   }
   handle->metadata = handle->checkpoint.metadata();
+  // The same entries that a conversion to this library's format would have.
+  if (const convert::SavedValue* const state = named.foreign_state()) {
+    Manifest manifest = handle->checkpoint.manifest();
+    convert::SetEntries(*state, manifest);
+    for (auto& [entry, bytes] : *manifest.mutable_trainer()->mutable_extra()) {
+      handle->metadata.entries[entry] = std::move(bytes);
+    }
+  }
   *out = handle.release();
   return absl::OkStatus();
 }

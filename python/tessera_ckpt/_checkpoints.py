@@ -141,15 +141,14 @@ class Checkpoint:
     def values(self) -> Dict[str, Any]:
         """The leaves of the saved state that are not tensors, by name. Those whose type is not
         there have a simpler one: tuples in place of namedtuples, numbers of Python."""
-        if self.format != "tessera":
+        if _state.VALUES not in self._entry_names:
             return self._values
         return {name: _values.decode(value, name, exact=False)
                 for name, value in self._stored_values().items()}
 
     def _stored_values(self) -> Dict[str, Any]:
-        """The values as _values.decode() takes them. Other frameworks' files have theirs in places
-        of their own."""
-        if self.format != "tessera" or _state.VALUES not in self._entry_names:
+        """The values as _values.decode() takes them."""
+        if _state.VALUES not in self._entry_names:
             return {}
         return _values.stored_values(self.entry(_state.VALUES))
 
@@ -235,8 +234,9 @@ class Checkpoint:
         if group is not None:
             unexpected = group.collectives.common(unexpected)
         with together(group):
-            _check_names([] if allow_missing or self.format != "tessera" else missing,
-                         [] if allow_unexpected else unexpected)
+            # Files of other frameworks also have values that no state has: arguments, versions.
+            _check_names([] if allow_missing else missing,
+                         [] if allow_unexpected or self.format != "tessera" else unexpected)
             _shared_memory.check(description.parts, self._read_part)
             new = {name: _values.decode(saved[name], name, value)
                    for name, value in leaves.values.items() if name in saved}

@@ -295,15 +295,19 @@ class Description:
             except Exception as error:  # of the tensor's own library
                 raise UnimplementedError(f"{name}: the elements of a {type(value).__name__} cannot "
                                          f"be reached: {error}") from error
-        for key, data in (entries or {}).items():
-            if not isinstance(data, (bytes, bytearray, memoryview)):
-                raise InvalidArgumentError(
-                    f"entry {key}: expected bytes, not {type(data).__name__}")
-            lib.state_set_entry(self.handle, _name(key), bytes(data), len(bytes(data)))
+        self.set_entries(entries or {})
         for key, function in (unite or {}).items():
             lib.state_unite_entry(self.handle, _name(key), function, None)
         if program:
             lib.state_set_program(self.handle, program.encode("utf-8", "replace"))
+
+    def set_entries(self, entries: Mapping[str, bytes]) -> None:
+        """What is stored beside the tensors."""
+        for key, data in entries.items():
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise InvalidArgumentError(
+                    f"entry {key}: expected bytes, not {type(data).__name__}")
+            lib.state_set_entry(self.handle, _name(key), bytes(data), len(bytes(data)))
 
     def _is_alias(self, name: str, other: str) -> bool:
         found = self._saved.get(name)

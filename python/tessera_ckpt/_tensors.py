@@ -75,8 +75,9 @@ def inner_tensors(value: Any) -> Optional[Dict[str, Any]]:
     """The tensors by which a subclass of torch's, such as torchao's, represents its elements; None
     for anything else."""
     kind = type(value)
-    if torch_of(value) is None or not hasattr(kind, "__tensor_flatten__") or hasattr(kind, "wait"):
-        return None  # what can be waited for is a tensor by then
+    if torch_of(value) is None or not hasattr(kind, "__tensor_flatten__") or value.is_nested or (
+            hasattr(kind, "wait")):  # for a collective: it is a tensor by then
+        return None
     return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
 
 

@@ -113,16 +113,16 @@ class Writer(_Plain, storage.StorageWriter):
 
     def write_data(self, plan: Any, planner: Any) -> "Future[List[WriteResult]]":
         """Saves, together with the other ranks."""
-        failed, boxes, mine = None, {}, b""
+        failed, folder, description, mine = None, None, None, b""
         try:
             boxes, mine = self._resolve(plan, planner)
+            description = _state.Description(boxes, program="torch.distributed.checkpoint")
+            folder = Folder(self._folder, create=True, s3_endpoint=self._s3_endpoint)
         except Exception as error:
             failed = error
         step = self._agree(failed)
-        entries = self._entries(mine)
-        description = _state.Description(boxes, entries=entries,
-                                         program="torch.distributed.checkpoint")
-        folder = Folder(self._folder, create=True, s3_endpoint=self._s3_endpoint)
+        assert folder is not None and description is not None
+        description.set_entries(self._entries(mine))
         options = SaveOptions(group=None if self._group is None else self._group.pointer(),
                               deadline_seconds=self._deadline_seconds)
         report(lib.save, folder.handle, step, description.handle, options)
@@ -148,6 +148,7 @@ class Writer(_Plain, storage.StorageWriter):
             except TesseraError as error:
                 failed = error
         if self._group is not None:
+            self._group.collectives.deadline_seconds = self._deadline_seconds
             return self._group.collectives.agree(failed, step)
         if failed is not None:
             raise failed

@@ -94,13 +94,13 @@ class StateTest(Case):
         def save(transport):
             begin, end = cuts[transport.rank:transport.rank + 2]
             part = FlatShard(flat[begin:end], begin, tensor.shape)
-            return tessera_ckpt.save(self.folder, 1, {"w": part, "n": transport.rank}, transport)
+            return tessera_ckpt.save(self.folder, 1, {"w": part, "n": 5}, transport)
 
         self.assertEqual([type(r) for r in run_ranks(4, save)], [tessera_ckpt.SaveReport] * 4)
         whole = {"w": np.zeros_like(tensor), "n": 9}
         tessera_ckpt.load(self.folder, whole)
         np.testing.assert_array_equal(whole["w"], tensor)
-        self.assertEqual(whole["n"], 0)  # rank 0's
+        self.assertEqual(whole["n"], 5)
 
         def load(transport):
             rows = np.zeros((7, 5 // 3 + (transport.rank < 2), 3), "f4")
@@ -195,6 +195,12 @@ class FolderTest(Case):
             report = tessera_ckpt.convert(source, f"{self.folder}.{i}", to)
             self.assertEqual(report.notes, [])
             source = report.path
+            loaded = state(0.0, 0)
+            report = tessera_ckpt.open_foreign(source).load(loaded)
+            self.assertEqual(report.missing, [])
+            np.testing.assert_equal(loaded, state(5.0, 1))
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, "value lr: wanted, not saved"):
+                tessera_ckpt.open_foreign(source).load({**loaded, "lr": 0.0})
         loaded = state(0.0, 0)
         self.assertEqual(tessera_ckpt.load(source, loaded).step, 1000)
         np.testing.assert_equal(loaded, state(5.0, 1))
@@ -341,7 +347,7 @@ class GroupTest(Case):
         for error in errors:
             self.assertIsInstance(error, tessera_ckpt.MismatchError)
             self.assertIn("value loss.last: the ranks have different ones (rank 0: 0.0; rank 2: "
-                          "1.0): name it in per_rank=", str(error))
+                          "0.5): name it in per_rank=", str(error))
         self.assertIsNone(tessera_ckpt.latest(self.folder))
         kinds = self.save_on(2, lambda rank: {"a": np.ones(1) if rank else {"b": 1}})
         self.assertIn("a: is a leaf, or a container of another kind, on another rank",

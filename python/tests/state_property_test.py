@@ -466,7 +466,8 @@ class TorchTest(FolderCase):
         with FakeTensorMode():
             fake = torch.ones(3)
         masked = torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
-        cases = {"FakeTensor": fake, "MaskedTensor": masked}
+        jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        cases = {"FakeTensor": fake, "MaskedTensor": masked, "NestedTensor": jagged}
         for kind, tensor in cases.items():
             with self.subTest(kind), self.assertRaisesRegex(
                     tessera_ckpt.UnimplementedError, rf"a\.b: the elements of a torch.*\.{kind}"):

@@ -164,8 +164,9 @@ def kills(folder):
         big = checkpoint.read("big")
         assert float(big[0]) == float(big[-1]) == checkpoint.values["step"] == found.step
         print(f"killed {len(victims)} of 4: step {found.step} is whole")
-    run(3, "survivors", "", folder + "/x", "")
-    assert tessera_ckpt.latest(folder + "/x") is None
+    for scenario in ("survivors", "refused"):
+        run(3, scenario, "", folder + "/x", "")
+        assert tessera_ckpt.latest(folder + "/x") is None
 
 
 def damage(folder):

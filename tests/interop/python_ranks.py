@@ -5,6 +5,7 @@
 
 import os
 import sys
+import time
 
 import tessera_ckpt
 import torch
@@ -13,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from tessera_ckpt import fsdp1
 from tessera_ckpt.dcp import Reader, Writer
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -262,6 +264,20 @@ def survivors(_, folder, __):
         print(f"rank {dist.get_rank()}: {type(error).__name__}: {str(error)[:100]}", flush=True)
         os._exit(0)
     os._exit(1)
+
+
+def refused(_, folder, __):
+    """A tensor that cannot be saved, on one rank, ends the save of all at once."""
+    rank = dist.get_rank()
+    state = {f"w{rank}": torch.ones(3, dtype=torch.cfloat if rank == 1 else torch.float32)}
+    began = time.monotonic()
+    try:
+        dcp.save(state, storage_writer=Writer(folder, step=1))
+    except CheckpointException as error:
+        assert "w1: elements of dtype complex64 are not supported" in str(error), error
+        assert time.monotonic() - began < 60
+        return
+    raise AssertionError("it was saved")
 
 
 def titan(phase, folder, async_mode):
