@@ -320,8 +320,8 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
       step: of the training.
       state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, JAX, anything with DLPack)
         and of numbers, texts, bytes, lists, tuples. What only some ranks have is saved, too. Of a
-        tensor that several ranks have in whole, one copy is saved; a value that several have must
-        be the same on all of them.
+        tensor that several ranks have in whole, one copy is saved; a value, or a small tensor of
+        whole numbers, that several have must be the same on all of them.
       group: of torch.distributed or mpi4py; by default all of torch.distributed, where that is
         initialized. Every rank makes this call.
       entries: bytes that are stored beside the state, by name; in a group those of rank 0.
@@ -355,10 +355,29 @@ def _unite_names(by_rank: Mapping[int, bytes]) -> bytes:
                                            for names in by_rank.values())))).encode()
 
 
+# The entry of a checkpoint that has digests of small tensors: they are the states of generators, or
+# counters, of which only one is saved.
+_ALIKE = "tessera_ckpt.alike"
+
+
+def _unite_alike(by_rank: Mapping[int, bytes]) -> bytes:
+    united: Dict[str, str] = {}
+    first: Dict[str, int] = {}
+    for rank, stored in by_rank.items():
+        for name, digest in json.loads(stored or b"{}").items():
+            if united.setdefault(name, digest) != digest:
+                raise MismatchError(
+                    f"tensor {name}: ranks {first[name]} and {rank} have different elements, of "
+                    "which one copy would be saved: name it in per_rank=, or save it under a key "
+                    "of each rank")
+            first.setdefault(name, rank)
+    return json.dumps(united).encode()
+
+
 # What all ranks have is united in these entries.
 _UNITED = {name: uniting(unite) for name, unite in (
     (_state.VALUES, _values.unite), (_structure.STRUCTURE, _structure.unite),
-    (_PER_RANK, _unite_names))}
+    (_PER_RANK, _unite_names), (_ALIKE, _unite_alike))}
 
 
 def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
@@ -369,13 +388,17 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
     leaves = _state.flatten(state, names)
     all_entries = dict(entries or {})
     all_entries.setdefault(_structure.STRUCTURE, _structure.encode(state, names))
-    for own in (_state.VALUES, _PER_RANK):
+    for own in (_state.VALUES, _PER_RANK, _ALIKE):
         if own in all_entries:
             raise InvalidArgumentError(f"the entry {own} is this package's own")
     all_entries[_state.VALUES] = _values.encode_all(leaves.values)
     if names.found:
         all_entries[_PER_RANK] = json.dumps(sorted(names.found)).encode()
-    return _state.Description(leaves.tensors, entries=all_entries, program=program, unite=_UNITED)
+    description = _state.Description(leaves.tensors, entries=all_entries, program=program,
+                                     unite=_UNITED)
+    if description.alike and group is not None:
+        description.set_entries({_ALIKE: json.dumps(description.alike).encode()})
+    return description
 
 
 def save_report(folder: str, step: int, found: Mapping[str, Any]) -> SaveReport:

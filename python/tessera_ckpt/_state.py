@@ -287,6 +287,7 @@ class Description:
         self.parts: List[_shared_memory.Part] = []
         self._owners: List[Any] = []
         self._names: Dict[Tuple[Any, ...], str] = {}
+        self.alike: Dict[str, str] = {}  # digests of small tensors that all ranks have alike
         for name, value in leaves.items():
             try:
                 self._add(name, value)
@@ -322,6 +323,9 @@ class Description:
         if isinstance(value, FlatShard):
             return self._add_flat(name, value)
         shape, parts, dtype_of = _parts(value, name)
+        if not self._saved and _tensors.is_tensor(value) and not _is_sharded(value):
+            digest = _tensors.digest_of(self._memory_of(value, name))
+            self.alike.update({} if digest is None else {name: digest})
         if isinstance(dtype_of, _NoElements):
             dtype = _tensors.DTYPES.get(str(dtype_of.dtype).replace("torch.", ""), 0)
         else:

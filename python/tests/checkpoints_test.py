@@ -349,6 +349,9 @@ class GroupTest(Case):
             self.assertIn("value loss.last: the ranks have different ones (rank 0: 0.0; rank 2: "
                           "0.5): name it in per_rank=", str(error))
         self.assertIsNone(tessera_ckpt.latest(self.folder))
+        errors = self.save_on(3, lambda rank: {"rng": np.full(5, rank // 2, "u1"), "w": np.ones(2)})
+        self.assertIn("tensor rng: ranks 0 and 2 have different elements", str(errors[1]))
+        self.assertEqual({type(error) for error in errors}, {tessera_ckpt.MismatchError})
         kinds = self.save_on(2, lambda rank: {"a": np.ones(1) if rank else {"b": 1}})
         self.assertIn("a: is a leaf, or a container of another kind, on another rank",
                       str(kinds[1]))
