@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 import warnings
-from typing import Any, Callable, Iterator, Union
+from typing import Any, Callable, Iterator, List, Union
 
 from . import _library
 
@@ -77,7 +77,7 @@ def shown(progress: Progress, title: str) -> Iterator[Any]:
         yield _library.PROGRESS()
         return
     function = _function(progress, title)
-    failed = []
+    failed: List[BaseException] = []
 
     def call(_context: Any, done: int, total: int) -> None:
         if failed:
@@ -91,6 +91,8 @@ def shown(progress: Progress, title: str) -> Iterator[Any]:
         yield _library.PROGRESS(call)
     finally:
         getattr(function, "close", lambda: None)() if function is not progress else None
+        if failed and not isinstance(failed[0], Exception):  # such as KeyboardInterrupt
+            raise failed[0]
         if failed:
             warnings.warn(f"progress has failed, and was not called again: {failed[0]!r}",
                           RuntimeWarning, stacklevel=3)

@@ -300,6 +300,11 @@ class FolderTest(Case):
         self.assertIn("KeyError('mine')", str(warned[0].message))
         self.assertEqual(tessera_ckpt.latest(self.folder).step, 2)
 
+        def interrupted(*_):
+            raise KeyboardInterrupt
+        with self.assertRaises(KeyboardInterrupt):
+            self.save(state, 3, progress=interrupted)
+
 
 class GroupTest(Case):
     def test_bad_state_of_one_rank_fails_on_all(self):
