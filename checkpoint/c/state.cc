@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/text.h"
 #include "checkpoint/c/handles.h"

@@ -36,9 +36,9 @@ absl::StatusOr<ReadSchedule> ReadSchedule::Create(const Manifest& manifest, cons
   });
   for (const SharedPiece& shared : schedule.shared_) {
     if (shared.reader != rank) continue;
-    schedule.own_.push_back({shared.piece, shared.groups, {}});
-    schedule.largest_own_ = std::max(schedule.largest_own_, shared.piece.size());
-    for (const ReceiverGroup& group : *shared.groups) schedule.packs_ |= group.packed != nullptr;
+    schedule.own.push_back({shared.piece, shared.groups, {}});
+    schedule.largest_own = std::max(schedule.largest_own, shared.piece.size());
+    for (const ReceiverGroup& group : *shared.groups) schedule.packs |= group.packed != nullptr;
   }
   schedule.ShareMemory({}, [](uint32_t) { return false; });
   return schedule;
@@ -55,8 +55,8 @@ absl::Status ReadSchedule::AddSegment(const Manifest& manifest, const ReadSegmen
     const FilePiece piece = {segment.file_index(), at,
                              std::min(segment.end(), at + segment.piece_bytes())};
     if (groups == nullptr) {
-      largest_alone_ = std::max(largest_alone_, piece.size());
-      alone_.push_back(piece);
+      largest_alone = std::max(largest_alone, piece.size());
+      alone.push_back(piece);
     } else if (next < segment.reader_size()) {
       shared_.push_back({piece, segment.reader(next), groups});
     } else {
@@ -81,12 +81,12 @@ absl::Status ReadSchedule::AddGroups(const Manifest& manifest, const ReadSegment
   return absl::OkStatus();
 }
 
-void ReadSchedule::ShareMemory(std::vector<uint32_t> mappers,
+void ReadSchedule::ShareMemory(std::vector<uint32_t> by,
                                const std::function<bool(uint32_t)>& maps) {
-  mappers_ = std::move(mappers);
-  steps_.clear();
-  incoming_.clear();
-  for (OwnPiece& own : own_) own.told.clear();
+  mappers = std::move(by);
+  steps.clear();
+  incoming.clear();
+  for (OwnPiece& piece : own) piece.told.clear();
   size_t next_own = 0;
   for (const SharedPiece& shared : shared_) AddShared(shared, maps, next_own);
 }
@@ -102,14 +102,14 @@ void ReadSchedule::AddShared(const SharedPiece& shared, const std::function<bool
   const FilePiece& piece = shared.piece;
   const uint32_t reader = shared.reader;
   if (reader == rank_) {
-    OwnPiece& own = own_[next_own];
-    steps_.push_back({true, next_own++});
-    own.first_answer = incoming_.size();
-    for (const uint32_t rank : mappers_) {
+    OwnPiece& mine = own[next_own];
+    steps.push_back({true, next_own++});
+    mine.first_answer = incoming.size();
+    for (const uint32_t rank : mappers) {
       const uint64_t bytes = BytesFor(rank, piece, *shared.groups);
       if (bytes == 0) continue;
-      own.told.push_back({rank, bytes});
-      incoming_.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
+      mine.told.push_back({rank, bytes});
+      incoming.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
     }
     return;
   }
@@ -132,10 +132,10 @@ void ReadSchedule::AddShared(const SharedPiece& shared, const std::function<bool
 }
 
 void ReadSchedule::AddIncoming(const Incoming& message) {
-  steps_.push_back({false, incoming_.size()});
-  incoming_.push_back(message);
+  steps.push_back({false, incoming.size()});
+  incoming.push_back(message);
   if (message.carries == Carries::kContents) {
-    largest_incoming_ = std::max(largest_incoming_, message.bytes);
+    largest_incoming = std::max(largest_incoming, message.bytes);
   }
 }
 

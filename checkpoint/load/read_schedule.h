@@ -21,8 +21,7 @@ namespace tessera::ckpt {
 
 // What one rank does in a shared read (see shared_reader.h), and in which order. Pure: neither
 // reads nor communicates.
-class ReadSchedule {
- public:
+struct ReadSchedule {
   // The size of one message: received data is still in the second-level cache when it is placed. No
   // element crosses a boundary.
   static constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
@@ -57,38 +56,22 @@ class ReadSchedule {
   // A step in the processing of all pieces.
   struct Step {
     bool own;      // a piece that this rank reads; else a message from another
-    size_t index;  // in own() or incoming()
+    size_t index;  // in `own` or `incoming`
   };
 
-  // An empty schedule.
-  ReadSchedule() = default;
   // Derives the schedule of a rank that maps no memory. `manifest` and `share` must outlive it.
   // Internal for a share that contradicts itself.
   static absl::StatusOr<ReadSchedule> Create(const Manifest& manifest, const ReadShare& share,
                                              uint32_t rank);
 
-  // Replaces messages with contents, where memory is shared: `mappers` have mapped the memory into
-  // which this rank reads, and `maps` says whose memory this rank has mapped.
-  void ShareMemory(std::vector<uint32_t> mappers, const std::function<bool(uint32_t)>& maps);
+  // Replaces messages with contents, where memory is shared: `by` have mapped the memory into which
+  // this rank reads, and `maps` says whose memory this rank has mapped.
+  void ShareMemory(std::vector<uint32_t> by, const std::function<bool(uint32_t)>& maps);
 
   // Returns whether this rank needs a piece that the other one reads.
   bool Needs(uint32_t reader) const;
   // Returns whether a rank has mapped the memory of this one.
-  bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers_, rank); }
-
-  // Pieces that only this rank needs, in no particular order.
-  const std::vector<FilePiece>& alone() const { return alone_; }
-  // In the order in which all ranks process pieces.
-  const std::vector<OwnPiece>& own() const { return own_; }
-  const std::vector<Incoming>& incoming() const { return incoming_; }
-  const std::vector<Step>& steps() const { return steps_; }
-  const std::vector<uint32_t>& mappers() const { return mappers_; }  // ascending
-  // Bytes of the largest piece of each kind, and of the largest message with contents.
-  uint64_t largest_alone() const { return largest_alone_; }
-  uint64_t largest_own() const { return largest_own_; }
-  uint64_t largest_incoming() const { return largest_incoming_; }
-  // Returns whether regions of own pieces are packed for others.
-  bool packs() const { return packs_; }
+  bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers, rank); }
 
   // Calls fn(part) for the messages that carry a complete piece.
   template <typename Function>
@@ -97,6 +80,16 @@ class ReadSchedule {
       fn(FilePiece{piece.file_index, at, std::min(piece.end, at + kMessageBytes)});
     }
   }
+
+  std::vector<FilePiece> alone;  // pieces that only this rank needs, in no particular order
+  // In the order in which all ranks process pieces.
+  std::vector<OwnPiece> own;
+  std::vector<Incoming> incoming;
+  std::vector<Step> steps;
+  std::vector<uint32_t> mappers;  // of this rank's memory, ascending
+  // Bytes of the largest piece of each kind, and of the largest message with contents.
+  uint64_t largest_alone = 0, largest_own = 0, largest_incoming = 0;
+  bool packs = false;  // regions of own pieces for others
 
  private:
   // A piece that several ranks need.
@@ -116,14 +109,7 @@ class ReadSchedule {
   uint32_t rank_ = 0;
   std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
   std::vector<std::unique_ptr<std::vector<ReceiverGroup>>> groups_;  // per shared segment
-  std::vector<FilePiece> alone_;
   std::vector<SharedPiece> shared_;
-  std::vector<OwnPiece> own_;
-  std::vector<Incoming> incoming_;
-  std::vector<Step> steps_;
-  std::vector<uint32_t> mappers_;
-  uint64_t largest_alone_ = 0, largest_own_ = 0, largest_incoming_ = 0;
-  bool packs_ = false;
 };
 
 }  // namespace tessera::ckpt

@@ -82,7 +82,7 @@ class SharedReader {
   absl::Status Run() {
     {
       const MutexLock lock(&mutex_);
-      done_.resize(schedule_.own().size());
+      done_.resize(schedule_.own.size());
       for (AlignedBuffer& buffer : private_buffers_) free_private_.push_back(buffer.data());
     }
     std::vector<std::thread> threads = StartThreads(workers_, [this](int w) { Work(w); });
@@ -91,7 +91,7 @@ class SharedReader {
     {
       const MutexLock lock(&mutex_);
       if (!exchanged.ok()) stop_ = true;
-      released_ = schedule_.own().size();
+      released_ = schedule_.own.size();
     }
     changed_.NotifyAll();
     if (alone_) Work(0);
@@ -131,10 +131,10 @@ class SharedReader {
   // many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays
   // all others at once, and a worker reads one piece while it places another.
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes) {
-    const uint64_t receive_bytes = schedule_.largest_incoming() + kCopyRoomBytes;
-    const uint64_t pack_bytes = schedule_.packs() ? schedule_.largest_own() + kReadRoomBytes : 0;
+    const uint64_t receive_bytes = schedule_.largest_incoming + kCopyRoomBytes;
+    const uint64_t pack_bytes = schedule_.packs ? schedule_.largest_own + kReadRoomBytes : 0;
     const uint64_t piece_bytes =
-        std::max(schedule_.largest_alone(), schedule_.largest_own() + kReadRoomBytes);
+        std::max(schedule_.largest_alone, schedule_.largest_own + kReadRoomBytes);
     const auto rest = [&](uint64_t receive) {
       const uint64_t used = receive * receive_bytes + pack_bytes;
       return (staging_bytes - std::min(staging_bytes, used)) / (piece_bytes + kIoAlignmentBytes);
@@ -143,26 +143,26 @@ class SharedReader {
     const uint64_t pieces = rest(receive);
     workers_ = static_cast<int>(std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1)));
     const uint64_t two_each = kPiecesPerWorker * workers_;
-    const uint64_t least_alone = schedule_.alone().empty() ? 0 : workers_;
+    const uint64_t least_alone = schedule_.alone.empty() ? 0 : workers_;
     const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, least_alone), 2);
-    const size_t own = std::min<size_t>(schedule_.own().size(), std::min<uint64_t>(left, two_each));
+    const size_t own = std::min<size_t>(schedule_.own.size(), std::min<uint64_t>(left, two_each));
     const uint64_t more_alone = std::clamp(pieces - std::min<uint64_t>(pieces, own), least_alone,
                                            std::max(two_each, least_alone));
-    const size_t alone = std::min<uint64_t>(schedule_.alone().size(), more_alone);
+    const size_t alone = std::min<uint64_t>(schedule_.alone.size(), more_alone);
     TESSERA_RETURN_IF_ERROR(MakeOwnBuffers(own));
-    for (size_t i = 0; i < std::min<size_t>(schedule_.incoming().size(), receive); ++i) {
+    for (size_t i = 0; i < std::min<size_t>(schedule_.incoming.size(), receive); ++i) {
       TESSERA_RETURN_IF_ERROR(AddBuffer(receive_bytes, receive_buffers_));
     }
-    if (schedule_.packs()) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
+    if (schedule_.packs) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
     for (size_t i = 0; i < alone; ++i) {
-      TESSERA_RETURN_IF_ERROR(AddBuffer(schedule_.largest_alone(), private_buffers_));
+      TESSERA_RETURN_IF_ERROR(AddBuffer(schedule_.largest_alone, private_buffers_));
     }
     return absl::OkStatus();
   }
 
   absl::Status MakeOwnBuffers(size_t count) {
     const uint64_t stride =
-        RoundUp<uint64_t>(schedule_.largest_own(), kIoAlignmentBytes) + kReadRoomBytes;
+        RoundUp<uint64_t>(schedule_.largest_own, kIoAlignmentBytes) + kReadRoomBytes;
     if (count == 0) return absl::OkStatus();
     absl::StatusOr<HostMemory> shared = HostMemory::Create(count * stride);
     if (shared.ok()) {
@@ -197,12 +197,12 @@ class SharedReader {
     MutexLock lock(&mutex_);
     while (true) {
       if (stop_) return std::nullopt;
-      const bool own_left = next_own_ < schedule_.own().size();
+      const bool own_left = next_own_ < schedule_.own.size();
       if (own_left && next_own_ < released_ + own_buffers_.size()) {
         const size_t index = next_own_++;
         return Task{true, index, OwnBuffer(index)};
       }
-      const bool private_left = error_.ok() && next_private_ < schedule_.alone().size();
+      const bool private_left = error_.ok() && next_private_ < schedule_.alone.size();
       if (private_left && !free_private_.empty()) {
         std::byte* const buffer = free_private_.back();
         free_private_.pop_back();
@@ -224,7 +224,7 @@ class SharedReader {
   }
 
   const FilePiece& PieceOf(const Task& task) const {
-    return task.own ? schedule_.own()[task.index].piece : schedule_.alone()[task.index];
+    return task.own ? schedule_.own[task.index].piece : schedule_.alone[task.index];
   }
 
   std::optional<Task> StartNext(bool may_wait) {
@@ -265,14 +265,14 @@ class SharedReader {
   }
 
   absl::Status Exchange() {
-    small_.resize(schedule_.incoming().size());
-    pending_.resize(schedule_.incoming().size());
-    for (const ReadSchedule::Step& step : schedule_.steps()) {
-      const OwnPiece* const own = step.own ? &schedule_.own()[step.index] : nullptr;
+    small_.resize(schedule_.incoming.size());
+    pending_.resize(schedule_.incoming.size());
+    for (const ReadSchedule::Step& step : schedule_.steps) {
+      const OwnPiece* const own = step.own ? &schedule_.own[step.index] : nullptr;
       PostReceives(own != nullptr ? own->first_answer + own->told.size() : step.index + 1);
       TESSERA_RETURN_IF_ERROR(own != nullptr ? SendPiece(step.index) : ReceivePiece(step.index));
     }
-    TESSERA_RETURN_IF_ERROR(AwaitAnswers(schedule_.own().size()));
+    TESSERA_RETURN_IF_ERROR(AwaitAnswers(schedule_.own.size()));
     while (!answers_.empty()) TESSERA_RETURN_IF_ERROR(FinishAnswer());
     return FinishSends();
   }
@@ -280,9 +280,9 @@ class SharedReader {
   // Posts what is received up to the end of a step, and ahead of that.
   void PostReceives(size_t end) {
     constexpr size_t kAhead = 16;
-    const size_t last = std::min(end + kAhead, schedule_.incoming().size());
+    const size_t last = std::min(end + kAhead, schedule_.incoming.size());
     for (; next_posted_ < last; ++next_posted_) {
-      const Incoming& message = schedule_.incoming()[next_posted_];
+      const Incoming& message = schedule_.incoming[next_posted_];
       std::span<std::byte> to = small_[next_posted_];
       if (message.carries == Carries::kAnswer) to = to.first(kMarkBytes);
       if (message.carries == Carries::kContents) {
@@ -304,7 +304,7 @@ class SharedReader {
     while (next_awaited_ < next_posted_ && pending_[next_awaited_] == nullptr) ++next_awaited_;
     for (size_t i = next_awaited_; i <= incoming; ++i) {
       if (pending_[i] == nullptr ||
-          schedule_.incoming()[i].source != schedule_.incoming()[incoming].source) {
+          schedule_.incoming[i].source != schedule_.incoming[incoming].source) {
         continue;
       }
       const std::unique_ptr<PendingMessage> message = std::move(pending_[i]);
@@ -314,7 +314,7 @@ class SharedReader {
   }
 
   absl::Status ReceivePiece(size_t index) {
-    const Incoming& message = schedule_.incoming()[index];
+    const Incoming& message = schedule_.incoming[index];
     TESSERA_RETURN_IF_ERROR(Await(index));
     if (message.carries == Carries::kPlace) return PlaceMapped(message, small_[index]);
     const std::byte* const data = ReceiveBuffer(contents_placed_++);
@@ -355,7 +355,7 @@ class SharedReader {
   // Waits until own pieces below `end` are placed wherever they were told of.
   absl::Status AwaitAnswers(size_t end) {
     for (; placed_ < end; ++placed_) {
-      const OwnPiece& own = schedule_.own()[placed_];
+      const OwnPiece& own = schedule_.own[placed_];
       for (size_t i = 0; i < own.told.size(); ++i) {
         TESSERA_RETURN_IF_ERROR(Await(own.first_answer + i));
       }
@@ -369,9 +369,9 @@ class SharedReader {
     TESSERA_RETURN_IF_ERROR(FinishSends());
     const size_t elsewhere = std::max<size_t>(own_buffers_.size() / 2, 1) - 1;
     TESSERA_RETURN_IF_ERROR(
-        AwaitAnswers(schedule_.mappers().empty() ? index : index - std::min(index, elsewhere)));
+        AwaitAnswers(schedule_.mappers.empty() ? index : index - std::min(index, elsewhere)));
     const bool good = WaitForOwn(index);
-    const OwnPiece& own = schedule_.own()[index];
+    const OwnPiece& own = schedule_.own[index];
     std::byte* const data = OwnBuffer(index);
     data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
     if (!own.told.empty()) {

@@ -52,9 +52,7 @@ class AsyncSaver::Background {
                  .copy_ahead_threads = options.copy_threads,
                  .plan_cache = plan_cache_,
                  .staging = staging_,
-                 .copy_ahead_bytes = options.copy_ahead_bytes} {
-    TryToStartThread();
-  }
+                 .copy_ahead_bytes = options.copy_ahead_bytes} {}
 
   ~Background() {
     {
@@ -78,7 +76,6 @@ class AsyncSaver::Background {
     if (skip) {
       Enqueue({.kind = Kind::kRefuse,
                .save = {.step = request.step},
-               .start = start,
                .error = absl::CancelledError("skipped: the save before is still in flight")});
     } else {
       Enqueue({.kind = Kind::kSave, .save = request, .state = state, .start = start});
@@ -124,7 +121,7 @@ class AsyncSaver::Background {
     Kind kind;
     SaveRequest save = {};
     StateDict state = {};
-    Clock::time_point start = {};
+    Clock::time_point start = {};                    // of kSave
     absl::Status error = absl::OkStatus();           // of kRefuse
     std::shared_ptr<TraceRecorder> trace = nullptr;  // of the caller; may be null
   };

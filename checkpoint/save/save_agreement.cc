@@ -96,7 +96,7 @@ class SaveAgreement {
     } else {
       begin.set_description(description_);
     }
-    if (!metadata_.unite.empty()) *begin.mutable_shared_entries() = SharedEntriesDigest();
+    begin.set_shared_entries(SharedEntriesDigest());
     return begin.SerializeAsString();
   }
 
@@ -106,24 +106,21 @@ class SaveAgreement {
     return found == metadata_.entries.end() ? "" : found->second;
   }
 
-  Digest SharedEntriesDigest() const {
+  std::string SharedEntriesDigest() const {
+    if (metadata_.unite.empty()) return "";
     std::string all;
     for (const auto& [name, unite] : metadata_.unite) {
       const std::string entry = SharedEntry(name);
       absl::StrAppend(&all, name.size(), " ", entry.size(), " ", name, entry);
     }
     const LogicalDigest sum = DigestRun(0, all.data(), all.size(), 1);
-    Digest digest;
-    digest.set_lo(sum.lo);
-    digest.set_hi(sum.hi);
-    return digest;
+    return absl::StrCat(sum.lo, " ", sum.hi);
   }
 
   std::string Details(const SaveVerdict& asked) const {
     SaveDetails details;
     if (asked.send_description()) details.set_description(description_);
-    const Digest mine = SharedEntriesDigest(), of_rank_0 = asked.shared_entries();
-    if (asked.send_entries() && (mine.lo() != of_rank_0.lo() || mine.hi() != of_rank_0.hi())) {
+    if (asked.send_entries() && asked.shared_entries() != SharedEntriesDigest()) {
       for (const auto& [name, unite] : metadata_.unite) {
         (*details.mutable_entries())[name] = SharedEntry(name);
       }
@@ -134,7 +131,7 @@ class SaveAgreement {
   // On rank 0: takes the first message of every rank, and returns the answers.
   absl::StatusOr<std::vector<std::string>> Answer(const std::vector<std::string>& all) {
     SaveVerdict verdict;
-    if (!metadata_.unite.empty()) *verdict.mutable_shared_entries() = SharedEntriesDigest();
+    verdict.set_shared_entries(SharedEntriesDigest());
     bool all_described = true;
     for (size_t rank = 0; rank < all.size(); ++rank) {
       SaveBegin begin;
@@ -146,10 +143,7 @@ class SaveAgreement {
       all_hit_ &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
       all_described &= begin.plan_id() == 0;
       descriptions_.push_back(std::move(*begin.mutable_description()));
-      if (begin.shared_entries().SerializeAsString() !=
-          verdict.shared_entries().SerializeAsString()) {
-        verdict.set_send_entries(true);
-      }
+      if (begin.shared_entries() != verdict.shared_entries()) verdict.set_send_entries(true);
     }
     verdict.set_send_description(!all_hit_ && !all_described);
     if (!verdict.send_description() && !verdict.send_entries()) return AnswerWithPlan();

@@ -206,110 +206,16 @@ absl::Status Scanner::TakeEnds(EndChunks& ends, const ChunkFunction& function,
   return absl::OkStatus();
 }
 
-// The reading of some pieces. Each worker reads a piece while a function gets the one before.
-class Scanner::Pass {
- public:
-  explicit Pass(const Scanner& scanner)
-      : scanner_(scanner), workers_(scanner.options_.io_threads) {}
-
-  // Adds the pieces of a range.
-  void Add(const FilePiece& range) {
-    const ScanOptions& options = scanner_.options_;
-    const PieceLayout layout =
-        LayOutPieces(scanner_.manifest_.files(range.file_index).chunk_bytes(), options.io_threads,
-                     options.staging_bytes);
-    workers_ = std::min(workers_, layout.workers);
-    for (uint64_t at = range.begin; at < range.end; at += layout.piece_bytes) {
-      const FilePiece piece = {range.file_index, at, std::min(range.end, at + layout.piece_bytes)};
-      largest_ = std::max(largest_, piece.size());
-      room_ = std::max(room_, scanner_.OffsetInPage(piece));
-      pieces_.push_back(piece);
-    }
+void Scanner::AddPieces(const FilePiece& range, Pieces& to) const {
+  const PieceLayout layout = LayOutPieces(manifest_.files(range.file_index).chunk_bytes(),
+                                          options_.io_threads, options_.staging_bytes);
+  to.workers = std::min(to.workers, layout.workers);
+  for (uint64_t at = range.begin; at < range.end; at += layout.piece_bytes) {
+    to.pieces.push_back({range.file_index, at, std::min(range.end, at + layout.piece_bytes)});
+    to.largest = std::max(to.largest, to.pieces.back().size());
+    to.room = std::max(to.room, OffsetInPage(to.pieces.back()));
   }
-
-  // Takes buffers for the pieces that were added, from those of an earlier pass where they suffice.
-  absl::Status TakeBuffers(std::vector<AlignedBuffer>& buffers) {
-    workers_ = static_cast<int>(std::min<size_t>(workers_, pieces_.size()));
-    const uint64_t affordable =
-        scanner_.options_.staging_bytes / std::max<uint64_t>(workers_ * largest_, 1);
-    each_ = std::clamp<uint64_t>(affordable, 1, kPiecesPerWorker);
-    const size_t count = workers_ * each_;
-    buffers.resize(std::max(buffers.size(), count));
-    const MutexLock lock(&mutex_);
-    for (AlignedBuffer& buffer : std::span(buffers).first(count)) {
-      if (buffer.size_bytes() < room_ + largest_) {
-        TESSERA_ASSIGN_OR_RETURN(buffer, AlignedBuffer::Allocate(room_ + largest_));
-      }
-      free_.push_back(buffer.data());
-    }
-    failed_ = pieces_.size();
-    return absl::OkStatus();
-  }
-
-  // Returns the error of the first piece that has one.
-  absl::Status Run(const ChunkFunction& function) {
-    TESSERA_RETURN_IF_ERROR(RunTasks(workers_, workers_, [&](int worker, size_t) {
-      Work(worker, function);
-      return absl::OkStatus();
-    }));
-    const MutexLock lock(&mutex_);
-    return error_;
-  }
-
- private:
-  struct Started {
-    size_t index;
-    std::byte* buffer;
-    std::unique_ptr<PendingIo> read;
-  };
-
-  void Work(int worker, const ChunkFunction& function) {
-    std::optional<Started> now = Start();
-    while (now.has_value()) {
-      const absl::Status read = now->read->Wait();
-      now->read.reset();
-      std::optional<Started> then = each_ > 1 ? Start() : std::nullopt;
-      const FilePiece& piece = pieces_[now->index];
-      std::byte* const data = now->buffer + scanner_.OffsetInPage(piece);
-      Finish(*now, scanner_.FinishPiece(read, piece, data, worker, function));
-      now = then.has_value() ? std::move(then) : Start();
-    }
-  }
-
-  std::optional<Started> Start() {
-    Started started;
-    {
-      const MutexLock lock(&mutex_);
-      if (failed_ < pieces_.size() || next_ == pieces_.size()) return std::nullopt;
-      started = {next_++, free_.back(), nullptr};  // the last that was used: it is in the cache
-      free_.pop_back();
-    }
-    const FilePiece& piece = pieces_[started.index];
-    started.read = scanner_.StartPiece(piece, started.buffer + scanner_.OffsetInPage(piece));
-    return started;
-  }
-
-  void Finish(const Started& done, absl::Status status) {
-    const MutexLock lock(&mutex_);
-    free_.push_back(done.buffer);
-    if (status.ok() || done.index >= failed_) return;
-    failed_ = done.index;
-    error_ = std::move(status);
-  }
-
-  const Scanner& scanner_;
-  std::vector<FilePiece> pieces_;
-  uint64_t largest_ = 0;  // bytes of a piece
-  size_t room_ = 0;       // bytes before a piece, so that it is at its place in a page
-  int workers_;
-  size_t each_ = 1;  // buffers of a worker
-
-  Mutex mutex_;
-  std::vector<std::byte*> free_ ABSL_GUARDED_BY(mutex_);
-  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t failed_ ABSL_GUARDED_BY(mutex_) = 0;  // the first piece that failed
-  absl::Status error_ ABSL_GUARDED_BY(mutex_);
-};
+}
 
 absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction& function,
                           ScanBuffers* kept) const {
@@ -323,7 +229,7 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
     }
     return function(worker, chunk, data);
   };
-  Pass pass(*this);
+  Pieces pieces = {.workers = options_.io_threads};
   for (FilePiece range : ranges) {
     if (ends != nullptr && range.size() > 0) {
       TESSERA_RETURN_IF_ERROR(TakeEnds(*ends, function, range));
@@ -331,10 +237,67 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
       to_keep.emplace(range.file_index, FirstChunk(range).begin);
       to_keep.emplace(range.file_index, LastChunk(range).begin);
     }
-    pass.Add(range);
+    AddPieces(range, pieces);
   }
-  TESSERA_RETURN_IF_ERROR(pass.TakeBuffers(left.buffers));
-  return pass.Run(ends != nullptr ? keep : function);
+  return ReadPieces(pieces, left.buffers, ends != nullptr ? keep : function);
+}
+
+absl::Status Scanner::ReadPieces(const Pieces& all, std::vector<AlignedBuffer>& buffers,
+                                 const ChunkFunction& function) const {
+  const std::vector<FilePiece>& pieces = all.pieces;
+  const int workers = static_cast<int>(std::min<size_t>(all.workers, pieces.size()));
+  const uint64_t affordable = options_.staging_bytes / std::max<uint64_t>(workers * all.largest, 1);
+  const size_t each = std::clamp<uint64_t>(affordable, 1, kPiecesPerWorker);
+  buffers.resize(std::max<size_t>(buffers.size(), workers * each));
+  std::vector<std::byte*> free;
+  for (size_t b = 0; b < workers * each; ++b) {
+    if (buffers[b].size_bytes() < all.room + all.largest) {
+      TESSERA_ASSIGN_OR_RETURN(buffers[b], AlignedBuffer::Allocate(all.room + all.largest));
+    }
+    free.push_back(buffers[b].data());
+  }
+
+  struct Started {
+    size_t index;
+    std::byte* buffer;
+    std::unique_ptr<PendingIo> read;
+  };
+  Mutex mutex;
+  size_t next = 0, failed = pieces.size();  // the first piece that failed
+  absl::Status error;
+  const auto start = [&]() -> std::optional<Started> {
+    Started started;
+    {
+      const MutexLock lock(&mutex);
+      if (failed < pieces.size() || next == pieces.size()) return std::nullopt;
+      started = {next++, free.back(), nullptr};  // the last that was used: it is in the cache
+      free.pop_back();
+    }
+    const FilePiece& piece = pieces[started.index];
+    started.read = StartPiece(piece, started.buffer + OffsetInPage(piece));
+    return started;
+  };
+  const auto finish = [&](const Started& done, absl::Status status) {
+    const MutexLock lock(&mutex);
+    free.push_back(done.buffer);
+    if (status.ok() || done.index >= failed) return;
+    failed = done.index;
+    error = std::move(status);
+  };
+  const auto work = [&](int worker, size_t) {
+    std::optional<Started> now = start();
+    while (now.has_value()) {
+      const absl::Status read = now->read->Wait();
+      now->read.reset();
+      std::optional<Started> then = each > 1 ? start() : std::nullopt;
+      const FilePiece& piece = pieces[now->index];
+      finish(*now, FinishPiece(read, piece, now->buffer + OffsetInPage(piece), worker, function));
+      now = then.has_value() ? std::move(then) : start();
+    }
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(RunTasks(workers, workers, work));
+  return error;
 }
 
 size_t Scanner::OffsetInPage(const FilePiece& piece) const {

@@ -158,11 +158,20 @@ class Scanner {
     uint64_t readable_bytes = 0;
   };
   class Problems;
-  class Pass;
   void OpenOne(uint32_t file_index, Problems& problems);
   size_t OffsetInPage(const FilePiece& piece) const;
   FilePiece FirstChunk(const FilePiece& range) const;
   FilePiece LastChunk(const FilePiece& range) const;
+  struct Pieces {
+    std::vector<FilePiece> pieces;
+    uint64_t largest = 0;  // bytes of a piece
+    size_t room = 0;       // bytes before a piece, so that it is at its place in a page
+    int workers;
+  };
+  void AddPieces(const FilePiece& range, Pieces& to) const;
+  // Reads pieces into the buffers, of which there are more afterwards if they do not suffice.
+  absl::Status ReadPieces(const Pieces& all, std::vector<AlignedBuffer>& buffers,
+                          const ChunkFunction& function) const;
   // Hands over the chunks at the ends of a range that are kept, and cuts them off.
   absl::Status TakeEnds(EndChunks& ends, const ChunkFunction& function, FilePiece& range) const;
   absl::Status CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const;

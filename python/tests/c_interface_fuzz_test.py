@@ -36,6 +36,8 @@ class Fuzz:
         self.memory = np.zeros(4096)
         self.handles = {kind: [] for kind in ("state", "folder", "checkpoint", "saver")}
         self.kept = []  # of structures
+        self.unites = (_library.UNITE(), _library.UNITE(lambda *_: 9),
+                       _library.uniting(lambda by_rank: by_rank[0]))
         self.codes = {}
 
     def number(self, bits):
@@ -124,6 +126,8 @@ class Fuzz:
                 else:  # memory, of which boxes of at most 3 extents of 3 dims are read and written
                     arguments.append(ctypes.c_void_p(self.memory.ctypes.data)
                                      if self.random.random() < 0.9 else None)
+            elif kind is _library.UNITE:
+                arguments.append(self.random.choice(self.unites))
             elif kind is ctypes.POINTER(ctypes.c_size_t):
                 arguments.append(ctypes.byref(ctypes.c_size_t()))
             else:

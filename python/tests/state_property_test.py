@@ -147,7 +147,7 @@ class StatePropertyTest(unittest.TestCase):
 
     def test_what_only_some_ranks_have_is_restored(self):
         restored = 0
-        for seed in range(SEED, SEED + CASES // 4):
+        for seed in range(SEED, SEED + CASES):
             ranks = random.Random(seed).randint(2, 4)
             states = {key: States(1000 * seed + key, for_torch=torch is not None)
                       for key in range(-1, ranks)}  # -1: what all ranks have
