@@ -395,8 +395,8 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
     if names.found:
         all_entries[_PER_RANK] = json.dumps(sorted(names.found)).encode()
     description = _state.Description(leaves.tensors, entries=all_entries, program=program,
-                                     unite=_UNITED)
-    if description.alike and group is not None:
+                                     unite=None if group is None else _UNITED)
+    if description.alike:
         description.set_entries({_ALIKE: json.dumps(description.alike).encode()})
     return description
 

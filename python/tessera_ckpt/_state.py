@@ -287,6 +287,7 @@ class Description:
         self.parts: List[_shared_memory.Part] = []
         self._owners: List[Any] = []
         self._names: Dict[Tuple[Any, ...], str] = {}
+        self._unites = bool(unite)
         self.alike: Dict[str, str] = {}  # digests of small tensors that all ranks have alike
         for name, value in leaves.items():
             try:
@@ -323,14 +324,14 @@ class Description:
         if isinstance(value, FlatShard):
             return self._add_flat(name, value)
         shape, parts, dtype_of = _parts(value, name)
-        if not self._saved and _tensors.is_tensor(value) and not _is_sharded(value):
-            digest = _tensors.digest_of(self._memory_of(value, name))
-            self.alike.update({} if digest is None else {name: digest})
         if isinstance(dtype_of, _NoElements):
             dtype = _tensors.DTYPES.get(str(dtype_of.dtype).replace("torch.", ""), 0)
         else:
             first = self._memory_of(dtype_of, name)
             dtype = first.dtype
+            if self._unites and dtype_of is value:
+                digest = _tensors.digest_of(first)
+                self.alike.update({} if digest is None else {name: digest})
             if first.elements is not None and len(parts) <= 1:
                 identity = (first.elements, shape, parts[0].offset if parts else None)
                 other = self._names.setdefault(identity, name)

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import unittest
+import unittest.mock
 import warnings
 
 import numpy as np
@@ -361,6 +362,18 @@ class GroupTest(Case):
         self.assertIn("a: is a leaf, or a container of another kind, on another rank",
                       str(kinds[1]))
         self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def test_each_tensor_is_reached_once(self):
+        """A tensor on a GPU is copied each time."""
+        reached, memory_of = [], tessera_ckpt._tensors.memory_of
+
+        def count(value, name):
+            reached.append(name)
+            return memory_of(value, name)
+
+        with unittest.mock.patch.object(tessera_ckpt._tensors, "memory_of", count):
+            self.save_on(2, lambda rank: {"w": np.ones(3), "counts": np.arange(4)})
+        self.assertEqual(sorted(reached), ["counts", "counts", "w", "w"])
 
     def test_what_each_rank_has_its_own_of(self):
         def state(rank):
