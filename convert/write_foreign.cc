@@ -311,6 +311,11 @@ void FindLeftOut(const Manifest& manifest, const SavedValue& state,
         (field->name() == "best_loss" && std::isinf(manifest.trainer().best_loss()));
     if (!is_held && field->name() != "extra") left_out.trainer.push_back(field->name());
   }
+  std::set<std::string> options_of_groups;
+  for (const ParameterGroup& group : manifest.optimizer().groups()) {
+    for (const auto& [name, value] : group.options()) options_of_groups.insert(name);
+  }
+  left_out.optimizer.assign(options_of_groups.begin(), options_of_groups.end());
   for (const auto& [name, bytes] : manifest.trainer().extra()) {
     if (!IsValuesEntry(name) && name != kUnknownStepEntry) left_out.trainer.push_back(name);
   }
@@ -326,6 +331,7 @@ std::vector<std::string> NotesOf(const LeftOut& left_out, std::string_view forma
   add("these tensors", left_out.tensors);
   add("these values", left_out.values);
   add("this state of the trainer", left_out.trainer);
+  add("these settings of the optimizer", left_out.optimizer);
   if (!left_out.dtypes.empty()) {
     notes.push_back(absl::StrCat("Have another dtype, as the format ", View(format),
                                  " has it: ", JoinFirst(left_out.dtypes, ", "), "."));

@@ -41,6 +41,8 @@ struct LeftOut {
   std::vector<std::string> values;   // names
   std::vector<std::string> plainer;  // names of values that are there, with plainer types
   std::vector<std::string> trainer;  // fields of TrainerState, "step" for example
+  // Options of parameter groups, "weight_decay" for example.
+  std::vector<std::string> optimizer;
 };
 
 struct WriteForeignReport {

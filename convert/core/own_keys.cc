@@ -14,6 +14,7 @@
 #include "checkpoint/include/manifest.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
+#include "layout/partition.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -85,9 +86,26 @@ std::optional<Manifest> ReadDescription(const SavedValue::Dict& trainer) {
   } quiet;
   parser.RecordErrorsTo(&quiet);
   if (!parser.ParseFromString(text, &manifest)) return std::nullopt;
-  manifest.clear_tensors();
-  manifest.clear_files();
   return manifest;
+}
+
+// Sets the partitions that fit the tensors. A tensor that was described may be an alias now.
+void SetPartitions(const Manifest& described, ForeignCheckpoint& checkpoint) {
+  std::map<std::string, std::string> aliases;
+  for (const ForeignTensor& tensor : checkpoint.tensors) {
+    if (!tensor.alias_of.empty()) aliases[tensor.name] = tensor.alias_of;
+  }
+  std::map<std::string, Partition> partitions;
+  for (const LogicalTensor& tensor : described.tensors()) {
+    if (!tensor.has_partition()) continue;
+    const auto at = aliases.find(tensor.name());
+    partitions[at == aliases.end() ? tensor.name() : at->second] = FromProto(tensor.partition());
+  }
+  for (ForeignTensor& tensor : checkpoint.tensors) {
+    const auto at = partitions.find(tensor.name);
+    if (at == partitions.end() || !CheckPartition(at->second, tensor.shape).ok()) continue;
+    tensor.partition = at->second;
+  }
 }
 
 // Whether the optimizer's mapping names tensors that are there.
@@ -102,6 +120,7 @@ bool Fits(const OptimizerState& optimizer, const ForeignCheckpoint& checkpoint) 
 
 void SetDescription(Manifest described, ForeignCheckpoint& checkpoint) {
   Manifest& description = checkpoint.description;
+  SetPartitions(described, checkpoint);
   if (!Fits(described.optimizer(), checkpoint)) {
     checkpoint.notes.push_back(absl::StrCat("Left out: the optimizer that ", kTrainerKey,
                                             " describes, whose state is not there."));
@@ -146,7 +165,7 @@ void SetStated(const SavedValue::Dict& trainer, Manifest& description) {
 
 }  // namespace
 
-SavedValue TrainerValue(const Manifest& manifest, bool state_is_written) {
+SavedValue TrainerValue(const Manifest& manifest, bool state_is_written, const SavedValue* state) {
   SavedValue::Dict trainer;
   if (TellsStep(manifest)) trainer.Add({std::string(kStep)}, {manifest.trainer().step()});
   if (manifest.trainer().has_data()) {
@@ -159,6 +178,14 @@ SavedValue TrainerValue(const Manifest& manifest, bool state_is_written) {
   if (state_is_written && manifest.has_trainer()) {
     auto& extra = *described.mutable_trainer()->mutable_extra();
     for (const char* const entry : {kValuesEntry, kStructureEntry}) extra.erase(entry);
+  } else if (!state_is_written && state != nullptr) {
+    SetEntries(*state, described);
+  }
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    if (!tensor.has_partition()) continue;
+    LogicalTensor& partitioned = *described.add_tensors();
+    partitioned.set_name(tensor.name());
+    *partitioned.mutable_partition() = tensor.partition();
   }
   std::string text;
   google::protobuf::TextFormat::PrintToString(described, &text);

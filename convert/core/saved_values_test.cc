@@ -177,7 +177,7 @@ TEST(OwnKeysTest, WhatAProgramHasChanged) {
   OptimizerParameter& parameter = *manifest.mutable_optimizer()->add_parameters();
   parameter.set_parameter("w");
   (*parameter.mutable_states())["exp_avg"] = "w.exp_avg";
-  SavedValue trainer = TrainerValue(manifest, true);
+  SavedValue trainer = TrainerValue(manifest, true, nullptr);
   *trainer.As<SavedValue::Dict>()->Find("step") = {int64_t{9}};
   ForeignCheckpoint checkpoint;
   checkpoint.state = DictOf({{Text(kTrainerKey), trainer}, {Text("epoch"), {int64_t{1}}}});

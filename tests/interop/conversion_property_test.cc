@@ -1,5 +1,5 @@
-// Generated checkpoints, written in every format and read back: tensors by name and bytes, values
-// and step are the same, or the conversion names what is not.
+// Generated checkpoints, written in every format and read back: tensors by name and bytes, their
+// partitions, values, optimizer and step are the same, or the conversion names what is not.
 
 #include <bit>
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <iostream>
 #include <limits>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -25,6 +26,7 @@
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
+#include "layout/partition.h"
 #include "models/model_config.h"
 #include "operations/named_checkpoint.h"
 #include "operations/reshard.h"
@@ -39,13 +41,15 @@ struct Tensor {
   DType dtype = DType::kF32;
   Shape shape;
   std::string alias_of;
-  std::string bytes;  // of an alias, those of its tensor
+  std::string bytes;                   // of an alias, those of its tensor
+  std::optional<Partition> partition;  // of an alias, that of its tensor
 };
 
 // All of a checkpoint, as simple as it can be.
 struct State {
   std::map<std::string, Tensor> tensors;
   std::map<std::string, SavedValue> values;
+  OptimizerState optimizer;
   int64_t step = 0;
 };
 
@@ -102,8 +106,9 @@ class Generator {
   }
 
  private:
-  void Add(const std::string& name, TensorRole role, DType dtype, const Shape& shape) {
-    Tensor tensor = {.role = role, .dtype = dtype, .shape = shape};
+  void Add(const std::string& name, TensorRole role, DType dtype, const Shape& shape,
+           const std::optional<Partition>& partition) {
+    Tensor tensor = {.role = role, .dtype = dtype, .shape = shape, .partition = partition};
     tensor.bytes.resize(static_cast<size_t>(ElementCount(shape)) * ElementSize(dtype));
     for (char& byte : tensor.bytes) byte = static_cast<char>(random_());
     if (dtype == DType::kBool) {
@@ -141,7 +146,8 @@ class Generator {
     }
     optimizer.set_algorithm("adamw");
     for (const LogicalParameter& parameter : model.parameters) {
-      Add(parameter.name, TensorRole::kWeight, mixed ? OneOf(dtypes) : dtype, parameter.shape);
+      Add(parameter.name, TensorRole::kWeight, mixed ? OneOf(dtypes) : dtype, parameter.shape,
+          parameter.partition);
       if (!parameter.tied_name.empty()) {
         Tensor tied = generated_.state.tensors[parameter.name];
         tied.alias_of = parameter.name;
@@ -155,12 +161,13 @@ class Generator {
         if (is_master ? !has_masters : !has_moments) continue;
         const std::string name = absl::StrCat(parameter.name, ".", state);
         Add(name, is_master ? TensorRole::kMasterWeight : TensorRole::kOptimizerState, DType::kF32,
-            parameter.shape);
+            parameter.shape, parameter.partition);
         (*entry.mutable_states())[state] = name;
       }
       if (!entry.states().empty()) *optimizer.add_parameters() = std::move(entry);
     }
     if (optimizer.parameters().empty()) generated_.metadata.clear_optimizer();
+    generated_.state.optimizer = generated_.metadata.optimizer();
   }
 
   // Tensors of any dtypes and shapes, in dicts and lists.
@@ -185,7 +192,10 @@ class Generator {
         alias.alias_of = first;
         generated_.state.tensors[name] = std::move(alias);
       } else {
-        Add(name, Coin() ? TensorRole::kWeight : TensorRole::kOptimizerState, OneOf(dtypes), shape);
+        std::optional<Partition> partition;
+        if (!shape.empty() && Coin()) partition = {.dim = 0, .place = InLayer(i)};
+        Add(name, Coin() ? TensorRole::kWeight : TensorRole::kOptimizerState, OneOf(dtypes), shape,
+            partition);
         if (first.empty() && ElementCount(shape) > 0) first = name;
       }
       SavedValue leaf = {SavedValue::Tensor{name}};
@@ -272,6 +282,7 @@ void Save(const Generated& generated, const std::string& folder) {
                            .global_shape = tensor.shape,
                            .alias_of = tensor.alias_of};
     if (tensor.alias_of.empty()) {
+      saved.partition = tensor.partition;
       saved.shards = {Shard::Untyped(const_cast<char*>(tensor.bytes.data()), tensor.dtype,
                                      WholeBox(tensor.shape))};
     }
@@ -291,6 +302,7 @@ State Load(const NamedCheckpoint& named) {
   EXPECT_OK(named.opened);
   if (!named.opened.ok()) return state;
   state.step = named.opened->step();
+  state.optimizer = named.opened->manifest().optimizer();
   for (const TensorInfo& info : named.opened->tensors()) {
     Tensor tensor = {.role = info.role, .dtype = info.dtype, .shape = info.global_shape};
     tensor.bytes.resize(static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(info.dtype));
@@ -298,6 +310,15 @@ State Load(const NamedCheckpoint& named) {
         info.name, Shard::Untyped(tensor.bytes.data(), info.dtype, WholeBox(tensor.shape)));
     EXPECT_OK(loaded) << info.name;
     state.tensors[info.name] = std::move(tensor);
+  }
+  std::map<std::string, std::optional<Partition>> partitions;
+  for (const LogicalTensor& tensor : named.opened->manifest().tensors()) {
+    if (tensor.has_partition()) partitions[tensor.name()] = FromProto(tensor.partition());
+  }
+  for (const LogicalTensor& tensor : named.opened->manifest().tensors()) {
+    const bool is_alias = !tensor.alias_of().empty();
+    state.tensors[tensor.name()].partition =
+        partitions[is_alias ? tensor.alias_of() : tensor.name()];
   }
   const SavedValue tree =
       named.format.empty() ? convert::StateOf(named.opened->manifest()).root : named.state;
@@ -309,7 +330,7 @@ State Load(const NamedCheckpoint& named) {
 struct Named {
   bool has_metadata = false;  // a format has values of its own, which describe the model
   bool weights_only = false, has_dtype = false;  // as the options say
-  std::set<std::string> tensors, dtypes, ties, values, trainer;
+  std::set<std::string> tensors, dtypes, ties, values, trainer, optimizer;
 
   void Add(const convert::LeftOut& left_out) {
     tensors.insert(left_out.tensors.begin(), left_out.tensors.end());
@@ -317,8 +338,35 @@ struct Named {
     ties.insert(left_out.ties.begin(), left_out.ties.end());
     values.insert(left_out.values.begin(), left_out.values.end());
     trainer.insert(left_out.trainer.begin(), left_out.trainer.end());
+    optimizer.insert(left_out.optimizer.begin(), left_out.optimizer.end());
   }
 };
+
+// What the manifest says of the optimizer: each parameter's options and states.
+void ExpectSame(const OptimizerState& before, const OptimizerState& after, const Named& named) {
+  std::map<std::string, const OptimizerParameter*> parameters;
+  for (const OptimizerParameter& parameter : after.parameters()) {
+    parameters[parameter.parameter()] = &parameter;
+  }
+  for (const OptimizerParameter& parameter : before.parameters()) {
+    std::map<std::string, std::string> states(parameter.states().begin(), parameter.states().end());
+    std::erase_if(states, [&](const auto& state) { return named.tensors.contains(state.second); });
+    if (states.empty()) continue;
+    const auto at = parameters.find(parameter.parameter());
+    ASSERT_TRUE(at != parameters.end()) << "states of " << parameter.parameter() << " are unnamed";
+    for (const auto& [state, tensor] : states) {
+      const auto saved = at->second->states().find(state);
+      EXPECT_TRUE(saved != at->second->states().end() && saved->second == tensor) << tensor;
+    }
+    const auto& options = after.groups(static_cast<int>(at->second->group())).options();
+    for (const auto& [option, value] :
+         before.groups(static_cast<int>(parameter.group())).options()) {
+      if (named.optimizer.contains(option)) continue;
+      EXPECT_TRUE(options.contains(option) && options.at(option) == value)
+          << parameter.parameter() << ": option " << option;
+    }
+  }
+}
 
 void ExpectSame(const State& before, const State& after, const Named& named) {
   for (const auto& [name, tensor] : before.tensors) {
@@ -335,6 +383,8 @@ void ExpectSame(const State& before, const State& after, const Named& named) {
     EXPECT_EQ(at->second.dtype, tensor.dtype) << name;
     EXPECT_TRUE(at->second.bytes == tensor.bytes) << "tensor " << name << " has other bytes";
     EXPECT_EQ(at->second.role, tensor.role) << name;
+    const bool has_partition = tensor.partition.has_value() && !named.weights_only;
+    if (has_partition) EXPECT_EQ(at->second.partition, tensor.partition) << name;
   }
   for (const auto& [name, tensor] : after.tensors) {
     // What is a tensor of its own has states of its own.
@@ -342,6 +392,7 @@ void ExpectSame(const State& before, const State& after, const Named& named) {
     EXPECT_TRUE(before.tensors.contains(name)) << "tensor " << name << " is new";
   }
   if (named.weights_only) return;
+  ExpectSame(before.optimizer, after.optimizer, named);
   for (const auto& [name, value] : before.values) {
     const auto at = after.values.find(name);
     if (named.values.contains(name)) continue;

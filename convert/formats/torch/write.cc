@@ -297,13 +297,8 @@ void AddOwnKeys(const Manifest& manifest, const PlanOptions& options, TorchState
   if (is_model) dict.own_keys.emplace_back(kNamesKey, SavedValue{std::move(names)});
   if (roles.size() > 0) dict.own_keys.emplace_back(kRolesKey, SavedValue{std::move(roles)});
   if (options.weights_only || !(is_model || manifest.has_trainer())) return;
-  Manifest described;
-  if (manifest.has_trainer()) *described.mutable_trainer() = manifest.trainer();
-  if (manifest.has_model()) *described.mutable_model() = manifest.model();
-  if (manifest.has_optimizer()) *described.mutable_optimizer() = manifest.optimizer();
   // A model and its optimizer are in places of torch's: where the values stood is described.
-  if (is_model && options.state != nullptr) SetEntries(*options.state, described);
-  dict.own_keys.emplace_back(kTrainerKey, TrainerValue(described, !is_model));
+  dict.own_keys.emplace_back(kTrainerKey, TrainerValue(manifest, !is_model, options.state));
 }
 
 }  // namespace
