@@ -80,14 +80,14 @@ absl::Status AddChecksums(Storage& storage, const WriteSealOptions& options, Sea
     chunks.push_back({crc32c.mutable_data(),
                       reinterpret_cast<unsigned char*>(file.mutable_chunk_sha256()->data())});
   }
-  Progress progress(options.progress, BytesOfFiles(described));
+  ByteProgress progress(options.progress, BytesOfFiles(described));
   return ScanFiles(storage, "", described, {.io_threads = options.io_threads},
                    [&](int, const FilePiece& chunk, const std::byte* data) {
                      const uint64_t index = chunk.begin / kSealChunkBytes;
                      const Chunks& file = chunks[chunk.file_index];
                      file.crc32c[index] = Crc32c(std::span(data, chunk.size()));
                      DigestChunk(data, chunk.size(), file.sha256 + index * kSha256Bytes);
-                     progress.Advance(chunk.size());
+                     progress.Add(chunk.size());
                      return absl::OkStatus();
                    });
 }

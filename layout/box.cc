@@ -85,9 +85,9 @@ std::string ShapeToString(const Shape& shape) {
 }
 
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape) {
-  if (shape.size() > kMaxRank) {
+  if (shape.size() > kMaxDims) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a shape has ", shape.size(), " dims, at most ", kMaxRank, " are allowed"));
+        absl::StrCat("a shape has ", shape.size(), " dims, at most ", kMaxDims, " are allowed"));
   }
   int64_t count = 1;
   bool empty = false;

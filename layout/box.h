@@ -13,7 +13,7 @@ namespace tessera {
 
 // The most dims of a tensor. Frameworks stop at 64 or before; a small bound keeps hostile files
 // cheap.
-inline constexpr int kMaxRank = 32;
+inline constexpr int kMaxDims = 32;
 
 // Extents of a tensor, one per dim, in elements. A scalar has none and holds one element.
 using Shape = std::vector<int64_t>;
@@ -52,7 +52,7 @@ std::string ToString(const Box& box);
 std::string ShapeToString(const Shape& shape);
 
 // Returns the number of elements of a shape from an untrusted source. InvalidArgument: more than
-// kMaxRank dims, a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of
+// kMaxDims dims, a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of
 // the others).
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape);
 

@@ -78,8 +78,8 @@ TEST(Bounds, CountsOnlyWhatFits) {
   EXPECT_FALSE(CheckedElementCount({kMax, 2}).ok());
   EXPECT_FALSE(CheckedElementCount({kMax, 0, 2}).ok());
   EXPECT_FALSE(CheckedElementCount({2, -1}).ok());
-  EXPECT_OK(CheckedElementCount(Shape(kMaxRank, 1)));
-  EXPECT_FALSE(CheckedElementCount(Shape(kMaxRank + 1, 1)).ok());
+  EXPECT_OK(CheckedElementCount(Shape(kMaxDims, 1)));
+  EXPECT_FALSE(CheckedElementCount(Shape(kMaxDims + 1, 1)).ok());
   EXPECT_EQ(CheckedByteCount({3, 4}, 8).value(), 96);
   EXPECT_FALSE(CheckedByteCount({kMax}, 2).ok());
 }

@@ -20,7 +20,7 @@ using Place = PartitionRule::Place;
 bool ParseCut(absl::string_view part, PartitionRule& rule) {
   const std::vector<absl::string_view> numbers = absl::StrSplit(part, '/');
   int dim = 0;
-  if (numbers.size() > 2 || !absl::SimpleAtoi(numbers[0], &dim) || dim < 0 || dim >= kMaxRank) {
+  if (numbers.size() > 2 || !absl::SimpleAtoi(numbers[0], &dim) || dim < 0 || dim >= kMaxDims) {
     return false;
   }
   rule.dim = dim;

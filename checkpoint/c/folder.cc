@@ -36,6 +36,7 @@ absl::StatusOr<LoadOptions> ReadLoadOptions(const tessera_load_options& from) {
   options.convert_dtype = from.exact_dtypes == 0;
   if (from.staging_bytes > 0) options.staging_bytes = from.staging_bytes;
   options.progress = ProgressOf(from.progress, from.progress_context);
+  options.is_cancelled = IsSet(from.cancelled);
   return options;
 }
 
@@ -176,6 +177,7 @@ absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& opti
   if (from.max_file_bytes > 0) options.max_file_bytes = from.max_file_bytes;
   if (from.staging_bytes > 0) options.staging_bytes = from.staging_bytes;
   options.progress = ProgressOf(from.progress, from.progress_context);
+  options.is_cancelled = IsSet(from.cancelled);
   return absl::OkStatus();
 }
 

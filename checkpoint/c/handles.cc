@@ -50,6 +50,11 @@ absl::Status GiveJson(const nlohmann::ordered_json& json, char** out) {
   return absl::OkStatus();
 }
 
+std::function<bool()> IsSet(const int32_t* number) {
+  if (number == nullptr) return nullptr;
+  return [number] { return __atomic_load_n(number, __ATOMIC_RELAXED) != 0; };
+}
+
 absl::Status SetCount(int32_t value, std::string_view name, int& to) {
   constexpr int32_t kMost = 1024;
   if (value < 0 || value > kMost) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -170,6 +171,8 @@ absl::StatusOr<Struct> ReadStruct(const Struct* from, std::string_view name) {
 absl::Status GiveJson(const nlohmann::ordered_json& json, char** out);
 
 // Sets a count, unless `value` is 0, which stands for the default.
+// Returns a function that tells whether another thread has set a number; null for no number.
+std::function<bool()> IsSet(const int32_t* number);
 absl::Status SetCount(int32_t value, std::string_view name, int& to);
 
 // Sets `options`, which has the defaults, except for the group.

@@ -139,8 +139,8 @@ TESSERA_API int32_t tessera_state_add_flat_range(tessera_state* state, void* dat
                                                  const int64_t* offset, const int64_t* shape,
                                                  int64_t begin, int64_t end, int32_t flags);
 
-/* What a save stores beside the tensors, in a group that of rank 0: the program's own data, any
- * bytes by name; and the program's name, for people. */
+/* Set what a save stores beside the tensors: the program's own data, any bytes by name, and the
+ * program's name, for people. In a group, rank 0's are stored. */
 TESSERA_API int32_t tessera_state_set_entry(tessera_state* state, const char* name,
                                             const void* data, size_t bytes);
 TESSERA_API int32_t tessera_state_set_program(tessera_state* state, const char* program);
@@ -207,7 +207,8 @@ typedef struct {
   uint64_t staging_bytes;
   tessera_progress progress;
   void* progress_context;
-  int32_t skip_when_busy; /* of a saver: a save that begins while another runs is cancelled */
+  int32_t skip_when_busy;   /* of a saver: a save that begins while another runs is cancelled */
+  const int32_t* cancelled; /* see tessera_load_options */
 } tessera_save_options;
 
 typedef struct {
@@ -222,6 +223,9 @@ typedef struct {
   uint64_t staging_bytes;
   tessera_progress progress;
   void* progress_context;
+  /* NULL, or a number that another thread may set: once it is not 0, the call ends soon, with the
+   * code TESSERA_CANCELLED. Must outlive the call, or the saver. */
+  const int32_t* cancelled;
 } tessera_load_options;
 
 /* ---- A folder of checkpoints. */
@@ -238,12 +242,12 @@ TESSERA_API int32_t tessera_folder_open(const char* name, int32_t flags, const c
 TESSERA_API void tessera_folder_free(tessera_folder* folder);
 
 /* Saves the checkpoint of a step; collective over the group. The report: {"directory",
- * "bytes_written", "seconds", "note"}. */
+ * "bytes_written", "copied_seconds", "blocked_seconds" (both of a saver), "seconds", "note"}. */
 TESSERA_API int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* state,
                                  const tessera_save_options* options, char** report);
 
-/* The committed checkpoints, ascending by step: [{"step", "directory"}, ...]; those of which it
- * cannot be told have "error", too. */
+/* The committed checkpoints, ascending by step: [{"step", "directory"}, ...]. "error" says why it
+ * is not known whether a checkpoint is committed. */
 TESSERA_API int32_t tessera_list(tessera_folder* folder, char** report);
 
 /* Deletes all but the newest `keep` checkpoints. */
@@ -251,8 +255,8 @@ TESSERA_API int32_t tessera_prune(tessera_folder* folder, int32_t keep);
 
 /* ---- A checkpoint. */
 
-/* Open the newest checkpoint of a folder; that of a step; one by its own name, or by that of its
- * folder, of which it is then the newest. */
+/* Open the newest checkpoint of a folder, the one of a step, or one by its name; the name of a
+ * folder means its newest checkpoint. */
 TESSERA_API int32_t tessera_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint);
 TESSERA_API int32_t tessera_open_step(tessera_folder* folder, int64_t step,
                                       tessera_checkpoint** checkpoint);
@@ -275,7 +279,8 @@ TESSERA_API int32_t tessera_entry(const tessera_checkpoint* checkpoint, const ch
                                   const void** data, size_t* bytes);
 
 /* Loads into the memory of the state, under whatever sharding it has; collective over the group.
- * The report: {"missing", "unexpected", "from_master": [names], "bytes_read", "seconds"}. */
+ * The report: {"missing", "unexpected", "from_master": [names], "bytes_read", "bytes_needed",
+ * "seconds", "digests_verified"}. */
 TESSERA_API int32_t tessera_load(const tessera_checkpoint* checkpoint, const tessera_state* state,
                                  const tessera_load_options* options, char** report);
 
@@ -368,6 +373,7 @@ typedef struct {
   int32_t threads;
   tessera_progress progress;
   void* progress_context;
+  const int32_t* cancelled; /* see tessera_load_options; of tessera_verify() */
 } tessera_read_options;
 
 /* Reads every byte of a checkpoint. Damage is no error of the call, but in the report: {"good",

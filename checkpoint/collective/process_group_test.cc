@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/include/thread_process_group.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

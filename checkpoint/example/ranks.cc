@@ -7,9 +7,9 @@
 #include <numeric>
 #include <vector>
 
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/thread_process_group.h"
 
 namespace ckpt = tessera::ckpt;
 

@@ -145,7 +145,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (state_ == State::kShape) {
       const std::optional<int64_t> extent = CheckedCast<int64_t>(value);
       if (!extent) return Fail("an extent is too large");
-      if (entry_.shape.size() == kMaxRank) return Fail("too many dims");
+      if (entry_.shape.size() == kMaxDims) return Fail("too many dims");
       entry_.shape.push_back(*extent);
       return true;
     }

@@ -116,8 +116,8 @@ absl::Status CheckName(const std::string& name) {
 
 // Converts numbers from a file; bounded because the parsed message already holds them all.
 absl::StatusOr<Shape> CheckedShape(const google::protobuf::RepeatedField<uint64_t>& extents) {
-  if (extents.size() > kMaxRank) {
-    return Invalid("a shape has ", extents.size(), " dims, at most ", kMaxRank, " are allowed");
+  if (extents.size() > kMaxDims) {
+    return Invalid("a shape has ", extents.size(), " dims, at most ", kMaxDims, " are allowed");
   }
   Shape shape;
   for (const uint64_t extent : extents) {

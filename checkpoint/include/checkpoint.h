@@ -20,8 +20,10 @@
 //   checkpoint_manager.h    when a job saves, what it keeps, where it resumes
 //   peer_replicas.h         the newest state in the memory of two hosts
 //   process_group.h         the ranks of a job, over the program's own communication
-//   thread_process_group.h  ranks that are threads of one process
 //   saved_checkpoints.h     what a job has saved, in the order in which it resumes
+//   stop_file.h             a file that asks a job to save or to end
+//   folder_lock.h           one job at a time in a folder
+//   agree_on_status.h       one status of all ranks
 //   damage.h                which bytes of a checkpoint are damaged
 //   manifest.h              the manifest as a protobuf message
 //

@@ -41,7 +41,8 @@ struct SaveScheduleOptions {
   bool saves_at_signals = true;  // false: a signal ends the run without a checkpoint
 };
 
-// The limits at which a job ends because it cannot save.
+// The limits at which a job ends because it cannot save. A save in the foreground that fails is not
+// counted: its caller has the error.
 struct FailedSavesOptions {
   int64_t max_failed_saves = 3;  // in a row; 0: any number
   absl::Duration max_without_checkpoint = absl::InfiniteDuration();

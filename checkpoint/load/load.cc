@@ -65,10 +65,10 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
       if (seen.insert(line).second) lines.push_back(line);
     }
   }
-  CompareReport verdict;
+  CompareVerdict verdict;
   for (const std::string& name : UnexpectedTensors(manifest, used)) {
     if (options.allow_unexpected) {
-      verdict.add_mismatches(name);
+      verdict.add_unexpected(name);
     } else {
       lines.push_back(absl::StrCat("tensor ", name, ": saved, not wanted"));
     }
@@ -143,7 +143,8 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
   Scanner scanner(storage, checkpoint_dir, manifest,
                   {.io_threads = options.io_threads,
                    .staging_bytes = options.staging_bytes,
-                   .verify_checksums = options.verify_checksums});
+                   .verify_checksums = options.verify_checksums,
+                   .is_cancelled = options.is_cancelled});
   const absl::Status opened = plan.ok() ? scanner.Open(FilesOf(*plan)) : plan.status();
   const absl::StatusOr<Placer> placer =
       opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations, options.progress)
@@ -153,7 +154,7 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
       const ReadShare share,
       ShareReading(manifest, WithDamagedParts(placer.status(), {}), placer.ok() ? &*plan : nullptr,
                    FindOpeners(storage, checkpoint_dir, manifest), group, options));
-  report.bytes_needed = plan->bytes;
+  report.bytes_needed = plan->bytes;  // ShareReading() has returned the error of a failed plan
   if (share.any_shared()) {
     return ReadTogether(manifest, scanner, *placer, share, group, options, report);
   }
@@ -189,7 +190,7 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
                                                            storage.Describe(checkpoint_dir));
                                },
                                options.deadline));
-  CompareReport verdict;
+  CompareVerdict verdict;
   if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
 
   LoadReport report;
@@ -201,7 +202,7 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
   }
   report.missing = std::move(comparison.missing);
   report.from_master = std::move(comparison.from_master);
-  report.unexpected.assign(verdict.mismatches().begin(), verdict.mismatches().end());
+  report.unexpected.assign(verdict.unexpected().begin(), verdict.unexpected().end());
   return report;
 }
 

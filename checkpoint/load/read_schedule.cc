@@ -40,7 +40,7 @@ absl::StatusOr<ReadSchedule> ReadSchedule::Create(const Manifest& manifest, cons
     schedule.largest_own = std::max(schedule.largest_own, shared.piece.size());
     for (const ReceiverGroup& group : *shared.groups) schedule.packs |= group.packed != nullptr;
   }
-  schedule.ShareMemory({}, [](uint32_t) { return false; });
+  schedule.SetMappings({}, [](uint32_t) { return false; });
   return schedule;
 }
 
@@ -55,8 +55,8 @@ absl::Status ReadSchedule::AddSegment(const Manifest& manifest, const ReadSegmen
     const FilePiece piece = {segment.file_index(), at,
                              std::min(segment.end(), at + segment.piece_bytes())};
     if (groups == nullptr) {
-      largest_alone = std::max(largest_alone, piece.size());
-      alone.push_back(piece);
+      largest_private = std::max(largest_private, piece.size());
+      private_pieces.push_back(piece);
     } else if (next < segment.reader_size()) {
       shared_.push_back({piece, segment.reader(next), groups});
     } else {
@@ -81,12 +81,12 @@ absl::Status ReadSchedule::AddGroups(const Manifest& manifest, const ReadSegment
   return absl::OkStatus();
 }
 
-void ReadSchedule::ShareMemory(std::vector<uint32_t> by,
+void ReadSchedule::SetMappings(std::vector<uint32_t> by,
                                const std::function<bool(uint32_t)>& maps) {
   mappers = std::move(by);
   steps.clear();
   incoming.clear();
-  for (OwnPiece& piece : own) piece.told.clear();
+  for (OwnPiece& piece : own) piece.mapped_by.clear();
   size_t next_own = 0;
   for (const SharedPiece& shared : shared_) AddShared(shared, maps, next_own);
 }
@@ -95,6 +95,35 @@ bool ReadSchedule::Needs(uint32_t reader) const {
   return std::ranges::any_of(shared_, [&](const SharedPiece& shared) {
     return shared.reader == reader && BytesFor(rank_, shared.piece, *shared.groups) > 0;
   });
+}
+
+ReadSchedule::BufferCounts ReadSchedule::CountBuffers(int io_threads,
+                                                      uint64_t staging_bytes) const {
+  // Messages arrive while the previous one is placed, if that leaves buffers for three pieces.
+  constexpr uint64_t kReceives = 3;
+  const uint64_t piece_bytes =
+      std::max(largest_private, largest_own + kReadRoomBytes) + kIoAlignmentBytes;
+  const auto pieces_beside = [&](uint64_t receives) {
+    const uint64_t used = receives * receive_bytes() + pack_bytes();
+    return (staging_bytes - std::min(staging_bytes, used)) / piece_bytes;
+  };
+  const uint64_t receives = pieces_beside(kReceives) >= 3 ? kReceives : 1;
+  const uint64_t pieces = pieces_beside(receives);
+  // A worker reads one piece while it places another.
+  const uint64_t workers = std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1));
+  const uint64_t most = kPiecesPerWorker * workers;
+  // Pieces that others wait for come first, but each worker keeps a buffer for pieces that only
+  // this rank needs, so that neither a slow read nor a slow rank delays all others at once.
+  const uint64_t least_private = private_pieces.empty() ? 0 : workers;
+  const uint64_t beside_private = pieces - std::min(pieces, least_private);
+  const uint64_t own_count =
+      std::min<uint64_t>(own.size(), std::clamp<uint64_t>(beside_private, 2, most));
+  const uint64_t beside_own = pieces - std::min(pieces, own_count);
+  const uint64_t private_count = std::clamp(beside_own, least_private, most);
+  return {.workers = static_cast<int>(workers),
+          .own = own_count,
+          .private_pieces = std::min<uint64_t>(private_pieces.size(), private_count),
+          .receive = std::min<uint64_t>(incoming.size(), receives)};
 }
 
 void ReadSchedule::AddShared(const SharedPiece& shared, const std::function<bool(uint32_t)>& maps,
@@ -108,14 +137,14 @@ void ReadSchedule::AddShared(const SharedPiece& shared, const std::function<bool
     for (const uint32_t rank : mappers) {
       const uint64_t bytes = BytesFor(rank, piece, *shared.groups);
       if (bytes == 0) continue;
-      mine.told.push_back({rank, bytes});
+      mine.mapped_by.push_back({rank, bytes});
       incoming.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
     }
     return;
   }
   if (maps(reader)) {
     const uint64_t bytes = BytesFor(rank_, piece, *shared.groups);
-    if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kPlace});
+    if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kOffset});
     return;
   }
   for (const ReceiverGroup& group : *shared.groups) {

@@ -16,6 +16,7 @@
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/scan/scan.h"
+#include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 
@@ -25,6 +26,11 @@ struct ReadSchedule {
   // The size of one message: received data is still in the second-level cache when it is placed. No
   // element crosses a boundary.
   static constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
+
+  // Space for the mark in front of the contents, which themselves begin at a cache line where they
+  // are copied, and at a page where the disk delivers them.
+  static constexpr uint64_t kCopyRoomBytes = 64;
+  static constexpr uint64_t kReadRoomBytes = kIoAlignmentBytes;
 
   // The receivers of one part of a piece.
   struct ReceiverGroup {
@@ -36,12 +42,13 @@ struct ReadSchedule {
   struct OwnPiece {
     FilePiece piece;
     const std::vector<ReceiverGroup>* groups;
-    std::vector<std::pair<uint32_t, uint64_t>> told;  // ranks that place it, and their bytes of it
-    size_t first_answer = 0;                          // of theirs, among the incoming ones
+    // Ranks that place the piece from this rank's memory, and the bytes that each needs.
+    std::vector<std::pair<uint32_t, uint64_t>> mapped_by;
+    size_t first_answer = 0;  // of these ranks, into `incoming`
   };
   enum class Carries : uint8_t {
     kContents,  // of a piece, or of a part of it
-    kPlace,     // the mark, and where in its reader's memory the piece is
+    kOffset,    // the mark, and the offset of the piece in its reader's memory
     kAnswer,    // nothing: the piece was placed
   };
   // A message that this rank receives.
@@ -59,6 +66,13 @@ struct ReadSchedule {
     size_t index;  // in `own` or `incoming`
   };
 
+  // The numbers of reading threads and of buffers, by what they receive.
+  struct BufferCounts {
+    int workers = 1;
+    size_t own = 0, private_pieces = 0;  // of a piece each
+    size_t receive = 0;                  // of a message with contents each
+  };
+
   // Derives the schedule of a rank that maps no memory. `manifest` and `share` must outlive it.
   // Internal for a share that contradicts itself.
   static absl::StatusOr<ReadSchedule> Create(const Manifest& manifest, const ReadShare& share,
@@ -66,12 +80,17 @@ struct ReadSchedule {
 
   // Replaces messages with contents, where memory is shared: `by` have mapped the memory into which
   // this rank reads, and `maps` says whose memory this rank has mapped.
-  void ShareMemory(std::vector<uint32_t> by, const std::function<bool(uint32_t)>& maps);
+  void SetMappings(std::vector<uint32_t> by, const std::function<bool(uint32_t)>& maps);
 
   // Returns whether this rank needs a piece that the other one reads.
   bool Needs(uint32_t reader) const;
   // Returns whether a rank has mapped the memory of this one.
   bool IsMapper(uint32_t rank) const { return std::ranges::binary_search(mappers, rank); }
+
+  // Returns counts whose buffers have `staging_bytes` together, but at least seven pieces.
+  BufferCounts CountBuffers(int io_threads, uint64_t staging_bytes) const;
+  uint64_t receive_bytes() const { return largest_incoming + kCopyRoomBytes; }
+  uint64_t pack_bytes() const { return packs ? largest_own + kReadRoomBytes : 0; }
 
   // Calls fn(part) for the messages that carry a complete piece.
   template <typename Function>
@@ -81,14 +100,14 @@ struct ReadSchedule {
     }
   }
 
-  std::vector<FilePiece> alone;  // pieces that only this rank needs, in no particular order
+  std::vector<FilePiece> private_pieces;  // that only this rank needs, in no particular order
   // In the order in which all ranks process pieces.
   std::vector<OwnPiece> own;
   std::vector<Incoming> incoming;
   std::vector<Step> steps;
   std::vector<uint32_t> mappers;  // of this rank's memory, ascending
   // Bytes of the largest piece of each kind, and of the largest message with contents.
-  uint64_t largest_alone = 0, largest_own = 0, largest_incoming = 0;
+  uint64_t largest_private = 0, largest_own = 0, largest_incoming = 0;
   bool packs = false;  // regions of own pieces for others
 
  private:

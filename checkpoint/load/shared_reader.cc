@@ -34,14 +34,6 @@ constexpr std::byte kGood{0};
 constexpr std::byte kFailed{1};
 constexpr uint64_t kMarkBytes = 1;
 
-// Messages with contents in flight to a rank.
-constexpr uint64_t kReceives = 3;
-
-// Space for the mark in front of the contents, which themselves begin at a cache line where they
-// are copied, and at a page where the disk delivers them.
-constexpr uint64_t kCopyRoomBytes = 64;
-constexpr uint64_t kReadRoomBytes = kIoAlignmentBytes;
-
 class SharedReader {
  public:
   SharedReader(const Scanner& scanner, const Placer& placer, ProcessGroup& group,
@@ -72,7 +64,7 @@ class SharedReader {
                              AgreeEach(group_, MapMemory(offers), WhoMapped, deadline_));
     RankSet parsed;
     if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
-    schedule_.ShareMemory({parsed.rank().begin(), parsed.rank().end()},
+    schedule_.SetMappings({parsed.rank().begin(), parsed.rank().end()},
                           [&](uint32_t reader) { return mapped_.contains(reader); });
     return absl::OkStatus();
   }
@@ -86,7 +78,7 @@ class SharedReader {
       for (AlignedBuffer& buffer : private_buffers_) free_private_.push_back(buffer.data());
     }
     std::vector<std::thread> threads = StartThreads(workers_, [this](int w) { Work(w); });
-    alone_ = threads.empty();
+    is_single_threaded_ = threads.empty();
     const absl::Status exchanged = Exchange();
     {
       const MutexLock lock(&mutex_);
@@ -94,7 +86,7 @@ class SharedReader {
       released_ = schedule_.own.size();
     }
     changed_.NotifyAll();
-    if (alone_) Work(0);
+    if (is_single_threaded_) Work(0);
     for (std::thread& thread : threads) thread.join();
     sends_.clear();
     answers_.clear();
@@ -111,7 +103,7 @@ class SharedReader {
   using Carries = ReadSchedule::Carries;
 
   enum class Done : uint8_t { kNot, kGood, kFailed };
-  using Small = std::array<std::byte, kMarkBytes + sizeof(uint64_t)>;
+  using Notice = std::array<std::byte, kMarkBytes + sizeof(uint64_t)>;
   struct Task {
     bool own;
     size_t index;
@@ -126,43 +118,23 @@ class SharedReader {
     return absl::OkStatus();
   }
 
-  // Some buffers are for the exchange: messages arrive while the previous one is placed; one is for
-  // packing. The rest is for reading: up to two per worker for pieces that others wait for, and as
-  // many for pieces that only this rank needs, so that neither a slow read nor a slow rank delays
-  // all others at once, and a worker reads one piece while it places another.
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes) {
-    const uint64_t receive_bytes = schedule_.largest_incoming + kCopyRoomBytes;
-    const uint64_t pack_bytes = schedule_.packs ? schedule_.largest_own + kReadRoomBytes : 0;
-    const uint64_t piece_bytes =
-        std::max(schedule_.largest_alone, schedule_.largest_own + kReadRoomBytes);
-    const auto rest = [&](uint64_t receive) {
-      const uint64_t used = receive * receive_bytes + pack_bytes;
-      return (staging_bytes - std::min(staging_bytes, used)) / (piece_bytes + kIoAlignmentBytes);
-    };
-    const size_t receive = rest(kReceives) >= 3 ? kReceives : 1;
-    const uint64_t pieces = rest(receive);
-    workers_ = static_cast<int>(std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1)));
-    const uint64_t two_each = kPiecesPerWorker * workers_;
-    const uint64_t least_alone = schedule_.alone.empty() ? 0 : workers_;
-    const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, least_alone), 2);
-    const size_t own = std::min<size_t>(schedule_.own.size(), std::min<uint64_t>(left, two_each));
-    const uint64_t more_alone = std::clamp(pieces - std::min<uint64_t>(pieces, own), least_alone,
-                                           std::max(two_each, least_alone));
-    const size_t alone = std::min<uint64_t>(schedule_.alone.size(), more_alone);
-    TESSERA_RETURN_IF_ERROR(MakeOwnBuffers(own));
-    for (size_t i = 0; i < std::min<size_t>(schedule_.incoming.size(), receive); ++i) {
-      TESSERA_RETURN_IF_ERROR(AddBuffer(receive_bytes, receive_buffers_));
+    const ReadSchedule::BufferCounts counts = schedule_.CountBuffers(io_threads, staging_bytes);
+    workers_ = counts.workers;
+    TESSERA_RETURN_IF_ERROR(MakeOwnBuffers(counts.own));
+    for (size_t i = 0; i < counts.receive; ++i) {
+      TESSERA_RETURN_IF_ERROR(AddBuffer(schedule_.receive_bytes(), receive_buffers_));
     }
-    if (schedule_.packs) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
-    for (size_t i = 0; i < alone; ++i) {
-      TESSERA_RETURN_IF_ERROR(AddBuffer(schedule_.largest_alone, private_buffers_));
+    if (schedule_.packs) TESSERA_RETURN_IF_ERROR(AddBuffer(schedule_.pack_bytes(), pack_buffer_));
+    for (size_t i = 0; i < counts.private_pieces; ++i) {
+      TESSERA_RETURN_IF_ERROR(AddBuffer(schedule_.largest_private, private_buffers_));
     }
     return absl::OkStatus();
   }
 
   absl::Status MakeOwnBuffers(size_t count) {
     const uint64_t stride =
-        RoundUp<uint64_t>(schedule_.largest_own, kIoAlignmentBytes) + kReadRoomBytes;
+        RoundUp<uint64_t>(schedule_.largest_own, kIoAlignmentBytes) + ReadSchedule::kReadRoomBytes;
     if (count == 0) return absl::OkStatus();
     absl::StatusOr<HostMemory> shared = HostMemory::Create(count * stride);
     if (shared.ok()) {
@@ -202,7 +174,7 @@ class SharedReader {
         const size_t index = next_own_++;
         return Task{true, index, OwnBuffer(index)};
       }
-      const bool private_left = error_.ok() && next_private_ < schedule_.alone.size();
+      const bool private_left = error_.ok() && next_private_ < schedule_.private_pieces.size();
       if (private_left && !free_private_.empty()) {
         std::byte* const buffer = free_private_.back();
         free_private_.pop_back();
@@ -224,7 +196,7 @@ class SharedReader {
   }
 
   const FilePiece& PieceOf(const Task& task) const {
-    return task.own ? schedule_.own[task.index].piece : schedule_.alone[task.index];
+    return task.own ? schedule_.own[task.index].piece : schedule_.private_pieces[task.index];
   }
 
   std::optional<Task> StartNext(bool may_wait) {
@@ -261,15 +233,15 @@ class SharedReader {
   }
 
   std::byte* OwnBuffer(size_t index) {
-    return own_buffers_[index % own_buffers_.size()] + kReadRoomBytes;
+    return own_buffers_[index % own_buffers_.size()] + ReadSchedule::kReadRoomBytes;
   }
 
   absl::Status Exchange() {
-    small_.resize(schedule_.incoming.size());
+    notices_.resize(schedule_.incoming.size());
     pending_.resize(schedule_.incoming.size());
     for (const ReadSchedule::Step& step : schedule_.steps) {
       const OwnPiece* const own = step.own ? &schedule_.own[step.index] : nullptr;
-      PostReceives(own != nullptr ? own->first_answer + own->told.size() : step.index + 1);
+      PostReceives(own != nullptr ? own->first_answer + own->mapped_by.size() : step.index + 1);
       TESSERA_RETURN_IF_ERROR(own != nullptr ? SendPiece(step.index) : ReceivePiece(step.index));
     }
     TESSERA_RETURN_IF_ERROR(AwaitAnswers(schedule_.own.size()));
@@ -283,7 +255,7 @@ class SharedReader {
     const size_t last = std::min(end + kAhead, schedule_.incoming.size());
     for (; next_posted_ < last; ++next_posted_) {
       const Incoming& message = schedule_.incoming[next_posted_];
-      std::span<std::byte> to = small_[next_posted_];
+      std::span<std::byte> to = notices_[next_posted_];
       if (message.carries == Carries::kAnswer) to = to.first(kMarkBytes);
       if (message.carries == Carries::kContents) {
         if (contents_posted_ == contents_placed_ + receive_buffers_.size()) return;
@@ -295,7 +267,7 @@ class SharedReader {
   }
 
   std::byte* ReceiveBuffer(size_t index) {
-    return receive_buffers_[index % receive_buffers_.size()].data() + kCopyRoomBytes;
+    return receive_buffers_[index % receive_buffers_.size()].data() + ReadSchedule::kCopyRoomBytes;
   }
 
   // The messages of one rank are awaited in their order, answers earlier than needed: a group may
@@ -316,7 +288,7 @@ class SharedReader {
   absl::Status ReceivePiece(size_t index) {
     const Incoming& message = schedule_.incoming[index];
     TESSERA_RETURN_IF_ERROR(Await(index));
-    if (message.carries == Carries::kPlace) return PlaceMapped(message, small_[index]);
+    if (message.carries == Carries::kOffset) return PlaceMapped(message, notices_[index]);
     const std::byte* const data = ReceiveBuffer(contents_placed_++);
     if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
     if (!incoming_good_) return absl::OkStatus();  // the sender reports the reason
@@ -329,14 +301,14 @@ class SharedReader {
     return absl::OkStatus();
   }
 
-  absl::Status PlaceMapped(const Incoming& message, const Small& told) {
+  absl::Status PlaceMapped(const Incoming& message, const Notice& notice) {
     const HostMemory& memory = mapped_.at(message.source);
     uint64_t offset = 0;
-    std::memcpy(&offset, told.data() + kMarkBytes, sizeof(offset));
+    std::memcpy(&offset, notice.data() + kMarkBytes, sizeof(offset));
     if (offset > memory.size_bytes() || message.piece.size() > memory.size_bytes() - offset) {
       return absl::InternalError("a piece outside of its reader's memory");
     }
-    if (told[0] == kGood) {
+    if (notice[0] == kGood) {
       placer_.Place(message.piece, memory.data() + offset);
       report_.bytes_received += message.bytes;
     }
@@ -352,11 +324,11 @@ class SharedReader {
     return answer->Wait(deadline_);
   }
 
-  // Waits until own pieces below `end` are placed wherever they were told of.
+  // Waits until own pieces below `end` are placed by all ranks that map them.
   absl::Status AwaitAnswers(size_t end) {
     for (; placed_ < end; ++placed_) {
       const OwnPiece& own = schedule_.own[placed_];
-      for (size_t i = 0; i < own.told.size(); ++i) {
+      for (size_t i = 0; i < own.mapped_by.size(); ++i) {
         TESSERA_RETURN_IF_ERROR(Await(own.first_answer + i));
       }
     }
@@ -374,13 +346,13 @@ class SharedReader {
     const OwnPiece& own = schedule_.own[index];
     std::byte* const data = OwnBuffer(index);
     data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
-    if (!own.told.empty()) {
+    if (!own.mapped_by.empty()) {
       const uint64_t offset = data - host_memory_->data();
-      told_[0] = good ? kGood : kFailed;
-      std::memcpy(told_.data() + kMarkBytes, &offset, sizeof(offset));
+      notice_[0] = good ? kGood : kFailed;
+      std::memcpy(notice_.data() + kMarkBytes, &offset, sizeof(offset));
     }
-    for (const auto& [rank, bytes] : own.told) {
-      sends_.push_back(group_.StartSend(told_, static_cast<int>(rank)));
+    for (const auto& [rank, bytes] : own.mapped_by) {
+      sends_.push_back(group_.StartSend(notice_, static_cast<int>(rank)));
       report_.bytes_sent += bytes;
     }
     for (const ReceiverGroup& group : *own.groups) {
@@ -403,7 +375,7 @@ class SharedReader {
     released_ = placed_;
     changed_.NotifyAll();
     while (done_[index] == Done::kNot) {
-      if (!alone_) {
+      if (!is_single_threaded_) {
         changed_.Wait(&mutex_);
         continue;
       }
@@ -424,11 +396,11 @@ class SharedReader {
       return rank == rank_ || schedule_.IsMapper(rank);
     };
     if (bytes == 0 || std::ranges::all_of(*group.ranks, needs_no_message)) return absl::OkStatus();
-    if (pack_used_ + kCopyRoomBytes + bytes > pack_buffer_[0].size_bytes()) {
+    if (pack_used_ + ReadSchedule::kCopyRoomBytes + bytes > pack_buffer_[0].size_bytes()) {
       TESSERA_RETURN_IF_ERROR(FinishSends());
     }
-    std::byte* const packed = pack_buffer_[0].data() + pack_used_ + kCopyRoomBytes;
-    pack_used_ += kCopyRoomBytes + RoundUp(bytes, kCopyRoomBytes);
+    std::byte* const packed = pack_buffer_[0].data() + pack_used_ + ReadSchedule::kCopyRoomBytes;
+    pack_used_ += ReadSchedule::kCopyRoomBytes + RoundUp(bytes, ReadSchedule::kCopyRoomBytes);
     packed[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
     if (good) group.packed->Pack(piece, data, packed);
     Send(group, packed, bytes, true);
@@ -482,11 +454,11 @@ class SharedReader {
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 
   // Used by the exchanging thread only.
-  bool alone_ = false;  // there is no reading thread: this one reads, too
+  bool is_single_threaded_ = false;  // there is no reading thread: this one reads, too
   std::vector<std::unique_ptr<PendingMessage>> sends_;
-  Small told_ = {};
+  Notice notice_ = {};
   std::deque<std::unique_ptr<PendingMessage>> answers_;   // that this rank sends
-  std::vector<Small> small_;                              // by incoming message
+  std::vector<Notice> notices_;                           // by incoming message
   std::vector<std::unique_ptr<PendingMessage>> pending_;  // by incoming message, where posted
   size_t next_posted_ = 0;
   size_t next_awaited_ = 0;  // all before it have arrived

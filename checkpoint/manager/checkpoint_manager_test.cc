@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/testing/memory_storage.h"
 

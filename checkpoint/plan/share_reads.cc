@@ -11,14 +11,12 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/plan/least_loaded.h"
 
 namespace tessera::ckpt {
 namespace {
 
-// Large enough that a disk runs at full speed with a few in flight; small enough that many of them
-// balance.
-constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 // The number of pieces that a rank holds at a time.
 constexpr uint64_t kPiecesPerStaging = 12;
 

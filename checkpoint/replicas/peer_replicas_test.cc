@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
-#include "checkpoint/include/thread_process_group.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/testing/memory_storage.h"
 

@@ -214,6 +214,9 @@ void DataWriter::Work(Worker& worker) {
 
 // No exception leaves what is done without the mutex.
 absl::Status DataWriter::Act(const PieceTable::Task& task, Worker& worker) {
+  if (error_.ok() && options_.is_cancelled && options_.is_cancelled()) {
+    Note(absl::CancelledError("the caller has ended the save"));
+  }
   switch (task.what) {
     case Do::kWriteCopy:
     case Do::kWriteInPlace:

@@ -118,6 +118,7 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
           .staging_bytes = context.options.staging_bytes,
           .write_bytes = traits.preferred_write_bytes,
           .progress = context.options.progress,
+          .is_cancelled = context.options.is_cancelled,
           .in_place_alignment = traits.in_place_alignment_bytes,
           .ahead_bytes = context.copy_ahead_bytes};
 }

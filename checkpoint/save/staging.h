@@ -103,6 +103,7 @@ struct DataWriterOptions {
   uint64_t staging_bytes;    // at most, or one chunk
   uint64_t write_bytes = 0;  // of a piece where there is room, see StorageTraits
   std::function<void(uint64_t, uint64_t)> progress = nullptr;  // see SaveOptions
+  std::function<bool()> is_cancelled = nullptr;                // see SaveOptions
   uint64_t in_place_alignment = 0;                             // see StorageTraits
   uint64_t ahead_bytes = 0;  // see AsyncSaveOptions::copy_ahead_bytes
 };

@@ -312,6 +312,9 @@ std::unique_ptr<PendingIo> Scanner::StartPiece(const FilePiece& piece, std::byte
 absl::Status Scanner::FinishPiece(const absl::Status& read, const FilePiece& piece,
                                   std::byte* buffer, int worker,
                                   const ChunkFunction& function) const {
+  if (options_.is_cancelled && options_.is_cancelled()) {
+    return absl::CancelledError("the caller has ended it");
+  }
   const DataFile& description = manifest_.files(piece.file_index);
   const std::span bytes(buffer, piece.size());
   if (!read.ok()) {

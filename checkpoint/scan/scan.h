@@ -58,6 +58,7 @@ struct ScanOptions {
   // places of a file are described, so that damage of a whole file is not reported a million times.
   // Null: damage ends the scan with an error.
   std::function<void(Damage)> on_damage;
+  std::function<bool()> is_cancelled = nullptr;  // see LoadOptions
 };
 
 // The callback of a scan, called with a chunk, or the piece of one, that was read and checked,

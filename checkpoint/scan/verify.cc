@@ -33,7 +33,8 @@ class Verifier {
         scanner_(storage, directory, manifest,
                  {.io_threads = options.io_threads,
                   .read_original = true,
-                  .on_damage = [this](Damage damage) { Report(std::move(damage)); }}) {}
+                  .on_damage = [this](Damage damage) { Report(std::move(damage)); },
+                  .is_cancelled = options.is_cancelled}) {}
 
   absl::Status Run() {
     for (const LogicalTensor& tensor : manifest_.tensors()) {

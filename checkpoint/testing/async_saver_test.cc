@@ -14,10 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_hooks.h"
 #include "checkpoint/scan/verify.h"

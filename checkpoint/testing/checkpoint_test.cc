@@ -13,10 +13,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"

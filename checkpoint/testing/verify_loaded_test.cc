@@ -14,11 +14,11 @@
 
 #include "base/testing.h"
 #include "checkpoint/collective/forwarding_group.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/thread_process_group.h"
 #include "checkpoint/load/host_memory.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"

@@ -317,7 +317,7 @@ class Writer {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> out,
                              storage_.Create(JoinPath(directory_, file.name), file.size_bytes));
     TESSERA_RETURN_IF_ERROR(out->WriteAt(0, std::as_bytes(std::span(file.header))));
-    progress_.Advance(file.header.size());
+    progress_.Add(file.header.size());
     const std::vector<Task> tasks = CutIntoTasks(file.tensors);
     std::vector<TaskResult> results(tasks.size());
     TESSERA_RETURN_IF_ERROR(workers_.Run(tasks.size(), [&](Worker& worker, size_t i) {
@@ -342,7 +342,7 @@ class Writer {
     const uint64_t at = static_cast<uint64_t>(task.begin) * ElementSize(tensor.dtype);
     if (HasCrc32(file)) result.crcs.push_back({ExtendZipCrc32(0, block), block.size()});
     worker.StartWrite(out, tensor.offset_bytes + at, block);
-    progress_.Advance(block.size());
+    progress_.Add(block.size());
     return absl::OkStatus();
   }
 
@@ -364,7 +364,7 @@ class Writer {
         std::ranges::move(records, std::back_inserter(result.outside));
       }
       worker.StartWrite(out, begin, block);
-      progress_.Advance(block.size());
+      progress_.Add(block.size());
       first = last;
     }
     return absl::OkStatus();
@@ -385,7 +385,7 @@ class Writer {
     for (const OutputBytes& bytes : Joined(std::move(rest))) {
       TESSERA_RETURN_IF_ERROR(
           out.WriteAt(bytes.offset_bytes, std::as_bytes(std::span(bytes.bytes))));
-      progress_.Advance(bytes.bytes.size());
+      progress_.Add(bytes.bytes.size());
     }
     return absl::OkStatus();
   }
@@ -407,7 +407,7 @@ class Writer {
   Workers workers_;
   Storage& storage_;
   const std::string directory_;
-  Progress progress_;
+  ByteProgress progress_;
 };
 
 }  // namespace
@@ -459,12 +459,12 @@ absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source, const IoOpti
   TESSERA_RETURN_IF_ERROR(ValidateCoverage(manifest));
   TensorDigests sums(manifest, FileMap(manifest), options.io_threads);
   if (!sums.cut().empty()) return absl::DataLossError(ToString(sums.cut().front().second));
-  Progress progress(options.progress, BytesOfFiles(manifest));
+  ByteProgress progress(options.progress, BytesOfFiles(manifest));
   TESSERA_RETURN_IF_ERROR(ScanFiles(source.storage(), source.directory(), manifest,
                                     {.io_threads = options.io_threads},
                                     [&](int worker, const FilePiece& chunk, const std::byte* data) {
                                       sums.Add(worker, chunk, data);
-                                      progress.Advance(chunk.size());
+                                      progress.Add(chunk.size());
                                       return absl::OkStatus();
                                     }));
   DigestsByName digests;

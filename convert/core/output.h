@@ -11,10 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/mutex.h"
+#include "base/byte_progress.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/scan/scan.h"
@@ -25,33 +24,11 @@
 
 namespace tessera::ckpt::convert {
 
-// A function that is called with the bytes done and in total, by one thread at a time. May be null.
-using ProgressFunction = std::function<void(uint64_t done, uint64_t total)>;
-
-// Counts the bytes that several threads process. Thread-safe.
-class Progress {
- public:
-  // `function` must outlive this object.
-  Progress(const ProgressFunction& function, uint64_t total) : function_(function), total_(total) {}
-
-  void Advance(uint64_t bytes) {
-    const MutexLock lock(&mutex_);
-    done_ += bytes;
-    if (function_) function_(done_, total_);
-  }
-
- private:
-  const ProgressFunction& function_;
-  const uint64_t total_;
-  Mutex mutex_;
-  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
 using DigestsByName = std::map<std::string, LogicalDigest>;
 
 struct IoOptions {
   int io_threads = 4;
-  ProgressFunction progress;
+  ByteProgress::Function progress;
 };
 
 // Reads the files of a manifest, not too many of them open at once; with a null function, only

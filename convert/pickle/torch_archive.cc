@@ -352,7 +352,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   std::optional<std::vector<int64_t>> shape = TorchIntegers(arguments[2]);
   std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);
   const std::optional<uint64_t> first = arguments[1].AsUint();
-  if (!shape || !strides || !first || shape->size() > kMaxRank) {
+  if (!shape || !strides || !first || shape->size() > kMaxDims) {
     return MalformedArchive("offset, shape or strides are malformed");
   }
   tensor.shape = *std::move(shape);

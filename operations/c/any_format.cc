@@ -27,6 +27,7 @@ struct ReadOptions {
   SourceOptions source;
   int threads = 4;
   std::function<void(uint64_t, uint64_t)> progress;
+  std::function<bool()> is_cancelled;
 };
 
 absl::StatusOr<ReadOptions> Read(const tessera_read_options* options) {
@@ -39,6 +40,7 @@ absl::StatusOr<ReadOptions> Read(const tessera_read_options* options) {
       from.progress(from.progress_context, done, total);
     };
   }
+  to.is_cancelled = IsSet(from.cancelled);
   return to;
 }
 
@@ -69,9 +71,11 @@ absl::Status Open(const std::string& name, const SourceOptions& options, tessera
 absl::Status VerifyByName(const std::string& name, bool digests, const ReadOptions& options,
                           char** report) {
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named, FindCheckpoint(name, options.source));
-  TESSERA_ASSIGN_OR_RETURN(const VerifyReport found, Verify(named, {.digests = digests,
-                                                                    .io_threads = options.threads,
-                                                                    .progress = options.progress}));
+  TESSERA_ASSIGN_OR_RETURN(const VerifyReport found,
+                           Verify(named, {.digests = digests,
+                                          .io_threads = options.threads,
+                                          .progress = options.progress,
+                                          .is_cancelled = options.is_cancelled}));
   return GiveJson(ToJson(named, found, digests), report);
 }
 

@@ -147,7 +147,7 @@ class Reference:
         """Every byte sound, and the same state as this run's at the same step."""
         ckpt.check("verify", "--digests", directory)
         report = ckpt.check("diff", step_directory(self.folder(), step), directory)
-        if " 0 tensor differences, 0 metadata differences" not in report:
+        if "tensor differences: 0, metadata differences: 0" not in report:
             raise Violation(f"ckpt diff at step {step}:\n{report}")
 
     def check_complete(self, records, step):

@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "checkpoint/format/manifest.h"
 #include "convert/write_foreign.h"
@@ -21,7 +23,8 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are sharded.
+constexpr char kHelp[] =
+    R"(ckpt shows, verifies, compares, signs, reshards and converts checkpoints.
 
   ckpt ls FOLDER               the committed checkpoints in a folder, or a single one
   ckpt inspect PATH            what a checkpoint holds: state, tensors, files; --html=FILE: a page
@@ -73,17 +76,17 @@ manifest only, without --html.
                                it; exit code 1 where anything is damaged
   --diff=PATH                  with --html: compares it on the page with that checkpoint, tensor by
                                tensor; exit code 1 where the state differs, too
-  --threads=N                  that read (4; --html)
+  --threads=N                  threads that read (4; --html)
   --json                       one object, for machines
 )";
 
 constexpr char kVerifyHelp[] = R"(ckpt verify PATH
 ckpt verify FOLDER --all
 
-Reads every byte of a checkpoint and checks checksums, headers and coverage; of another framework's
-that is sealed (ckpt seal), that every file is what it was. Exit code 1 where anything is damaged;
-each place is printed with file, offset and tensor. Of a folder, only the newest checkpoint is read
-without --all.
+Reads every byte of a checkpoint and checks checksums, headers and coverage. Another framework's
+checkpoint must be sealed (ckpt seal): every file is compared with the seal. Prints each damaged
+place with file, offset and tensor; exit code 1 if there is one. Without --all, only the newest
+checkpoint in a folder is read.
 
   --all                        every committed checkpoint in the folder, a line each; the exit code
                                is that of the worst
@@ -91,7 +94,7 @@ without --all.
   --key=PUBLIC.pem             checks first that this Ed25519 key has signed the manifest or the
                                seal (ckpt sign); exit code 1 where it has not, or what it signed
                                has changed
-  --threads=N                  that read (4)
+  --threads=N                  threads that read (4)
   --json                       one object, or an array of them with --all
 )";
 
@@ -101,7 +104,7 @@ Compares the state in two checkpoints, however they are sharded, by the digests 
 and seals; tensors without one by their contents. Exit code 1 where it differs.
 
   --data                       by their contents instead of by their digests
-  --threads=N                  that read (4)
+  --threads=N                  threads that read (4)
   --json                       one object, for machines
 )";
 
@@ -113,7 +116,7 @@ that a checkpoint of this library would have. The command verify then proves tha
 changed, and diff compares by these digests. No other file is touched.
 
   --overwrite                  replaces the seal that is there
-  --threads=N                  that read (4)
+  --threads=N                  threads that read (4)
   --json                       one object, for machines
 )";
 
@@ -145,7 +148,7 @@ Writes FOLDER/step-N: the state of the checkpoint at PATH, cut for another topol
                                equal sections; whole: none; padded: its rows are padded;
                                layer, first, last, both: in layer #, at an end of the model, tied
   --virtual-shards=N           what the run calls exact_tp_shards (tp)
-  --threads=N                  that read (4)
+  --threads=N                  threads that read (4)
   --json                       one object, for machines
 )";
 
@@ -171,7 +174,7 @@ Writes the checkpoint at PATH, of any topology or another framework's, in anothe
                                the step that it gets, whatever its files tell
   --topology=T                 as for ckpt reshard (tessera)
   --memory=SIZE                of all buffers (128MiB; tessera)
-  --threads=N                  that read (4)
+  --threads=N                  threads that read (4)
   --json                       one object, for machines
 )";
 
@@ -348,70 +351,80 @@ std::string CompleteConvert(CommandOptions& options) {
   return "";
 }
 
+bool IsHelp(const std::string& argument) {
+  return argument == "--help" || argument == "-h" || argument == "help";
+}
+
+// Parses the paths and flags of a command. Returns what is wrong with them, or an empty text.
+std::string ParseOptions(const Command& command, const std::vector<std::string>& arguments,
+                         CommandOptions& options) {
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    if (!arguments[i].starts_with("-")) {
+      options.paths.push_back(arguments[i]);
+      continue;
+    }
+    std::string problem = ParseFlag(command.name, arguments[i], options);
+    if (!problem.empty()) return problem;
+  }
+  if (options.paths.size() != command.paths) {
+    return absl::StrCat(View(command.name), " takes ",
+                        command.paths == 1 ? "one path" : "two paths");
+  }
+  if (command.name == "reshard" && options.reshard.topology.empty()) {
+    return "reshard needs --topology";
+  }
+  if (command.name == "sign" && options.key.empty()) return "sign needs --key";
+  if (!options.other.empty() && options.html.empty()) {
+    return "--diff is for --html; ckpt diff compares two checkpoints";
+  }
+  return command.name == "convert" ? CompleteConvert(options) : "";
+}
+
+// Returns the command that the arguments name; null for the help about all commands.
+absl::StatusOr<const Command*> ChooseCommand(const std::vector<std::string>& arguments) {
+  if (arguments.size() == 1 && IsHelp(arguments[0])) return nullptr;
+  const bool help_first = arguments.size() > 1 && IsHelp(arguments[0]);
+  const std::string name = arguments.empty() ? "" : arguments[help_first ? 1 : 0];
+  if (name.empty() || name.starts_with("-")) {
+    return absl::InvalidArgumentError(
+        "a command is missing: ls, inspect, verify, diff, seal, sign, reshard or convert comes "
+        "first");
+  }
+  const Command* const command = FindCommand(name);
+  if (command == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("unknown command \"", name, "\""));
+  }
+  return command;
+}
+
 int Run(const std::vector<std::string>& arguments, const CommandOutput& output) {
-  // Why a command ends without a result: "ckpt ls: ..." and, with --json, {"error": "..."}.
-  const auto report = [&](std::string_view who, const std::string& problem) {
+  // Reports why a command ends without a result: "ckpt ls: ..." and, with --json, {"error": "..."}.
+  const auto report = [&](std::string_view who, absl::string_view problem) {
     const bool json = std::ranges::find(arguments, "--json") != arguments.end();
     output.err << who << ": " << problem << "\n";
-    if (json) PrintJson({{"error", problem}}, output.out);
+    if (json) PrintJson({{"error", std::string(problem)}}, output.out);
   };
-  const auto usage = [&](const std::string& problem) {
-    report("ckpt", problem + "; see ckpt --help");
+  const auto usage = [&](absl::string_view problem) {
+    report("ckpt", absl::StrCat(problem, "; see ckpt --help"));
     return kExitUsage;
-  };
-  const auto is_help = [](const std::string& argument) {
-    return argument == "--help" || argument == "-h" || argument == "help";
   };
   if (!arguments.empty() && arguments[0] == "--version") {
     output.out << "ckpt " << kVersion << ", checkpoint format " << kFormatMajor << "."
                << kFormatMinor << "\n";
     return kExitOk;
   }
-  if (!arguments.empty() && is_help(arguments[0]) && arguments.size() == 1) {
-    output.out << kHelp;
-    return kExitOk;
-  }
-  const bool help = std::ranges::any_of(arguments, is_help);
-  const std::string name = arguments.empty()                               ? ""
-                           : is_help(arguments[0]) && arguments.size() > 1 ? arguments[1]
-                                                                           : arguments[0];
-  if (name.empty() || name.starts_with("-")) {
-    return usage(
-        "a command is missing: ls, inspect, verify, diff, seal, sign, reshard or convert comes "
-        "first");
-  }
-  const Command* const command = FindCommand(name);
-  if (command == nullptr) return usage("unknown command \"" + name + "\"");
-  if (help) {
-    output.out << command->help;
+  const absl::StatusOr<const Command*> command = ChooseCommand(arguments);
+  if (!command.ok()) return usage(command.status().message());
+  if (*command == nullptr || std::ranges::any_of(arguments, IsHelp)) {
+    output.out << (*command == nullptr ? kHelp : (*command)->help);
     return kExitOk;
   }
   CommandOptions options;
-  for (size_t i = 1; i < arguments.size(); ++i) {
-    if (!arguments[i].starts_with("-")) {
-      options.paths.push_back(arguments[i]);
-      continue;
-    }
-    const std::string problem = ParseFlag(command->name, arguments[i], options);
-    if (!problem.empty()) return usage(problem);
-  }
-  if (options.paths.size() != command->paths) {
-    return usage(name + " takes " + (command->paths == 1 ? "one path" : "two paths"));
-  }
-  if (command->name == "reshard" && options.reshard.topology.empty()) {
-    return usage("reshard needs --topology");
-  }
-  if (command->name == "sign" && options.key.empty()) return usage("sign needs --key");
-  if (!options.other.empty() && options.html.empty()) {
-    return usage("--diff is for --html; ckpt diff compares two checkpoints");
-  }
-  if (command->name == "convert") {
-    const std::string problem = CompleteConvert(options);
-    if (!problem.empty()) return usage(problem);
-  }
-  const absl::StatusOr<int> exit_code = command->run(options, output);
+  const std::string problem = ParseOptions(**command, arguments, options);
+  if (!problem.empty()) return usage(problem);
+  const absl::StatusOr<int> exit_code = (*command)->run(options, output);
   if (exit_code.ok()) return *exit_code;
-  report(absl::StrCat("ckpt ", name), std::string(exit_code.status().message()));
+  report(absl::StrCat("ckpt ", View((*command)->name)), exit_code.status().message());
   return absl::IsDataLoss(exit_code.status()) ? kExitDifferent : kExitUsage;
 }
 

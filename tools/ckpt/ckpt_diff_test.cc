@@ -29,7 +29,7 @@ TEST_F(CkptTest, DiffOfSettingsIsOneLineAField) {
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/same"}), kExitOk) << out_;
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitDifferent);
   EXPECT_THAT(out_, AllOf(HasSubstr("settings.optimizer.lr: 0.1 -> 0.2"),
-                          HasSubstr("1 metadata difference"), Not(HasSubstr("clip_grad"))));
+                          HasSubstr("metadata differences: 1"), Not(HasSubstr("clip_grad"))));
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/older"}), kExitOk) << out_;
   EXPECT_THAT(out_, HasSubstr("only the first checkpoint records them"));
 }
@@ -49,7 +49,7 @@ TEST_F(CkptTest, DiffOfEqualStateUnderOtherShardings) {
   MustSave("b", 3, 3);
   for (const char* flag : {"--threads=1", "--data"}) {
     EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b", flag}), kExitOk) << out_ << err_;
-    EXPECT_THAT(out_, AllOf(HasSubstr("3 tensors equal, 0 tensor differences"),
+    EXPECT_THAT(out_, AllOf(HasSubstr("equal tensors: 3, tensor differences: 0"),
                             HasSubstr("note      topology")));
   }
 }
@@ -63,7 +63,7 @@ TEST_F(CkptTest, DiffFindsValuesAndMetadata) {
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitDifferent);
   EXPECT_THAT(out_,
               AllOf(HasSubstr("tensor    w: contents differ"), HasSubstr("trainer.step: 3 -> 4"),
-                    HasSubstr("1 tensors equal, 2 tensor differences")));
+                    HasSubstr("equal tensors: 1, tensor differences: 2")));
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b", "--data", "--json"}), kExitDifferent);
   const nlohmann::json json = Json();
   ASSERT_EQ(json["tensors"].size(), 2);
@@ -81,7 +81,7 @@ TEST_F(CkptTest, DiffFindsValuesAndMetadata) {
   MustSave("c", 3, 1);
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/c", "--data"}), kExitDifferent);
   EXPECT_THAT(out_, AllOf(HasSubstr("w: 1 elements differ, by at most 0.5"),
-                          HasSubstr("0 metadata differences")));
+                          HasSubstr("metadata differences: 0")));
 }
 
 TEST_F(CkptTest, DiffOfConfigsIsOneLineAField) {
@@ -94,7 +94,7 @@ TEST_F(CkptTest, DiffOfConfigsIsOneLineAField) {
                           HasSubstr("metadata  model.rope.base: 10000 -> 500000\n"),
                           HasSubstr("metadata  model.tie: true -> (not set)\n"),
                           HasSubstr("metadata  model.seed: (not set) -> 1\n"),
-                          HasSubstr("4 metadata differences")));
+                          HasSubstr("metadata differences: 4")));
   config_ = "{\"hidden_size\": 64}";
   MustSave("c", 3, 1);
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/c"}), kExitDifferent);

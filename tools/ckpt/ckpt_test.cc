@@ -372,7 +372,7 @@ TEST_F(CkptTest, InspectWritesAPage) {
   MustSave("b", 3, 1);
   EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + page, "--diff=" + root_ + "/b"}),
             kExitDifferent);
-  EXPECT_THAT(out_, HasSubstr("2 tensors equal, 1 tensor differences"));
+  EXPECT_THAT(out_, HasSubstr("equal tensors: 2, tensor differences: 1"));
   FlipByte("a/step-00000003/model-00001", 4100);
   EXPECT_EQ(Run({"inspect", root_ + "/a", "--html=" + page, "--json"}), kExitDifferent);
   EXPECT_EQ(Json()["damage"].size(), 1) << out_;

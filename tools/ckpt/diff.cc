@@ -40,8 +40,9 @@ void PrintDifferences(const Differences& differences, bool sealed, std::ostream&
   for (const TensorDifference& difference : differences.tensors) {
     out << "tensor    " << difference.tensor << ": " << difference.message << "\n";
   }
-  out << differences.equal() << " tensors equal, " << differences.tensors.size()
-      << " tensor differences, " << differences.metadata.size() << " metadata differences\n";
+  out << "equal tensors: " << differences.equal()
+      << ", tensor differences: " << differences.tensors.size()
+      << ", metadata differences: " << differences.metadata.size() << "\n";
   if (differences.equal() > 0) out << "equal: " << ProofOfEquality(differences, sealed) << "\n";
   if (differences.none()) out << "the two hold the same state\n";
 }

@@ -443,9 +443,9 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
   if (differences != nullptr) {
     out << (differences->none()
                 ? "the two hold the same state"
-                : absl::StrCat(differences->equal(), " tensors equal, ",
-                               differences->tensors.size(), " tensor differences, ",
-                               differences->metadata.size(), " metadata differences"))
+                : absl::StrCat("equal tensors: ", differences->equal(),
+                               ", tensor differences: ", differences->tensors.size(),
+                               ", metadata differences: ", differences->metadata.size()))
         << "\n";
   }
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/checked_math.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/gemm_cache.h"
 #include "compute/kernels/cpu/thread_pool.h"
@@ -43,8 +44,6 @@ struct TileShape {
   int64_t rows = 0;
   int64_t columns = 0;
 };
-
-inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Returns the extent of near-equal parts of at most `most`; each but the last is a multiple of
 // `quantum`.

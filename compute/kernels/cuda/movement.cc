@@ -21,7 +21,7 @@ namespace tessera::cuda {
 // Fill, Copy, Add and Scale.
 namespace {
 
-constexpr int kMaxRank = 6;
+constexpr int kMaxDims = 6;
 constexpr int64_t kMaxElements = int64_t{1} << 31;
 
 // Round to nearest even in one step: double to fp32 by rounding to odd (truncation, with what was
@@ -51,10 +51,10 @@ TESSERA_HOST_DEVICE To ConvertElement(From value) {
 // Two operands of one shape with any strides. With more than one dim, at most kMaxElements.
 struct Strided {
   int rank = 0;
-  int64_t extents[kMaxRank];
-  int64_t from_strides[kMaxRank] = {};
-  int64_t to_strides[kMaxRank] = {};
-  simt::Divisor by_extent[kMaxRank];
+  int64_t extents[kMaxDims];
+  int64_t from_strides[kMaxDims] = {};
+  int64_t to_strides[kMaxDims] = {};
+  simt::Divisor by_extent[kMaxDims];
 
   // The places of element `index`, counted with the last dim fastest.
   TESSERA_DEVICE void Find(int64_t index, int64_t* from_offset, int64_t* to_offset) const {
@@ -85,7 +85,7 @@ Strided Merge(const TensorView& from, const TensorView& to) {
       merged.to_strides[last] = to.stride(d);
       continue;
     }
-    CHECK_LT(merged.rank, kMaxRank) << ShapeToString(from.shape());
+    CHECK_LT(merged.rank, kMaxDims) << ShapeToString(from.shape());
     merged.extents[merged.rank] = from.dim(d);
     merged.from_strides[merged.rank] = from.stride(d);
     merged.to_strides[merged.rank] = to.stride(d);

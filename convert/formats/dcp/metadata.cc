@@ -73,7 +73,7 @@ std::string ShownIndex(std::string_view name, const IndexKey& key) {
 // The integers of a value; nullopt if it holds anything else, or more than a tensor has dims.
 std::optional<std::vector<int64_t>> DimsOf(const Value& value) {
   const Value tuple = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
-  return tuple.size() <= kMaxRank ? TorchIntegers(tuple) : std::nullopt;
+  return tuple.size() <= kMaxDims ? TorchIntegers(tuple) : std::nullopt;
 }
 
 class MetadataReader {

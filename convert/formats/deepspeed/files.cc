@@ -156,7 +156,7 @@ absl::StatusOr<NamedShapes> ReadShapes(const Value& dict, pickle::Budget& budget
     const auto [key, value] = dict.entry(i);
     TESSERA_ASSIGN_OR_RETURN(std::string name, ReadTorchName(key, budget));
     std::optional<std::vector<int64_t>> shape = TorchIntegers(value);
-    if (!shape || shape->size() > kMaxRank || !CheckedByteCount(*shape, sizeof(double)).ok()) {
+    if (!shape || shape->size() > kMaxDims || !CheckedByteCount(*shape, sizeof(double)).ok()) {
       return absl::DataLossError(
           absl::StrCat("parameter ", Shown(name), ": no shape, or one that is too large"));
     }

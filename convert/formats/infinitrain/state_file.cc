@@ -49,8 +49,8 @@ absl::Status ReadContents(FileCursor& cursor, InfiniTrainTensor& tensor) {
   }
   tensor.dtype = kDTypes[dtype];
   TESSERA_ASSIGN_OR_RETURN(const uint32_t rank, cursor.Number<uint32_t>());
-  if (rank > kMaxRank) {
-    return absl::DataLossError(absl::StrCat(rank, " dims; at most ", kMaxRank, " are possible"));
+  if (rank > kMaxDims) {
+    return absl::DataLossError(absl::StrCat(rank, " dims; at most ", kMaxDims, " are possible"));
   }
   for (uint32_t dim = 0; dim < rank; ++dim) {
     TESSERA_ASSIGN_OR_RETURN(const uint64_t extent, cursor.Number<uint64_t>());

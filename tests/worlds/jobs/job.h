@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/include/checkpoint_manager.h"
-#include "checkpoint/include/thread_process_group.h"
 #include "tests/worlds/jobs/model.h"
 #include "tests/worlds/jobs/run_case.h"
 #include "tests/worlds/jobs/site.h"

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "compute/kernels/cpu/gemm/kernels.h"
 #include "layout/dtype.h"
 #include "tensor/bfloat16.h"
@@ -35,12 +36,10 @@ constexpr int64_t kMostPackedColumns = 4096;  // at once: they lie in the last c
 // Rows so far apart, in bytes, or a multiple of it, compete for the same few places of a cache.
 constexpr int64_t kCrowded = 2048;
 
-int64_t RoundUp(int64_t x, int64_t quantum) { return (x + quantum - 1) / quantum * quantum; }
-
 // Near-equal parts of at most `most`, each but the last a multiple of `quantum`.
 int64_t PartOf(int64_t extent, int64_t most, int64_t quantum) {
-  const int64_t parts = (extent + most - 1) / most;
-  return RoundUp((extent + parts - 1) / parts, quantum);
+  const int64_t parts = CeilDivide(extent, most);
+  return RoundUp(CeilDivide(extent, parts), quantum);
 }
 
 // Where the cache lines of a matrix lie; then the first one again, `room` times.

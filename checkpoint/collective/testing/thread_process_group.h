@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_
-#define TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_
+#ifndef TESSERA_CHECKPOINT_COLLECTIVE_TESTING_THREAD_PROCESS_GROUP_H_
+#define TESSERA_CHECKPOINT_COLLECTIVE_TESTING_THREAD_PROCESS_GROUP_H_
 
 // A process group whose ranks are threads of one process, for tests and examples.
 
@@ -200,4 +200,4 @@ inline void RunRanks(int size, const std::function<void(ProcessGroup&)>& body) {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_INCLUDE_THREAD_PROCESS_GROUP_H_
+#endif  // TESSERA_CHECKPOINT_COLLECTIVE_TESTING_THREAD_PROCESS_GROUP_H_
