@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Arithmetic on numbers from a file: nullopt where the result does not fit T.
+// Compute with numbers from a file. Return nullopt if the result does not fit T.
 template <std::integral T>
 std::optional<T> CheckedAdd(T a, std::type_identity_t<T> b) {
   T result;

@@ -25,8 +25,8 @@ using internal::kCastagnoli;
 using internal::kZip;
 using internal::ZerosOperator;
 
-// Slicing-by-8 (Kounavis and Berry, 2005): table[k][b] is the checksum state of byte b followed by
-// k zero bytes.
+// Returns the tables of slicing-by-8 (Kounavis and Berry, 2005): table[k][b] is the checksum state
+// of byte b followed by k zero bytes.
 template <uint32_t kPolynomial>
 constexpr std::array<std::array<uint32_t, 256>, 8> MakeSlices() {
   std::array<std::array<uint32_t, 256>, 8> table{};
@@ -93,8 +93,8 @@ constexpr size_t kPrefetchBytes = 4096;
 constexpr size_t kCacheLineBytes = 64;
 constexpr size_t kStepBytes = 4 * kVectorBytes;  // four chains hide the latency
 
-// The factor that moves a word by so many bytes. Products of reflected polynomials are one bit too
-// low, hence the shift.
+// Returns the factor that moves a word by `bytes` bytes. Products of reflected polynomials are one
+// bit too low, hence the shift.
 template <uint32_t kPolynomial>
 constexpr uint64_t MoveFactor(size_t bytes) {
   return uint64_t{ZerosOperator<kPolynomial>(bytes)} << 1;

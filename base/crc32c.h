@@ -22,8 +22,8 @@ uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data);
 // Returns the checksum of A followed by B, given the checksums of both and B's size.
 uint32_t CombineCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes);
 
-// ExtendCrc32c() for the CRC-32 of zip, gzip and PNG: reflected polynomial 0xEDB88320, initial
-// value and final xor 0xFFFFFFFF. As fast as CRC-32C.
+// Does what ExtendCrc32c() does for the CRC-32 of zip, gzip and PNG: reflected polynomial
+// 0xEDB88320, initial value and final xor 0xFFFFFFFF. As fast as CRC-32C.
 uint32_t ExtendZipCrc32(uint32_t crc, std::span<const std::byte> data);
 
 namespace internal {
@@ -32,7 +32,7 @@ namespace internal {
 inline constexpr uint32_t kCastagnoli = 0x82F63B78;
 inline constexpr uint32_t kZip = 0xEDB88320;
 
-// a * b modulo the polynomial, both reflected.
+// Returns a * b modulo the polynomial, both reflected.
 template <uint32_t kPolynomial>
 constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
   uint32_t product = 0;
@@ -43,7 +43,8 @@ constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
   return product;
 }
 
-// x^(8 * bytes) modulo the polynomial: multiplying a checksum by it appends that many zero bytes.
+// Returns x^(8 * bytes) modulo the polynomial: multiplying a checksum by it appends that many zero
+// bytes.
 template <uint32_t kPolynomial>
 constexpr uint32_t ZerosOperator(uint64_t bytes) {
   uint32_t result = uint32_t{1} << 31;       // 1

@@ -15,8 +15,8 @@ namespace tessera {
 // can never succeed, such as a folder in place of a file; otherwise Unavailable.
 absl::Status ErrnoStatus(int error);
 
-// ErrnoStatus() for reading: bytes that are known to be lost are DataLoss; EIO, which may pass, is
-// Unavailable.
+// Returns ErrnoStatus() for reading: bytes that are known to be lost are DataLoss; EIO, which may
+// pass, is Unavailable.
 absl::Status ReadErrnoStatus(int error);
 
 // Returns the error with what has failed before the reason: "Rename /runs/a to /runs/b: File

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// The error of the last system call.
+// Returns the error of the last system call.
 absl::Status FileError(std::string_view action, const std::string& path) {
   return Named(action, path, ErrnoStatus(errno));
 }

@@ -66,7 +66,7 @@ std::string BootId() {
 
 namespace {
 
-// "." of "a", "a/" of "a/b", "/" of "/a", "a/" of "a/b/".
+// Returns "." of "a", "a/" of "a/b", "/" of "/a", "a/" of "a/b/".
 std::string ParentOf(const std::string& path) {
   const size_t end = path.find_last_not_of('/');
   const size_t slash = end == std::string::npos ? end : path.rfind('/', end);

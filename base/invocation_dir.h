@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// `bazel run` starts a program in a folder of Bazel's own; relative paths refer to the user's
-// folder. Call first in main.
+// Changes to the user's folder, to which relative paths refer: `bazel run` starts a program in a
+// folder of Bazel's own. Call first in main.
 inline void ChdirToInvocationDir() {
   const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
   std::error_code gone;

@@ -20,7 +20,7 @@ constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
 std::string ReadText(const std::string& path) { return ReadWholeFile(path).value_or(""); }
 
-// The number at the beginning of `text`, after blanks.
+// Returns the number at the beginning of `text`, after blanks.
 std::optional<uint64_t> ParseNumber(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   uint64_t value;
@@ -29,7 +29,7 @@ std::optional<uint64_t> ParseNumber(std::string_view text) {
   return value;
 }
 
-// The number after `key` at the beginning of a line.
+// Returns the number after `key` at the beginning of a line.
 std::optional<uint64_t> FindNumber(std::string_view text, std::string_view key) {
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
@@ -39,7 +39,7 @@ std::optional<uint64_t> FindNumber(std::string_view text, std::string_view key) 
   return std::nullopt;
 }
 
-// "/a/b" of the line "0::/a/b" of /proc/self/cgroup; empty without one.
+// Returns "/a/b" of the line "0::/a/b" of /proc/self/cgroup; empty without one.
 std::string ControlGroupPath() {
   std::istringstream lines(ReadText("/proc/self/cgroup"));
   for (std::string line; std::getline(lines, line);) {

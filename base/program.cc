@@ -52,7 +52,7 @@ int FlushOutput() {
   return errno;
 }
 
-// `out_flags`: of open(), for stdout and stderr.
+// Opens stdin, stdout and stderr if they are closed; `out_flags` are open()'s for the last two.
 bool OpenMissingStandardStreams(int out_flags) {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) >= 0) continue;

@@ -21,7 +21,7 @@ namespace {
 // Leaves room for the suffix of the temporary name: names have at most 255 bytes.
 constexpr size_t kMaxKeptNameBytes = 200;
 
-// 64 random bits: processes on other machines may write to the same directory.
+// Adds 64 random bits, because processes on other machines may write to the same directory.
 std::string TemporaryName(const std::string& name) {
   std::random_device random;
   const uint64_t bits = uint64_t{random()} << 32 | random();

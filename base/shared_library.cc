@@ -32,7 +32,7 @@ std::string Environment(const std::string& name) {
   return value == nullptr ? "" : value;
 }
 
-// Patterns of the folders that hold Python's packages, each once.
+// Returns patterns of the folders that hold Python's packages, each once.
 std::vector<std::string> PackageFolders(const std::string& root) {
   std::vector<std::string> folders;
   const auto add = [&folders](const std::string& prefix, const char* folder) {
@@ -59,7 +59,7 @@ std::vector<std::string> PackageFolders(const std::string& root) {
   return folders;
 }
 
-// lib64 of the CUDA toolkits; of those with a version in their names, the newest first.
+// Returns lib64 of the CUDA toolkits; of those with a version in their names, the newest first.
 std::vector<std::string> ToolkitFolders(const std::string& root) {
   std::vector<std::string> folders;
   const std::string home = Environment("CUDA_HOME");

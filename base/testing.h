@@ -47,7 +47,7 @@ const absl::Status& StatusIn(const absl::StatusOr<T>& value) {
   return value.status();
 }
 
-// For ASSERT_OK() and EXPECT_OK().
+// Implements ASSERT_OK() and EXPECT_OK().
 template <typename T>
 ::testing::AssertionResult IsOk(const char* text, const T& value) {
   if (value.ok()) return ::testing::AssertionSuccess();

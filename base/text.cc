@@ -24,7 +24,7 @@ int TypingDistance(std::string_view a, std::string_view b) {
   return d[a.size()][b.size()];
 }
 
-// Unicode 15, table 3-7.
+// Implements table 3-7 of Unicode 15.
 size_t Utf8Length(std::string_view text) {
   if (text.empty()) return 0;
   const uint8_t lead = text[0];

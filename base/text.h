@@ -51,7 +51,7 @@ bool IsValidUtf8(std::string_view text);
 //   text around or break lines: \u001b. In a string of JSON, this is the same character.
 // - Bytes that are not UTF-8: \xff.
 std::string Printable(std::string_view text);
-// Printable() within a line: line breaks and tabs are escaped, too.
+// Does what Printable() does, and escapes line breaks and tabs, too.
 std::string PrintableInLine(std::string_view text);
 
 // Returns the size of `text` without an incomplete character at its end.

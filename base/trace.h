@@ -157,7 +157,7 @@ class TraceSpan {
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
 
-  // Whether the span is recorded. Tested before computing arguments that cost something.
+  // Returns whether the span is recorded. Tested before computing arguments that cost something.
   bool active() const { return thread_ != nullptr; }
   template <typename Value>
   TraceSpan& Add(const char* key, const Value& value) {

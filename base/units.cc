@@ -18,7 +18,7 @@ __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...
   return buffer;
 }
 
-// Three digits: 1.23, 12.3, 123.
+// Formats a value with three digits: 1.23, 12.3, 123.
 std::string ThreeDigits(double value) {
   if (value < 9.995) return Format("%.2f", value);
   if (value < 99.95) return Format("%.1f", value);

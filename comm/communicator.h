@@ -194,7 +194,7 @@ class Pending {
   // Waits for the operation and returns its result; later calls return the same result. The timeout
   // starts with this call.
   absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
-  // Wait() for a result that only work of the device reads, or a buffer that only such work writes.
+  // Waits for a result that only work of the device reads, or a buffer that only such work writes.
   // With device memory (nccl/), returns once the operation has been queued: work that is queued on
   // the compute stream from now on runs after it, and the host continues. A later error, a missing
   // rank or the timeout included, is returned by Synchronize() of the device's streams and by later
@@ -305,7 +305,7 @@ class Communicator {
   // effect.
   void Abort(const absl::Status& error);
 
-  // The blocking operations: each starts the operation of its name and waits for it.
+  // Start the operation of the same name, and wait for it.
   absl::Status AllReduce(Buffer data, ReduceOp op, CallOptions options = {});
   absl::Status ReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                              std::span<const int64_t> counts = {}, CallOptions options = {});
@@ -315,8 +315,8 @@ class Communicator {
   absl::Status Send(ConstBuffer data, int destination, int tag, CallOptions options = {});
   absl::Status Receive(Buffer data, int source, int tag, CallOptions options = {});
 
-  // For implementations. Agrees with all members of this group on a group for each color, as
-  // Split() does, without creating a communicator.
+  // Agrees with all members of this group on a group for each color, as Split() does, without
+  // creating a communicator. For implementations.
   absl::StatusOr<CommGroup> Agree(int color, int key, std::string_view name, CallOptions options);
   Endpoint* endpoint() const { return endpoint_; }
 

@@ -22,7 +22,8 @@ constexpr absl::Duration kLongestIdlePolling = absl::Microseconds(50);
 // The number of ranks that one message describes.
 constexpr size_t kMaxDescribed = 8;
 
-// Accurate to a few milliseconds, at a tenth of the cost: every operation records when it ended.
+// Returns a time that is accurate to a few milliseconds at a tenth of now()'s cost, since every
+// operation records when it ended.
 std::chrono::steady_clock::time_point CoarseNow() {
   timespec now = {};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

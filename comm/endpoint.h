@@ -59,15 +59,16 @@ class Task {
   // start, and again after messages of this task have completed. Never blocks.
   virtual bool Advance() = 0;
 
-  // Whether Advance() is also called whenever the endpoint makes progress, for a task that waits
-  // for a device. Constant.
+  // Returns whether Advance() is also called whenever the endpoint makes progress, for a task that
+  // waits for a device. Constant.
   virtual bool polled() const { return false; }
   // Returns the group ranks that a polled task waits for while it has no message, for diagnostics.
   virtual std::vector<int> Awaited() const { return {}; }
   // Called when the task is given up, after which its buffers may no longer be touched.
   virtual void Withdraw() {}
 
-  // Whether all work of a task that ends on a device has been queued there. False for other tasks.
+  // Returns whether all work of a task that ends on a device has been queued there. False for other
+  // tasks.
   virtual bool queued() const { return false; }
   // Makes the device's work that is queued from now on run after this task. Called once the task is
   // queued.
@@ -139,7 +140,7 @@ class Endpoint {
   Transport& transport() { return *transport_; }
   const CommOptions& options() const { return options_; }
 
-  // Ids of groups, agreed by the members of a group that is being split.
+  // Return and set the next id of a group, on which the members of a group that is split agree.
   uint32_t next_group_id() const { return next_group_id_; }
   void set_next_group_id(uint32_t id) { next_group_id_ = id; }
   // Returns a copy that lives as long as this endpoint.

@@ -34,7 +34,7 @@ inline T Pair(T a, T b) {
   }
 }
 
-// m of T(a, b) for a = 0: the largest power of two below `count`. Precondition: count > 1.
+// Returns m of T(a, b) for a = 0: the largest power of two below `count`. Precondition: count > 1.
 int TreeSplit(int count) {
   return static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
 }

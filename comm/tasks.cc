@@ -278,7 +278,7 @@ class TreeTask : public Task {
   int FromV(int v) const { return (v + root_) % size(); }
   int parent() const { return FromV(v() & (v() - 1)); }
   int SubtreeSize(int v) const { return v == 0 ? size() : std::min(v & -v, size() - v); }
-  // In v, the largest subtree first.
+  // Returns the children's v, the largest subtree first.
   std::vector<int> Children() const {
     std::vector<int> children;
     const int limit = v() == 0 ? size() : v() & -v();

@@ -65,7 +65,7 @@ class Transport {
   // slept.
   virtual bool Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) = 0;
 
-  // Whether a failure of this rank or another is known. Cheap.
+  // Returns whether a failure of this rank or another is known. Cheap.
   virtual bool failed() const = 0;
   virtual Failure failure() const = 0;
   // Sets this world's failure and sends it to every rank. The first failure wins.

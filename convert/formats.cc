@@ -25,7 +25,7 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-// Functions of formats that are folders.
+// Adapt the functions of formats that are folders.
 template <absl::StatusOr<bool> (*matches)(Storage&)>
 absl::StatusOr<bool> InFolder(const SourcePlace& place) {
   return place.file.empty() ? matches(*place.storage) : false;
@@ -35,7 +35,7 @@ absl::StatusOr<ForeignCheckpoint> FromFolder(const SourcePlace& place, const Ope
   return read(*place.storage);
 }
 
-// With the names of a model's tensors, where they are known.
+// Gives tensors the names of a model's, if these are known.
 absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
                                                  const OpenForeignOptions& options,
                                                  absl::StatusOr<ForeignCheckpoint> checkpoint) {
@@ -51,7 +51,7 @@ absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
   return checkpoint;
 }
 
-// With what trainers put beside a model.
+// Adds the optimizer's and the trainer's files beside a model.
 absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const SourcePlace& place,
                                                    const OpenForeignOptions& options,
                                                    absl::StatusOr<ForeignCheckpoint> checkpoint) {
@@ -108,7 +108,7 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(Storage& storage,
 
 absl::StatusOr<bool> IsDcpFolder(Storage& storage) { return IsDcp(storage, ""); }
 
-// Whether files of a format were found.
+// Returns whether files of a format were found.
 template <typename Files>
 absl::StatusOr<bool> IsFound(const absl::StatusOr<Files>& files) {
   TESSERA_RETURN_IF_ERROR(files.status());

@@ -22,7 +22,7 @@ class LocalFolder {
   // AlreadyExists if there is anything at `path`.
   static absl::StatusOr<LocalFolder> Create(const std::string& path, const std::string& described);
 
-  // The parent folder, and the new folder's present path there.
+  // Returns the parent folder, and the new folder's present path there.
   Storage& storage() const { return *storage_; }
   const std::string& temporary() const { return temporary_; }
   std::string temporary_path() const;

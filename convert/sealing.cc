@@ -43,7 +43,7 @@ absl::StatusOr<SourcePlace> PlaceOfSeal(std::string_view name, const OpenStorage
              : FindPlace(name, stores);
 }
 
-// All files in and below a directory, seals left out.
+// Adds all files in and below a directory except seals.
 absl::Status AddFilesBelow(Storage& storage, const std::string& directory,
                            std::set<std::string>& files) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(directory));
@@ -144,7 +144,7 @@ absl::Status AlreadyThere(const Storage& storage, const std::string& path) {
       absl::StrCat(storage.Describe(path), " exists; --overwrite replaces it"));
 }
 
-// That a seal can be written there, before much is read.
+// Checks that a seal can be written there, before much is read.
 absl::Status CheckPlaceOfSeal(const FoundSeal& place, bool is_there, bool overwrite) {
   if (is_there && !overwrite) return AlreadyThere(*place.folder, place.path);
   const std::optional<std::string> local = place.folder->LocalPath(place.path);

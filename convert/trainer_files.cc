@@ -111,7 +111,7 @@ constexpr const char* kSampleNames[] = {"consumed_train_samples", "consumed_samp
 
 using Values = std::map<std::string, const SavedValue*>;
 
-// A number without a fraction.
+// Returns the value of this name if it is a number without a fraction.
 std::optional<int64_t> FindCount(const Values& values, const std::string& name) {
   const auto at = values.find(name);
   if (at == values.end()) return std::nullopt;

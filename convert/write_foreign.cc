@@ -37,7 +37,7 @@ namespace {
 // that are not in the storage yet are in memory.
 class UnpublishedFolder final : public ReadOnlyStorage {
  public:
-  // `files`: contents by name, directly inside the root of `base`, whose other files are shown.
+  // Shows `files`, contents by name, directly inside the root of `base`, beside its other files.
   UnpublishedFolder(std::shared_ptr<Storage> base, std::map<std::string, std::string> files)
       : ReadOnlyStorage("this view is read-only"),
         base_(std::move(base)),
@@ -220,7 +220,7 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
   return report;
 }
 
-// Where in an object store the checkpoint is written. InvalidArgument for the name of a file by
+// Returns the checkpoint's place in an object store. InvalidArgument for the name of a file by
 // which it would not be found.
 absl::StatusOr<ForeignObject> PlaceInStore(const std::string& name, bool is_file) {
   if (!is_file) return ForeignObject{name, ""};

@@ -74,7 +74,7 @@ class PartitionCheck {
     return true;
   }
 
-  // The first element of the region, or of its intersection with a box.
+  // Returns the first element of the region, or of its intersection with a box.
   std::vector<int64_t> Corner(const Interval* box) const {
     std::vector<int64_t> index;
     for (size_t d = 0; d < rank_; ++d) {
@@ -83,7 +83,7 @@ class PartitionCheck {
     return index;
   }
 
-  // The dim with most boundaries inside the region, and their median.
+  // Returns the dim with most boundaries inside the region, and their median.
   std::pair<size_t, int64_t> ChooseSplit(size_t first) {
     size_t best_dim = 0;
     best_.clear();

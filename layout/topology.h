@@ -77,7 +77,7 @@ struct ChunkLayers {
   bool operator==(const ChunkLayers&) const = default;
 };
 
-// The only chunk of a pipeline without stages.
+// Returns the only chunk of a pipeline without stages.
 constexpr ChunkLayers AllLayers(int64_t num_layers) { return {0, num_layers, true, true}; }
 
 // Returns the layers of chunk `chunk` of pipeline rank `pipeline`, which is virtual stage chunk *

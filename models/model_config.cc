@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// The config of the named size, or an empty one without a name.
+// Returns the config of the named size, or an empty one without a name.
 absl::StatusOr<ModelConfig> Base(const std::string& size) {
   ModelConfig config;
   if (size.empty()) return config;

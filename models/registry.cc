@@ -41,7 +41,7 @@ const Architecture* FindArchitecture(const ModelConfig& config) {
 
 namespace {
 
-// Whether the virtual shards have equal numbers of heads and columns.
+// Checks that the virtual shards have equal numbers of heads and columns.
 absl::Status CheckShards(const ModelConfig& config, int shards) {
   const struct {
     const char* name;

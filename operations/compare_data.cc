@@ -31,6 +31,8 @@ struct Slab {
   Box box;
 };
 
+// Compares tensors in slabs of rows. Add() collects slabs up to a batch; Flush() reads both
+// checkpoints' slabs, compares the bytes and, where they differ, the numbers.
 class Comparer {
  public:
   Comparer(const Checkpoint& a, const Checkpoint& b, int threads) : a_(a), b_(b) {

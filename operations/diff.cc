@@ -38,8 +38,8 @@ struct ConfigLine {
   std::string value;
 };
 
-// Text format as written by this program, one field per line. Other text, such as JSON, becomes
-// lines without a path.
+// Splits text format as written by this program, one field per line. Other text, such as JSON,
+// becomes lines without a path.
 std::vector<ConfigLine> ConfigLines(const std::string& text) {
   std::vector<ConfigLine> lines;
   std::vector<std::string> inside;
@@ -61,7 +61,7 @@ std::vector<ConfigLine> ConfigLines(const std::string& text) {
   return lines;
 }
 
-// One line for each field that differs, "model.hidden_size: 64 -> 128".
+// Adds one line for each field that differs, "model.hidden_size: 64 -> 128".
 void CompareConfigs(absl::string_view title, const std::string& a, const std::string& b,
                     std::vector<std::string>& report) {
   if (a == b) return;

@@ -32,7 +32,7 @@ int BinOf(double value) {
   return (bits >> 63) * ElementStatistics::kBinsPerSign + bin;
 }
 
-// A quick look: false where no element is zero or not finite.
+// Returns quickly whether any element may be zero or not finite.
 bool MayHaveOthers(const float* values, int count) {
   constexpr uint32_t kLeast = 0x00800000, kInfinity = 0x7f800000;
   uint32_t found = 0;
@@ -111,7 +111,7 @@ void AddBlock(Value* values, int count, ElementStatistics& statistics, Bins (&bi
   }
 }
 
-// A float8 as a float. E4M3 is torch's float8_e4m3fn, which has no infinity.
+// Returns a float8 as a float. E4M3 is torch's float8_e4m3fn, which has no infinity.
 float Float8(uint8_t bits, int mantissa_bits, int bias, bool has_infinity) {
   const int mantissa = bits & ((1 << mantissa_bits) - 1);
   const int exponent = (bits & 0x7f) >> mantissa_bits, highest = 0x7f >> mantissa_bits;

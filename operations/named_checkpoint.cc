@@ -19,7 +19,7 @@ namespace tessera::ckpt {
 
 namespace {
 
-// What was sealed and does not open.
+// Returns a checkpoint that is sealed but could not be opened.
 NamedCheckpoint Unopened(const convert::FoundForeign& found, convert::FoundSeal seal,
                          const absl::Status& status) {
   NamedCheckpoint checkpoint = {
@@ -112,7 +112,7 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
                  std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
 }
 
-// The newest checkpoint of a folder, or that of the step.
+// Returns the newest checkpoint of a folder, or that of the step.
 absl::StatusOr<CheckpointInfo> FindInFolder(Storage& storage, std::optional<int64_t> step) {
   const CheckpointFolder folder(storage);
   if (!step.has_value()) return folder.FindLatest();

@@ -16,7 +16,7 @@ namespace {
 
 using Place = PartitionRule::Place;
 
-// "0" or "1/3".
+// Parses "0" or "1/3".
 bool ParseCut(absl::string_view part, PartitionRule& rule) {
   const std::vector<absl::string_view> numbers = absl::StrSplit(part, '/');
   int dim = 0;

@@ -76,8 +76,8 @@ class PipelineStages {
     return absl::OkStatus();
   }
 
-  // Which of a pipeline rank's stages has the tensor; nullopt: none. What is both the embedding and
-  // the head is on the first and on the last stage.
+  // Returns the pipeline rank's stage that has the tensor; nullopt if none has. A tensor that is
+  // both embedding and head is on the first and on the last stage.
   std::optional<int> StageOf(const Partition& partition, int rank) const {
     const int last = topology_.stages() - 1;
     int stage = 0;
@@ -90,7 +90,7 @@ class PipelineStages {
     return stage;
   }
 
-  // In the order of a forward pass.
+  // Returns the tensor's position in a forward pass.
   int64_t OrderOf(const Partition& partition) const {
     if (partition.place.layer >= 0) return position_.at(partition.place.layer);
     const auto layers = static_cast<int64_t>(position_.size());
@@ -111,7 +111,7 @@ struct HeldTensor {
   Shape padded_shape;
 };
 
-// `own` parts of `parts`, from number `first` on.
+// Returns `own` of `parts` parts, from number `first` on.
 HeldTensor Hold(const PartitionedTensor& tensor, int first, int own, int parts) {
   const LogicalTensor& saved = *tensor.tensor;
   HeldTensor held = {&tensor, {}, {saved.padded_shape().begin(), saved.padded_shape().end()}};
@@ -131,7 +131,7 @@ HeldTensor Hold(const PartitionedTensor& tensor, int first, int own, int parts) 
   return held;
 }
 
-// Rows of a box up to an element of it, rounded to the nearest row.
+// Returns the number of rows of a box before an element of it, rounded to the nearest row.
 int64_t RowsUpTo(const Box& box, int64_t element) {
   const int64_t rows = box.shape.empty() ? 1 : box.shape[0];
   const int64_t row_elements =
@@ -175,7 +175,7 @@ class StateCutter {
     }
   }
 
-  // To be called for every tensor, in order.
+  // Returns the rank's boxes of the next tensor. Call for every tensor, in order.
   std::vector<Box> Next(const HeldTensor& held) {
     const int64_t total = total_[held.tensor->state];
     int64_t& offset = offset_[held.tensor->state];

@@ -26,7 +26,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// Whether a checkpoint is committed in the directory of that name.
+// Returns whether a checkpoint is committed in the directory of that name.
 absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const OpenStorageOptions& stores) {
   const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name, stores);
   // No directory, which is found out when it is opened for writing.
@@ -60,7 +60,7 @@ absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
   return place;
 }
 
-// Without tensors and files. Adds to `notes` what has no place in it.
+// Returns a manifest without tensors and files. Adds to `notes` what has no place in it.
 Manifest NewMetadata(const NamedCheckpoint& source, const Topology& topology,
                      const std::string& program, std::vector<std::string>& notes) {
   Manifest metadata = source.opened->manifest();

@@ -84,7 +84,7 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
   return absl::OkStatus();
 }
 
-// What PosixStorageOptions::private_to promises, for the open directory `fd`.
+// Makes the open directory `fd` as private as PosixStorageOptions::private_to promises.
 absl::Status MakePrivate(int fd, uid_t user, const std::string& root) {
   struct stat info;
   if (fstat(fd, &info) != 0) return Named("cannot examine the folder", root, ErrnoStatus(errno));

@@ -91,8 +91,8 @@ class WritableFile {
   // or if some of the bytes belong to an earlier write.
   virtual absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) = 0;
 
-  // Like WriteAt(), for data whose checksums are known. A storage whose server compares checksums
-  // sends these, which protects the data from the moment they were computed.
+  // Writes as WriteAt() does, for data whose checksums are known. A storage whose server compares
+  // checksums sends these, which protects the data from the moment they were computed.
   virtual absl::Status WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
                                       const ChunkChecksums& /*checksums*/) {
     return WriteAt(offset_bytes, data);
@@ -122,8 +122,8 @@ class ReadableFile {
   // file and offset: DataLoss if the file is too short or the disk cannot return its contents.
   virtual absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 
-  // Like ReadAt(), but never from a copy that the storage keeps to be faster. Use it to decide
-  // whether the file itself is damaged.
+  // Reads as ReadAt() does, but never from a copy that the storage keeps to be faster. Use it to
+  // decide whether the file itself is damaged.
   virtual absl::Status ReadOriginalAt(uint64_t offset_bytes, std::span<std::byte> out) const {
     return ReadAt(offset_bytes, out);
   }

@@ -70,7 +70,7 @@ class Stream {
   ~Stream();
 
   DeviceContext& context() const { return *context_; }
-  // cudaStream_t for CUDA.
+  // Returns the stream's handle, a cudaStream_t for CUDA.
   DeviceRuntime::StreamHandle handle() const { return handle_; }
 
   // Queues a copy between any of device memory and pinned memory.

@@ -50,7 +50,7 @@ class DeviceRuntime {
   virtual absl::StatusOr<void*> AllocatePinned(int64_t bytes) = 0;
   virtual void FreePinned(void* memory) = 0;
 
-  // Copies between any of device memory and pinned memory.
+  // Copies between device memory and pinned memory, in any direction.
   virtual absl::Status Copy(StreamHandle stream, const void* from, int64_t bytes, void* to) = 0;
   // Sets device memory to zeros.
   virtual absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) = 0;

@@ -14,9 +14,9 @@ namespace tessera {
 // Where a template wants its data: in a <script type="application/json">, once.
 inline constexpr std::string_view kPageData = "{{DATA}}";
 
-// The page with the data. Texts may come from anybody: none can end the script element or begin a
-// tag or a comment. Bytes that are not UTF-8 become U+FFFD; numbers that JSON cannot express become
-// null. Scripts must show texts as text nodes; element() of head.html does.
+// Returns the page with the data. Texts may come from anybody: none can end the script element or
+// begin a tag or a comment. Bytes that are not UTF-8 become U+FFFD; numbers that JSON cannot
+// express become null. Scripts must show texts as text nodes; element() of head.html does.
 // Precondition: the template has kPageData.
 std::string FillPage(std::string_view page, const nlohmann::json& data);
 

@@ -59,7 +59,7 @@ struct AxisLimits {
   }
 };
 
-// A round distance for at most about six ticks.
+// Returns a round distance for at most about six ticks.
 double TickDistance(const AxisLimits& range) {
   const double raw = std::max(range.most - range.least, 1e-12) / 6;
   const double power = std::pow(10, std::floor(std::log10(raw)));

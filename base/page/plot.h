@@ -22,8 +22,8 @@ struct Panel {
   std::vector<Curve> curves;
 };
 
-// `columns` panels a row. The legend lists names in order of first appearance; later curves are
-// drawn thinner, so that one that lies on another shows both.
+// Draws `columns` panels a row. The legend lists names in order of first appearance; later curves
+// are drawn thinner, so that one that lies on another shows both.
 std::string PlotSvg(const std::string& title, const std::vector<Panel>& panels, int columns);
 
 }  // namespace tessera

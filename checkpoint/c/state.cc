@@ -12,7 +12,7 @@
 namespace tessera::ckpt::c {
 namespace {
 
-// What a manifest holds as text.
+// Checks what a manifest holds as text.
 absl::Status CheckUtf8(const std::string& text, std::string_view what) {
   if (IsValidUtf8(text)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(std::string(what), " is not valid UTF-8"));

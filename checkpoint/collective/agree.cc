@@ -39,7 +39,7 @@ int SpanOf(int rank, int size) {
   return rank == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(size))) : rank & -rank;
 }
 
-// Widest first: the longest path is started first.
+// Returns the widest subtree first, so that the longest path is started first.
 std::vector<Subtree> ChildrenOf(int rank, int size) {
   std::vector<Subtree> children;
   for (int half = SpanOf(rank, size) / 2; half >= 1; half /= 2) {
@@ -118,8 +118,7 @@ absl::Status ToStatus(const RankMessage& message) {
   return status;
 }
 
-// Ranks with equal errors are named together: a thousand ranks that miss one file yield one
-// message.
+// Ranks with equal errors are named together: a thousand ranks that miss a file yield one message.
 struct SharedError {
   absl::Status status;
   std::vector<size_t> ranks;
@@ -192,7 +191,7 @@ absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
   return combined;
 }
 
-// One message per rank: its answer, or the common error.
+// Returns one message per rank: its answer, or the common error.
 std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
                                        const CombineEach& combine) {
   const auto answers = [&]() -> absl::StatusOr<std::vector<std::string>> {

@@ -42,13 +42,13 @@ std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir
   return absl::StrCat("no checkpoint in ", storage.Describe(root), " either");
 }
 
-// "c" of "a/b/c" and of "a/b/c/".
+// Returns "c" of "a/b/c" and of "a/b/c/".
 std::string LastComponent(std::string path) {
   while (path.ends_with('/')) path.pop_back();
   return path.substr(path.rfind('/') + 1);
 }
 
-// The codec's error, with the file's full path instead of its name alone.
+// Returns the codec's error, with the file's full path instead of its name alone.
 absl::Status WithPath(const std::string& path, const absl::Status& status) {
   if (status.ok()) return status;
   const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");

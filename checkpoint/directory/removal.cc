@@ -40,7 +40,7 @@ int OpenDirectory(const Storage& storage, std::string_view directory) {
   return path.has_value() ? ::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 }
 
-// 0, or the error.
+// Returns 0, or the error.
 int TryToLock(int fd, int operation) {
   while (::flock(fd, operation | LOCK_NB) != 0) {
     if (errno != EINTR) return errno;
@@ -54,7 +54,7 @@ bool Contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not in `names`, a listing.
+// Returns "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not in `names`.
 std::string FreeName(const std::vector<std::string>& names, std::string_view name,
                      std::string_view word) {
   const std::string first = absl::StrCat(std::string(name), ".", std::string(word));
@@ -65,8 +65,8 @@ std::string FreeName(const std::vector<std::string>& names, std::string_view nam
   return candidate;
 }
 
-// The quarantined names among `names`, and those of all files that belong to them. Nullopt if that
-// is not known, so that everything in the directory must stay.
+// Returns the quarantined names among `names`, and those of all files that belong to them. Nullopt
+// if that is not known, so that everything in the directory must stay.
 absl::StatusOr<std::optional<Names>> FindQuarantined(Storage& storage, std::string_view dir,
                                                      const std::vector<std::string>& names) {
   Names quarantined;
@@ -160,7 +160,7 @@ class InPlaceRemoval : public Removal {
   // Replaces a manifest that does not count as committed, so that no attempt that has begun can
   // commit. Aborted if it has another version by now.
   virtual absl::Status ReplaceByTombstone(const std::string& path, const std::string& version) = 0;
-  // Before files of other attempts are deleted beside a committed checkpoint.
+  // Called before files of other attempts are deleted beside a committed checkpoint.
   virtual absl::Status FenceOthers(std::string_view dir) = 0;
 
   // Makes a directory ready for another save. `names`: what is in it. Here, it keeps its name.
@@ -320,7 +320,7 @@ class RenamingRemoval final : public InPlaceRemoval {
                         const Names&) override {
     return DeleteManifest(storage_, dir);
   }
-  // What is there already keeps others from committing.
+  // Replaces nothing: an existing file keeps others from committing.
   absl::Status ReplaceByTombstone(const std::string&, const std::string&) override {
     return absl::OkStatus();
   }

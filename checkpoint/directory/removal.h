@@ -67,7 +67,7 @@ class Removal {
                                                  std::string_view word,
                                                  const std::string* expected = nullptr) = 0;
 
-  // Whether no files of other attempts can appear under the name of a directory that was deleted.
+  // Returns whether no files of other attempts can appear under the name of a deleted directory.
   virtual bool frees_names() const = 0;
 };
 

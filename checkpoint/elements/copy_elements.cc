@@ -22,7 +22,7 @@ struct F16Bits {
   uint16_t bits;
 };
 
-// Conversion to float, which represents every F16 and BF16 value exactly.
+// Converts to float, which represents every F16 and BF16 value exactly.
 float ToFloat(float value) { return value; }
 float ToFloat(Bf16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
 float ToFloat(F16Bits value) {

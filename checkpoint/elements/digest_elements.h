@@ -47,8 +47,7 @@ void DigestStored(const Boxes& boxes, uint64_t begin, uint64_t end, const std::b
 // a separate pass over the memory would cost as much again. Thread-safe.
 class PlacedDigest {
  public:
-  // In memory, the box is the first part of an array of shape `array_shape`, whose extents are at
-  // least the box's.
+  // In memory, the box begins an array of shape `array_shape`, whose extents are at least its own.
   PlacedDigest(const Shape& global_shape, const Box& box, const Shape& array_shape,
                size_t element_bytes);
 

@@ -24,13 +24,13 @@ constexpr hn::ScalableTag<uint64_t> kWords;
 constexpr hn::ScalableTag<uint32_t> kHalves;
 using Words = hn::Vec<decltype(kWords)>;
 
-// The products of the lower halves of the words.
+// Returns the products of the lower halves of the words.
 HWY_INLINE Words MultiplyLow(Words a, Words b) {
   return hn::MulEven(hn::BitCast(kHalves, a), hn::BitCast(kHalves, b));
 }
 
-// A multiplication by a constant. AVX-512 has 64-bit products; elsewhere they are composed of
-// 32-bit ones.
+// A multiplication by a constant. AVX-512 has 64-bit products; elsewhere they consist of 32-bit
+// ones.
 struct Factor {
   explicit Factor(uint64_t value)
       : whole(hn::Set(kWords, value)), high(hn::Set(kWords, value >> 32)) {}
@@ -48,7 +48,7 @@ struct Factor {
   Words high;
 };
 
-// One vector of elements, each widened to 64 bits.
+// Loads one vector of elements, each widened to 64 bits.
 template <typename Word>
 HWY_INLINE Words LoadWidened(const std::byte* from) {
   const hn::Rebind<Word, decltype(kWords)> tag;
@@ -143,13 +143,12 @@ LogicalDigest CopyWords(uint64_t first_index, const std::byte* data, std::byte* 
   return digest;
 }
 
-// Elements that are digested and checksummed together: the second use finds them in the first-level
-// cache.
+// Elements that are digested and checksummed together, the second time from the first-level cache.
 constexpr size_t kStripBytes = 8192;
 
 #if HWY_TARGET <= HWY_SSE4 && HWY_ARCH_X86_64
 
-// The checksum's state (the complement of a checksum) after kStripBytes / 2 zero bytes. The
+// Returns the checksum's state (a checksum's complement) after kStripBytes / 2 zero bytes. The
 // instruction multiplies 8 bytes by x^32; products of reflected polynomials are one bit too low.
 HWY_INLINE uint32_t MoveOverHalf(uint32_t state) {
   using tessera::internal::kCastagnoli;
@@ -166,8 +165,8 @@ HWY_INLINE uint64_t AddWord(uint64_t state, const std::byte* from) {
   return _mm_crc32_u64(state, word);
 }
 
-// The instruction runs beside the vector units. It has a latency of three cycles, in which the
-// digest of as many bytes takes longer: two chains suffice, one for each half of a strip.
+// The CRC instruction runs beside the vector units. Its latency is three cycles, less than the
+// digest of as many bytes takes: two chains suffice, one for each half of a strip.
 template <typename Word>
 LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& crc32c) {
   constexpr size_t kHalf = kStripBytes / 2;

@@ -25,7 +25,7 @@ inline constexpr size_t kDigestPrefetchBytes = 4096;
 // The unit in which memory is fetched, and copied past the cache.
 inline constexpr size_t kLineBytes = 64;
 
-// The part of the hash that depends on the index alone: it differs by a constant between
+// Returns the part of the hash that depends on the index alone: it differs by a constant between
 // neighbours, so that loops can add.
 inline uint64_t DigestIndexTerm(uint64_t index) { return index * kDigestIndexFactor + kDigestKey; }
 

@@ -24,8 +24,8 @@ constexpr absl::string_view kMetadataKey = "__metadata__";
 // Precondition: valid UTF-8, because dump throws otherwise.
 std::string Quoted(const std::string& text) { return Json(text).dump(); }
 
-// A name from an untrusted header, for a message: escaped and truncated, since it may contain any
-// bytes and have any length.
+// Escapes and truncates a name from an untrusted header, which may contain any bytes and have any
+// length, for a message.
 std::string Shown(const std::string& name) { return absl::CHexEscape(name.substr(0, 200)); }
 
 absl::Status CheckEntry(SafetensorsEntry& entry) {
@@ -47,9 +47,8 @@ absl::Status CheckEntry(SafetensorsEntry& entry) {
   return absl::OkStatus();
 }
 
-// Entries in the order of their data. Placing larger elements first keeps every tensor aligned,
-// because the data begins aligned and the length of each tensor is a multiple of its own element
-// size.
+// Returns the entries in the order of their data. Larger elements come first, which keeps tensors
+// aligned: the data begins aligned, and a tensor's length is a multiple of its element size.
 std::vector<SafetensorsEntry*> DataOrder(std::vector<SafetensorsEntry>& entries) {
   std::vector<SafetensorsEntry*> order;
   for (SafetensorsEntry& entry : entries) order.push_back(&entry);
@@ -260,7 +259,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   size_t error_position_ = 0;
 };
 
-// The Rust reader's rules: data without gaps, from the end of the header to the end of the file.
+// Checks the Rust reader's rules: no gaps in the data from the end of the header to the file's end.
 absl::Status CheckData(SafetensorsHeader& header) {
   std::stable_sort(header.entries.begin(), header.entries.end(),
                    [](const SafetensorsEntry& a, const SafetensorsEntry& b) {

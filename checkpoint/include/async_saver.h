@@ -109,7 +109,7 @@ class AsyncSaver {
  public:
   // Makes a saver for CheckpointFolder(storage).
   explicit AsyncSaver(Storage& storage, const AsyncSaveOptions& options = {});
-  // For the library itself.
+  // Used by the library itself.
   AsyncSaver(Storage& storage, const AsyncSaveOptions& options, const SaveHooks& hooks);
 
   // Waits like Finish().

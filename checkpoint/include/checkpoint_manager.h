@@ -116,8 +116,8 @@ class CheckpointManager {
   virtual absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
                                                  const ResumeOptions& options = {}) = 0;
 
-  // TryResume() for a program that loads by itself: `load` is called with one checkpoint after the
-  // other, newest first, until it succeeds. Meanwhile the checkpoint is marked as being read.
+  // Resumes a program that loads by itself: calls `load` with one checkpoint after the other,
+  // newest first, until it succeeds. Meanwhile the checkpoint is marked as being read.
   virtual absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
                                                  const ResumeOptions& options = {}) = 0;
 

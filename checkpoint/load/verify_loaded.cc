@@ -57,7 +57,7 @@ LogicalDigest DigestPart(const Shape& shape, const Destination& destination, con
                    destination.element_bytes);
 }
 
-// The digests of all held boxes, serialized for rank 0.
+// Returns the digests of all held boxes, serialized for rank 0.
 std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, int threads) {
   std::vector<Task> tasks;
   std::vector<LogicalDigest> sums(all.size());
@@ -88,7 +88,7 @@ std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, in
   return report.SerializeAsString();
 }
 
-// On rank 0: the reports of all ranks about one tensor.
+// The reports of all ranks about one tensor, on rank 0.
 class LoadedTensor {
  public:
   void Add(uint32_t rank, Box box, const LogicalDigest& digest) {
@@ -131,8 +131,7 @@ class LoadedTensor {
     return parts;
   }
 
-  // Empty if replicas agree; otherwise the ranks that disagree and, where it can be determined, the
-  // one that is wrong.
+  // Returns "" if replicas agree, else the ranks that disagree and, if known, which one is wrong.
   std::string FindDisagreement(const LogicalDigest& expected) const {
     LogicalDigest others;
     const std::vector<Found>* open = nullptr;
@@ -195,7 +194,7 @@ class LoadedTensor {
   std::vector<std::vector<Found>> found_;  // for each box, one entry per digest
 };
 
-// On rank 0: evaluates the reports of all ranks. Returns the results, and the parts that must be
+// Evaluates the reports of all ranks, on rank 0. Returns the results, and the parts that must be
 // digested again.
 class DigestComparison {
  public:
@@ -285,7 +284,7 @@ std::optional<Shape> ArrayAround(const Destination& to) {
   return array;
 }
 
-// All boxes that this process can digest; the others are added to `converted`.
+// Returns all boxes that this process can digest; adds the others' tensors to `converted`.
 std::vector<Held> CollectHeld(const Manifest& manifest, const Comparison& comparison,
                               std::set<std::string>& converted) {
   std::vector<Held> all;

@@ -243,7 +243,7 @@ class Manager final : public CheckpointManager {
     stop_file_ = std::make_unique<StopFile>(options_.stop_file, obeyed);
   }
 
-  // Failures do no harm.
+  // Ignores failures, which do no harm.
   void RememberStopFile() {
     WriteAll(*storage_, kObeyedStopFile, stop_file_->Identity(stop_requests_.handled_version()))
         .IgnoreError();
@@ -315,8 +315,8 @@ class Manager final : public CheckpointManager {
     }
   }
 
-  // On rank 0, before a save writes: where it goes. Empties a rolling slot; where the disk is too
-  // full, deletes what may go.
+  // Returns the root of a save that rank 0 is about to write. Empties a rolling slot; if the disk
+  // is too full, deletes checkpoints that retention allows.
   absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned) {
     std::string root;
     if (planned.rolling) {

@@ -59,7 +59,7 @@ absl::Duration PeriodOf(Fields& fields, absl::Duration own) {
   return std::min(absl::Milliseconds(milliseconds), kMaxPeriod);
 }
 
-// The state and the start time of a process, from /proc/PID/stat; empty if it does not exist.
+// Returns the state and start time of a process, from /proc/PID/stat; empty if it does not exist.
 std::pair<char, std::string> StateAndStart(pid_t pid) {
   const std::string stat =
       ReadWholeFile(absl::StrCat("/proc/", pid, "/stat")).value_or(std::string());
@@ -71,7 +71,7 @@ std::pair<char, std::string> StateAndStart(pid_t pid) {
   return {words[0].empty() ? ' ' : words[0][0], words.size() > kStart ? words[kStart] : ""};
 }
 
-// What is the same for the processes that this one can see: its machine's boot and its namespace.
+// Returns what all processes that this one can see share: the machine's boot and a namespace.
 std::string Surroundings() {
   char space[64] = "";
   if (readlink("/proc/self/ns/pid", space, sizeof(space) - 1) <= 0) return "";

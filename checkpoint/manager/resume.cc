@@ -47,15 +47,15 @@ bool IsQuarantineWord(std::string_view suffix) {
   return suffix.starts_with(kDamaged) || suffix.starts_with(kDiverged);
 }
 
-// Where checkpoints are: the root, and the slots of rolling ones.
+// Returns the places of checkpoints: the root, and the slots of rolling ones.
 std::vector<std::string> Places() {
   std::vector<std::string> places = {""};
   places.insert(places.end(), kRollingSlots.begin(), kRollingSlots.end());
   return places;
 }
 
-// What earlier resumes have quarantined, as far as it has not been moved away. A slot may have
-// folders, in which checkpoints are.
+// Returns what earlier resumes have quarantined, as far as it has not been moved away. A slot may
+// have folders, in which checkpoints are.
 absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
   std::vector<std::string> found;
   std::vector<std::string> places = Places();
@@ -96,7 +96,7 @@ absl::Status WhyDiverged(const Manifest& manifest) {
                                                            : "the state is not finite"));
 }
 
-// What rank 0 knows.
+// The state of a resume on rank 0.
 class Decision {
  public:
   Decision(Storage* storage, const ResumeRules& rules) : storage_(storage), rules_(rules) {}
@@ -137,7 +137,7 @@ class Decision {
     return Disagreement(status, parts);
   }
 
-  // Where nothing was offered.
+  // Returns an error if the rules require a checkpoint. Precondition: none was offered.
   absl::Status CheckNoneIsExpected() {
     if (storage_ == nullptr || rules_.ignore_no_valid) return absl::OkStatus();
     std::vector<std::string> lines;
@@ -178,7 +178,7 @@ class Decision {
     return absl::OkStatus();
   }
 
-  // What has become of other checkpoints, for the result of rank 0.
+  // Adds the fate of the other checkpoints to rank 0's result.
   void Report(ResumeResult& result) {
     result.skipped = std::move(skipped_);
     result.abandoned = std::move(abandoned_);
@@ -223,7 +223,7 @@ class Decision {
     return ReadAgain();
   }
 
-  // Whether the checkpoint can be offered. Skips it, otherwise, if it is still there.
+  // Returns whether the checkpoint can be offered. Skips it, otherwise, if it is still there.
   absl::StatusOr<bool> SkipUnlessValid(const CheckpointInfo& checkpoint) {
     const absl::Status read = Choose(checkpoint);
     if (MayBeDamage(read)) {
@@ -283,7 +283,7 @@ class Decision {
 // By directory, what ranks have found damaged while they loaded.
 using PartsOfLoads = std::map<std::string, std::vector<DamagedPart>>;
 
-// What another rank sees that rank 0 does not, as it follows "rank 3 "; or nothing.
+// Returns what another rank sees that rank 0 does not, worded to follow "rank 3 "; or nothing.
 absl::StatusOr<std::string> Contradict(Storage* storage, const ResumeOffer& offer,
                                        const ResumeRules& rules, PartsOfLoads& parts) {
   if (storage == nullptr) return std::string();

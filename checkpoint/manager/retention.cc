@@ -9,7 +9,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// Indices by ascending validation loss, the newer first where equal; without those that have none.
+// Returns the indices with a validation loss in ascending order of it, the newer first if equal.
 std::vector<size_t> ByLoss(std::span<const RetentionCandidate> candidates) {
   std::vector<size_t> order;
   for (size_t i = candidates.size(); i-- > 0;) {

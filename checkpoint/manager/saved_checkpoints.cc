@@ -31,12 +31,12 @@ absl::StatusOr<Manifest> ReadIntactOnce(Storage& storage, std::string_view direc
                                           more > 0 ? absl::StrCat(" (and ", more, " more)") : ""));
 }
 
-// Whether the directory of a rolling checkpoint, or its slot, is a symbolic link.
+// Returns whether the directory of a rolling checkpoint, or its slot, is a symbolic link.
 bool IsLinked(Storage& storage, std::string_view directory) {
   return storage.IsLink(directory) || storage.IsLink(FolderOf(directory));
 }
 
-// The step directories of a slot, and of the folders of attempts in it.
+// Returns the step directories of a slot, and of the folders of attempts in it.
 absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::string_view slot) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, ListStepDirectories(storage, slot));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolders(storage, slot));

@@ -41,7 +41,7 @@ class RangeCollector {
 
   void Collect() { Collect(0, begin_); }
 
-  // From the first byte to the end of the last one.
+  // Returns the distance from the first byte to the end of the last one.
   uint64_t span_bytes() const { return span_bytes_[0]; }
   bool dense() const { return dense_[0]; }
 

@@ -341,9 +341,9 @@ std::vector<Box> BoxesOf(const MergedTensor& tensor) {
   return boxes;
 }
 
-// Replicas that were split differently on different ranks (for example a tied embedding in the
-// buckets of two pipeline stages): keeps the largest boxes whole and removes from the others what a
-// larger one holds.
+// Merges replicas that ranks have split differently (for example a tied embedding in the buckets of
+// two pipeline stages): keeps the largest boxes whole and removes from the others what a larger one
+// holds.
 void RemovePartialOverlaps(MergedTensor& tensor) {
   std::ranges::stable_sort(tensor.boxes, std::greater(),
                            [](const HeldBox& b) { return ElementCount(b.box.shape); });

@@ -39,6 +39,7 @@ struct SharedNeed {
   uint32_t rank_set;
 };
 
+// Combines the needs of all ranks, AddRank(), and assigns each byte range to one of its readers.
 class ReadAssigner {
  public:
   ReadAssigner(const Manifest& manifest, size_t ranks, std::span<const RankList> openers)
@@ -130,7 +131,7 @@ class ReadAssigner {
     return joint;
   }
 
-  // Between two adjacent ends of needs, the same ranks need the same.
+  // Cuts at every end of a need, so that the same ranks need all of a segment.
   void CutIntoSegments(uint32_t file, const std::vector<SharedNeed>& needs) {
     std::vector<uint64_t> ends;
     for (const SharedNeed& need : needs) {

@@ -88,6 +88,7 @@ class HeldStorage final : public ReadOnlyStorage {
   const std::string where_;
 };
 
+// Rank 0 calls Lead(), which asks for lists and checks; the other ranks answer in Follow().
 class Finder {
  public:
   Finder(const std::shared_ptr<Storage>& folder, const Hosts& hosts, ProcessGroup& group,
@@ -155,7 +156,7 @@ class Finder {
     return Finish(request);
   }
 
-  // On rank 0: the request to take this replica, or nullopt with a note.
+  // Returns rank 0's request to take this replica, or nullopt with a note.
   absl::StatusOr<std::optional<FindRequest>> Examine(const std::string& directory,
                                                      const std::vector<Offer>& offers) {
     const auto reject = [&](const std::string& why) {
@@ -223,7 +224,7 @@ class Finder {
     return std::nullopt;
   }
 
-  // What no host has; empty if there is nothing.
+  // Returns a description of what no host has; empty if there is nothing.
   static std::string Lost(const Manifest& manifest, const FindRequest& request) {
     std::vector<std::string> names;
     uint64_t bytes = 0;
@@ -264,7 +265,7 @@ class Finder {
     return held.SerializeAsString();
   }
 
-  // What cannot be read is not there.
+  // Adds the replica with those of its files that can be read.
   void Add(const std::string& directory, HeldReplicas& held) const {
     const absl::StatusOr<std::vector<std::string>> names = folder_->List(directory);
     if (!names.ok() || !ParseStepDirectoryName(StepOf(directory)).has_value()) return;

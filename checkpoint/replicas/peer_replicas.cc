@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenFolder(const std::string& path) {
   return OpenPosixStorage(path, {.create_root = true, .private_to = geteuid()});
 }
 
-// Bytes of all files below a directory that is kept while the next replica is written.
+// Returns the size of all files below a directory that is kept while the next replica is written.
 uint64_t BytesIn(Storage& folder, const std::string& directory) {
   uint64_t bytes = 0;
   const absl::StatusOr<std::vector<std::string>> names = folder.List(directory);

@@ -33,7 +33,7 @@ class Blocks {
     bool ends_file() const { return begin + size == file->size_bytes(); }
   };
 
-  // Null: there are no more.
+  // Returns null if there are no more.
   const Block* Next() {
     if (block_.file != nullptr && !block_.ends_file()) {
       block_.begin += block_.size;
@@ -118,7 +118,7 @@ class Receiver : public Transfer {
     return true;
   }
 
-  // An error of the group.
+  // Receives the block and writes it. Returns errors of the group alone.
   absl::Status Take(absl::Duration deadline) {
     if (block_ == nullptr) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(std::exchange(pending_, nullptr)->Wait(deadline));

@@ -44,7 +44,7 @@ constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
 // Memory for each thread, if there is as much: small windows read more chunks twice.
 constexpr uint64_t kWorkerBytes = uint64_t{64} << 20;
 
-// For the chunks of the source that neighbouring windows share.
+// Returns the memory for chunks of the source that neighbouring windows share.
 uint64_t EndBytes(const RewriteOptions& options) { return options.memory_bytes / 8; }
 
 // The unit of checksumming and digesting: fits into the second-level cache. A multiple of every
@@ -91,6 +91,7 @@ bool HasElements(const LogicalTensor& tensor) {
   return tensor.alias_of().empty() && ElementCount(GlobalShape(tensor)) > 0;
 }
 
+// Writes the planned files in windows of memory. Call Check(), then WriteFiles().
 class Rewriter {
  public:
   Rewriter(const Checkpoint& source, const RewritePlan& plan, Storage& storage,
@@ -209,9 +210,9 @@ class Rewriter {
   }
 
   uint64_t StagingBytes() const { return std::min(kMaxStagingBytes, options_.memory_bytes / 4); }
-  // Threads, each with windows that it fills and writes.
+  // Returns the number of threads, each with windows that it fills and writes.
   int Workers() const { return static_cast<int>(workers_.size()); }
-  // What each of them has.
+  // Returns the memory of each window.
   uint64_t WindowBytes() const {
     return (options_.memory_bytes - StagingBytes() - EndBytes(options_)) / Workers();
   }
@@ -340,7 +341,7 @@ class Rewriter {
     return scanner.Run(RangesOf(plan), placer.AsCallback(), &worker.staging);
   }
 
-  // All writes are in flight while the pieces behind them are checked.
+  // Starts all writes, and checks their pieces meanwhile.
   absl::Status WriteWindows(const std::vector<Window>& windows, Worker& worker) {
     std::vector<std::unique_ptr<PendingIo>> writes;
     for (const Window& window : windows) {

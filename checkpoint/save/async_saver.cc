@@ -225,7 +225,7 @@ class AsyncSaver::Background {
     return SaveOutcome{step, std::move(report)};
   }
 
-  // Whether this thread is the background thread.
+  // Returns whether this thread is the background thread.
   bool InBackground() const { return std::this_thread::get_id() == background_id_; }
 
   // Prefaulting only makes the next save faster, so neither a caller nor the program's own threads
@@ -290,7 +290,7 @@ class AsyncSaver::Background {
   int idle_waiters_ ABSL_GUARDED_BY(mutex_) = 0;
   // Skipped ones included, until their outcomes are known.
   int saves_in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Once it is known what the save in flight copies.
+  // Set once it is known what the save in flight copies.
   std::shared_ptr<DataWriter> writer_ ABSL_GUARDED_BY(mutex_);
   std::deque<SaveOutcome> outcomes_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> reads_state_ = false;  // the copy of a save in flight may be incomplete

@@ -73,7 +73,7 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
   return std::to_string(bytes);
 }
 
-// Whether the manifest was committed, given the storage's answer.
+// Finds out whether the manifest was committed, given the storage's answer.
 absl::Status Coordinator::SettleCommit(const absl::Status& published, const std::string& encoded) {
   if (!absl::IsAlreadyExists(published) && !absl::IsAborted(published)) return published;
   // The answer may be that to a repetition of a request that had succeeded.
@@ -116,7 +116,7 @@ void Coordinator::Abandon() {
   storage_.Delete(directory_).IgnoreError();
 }
 
-// Before anything is written, a manifest has no checksums yet.
+// Checks a manifest without its checksums, which are not known before data is written.
 absl::Status Coordinator::CheckPlan(const Manifest& planned) {
   Manifest checked = planned;
   for (DataFile& file : *checked.mutable_files()) {
@@ -155,8 +155,7 @@ absl::Status Coordinator::PrepareDirectory() {
   return storage_.MakeDirectory(directory_);
 }
 
-// Whether what is about to be committed is still in its place: another run may have set the
-// directory aside.
+// Checks that the files to commit are still there: another run may have quarantined the directory.
 absl::Status Coordinator::CheckFilesAreThere() {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListIfThere(storage_, directory_));
   for (const DataFile& file : manifest_.files()) {

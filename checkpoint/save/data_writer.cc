@@ -187,7 +187,7 @@ void DataWriter::End(const PieceTable::Task& task, PieceTable::Worker* worker,
   changed_.NotifyAll();
 }
 
-// After an error, too, the disk still reads memory that others wait for.
+// Finishes writes in flight after an error, too: the disk still reads memory that others need.
 void DataWriter::Work(Worker& worker) {
   const double processor_start = ThreadProcessorSeconds();
   const MutexLock lock(&mutex_);
@@ -212,7 +212,7 @@ void DataWriter::Work(Worker& worker) {
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
 }
 
-// No exception leaves what is done without the mutex.
+// Lets no exception out of the work that is done without the mutex.
 absl::Status DataWriter::Act(const PieceTable::Task& task, Worker& worker) {
   if (error_.ok() && options_.is_cancelled && options_.is_cancelled()) {
     Note(absl::CancelledError("the caller has ended the save"));

@@ -58,8 +58,8 @@ class DataWriter {
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // The staging memory to touch before the save: of all pieces that are not written in place, and
-  // DataWriterOptions::ahead_bytes of the others.
+  // Returns the staging memory to touch before the save: of all pieces that are not written in
+  // place, and DataWriterOptions::ahead_bytes of the others.
   uint64_t staged_bytes() const { return staged_bytes_ + ahead_bytes_; }
 
   // The time at which the last piece was copied, or written in place; nullopt before that.
@@ -68,8 +68,8 @@ class DataWriter {
     return copied_at_;
   }
 
-  // The processor time of the threads that Run() started, and of the copies and checks by waiting
-  // threads. Valid once Run() has returned.
+  // Returns the processor time of the threads that Run() started, and of the copies and checks by
+  // waiting threads. Valid once Run() has returned.
   double processor_seconds() const {
     const MutexLock lock(&mutex_);
     return processor_seconds_;

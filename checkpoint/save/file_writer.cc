@@ -82,7 +82,7 @@ absl::Status FileWriter::StartWriteOfCopy(uint64_t begin, uint64_t end, const st
   return absl::OkStatus();
 }
 
-// What is in place is written while the bytes between are put together.
+// Writes the memory in place while the bytes between are collected.
 absl::Status FileWriter::StartWriteInPlace(uint64_t begin, uint64_t end, AlignedBuffer& between,
                                            Writes& writes) {
   TESSERA_RETURN_IF_ERROR(Create());

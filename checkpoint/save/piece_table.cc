@@ -47,9 +47,9 @@ bool PieceTable::CanCopyTheRest() const {
   return had_waiters_ && buffers_.count() >= pending_in_place_;
 }
 
-// Copies while permitted, otherwise writes: what is waited for from where it is, as it need not be
-// copied then, before what was copied. What is written from where it is is checked meanwhile, and
-// what an update will come to is copied: few pieces for each write, as a storage may write only
+// Copies while permitted, otherwise writes: first pieces that somebody waits for, in place, as they
+// then need no copy, and then copies. Pieces in place are checked while they are written, and those
+// that an update will reach are copied: few pieces for each write, as a storage may write only
 // while a thread waits for it.
 PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
   if (worker.writing.has_value()) {
@@ -127,8 +127,8 @@ std::optional<size_t> PieceTable::NextInPlace() {
   return CanCopyTheRest() ? in_place_.Last(is_left) : in_place_.Next(is_left);
 }
 
-// While an update waits, what it will come to next is copied, although the disk would take it from
-// where it is. One thread at a time touches new memory, which takes longer than the copy.
+// While an update waits, the pieces that it reaches next are copied, although the disk could read
+// them in place. One thread at a time touches new memory, which takes longer than the copy.
 std::optional<size_t> PieceTable::NextAhead() {
   if (waiters_ == 0 || over() || !buffers_.has_any()) return std::nullopt;
   if (!buffers_.has_present() && touching_ > 0) return std::nullopt;

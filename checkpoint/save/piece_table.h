@@ -35,7 +35,7 @@ namespace tessera::ckpt {
 // the pieces that it will change next. If there is memory for all remaining pieces, they are copied
 // in the order of the update, and the disk begins at the other end.
 //
-// Not thread-safe: DataWriter calls it under a lock. Takes no time of its own.
+// Not thread-safe: DataWriter calls it under a lock. Reads no clock: callers pass the time.
 class PieceTable {
  public:
   using Clock = std::chrono::steady_clock;
@@ -89,7 +89,7 @@ class PieceTable {
   PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options);
 
   Task Take(Worker& worker, Clock::time_point now);
-  // For a thread that waits: call Arrive() first, and Leave() after kReleased.
+  // A thread that waits calls Arrive() first, and Leave() after kReleased.
   void Arrive(const Waiter& waiter);
   Task TakeAsWaiter(Waiter& waiter);
   void Leave() { --waiters_; }
@@ -102,9 +102,9 @@ class PieceTable {
   void Fail() { failed_ = true; }
 
   size_t size() const { return pieces_.size(); }
-  // Whether nothing is left to begin.
+  // Returns whether nothing is left to begin.
   bool over() const { return failed_ || (unwritten_ == 0 && unchecked_ == 0); }
-  // Whether copies and checks are in progress.
+  // Returns whether copies and checks are in progress.
   bool reads() const { return reading_ > 0; }
   bool all_released() const { return unreleased_ == 0; }
   Clock::time_point rests_until() const { return rests_until_; }

@@ -123,7 +123,7 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
           .ahead_bytes = context.copy_ahead_bytes};
 }
 
-// Steps 1 and 2.
+// Performs steps 1 and 2.
 absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<RankState>& local,
                               const SaveRequest& request, const PrepareSave& prepare) {
   const TraceSpan span("save", "plan");
@@ -134,7 +134,7 @@ absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<R
   return task;
 }
 
-// Step 3.
+// Performs step 3.
 absl::StatusOr<std::string> Write(
     const absl::StatusOr<std::shared_ptr<DataWriter>>& writer,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned,

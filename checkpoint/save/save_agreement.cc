@@ -23,7 +23,7 @@ absl::Status Unreadable(size_t rank, std::string_view what) {
       absl::StrCat("rank ", rank, " sent ", View(what), " that cannot be parsed"));
 }
 
-// Everything that one rank contributes to a plan.
+// Returns a key that has everything that one rank contributes to a plan.
 std::string CacheKey(const ProcessGroup& group, std::string_view description,
                      const SavePlanOptions& options) {
   std::string key = absl::StrCat(group.rank(), "/", group.size(), " ", options.max_file_bytes, " ",
@@ -128,7 +128,7 @@ class SaveAgreement {
     return details.SerializeAsString();
   }
 
-  // On rank 0: takes the first message of every rank, and returns the answers.
+  // Returns rank 0's answers to the first message of every rank.
   absl::StatusOr<std::vector<std::string>> Answer(const std::vector<std::string>& all) {
     SaveVerdict verdict;
     verdict.set_shared_entries(SharedEntriesDigest());
@@ -151,7 +151,7 @@ class SaveAgreement {
     return std::vector<std::string>(all.size(), verdict.SerializeAsString());
   }
 
-  // On rank 0: takes what it has asked for.
+  // Receives on rank 0 what it has asked for.
   absl::StatusOr<std::vector<std::string>> AnswerDetails(const std::vector<std::string>& all) {
     const bool takes_descriptions = descriptions_.empty();
     std::map<std::string, std::map<int, std::string>> entries;

@@ -48,7 +48,7 @@ class StagingPool {
   // Records that the first `bytes` of memory() have been touched.
   void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
 
-  // The reserved memory, aligned for direct I/O. Valid after Reserve().
+  // Returns the reserved memory, aligned for direct I/O. Valid after Reserve().
   std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
 
   // The reason why memory() is smaller than wanted; empty if it is not.

@@ -68,7 +68,7 @@ struct ScanOptions {
 using ChunkFunction =
     std::function<absl::Status(int worker, const FilePiece& chunk, const std::byte* data)>;
 
-// The callback of a scan that only checks.
+// Does nothing: the callback of a scan that only checks.
 inline absl::Status OnlyCheck(int, const FilePiece&, const std::byte*) { return absl::OkStatus(); }
 
 // The number of pieces of a thread: one in flight, one that has arrived.

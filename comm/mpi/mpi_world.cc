@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kElection(300);
 constexpr absl::Duration kAbortTime = absl::Seconds(5);
 constexpr absl::Duration kFinalizeTime = absl::Seconds(30);
 
-// "rank 3: " according to the launcher's environment, for messages printed before MPI is
+// Returns "rank 3: " according to the launcher's environment, for messages printed before MPI is
 // initialised; empty where the launcher does not provide the rank.
 std::string LaunchedAs() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
@@ -57,7 +57,7 @@ class MpiWorld::Impl {
         endpoint_(&transport_, std::move(options)),
         world_(&endpoint_) {}
 
-  // Collective, without a deadline of its own: the monitor's watchdog limits it.
+  // Connects all ranks. Has no timeout of its own: the monitor's watchdog limits it.
   absl::Status Connect() {
     uint64_t secret = 0;
     if (transport_.rank() == 0) {

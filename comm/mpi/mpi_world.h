@@ -37,7 +37,7 @@ class MpiWorld {
   const std::unique_ptr<Impl> impl_;
 };
 
-// The main() of a rank: creates the world, runs `rank_main`, and finishes. Returns the exit code.
+// Runs a rank: creates the world, calls `rank_main`, and finishes. Returns the exit code.
 int RunMpiRank(CommOptions options, const std::function<absl::Status(Communicator&)>& rank_main);
 
 }  // namespace tessera

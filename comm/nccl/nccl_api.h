@@ -48,7 +48,7 @@ class NcclApi {
   // Sets *state to kSuccess, kInProgress or the communicator's first error.
   virtual Result AsyncError(Comm comm, Result* state) = 0;
 
-  // Messages between GroupStart() and GroupEnd() run at the same time.
+  // Begins a group: messages between GroupStart() and GroupEnd() run at the same time.
   virtual Result GroupStart() = 0;
   virtual Result GroupEnd() = 0;
   virtual Result Send(const void* data, size_t bytes, int peer, Comm comm, StreamHandle stream) = 0;

@@ -133,7 +133,7 @@ class ReceiveTask final : public NcclTask {
     return lane.Connect(2, id, 1);
   }
 
-  // Both sides are on this device: one copy, after which the sender is answered.
+  // Copies a message of this device to itself, and then completes the sender's side.
   absl::StatusOr<bool> CopyFromSelf() {
     // The sender may have been started later than this task.
     TESSERA_RETURN_IF_ERROR(FollowCompute());
@@ -238,7 +238,7 @@ class ExchangeTask final : public CollectiveTask {
     });
   }
 
-  // The same piece to every rank, and pieces of one size from all.
+  // Returns whether every rank gets the same piece, and all pieces have one size.
   bool IsEvenGather() const {
     const int64_t bytes = e_.receive_bytes[0];
     const auto same = [&](int64_t other) { return other == bytes; };
@@ -268,7 +268,7 @@ class BroadcastTask final : public CollectiveTask {
     });
   }
 
-  // As CommCounter defines it: NCCL does not report which rank forwards what.
+  // Returns the bytes by CommCounter's definition: NCCL does not report which rank forwards what.
   int64_t Sent() const {
     const int64_t n = data_.bytes(), p = size();
     if (n <= kSmallBroadcastBytes) {
@@ -292,7 +292,7 @@ class ReduceTask : public CollectiveTask {
   ReduceTask(NcclRank& shared, NcclLane& lane, ReduceOp op, CommType type)
       : CollectiveTask(shared, lane), op_(op), type_(type) {}
 
-  // `slot_bytes` for each other rank.
+  // Adds the allocation of `slot_bytes` for each other rank.
   void AddAllocation(int64_t slot_bytes) {
     slot_bytes_ = slot_bytes;
     if (size() == 1 || slot_bytes == 0) return;
@@ -304,7 +304,7 @@ class ReduceTask : public CollectiveTask {
       return absl::OkStatus();
     });
   }
-  // Given back in the order of the stream: after the last reduction.
+  // Adds the release of the slots, in the order of the stream: after the last reduction.
   void AddRelease() {
     AddStep([this] {
       received_.reset();
@@ -312,7 +312,7 @@ class ReduceTask : public CollectiveTask {
     });
   }
 
-  // Where the piece of rank `from` arrives.
+  // Returns where the piece of rank `from` arrives.
   char* Slot(int from) {
     return static_cast<char*>(received_->data()) + (from - (from > rank() ? 1 : 0)) * slot_bytes_;
   }
@@ -402,7 +402,7 @@ class ReduceScatterTask final : public ReduceTask {
     return absl::OkStatus();
   }
 
-  // Elements of a rank's piece in the segment that starts at `begin`.
+  // Returns the elements of a rank's piece in the segment that starts at `begin`.
   int64_t Elements(int piece, int64_t begin) const {
     return std::clamp<int64_t>(counts_[piece] - begin, 0, segment_);
   }

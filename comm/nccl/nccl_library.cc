@@ -33,7 +33,7 @@ void Find(const SharedLibrary& library, const char* name, Function** function,
   if (*function == nullptr && missing->empty()) *missing = name;
 }
 
-// The name of the first function that the library lacks; empty where it has all.
+// Returns the name of the first function that the library lacks; empty where it has all.
 std::string FindAll(const SharedLibrary& library, Functions* functions) {
   std::string missing;
   Find(library, "ncclGetVersion", &functions->GetVersion, &missing);

@@ -62,7 +62,7 @@ class NcclLane {
   NcclLane& operator=(const NcclLane&) = delete;
 
   Stream& stream() { return stream_; }
-  // The id given to Connect().
+  // Returns the id given to Connect().
   const NcclApi::UniqueId& id() const { return id_; }
 
   // Begins to connect the ranks.

@@ -21,7 +21,7 @@ namespace {
 // How long the watchdog may take to notice a failure of the host world.
 constexpr std::chrono::milliseconds kWatchInterval(50);
 
-// Rank 0's id on every rank.
+// Returns rank 0's id on every rank.
 absl::StatusOr<NcclApi::UniqueId> SpreadId(Communicator& host, NcclRank& shared) {
   absl::StatusOr<NcclApi::UniqueId> id = NcclApi::UniqueId{};
   if (host.rank() == 0) {

@@ -47,7 +47,7 @@ class Backend {
     std::memcpy(host, from.data(), static_cast<size_t>(from.bytes()));
   }
 
-  // Whether operands of any dtypes and strides are allowed, as only in the reference.
+  // Returns whether operands of any dtypes and strides are allowed, as only in the reference.
   virtual bool takes_any_operands() const { return false; }
 
   // One method for each operation: GeluForward({x, out}) checks the operands and runs it.

@@ -55,7 +55,7 @@ class Hash {
   uint64_t value_ = 0;
 };
 
-// Sixteen bits for each element.
+// Returns sixteen pseudo-random bits for an element.
 inline uint32_t Scramble(uint32_t element) {
   uint32_t bits = element * 2654435761u;
   bits ^= bits >> 15;
@@ -63,7 +63,7 @@ inline uint32_t Scramble(uint32_t element) {
   return bits >> 16;
 }
 
-// Zeros where the backend computes.
+// Returns zeros in the backend's memory.
 Tensor Zeros(Backend& backend, DType dtype, Shape shape) {
   return Tensor(dtype, std::move(shape), backend.device());
 }
@@ -76,9 +76,9 @@ Tensor OnDevice(Backend& backend, Tensor host) {
   return moved;
 }
 
-// Operands in (-1, 1) + offset of many magnitudes, so that sums of products are rounded. They are
-// exact, so that they are the same everywhere: seven bits, which bf16 can hold, scaled by 2^-15 to
-// 1; fp32 has all sixteen in its significand instead.
+// Returns an operand in (-1, 1) + offset of many magnitudes, so that sums of products are rounded.
+// They are exact, so that they are the same everywhere: seven bits, which bf16 can hold, scaled by
+// 2^-15 to 1; fp32 has all sixteen in its significand instead.
 Tensor Operand(Backend& backend, DType dtype, Shape shape, uint32_t seed, float offset = 0) {
   Tensor x(dtype, std::move(shape));
   const int64_t n = x.view().elements();
@@ -111,8 +111,8 @@ Tensor Ids(Backend& backend, Shape shape, int32_t below) {
 // --- matrix products
 // ------------------------------------------------------------------------------
 
-// c = a b in each way that models multiply: activations by weights, plain and transposed, gradients
-// of weights, sums over shards.
+// Hashes c = a b in each way that models multiply: activations by weights, plain and transposed,
+// gradients of weights, sums over shards.
 void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& hash) {
   const auto product = [&](int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed,
                            DType output, bool accumulate, bool bias) {
@@ -141,7 +141,7 @@ void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& has
   hash.Add(c);
 }
 
-// Two products and a softmax per head.
+// Hashes two products and a softmax per head.
 void HashAttention(Backend& backend, DType dtype, Hash& hash) {
   const Shape shape = {1, 80, 2, 64};
   const AttentionOptions options = {.scale = 0.125};

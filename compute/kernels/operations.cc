@@ -17,7 +17,7 @@ namespace {
 
 using Views = std::initializer_list<const TensorView*>;
 
-// All dims but the last are rows.
+// Returns the extent of the last dim; all other dims are rows.
 int64_t ColumnsOf(const TensorView& x) { return x.rank() == 0 ? 1 : x.dim(x.rank() - 1); }
 int64_t RowsOf(const TensorView& x) {
   const int64_t columns = ColumnsOf(x);
@@ -48,29 +48,29 @@ class Checks {
   void Contiguous(Views views) const {
     for (const TensorView* x : views) That(!strict_ || x->contiguous(), *x, "is not contiguous");
   }
-  // Contiguous fp32.
+  // Checks contiguous fp32.
   void Statistic(const TensorView& x, int64_t elements) const {
     Count(x, elements);
     That(!strict_ || x.dtype() == DType::kF32, x, "is not float32");
     Contiguous({&x});
   }
-  // One 32-bit id per row.
+  // Checks one 32-bit id per row.
   void Ids(const TensorView& x, int64_t rows) const {
     Count(x, rows);
     That(x.dtype() == DType::kI32 && x.contiguous(), x, "is not of contiguous ids");
   }
-  // A vector of the columns of a matrix of the same dtype.
+  // Checks a vector with an element for each column of a matrix of the same dtype.
   void Vector(const TensorView& x, const TensorView& matrix) const {
     Count(x, ColumnsOf(matrix));
     SameDType(matrix, {&x});
     Contiguous({&x});
   }
-  // Rows of `units` equal runs.
+  // Checks that the rows are `units` equal runs.
   void Units(const TensorView& x, int64_t units) const {
     That(units > 0 && (units & (units - 1)) == 0 && RowsOf(x) % units == 0, x,
          "does not consist of that many units");
   }
-  // Matrices of one size and dtype, dense in their columns.
+  // Checks matrices of one size and dtype, dense in their columns.
   void Matrices(const TensorView& x, Views others) const {
     Dense(x);
     SameDType(x, others);
@@ -80,13 +80,13 @@ class Checks {
            "has another size");
     }
   }
-  // Dense in its columns; contiguous where it has more dims than two.
+  // Checks that x is dense in its columns, and contiguous if it has more than two dims.
   void Dense(const TensorView& x) const {
     That(x.rank() >= 1, x, "is no matrix");
     const bool dense = x.rank() == 2 ? x.dim(1) <= 1 || x.stride(1) == 1 : x.contiguous();
     That(!strict_ || dense, x, "is not dense in its last dim");
   }
-  // An fp32 matrix.
+  // Checks an fp32 matrix.
   void Sums(const TensorView& x) const {
     Dense(x);
     That(!strict_ || x.dtype() == DType::kF32, x, "is not float32");
@@ -104,7 +104,7 @@ class Checks {
     SameDType(a, {&bias});
     Contiguous({&bias});
   }
-  // A norm of the rows of x: which statistics and gradients it has depends on the operation.
+  // Checks a norm of the rows of x: which statistics and gradients it has depends on the operation.
   template <typename Op>
   void Norm(const Op& op, const TensorView& x, Views others) const {
     Matrices(x, others);
@@ -115,7 +115,7 @@ class Checks {
     if constexpr (requires { op.d_weight; }) Statistic(op.d_weight, ColumnsOf(x));
     if constexpr (requires { op.d_bias; }) Statistic(op.d_bias, ColumnsOf(x));
   }
-  // A gate and an up projection side by side, and their one result.
+  // Checks a gate and an up projection side by side, and their one result.
   void GateAndUp(const TensorView& gate_up, const TensorView& out) const {
     Dense(gate_up);
     Dense(out);

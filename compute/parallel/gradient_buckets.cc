@@ -124,7 +124,7 @@ void BucketBuffers::Return(Loan& loan) {
 
 namespace {
 
-// Whether contribution i opens a subtree, to which later ones are added.
+// Returns whether contribution i opens a subtree, to which later ones are added.
 bool Opens(int64_t i, int64_t contributions, bool tree) {
   return i == 0 || (tree && i % 2 == 0 && i + 1 < contributions);
 }

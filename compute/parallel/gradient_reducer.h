@@ -88,10 +88,10 @@ class GradientReducer : public GradientObserver {
 
   // Begins a micro-batch. Requires 0 <= micro_batch < options.micro_batches, in order.
   void StartMicroBatch(int64_t micro_batch);
-  // Whether the backward pass of this micro-batch accumulates into the gradients instead of
+  // Returns whether the backward pass of this micro-batch accumulates into the gradients instead of
   // overwriting them.
   bool accumulate() const;
-  // Whether accumulate() is true for every micro-batch but the first of a step. If so, the
+  // Returns whether accumulate() is true for every micro-batch but the first of a step. If so, the
   // gradients of later micro-batches alone are nowhere in memory.
   bool accumulates() const { return in_place_ && options_.micro_batches > 1; }
   absl::Status Prepare(int64_t begin, int64_t end) override;

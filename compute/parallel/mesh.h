@@ -47,17 +47,17 @@ class Mesh {
   const Coordinate& coordinate() const { return coordinate_; }
   int rank() const { return topology_.RankOf(coordinate_); }
 
-  // The world, for host memory; null if the mesh was created without one.
+  // Returns the world, for host memory; null if the mesh was created without one.
   Communicator* world() const { return groups_[kWorld].communicator; }
-  // The groups of ranks that differ from this one on one axis only, by their position on it; null
-  // if the axis has size 1. Buffers are tensors in the memory of the mesh's device.
+  // Returns the groups of ranks that differ from this one on one axis only, by their position on
+  // it; null if the axis has size 1. Buffers are tensors in the memory of the mesh's device.
   Communicator* tensor() const { return OfTensors(kTensor); }
   Communicator* data() const { return OfTensors(kData); }
   Communicator* pipeline() const { return OfTensors(kPipeline); }
   // The first (rank 0) and the last stage (rank 1) at the same tensor and data coordinates, which
   // both hold the table of tied embeddings; null with one stage and on the stages between.
   Communicator* tied() const { return OfTensors(kTied); }
-  // The groups of the axes, for host memory.
+  // Returns the groups of the axes, for host memory.
   HostGroups host() const {
     return {.tensor = groups_[kTensor].communicator,
             .data = groups_[kData].communicator,

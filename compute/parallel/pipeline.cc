@@ -65,7 +65,7 @@ class Inbox {
  public:
   explicit Inbox(Link link) : link_(std::move(link)) { PostAhead(); }
 
-  // The next message, valid until Release(). Empty if there is no previous stage.
+  // Returns the next message, valid until Release(). Empty if there is no previous stage.
   absl::StatusOr<TensorView> Take(Stopwatch& stopwatch) {
     if (!link_.exists()) return TensorView();
     TESSERA_RETURN_IF_ERROR(stopwatch.Wait(pending_[released_ % kBuffers]));
@@ -97,7 +97,7 @@ class Outbox {
  public:
   explicit Outbox(Link link) : link_(std::move(link)) {}
 
-  // The buffer for the next message. Empty if there is no next stage.
+  // Returns the buffer for the next message. Empty if there is no next stage.
   absl::StatusOr<TensorView> Prepare(Stopwatch& stopwatch) {
     if (!link_.exists()) return TensorView();
     TESSERA_RETURN_IF_ERROR(stopwatch.Wait(pending_[sent_ % kBuffers]));
@@ -372,9 +372,9 @@ int64_t Pipeline::buffer_bytes() const {
 
 namespace {
 
-// The n-th pass of a rank in one direction: `ranks` micro-batches through the first chunk, the same
-// through the next, and so on; then the next `ranks` micro-batches. Backward, the chunks are in
-// reverse order.
+// Returns the n-th pass of a rank in one direction: `ranks` micro-batches through the first chunk,
+// the same through the next, and so on; then the next `ranks` micro-batches. Backward, the chunks
+// are in reverse order.
 PipelineAction NthPass(const PipelineShape& shape, PipelineAction::Kind kind, int64_t n) {
   if (shape.chunks == 1) return {.kind = kind, .micro_batch = n, .chunk = 0};
   const int64_t round = int64_t{shape.ranks} * shape.chunks;

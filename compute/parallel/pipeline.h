@@ -129,7 +129,8 @@ class Pipeline {
   // Returns the number of sets of activations that a chunk needs for Train(), the bound of
   // PipelinePass::slot. Micro-batch m uses set m % slots(chunk).
   int64_t slots(int chunk) const { return slots_[chunk]; }
-  // Whether this rank has the model's first layers (in its first chunk) or last (in its last).
+  // Returns whether this rank has the model's first layers (in its first chunk) or last (in its
+  // last).
   bool first() const { return rank_ == 0; }
   bool last() const { return rank_ == shape_.ranks - 1; }
 

@@ -46,7 +46,7 @@ class TensorParallel {
   absl::Status ReduceScatter(const TensorView& x, std::string_view what) const;
   // Replaces every piece of x by the piece of the rank that owns it.
   absl::Status AllGather(const TensorView& x, std::string_view what) const;
-  // AllGather() with rows[i] rows in rank i's piece.
+  // Does what AllGather() does, with rows[i] rows in rank i's piece.
   absl::Status AllGather(const TensorView& x, std::span<const int64_t> rows,
                          std::string_view what) const;
 

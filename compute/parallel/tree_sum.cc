@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The split point of T(begin, end). Precondition: at least two leaves.
+// Returns the split point of T(begin, end). Precondition: at least two leaves.
 int64_t Middle(int64_t begin, int64_t end) {
   const auto below = static_cast<uint64_t>(end - begin - 1);
   return begin + static_cast<int64_t>(std::bit_floor(below));

@@ -16,14 +16,14 @@ constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.908214929270
 constexpr double kHalfPi1 = 1.57079632673412561417e+00, kHalfPi2 = 6.07710050630396597660e-11,
                  kHalfPi3 = 2.02226624879595063154e-21;
 
-// e^r for |r| <= ln(2) / 2: Taylor.
+// Returns e^r for |r| <= ln(2) / 2 by its Taylor series.
 double ExpOfSmall(double r) {
   double sum = 1;
   for (int i = 14; i > 0; --i) sum = 1 + sum * r / i;
   return sum;
 }
 
-// Taylor series of the sine and the cosine for |r| <= pi / 4.
+// Return sine and cosine for |r| <= pi / 4 by their Taylor series.
 double SinOfSmall(double r) {
   const double square = r * r;
   double sum = 1;
@@ -38,7 +38,7 @@ double CosOfSmall(double r) {
   return sum;
 }
 
-// The sine of x + quarters * pi / 2.
+// Returns the sine of x + quarters * pi / 2.
 double SinOfTurned(double x, int64_t quarters) {
   const double n = std::nearbyint(x * (2 / std::numbers::pi));
   const double r = ((x - n * kHalfPi1) - n * kHalfPi2) - n * kHalfPi3;

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// The finaliser of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+// Returns the finaliser of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
 // generators", OOPSLA 2014).
 uint64_t SplitMix(uint64_t x) {
   x += 0x9E3779B97F4A7C15;

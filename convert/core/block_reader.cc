@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{8} << 20;
 
-// Where the first element of `box` is in a tensor that is in memory as a whole.
+// Returns the index of the first element of `box` in a tensor that is in memory as a whole.
 int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
   int64_t element = 0;
   for (size_t d = 0; d < strides.size(); ++d) element += box.global_offset[d] * strides[d];

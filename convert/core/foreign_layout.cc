@@ -93,8 +93,8 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
   return piece;
 }
 
-// That no element of a box can be so far from its first that offsets in bytes overflow. Where its
-// file ends is checked when the file is known.
+// Checks that no element of a box is so far from its first that offsets in bytes overflow. The end
+// of the file is checked once the file is known.
 absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace& place,
                           const Box& box, const std::vector<int64_t>& strides) {
   if (strides.size() != box.shape.size()) {

@@ -33,15 +33,16 @@ constexpr int64_t kChunkBytes = int64_t{1} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{16} << 20;
 constexpr int64_t kCompareBytes = int64_t{1} << 20;
 
-// Whether neighbours in a row are apart in the file.
+// Returns whether neighbouring elements of a row are apart in the file.
 bool IsTransposed(const std::vector<StoredPiece>& pieces) {
   return std::ranges::any_of(pieces, [](const StoredPiece& piece) {
     return piece.strides.size() > 1 && piece.strides.back() != 1 && piece.box.shape.back() != 1;
   });
 }
 
-// Bytes that one read covers at least. Whole rows, because part of a row of a transposed tensor is
-// spread over as much of the file as all of it; all rows of such a tensor, where they are few.
+// Returns the number of bytes that one read covers at least. Whole rows, because part of a row of a
+// transposed tensor is spread over as much of the file as all of it; all rows of such a tensor,
+// where they are few.
 int64_t ChunkBytes(const Shape& shape, int64_t element_bytes, bool transposed) {
   const int64_t all_bytes = ElementCount(shape) * element_bytes;
   if (transposed && all_bytes <= kMaxRowBytes) return all_bytes;
@@ -55,7 +56,7 @@ absl::Status DamagedTensor(const ForeignTensor& tensor, const absl::AlphaNum& pr
   return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": ", problem));
 }
 
-// The position of the element at `index` of a piece, in elements.
+// Returns the position of the element at `index` of a piece, in elements.
 int64_t OffsetInPiece(const StoredPiece& piece, const std::vector<int64_t>& index) {
   int64_t offset = 0;
   for (size_t d = 0; d < index.size(); ++d) {
@@ -64,7 +65,8 @@ int64_t OffsetInPiece(const StoredPiece& piece, const std::vector<int64_t>& inde
   return offset;
 }
 
-// What a piece that lies inside its file takes up there, from its first to its last element.
+// Returns the bytes of its file that a piece spans, from its first to its last element.
+// Precondition: it lies inside the file.
 ByteRange BytesOf(const StoredPiece& piece, int64_t element_bytes) {
   int64_t last = 0;
   for (size_t d = 0; d < piece.strides.size(); ++d) {
@@ -88,7 +90,7 @@ absl::Status ReadRegion(const ReadableFile& file, const StoredPiece& piece, cons
   return ReadStrided(file, offset, std::move(dims), element_bytes, memory);
 }
 
-// That all bytes of the piece lie inside a file of this size.
+// Checks that all bytes of the piece lie inside a file of this size.
 absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
                          uint64_t file_bytes) {
   const auto outside = [&](const absl::AlphaNum& what) {
@@ -210,7 +212,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
     return out.empty() ? absl::OkStatus() : ReadAt(offset_bytes + whole * size, out);
   }
 
-  // A read within one run proceeds in the background.
+  // Starts a read; one within a single run proceeds in the background.
   std::unique_ptr<PendingIo> StartReadAt(uint64_t offset_bytes, std::span<std::byte> out,
                                          bool original) const override {
     const std::optional<Run> run = FindRun(offset_bytes);
@@ -234,7 +236,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
     uint64_t offset_bytes;
   };
 
-  // The rest of a run, from this offset on.
+  // Returns the rest of a run, from this offset on.
   std::optional<Run> FindRun(uint64_t offset_bytes) const {
     const auto after = runs_.upper_bound(offset_bytes);
     if (after == runs_.begin()) return std::nullopt;
@@ -248,7 +250,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
     return In(absl::StrCat("tensor ", tensor_.name), status);
   }
 
-  // Elements [first, first + count) in row-major order.
+  // Reads elements [first, first + count) in row-major order.
   absl::Status ReadElements(uint64_t first, uint64_t count, std::byte* out) const {
     const auto begin = static_cast<int64_t>(first);
     const Box whole = WholeBox(tensor_.shape);

@@ -49,7 +49,7 @@ int64_t IntegerOf(const nlohmann::json& json, const char* name) {
   return field != json.end() && field->is_number_integer() ? field->get<int64_t>() : 0;
 }
 
-// The rows of the whole table. nullopt where the files have none of this width.
+// Returns the rows of the whole table. nullopt where the files have none of this width.
 std::optional<int64_t> Rows(std::span<const ForeignTensor> tensors, int64_t columns,
                             int64_t parts) {
   for (const ForeignTensor& tensor : tensors) {

@@ -18,7 +18,7 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-// A config of this architecture whose other fields `read` sets, resolved.
+// Returns a config of this architecture whose other fields `read` sets, resolved.
 template <typename Read>
 absl::StatusOr<ModelConfig> ReadConfig(const Architecture& architecture, const JsonFields& fields,
                                        const Read& read) {
@@ -41,7 +41,7 @@ absl::Status CheckLayers(const ModelConfig& config, const std::string& source,
       source, ": ", config.num_layers(), " layers, but the files have ", tensor_count, " tensors"));
 }
 
-// The parameters' names, those of each layer in the order of its tensors' names.
+// Returns the parameters' names, those of each layer in the order of its tensors' names.
 std::vector<std::string> ModuleOrder(std::vector<LogicalParameter> parameters,
                                      std::span<const std::string_view> layer_order) {
   const auto place = [&](const LogicalParameter& parameter) {

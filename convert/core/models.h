@@ -78,7 +78,7 @@ class ForeignModel {
                                            int64_t tensor_count, uint64_t file_bytes);
 
   const ModelDescription& description() const { return description_; }
-  // The parameters in the order of their declaration.
+  // Returns the parameters in the order of their declaration.
   const std::vector<ForeignParameter>& parameters() const { return parameters_; }
   // Returns the parameters that have this name, or have it as another name. Releases of a framework
   // may give one name to several parameters.

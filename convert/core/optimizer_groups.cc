@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kGroups = "param_groups.";
 
-// Integers of a list; nullopt unless it holds nothing else.
+// Returns the integers of a list; nullopt if it holds anything else.
 std::optional<std::vector<int64_t>> Integers(const SavedValue& value) {
   const auto* const list = value.As<SavedValue::List>();
   if (list == nullptr) return std::nullopt;
@@ -203,7 +203,7 @@ class ParameterAssignment {
                                          *numbers[position].shape == parameters_[parameter].shape);
   }
 
-  // What is reachable after each parameter.
+  // Computes the positions that are reachable after each parameter.
   absl::Status GoForward() {
     reached_.assign(1, {Positions(groups_.size(), 0)});
     size_t progresses = 1;

@@ -122,7 +122,7 @@ class Worker {
     return absl::OkStatus();
   }
 
-  // The pieces of elements [begin, end). Clears the block where it has padding.
+  // Returns the pieces of elements [begin, end). Clears the block where it has padding.
   static std::vector<StoredPiece> PiecesOf(const OutputTensor& tensor, int64_t begin, int64_t end,
                                            std::span<std::byte> block) {
     std::vector<StoredPiece> pieces = tensor.pieces(begin, end);
@@ -132,8 +132,8 @@ class Worker {
     return pieces;
   }
 
-  // Whether the tensor can be read in one load with the parts, whose elements must not overlap with
-  // its own: those of the same source must be parts of the same tensor.
+  // Returns whether the tensor can be read in one load with the parts, whose elements must not
+  // overlap with its own: those of the same source must be parts of the same tensor.
   static bool FitsInLoad(const std::vector<BlockPart>& parts, const OutputTensor& tensor) {
     return std::ranges::all_of(parts, [&](const BlockPart& part) {
       return part.tensor.source_name != tensor.source_name ||
@@ -329,7 +329,7 @@ class Writer {
     return out->Close();
   }
 
-  // Whether the file has checksums of its tensors.
+  // Returns whether the file has checksums of its tensors.
   static bool HasCrc32(const OutputFile& file) {
     return file.records != nullptr || file.finish != nullptr;
   }
@@ -370,7 +370,7 @@ class Writer {
     return absl::OkStatus();
   }
 
-  // What is neither in a block nor in a span of tensors.
+  // Writes all bytes that are neither in a block nor in a span of tensors.
   absl::Status WriteRest(const OutputFile& file, const std::vector<Task>& tasks,
                          std::vector<TaskResult>& results, WritableFile& out) {
     const std::vector<uint32_t> crc32 = Crc32Of(file, tasks, results);

@@ -71,7 +71,7 @@ void SetNames(const std::map<std::string, std::string>& names, ForeignCheckpoint
   }
 }
 
-// The manifest in "tessera.trainer".
+// Returns the manifest in "tessera.trainer".
 std::optional<Manifest> ReadDescription(const SavedValue::Dict& trainer) {
   const SavedValue* const chunks = trainer.Find(kManifest);
   if (chunks == nullptr || chunks->As<SavedValue::List>() == nullptr) return std::nullopt;
@@ -108,7 +108,7 @@ void SetPartitions(const Manifest& described, ForeignCheckpoint& checkpoint) {
   }
 }
 
-// Whether the optimizer's mapping names tensors that are there.
+// Returns whether the optimizer's mapping names tensors that exist.
 bool Fits(const OptimizerState& optimizer, const ForeignCheckpoint& checkpoint) {
   std::set<std::string> names;
   for (const ForeignTensor& tensor : checkpoint.tensors) names.insert(tensor.name);
@@ -146,7 +146,7 @@ void AddByName(const SavedValue& container, const std::string& name,
   });
 }
 
-// The step and the samples beside the description, which win: a program may have changed them.
+// Sets the step and the samples to those beside the description: a program may have changed them.
 void SetStated(const SavedValue::Dict& trainer, Manifest& description) {
   const auto count = [&](const char* key) {
     const SavedValue* const value = trainer.Find(key);

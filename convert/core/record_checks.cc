@@ -44,7 +44,7 @@ class RecordState {
 
   const StoredRecord& record() const { return record_; }
   uint64_t end() const { return record_.offset_bytes + record_.size_bytes; }
-  // What the checksums say, OK as long as they say nothing.
+  // Returns DataLoss if all of the record has been read and its checksum differs, else OK.
   absl::Status status() const {
     return is_complete_ && found_ != record_.crc32 ? DamagedRecord(record_, found_)
                                                    : absl::OkStatus();
@@ -140,7 +140,7 @@ class CheckedStorage::FileRecords final : public StatedChecksums {
     return all;
   }
 
-  // To be called with everything that is read.
+  // Checks records against the bytes. Call with everything that is read.
   absl::Status Check(uint64_t offset, std::span<const std::byte> bytes) {
     const uint64_t end = offset + bytes.size();
     const auto part = [&](const ByteRange& range) {

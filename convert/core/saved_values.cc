@@ -34,7 +34,7 @@ const char* NameOfNumber(double number) {
   return std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf";
 }
 
-// `skeleton`: of the containers alone.
+// Returns the value as JSON; with `skeleton`, the containers alone.
 Json ToJson(const SavedValue& value, bool skeleton) {
   const auto items = [&](const std::vector<SavedValue>& from) {
     Json array = Json::array();
@@ -153,7 +153,7 @@ class Decoder {
     return json;
   }
 
-  // Whether a type has become a plainer one.
+  // Returns whether a type has become a plainer one.
   bool is_plainer() const { return is_plainer_; }
 
  private:

@@ -88,7 +88,7 @@ namespace {
 
 using NewNames = absl::flat_hash_map<std::string, std::string>;
 
-// What the mapping calls tensors of optimizer state, by their names in the checkpoint.
+// Returns the mapping's names of tensors of optimizer state, by their names in the checkpoint.
 NewNames NamesByMapping(const Manifest& manifest) {
   absl::flat_hash_set<std::string> states;
   NewNames first_names;  // of tensors with a second one
@@ -111,7 +111,7 @@ NewNames NamesByMapping(const Manifest& manifest) {
   return names;
 }
 
-// Names stay unique: no tensor keeps one that another is given.
+// Renames tensors whose names are given to others, so that names stay unique.
 void AddDisplaced(const Manifest& manifest, NewNames& names) {
   absl::flat_hash_set<std::string> given;
   for (const auto& [tensor, name] : names) given.insert(name);

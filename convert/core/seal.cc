@@ -87,14 +87,14 @@ absl::Status CheckSeal(const Seal& seal) {
   return absl::OkStatus();
 }
 
-// Where a range of a tensor begins or ends in a file.
+// A place at which a range of a tensor begins or ends in a file.
 struct Edge {
   uint64_t at;
   int tensor;
   int change;  // of the number of the tensor's ranges there
 };
 
-// The names of some tensors; of many, the first ones.
+// Returns the names of some tensors; of many, the first ones.
 std::string NamesTogether(const Seal& seal, const std::map<int, int>& tensors) {
   std::vector<std::string> names;
   for (const auto& [tensor, ranges] : tensors) {

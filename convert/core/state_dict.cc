@@ -69,6 +69,10 @@ const ForeignParameter* FindIn(const ByName& by_name, const std::string& name) {
   return at == by_name.end() ? nullptr : at->second;
 }
 
+// Finds the naming, and the prefix of all names, under which every parameter of the model is among
+// the weights with its shape, and renames the tensors: first weights, then optimizer states by
+// name, or by the numbers that AssignNumbers() resolves. Without such a naming, it leaves the names
+// and explains why in a note. Call Run() once.
 class Namer {
  public:
   Namer(Storage& storage, std::string_view folder, const KnownModel& model,
@@ -150,7 +154,7 @@ class Namer {
     return true;
   }
 
-  // Whether the tensors of all parameters have their shapes. Precondition: HasAll().
+  // Returns whether the tensors of all parameters have their shapes. Precondition: HasAll().
   bool HasShapes(const Parameters& naming, const std::string& prefix) const {
     return std::ranges::all_of(naming, [&](const ForeignParameter& parameter) {
       if (parameter.blocks.empty()) return true;
@@ -161,7 +165,7 @@ class Namer {
     });
   }
 
-  // What precedes the names of all parameters; nullopt where they are not all there.
+  // Returns the prefix of all parameters' names; nullopt where they are not all there.
   absl::StatusOr<std::optional<std::string>> FindPrefix(const Parameters& naming) {
     std::set<std::string> prefixes;
     for (const std::string& end : NamesOf(naming.front())) {
@@ -194,7 +198,7 @@ class Namer {
     std::set<const ForeignParameter*> parameters;
   };
 
-  // The naming and prefix with the most parameters.
+  // Returns the naming and prefix with the most parameters.
   Present FindMostPresent() const {
     Present most;
     for (const Parameters& naming : model_.namings) {
@@ -244,7 +248,8 @@ class Namer {
     return nearest;
   }
 
-  // Which parameters are missing, where most of the model's are there; empty for other tensors.
+  // Returns a description of missing parameters, if most of the model's are there; empty for other
+  // tensors.
   std::string DescribeMismatch() const {
     const Present most = FindMostPresent();
     if (most.naming == nullptr || 2 * most.parameters.size() < most.naming->size()) return "";
@@ -414,7 +419,7 @@ class Namer {
                      "them by the names of the parameters."));
   }
 
-  // The parameter, as an index into `parameters`, of each number in an optimizer's states.
+  // Returns the parameter, as an index into `parameters`, of each number in an optimizer's states.
   absl::StatusOr<std::map<int64_t, size_t>> MatchStates(
       const std::string& optimizer, const std::map<int64_t, Shape>& shapes,
       const std::vector<OrderedParameter>& parameters, const ByName& by_name) const {
@@ -482,7 +487,7 @@ class Namer {
     return absl::OkStatus();
   }
 
-  // A number of one element. NaN for one of another dtype.
+  // Returns a number of one element. NaN for one of another dtype.
   absl::StatusOr<double> ReadStep(const ForeignTensor& tensor) const {
     constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
     if (tensor.pieces.size() != 1) return kUnknown;

@@ -23,7 +23,7 @@ int64_t Count(Dims dims) {
   return count;
 }
 
-// Distance from the first element in the file to the end of the last one.
+// Returns the distance from the first element in the file to the end of the last one.
 int64_t Span(Dims dims) {
   int64_t span = 1;
   for (const StridedDim& dim : dims) span += (dim.extent - 1) * dim.from_stride;

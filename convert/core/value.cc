@@ -8,7 +8,7 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-// Whether every key can be part of a name.
+// Returns whether every key can be part of a name.
 bool HasNames(const SavedValue::Dict& dict) {
   for (size_t i = 0; i < dict.size(); ++i) {
     const SavedValue& key = dict.key(i);
@@ -22,7 +22,7 @@ PathPart PartOf(const SavedValue& key) {
   return {PathPart::Kind::kInteger, "", *key.As<int64_t>()};
 }
 
-// Whether a container has a tensor in it, however deep.
+// Returns whether a container has a tensor in it, however deep.
 bool HoldsTensor(const SavedValue& value) {
   if (value.As<SavedValue::Tensor>() != nullptr) return true;
   const auto* const dict = value.As<SavedValue::Dict>();
@@ -31,7 +31,7 @@ bool HoldsTensor(const SavedValue& value) {
   return list != nullptr && std::ranges::any_of(list->items, HoldsTensor);
 }
 
-// Whether a list has a dict in it, or in its lists.
+// Returns whether a list has a dict in it, or in its lists.
 bool HoldsDict(const SavedValue& value) {
   const auto* const list = value.As<SavedValue::List>();
   if (list == nullptr || list->is_tuple) return false;

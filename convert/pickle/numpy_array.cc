@@ -34,7 +34,7 @@ constexpr NamedDType kDTypes[] = {{"f8", DType::kF64}, {"f4", DType::kF32}, {"f2
                                   {"i1", DType::kI8},  {"u8", DType::kU64}, {"u4", DType::kU32},
                                   {"u2", DType::kU16}, {"u1", DType::kU8},  {"b1", DType::kBool}};
 
-// numpy.dtype("f4", False, True) with the state (3, "<", None, None, None, -1, -1, 0).
+// Parses numpy.dtype("f4", False, True) with the state (3, "<", None, None, None, -1, -1, 0).
 absl::StatusOr<DType> ResolveDType(const Value& value) {
   const std::optional<std::string_view> name = value.arguments()[0].AsText();
   if (!value.IsObjectOf("numpy.dtype") || !name) return Malformed("its dtype is malformed");

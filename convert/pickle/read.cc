@@ -32,7 +32,7 @@ class ByteStream {
   ByteStream(const ReadableFile& file, Extent part)
       : file_(file), position_(part.offset), end_(part.offset + part.length) {}
 
-  // File offset of the next byte.
+  // Returns the file offset of the next byte.
   uint64_t position() const { return position_; }
   uint64_t remaining() const { return end_ - position_; }
 
@@ -240,14 +240,14 @@ class Reader : private StackMachine {
     return table;
   }
 
-  // Little-endian number of that many bytes.
+  // Returns the next sizeof(T) bytes as a little-endian number.
   template <typename T>
   absl::StatusOr<T> ReadNumber() {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, stream_.ReadView(sizeof(T)));
     return LoadLittleEndian<T>(bytes.data());
   }
 
-  // Opcodes with arguments in the pickle, in the order of the table.
+  // Handle opcodes with arguments in the pickle, in the order of the table.
   absl::Status Proto() {
     TESSERA_ASSIGN_OR_RETURN(const uint8_t protocol, stream_.ReadByte());
     if (protocol <= kHighestProtocol) return absl::OkStatus();
@@ -275,7 +275,7 @@ class Reader : private StackMachine {
     return Push({.kind = Kind::kInt, .a = static_cast<uint64_t>(value)});
   }
 
-  // Two's complement, as short as possible.
+  // Pushes a number in two's complement that is as short as possible.
   template <typename Length>
   absl::Status PushLong() {
     TESSERA_ASSIGN_OR_RETURN(const Length length, ReadNumber<Length>());

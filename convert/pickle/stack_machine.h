@@ -26,7 +26,7 @@ class StackMachine {
  public:
   explicit StackMachine(uint64_t max_nodes) : max_nodes_(std::min<uint64_t>(max_nodes, kNoNode)) {}
 
-  // Nodes.
+  // Add nodes.
   absl::StatusOr<NodeId> Add(const Node& node);
   absl::StatusOr<NodeId> AddText(std::string_view text);
   // Takes the elements on the stack from `first_on_stack` on.
@@ -34,18 +34,18 @@ class StackMachine {
   Nodes& nodes() { return *nodes_; }
   std::unique_ptr<Nodes> TakeNodes() { return std::move(nodes_); }
 
-  // The stack. Nothing is popped across a mark.
+  // Change the stack. Nothing is popped across a mark.
   absl::Status Push(const Node& node);
   void PushId(NodeId id) { stack_.push_back(id); }
   absl::StatusOr<NodeId> Pop();
   absl::StatusOr<size_t> PopMark();  // index of the first element above the mark
   absl::Status PushObject(NodeId callable, NodeId arguments, NodeId keyword_arguments = kNoNode);
 
-  // The memo.
+  // Change and read the memo.
   absl::Status Remember(uint64_t index);
   absl::Status Recall(uint64_t index);
 
-  // Opcodes that have no argument in the pickle.
+  // Execute opcodes that have no argument in the pickle.
   absl::Status Mark();
   absl::Status Discard();
   absl::Status DiscardToMark();

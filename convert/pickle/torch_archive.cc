@@ -33,7 +33,8 @@ constexpr std::string_view kLegacyMagic =
 constexpr int64_t kLegacyVersion = 1001;
 constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
 
-// Before version 0.1.10, torch.save() wrote a tar archive whose first member is "sys_info".
+// Returns whether this is a tar archive, with a first member "sys_info", of torch.save() before
+// 0.1.10.
 bool LooksLikeTarForm(std::string_view first_bytes) {
   return first_bytes.starts_with(std::string_view("sys_info\0", 9)) &&
          first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
@@ -41,7 +42,7 @@ bool LooksLikeTarForm(std::string_view first_bytes) {
 
 absl::Status MalformedArchive(std::string_view what) { return absl::DataLossError(View(what)); }
 
-// The beginning of a part of the file, at most `max_bytes` of it.
+// Returns the beginning of a part of the file, at most `max_bytes` of it.
 absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint64_t max_bytes) {
   return ReadPart(file, part.offset, std::min(part.length, max_bytes));
 }
@@ -82,7 +83,7 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   return storage;
 }
 
-// The bytes that a storage of an archive shows, which lie within the file.
+// Returns the bytes that a storage of an archive shows, which lie within the file.
 absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageReference& storage) {
   const auto found = archive.storages.find(storage.key);
   if (found == archive.storages.end()) {
@@ -107,7 +108,7 @@ absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageR
                 count * storage.elements->element_bytes};
 }
 
-// The folder that begins all names, with its slash. What it is called does not matter.
+// Returns the folder that begins all names, with its slash. What it is called does not matter.
 absl::StatusOr<std::string> FindFolder(const std::vector<ZipMember>& members) {
   constexpr absl::string_view kPickle = "/data.pkl";
   std::string folder;
@@ -184,7 +185,7 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
   return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages)};
 }
 
-// Bytes of an element of each storage that the pickle refers to, by key.
+// Returns the element size of each storage that the pickle refers to, by key.
 absl::StatusOr<absl::flat_hash_map<std::string, uint64_t>> ElementSizes(const Pickle& contents) {
   absl::flat_hash_map<std::string, uint64_t> sizes;
   for (size_t i = 0; i < contents.node_count(); ++i) {
@@ -282,7 +283,7 @@ TensorCall Unwrap(Value value) {
   return call;
 }
 
-// Elements of a storage that a tensor shows, of bounds that were checked.
+// Checks the elements of a storage that a tensor shows. Its bounds were checked before.
 absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t storage_elements) {
   const absl::StatusOr<int64_t> count = CheckedByteCount(tensor.shape, 1);
   if (!count.ok()) return absl::DataLossError(count.status().message());

@@ -125,7 +125,7 @@ class TorchArchiveLayout {
  public:
   TorchArchiveLayout(std::string pickle, std::span<const uint64_t> storage_bytes);
 
-  // The offset of a storage, in bytes from the beginning of the archive.
+  // Returns the offset of a storage, in bytes from the beginning of the archive.
   uint64_t storage_offset(size_t storage) const { return storage_offsets_[storage]; }
   uint64_t size_bytes() const { return size_bytes_; }
 

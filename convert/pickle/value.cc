@@ -30,7 +30,7 @@ std::span<const NodeId> ListOf(const Nodes* nodes, uint64_t list) {
   return std::span(nodes->list_elements).subspan(nodes->lists[list].begin, nodes->lists[list].size);
 }
 
-// Elements of a list, a set or an object.
+// Returns the elements of a list, a set or an object.
 std::span<const NodeId> ItemsOf(const Nodes* nodes, NodeId id) {
   const Node& node = NodeOf(nodes, id);
   if (node.kind == Kind::kList || node.kind == Kind::kSet) return ListOf(nodes, node.a);
@@ -38,7 +38,7 @@ std::span<const NodeId> ItemsOf(const Nodes* nodes, NodeId id) {
   return {};
 }
 
-// Keys and values in turn, of a dict or an object.
+// Returns keys and values in turn, of a dict or an object.
 std::span<const NodeId> EntriesOf(const Nodes* nodes, NodeId id) {
   const Node& node = NodeOf(nodes, id);
   if (node.kind == Kind::kDict) return ListOf(nodes, node.a);

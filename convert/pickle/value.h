@@ -75,12 +75,12 @@ class Value {
   // text longer than kMaxTextBytes, and of an int beyond 64 bits.
   std::optional<Extent> extent() const;
 
-  // The elements of a tuple, list or set, or those appended to an object.
+  // Returns the elements of a tuple, list or set, or those appended to an object.
   size_t size() const;
   Value operator[](size_t index) const;
 
-  // The entries of a dict in the order of the file, or those set on an object (an OrderedDict). A
-  // key may occur twice; Python keeps the last.
+  // Returns the entries of a dict in the order of the file, or those set on an object (an
+  // OrderedDict). A key may occur twice; Python keeps the last.
   size_t entry_count() const;
   std::pair<Value, Value> entry(size_t index) const;
   // Returns the value of the last entry with that text as its key. Linear in the number of entries.
@@ -91,14 +91,14 @@ class Value {
   std::string GlobalName() const;
   bool IsGlobal(std::string_view module_and_name) const;
 
-  // The parts of an object; absent for any other value.
+  // Returns the parts of an object; absent for any other value.
   Value callable() const;   // what is called: nearly always a global
   Value arguments() const;  // nearly always a tuple
   Value keyword_arguments() const;
   Value state() const;  // for __setstate__ or __dict__
   bool IsObjectOf(std::string_view module_and_name) const;
 
-  // The value of a persistent id: a tuple in torch's files.
+  // Returns the value of a persistent id: a tuple in torch's files.
   Value persistent_id() const;
 
  private:

@@ -28,7 +28,7 @@ void Writer::Text(std::string_view utf8) {
   bytes_ += utf8;
 }
 
-// As protocol 2 has them: the text of the characters that they are.
+// Writes bytes as protocol 2 does: as a text with a character for each byte.
 void Writer::Bytes(std::string_view bytes) {
   std::string utf8;
   for (const char c : bytes) {

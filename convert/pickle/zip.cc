@@ -88,6 +88,8 @@ bool ApplyZip64(std::string_view extra, std::initializer_list<uint64_t*> fields)
   return std::none_of(fields.begin(), fields.end(), [](uint64_t* f) { return *f == kIn64Bits; });
 }
 
+// Reads the directory at the end of an archive, and locates each member's data by its local header.
+// Refuses archives in which members overlap or a name occurs twice.
 class Directory {
  public:
   Directory(const ReadableFile& file, Extent part) : file_(file), part_(part) {}
@@ -132,7 +134,7 @@ class Directory {
     return absl::DataLossError(
         absl::StrCat("offset ", part_.offset + offset, ": zip archive: ", View(what)));
   }
-  // Bytes of the archive. Precondition: they lie within it.
+  // Returns a range of the archive. Precondition: it lies within it.
   absl::StatusOr<std::string> Bytes(uint64_t offset, uint64_t length) const {
     std::string bytes(length, '\0');
     TESSERA_RETURN_IF_ERROR(
@@ -165,7 +167,8 @@ class Directory {
     return end;
   }
 
-  // Offset of the end record within the archive. Its comment reaches to the end of the archive.
+  // Returns the offset of the end record within the archive. Its comment reaches to the end of the
+  // archive.
   absl::StatusOr<std::optional<uint64_t>> FindEndIn(uint64_t tail_bytes) const {
     const uint64_t length = std::min(tail_bytes, part_.length);
     TESSERA_ASSIGN_OR_RETURN(const std::string tail, Bytes(part_.length - length, length));
@@ -223,7 +226,7 @@ class Directory {
     return entry;
   }
 
-  // The data of a member, which lies before the directory.
+  // Returns the data of a member, which lies before the directory.
   absl::StatusOr<ZipMember> Locate(const Entry& entry, uint64_t directory_offset) const {
     const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
     const uint64_t offset = entry.local_offset;
@@ -289,7 +292,8 @@ void Put(std::string& to, std::type_identity_t<T> value) {
 bool Needs64(uint64_t value) { return value >= UINT32_MAX; }
 uint32_t In32(uint64_t value) { return Needs64(value) ? UINT32_MAX : value; }
 
-// What a local header and an entry of the directory have in common: an uncompressed member.
+// Writes the fields that a local header and an entry of the directory share, for an uncompressed
+// member.
 void PutMember(uint32_t crc32, uint64_t size_bytes, uint64_t name_bytes, uint64_t extra_bytes,
                std::string& to) {
   Put<uint16_t>(to, kVersion);

@@ -3,8 +3,8 @@
 namespace tessera::gpt2 {
 namespace {
 
-// The fields of trainer_state.json that depend on the model alone. Its n_kv_head does not: it is
-// that of a default.
+// Writes the fields of trainer_state.json that depend on the model alone. n_kv_head does not: it is
+// a default's.
 void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["n_layer"] = config.num_layers();
   json["n_head"] = config.num_attention_heads();

@@ -40,7 +40,7 @@ struct Columns {
   int64_t logical = 0, foreign = 0, size = 0;
 };
 
-// A linear layer of all inputs and these columns of the logical one: its matrix and its bias.
+// Adds matrix and bias of a linear layer with all inputs and these columns of the logical one.
 void AddLinear(const std::string& name, int64_t layer, const char* weight, const char* bias,
                int64_t inputs, const std::vector<Columns>& columns,
                std::vector<ForeignParameter>& parameters) {

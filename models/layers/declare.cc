@@ -10,7 +10,7 @@ namespace {
 
 int ShardIndex(const VirtualShard& shard) { return shard.count == 1 ? -1 : shard.index; }
 
-// Whether `next` begins where `piece` ends, both in the logical tensor and in the buffer.
+// Returns whether `next` begins where `piece` ends, both in the logical tensor and in the buffer.
 bool Continues(const ParameterPiece& piece, const ParameterPiece& next, int dim) {
   return piece.name == next.name &&
          piece.global_offset[dim] + piece.shape[dim] == next.global_offset[dim];

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// The widths of q, k and v, of all heads.
+// Returns the widths of q, k and v, of all heads.
 std::vector<int64_t> QkvWidths(const ModelConfig& config) {
   const int64_t c = config.hidden_size();
   const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
@@ -29,7 +29,7 @@ int64_t TotalWidth(const std::vector<int64_t>& widths) {
   return std::accumulate(widths.begin(), widths.end(), int64_t{0});
 }
 
-// The weights of one layer that take part in matrix products.
+// Returns the weights of one layer that take part in matrix products.
 int64_t MatrixWeights(const DecoderFamily& family, const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   return c * (TotalWidth(QkvWidths(config)) + c + TotalWidth(UpWidths(family, config)) + f);
@@ -114,7 +114,7 @@ class DecoderDeclaration {
     return p;
   }
 
-  // A shard's rows of a matrix from `width` to C. Its bias is not sharded.
+  // Adds a shard's rows of a matrix from `width` to C. Its bias is not sharded.
   Parameter* RowParallel(const TensorNames& names, int64_t width, const VirtualShard& shard) {
     const int64_t c = config_.hidden_size();
     const Partition partition = {.dim = in_out() ? 0 : 1, .place = InLayer(layer_)};

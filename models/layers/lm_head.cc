@@ -10,7 +10,8 @@
 namespace tessera {
 namespace {
 
-// The rows of a chunk: as many as the limit allows of a unit, or as many units, a power of two.
+// Returns the rows of a chunk: as many as the limit allows of a unit, or as many units, a power of
+// two.
 int64_t ChunkRows(const Pass& pass, int64_t limit) {
   const int64_t unit_rows = pass.unit_rows();
   if (limit < unit_rows) return std::max<int64_t>(limit, 1);

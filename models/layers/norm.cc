@@ -82,7 +82,7 @@ RowBlocks BlocksOf(const Pass& pass) {
   return {all, count * pass.tensor_parallel.rank(), count};
 }
 
-// Whether there is a single block.
+// Returns whether there is a single block.
 bool IsWhole(const Pass& pass) { return pass.units == 1 && pass.shards() == 1; }
 
 Norm::Gradients VectorsOf(const TensorView& x) {

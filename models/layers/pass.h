@@ -33,7 +33,8 @@ struct Pass {
   int64_t rows() const { return batch * sequence; }
   int shards() const { return tensor_parallel.shards(); }
   int64_t unit_rows() const { return rows() / units; }
-  // Whether rows are split. Rows that are not divisible (a sampled text of any length) are not.
+  // Returns whether rows are split. Rows that are not divisible (a sampled text of any length) are
+  // not.
   bool splits_rows() const {
     return tensor_parallel.sequence_parallel() && unit_rows() % tensor_parallel.shards() == 0;
   }

@@ -38,7 +38,7 @@ TransformerBlock::SavedActivations TransformerBlock::LayOutSaved(Arena& arena, c
   return saved;
 }
 
-// The longest bias, or as long.
+// Returns the length of the longest bias, or of a vector as long.
 int64_t TransformerBlock::WidestSum() const {
   return std::max({parts_.attention_norm->channels(), parts_.mlp.front().up.out_features(),
                    parts_.attention.front().qkv.out_features()});
@@ -105,7 +105,7 @@ absl::Status TransformerBlock::Recompute(const Pass& pass, const TensorView& x,
   return ForwardSaved(pass, x, saved, scratch, /*cache=*/nullptr);
 }
 
-// All of `saved`, given the norm of x.
+// Computes all of `saved` from the norm of x.
 absl::Status TransformerBlock::ForwardSaved(const Pass& pass, const TensorView& x,
                                             const SavedActivations& saved, const Scratch& scratch,
                                             const std::vector<Tensor>* cache) const {
@@ -140,8 +140,9 @@ absl::Status TransformerBlock::AddResidual(const Pass& pass, const ResidualAdd& 
   return absl::OkStatus();
 }
 
-// The gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d itself,
-// or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other ranks.
+// Returns the gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d
+// itself, or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other
+// ranks.
 absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(
     const Pass& pass, const ResidualAdd& add, const TensorView& d, const TensorView& buffer,
     const TensorView& sums, bool accumulate) const {

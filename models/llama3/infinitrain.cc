@@ -10,7 +10,7 @@
 namespace tessera::llama3 {
 namespace {
 
-// The fields of trainer_state.json that depend on the model alone.
+// Writes the fields of trainer_state.json that depend on the model alone.
 void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["n_layer"] = config.num_layers();
   json["n_head"] = config.num_attention_heads();
@@ -18,7 +18,7 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["n_embd"] = config.hidden_size();
 }
 
-// Rows of queries, then those of keys, then those of values.
+// Describes the rows of queries, followed by those of keys and those of values.
 ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer) {
   const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
   const int64_t groups = config.num_query_groups(), kv = groups * d;

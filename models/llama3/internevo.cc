@@ -19,7 +19,7 @@ constexpr double kMostFeedForward = 1e12;
 // The dict does not name the class of the model: a model of another class has other parameters.
 bool Describes(const JsonFields& fields) { return fields.Has("hidden_size"); }
 
-// Settings that make another architecture of it.
+// Refuses settings that make another architecture of it.
 absl::Status CheckSettings(const JsonFields& fields) {
   TESSERA_RETURN_IF_ERROR(fields.Require("norm_type", "rmsnorm"));
   TESSERA_RETURN_IF_ERROR(fields.Require("use_swiglu", true));

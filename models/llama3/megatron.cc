@@ -58,7 +58,7 @@ ForeignParameter Norm(const std::string& prefix, const char* fused_name, const c
   return norm;
 }
 
-// In the order of the modules.
+// Returns a layer's parameters in the order of the modules.
 std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, const std::string& prefix,
                                               int64_t layer) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();

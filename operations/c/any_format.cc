@@ -88,7 +88,7 @@ absl::Status DiffByName(const std::string& name_a, const std::string& name_b, bo
   return GiveJson(ToJson(differences), report);
 }
 
-// To a format of another framework.
+// Converts to another framework's format.
 absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& destination,
                                   const std::string& format, const ReadOptions& options,
                                   const tessera_write_options& write) {
@@ -117,7 +117,7 @@ absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& 
               {"notes", report.notes},     {"seconds", report.seconds}};
 }
 
-// To this library's.
+// Converts to this library's format.
 absl::StatusOr<Json> Import(const std::string& source, const std::string& destination,
                             const ReadOptions& options, const tessera_write_options& write) {
   if (write.dtype != 0 || write.weights_only != 0 || write.max_file_bytes != 0 ||

@@ -40,8 +40,9 @@ std::vector<Variables> VariablesOf(S3Provider provider) {
   return {};
 }
 
-// Settings of a profile in a file of sections, "name = value" a line; nullopt without such a
-// section. A section is called "[profile NAME]" in one of the two files, "[NAME]" in the other.
+// Reads the settings of a profile in a file of sections, "name = value" a line; nullopt without
+// such a section. A section is called "[profile NAME]" in one of the two files, "[NAME]" in the
+// other.
 std::optional<Profile> ReadProfile(const std::string& path, const std::string& name) {
   const std::string contents = ReadWholeFile(path).value_or("");
   std::optional<Profile> profile;
@@ -91,7 +92,7 @@ std::string Setting(const ProfileFiles& files, const std::string& name) {
   return found == files.settings.end() ? "" : found->second;
 }
 
-// True: found. An error: half of it is.
+// Returns whether the variables are set; an error if only one is.
 absl::StatusOr<bool> FromEnvironment(const Variables& variables, const Environment& environment,
                                      s3::Credentials& credentials) {
   const std::optional<std::string> id = environment(variables.id),

@@ -26,7 +26,7 @@ constexpr char kContainerHost[] = "http://169.254.170.2";
 constexpr char kMetadataHost[] = "http://169.254.169.254";
 constexpr char kMetadataRoles[] = "/latest/meta-data/iam/security-credentials/";
 
-// What `service` answers, unless it fails in a way that may pass and keeps failing.
+// Returns the response of `service`. Retries failures that may pass, and returns the last one.
 absl::StatusOr<s3::HttpResponse> Send(const std::string& service, const s3::HttpRequest& request,
                                       s3::HttpClient& http) {
   for (int attempt = 1;; ++attempt) {
@@ -62,7 +62,7 @@ absl::StatusOr<s3::Credentials> Complete(const std::string& service, s3::Credent
   return absl::UnavailableError(absl::StrCat(service, " sends no credentials that can be used"));
 }
 
-// The answer of both the container's and the metadata service.
+// Parses the response of the container's or the metadata service.
 absl::StatusOr<s3::Credentials> ParseJson(const std::string& service, const std::string& body) {
   const nlohmann::json answer = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
   const auto text = [&](const char* name) {
@@ -81,7 +81,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& variable, const std::st
       absl::StrCat(variable, "=", path, ": the file is missing or empty"));
 }
 
-// "a=b%20c": a field of a form.
+// Returns "a=b%20c": a field of a form.
 std::string Field(const char* name, const std::string& value) {
   return absl::StrCat(name, "=", s3::UriEncode(value, /*keep_slashes=*/false));
 }
@@ -116,7 +116,7 @@ absl::StatusOr<s3::Credentials> AssumeRole(const std::string& token_file, const 
                   text("Expiration"));
 }
 
-// Others could read the answer, or the token.
+// Returns false for an address at which others could read the response, or the token.
 bool IsTrusted(const std::string& url) {
   if (url.starts_with("https://")) return true;
   for (const char* host : {kContainerHost, "http://169.254.170.23", "http://[fd00:ec2::23]",

@@ -34,7 +34,7 @@ constexpr Scheme kSchemes[] = {
 // What would be a path otherwise, and is more likely to be a mistake.
 constexpr std::string_view kBackends[] = {"boto3:", "volc:", "oss2:"};
 
-// "az" of "az://bucket/a".
+// Returns "az" of "az://bucket/a".
 std::optional<std::string_view> SchemeOf(std::string_view name) {
   const size_t end = name.find("://");
   if (end == name.npos || end == 0) return std::nullopt;

@@ -109,7 +109,7 @@ size_t ReceiveHeader(char* data, size_t size, size_t count, void* user) {
   return line.size();
 }
 
-// Called at least once a second. Not 0 ends the transfer.
+// libcurl calls this at least once a second. Returns 0, or another number to end the transfer.
 int CheckAbandoned(void* user, curl_off_t /*total*/, curl_off_t received, curl_off_t /*total*/,
                    curl_off_t sent) {
   auto& transfer = *static_cast<Transfer*>(user);
@@ -137,8 +137,8 @@ bool IsTransient(CURLcode code) {
   }
 }
 
-// Whether TLS failed because a certificate is signed with another key than that of the authority of
-// this name, which libcurl does not tell from failures that pass.
+// Returns whether TLS failed because a certificate is signed with another key than that of the
+// authority of this name, which libcurl does not distinguish from transient failures.
 bool IsWronglySigned(const std::string& reason) {
   return reason.find("asn1 encoding routines") != reason.npos ||
          reason.find("rsa routines") != reason.npos;
@@ -218,7 +218,7 @@ curl_slist* HeaderList(const HttpRequest& request) {
   return list;
 }
 
-// What became of a transfer.
+// Returns the outcome of a transfer.
 absl::Status OutcomeOf(const Transfer& transfer, CURLcode code) {
   if (code == CURLE_OK) return absl::OkStatus();
   std::string message = transfer.reason[0] != '\0' ? transfer.reason : curl_easy_strerror(code);

@@ -38,7 +38,7 @@ bool IsSuccess(const HttpResponse& response) {
   return response.status / 100 == 2 && !ParseError(response.body).has_value();
 }
 
-// Whether TOS or OSS says that the object to be created exists.
+// Returns whether TOS or OSS says that the object to be created exists.
 bool IsTaken(const Request& request, const HttpResponse& response) {
   return response.status == 409 && std::ranges::any_of(request.headers, [](const auto& header) {
            return header.first.ends_with("-forbid-overwrite");
@@ -67,7 +67,7 @@ bool MayPass(const HttpResponse& response) {
   }
 }
 
-// How far this machine's clock is from the store's, where the answer tells.
+// Returns the difference between the store's clock and this machine's, if the response has a date.
 std::optional<absl::Duration> ClockSkew(const HttpResponse& response) {
   absl::Time store;
   std::string ignored;
@@ -77,15 +77,15 @@ std::optional<absl::Duration> ClockSkew(const HttpResponse& response) {
   return absl::Now() - store;
 }
 
-// Whether a request arrived too long after it was signed, because this process or the network stood
-// still: signed again, it passes.
+// Returns whether a request arrived too long after it was signed, because this process or the
+// network stood still: signed again, it passes.
 bool WasDelayed(const HttpResponse& response) {
   const std::optional<absl::Duration> skew = ClockSkew(response);
   return skew.has_value() && absl::AbsDuration(*skew) <= kMaxClockSkew &&
          ErrorOf(response).code == "RequestTimeTooSkewed";
 }
 
-// Whether other credentials may help.
+// Returns whether other credentials may help.
 bool IsRefused(const std::string& method, const HttpResponse& response) {
   if (WasDelayed(response)) return false;
   if (response.status == 401 || response.status == 403) return true;
@@ -96,7 +96,7 @@ bool IsRefused(const std::string& method, const HttpResponse& response) {
          code == "TokenRefreshRequired";
 }
 
-// Well before they expire; of short ones, after half of their time.
+// Returns the time of renewal: well before they expire, or after half of a short lifetime.
 absl::Time RenewalOf(const Credentials& credentials) {
   const absl::Time now = absl::Now();
   if (credentials.expiration == absl::InfiniteFuture()) return credentials.expiration;

@@ -96,7 +96,7 @@ class RequestSender {
   // Ends waits and repetitions, see Storage::Abandon().
   void Abandon();
 
-  // Number of requests sent so far, repetitions included.
+  // Returns the number of requests sent so far, repetitions included.
   int64_t request_count() const { return request_count_; }
 
  private:

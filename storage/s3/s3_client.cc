@@ -27,7 +27,7 @@ constexpr int kMaxDamagedTransfers = 4;
 // Ranges of one object begin and end at multiples of it, so that no page has two.
 constexpr uint64_t kRangeUnit = uint64_t{64} << 10;
 
-// Unlike any other, in this process or elsewhere.
+// Returns an id unlike any other, in this process or elsewhere.
 std::string NewWriter() {
   std::random_device device;
   return absl::StrCat(absl::Hex(device(), absl::kZeroPad8), absl::Hex(device(), absl::kZeroPad8),

@@ -322,7 +322,7 @@ absl::Status S3WritableFile::MakeObject() {
   return client_.CompleteUpload(upload, uploaded);
 }
 
-// Parts that are not complete: the last one, and those with gaps or never written.
+// Uploads parts that are not complete: the last one, and those with gaps or never written.
 absl::Status S3WritableFile::UploadRest(uint64_t size_bytes) {
   for (uint64_t index = 0; index * part_bytes_ < size_bytes; ++index) {
     const uint64_t part_bytes = std::min(part_bytes_, size_bytes - index * part_bytes_);

@@ -225,7 +225,7 @@ class S3Storage final : public Storage {
     return absl::StrCat(options_.prefix, "/", std::string(path));
   }
 
-  // The prefix of the keys below a directory; "" for the root of the whole bucket.
+  // Returns the prefix of the keys below a directory; "" for the root of the whole bucket.
   std::string Below(std::string_view path) const {
     std::string key = Key(path);
     return key.empty() ? key : key + "/";
@@ -237,7 +237,7 @@ class S3Storage final : public Storage {
     return !page.objects.empty();
   }
 
-  // InvalidArgument for a directory.
+  // Finds an object. InvalidArgument for a directory.
   absl::StatusOr<S3Client::ObjectInfo> Find(std::string_view path) {
     absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(Key(path));
     if (!absl::IsNotFound(info.status())) return info;
@@ -297,7 +297,7 @@ class S3Storage final : public Storage {
   std::atomic<bool> obeys_conditions_ = false;  // once the store has proved it
 };
 
-// The names of the headers that ask a store to replace nothing.
+// Returns the names of the headers that ask a store to replace nothing.
 std::string Forbids(const s3::Dialect& dialect) {
   const std::string first(dialect.create_only[0].name), second(dialect.create_only[1].name);
   const std::string usual = first == "if-none-match" ? "If-None-Match" : first;

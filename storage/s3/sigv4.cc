@@ -36,7 +36,7 @@ std::string Algorithm(const Dialect& dialect) {
   return std::string(dialect.signature) + "-HMAC-SHA256";
 }
 
-// "20130524/us-east-1/s3/aws4_request"
+// Returns "20130524/us-east-1/s3/aws4_request"
 std::string Scope(std::string_view region, std::string_view amz_date, const Dialect& dialect) {
   const std::string parts[] = {std::string(amz_date.substr(0, 8)), std::string(region),
                                std::string(dialect.service), std::string(dialect.terminator)};

@@ -11,7 +11,7 @@
 namespace tessera::s3 {
 namespace {
 
-// pugixml's nodes, by name: a missing one is empty.
+// Returns the text of a child, empty if it is missing.
 std::string Text(const pugi::xml_node& node, const char* child) {
   return node.child(child).text().as_string();
 }

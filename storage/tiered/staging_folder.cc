@@ -35,7 +35,7 @@ absl::Status MarkIfEmpty(Storage& storage, const std::string& path) {
                    " is missing): its files would be deleted; remove it, or name another folder"));
 }
 
-// Whether `folder` is `inner` or one of the folders above it. Both without links.
+// Returns whether `folder` is `inner` or one of the folders above it. Both without links.
 bool IsAbove(const fs::path& folder, const fs::path& inner) {
   for (fs::path path = inner;; path = path.parent_path()) {
     std::error_code ignored;

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// What is no UTF-8 counts as characters of one byte.
+// Returns the length of the first character. Bytes that are not UTF-8 count as characters.
 size_t CharacterLength(std::string_view text) { return std::max<size_t>(Utf8Length(text), 1); }
 
 uint32_t Number(std::string_view character) {

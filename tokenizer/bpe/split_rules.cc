@@ -117,7 +117,7 @@ constexpr KnownRegex kKnown[] = {
      kQwen2Rules},
 };
 
-// Where the run of characters of one class ends that begins at `at`.
+// Returns the end of the run of characters of one class that begins at `at`.
 size_t RunEnd(std::string_view text, size_t at, CharacterClass kind) {
   while (at < text.size()) {
     const Character next = FirstCharacter(text.substr(at));
@@ -146,7 +146,8 @@ size_t PunctuationEnd(const SplitRules& rules, std::string_view text, size_t at)
   return at;
 }
 
-// The length of a contraction at the start of a text that begins with an apostrophe; 0 if none.
+// Returns the length of a contraction at the start of a text that begins with an apostrophe; 0 if
+// none.
 size_t ContractionLength(const SplitRules& rules, std::string_view text) {
   const auto letter = [&](size_t i) {
     if (i >= text.size()) return '\0';

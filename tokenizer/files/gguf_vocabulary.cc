@@ -53,7 +53,7 @@ constexpr PreTokenizer kPreTokenizers[] = {
 
 int32_t Number(SentencePieceType type) { return static_cast<int32_t>(type); }
 
-// Whether merges alone make each token of what could be a piece of a text.
+// Returns whether merges alone make each token that could be a piece of a text.
 bool MergesMakeAllTokens(const BpeVocabulary& vocabulary) {
   absl::flat_hash_map<absl::string_view, int32_t> ids;
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {

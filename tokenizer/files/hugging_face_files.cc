@@ -161,7 +161,7 @@ absl::StatusOr<Json> PieceMerges(const Scores& scores) {
   return list;
 }
 
-// Spaces as U+2581, with one before every text for a dummy prefix.
+// Writes spaces as U+2581, with one before every text for a dummy prefix.
 Json SpaceMarks(bool dummy_prefix) {
   const Json marks = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceMark}};
   if (!dummy_prefix) return marks;
@@ -187,7 +187,7 @@ absl::StatusOr<std::string> TokenizerJson(const Tokenizer& tokenizer, const Toke
   return WriteTokenizerJson(std::get<SentencePieceModel>(vocabulary));
 }
 
-// The text by which the files name a token.
+// Returns the text by which the files name a token.
 std::string TextOf(const Tokenizer& tokenizer, const TokenizerFiles& files, int32_t id) {
   const std::string* contents = files.Find(kSentencePieceName);
   if (contents == nullptr) return std::string(tokenizer.TokenText(id));

@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxQuotedBytes = 200;
 
-// One more than the largest.
+// Returns one more than the largest id.
 size_t CountIds(const TokenIds& ids) {
   size_t count = 0;
   for (const auto& [token, id] : ids) count = std::max(count, static_cast<size_t>(id) + 1);
@@ -23,7 +23,7 @@ size_t CountIds(const TokenIds& ids) {
 
 using Json = nlohmann::json;
 
-// A string, or the "content" of an object.
+// Returns the member's value if it is a string, or its "content" if it is an object.
 std::string TokenIn(const Json& object, const char* name) {
   const auto found = object.find(name);
   if (found == object.end()) return {};

@@ -61,7 +61,7 @@ TiktokenEncoding Llama3() {
   return encoding;
 }
 
-// "BASE64 RANK". False where the line is not that.
+// Parses "BASE64 RANK". Returns false if the line has another form.
 bool ParseLine(std::string_view line, std::string& token, int32_t& rank) {
   if (line.ends_with('\r')) line.remove_suffix(1);
   const size_t space = line.find(' ');

@@ -24,7 +24,8 @@ namespace {
 // A file with more steps could take any time for a text.
 constexpr size_t kMaxNormalizers = 8;
 
-// Only spaces are replaced: with any other text, a few steps could make one of any length.
+// Reads a replacement of spaces. Others are refused, since a few steps could make texts of any
+// length.
 absl::Status ReadReplacement(const JsonSection& step, TextNormalizer& normalizer) {
   TESSERA_RETURN_IF_ERROR(step.AllowOnly({"type", "pattern", "content"}));
   const JsonSection pattern = step["pattern"]["String"];
@@ -83,7 +84,7 @@ absl::Status ReadDigits(const JsonSection& step, SplitRules& rules) {
   return absl::OkStatus();
 }
 
-// Members of Metaspace, which is a pre-tokenizer and a decoder.
+// Reads the members of Metaspace, which is a pre-tokenizer and a decoder.
 absl::StatusOr<Metaspace> ReadMetaspaceMembers(const JsonSection& step) {
   constexpr std::pair<std::string_view, Metaspace::Prefix> kPrefixes[] = {
       {"never", Metaspace::Prefix::kNever},
@@ -107,7 +108,7 @@ absl::StatusOr<Metaspace> ReadMetaspaceMembers(const JsonSection& step) {
   return metaspace;
 }
 
-// Whether the step is {"type": "Replace"} of U+2581 by a space.
+// Returns whether the step is {"type": "Replace"} of U+2581 by a space.
 bool ReplacesMarks(const JsonSection& step) {
   return step.type() == "Replace" && step["pattern"]["String"].text() == kSpaceMark &&
          step["content"].text() == " ";
@@ -133,7 +134,7 @@ absl::StatusOr<TextNormalizer> ReadNormalizer(const JsonSection& normalizer) {
   return read;
 }
 
-// Whether tokens are bytes, in the alphabet of ByteLevelCharacter().
+// Returns whether tokens are bytes, in the alphabet of ByteLevelCharacter().
 bool IsByteLevel(const JsonSection& decoder) {
   const std::vector<JsonSection> steps = decoder.Steps("decoders");
   return steps.size() == 1 && steps[0].type() == "ByteLevel";
@@ -221,8 +222,8 @@ absl::Status ReadMergeList(const std::string& path, const JsonSection& section, 
   return absl::OkStatus();
 }
 
-// All of the model but how its tokens are written. With a token for every byte, nothing is unknown:
-// unk_token and fuse_unk have no effect.
+// Reads all of the model but how its tokens are written. With a token for every byte, nothing is
+// unknown: unk_token and fuse_unk have no effect.
 absl::StatusOr<TokenIds> ReadModel(const std::string& path, const JsonSection& model,
                                    BpeVocabulary& vocabulary) {
   TESSERA_RETURN_IF_ERROR(model.AllowOnly(
@@ -237,7 +238,7 @@ absl::StatusOr<TokenIds> ReadModel(const std::string& path, const JsonSection& m
   return ids;
 }
 
-// Tokens made of bytes, as in GPT-2 and Llama-3.
+// Reads tokens made of bytes, as in GPT-2 and Llama-3.
 absl::Status ReadByteLevel(const JsonSection& file, const TokenIds& ids,
                            BpeVocabulary& vocabulary) {
   AddByteLevelTokens(ids, vocabulary);
@@ -246,7 +247,7 @@ absl::Status ReadByteLevel(const JsonSection& file, const TokenIds& ids,
   return absl::OkStatus();
 }
 
-// Tokens made of characters, as in Llama-2 and Mistral.
+// Reads tokens made of characters, as in Llama-2 and Mistral.
 absl::Status ReadCharacters(const std::string& path, const JsonSection& file, const TokenIds& ids,
                             BpeVocabulary& vocabulary) {
   const JsonSection model = file["model"];
@@ -286,7 +287,7 @@ absl::Status ReadAddedTokens(const JsonSection& section, const TokenIds& ids,
   return absl::OkStatus();
 }
 
-// Only the beginning of one text matters: a template puts tokens before and after it.
+// Reads the tokens that a template puts before one text. Those after it do not matter.
 absl::Status ReadTemplate(const JsonSection& step, std::span<const AddedToken> added,
                           BpeVocabulary& vocabulary) {
   const JsonSection parts = step["single"];

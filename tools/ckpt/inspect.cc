@@ -56,7 +56,7 @@ std::vector<int64_t> ParametersPerGroup(const OptimizerState& optimizer) {
   return counts;
 }
 
-// Lines of characters that a terminal shows as they are.
+// Returns whether the bytes are lines of characters that a terminal shows as they are.
 bool IsText(std::string_view bytes) {
   return std::ranges::all_of(bytes, [](char c) { return c == '\n' || (c >= ' ' && c <= '~'); });
 }
@@ -113,7 +113,7 @@ void PrintValues(const convert::SavedValue& state, std::ostream& out) {
   }
 }
 
-// What the files of another framework tell.
+// Prints the facts in the files of another framework.
 void PrintForeign(const NamedCheckpoint& named, const Manifest& manifest, std::ostream& out) {
   out << "format      " << named.format << " (" << manifest.producer().program() << ")\n";
   if (convert::TellsStep(manifest)) out << "step        " << manifest.trainer().step() << "\n";
@@ -169,7 +169,7 @@ void PrintModel(const Manifest& manifest, std::ostream& out) {
   }
 }
 
-// All before the tensors.
+// Prints all that precedes the tensors.
 void PrintHead(const NamedCheckpoint& named, std::ostream& out) {
   const Manifest& manifest = named.opened->manifest();
   out << "checkpoint  " << named.Describe() << "\n";
@@ -230,8 +230,8 @@ Json OptimizerJson(const OptimizerState& optimizer) {
   return json;
 }
 
-// The model's whole configuration. A foreign trainer's may be JSON; what is neither that nor plain
-// fields of protobuf's text format, one a line, stays text.
+// Returns the model's whole configuration. A foreign trainer's may be JSON; what is neither that
+// nor plain fields of protobuf's text format, one a line, stays text.
 Json ModelJson(const ModelProto& model) {
   const auto parse = [](absl::string_view text) {
     return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
@@ -250,7 +250,7 @@ Json ModelJson(const ModelProto& model) {
   return json;
 }
 
-// Text as text, other bytes as their number.
+// Returns text as text, other bytes as their number.
 Json ExtraJson(const TrainerState& trainer) {
   Json json = Json::object();
   for (const std::string& key : SortedKeys(trainer.extra())) {

@@ -56,8 +56,8 @@ void SetUnlessZero(PageJson& json, const char* key, int64_t value) {
   if (value != 0) json[key] = value;
 }
 
-// The number of the rank that wrote a file: they are numbered by their ranks, if every rank wrote
-// one.
+// Returns the number of the rank that wrote a file: they are numbered by their ranks, if every rank
+// wrote one.
 std::optional<int64_t> RankOfFile(absl::string_view path, const TopologyProto& topology) {
   const std::vector<absl::string_view> words = absl::StrSplit(path, absl::ByAnyChar("-."));
   const auto of = std::ranges::find(words, "of");
@@ -81,6 +81,8 @@ struct PlacedBox {
   Box box;
 };
 
+// Builds the JSON of the page. Build() finds the parameters and the boxes in files first, and
+// limits their number; what the page has no room for is counted.
 class PageData {
  public:
   PageData(const NamedCheckpoint& named, const CheckpointSurvey& survey)
@@ -317,7 +319,7 @@ class PageData {
     }
   }
 
-  // Bars of one, two or four bins: no wider than is needed to have few of them.
+  // Returns bars of one, two or four bins: no wider than is needed to have few of them.
   static PageJson Histogram(const std::vector<int64_t>& bins) {
     constexpr int kSide = ElementStatistics::kBinsPerSign;
     PageJson json;
@@ -342,7 +344,7 @@ class PageData {
     return json;
   }
 
-  // As many boxes of each tensor, at most, as leave the page no more than it may have.
+  // Limits the boxes of each tensor, so that the page has no more than it may have.
   void LimitBoxes() {
     for (boxes_of_tensor_ = kMaxBoxesOfTensor; boxes_of_tensor_ > 1; boxes_of_tensor_ /= 2) {
       size_t boxes = 0;

@@ -94,7 +94,7 @@ class Listing {
   int exit_code_ = kExitOk;
 };
 
-// Whether a folder without a manifest holds what a save has written before it died.
+// Returns whether a folder without a manifest holds files of a save that did not finish.
 absl::StatusOr<bool> IsIncompleteSave(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   return std::ranges::any_of(

@@ -41,7 +41,7 @@ std::string Summary(const ReshardPlan& work, const char* verb) {
                       files == 1 ? " file" : " files");
 }
 
-// What to do where the checkpoint does not say how its tensors may be cut.
+// Prints what to do if the checkpoint does not say how its tensors may be cut.
 void PrintGuesses(const ReshardPlan& work, std::ostream& out) {
   if (work.layout.guessed == 0) return;
   out << work.layout.guessed

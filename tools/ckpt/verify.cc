@@ -18,7 +18,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// "good, 1.2 GiB read in 0.7 s (1.7 GiB/s)"
+// Returns "good, 1.2 GiB read in 0.7 s (1.7 GiB/s)"
 std::string Verdict(const VerifyReport& report) {
   const size_t places = report.damage.size();
   return (places == 0

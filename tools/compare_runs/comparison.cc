@@ -24,7 +24,7 @@ class Comparer {
  public:
   explicit Comparer(const RunComparison& rule) : rule_(rule) {}
 
-  // For the roundings see RunRecords.
+  // Adds the comparison of two numbers. RunRecords describes the roundings.
   void Add(int64_t step, double a, double b, double rounding_a, double rounding_b,
            ComparedQuantity& quantity) const {
     if (rounding_a == kNotRecorded || rounding_b == kNotRecorded) return;
@@ -59,7 +59,7 @@ class Comparer {
   }
 
  private:
-  // The tolerance as an absolute difference.
+  // Returns the tolerance as an absolute difference.
   double Scaled(double a, double b) const {
     return rule_.absolute ? rule_.tolerance : rule_.tolerance * std::max(std::abs(a), std::abs(b));
   }

@@ -48,7 +48,7 @@ std::vector<int64_t> CommonSteps(const RunRecords& a, const RunRecords& b) {
   return steps;
 }
 
-// About `rows` of `steps`, spread evenly, the ends and every first difference included.
+// Returns about `rows` of `steps`, evenly spaced, with both ends and every first difference.
 std::set<int64_t> ShownSteps(const std::vector<int64_t>& steps, const RunComparison& comparison,
                              int rows) {
   std::set<int64_t> shown;
@@ -66,7 +66,7 @@ std::set<int64_t> ShownSteps(const std::vector<int64_t>& steps, const RunCompari
   return shown;
 }
 
-// A number of a run as text; "-" if it is not recorded.
+// Returns a number of a run as text; "-" if it is not recorded.
 std::string Cell(const RunRecords& run, int64_t step, double StepRecord::*number,
                  const absl::FormatSpec<double>& format) {
   return run.Rounding(step, number) == kNotRecorded
@@ -74,7 +74,7 @@ std::string Cell(const RunRecords& run, int64_t step, double StepRecord::*number
              : absl::StrFormat(format, run.steps.at(step).*number);
 }
 
-// The difference of two runs' numbers; "-" if one is not recorded.
+// Returns the difference of two runs' numbers; "-" if one is not recorded.
 std::string DifferenceCell(const RunRecords& a, const RunRecords& b, int64_t step,
                            double StepRecord::*number, bool absolute) {
   if (a.Rounding(step, number) == kNotRecorded || b.Rounding(step, number) == kNotRecorded) {
@@ -128,7 +128,7 @@ std::string QuantityTable(const RunComparison& comparison) {
   return text;
 }
 
-// Which records one run lacks, and how to compare the rest.
+// Returns a sentence that names the records that one run lacks, and says how to compare the rest.
 std::string MissingText(const RunComparison& comparison) {
   std::string text;
   const auto add = [&text](const char* what, const std::vector<int64_t>& steps, const char* run) {
@@ -146,7 +146,8 @@ std::string MissingText(const RunComparison& comparison) {
   return text;
 }
 
-// Which differences do not count because numbers were printed with few digits.
+// Returns a sentence about differences that do not count because numbers were printed with few
+// digits.
 std::string RoundingText(const RunComparison& comparison) {
   std::vector<std::string> counts;
   for (const ComparedQuantity& quantity : comparison.quantities) {
@@ -219,8 +220,8 @@ Json StepObject(int64_t step, const StepRecord& a, const StepRecord& b) {
           {"tokens_per_second", pair(a.tokens_per_second, b.tokens_per_second)}};
 }
 
-// "A" and "B"; more than two are called as their folders are, those of other trainers by their
-// names, too.
+// Returns "A" and "B"; more than two are called as their folders are, those of other trainers by
+// their names, too.
 std::string NameOf(std::span<const RunRecords> runs, size_t run) {
   if (runs.size() == 2) return run == 0 ? "A" : "B";
   const std::filesystem::path path = runs[run].path;

@@ -55,7 +55,7 @@ constexpr std::pair<Quantity, std::string_view> kKnownTags[] = {
 };
 constexpr int kUnknownRank = std::size(kKnownTags);
 
-// The words of a tag: "lm", "loss", "training" of "lm-loss-training/lm loss".
+// Returns the words of a tag: "lm", "loss", "training" of "lm-loss-training/lm loss".
 std::set<std::string> WordsOf(std::string_view tag) {
   std::set<std::string> words;
   std::string word;
@@ -74,7 +74,7 @@ bool HasAny(const std::set<std::string>& words, std::initializer_list<const char
   return std::any_of(some.begin(), some.end(), [&](const char* word) { return words.count(word); });
 }
 
-// What the tag tells, and how well: 0 is best.
+// Returns the quantity that a tag names, and the quality of the match: 0 is best.
 std::pair<Quantity, int> QuantityOf(std::string_view tag) {
   const std::string lower = absl::AsciiStrToLower(View(tag));
   for (int rank = 0; rank < kUnknownRank; ++rank) {
@@ -101,7 +101,7 @@ std::pair<Quantity, int> QuantityOf(std::string_view tag) {
   return {quantity, kUnknownRank};
 }
 
-// A scalar, in either of the forms that TensorBoard reads.
+// Returns the value of a scalar in either of the forms that TensorBoard reads.
 std::optional<double> ScalarOf(const tensorboard::Summary::Value& value) {
   if (value.has_simple_value()) return value.simple_value();
   if (!value.has_tensor()) return std::nullopt;

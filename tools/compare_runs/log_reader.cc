@@ -30,7 +30,7 @@ std::string WithoutColours(std::string_view line) {
   }
 }
 
-// Where a word begins; npos where it is not there, or is the end of another one.
+// Returns the position of a word; npos where it is not there, or is the end of another one.
 size_t FindWord(std::string_view line, std::string_view word) {
   const size_t at = line.find(word);
   const auto is_of_word = [](char c) { return absl::ascii_isalnum(c) || c == '_'; };
@@ -216,7 +216,7 @@ std::optional<LogLine> ParseTorchtitan(std::string_view line) {
 constexpr std::optional<LogLine> (*kParsers[])(std::string_view) = {ParseLlmcLog, ParseLlmcOutput,
                                                                     ParseMegatron, ParseTorchtitan};
 
-// Whether the run computes in bf16, if the line tells it: llm.c's table, Megatron's list of
+// Returns whether the run computes in bf16, if the line tells it: llm.c's table, Megatron's list of
 // settings, or the command that started InfiniTrain.
 std::optional<bool> ParsePrecision(std::string_view line) {
   if (Take(line, "| precision ")) {

@@ -86,7 +86,7 @@ absl::StatusOr<Start> FindStart(const TrainConfig& config) {
   return start;
 }
 
-// What the rank with the largest sum holds.
+// Returns the memory of the rank whose sum is the largest.
 absl::StatusOr<Trainer::Memory> BuildAllRanks(const TrainConfig& config, bool trains) {
   Trainer::Memory most;
   std::mutex mutex;
@@ -140,7 +140,8 @@ absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samp
                          static_cast<double>(samples) / dataset->num_samples());
 }
 
-// Weights as they are computed with, master weights of bf16, two moments.
+// Returns the bytes of the weights in the compute dtype, the master weights of bf16 and two
+// moments.
 int64_t CheckpointBytes(const TrainConfig& config) {
   return ParameterCount(config.model()) * (config.training().bf16() ? 2 + 12 : 12);
 }
@@ -201,7 +202,7 @@ absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& given) {
 
 namespace {
 
-// Each rank's memory, on rank 0.
+// Returns each rank's memory on rank 0.
 absl::StatusOr<std::vector<Trainer::Memory>> GatherMemory(const Session& session) {
   const Trainer::Memory mine = session.trainer->memory();
   const RankGroup group = session.group();

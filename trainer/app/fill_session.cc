@@ -17,7 +17,7 @@ namespace {
 
 using Notes = std::function<void(const std::string&)>;
 
-// "weights and optimizer", "3 of 52 parameters and their optimizer state", ...
+// Returns "weights and optimizer", "3 of 52 parameters and their optimizer state", ...
 std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
                            const LoadNotes& loaded) {
   std::string text = policy.with_optimizer ? "weights and optimizer" : "weights";
@@ -37,7 +37,7 @@ std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
   return text;
 }
 
-// A load of the weights alone. Master weights take the file's full precision.
+// Loads the weights alone. Master weights take the file's full precision.
 absl::Status LoadLlmcFile(Session& session) {
   TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, FindLlmcFile(session.config, session.group()));
   if (session.trains) session.trainer->ResetOptimizer();
@@ -51,7 +51,7 @@ void InitializeWeights(Session& session) {
   if (session.trains) session.trainer->ResetOptimizer();
 }
 
-// Weights that no checkpoint gives, and an optimizer that has made no update.
+// Begins with weights that no checkpoint provides, and an optimizer that has made no update.
 absl::Status BeginWithWeights(Session& session, const Notes& notes) {
   const std::string& llmc_file = session.config.checkpoint().llmc_filepath();
   if (llmc_file.empty()) {

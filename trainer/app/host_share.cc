@@ -122,13 +122,13 @@ absl::StatusOr<int64_t> HostShare::Sum(int64_t mine) const {
 
 namespace {
 
-// ", for its 8 processes" where a machine runs several.
+// Returns ", for its 8 processes" where a machine runs several.
 std::string ForProcesses(const HostShare& host) {
   return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
 }
 
-// Each rank's part of the memory that is left where every rank of the machine takes `mine`. `who`
-// begins the error, and `more` ends it.
+// Returns each rank's part of the memory that is left if every rank of the machine takes `mine`.
+// `who` begins the error, and `more` ends it.
 absl::StatusOr<int64_t> PartOfRest(int64_t mine, int64_t available, const HostShare& host,
                                    const std::string& who, const std::string& memory,
                                    const std::string& more = "") {

@@ -23,8 +23,8 @@ class HostShare {
   static absl::StatusOr<HostShare> Find(Communicator* world);
 
   int ranks() const { return static_cast<int>(on_this_host_.size()); }
-  // This rank's number of threads: the processors on which it may run, divided by the ranks that
-  // share them, at least 1.
+  // Returns this rank's number of threads: the processors on which it may run, divided by the ranks
+  // that share them, at least 1.
   int threads() const { return threads_; }
 
   // Returns the sum of `mine` over the ranks of this host. Collective over the world.

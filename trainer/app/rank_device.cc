@@ -14,7 +14,7 @@ int ThreadCount(const TrainConfig& config, const HostShare& host) {
   return host.threads();
 }
 
-// The GPU of this rank among those that it sees.
+// Returns the GPU of this rank among those that it sees.
 absl::StatusOr<int> ChooseGpu(const HostShare& host, ComputeDevices& devices) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gpus, devices.Find());
   TESSERA_ASSIGN_OR_RETURN(const HostShare::Place place, host.Among(absl::StrJoin(gpus, "\n")));

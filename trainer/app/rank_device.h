@@ -30,10 +30,10 @@ class RankDevice {
 
   Backend& backend() { return gpu_ == nullptr ? *cpu_ : *gpu_->backend; }
   const NumericsFingerprint& numerics() const { return numerics_; }
-  // The rank's GPU; null on the processors.
+  // Returns the rank's GPU; null on the processors.
   TrainingDevice* gpu() { return gpu_.get(); }
-  // The ranks of `world` with buffers in the GPU's memory; null on the processors and for one
-  // process.
+  // Returns the ranks of `world` with buffers in the GPU's memory; null on the processors and for
+  // one process.
   Communicator* world() { return nccl_world_ == nullptr ? nullptr : &nccl_world_->world(); }
 
  private:

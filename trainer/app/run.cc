@@ -63,7 +63,7 @@ absl::Status HoldRunFolder(Session& session, ProgressLine& progress_line) {
   return absl::OkStatus();
 }
 
-// On rank 0: checks and opens the outputs of a run other than checkpoints. Null without a run_dir.
+// Checks and opens, on rank 0, the outputs of a run other than checkpoints. Null without a run_dir.
 absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(Session& session,
                                                           ProgressLine& progress_line) {
   const std::string& run_dir = session.config.output().run_dir();
@@ -105,7 +105,7 @@ void RecordEnd(const Session& session, const absl::Status& status) {
   session.events->Add(event);
 }
 
-// `skipped`: notes about checkpoints that were not resumed from.
+// Trains, and returns the exit code. `skipped`: notes about checkpoints that were not resumed from.
 absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
                           const std::vector<std::string>& skipped) {
   if (session.first_rank()) {
@@ -149,7 +149,7 @@ absl::Status EvaluateOnly(Session& session, ProgressLine& progress_line) {
   return records->Sync();
 }
 
-// Every rank computes the same text; rank 0 prints it and, after a training, records it.
+// Samples the same text on every rank; rank 0 prints it and, after a training, records it.
 absl::Status Sample(const Session& session, ProgressLine& progress_line) {
   if (session.tokenizer == nullptr) {
     return absl::InvalidArgumentError(

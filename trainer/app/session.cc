@@ -37,7 +37,7 @@ using Notes = std::function<void(const std::string&)>;
 // seconds.
 constexpr int64_t kMaxBytesToChecksum = int64_t{8} << 30;
 
-// Collective. `setting` names the origin of `pattern`.
+// Opens token files. Collective. `setting` names the origin of `pattern`.
 absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& pattern,
                                     const Session& session, const Notes& notes) {
   const TrainConfig& config = session.config;
@@ -59,7 +59,7 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
   return source;
 }
 
-// Everything but the model.
+// Opens everything but the model.
 absl::Status OpenFiles(Session& session, bool from_own, const Notes& notes) {
   const TrainConfig& config = session.config;
   if (session.trains) {

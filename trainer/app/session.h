@@ -74,11 +74,11 @@ struct Session {
   bool resumed_healthy = true;     // its state is good, as far as is known
 
   Backend& backend() const { return device->backend(); }
-  // The fingerprint of this rank's numerics, the same on all ranks in EXACT numerics.
+  // Returns the fingerprint of this rank's numerics, the same on all ranks in EXACT numerics.
   const NumericsFingerprint& numerics() const { return device->numerics(); }
   bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;
-  // The trainer's state in the form that checkpoints use.
+  // Returns the trainer's state in the form that checkpoints use.
   std::vector<StateChunk> state() const;
   RankGroup group() const;
 };

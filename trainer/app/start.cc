@@ -15,7 +15,8 @@
 namespace tessera {
 namespace {
 
-// What `content` takes of the saved progress. The rest is as in a run that has not begun.
+// Returns the part of the saved progress that `content` takes. The rest is as in a run that has not
+// begun.
 Progress TakenOver(const Progress& saved, const LoadContent& content) {
   Progress progress;
   if (content.scheduler) {

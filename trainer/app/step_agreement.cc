@@ -109,7 +109,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, const ckpt::StepFacts& fac
 
 namespace {
 
-// All ranks must agree on whether there is data, but not on its path.
+// Returns the settings that all ranks must share: whether there is data, but not its path.
 TrainConfig Shared(TrainConfig config) {
   config.mutable_training()->clear_threads();
   DataConfig& data = *config.mutable_data();
@@ -119,7 +119,7 @@ TrainConfig Shared(TrainConfig config) {
   return config;
 }
 
-// "modified: training.seed: 1234 -> 5; added: ..."
+// Returns "modified: training.seed: 1234 -> 5; added: ..."
 std::string Differences(const TrainConfig& of_rank_0, const TrainConfig& here) {
   std::string lines;
   google::protobuf::util::MessageDifferencer differencer;
@@ -130,8 +130,8 @@ std::string Differences(const TrainConfig& of_rank_0, const TrainConfig& here) {
   return absl::StrReplaceAll(absl::StripSuffix(sentence, "\n"), {{"\n", "; "}});
 }
 
-// "ranks 1, 2 differ from rank 0: instruction set avx512, there avx2; rank 3 differs ..."; empty
-// where all are equal. `of_ranks`: serialized.
+// Returns "ranks 1, 2 differ from rank 0: instruction set avx512, there avx2; rank 3 differs ...";
+// empty where all are equal. `of_ranks`: serialized.
 absl::StatusOr<std::string> NumericsByRank(const NumericsFingerprint& of_rank_0,
                                            const std::vector<std::string>& of_ranks) {
   std::map<std::string, std::vector<std::string>> ranks_by_difference;

@@ -71,8 +71,9 @@ absl::Status Timeline::Finish() {
   return ranks_->Barrier({.what = "end of the timeline"});
 }
 
-// Rank 0 answers each rank's messages with its clock. Half the time of the quickest exchange is
-// how wrong its middle can be. Clocks that agree within that may be one clock, and count as such.
+// Measures each rank's clock against rank 0's, which answers messages with its time. The middle of
+// the quickest exchange is wrong by at most half its time. Clocks that agree within that may be one
+// clock, and count as such.
 absl::Status Timeline::AlignClocks() {
   origin_ns_ = TraceNow();
   if (ranks_ == nullptr) return absl::OkStatus();

@@ -49,7 +49,7 @@ double Seconds(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The largest products of one micro-batch on one rank.
+// Returns the largest products of one micro-batch on one rank.
 std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
   const ModelConfig& model = config.model();
   const int64_t rows = config.training().micro_batch_size() * config.training().seq_length();
@@ -60,8 +60,8 @@ std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
           {rows, model.vocab_size() / tensor, model.hidden_size()}};
 }
 
-// The rate of matrix products that all ranks reach together, each with its own threads and at the
-// same time.
+// Returns the rate of matrix products that all ranks reach together, each with its own threads and
+// at the same time.
 absl::StatusOr<double> MeasurePeak(const Session& session) {
   Communicator* const world = session.mesh->world();
   if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
@@ -334,7 +334,7 @@ absl::Status TrainLoop::Keep(bool replicates) {
   return absl::OkStatus();
 }
 
-// One sentence for each change from success to failure or back: replicas are frequent.
+// Prints one sentence for each change from success to failure or back: replicas are frequent.
 void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
   for (const ckpt::SaveOutcome& outcome : outcomes) {
     const absl::Status& status = outcome.report.status();

@@ -41,7 +41,7 @@ class TrainLoop {
   // that has diverged.
   absl::Status Run();
 
-  // The signal that ended Run(), the same on every rank; 0 if there was none.
+  // Returns the signal that ended Run(), the same on every rank; 0 if there was none.
   int stopped_by() const { return decision_.stop_signal; }
 
  private:

@@ -60,7 +60,7 @@ absl::StatusOr<TrainConfig> Resolve(const CommandLine& given, int processes = 1)
   return config;
 }
 
-// The number of this machine's GPUs; 0 if it has no GPUs, or the run does not use them.
+// Returns the number of this machine's GPUs; 0 if it has no GPUs, or the run does not use them.
 size_t CountGpus(const TrainConfig& config) {
   if (config.training().device() != ComputeDevice::CUDA) return 0;
   const absl::StatusOr<std::vector<std::string>> gpus = MakeCudaDevices()->Find();
@@ -104,7 +104,7 @@ absl::Status PrintLaunch(const CommandLine& line) {
   return absl::OkStatus();
 }
 
-// Every process of a machine finds by itself what a machine lacks.
+// Returns an error that says what this machine lacks. Every process finds it by itself.
 absl::Status CheckDevices(ComputeDevices& devices) {
   const absl::Status found = devices.Find().status();
   if (found.ok()) return found;
@@ -117,7 +117,7 @@ CommOptions WorldOptions(const TrainConfig& config) {
   return options;
 }
 
-// `given`: the user's settings; the topology may depend on the world.
+// Runs a rank. `given`: the user's settings; the topology may depend on the world.
 int RunInWorld(const CommandLine& given, const Launch& launch, ComputeDevices& devices) {
   int stopped_by = 0;
   const int code = RunMpiRank(WorldOptions(given.config), [&](Communicator& world) -> absl::Status {

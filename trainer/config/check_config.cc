@@ -132,7 +132,7 @@ void CheckCheckpoint(const CheckpointConfig& checkpoint, Problems& problems) {
   }
 }
 
-// One origin of the learning rates.
+// Checks that learning rates have one origin.
 absl::Status CheckSchedulerChoice(const CheckpointConfig& checkpoint) {
   if (!checkpoint.use_checkpoint_opt_param_scheduler()) return absl::OkStatus();
   for (const auto& [name, is_set] :
@@ -202,7 +202,7 @@ absl::Status CheckTraceSteps(const TrainConfig& config) {
                " begins after the last step, train_iters=", config.training().train_iters());
 }
 
-// Which sizes are consistent is decided by the code that splits the model.
+// Checks the topology with the code that splits the model.
 absl::Status CheckTopology(const TrainConfig& config) {
   return ValidateTopology(ConfigTopology(config), config.model(), Batches(config.training()),
                           ExactShards(config));

@@ -28,7 +28,7 @@ Setting Find(std::string_view name) {
   return {};
 }
 
-// False, 0, empty, or the first value of an enum; the default where it is not given.
+// Returns whether the value, or the default, is false, 0, empty, or the first of an enum.
 bool IsOffItself(const TrainConfig& config, const Setting& setting) {
   const std::string text = FieldText(setting.in(config), *setting.field);
   if (setting.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
@@ -66,7 +66,8 @@ bool CountsAsGiven(const FieldDescriptor& field) {
   return field.name() == "ckpt_step" || field.name() == "consumed_samples";
 }
 
-// Whether the user wants something by it: it is given, and as something else than its default.
+// Returns whether the user has turned the setting on: it is given, and as something else than its
+// default.
 bool IsSet(const TrainConfig& config, const Setting& setting) {
   if (setting.field->is_repeated() ||
       setting.field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE || !setting.is_given(config)) {
@@ -84,7 +85,7 @@ bool IsByFlag(const Origins& origins, std::string_view name) {
   return origin != origins.end() && origin->second.is_flag;
 }
 
-// Whether a flag is what switches it off. `save` has a default, which follows from others.
+// Returns whether the user's flag switches it off. `save` has a default, which follows from others.
 bool IsSwitchedOffByFlag(const Origins& origins, const TrainConfig& config, const Setting& off) {
   if (IsByFlag(origins, off.name())) return true;
   if (off.name() != "save" || origins.contains("save")) return false;

@@ -66,7 +66,7 @@ std::string EnumChoices(const EnumDescriptor& type) {
   return absl::StrJoin(names, "|");
 }
 
-// The name of a field's values in help and in error messages.
+// Returns the name of a field's values in help and in error messages.
 std::string ValueKind(const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL:
@@ -142,7 +142,7 @@ std::string ShortestNumber(double value) {
   return absl::StrReplaceAll(std::string(buffer, result.ptr), {{"e-0", "e-"}, {"e+0", "e"}});
 }
 
-// The placeholder for the value in help.
+// Returns the placeholder for the value in help.
 std::string Placeholder(const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL:

@@ -16,9 +16,9 @@ struct LoadContent {
   bool sampler = true;    // the position in the data, and the order of the samples
   bool rng = true;        // the seed of dropout and sampling
 
-  // Whether any tensors, which must fit the model, are taken.
+  // Returns whether any tensors, which must fit the model, are taken.
   bool has_tensors() const { return model || optimizer; }
-  // Whether anything besides weights is taken.
+  // Returns whether anything besides weights is taken.
   bool continues() const { return optimizer || scheduler || sampler || rng; }
 };
 

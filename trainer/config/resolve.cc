@@ -119,7 +119,7 @@ absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
   return absl::OkStatus();
 }
 
-// save_optimizer_state becomes no_save_optim.
+// Replaces save_optimizer_state by no_save_optim.
 absl::Status ReplaceSaveOptimizerState(CheckpointConfig* checkpoint) {
   if (!checkpoint->has_save_optimizer_state()) return absl::OkStatus();
   const bool saves = checkpoint->save_optimizer_state();
@@ -133,7 +133,8 @@ absl::Status ReplaceSaveOptimizerState(CheckpointConfig* checkpoint) {
   return absl::OkStatus();
 }
 
-// Whether `load` names a model file of llm.c, rather than a run's folder or its file of a step.
+// Returns whether `load` names a model file of llm.c, rather than a run's folder or its file of a
+// step.
 bool IsLlmcModelFile(const std::string& load) {
   if (load.find("://") != std::string::npos) return false;
   std::error_code error;
@@ -250,7 +251,7 @@ void SetTopology(const Topology& topology, ParallelConfig* parallel) {
   parallel->set_sequence_parallel(topology.sequence_parallel);
 }
 
-// "dp4_zero2_tp2_pp2"
+// Replaces a name such as "dp4_zero2_tp2_pp2" by the sizes.
 absl::Status ReplaceTopology(ParallelConfig* parallel) {
   TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(parallel->topology()));
   SetTopology(topology, parallel);

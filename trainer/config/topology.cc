@@ -45,7 +45,7 @@ absl::Status ValidateShards(const Topology& topology, int exact_tp_shards) {
   return absl::OkStatus();
 }
 
-// What the number of virtual shards comes from.
+// Returns the name of the setting that determines the number of virtual shards.
 absl::string_view ShardsName(int exact_tp_shards) {
   return exact_tp_shards > 0 ? "exact_tp_shards" : "tensor_model_parallel_size";
 }
@@ -112,12 +112,12 @@ absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model
 
 namespace {
 
-// The ratio between two sizes, as a distance.
+// Returns the ratio between two sizes, as a distance.
 double Distance(int64_t a, int64_t b) {
   return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
 }
 
-// Less is better.
+// Returns a key that is least for the topology to prefer.
 auto Preference(const Topology& topology, const Topology& wanted) {
   const int replica = topology.tensor * topology.pipeline;
   return std::make_tuple(Distance(replica, int64_t{wanted.tensor} * wanted.pipeline), -replica,

@@ -87,8 +87,8 @@ std::span<uint8_t> Bytes(std::string& text) {
   return {reinterpret_cast<uint8_t*>(text.data()), text.size()};
 }
 
-// Where to split a document so that about `fraction` of it follows: after the end of the line at
-// that point, if that is near.
+// Returns the position at which to split a document so that about `fraction` of it follows: after
+// the end of the line at that point, if that is near.
 absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
   const int64_t wanted = static_cast<int64_t>(document.size_bytes * (1 - fraction));
   TESSERA_ASSIGN_OR_RETURN(const FileDescriptor file,

@@ -43,7 +43,7 @@ absl::Status Invalid(absl::string_view option, const absl::AlphaNum& value,
   return absl::InvalidArgumentError(absl::StrCat(option, " is ", value, ": expected ", expected));
 }
 
-// Options that do not concern the tokenizer.
+// Checks options that do not concern the tokenizer.
 absl::Status CheckOptions(const PrepareDataOptions& options) {
   if (options.output_dir.empty()) return Invalid("output_dir", "empty", "a folder");
   if (options.threads < 0) return Invalid("threads", options.threads, "0 or more");

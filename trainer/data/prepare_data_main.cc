@@ -79,7 +79,7 @@ class ProgressLine {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // "encoding [=====     ] 25 of 50 MiB, 12 MiB/s"
+  // Returns "encoding [=====     ] 25 of 50 MiB, 12 MiB/s"
   std::string Text(int64_t done_bytes, int64_t total_bytes) const {
     constexpr int64_t kWidth = 20;
     std::string line = phase_;
@@ -107,7 +107,7 @@ int Fail(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
-// The flags of this file; the libraries define others.
+// Returns the flags of this file; the libraries define others.
 std::map<std::string, absl::CommandLineFlag*> OurFlags() {
   std::map<std::string, absl::CommandLineFlag*> flags;
   for (const auto& [name, flag] : absl::GetAllFlags()) {

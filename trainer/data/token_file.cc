@@ -48,7 +48,7 @@ absl::Status BadHeader(const std::string& path, int64_t word, absl::string_view 
                                           expected, ", found ", found));
 }
 
-// Header -> format and count, checked against the size of the file.
+// Returns the header's format and count, checked against the size of the file.
 absl::StatusOr<std::pair<const FormatFacts*, int64_t>> ParseHeader(
     const std::string& path, const std::array<int32_t, kHeaderWords>& header, int64_t size_bytes) {
   const FormatFacts* facts = nullptr;

@@ -131,7 +131,7 @@ class TokenShardWriter {
   absl::Status Close();
 
   int64_t tokens() const { return tokens_; }
-  // How often each id was written, by id.
+  // Returns how often each id was written, by id.
   const std::vector<int64_t>& counts() const { return counts_; }
   const std::vector<std::string>& file_names() const { return file_names_; }
 

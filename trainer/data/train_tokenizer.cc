@@ -61,8 +61,8 @@ absl::StatusOr<std::vector<std::string>> SampleSentences(const std::vector<Docum
   return sentences;
 }
 
-// "src/x.cc(12) [(a) <= (b)] The reason." -> "The reason": a location in the library's source is of
-// no use to the user.
+// Returns "src/x.cc(12) [(a) <= (b)] The reason." -> "The reason": a location in the library's
+// source is of no use to the user.
 std::string ReasonIn(std::string_view error) {
   const size_t bracket = error.rfind("] ");
   std::string reason;

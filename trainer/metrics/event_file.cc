@@ -41,7 +41,7 @@ std::string MaskedCrc(std::string_view data) {
 
 double SecondsSince1970() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
-// The numbers of a record of metrics.jsonl; nullopt if it is not about a step.
+// Returns the numbers of a record of metrics.jsonl; nullopt if it is not about a step.
 std::optional<Event> EventOfRecord(const nlohmann::json& record) {
   if (!record.is_object()) return std::nullopt;
   const auto step = record.find("step"), kind = record.find("kind");
@@ -84,7 +84,7 @@ std::pair<int64_t, std::string> KeyOf(const Event& event) {
   return {event.step(), event.summary().value().empty() ? "" : event.summary().value(0).tag()};
 }
 
-// Added by a call, and not from metrics.jsonl.
+// Returns whether the event was added by a call, and not from metrics.jsonl.
 bool IsAdded(const Event& event) {
   if (event.summary().value().empty()) return false;
   const tensorboard::Summary::Value& value = event.summary().value(0);

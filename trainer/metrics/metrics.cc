@@ -29,8 +29,8 @@ std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
-// The last fields of a record: memory, those of the ledger, the split of the time, and those that
-// only runs with several ranks have.
+// Returns the last fields of a record: memory, those of the ledger, the split of the time, and
+// those that only runs with several ranks have.
 std::string LastFields(const StepMetrics& metrics) {
   std::string text;
   if (metrics.memory_bytes > 0) absl::StrAppend(&text, ",\"memory_bytes\":", metrics.memory_bytes);
@@ -65,7 +65,7 @@ std::string LastFields(const StepMetrics& metrics) {
   return absl::StrCat(text, "}}");
 }
 
-// The file's records up to `last_step`; empty if the file does not exist.
+// Returns the file's records up to `last_step`; empty if the file does not exist.
 absl::StatusOr<KeptRecords> ReadRecords(const std::string& path, int64_t last_step,
                                         const std::function<void(const std::string&)>& notes) {
   TESSERA_ASSIGN_OR_RETURN(const std::string log, ReadRecordFile(path));
@@ -170,8 +170,8 @@ std::optional<Record> ParseRecord(const nlohmann::json& json) {
                 .seconds = std::isnan(seconds) ? 0 : seconds};
 }
 
-// Steps up to last_step without a record: all that follow the first recorded one or, where no line
-// was damaged, those at the end.
+// Returns the steps up to last_step without a record: all that follow the first recorded one or,
+// where no line was damaged, those at the end.
 std::vector<std::string> MissingSteps(const std::set<int64_t>& recorded, int64_t last_step,
                                       bool damaged) {
   std::vector<std::string> missing;

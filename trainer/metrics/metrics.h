@@ -123,9 +123,10 @@ class RateMeter {
 // none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
-  // Without `resumed_step`, starts a new run and empties an existing file. With it, the file keeps
-  // the records up to that step, each once (KeepRecords()), and `notes` (may be null) receives a
-  // sentence about what was damaged or is missing; the new contents replace the old by rename.
+  // Starts a new run and empties an existing file if there is no `resumed_step`. With it, the file
+  // keeps the records up to that step, each once (KeepRecords()), and `notes` (may be null)
+  // receives a sentence about what was damaged or is missing; the new contents replace the old by
+  // rename.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
       const std::string& path, std::optional<int64_t> resumed_step,
       const std::function<void(const std::string&)>& notes = nullptr);

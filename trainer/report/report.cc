@@ -87,7 +87,7 @@ Json Rounded(double value) {
   return absl::SimpleAtod(absl::StrFormat("%.6g", value), &rounded) ? rounded : value;
 }
 
-// Cut at the end of a character; FillPage() replaces what is not UTF-8.
+// Returns a text, cut at the end of a character; FillPage() replaces what is not UTF-8.
 std::string Text(const Json& record, const char* name, int64_t max_bytes) {
   const auto field = record.find(name);
   if (field == record.end() || !field->is_string()) return "";
@@ -232,7 +232,7 @@ int64_t ReadMetrics(const fs::path& path, const RunDataLimits& limits, bool& fou
   return every;
 }
 
-// Indices of the steps that are drawn, ascending.
+// Returns the indices of the steps that are drawn, ascending.
 std::vector<size_t> Thin(const std::vector<Step>& steps, int64_t max_points) {
   std::set<size_t> chosen;
   const size_t all = steps.size();
@@ -282,7 +282,7 @@ Json Columns(const std::vector<Step>& steps, const std::vector<size_t>& chosen) 
   return columns;
 }
 
-// The finite values of a curve.
+// Returns the finite values of a curve.
 std::vector<double> Values(const std::vector<Step>& steps, std::string_view curve) {
   const size_t index = static_cast<size_t>(std::ranges::find(kCurves, curve) - kCurves.begin());
   std::vector<double> values;
@@ -292,7 +292,7 @@ std::vector<double> Values(const std::vector<Step>& steps, std::string_view curv
   return values;
 }
 
-// `every`: each step stands for so many.
+// Returns the split of the steps' time. `every`: the number of steps that each one stands for.
 Json TimeStretches(const std::vector<Step>& steps, int64_t every) {
   std::vector<const Step*> timed;
   for (const Step& step : steps) {
@@ -352,7 +352,7 @@ Json EventOf(const Json& record, const RunDataLimits& limits) {
   return event;
 }
 
-// What the page says of all events, also of those that it has no room for.
+// Adds what the page says of all events, also of those that it has no room for.
 void SumUp(const Json& record, const Json& event, Json& run) {
   Json& latest = run["latest"];
   for (const char* name : {"topology", "parameters", "predicted_step_seconds"}) {
@@ -422,7 +422,7 @@ void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Js
   run["saves"] = std::move(saves);
 }
 
-// The beginning of config.textproto.
+// Returns the beginning of config.textproto.
 std::string Settings(const fs::path& path, int64_t max_bytes, bool& found) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return "";
@@ -430,13 +430,13 @@ std::string Settings(const fs::path& path, int64_t max_bytes, bool& found) {
   return std::string(InputStream(path.string()).Peek(static_cast<size_t>(max_bytes)));
 }
 
-// The absolute path of a run's folder, without a slash at its end.
+// Returns the absolute path of a run's folder, without a slash at its end.
 fs::path PlaceOf(const std::string& run_dir) {
   const fs::path path = fs::absolute(run_dir).lexically_normal();
   return path.has_filename() ? path : path.parent_path();
 }
 
-// Where the run was when it wrote its settings; empty where they do not say.
+// Returns the path of the run's folder when it wrote its settings; empty where they do not say.
 fs::path RecordedPlace(const std::string& settings) {
   constexpr std::string_view kField = "\n  run_dir: \"";
   const size_t at = settings.find(kField);
@@ -446,7 +446,7 @@ fs::path RecordedPlace(const std::string& settings) {
   return path.is_absolute() ? PlaceOf(path.string()) : fs::path();
 }
 
-// Where a folder is on its machine is not the reader's business: paths begin with its name.
+// Shortens paths so that they begin with the folder's name, without its place on the machine.
 void HidePlace(const fs::path& place, Json& json) {
   const std::string parent = place.parent_path().string() + "/";
   if (parent.size() < 3 || !json.is_string()) return;

@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Open(const std::string& folder,
   return OpenStorage(folder, StoresOf(config));
 }
 
-// Why a directory cannot be read, for a sentence that has named it already.
+// Returns why a directory cannot be read, for a sentence that has named it already.
 std::string WhyUnreadable(const Storage& storage, const ckpt::CheckpointInfo& info) {
   const std::string name = storage.Describe(info.directory);
   return absl::StrReplaceAll(info.committed.status().message(),

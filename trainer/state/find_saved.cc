@@ -62,7 +62,7 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
                                                  std::move(reading))};
 }
 
-// In this format, or in any where it is empty.
+// Returns options for this format, or for any format if it is empty.
 ckpt::convert::OpenForeignOptions ForeignOptions(const CheckpointConfig& config,
                                                  const std::string& format) {
   return {.format = format,
@@ -142,7 +142,7 @@ absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink
   return run;
 }
 
-// In `load`.
+// Finds the checkpoint that `load` names.
 absl::StatusOr<SavedRun> Find(const TrainConfig& settings, const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
   const std::string& format = config.load_format();

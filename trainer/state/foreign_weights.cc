@@ -62,7 +62,7 @@ absl::Status SyncAbove(const std::string& path) {
   return above->SyncDirectory("");
 }
 
-// On rank 0: makes the file or folder of the checkpoint in `folder`.
+// Makes, on rank 0, the file or folder of the checkpoint in `folder`.
 absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
   TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
                            ckpt::CheckpointFolder::Open(folder));

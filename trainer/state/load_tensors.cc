@@ -76,7 +76,7 @@ ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer, const FromWeight& 
   return masters;
 }
 
-// Whether some, and not all, weights were saved with a master weight.
+// Returns whether some, and not all, weights were saved with a master weight.
 bool LacksSomeMasters(const ckpt::Manifest& manifest) {
   const std::unordered_set<std::string> names = SavedNames(manifest);
   return HasRole(manifest, ckpt::TensorRole::kMasterWeight) &&
@@ -111,7 +111,7 @@ void KeepMatching(const LoadPolicy& policy, ckpt::StateDict& state) {
   });
 }
 
-// All ranks' names, on rank 0; empty on others.
+// Returns all ranks' names, on rank 0; empty on others.
 absl::StatusOr<std::set<std::string>> GatherNames(const std::vector<std::string>& mine,
                                                   const RankGroup& group) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,

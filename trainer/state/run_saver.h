@@ -117,7 +117,8 @@ class RunSaver {
   // Waits for saves in flight, and returns their outcomes.
   std::vector<ckpt::SaveOutcome> Finish();
 
-  // Poll() and Finish() for replicas. Cancelled: skipped, because the one before was in flight.
+  // Do what Poll() and Finish() do, for replicas. Cancelled: skipped, because the one before was in
+  // flight.
   std::vector<ckpt::SaveOutcome> PollReplicas();
   std::vector<ckpt::SaveOutcome> FinishReplicas();
 

@@ -30,7 +30,8 @@ constexpr char kEarlierUpdates[] = "earlier_updates";
 constexpr char kMicroBatch[] = "micro_batch_size";
 constexpr char kLedger[] = "ledger";
 
-// Settings that do not change the meaning of the weights: a run may resume with different ones.
+// Returns false for settings with which a run may resume differently, as they do not change the
+// meaning of the weights.
 bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
   for (const char* free :
        {"size", "make_vocab_size_divisible_by", "init_method_std", "hidden_dropout",
@@ -161,7 +162,7 @@ std::string SavedTopology(const ckpt::Manifest& manifest) {
 
 namespace {
 
-// Whether micro-batches of a saved size have units of so many samples.
+// Returns whether micro-batches of a saved size have units of so many samples.
 bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
   int64_t size = 0;
   return absl::SimpleAtoi(micro_batch_size, &size) && size > 0 && CanonicalUnit(size) == unit;

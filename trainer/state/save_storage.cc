@@ -30,7 +30,8 @@ std::string Endpoint(const CheckpointConfig& config) {
   return "";
 }
 
-// A folder in `parent`, or in memory, of this user and this `save`.
+// Returns the name of a folder in `parent`, or in memory, that belongs to this user and this
+// `save`.
 std::string OwnFolder(const CheckpointConfig& config, const std::string& parent,
                       const std::string& suffix) {
   const std::optional<std::string> path = LocalPathOfName(config.save());

@@ -30,13 +30,13 @@ using ::google::protobuf::Reflection;
 constexpr char kSettings[] = "settings";
 constexpr char kBitSettings[] = "bit_settings";
 
-// As the field declares it, or its group.
+// Returns the effect that the field declares, or its group.
 Effect::Value EffectOf(const Setting& setting) {
   const auto& options = setting.field->options();
   return (options.HasExtension(effect) ? options : setting.group->options()).GetExtension(effect);
 }
 
-// Whether a resume compares it. The topology is in every manifest.
+// Returns whether a resume compares it. The topology is in every manifest.
 bool IsCompared(const Setting& setting) {
   return EffectOf(setting) != Effect::NOTHING && EffectOf(setting) != Effect::TOPOLOGY;
 }
@@ -79,7 +79,7 @@ void AddNumerics(const ckpt::Manifest& manifest, TrainConfig& config) {
   config.mutable_parallel()->set_exact_tp_shards(shards);
 }
 
-// nullopt where the checkpoint records none.
+// Returns the settings that the checkpoint records; nullopt if it records none.
 std::optional<TrainConfig> SettingsOf(const ckpt::Manifest& manifest) {
   const auto saved = manifest.trainer().extra().find(kSettings);
   TrainConfig config;

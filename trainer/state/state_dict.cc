@@ -76,7 +76,7 @@ struct NamedParameter {
   bool weight_decay = true;
 };
 
-// A rank's description of its logical parameters: one line each, "chunk decays name".
+// Returns a rank's description of its logical parameters: one line each, "chunk decays name".
 std::string DescribeParameters(StateChunks chunks) {
   std::string lines;
   for (size_t c = 0; c < chunks.size(); ++c) {
@@ -91,8 +91,8 @@ std::string DescribeParameters(StateChunks chunks) {
   return lines;
 }
 
-// Every logical parameter once, in the model's order: by chunk, and within a chunk by rank, because
-// pipeline stages are in the order of ranks.
+// Returns every logical parameter once, in the model's order: by chunk, and within a chunk by rank,
+// because pipeline stages are in the order of ranks.
 absl::StatusOr<std::vector<NamedParameter>> MergeParameters(const std::vector<std::string>& ranks) {
   std::map<int, std::vector<NamedParameter>> by_chunk;
   for (const std::string& lines : ranks) {

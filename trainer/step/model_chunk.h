@@ -48,8 +48,8 @@ class ModelChunk {
   BatchSlot& slot(int64_t i) { return slots_[i]; }
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
 
-  // Whether the chunk reads data: only the first layers use token ids, and only the last ones use
-  // targets.
+  // Returns whether the chunk reads data: only the first layers use token ids, and only the last
+  // ones use targets.
   bool reads_data() const { return layers_.has_embedding || layers_.has_head; }
   bool has_head() const { return layers_.has_head; }
 

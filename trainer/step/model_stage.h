@@ -52,8 +52,8 @@ class TrainingStage final : public PipelineStage {
     return LocalMicroBatch(pass) == step_.traced ? step_.trace : nullptr;
   }
   MicroBatch Batch(const PipelinePass& pass);
-  // Whether the forward pass may write the head's gradients: the backward pass, untraced, follows
-  // at once, because no other micro-batch of the chunk is under way.
+  // Returns whether the forward pass may write the head's gradients: the backward pass, untraced,
+  // follows at once, because no other micro-batch of the chunk is under way.
   bool BackwardFollows(const PipelinePass& pass) const {
     return chunks_[pass.chunk].has_head() && chunks_[pass.chunk].slots() == 1 && !step_.replays &&
            TraceOf(pass) == nullptr;

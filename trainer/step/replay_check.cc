@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kNoEvent = std::numeric_limits<int64_t>::max();
 constexpr CallOptions kCall = {.what = "digests of a repeated micro-batch"};
 
-// Everybody's `mine`, one after the other by rank; of this rank alone without a group.
+// Returns every rank's `mine`, in order of the ranks; without a group, this rank's alone.
 absl::StatusOr<std::vector<int64_t>> GatherAll(const std::vector<int64_t>& mine,
                                                Communicator* group) {
   if (group == nullptr) return mine;
@@ -46,6 +46,8 @@ struct Finding {
   ReplayVerdict verdict;
 };
 
+// Compares each replica's pass with its repetition by another. After a difference, a second
+// repetition and a third replica decide which of the two is wrong.
 class Check {
  public:
   Check(const ReplayTurn& turn, const Mesh& mesh, const ReplayPass& pass)
@@ -86,7 +88,7 @@ class Check {
     TESSERA_ASSIGN_OR_RETURN(const PassTrace trace, pass_(shift));
     return Gathered(shift, trace);
   }
-  // What a replica has computed in a round, on all of its ranks.
+  // Returns a replica's results of a round, of all of its ranks.
   std::vector<int64_t> ResultOf(const Round& round, int replica) const {
     std::vector<int64_t> result;
     for (int position = 0; position < positions(); ++position) {
@@ -124,8 +126,8 @@ class Check {
     return absl::OkStatus();
   }
 
-  // Where two replicas cannot be told apart, one of them may be wrong beyond doubt elsewhere.
-  // `wrong`: those whose results vary.
+  // Decides between two replicas that one finding cannot tell apart, if another proves one of them
+  // wrong. `wrong`: those whose results vary.
   static void DecideByOthers(std::vector<bool> wrong, std::vector<Finding>& findings) {
     const auto undecided = [](const Finding& finding) {
       return finding.verdict.original_is_wrong && finding.verdict.repeater_is_wrong;
@@ -142,8 +144,8 @@ class Check {
     }
   }
 
-  // The event of this rank's position that differs first between the original and its repetition,
-  // by finding; the number of events if none does.
+  // Returns the event of this rank's position that differs first between the original and its
+  // repetition, by finding; the number of events if none does.
   absl::StatusOr<std::vector<size_t>> FirstDifferences(const Round& first, const Round& second,
                                                        const std::vector<Finding>& findings) const {
     std::vector<int64_t> used, repeated;
@@ -162,7 +164,7 @@ class Check {
     return differences;
   }
 
-  // "rank 3 (node-7)", or "rank 2 (node-7) or rank 3 (node-7)", on all ranks.
+  // Returns "rank 3 (node-7)", or "rank 2 (node-7) or rank 3 (node-7)", on all ranks.
   absl::StatusOr<std::string> Names(int replica, const std::vector<int>& positions) const {
     std::vector<std::string> names;
     for (const int position : positions) {

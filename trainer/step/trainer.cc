@@ -179,7 +179,7 @@ class Trainer::Impl {
   }
   TrainingStage::Step StageOf(const BatchLoader& data, const StepPosition& position) const;
   std::optional<ReplayTurn> ReplayTurnOf(const StepPosition& position) const;
-  // `step`: of the pass that has been traced.
+  // Compares replicas. `step`: of the pass that has been traced.
   absl::Status CheckReplay(const ReplayTurn& turn, const TrainingStage::Step& step);
   absl::StatusOr<bool> Update(double grad_norm, double learning_rate);
   std::span<const int32_t> NewTokens(std::span<const int32_t> context);
@@ -411,8 +411,8 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
   return EvaluationResult{loss_sum / static_cast<double>(tokens), tokens};
 }
 
-// What the caches do not have of `context`; they have it after the next pass. A context that does
-// not continue the last one is computed anew.
+// Returns the tokens of `context` that the caches do not have; they have it after the next pass. A
+// context that does not continue the last one is computed anew.
 std::span<const int32_t> Trainer::Impl::NewTokens(std::span<const int32_t> context) {
   if (backend_.device().type != DeviceType::kCpu) return context;
   const bool fits = !caches_.empty() && std::ssize(context) <= caches_.front().capacity;
@@ -452,7 +452,7 @@ absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int
   return values;
 }
 
-// As the head does: the logits of virtual shards in the compute dtype, then their statistics.
+// Computes as the head does: the logits of virtual shards in the compute dtype, then statistics.
 absl::StatusOr<float> Trainer::Impl::LogProbability(std::span<const float> logits, int32_t token) {
   const int64_t vocabulary = std::ssize(logits), shards = tensor_parallel_.shards();
   const int64_t rows = PaddedVocabSize(config_.model(), shards) / shards;

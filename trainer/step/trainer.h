@@ -68,7 +68,7 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // The chunks of this rank, in model order.
+  // Returns the chunks of this rank, in model order.
   const std::vector<TrainedChunk>& chunks() const { return chunks_; }
 
   // Sets initial weights, the same on every topology.

@@ -38,7 +38,7 @@ struct AttentionShape {
   int64_t begin(int64_t block) const { return block * block_rows(); }
   int64_t end(int64_t block) const { return std::min(sequence, (block + 1) * block_rows()); }
   int64_t rows(int64_t block) const { return end(block) - begin(block); }
-  // Position of the first query in the sequence of the keys.
+  // Returns the position of the first query in the sequence of the keys.
   int64_t first_position() const { return keys - sequence; }
   int64_t end_key(int64_t block) const { return first_position() + end(block); }
 };

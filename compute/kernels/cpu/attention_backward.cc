@@ -45,9 +45,9 @@ TESSERA_INLINE float Dot(const T* a, const T* b, int64_t count) {
   return ReduceSum(sum);
 }
 
-// One key: from its scores and d_p to p and d_s, for the query rows [first, rows), zeros before.
-// factor: of a score, base 2. factors: null without dropout. p and d_s may begin where scores and
-// d_p do.
+// Computes one key's p and d_s from its scores and d_p, for the query rows [first, rows), and zeros
+// before. factor: of a score, base 2. factors: null without dropout. p and d_s may begin where
+// scores and d_p do.
 template <typename T>
 TESSERA_INLINE void BackwardKey(const float* scores, const float* d_p, const float* factors,
                                 const float* log2_sums, const float* deltas, int64_t first,
@@ -70,8 +70,8 @@ TESSERA_INLINE void BackwardKey(const float* scores, const float* d_p, const flo
   std::memset(static_cast<void*>(d_s), 0, first * sizeof(T));
 }
 
-// The keys of a chunk, [keys, rows]; of the query rows, first_row is the one that sees the first
-// key of the chunk and no more.
+// Does so for the keys of a chunk, [keys, rows]; of the query rows, first_row is the one that sees
+// the first key of the chunk and no more.
 template <typename T>
 void BackwardKeys(const float* scores, const float* d_p, const float* factors,
                   const float* log2_sums, const float* deltas, int64_t keys, int64_t first_row,

@@ -52,7 +52,7 @@ float SumExp(const T* logits, int64_t count, float max) {
   return static_cast<float>(total);
 }
 
-// For one row: its maximum, the sum of exp(logit - maximum), and the target's logit if the target
+// Computes a row's maximum, its sum of exp(logit - maximum), and the target's logit if the target
 // is one of these columns.
 template <typename T>
 void StatsRow(const T* logits, int64_t valid, int64_t target, float* stats) {
@@ -76,7 +76,7 @@ Stats Combine(const Stats& a, const Stats& b) {
           a.target + b.target};
 }
 
-// Shards [begin, end) of one row in a binary tree, whose cuts are at powers of two.
+// Combines shards [begin, end) of one row in a binary tree, whose cuts are at powers of two.
 Stats CombineShards(const Stats* stats, int64_t rows, int64_t row, int64_t begin, int64_t end) {
   if (end - begin == 1) return stats[begin * rows + row];
   int64_t half = 1;
@@ -85,7 +85,7 @@ Stats CombineShards(const Stats* stats, int64_t rows, int64_t row, int64_t begin
                  CombineShards(stats, rows, row, begin + half, end));
 }
 
-// stats of all shards: [shards, rows].
+// Combines the stats of all shards, [shards, rows], to losses.
 void LossRows(const float* stats, int64_t shards, int64_t rows, const int32_t* targets,
               float* combined, float* losses) {
   for (int64_t row = 0; row < rows; ++row) {

@@ -38,7 +38,7 @@ struct Words {
   WordRegister w[4];  // word j of as many blocks as there are lanes
 };
 
-// Philox4x32 of compute/random/philox.h, one block per lane.
+// Computes Philox4x32 of compute/random/philox.h, one block per lane.
 TESSERA_INLINE Words Philox(Words counter, uint32_t key0, uint32_t key1) {
   const WordTag words;
 #pragma clang loop unroll(full)
@@ -55,7 +55,7 @@ TESSERA_INLINE Words Philox(Words counter, uint32_t key0, uint32_t key1) {
   return counter;
 }
 
-// Factors of the elements of one register of blocks, four elements per block.
+// Computes the factors for one register of blocks, four elements per block.
 TESSERA_INLINE void BlockFactors(const DropoutMask::Constants& c, uint64_t block, float* to) {
   const WordTag words;
   const uint32_t low = static_cast<uint32_t>(block);

@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// For each row of d_out, in order: adds its columns to those of the row that its id names, if this
+// Adds the columns of each row of d_out, in order, to those of the row that its id names, if this
 // shard has that row.
 template <typename T>
 void AddByIds(const T* d_out, int64_t d_out_stride, int64_t rows, const int32_t* ids,
@@ -39,7 +39,7 @@ void AddByIds(const T* d_out, int64_t d_out_stride, int64_t rows, const int32_t*
 // no other sum.
 class UnitTree {
  public:
-  // Units in ascending order.
+  // Adds a unit's sum. Call with units in ascending order.
   TESSERA_INLINE void Add(int64_t unit, F32x16 sum) {
     // The lowest node that holds two neighbours is the smaller, the fewer bits they differ in.
     while (depth_ >= 2 &&
@@ -49,7 +49,7 @@ class UnitTree {
     sums_[depth_] = sum;
     units_[depth_++] = unit;
   }
-  // At least one unit has been added.
+  // Precondition: at least one unit has been added.
   TESSERA_INLINE F32x16 Finish() {
     while (depth_ >= 2) Merge();
     return sums_[0];
@@ -105,7 +105,7 @@ void SumEvery(const T* first, int64_t rows, int64_t units, int64_t stride, int64
 
 // Rotary positions: the pair (x1, x2) = (x[i], x[i + D/2]) is rotated by the angle of (t, i).
 
-// The heads of one token, `stride` apart.
+// Rotates the heads of one token, `stride` apart.
 template <typename T>
 void Rotate(const float* cos, const float* sin, float sign, int64_t half, int64_t heads,
             int64_t stride, T* token) {

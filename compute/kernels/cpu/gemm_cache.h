@@ -28,9 +28,9 @@ class GemmCache {
 
   const Gemm& Get(const GemmShape& shape);
 
-  // Whether products of this dtype are oneDNN's.
+  // Returns whether oneDNN computes products of this dtype.
   bool uses_dnnl(DType dtype) const { return dtype == DType::kBF16 ? dnnl_bf16_ : dnnl_fp32_; }
-  // Whether oneDNN's bf16 products are used, and fast with b packed.
+  // Returns whether oneDNN's bf16 products are used, and fast with b packed.
   bool has_packed() const { return has_packed_; }
 
  private:

@@ -35,7 +35,7 @@ TESSERA_INLINE void StoreWords(WordRegister x, BFloat16* to) {
   hn::StoreU(hn::BitCast(halves, x), halves, &to->bits);
 }
 
-// Lane i: the i-th element of one row and that of the next.
+// Returns in lane i the i-th element of one row and that of the next.
 TESSERA_INLINE WordRegister Interleave(const BFloat16* row, const BFloat16* next) {
   const auto low = hn::PromoteTo(WordTag(), hn::LoadU(HalfTag(), &row->bits));
   const auto high = hn::PromoteTo(WordTag(), hn::LoadU(HalfTag(), &next->bits));

@@ -119,7 +119,7 @@ class ColumnProduct {
   }
 
  private:
-  // What one thread works on.
+  // The work of one thread.
   struct Group {
     int64_t first_row, first_column, columns;
     BFloat16* packed;  // its part of b

@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-// What a tile costs besides its multiplications: as if it had so many rows and columns more.
+// The cost of a tile besides its multiplications, as a number of additional rows and columns.
 struct TileCost {
   double rows = 0, columns = 0;
 };
@@ -39,7 +39,7 @@ TileCost TileCostOf(int64_t k, bool a_transposed, DType dtype, const GemmCache& 
   return a_transposed ? TileCost{4, 48} : TileCost{12, 24};
 }
 
-// threads: for whose number the tiles are, or 0 where they must not depend on it.
+// Chooses tiles for this number of threads; 0 if they must not depend on it.
 TileShape ChooseTile(int64_t m, int64_t n, TileCost cost, int threads) {
   TileShape best;
   double best_score = 0;

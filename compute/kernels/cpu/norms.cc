@@ -169,7 +169,7 @@ class NormPartials {
   NormPartials(int64_t rows, int64_t columns, int64_t quantities)
       : rows_(rows), columns_(columns), quantities_(quantities) {}
 
-  // At least 16 rows, so that there are few partial sums compared with rows.
+  // Returns at least 16, so that there are few partial sums compared with rows.
   int64_t rows_per_block() const { return std::max<int64_t>(16, (rows_ + 63) / 64); }
   int64_t blocks() const { return (rows_ + rows_per_block() - 1) / rows_per_block(); }
   int64_t count() const { return std::max<int64_t>(1, blocks() * quantities_ * columns_); }

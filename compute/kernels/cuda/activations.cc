@@ -52,7 +52,7 @@ struct SwiGluGradient {
   }
 };
 
-// Half `which` of the columns: of gates, or of ups.
+// Returns half `which` of the columns: the gates, or the ups.
 template <typename T>
 Rows<T> HalfOf(const TensorView& gate_up, int which) {
   const Rows<T> all = AsRows<T>(gate_up);

@@ -33,7 +33,7 @@ struct QueryStatistics {
   }
 };
 
-// One warp a query.
+// Runs one warp per query.
 template <typename T>
 TESSERA_KERNEL void AttentionStatistics(AttentionShape shape, Heads<T> d_out, Heads<T> out,
                                         const float* log_sum_exp, QueryStatistics to) {

@@ -35,7 +35,7 @@ TESSERA_DEVICE float OverRow(float value, Combine combine) {
   return value;
 }
 
-// Scores become exp(score - maximum); `corrections` is what earlier sums are multiplied by.
+// Turns scores into exp(score - maximum); earlier sums are multiplied by `corrections`.
 template <int kTiles>
 TESSERA_DEVICE void UpdateSoftmax(float scale_log2, float (&scores)[kTiles][4], RowState& state,
                                   float (&corrections)[2]) {

@@ -53,7 +53,7 @@ struct AttentionShape {
   DropoutKey key;
 
   TESSERA_DEVICE int KeyHead(int head) const { return head / (heads / kv_heads); }
-  // The index of (query t, key 0) in the stream of the sample.
+  // Returns the index of (query t, key 0) in the stream of the sample.
   TESSERA_DEVICE uint64_t DropoutIndex(int head, int t) const {
     return static_cast<uint64_t>(((first_head + head) * sequence + t) * sequence);
   }
@@ -110,7 +110,7 @@ class BlockTiles {
     constexpr int kElements = Kind::Other::kElements;
     return {others_.Slice((2 * stage + tensor) * kElements, kElements)};
   }
-  // Tensors 0 and 1, in order.
+  // Takes tensors 0 and 1, in order.
   TESSERA_DEVICE typename Kind::Own TakeOwn(int tensor) const {
     if constexpr (Kind::kStaged) {
       return Get(1, tensor);

@@ -32,7 +32,7 @@ struct Stats {
   float target;
 };
 
-// An instruction of its own, and a multiplication.
+// Compiles to one instruction and a multiplication.
 TESSERA_DEVICE float Exp(float x) { return exp2f(x * 1.44269504f); }
 
 // NaN, unlike by fmaxf(), is preserved.
@@ -151,9 +151,9 @@ void LaunchCrossEntropyRows(simt::Stream stream, const SoftmaxRows<T>& rows,
   });
 }
 
-// One thread a row. Shards are combined in a binary tree, whose cuts are at powers of two: when
-// shard i is there, it is combined with one result per trailing one bit of i, and at the end with
-// all that are left.
+// Runs one thread per row. Shards are combined in a binary tree, whose cuts are at powers of two:
+// when shard i is there, it is combined with one result per trailing one bit of i, and at the end
+// with all that are left.
 TESSERA_KERNEL void CrossEntropyLossRows(const Stats* stats, int64_t shards, int64_t rows,
                                          const int32_t* targets, Stats* combined, float* losses) {
   const int64_t row = simt::BlockX() * simt::ThreadCount() + simt::ThreadIndex();

@@ -157,7 +157,7 @@ class CublasLtProducts final : public Products {
   }
   absl::Status TryQueue(const ProductKey& key, const Operands& x, bool accumulate);
   absl::StatusOr<ProductPlan*> PlanFor(const ProductKey& key);
-  // Whether there is a plan, and no other error: one is kept, as that of a product.
+  // Returns whether there is a plan, and no other error: one is kept, as that of a product.
   bool HasPlan(const ProductKey& key);
   absl::Status Describe(const ProductKey& key, ProductPlan* plan);
   absl::Status SetPreference(const ProductKey& key, ProductPlan* plan);

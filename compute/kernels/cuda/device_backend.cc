@@ -36,7 +36,7 @@ bool IsAligned(const TensorView& x, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(x.data()) % static_cast<uintptr_t>(bytes) == 0;
 }
 
-// Bytes from the first element of a matrix to behind its last.
+// Returns the number of bytes from the first element of a matrix to the end of its last.
 int64_t SpanBytes(const TensorView& x) {
   int64_t last = 0;
   for (int d = 0; d < x.rank(); ++d) last += (x.dim(d) - 1) * x.stride(d);
@@ -135,7 +135,7 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   std::unique_ptr<HostCopies> copies_;
 };
 
-// What is queued before on the stream uses the old memory before it is given back there.
+// Frees the old memory in the order of the stream: work that is queued already may still use it.
 void* DeviceBackend::Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose) {
   if (!buffer->has_value() || (*buffer)->bytes() < bytes) {
     const int64_t before = buffer->has_value() ? (*buffer)->bytes() : 0;
@@ -160,7 +160,8 @@ HostCopies* DeviceBackend::Copies() {
   return copies_.get();
 }
 
-// So the algorithm of a product, and with it the bits, do not depend on addresses.
+// Aligns all operands, so that a product's algorithm, and with it the bits, do not depend on
+// addresses.
 template <typename Product>
 void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& product) {
   int64_t bytes = 0;
@@ -204,9 +205,9 @@ void DeviceBackend::Run(const ops::MatMul& op) {
   if (!op.bias.empty() && !product_adds_bias) AddBiasTo(op.bias, op.c);
 }
 
-// In bf16 only: in fp32, the library's tanh, of whose accuracy nothing is promised, would be seen.
-// cuBLASLt's epilogue that also sums the gradient of the bias (DGELU_BGRAD) is not used, because it
-// rounds that gradient to bf16.
+// Returns true for bf16 only: in fp32, the error of the library's tanh, whose accuracy is not
+// specified, would be visible. cuBLASLt's epilogue that also sums the gradient of the bias
+// (DGELU_BGRAD) is not used, because it rounds that gradient to bf16.
 bool DeviceBackend::FusesGelu(GeluUse use, const TensorView& a, const TensorView& b,
                               const TensorView& bias, const TensorView& aux, const TensorView& c) {
   const bool bf16 = a.dtype() == DType::kBF16 && c.dtype() == DType::kBF16;

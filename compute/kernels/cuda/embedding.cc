@@ -56,7 +56,7 @@ struct RowLists {
   int32_t* unsorted;
   int32_t* sorted;
 
-  // Negative: another shard's.
+  // Returns a negative id for a row of another shard.
   TESSERA_DEVICE int64_t LocalId(int64_t row) const {
     const int64_t local = ids[row] - first_id;
     return local < id_count ? local : -1;
@@ -77,8 +77,8 @@ struct CountBody {
   }
 };
 
-// `before`, the same for all threads of the block, plus the values of the threads before this one;
-// adds those of all threads to it.
+// Returns `before`, which is the same for all threads of the block, plus the values of the threads
+// before this one; adds the values of all threads to it.
 TESSERA_DEVICE int32_t SumBefore(const simt::SharedArray<int32_t>& warp_sums, int32_t value,
                                  int32_t* before) {
   int32_t sum = value;  // of this lane and those before it
@@ -99,7 +99,7 @@ TESSERA_DEVICE int32_t SumBefore(const simt::SharedArray<int32_t>& warp_sums, in
   return start;
 }
 
-// One block. Leaves zeros in the counts, which are counted up again.
+// Runs one block. Leaves zeros in the counts, which are counted up again.
 TESSERA_KERNEL void ScanCounts(RowLists lists) {
   simt::SharedMemory memory;
   const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
@@ -116,8 +116,8 @@ TESSERA_KERNEL void ScanCounts(RowLists lists) {
   if (simt::ThreadIndex() == 0) lists.starts[lists.id_count] = before;
 }
 
-// One block a list. Comparing all pairs takes n * n steps, a pass over all rows R: so no list takes
-// more than R, and few take as many.
+// Runs one block per list. Comparing all pairs takes n * n steps, a pass over all rows R: so no
+// list takes more than R, and few take as many.
 TESSERA_KERNEL void SortLists(RowLists lists) {
   const int64_t id = simt::BlockX();
   const int32_t begin = lists.starts[id], end = lists.starts[id + 1];

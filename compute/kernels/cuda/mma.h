@@ -109,7 +109,7 @@ void DistributeMatrices(const void* const inputs[simt::kWarpSize],
 
 }  // namespace internal
 
-// The twins of the instructions, on the simulated device.
+// Do what the instructions do on the simulated device.
 inline void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&sums)[4],
                 simt::Site site = simt::Site::Here()) {
   internal::MmaOperands x = {.b = {b0, b1}};
@@ -144,7 +144,7 @@ class LeftRows {  // fp32
   template <int kRows>
   TESSERA_DEVICE LeftRows(const SharedTile<kRows, kColumns, T>& tile, int first)
       : elements_(tile.elements), at_((first + TileRow(0)) * tile.kStride), stride_(tile.kStride) {}
-  // Element k of row TileRow(2 * half).
+  // Returns element k of row TileRow(2 * half).
   TESSERA_DEVICE float Get(int half, int k) const {
     return elements_.Get(at_ + half * 8 * stride_ + k);
   }
@@ -248,7 +248,7 @@ TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, float, kResident>& l
   }
 }
 
-// MultiplyByColumns() of fp32: the lanes of a row pass its elements to each other.
+// Multiplies fp32: the lanes of a row pass its elements to each other.
 template <int kRows, int kColumns>
 TESSERA_DEVICE void MultiplyByColumns(const float (&left)[kRows / kTileColumns][4],
                                       const SharedTile<kRows, kColumns, float>& right,

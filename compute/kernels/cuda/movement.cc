@@ -24,8 +24,8 @@ namespace {
 constexpr int kMaxDims = 6;
 constexpr int64_t kMaxElements = int64_t{1} << 31;
 
-// Round to nearest even in one step: double to fp32 by rounding to odd (truncation, with what was
-// lost recorded in the last bit), which leaves the second rounding right.
+// Rounds to nearest even as if in one step: rounds double to fp32 to odd (truncates, and records
+// any loss in the last bit), which makes the second rounding correct.
 TESSERA_HOST_DEVICE BFloat16 RoundToBFloat16(double value) {
   const float nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || value != value) return BFloat16(nearest);
@@ -56,7 +56,7 @@ struct Strided {
   int64_t to_strides[kMaxDims] = {};
   simt::Divisor by_extent[kMaxDims];
 
-  // The places of element `index`, counted with the last dim fastest.
+  // Finds both offsets of element `index`, counted with the last dim fastest.
   TESSERA_DEVICE void Find(int64_t index, int64_t* from_offset, int64_t* to_offset) const {
     *from_offset = *to_offset = 0;
     uint32_t left = static_cast<uint32_t>(index);  // but for rank 1, whose index may be larger
@@ -276,7 +276,7 @@ void DeviceKernels::Run(const ops::AddBias& op) {
 
 namespace {
 
-// The sums of a run of rows, one thread for kCount columns.
+// Sums each run of rows, with one thread for kCount columns.
 template <int kCount, typename T>
 TESSERA_KERNEL void SumRuns(Rows<T> x, RowRuns runs, float* partials) {
   const int64_t column = (simt::BlockX() * kColumnThreads + simt::ThreadIndex()) * kCount;

@@ -96,7 +96,7 @@ void WithBool(bool value, Body body) {
 inline constexpr int kElementwiseThreads = 256;
 inline constexpr int64_t kMaxRuns = int64_t{1} << 30;  // of one launch
 
-// The kernel of LaunchRuns(): one thread per kCount adjacent elements of a row, from a row and a
+// Implements LaunchRuns() with one thread per kCount adjacent elements of a row, from a row and a
 // run of kCount on.
 template <int kCount, typename Body>
 TESSERA_KERNEL void ForEach(Body body, int64_t first_row, int64_t first_run, uint32_t runs,

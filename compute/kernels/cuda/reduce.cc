@@ -95,7 +95,7 @@ TESSERA_KERNEL void SumGroups(SummedList list, int64_t block, bool squares, doub
   if (simt::ThreadIndex() == 0) groups[simt::BlockX()] = sums.Get(0);
 }
 
-// One block a tensor.
+// Runs one block per tensor.
 TESSERA_KERNEL void AddGroups(SummedList list, double* groups, double* sums) {
   const int which = static_cast<int>(simt::BlockX());
   const int64_t first = list.at[which].first_group;
@@ -107,7 +107,7 @@ TESSERA_KERNEL void AddGroups(SummedList list, double* groups, double* sums) {
 
 }  // namespace
 
-// Two launches for up to kMaxSummed tensors, then one copy of all sums.
+// Launches twice for up to kMaxSummed tensors, then copies all sums at once.
 void DeviceKernels::SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
                            std::span<double> sums) {
   std::vector<SummedList> lists(simt::BlocksOf(static_cast<int64_t>(tensors.size()), kMaxSummed));

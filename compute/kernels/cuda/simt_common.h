@@ -61,8 +61,8 @@ class LaunchScope {
   const LaunchScope* const outer_;
 };
 
-// The first error of the calling thread's launches since the last TakeLaunchError(): the kernel,
-// its launch, and what is wrong; empty if there was none.
+// Returns the first error of the calling thread's launches since the last TakeLaunchError(): the
+// kernel, its launch, and what is wrong; empty if there was none.
 std::string& LaunchError();
 std::string TakeLaunchError();
 void KeepLaunchError(std::string_view pretty_name, const Grid& grid, int threads,

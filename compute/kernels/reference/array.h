@@ -33,7 +33,7 @@ class Array {
  public:
   // An array of zeros.
   explicit Array(Shape shape);
-  // A copy of x. An empty view (an omitted operand) gives an array without elements.
+  // Copies x. An empty view (an omitted operand) becomes an array without elements.
   explicit Array(const TensorView& x);
 
   // Writes the array to `to`, which has its shape or is empty (an output that is not requested).

@@ -34,14 +34,14 @@ absl::Status Malformed(std::string_view name, std::string_view what) {
   return absl::DataLossError(absl::StrCat(Shown(name), ": ", View(what)));
 }
 
-// Whether an object is of the class that DCP calls by this name, in whichever module.
+// Returns whether an object is of the class that DCP calls by this name, in whichever module.
 bool IsOf(const Value& object, std::string_view class_name) {
   const std::string name = object.callable().GlobalName();
   return name.starts_with("torch.distributed.checkpoint.") &&
          name.ends_with(absl::StrCat(".", View(class_name)));
 }
 
-// A field of a dataclass.
+// Returns a field of a dataclass.
 Value Field(const Value& object, std::string_view name) {
   const Value state = object.state();
   return (state.is(Kind::kTuple) ? state[1] : state).Find(name);
@@ -65,7 +65,7 @@ struct Stored {
   bool is_used = false;  // by a tensor or an object: none is part of two
 };
 
-// "name@[4,0]", for messages.
+// Returns "name@[4,0]", for messages.
 std::string ShownIndex(std::string_view name, const IndexKey& key) {
   return absl::StrCat(Shown(name), key.has_offset ? "@" + ShapeToString(key.offset) : "");
 }
@@ -76,6 +76,8 @@ std::optional<std::vector<int64_t>> DimsOf(const Value& value) {
   return tuple.size() <= kMaxDims ? TorchIntegers(tuple) : std::nullopt;
 }
 
+// Parses the pickle in ".metadata". Read() takes the files of chunks and the paths of names first,
+// as every tensor needs both.
 class MetadataReader {
  public:
   explicit MetadataReader(const pickle::Pickle& contents)
@@ -130,8 +132,8 @@ class MetadataReader {
     return absl::OkStatus();
   }
 
-  // Where the names are in nested dicts and lists, for torch's own planner alone. Integers are
-  // indices: torch makes texts of keys that are integers.
+  // Returns the place of each name in nested dicts and lists, which only torch's own planner
+  // stores. Integers are indices: torch makes texts of keys that are integers.
   absl::StatusOr<std::map<std::string, Path>> ReadPaths() {
     std::map<std::string, Path> paths;
     const Value planner = Field(root_, "planner_data");
@@ -156,7 +158,7 @@ class MetadataReader {
     return paths;
   }
 
-  // Equal for equal texts.
+  // Returns a number that is equal for equal texts.
   uint32_t NumberOf(const Value& name) {
     const auto [known, is_new] = numbers_.emplace(name.id(), 0);
     if (is_new) {
@@ -256,7 +258,7 @@ using pickle::Writer;
 
 constexpr char kMetadataModule[] = "torch.distributed.checkpoint.metadata";
 
-// An object of a dataclass; its fields follow, and then EndObject().
+// Begins an object of a dataclass. Write its fields next, and then call EndObject().
 void BeginObject(const char* module, const char* name, Writer& writer) {
   writer.Global(module, name);
   writer.NewObject();
@@ -350,7 +352,7 @@ void WriteStorageInfo(const DcpBlob& blob, Writer& writer) {
   EndObject(writer);
 }
 
-// The path of a name in the state dict. torch makes a list of what has indices.
+// Writes the path of a name in the state dict. torch makes a list of what has indices.
 void WritePath(const std::string& name, const Path& path, Writer& writer) {
   writer.Text(name);
   writer.BeginTuple();

@@ -54,7 +54,7 @@ class OpenFiles {
     return open.get();
   }
 
-  // The pickle of an object. Errors name its file.
+  // Returns the pickle of an object. Errors name its file.
   absl::StatusOr<TorchArchive> ReadObject(const DcpObject& object) {
     TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
     return At(storage_, JoinPath(folder_, object.blob.file),
@@ -138,8 +138,8 @@ absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Exten
   return absl::DataLossError("the safetensors file does not have the tensor");
 }
 
-// Whether a chunk, or the file that holds it, begins as a safetensors file does: with the length of
-// a header, and '{'.
+// Returns whether a chunk, or the file that holds it, begins as a safetensors file does: with the
+// length of a header, and '{'.
 absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
   if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
     return absl::DataLossError(absl::StrCat("a chunk of ", part.length, " bytes at offset ",
@@ -192,7 +192,7 @@ void FindAliases(std::vector<ForeignTensor>& tensors) {
   }
 }
 
-// "X" of each "X.param_groups..." among all names; "" of "param_groups...".
+// Returns "X" of each "X.param_groups..." among all names; "" of "param_groups...".
 std::set<std::string> OptimizerPrefixes(const DcpMetadata& metadata) {
   std::set<std::string> prefixes;
   const auto add = [&](const std::string& name) {

@@ -43,7 +43,7 @@ std::optional<StatesName> ParseName(std::string_view name) {
   return std::nullopt;
 }
 
-// The files by rank. Their numbers are bounded (RankPattern).
+// Returns the files by rank. Their numbers are bounded (RankPattern).
 absl::StatusOr<std::vector<std::string>> ByRank(const std::map<int64_t, std::string>& files) {
   std::vector<std::string> paths, missing;
   for (const auto& [rank, path] : files) {
@@ -58,7 +58,8 @@ absl::StatusOr<std::vector<std::string>> ByRank(const std::map<int64_t, std::str
       ", the files of these data-parallel ranks are missing: ", JoinFirst(missing, ", ")));
 }
 
-// "layer_00-model_states.pt", "layer_00-model_00-model_states.pt".
+// Returns whether the name is like "layer_00-model_states.pt" or
+// "layer_00-model_00-model_states.pt".
 bool IsPipelineLayer(std::string_view name) {
   return name.starts_with("layer_") && name.ends_with("-model_states.pt");
 }
@@ -256,7 +257,7 @@ absl::Status AddSlices(const Value& slices, pickle::Budget& budget, ZeroGroup& g
   return absl::OkStatus();
 }
 
-// The moments of a group: the base optimizer's state has one tensor for each group, by number.
+// Adds the moments of a group: the base optimizer's state has one tensor for each group, by number.
 absl::Status AddMoments(const TorchArchive& archive, const Value& base, size_t index,
                         ZeroGroup& group) {
   const Value in_list = base[index];  // of an elastic checkpoint

@@ -43,6 +43,8 @@ void Unflatten(const Shape& shape, TorchTensor& tensor) {
   tensor.strides = ContiguousStrides(shape);
 }
 
+// Reads one folder. Read() determines the parameters' names and shapes and the model first, then
+// adds the weights, and then the slices of each rank's optimizer file.
 class DeepSpeedReader {
  public:
   DeepSpeedReader(Storage& storage, DeepSpeedFolder folder)
@@ -73,7 +75,7 @@ class DeepSpeedReader {
   }
 
  private:
-  // Parameters and the model.
+  // Reads the parameters' names and shapes, and the model.
   absl::Status ReadShapes() {
     if (!folder_.model_files.empty()) {
       TESSERA_ASSIGN_OR_RETURN(states_,
@@ -136,7 +138,7 @@ class DeepSpeedReader {
     return absl::OkStatus();
   }
 
-  // The model of the files' own names.
+  // Describes the parameters by the files' own names.
   void DescribeFiles() {
     std::map<std::string, std::string> second_names;
     for (const auto& [second, first] : states_.shared) second_names.emplace(first, second);
@@ -213,7 +215,7 @@ class DeepSpeedReader {
     return parameter.has_rounded_weight ? kForeignMaster : kForeignWeight;
   }
 
-  // Tensors.
+  // Adds a whole tensor.
   absl::Status AddTensor(const std::string& name, const ForeignKind& kind, const std::string& file,
                          const TorchTensor& tensor) {
     return set_->AddWhole(parameters_.at(name).foreign, {}, kind, file, tensor);
@@ -261,8 +263,8 @@ class DeepSpeedReader {
     return absl::OkStatus();
   }
 
-  // Stage 1 and 2 cut the flattened group into one range for each rank. The parts of a parameter
-  // are in the order of the ranks.
+  // Adds a rank's slices of a group, which stages 1 and 2 flatten and cut into one range for each
+  // rank. The parts of a parameter are in the order of the ranks.
   absl::Status AddSlices(const std::string& file, const ZeroGroup& group) {
     for (const ZeroSlice& slice : group.slices) {
       TESSERA_ASSIGN_OR_RETURN(Parameter* const parameter, Find(slice.name, file));
@@ -361,7 +363,7 @@ class DeepSpeedReader {
     return absl::OkStatus();
   }
 
-  // The tensor of a file; nullopt where there is no such file.
+  // Returns the tensor of a file; nullopt where there is no such file.
   absl::StatusOr<std::optional<TorchTensor>> ReadUniversalFile(const std::string& path) {
     const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage_, path);
     if (absl::IsNotFound(archive.status())) return std::nullopt;

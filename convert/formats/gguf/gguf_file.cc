@@ -67,7 +67,7 @@ double AsDecimal(float value) {
   return decimal;
 }
 
-// A string; nullopt where it has more than kMaxGgufTextBytes or is not UTF-8.
+// Returns a string; nullopt where it has more than kMaxGgufTextBytes or is not UTF-8.
 absl::StatusOr<std::optional<std::string>> ReadText(FileCursor& cursor) {
   TESSERA_ASSIGN_OR_RETURN(const auto bytes, cursor.Number<uint64_t>());
   if (bytes > kMaxGgufTextBytes) {
@@ -79,7 +79,7 @@ absl::StatusOr<std::optional<std::string>> ReadText(FileCursor& cursor) {
   return std::string(text);
 }
 
-// A key or the name of a tensor. `what` is used in messages.
+// Returns a key or the name of a tensor. `what` is used in messages.
 absl::StatusOr<std::string> ReadKey(FileCursor& cursor, const char* what) {
   const uint64_t begin = cursor.offset();
   TESSERA_ASSIGN_OR_RETURN(std::optional<std::string> name, ReadText(cursor));
@@ -88,13 +88,16 @@ absl::StatusOr<std::string> ReadKey(FileCursor& cursor, const char* what) {
                                           name.has_value() ? "empty" : "too long or not UTF-8"));
 }
 
-// The bytes of a value of each type; 0 for those without a fixed size, and for unknown types.
+// Returns the bytes of a value of each type; 0 for those without a fixed size, and for unknown
+// types.
 uint64_t SizeOf(ValueType type) {
   constexpr uint64_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
   const auto number = static_cast<uint32_t>(type);
   return number < std::size(kSizes) ? kSizes[number] : 0;
 }
 
+// Parses the header in the order of the file: version, counts, metadata, and the tensors'
+// descriptions, whose offsets are checked last.
 class HeaderReader {
  public:
   explicit HeaderReader(const ReadableFile& file)
@@ -258,7 +261,7 @@ class HeaderReader {
         ": only F32, F16 and BF16 are read, and no quantised tensors"));
   }
 
-  // From offsets in the data to offsets in the file, which are checked.
+  // Turns offsets in the data into offsets in the file, and checks them.
   absl::Status PlaceTensors() {
     const uint64_t data = AlignUp(cursor_.offset(), alignment_);
     if (data > file_bytes_ && !header_.tensors.empty()) {

@@ -55,7 +55,7 @@ absl::StatusOr<nlohmann::json> ReadRopeFactors(const ReadableFile& file, const G
   return json;
 }
 
-// The object of models/foreign/gguf_fields.h.
+// Returns the configuration as the object of models/foreign/gguf_fields.h.
 absl::StatusOr<std::string> Configuration(const ReadableFile& file, const GgufHeader& header,
                                           const SavedValue& values) {
   nlohmann::json json = nlohmann::json::object();
@@ -99,7 +99,7 @@ absl::Status AddTensors(const Storage& storage, const std::string& file, const G
   return absl::OkStatus();
 }
 
-// What the header says, and the model that it describes.
+// Reads the header, and returns the model that it describes.
 absl::StatusOr<ForeignModel> ReadModel(const ReadableFile& file, GgufHeader& header,
                                        ForeignCheckpoint& checkpoint) {
   TESSERA_ASSIGN_OR_RETURN(header, ReadGgufHeader(file));

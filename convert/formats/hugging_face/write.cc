@@ -24,7 +24,7 @@ struct Weight {
   uint64_t bytes() const { return static_cast<uint64_t>(ElementCount(shape)) * ElementSize(dtype); }
 };
 
-// Consecutive weights, as many as fit into a file.
+// Divides the weights into files, each of as many consecutive ones as fit.
 std::vector<std::vector<Weight>> Divide(const std::vector<Weight>& weights,
                                         uint64_t max_file_bytes) {
   std::vector<std::vector<Weight>> files(1);

@@ -34,13 +34,13 @@ constexpr std::string_view kTrainerStateFile = "trainer_state.json";
 constexpr char kMetadataFile[] = "metadata.json";
 constexpr uint64_t kMaxTrainerStateBytes = uint64_t{1} << 20;
 
-// Whether there is such a file of InfiniTrain's.
+// Returns whether `path` is a file of InfiniTrain's.
 absl::StatusOr<bool> HasStateFile(Storage& storage, const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
   return file == nullptr ? false : IsInfiniTrainStateFile(*file);
 }
 
-// Whether there is a metadata.json that tells how ranks cut tensors.
+// Returns whether there is a metadata.json that tells how ranks cut tensors.
 absl::StatusOr<bool> IsShardedInfiniTrain(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, kMetadataFile));
   if (file == nullptr) return false;
@@ -49,7 +49,7 @@ absl::StatusOr<bool> IsShardedInfiniTrain(Storage& storage) {
   return absl::StrContains(start, "infinitrain_sharded");
 }
 
-// Where the elements of a shard are in its file: a piece for each segment.
+// Returns the places of a shard's elements in its file: a piece for each segment.
 std::vector<StoredPiece> PiecesOf(const InfiniTrainShard& shard, const InfiniTrainTensor& stored) {
   const std::vector<int64_t> strides = ContiguousStrides(stored.shape);
   std::vector<StoredPiece> pieces;
@@ -77,7 +77,7 @@ bool Crop(const Shape& shape, Box& box) {
 
 std::string RankFolder(int64_t rank) { return RankPattern("rank_{6}").Name({&rank, 1}); }
 
-// The folders of ranks: "" alone where the root has their files itself.
+// Returns the folders of ranks: "" alone where the root has their files itself.
 absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   const bool is_single = std::ranges::find(names, kModelFile) != names.end();
@@ -128,6 +128,8 @@ std::optional<Moment> ParseMoment(const std::string& name) {
   return std::nullopt;
 }
 
+// Reads the folder of a step: the shards that metadata.json describes or, without it, each rank's
+// files, which must have the whole model. Call Read(), then CheckModel() for the sizes.
 class Reader {
  public:
   Reader(Storage& storage, std::vector<std::string> ranks)
@@ -177,7 +179,7 @@ class Reader {
  private:
   std::string PathOf(std::string_view file) const { return JoinPath(ranks_[rank_], file); }
 
-  // The trainer's state as JSON; empty if the rank's folder does not have the file.
+  // Returns the trainer's state as JSON; empty if the rank's folder does not have the file.
   absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
     absl::StatusOr<std::string> text =
         ReadAll(storage_, JoinPath(rank, kTrainerStateFile), kMaxTrainerStateBytes);
@@ -245,7 +247,7 @@ class Reader {
     return AddTensor(file, TensorRole::kOptimizerState, std::move(tensor));
   }
 
-  // The tensor, or a rank's copy of it.
+  // Adds the tensor, or a rank's copy of it.
   absl::Status AddTensor(std::string_view file, TensorRole role, InfiniTrainTensor tensor) {
     std::vector<ForeignTensor>& tensors = checkpoint_.tensors;
     const auto [at, is_new] = index_.emplace(tensor.name, tensors.size());
@@ -313,7 +315,7 @@ class Reader {
     return shards;
   }
 
-  // The tensors of a file by name; each file is read once.
+  // Returns the tensors of a file by name; each file is read once.
   absl::StatusOr<const std::map<std::string, InfiniTrainTensor>*> TensorsOf(
       const std::string& path) {
     const auto [at, is_new] = files_.try_emplace(path);
@@ -373,7 +375,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // The vocabulary's rows without those that pad it for tensor-parallel ranks.
+  // Returns the vocabulary's rows without those that pad it for tensor-parallel ranks.
   Shape WithoutPadding(std::string_view parameter, Shape shape) const {
     const auto padded = FindInfiniTrainNumber(texts_.front(), "padded_vocab_size");
     const auto rows = FindInfiniTrainNumber(texts_.front(), "original_vocab_size");

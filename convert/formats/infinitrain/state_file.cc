@@ -41,7 +41,7 @@ absl::StatusOr<std::string> ReadName(FileCursor& cursor) {
   return std::string(name);
 }
 
-// What follows the name, up to the elements, which are skipped.
+// Reads what follows the name, and skips the elements.
 absl::Status ReadContents(FileCursor& cursor, InfiniTrainTensor& tensor) {
   TESSERA_ASSIGN_OR_RETURN(const uint8_t dtype, cursor.Number<uint8_t>());
   if (dtype >= std::size(kDTypes)) {
@@ -133,7 +133,7 @@ absl::Status BadShard(const absl::AlphaNum& where, const absl::AlphaNum& problem
   return absl::DataLossError(absl::StrCat(where, ": ", problem));
 }
 
-// A list of numbers, none negative; empty where it is missing or something else is in it.
+// Returns a list of numbers, none negative; empty where it is missing or something else is in it.
 std::vector<int64_t> NumbersOf(const Json& entry, const char* key, bool& ok) {
   std::vector<int64_t> numbers;
   const auto list = entry.find(key);

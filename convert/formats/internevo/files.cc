@@ -56,7 +56,7 @@ absl::Status Unsupported(const std::string& name) {
       absl::StrCat(name, " is a file of ", what, ", which is not read"));
 }
 
-// All files of a kind; those that are absent are added to `missing`.
+// Returns all files of a kind; those that are absent are added to `missing`.
 absl::StatusOr<std::vector<InternEvoRankFile>> FilesOf(const FileKind& kind,
                                                        const InternEvoRankFiles& files,
                                                        std::span<const std::string> names,
@@ -172,8 +172,8 @@ constexpr std::string_view kModelConfig = "model_config.pt";
 // The parameters of a model whose rotary embedding turns neighbouring rows.
 constexpr std::string_view kPairedRows = "internevo.qk_interleaved";
 
-// Whether the rotary embedding turns neighbouring rows of a head. Releases before `qk_interleaved`
-// had `adapt_hf`, which means the opposite.
+// Returns whether the rotary embedding turns neighbouring rows of a head. Releases before
+// `qk_interleaved` had `adapt_hf`, which means the opposite.
 absl::StatusOr<bool> HasPairedRows(const Value& config) {
   if (const auto paired = config.Find("qk_interleaved").AsBool()) return *paired;
   if (const auto halves = config.Find("adapt_hf").AsBool()) return !*halves;
@@ -190,7 +190,7 @@ absl::StatusOr<ForeignModel> MakeModel(const Value& config, int64_t tensor_count
                             tensor_count, file_bytes);
 }
 
-// Whether both are the same elements of the same tensors, however ranks cut them.
+// Returns whether both are the same elements of the same tensors, however ranks cut them.
 bool AreSame(const ForeignParameter& a, const ForeignParameter& b) {
   return a.blocks.size() == b.blocks.size() &&
          std::ranges::equal(a.blocks, b.blocks, [](const auto& one, const auto& other) {
@@ -263,7 +263,7 @@ absl::StatusOr<std::optional<TorchArchive>> ReadRunFile(Storage& storage, std::s
   return std::optional<TorchArchive>(*std::move(archive));
 }
 
-// A number in a file of the run; nullopt where it is absent or impossible.
+// Returns a number in a file of the run; nullopt where it is absent or impossible.
 std::optional<int64_t> CountIn(const Value& dict, std::string_view name) {
   const std::optional<int64_t> count = dict.Find(name).AsInt();
   return count && *count >= 0 && *count <= kMaxCount ? count : std::nullopt;

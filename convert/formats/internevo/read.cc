@@ -43,6 +43,8 @@ struct ModelFile {
   std::vector<LocalTensor> tensors;
 };
 
+// Reads one file of the model and one of the optimizer for each rank. The weights come first: the
+// order of a rank's parameters says where they are in its flat states.
 class RankFilesReader {
  public:
   RankFilesReader(Storage& storage, InternEvoRankFiles files)
@@ -178,7 +180,7 @@ class RankFilesReader {
                                  "is: load and save it with a later InternEvo"));
   }
 
-  // The parameters of a group, the largest first.
+  // Returns the parameters of a group, the largest first.
   std::vector<const LocalTensor*> ParametersOf(const ModelFile& model,
                                                const std::string& group) const {
     std::vector<const LocalTensor*> parameters;
@@ -293,7 +295,7 @@ absl::Status AddTensor(const ForeignTensor& tensor, const Key& key, InternEvoPar
   return set.AddPieces(*parameter, key.kind, tensor);
 }
 
-// Whether there is a universal checkpoint: folders of DCP for model and optimizer.
+// Returns whether there is a universal checkpoint: folders of DCP for model and optimizer.
 absl::StatusOr<bool> IsUniversal(Storage& storage) {
   // Other programs have a DCP folder "model", too.
   TESSERA_ASSIGN_OR_RETURN(const bool has_config, Exists(storage, "model_config.pt"));

@@ -103,7 +103,7 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 16;
 
-// N of "PREFIXnnnnnnnnSUFFIX", eight digits.
+// Returns N of "PREFIXnnnnnnnnSUFFIX", eight digits.
 std::optional<int64_t> StepOf(std::string_view name, std::string_view prefix,
                               std::string_view suffix) {
   if (name.size() != prefix.size() + 8 + suffix.size() || !name.starts_with(prefix) ||
@@ -148,7 +148,7 @@ class LlmcReader {
     return AddTensors(kForeignWeight, 0, 1, place);
   }
 
-  // The optimizer's state in the files of all ranks; none where rank 0 has no file.
+  // Reads the optimizer's state from the files of all ranks; none if rank 0 has no file.
   absl::Status ReadStates(int64_t step, ForeignCheckpoint& checkpoint) {
     absl::StatusOr<LlmcFile> first = ReadHeader(storage_, StateFile(step, 0));
     if (absl::IsNotFound(first.status())) {

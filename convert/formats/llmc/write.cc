@@ -55,7 +55,7 @@ std::string StateHeader(int64_t step, bool has_master) {
   return bytes;
 }
 
-// Whether the parameters have this state. InvalidArgument where it is not fp32.
+// Returns whether the parameters have this state. InvalidArgument where it is not fp32.
 absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& model,
                               const std::string& state) {
   TESSERA_ASSIGN_OR_RETURN(const DType dtype, StateDType(manifest, model, state));

@@ -170,7 +170,7 @@ absl::Status BucketStates::AddGathered(int64_t group, const TorchArchive& archiv
   return absl::OkStatus();
 }
 
-// What a bucket has without the padding at its end, which some releases store.
+// Returns the elements of a bucket without the padding at its end, which some releases store.
 absl::StatusOr<int64_t> BucketStates::ElementsOf(const BufferKey& key, int64_t index,
                                                  const Bucket& bucket) const {
   const auto sizes = sizes_.find(key);

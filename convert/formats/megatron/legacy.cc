@@ -38,6 +38,8 @@ struct MegatronRank {
   std::vector<RankChunk> chunks;
 };
 
+// Reads the folders mp_rank_XX of all ranks: the arguments and the model from all files first, then
+// each rank's weights and optimizer states.
 class LegacyReader {
  public:
   LegacyReader(Storage& storage, std::string folder)
@@ -132,7 +134,7 @@ class LegacyReader {
                      ", too"));
   }
 
-  // That a rank's file is of the same save as the first one.
+  // Checks that a rank's file belongs to the same save as the first one.
   absl::Status CheckFile(const MegatronRank& file) const {
     const MegatronRank& first = files_.front();
     const Value root = file.archive.contents.root(), first_root = first.archive.contents.root();
@@ -162,7 +164,7 @@ class LegacyReader {
     return absl::OkStatus();
   }
 
-  // That each file is where the rank that wrote it belongs, as far as its arguments tell.
+  // Checks that each file is in the folder of the rank that wrote it, as far as its arguments tell.
   absl::Status CheckPlaces() const {
     std::vector<int64_t> ranks;
     for (const MegatronRank& file : files_) {

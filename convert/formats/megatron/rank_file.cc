@@ -235,7 +235,7 @@ size_t CountEqual(std::span<const int64_t> a, std::span<const int64_t> b) {
   return count;
 }
 
-// The rank that belongs in each place; empty where that is not known.
+// Returns the rank that belongs in each place; empty where that is not known.
 std::vector<int64_t> ExpectedRanks(std::span<const int64_t> ranks, const RankGrid& grid) {
   const int64_t tensor_ranks = Bounded(grid.tensor_ranks);
   const int64_t before_data = tensor_ranks * Bounded(grid.context_ranks);

@@ -95,7 +95,7 @@ absl::StatusOr<std::optional<std::string>> ReadSmall(Storage& storage, const std
   return ReadPart(*file, 0, file->size_bytes());
 }
 
-// The folder of the iteration that a run's folder names; nullopt where it names none.
+// Returns the folder of the iteration that a run's folder names; nullopt where it names none.
 absl::StatusOr<std::optional<std::string>> LatestIteration(Storage& storage,
                                                            std::string_view folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> text,

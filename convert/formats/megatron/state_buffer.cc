@@ -224,7 +224,7 @@ class ElementReader {
   std::map<std::string, std::unique_ptr<ReadableFile>> files_;
 };
 
-// The first, the middle and the last element.
+// Returns the first, the middle and the last element.
 std::set<std::vector<int64_t>> SampleIndices(const Shape& shape) {
   std::vector<int64_t> first, middle, last;
   for (const int64_t extent : shape) {

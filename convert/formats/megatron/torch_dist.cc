@@ -26,7 +26,7 @@ struct Key {
   std::string_view parameter;
 };
 
-// "chained_0." begins the names of each of several optimizers.
+// Removes "chained_0.", which begins the names of each of several optimizers.
 std::string_view WithoutChain(std::string_view name) {
   constexpr std::string_view kChained = "chained_";
   if (!name.starts_with(kChained)) return name;
@@ -165,7 +165,7 @@ class TorchDistReader {
   BucketStates buckets_;
 };
 
-// Each layer has at least one piece, stacked or not.
+// Returns the number of pieces: each layer has at least one, stacked or not.
 int64_t PieceCount(const std::vector<ForeignTensor>& tensors) {
   int64_t count = 0;
   for (const ForeignTensor& tensor : tensors) count += static_cast<int64_t>(tensor.pieces.size());

@@ -49,8 +49,8 @@ void WriteJson(const nlohmann::ordered_json& json, Writer& writer) {
   }
 }
 
-// The parameters to write: of those that hold the same tensors, the one with more dims, which is
-// the stack of all layers.
+// Returns the parameters to write: of those that hold the same tensors, the one with more dims,
+// which is the stack of all layers.
 std::vector<ForeignParameter> Stacked(std::vector<ForeignParameter> parameters) {
   std::map<std::string, size_t> dims;
   for (const ForeignParameter& parameter : parameters) {
@@ -72,6 +72,8 @@ struct Written {
   std::string prefix;
 };
 
+// Plans a torch_dist folder. ChooseStates() decides which states are written and as which dtype;
+// Files() then lays out their chunks.
 class MegatronPlan {
  public:
   MegatronPlan(const Manifest& manifest, ModelDescription model, nlohmann::ordered_json arguments,
@@ -119,7 +121,7 @@ class MegatronPlan {
   }
 
  private:
-  // Each block is a chunk; padding belongs to the last chunk before it.
+  // Describes a tensor whose chunks are the blocks; padding belongs to the last chunk before it.
   DcpTensor AddTensor(const Written& written, const ForeignParameter& parameter) {
     DcpTensor tensor = {
         .name = written.prefix + parameter.name, .dtype = written.dtype, .shape = parameter.shape};

@@ -59,7 +59,7 @@ struct FilesOfKind {
   std::vector<ParsedName> names;
 };
 
-// All ranks' files of a kind, with 0 on axes that the names do not have.
+// Returns all ranks' files of a kind, with 0 on axes that the names do not have.
 absl::StatusOr<std::vector<PaddleRankFile>> FilesOf(const FilesOfKind& files,
                                                     const int64_t degrees[kAxes],
                                                     std::vector<std::string>& missing) {
@@ -133,7 +133,7 @@ using nlohmann::json;
 
 constexpr int64_t kMaxDegree = 1 << 16;
 
-// An object's member, or an empty object.
+// Returns an object's member, or an empty object.
 const json& Member(const json& object, const char* name) {
   static const json empty = json::object();
   const auto member = object.find(name);

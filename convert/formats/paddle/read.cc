@@ -46,7 +46,7 @@ std::string WithoutChunk(const std::string& name) {
 
 bool HasChunk(const std::string& name) { return WithoutChunk(name) != name; }
 
-// The name without the wrapper of a model that runs in a pipeline.
+// Returns the name without the wrapper of a model that runs in a pipeline.
 std::string CanonicalName(std::string_view name) {
   constexpr std::string_view kWrapper = "_layers.";
   if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
@@ -71,6 +71,8 @@ std::optional<ForeignKind> KindOf(PaddleState state) {
   }
 }
 
+// Reads all ranks' files. The weights come first; then the states of the optimizer are collected
+// from all ranks, by parameter, and placed as copies or as slices (AddPaddleState()).
 class PaddleReader {
  public:
   PaddleReader(Storage& storage, const std::map<std::string, std::string>& given_names)
@@ -149,7 +151,7 @@ class PaddleReader {
     return absl::OkStatus();
   }
 
-  // By index into the model's parameters.
+  // Returns an index into the model's parameters.
   std::optional<size_t> FindParameter(std::string_view name) {
     const ForeignParameter* const found = model_->Find(CanonicalName(name));
     if (found == nullptr) return std::nullopt;
@@ -192,7 +194,7 @@ class PaddleReader {
     if (!is_new && at->second != parameter) repeated_names_[RanksOf(file)].insert(tensor_name);
   }
 
-  // The metadata's names and shapes.
+  // Adds the metadata's names and shapes.
   absl::Status AddMeta(const Ranks& ranks, const PaddleShardingMeta& meta) {
     for (const auto& [tensor_name, structured] : meta.structured_names) {
       const std::optional<size_t> parameter = FindParameter(structured);
@@ -220,8 +222,8 @@ class PaddleReader {
     return absl::OkStatus();
   }
 
-  // The parameter of a tensor in the optimizer's file of a rank; nullopt if the model has no such
-  // parameter.
+  // Returns the parameter of a tensor in the optimizer's file of a rank; nullopt if the model has
+  // no such parameter.
   absl::StatusOr<std::optional<size_t>> ParameterOf(const PaddleRankFile& file,
                                                     const std::string& tensor_name) {
     const auto& known = names_[RanksOf(file)];
@@ -243,8 +245,8 @@ class PaddleReader {
         "or --parameter-to-structured-name, would settle it"));
   }
 
-  // By the caller's map, in which a rank's own names come first. InvalidArgument for a name that no
-  // parameter has.
+  // Looks the parameter up in the caller's map, in which a rank's own names come first.
+  // InvalidArgument for a name that no parameter has.
   absl::StatusOr<std::optional<size_t>> GivenParameter(const PaddleRankFile& file,
                                                        const std::string& tensor_name) {
     auto given = given_names_.find(
@@ -348,7 +350,7 @@ class PaddleReader {
                      ", but model_meta.json's sharding_strategy is ", meta->second.strategy));
   }
 
-  // Where states are cut into flat slices, all sharding ranks have equally many elements, padding
+  // Checks that flat slices of states have equally many elements on all sharding ranks, padding
   // included.
   absl::Status CheckSlices() const {
     std::map<std::tuple<int64_t, int64_t, PaddleState>, std::map<int64_t, int64_t>> elements;
@@ -391,7 +393,7 @@ class PaddleReader {
     return AddPaddleState(target, stored, storage_, set);
   }
 
-  // That a kind of states that some parameters have is there for all of them.
+  // Checks that a kind of state that some parameters have exists for all of them.
   absl::Status CheckComplete(const std::vector<ForeignTensor>& tensors) const {
     std::map<std::string, const ForeignTensor*> found;
     for (const ForeignTensor& tensor : tensors) found[tensor.name] = &tensor;
@@ -420,7 +422,7 @@ class PaddleReader {
                                             JoinFirst(missing, ", ")));
   }
 
-  // How often the scheduler was stepped, which all files and the trainer's state must agree on.
+  // Returns the scheduler's number of steps, on which all files and the trainer's state must agree.
   absl::StatusOr<std::optional<int64_t>> ReadStep() {
     std::optional<int64_t> step;
     std::string from;
@@ -493,7 +495,7 @@ class PaddleReader {
     return most;
   }
 
-  // The powers begin with beta itself, before the first update.
+  // Computes the betas from their powers, which begin with beta itself before the first update.
   void AddBetas(int64_t step, OptimizerState& optimizer) const {
     for (const auto& [state, name] :
          {std::pair(PaddleState::kBeta1Power, "beta1"), {PaddleState::kBeta2Power, "beta2"}}) {
@@ -509,7 +511,7 @@ class PaddleReader {
     }
   }
 
-  // The optimizer's names beside the structured ones.
+  // Adds the optimizer's names beside the structured ones.
   void AddTensorNames(OptimizerState& optimizer) const {
     std::map<std::string, std::string> by_logical_name;
     for (const auto& [parameter, name] : tensor_names_) {

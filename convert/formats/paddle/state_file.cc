@@ -74,7 +74,8 @@ absl::Status AddArrays(const Value& dict, pickle::Budget& budget,
   return absl::OkStatus();
 }
 
-// {structured name: tensor name}, which paddle.save() adds to dicts of nothing but tensors.
+// Adds the names of {structured name: tensor name}, which paddle.save() adds to dicts of tensors
+// alone.
 absl::Status AddTensorNames(const Value& names, pickle::Budget& budget,
                             std::vector<PaddleArray>& arrays) {
   std::map<std::string_view, std::string_view> found;
@@ -92,7 +93,7 @@ absl::Status AddTensorNames(const Value& names, pickle::Budget& budget,
   return absl::OkStatus();
 }
 
-// One array of {"OriginShape": shape, "slices": [keys of flat parts]}.
+// Joins an array of {"OriginShape": shape, "slices": [keys of flat parts]}.
 absl::StatusOr<PaddleArray> JoinParts(const std::string& key, const Value& description,
                                       std::map<std::string, PaddleArray>& by_key) {
   const std::optional<std::vector<int64_t>> shape =
@@ -179,6 +180,8 @@ namespace {
 constexpr int64_t kMaxPaddingPerRank = 1024;  // elements
 constexpr uint64_t kBlockBytes = 64 << 10;
 
+// Places one state of a parameter from what all sharding ranks store of it: as copies if every rank
+// has the whole shape, otherwise as flat slices in the order of the ranks.
 class StatePlacer {
  public:
   StatePlacer(const PaddleTarget& target, const std::vector<PaddleStored>& stored, Storage& storage,
@@ -215,7 +218,8 @@ class StatePlacer {
                                [&](const PaddleStored& one) { return one.array->shape == shape; });
   }
 
-  // A vector on several ranks: copies, or a slice that has all of it and slices of padding.
+  // Returns whether this is a vector on several ranks, which have copies, or a slice that has all
+  // of it and slices of padding.
   bool IsOneSliceOfSeveral(const Shape& shape) const {
     return shape.size() == 1 && stored_.size() > 1;
   }
@@ -261,7 +265,7 @@ class StatePlacer {
             .dtype = one.array->dtype};
   }
 
-  // Elements [0, count) of an array, which are those from `begin` on of the rank's share.
+  // Adds elements [0, count) of an array, which are those from `begin` on of the rank's share.
   absl::Status AddRange(const TensorParallelShare& share, const PaddleStored& one, int64_t begin,
                         int64_t count) {
     for (size_t part = 0; part < one.array->parts.size() && count > 0; ++part) {
@@ -336,7 +340,7 @@ class StatePlacer {
     return elements <= flat_elements_ && flat_elements_ <= elements + padding;
   }
 
-  // The share of the parameter that the slices make up: the rank's, or all of it.
+  // Returns the share of the parameter that the slices make up: the rank's, or all of it.
   absl::StatusOr<TensorParallelShare> ShareOfSlices(
       const std::vector<TensorParallelShare>& shares) const {
     std::vector<TensorParallelShare> fitting;

@@ -239,7 +239,7 @@ class Collector {
     return SavedValue{std::move(bytes)};
   }
 
-  // A value without others inside.
+  // Returns a value without others inside.
   std::optional<SavedValue> Plain(const pickle::Value& value) {
     if (value.is(Kind::kObject)) {
       return LeftOut(absl::StrCat("objects of ", Shown(value.callable().GlobalName())));
@@ -268,7 +268,7 @@ class Collector {
     return std::nullopt;
   }
 
-  // Whether so many bytes may be made of the pickle.
+  // Returns whether the budget allows a value with a text of this size.
   bool HasRoom(uint64_t text_bytes) { return values_budget_->Has(kValueBytes + text_bytes); }
 
   ForeignCheckpoint& checkpoint_;
@@ -287,7 +287,8 @@ class Collector {
   std::map<std::string, Noted> noted_;
 };
 
-// Whether a trainer of transformers, or accelerate, gives this name to a file beside the model.
+// Returns whether a trainer of transformers, or accelerate, gives this name to a file beside the
+// model.
 bool IsBesideModel(const std::string& name) {
   const std::string stem = name.substr(0, name.rfind('.'));
   return stem == "optimizer" || stem == "scheduler" || stem == "scaler" ||
@@ -299,8 +300,8 @@ bool HasTorchName(const std::string& name) {
          name.ends_with(".ckpt");
 }
 
-// Whether the files, in the order of their names, are "X-00001-of-00003.bin", ...: parts of one
-// state dict, and all of them.
+// Returns whether the files, in the order of their names, are "X-00001-of-00003.bin", ...: parts of
+// one state dict, and all of them.
 bool AreParts(const std::vector<std::string>& files) {
   constexpr size_t kEndBytes = sizeof("-00001-of-00003.bin") - 1;
   for (size_t i = 0; i < files.size(); ++i) {

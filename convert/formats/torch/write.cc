@@ -23,7 +23,7 @@ bool IsOfModel(const TorchOutputTensor& tensor) {
   return role == TensorRole::kWeight || role == TensorRole::kBuffer;
 }
 
-// Parameters with both moments, by group, in the order of the modules.
+// Returns the parameters with both moments, by group, in the order of the modules.
 std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
                                          const std::vector<TorchOutputTensor>& all,
                                          const std::vector<std::string>& module_order) {
@@ -57,7 +57,7 @@ std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
   return found;
 }
 
-// Parameters that have only a master weight, by its name.
+// Returns the parameters that have only a master weight, by its name.
 std::map<std::string, std::string> MasterWeights(const Manifest& manifest,
                                                  const TorchOutputTensors& tensors) {
   std::set<std::string> weights;
@@ -191,7 +191,7 @@ SavedValue TensorLeaf(const TorchOutputTensor& tensor) {
   return {SavedValue::Tensor{tensor.logical->name()}};
 }
 
-// The places of all tensors but moments: "model" has the model's, and the top the others.
+// Returns the places of all tensors but moments: "model" has the model's, and the top the others.
 SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& tensors) {
   std::set<size_t> moments;
   for (const TorchOutputGroup& group : tensors.groups) {
@@ -216,7 +216,7 @@ SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& t
   return root;
 }
 
-// What AdamW.load_state_dict() takes. Parameters have numbers, group by group.
+// Returns the dict that AdamW.load_state_dict() takes. Parameters have numbers, group by group.
 SavedValue::Dict NumberedOptimizer(const Manifest& manifest, const TorchOutputTensors& tensors,
                                    const PlanOptions& options) {
   SavedValue::Dict states;
@@ -242,8 +242,8 @@ SavedValue::Dict NumberedOptimizer(const Manifest& manifest, const TorchOutputTe
   return optimizer;
 }
 
-// What get_optimizer_state_dict() of torch.distributed.checkpoint.state_dict gives with
-// flatten_optimizer_state_dict: everything by the names of the parameters.
+// Returns the dict that get_optimizer_state_dict() of torch.distributed.checkpoint.state_dict
+// returns with flatten_optimizer_state_dict: everything by the names of the parameters.
 SavedValue::Dict FlatOptimizer(const Manifest& manifest, const TorchOutputTensors& tensors,
                                const PlanOptions& options) {
   SavedValue::Dict optimizer;
@@ -264,7 +264,7 @@ SavedValue::Dict FlatOptimizer(const Manifest& manifest, const TorchOutputTensor
   return optimizer;
 }
 
-// Whether a value is in the settings of a group that is written.
+// Returns whether a value is in the settings of a group that is written.
 bool IsInGroup(const std::string& name, const TorchOutputTensors& tensors,
                const SavedValue* state) {
   constexpr std::string_view kGroups = "optimizer.param_groups.";

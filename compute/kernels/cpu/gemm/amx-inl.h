@@ -88,8 +88,8 @@ class AmxModel {
       std::memcpy(static_cast<uint32_t*>(to) + row * stride, words_[tile][row], 4 * kTile);
     }
   }
-  // TDPBF16PS, in the words of Intel's manual: multiply-adds of fp32 with DAZ = FTZ = 1, rounded to
-  // the nearest, ties to even. Callers set DAZ and FTZ with FlushSubnormals.
+  // Executes TDPBF16PS, in the words of Intel's manual: multiply-adds of fp32 with DAZ = FTZ = 1,
+  // rounded to the nearest, ties to even. Callers set DAZ and FTZ with FlushSubnormals.
   template <int c, int a, int b>
   void Multiply() {
     for (int64_t m = 0; m < kTile; ++m) {

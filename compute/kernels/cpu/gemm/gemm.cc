@@ -36,13 +36,14 @@ constexpr int64_t kMostPackedColumns = 4096;  // at once: they lie in the last c
 // Rows so far apart, in bytes, or a multiple of it, compete for the same few places of a cache.
 constexpr int64_t kCrowded = 2048;
 
-// Near-equal parts of at most `most`, each but the last a multiple of `quantum`.
+// Returns the size of near-equal parts of at most `most`; all but the last are multiples of
+// `quantum`.
 int64_t PartOf(int64_t extent, int64_t most, int64_t quantum) {
   const int64_t parts = CeilDivide(extent, most);
   return RoundUp(CeilDivide(extent, parts), quantum);
 }
 
-// Where the cache lines of a matrix lie; then the first one again, `room` times.
+// Returns the offsets of a matrix's cache lines; then the first one again, `room` times.
 std::vector<int64_t> LinesOf(int64_t rows, int64_t bytes, int64_t leading, int64_t room) {
   std::vector<int64_t> lines;
   for (int64_t row = 0; row < rows; ++row) {
@@ -217,7 +218,7 @@ void ChainGemm::RunColumns(const Call& call, const Part& part, int64_t first, in
   }
 }
 
-// Where rows lie side by side, a few k of all panels, whose memory is one piece, come before the
+// Where rows lie side by side, packs a few k of all panels, whose memory is one piece, before the
 // next few.
 void ChainGemm::PackRows(const Call& call, const Part& part, int64_t first, int64_t end) const {
   const int64_t most = shape_.a_transposed ? 2 * gemm::kBlock : part.depth;

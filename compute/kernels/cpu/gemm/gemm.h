@@ -73,14 +73,14 @@ struct GemmShape {
 // once.
 class ChainGemm {
  public:
-  // `exact`: by the contract. Otherwise in the processor's fastest order: fp32 by the contract
-  // except on processors without multiply-adds, bf16 in one chain. In either order, blocks, layouts
-  // and threads change no bit.
+  // Computes by the contract if `exact`, else in the processor's fastest order: fp32 by the
+  // contract except on processors without multiply-adds, bf16 in one chain. In either order,
+  // blocks, layouts and threads change no bit.
   ChainGemm(const GemmShape& shape, bool exact)
       : ChainGemm(shape, gemm::KernelsFor(shape.input, exact)) {}
   ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels);
 
-  // Size of the scratch memory that a call of Run() uses.
+  // Returns the size of the scratch memory that a call of Run() uses.
   int64_t scratch_bytes() const { return scratch_words_ * static_cast<int64_t>(sizeof(float)); }
 
   // Computes the product on the calling thread alone. Reads and writes no element outside the

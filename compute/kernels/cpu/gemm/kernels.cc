@@ -78,7 +78,7 @@ TESSERA_INLINE void ForRegisters(Body body) {
   }
 }
 
-// The chains of a tile grow by one step.
+// Adds one step to the chains of a tile.
 template <typename Step, int kRows, int kVectors>
 TESSERA_INLINE void Grow(const uint32_t* a, const uint32_t* b,
                          FloatRegister (&chains)[kRows][kVectors]) {
@@ -93,7 +93,7 @@ TESSERA_INLINE void Grow(const uint32_t* a, const uint32_t* b,
 // How far ahead of its use a panel of b is fetched from the second-level cache, in steps.
 constexpr int kAhead = 8;
 
-// One chain over all steps for each element.
+// Computes each element as one chain over all steps.
 template <typename Step, int kRows, int kVectors>
 void MultiplyChains(const gemm::Tile& tile) {
   constexpr int64_t kWidth = kVectors * kVectorLanes;
@@ -124,8 +124,8 @@ void MultiplyChains(const gemm::Tile& tile) {
   });
 }
 
-// Block by block the chains of the even k and those of the odd ones, side by side; then their sums
-// are added.
+// Computes, block by block, the chains of the even k and those of the odd k side by side, and adds
+// their sums.
 template <typename Step, int kRows, int kVectors>
 void MultiplyBlocks(const gemm::Tile& tile) {
   constexpr int64_t kSteps = Step::kStepsOfBlock / 2, kWidth = kVectors * kVectorLanes;
@@ -179,7 +179,7 @@ TESSERA_INLINE FloatRegister LoadNumbers(const BFloat16* from) {
 }
 
 TESSERA_INLINE void StoreNumbers(FloatRegister x, float* to) { hn::StoreU(x, FloatTag(), to); }
-// As BFloat16(float).
+// Rounds as BFloat16(float) does.
 TESSERA_INLINE void StoreNumbers(FloatRegister x, BFloat16* to) {
   const hn::RebindToSigned<FloatTag> words;
   const auto word = hn::BitCast(WordTag(), x);
@@ -314,7 +314,8 @@ bool HasBf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
 }
 
-// AMX's bf16 instructions, likewise. The system gives a process their registers on request.
+// Returns whether AMX's bf16 instructions can be used. The system grants a process their registers
+// on request.
 bool HasAmx() {
   constexpr unsigned kTileState = 3u << 17, kSaved = 1u << 27, kBf16AndTiles = 5u << 22;
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
