@@ -23,7 +23,7 @@ namespace tessera::ckpt {
 struct SignedFile {
   std::shared_ptr<Storage> storage;
   std::string path;            // in the storage
-  std::string signature_path;  // likewise
+  std::string signature_path;  // in the storage
 };
 
 // Returns the manifest in a directory of a storage.

@@ -35,10 +35,9 @@ struct NearbyCopies {
   int64_t dropped_files = 0;
 };
 
-// Reads the copies of a committed checkpoint's data files in the staging tier, and deletes those
-// whose bytes do not match the checksums of the remote manifest. Call before a load. Does not read
-// files without a copy. Does nothing without a staging tier (Storage::staging()). Errors: those of
-// ReadManifest().
+// Reads the staged files of a committed checkpoint, and deletes those whose bytes do not match the
+// checksums of the remote manifest. Call before a load. Does nothing without a staging tier
+// (Storage::staging()). Errors: those of ReadManifest().
 absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt

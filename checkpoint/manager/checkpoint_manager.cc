@@ -360,8 +360,8 @@ class Manager final : public CheckpointManager {
   CheckpointManagerOptions options_;
   SingleProcessGroup alone_;
   std::optional<Retention> retention_;  // used by the saving thread
-  std::string room_note_;               // likewise: what was deleted to make room
-  PlanCache plan_cache_;                // likewise
+  std::string room_note_;               // used by the saving thread: what was deleted to make room
+  PlanCache plan_cache_;                // used by the saving thread
 
   SaveSchedule schedule_;
   StopRequests stop_requests_;

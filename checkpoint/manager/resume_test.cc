@@ -209,7 +209,7 @@ TEST_F(ResumeTest, ARankThatReadsOtherBytesEndsTheRunAndCondemnsNothing) {
   EXPECT_EQ(Step(), 4);
 }
 
-// A power loss leaves zeros in files that were not synced: in copies nearby, not in originals.
+// A power loss leaves zeros in files that were not synced: in staged files, not in remote ones.
 TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
   for (const int64_t step : {4, 8}) Save(step);
   const std::string data = Data("step-00000008");

@@ -54,7 +54,7 @@ class ReplicaStorage final : public ForwardingStorage {
   std::string kept_ ABSL_GUARDED_BY(mutex_);
   std::string directory_ ABSL_GUARDED_BY(mutex_);            // being written
   std::set<std::string> written_ ABSL_GUARDED_BY(mutex_);    // names of files there, by this rank
-  std::set<std::string> committed_ ABSL_GUARDED_BY(mutex_);  // likewise, by all ranks
+  std::set<std::string> committed_ ABSL_GUARDED_BY(mutex_);  // names of files there, by all ranks
 };
 
 }  // namespace tessera::ckpt

@@ -1,4 +1,4 @@
-// Saves through a TieredStorage and restarts that find copies nearby: whole, damaged and old ones.
+// Saves through a TieredStorage and restarts that find staged files: whole, damaged and old ones.
 
 #include <cstddef>
 #include <memory>

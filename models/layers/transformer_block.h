@@ -73,7 +73,7 @@ class TransformerBlock {
     std::vector<AttentionShard::SavedActivations> attention;
     TensorView mid;             // [r,C]
     TensorView mlp_norm_stats;  // [1|2, r]
-    TensorView mlp_normed;      // [R,C]; likewise
+    TensorView mlp_normed;      // [R,C]; empty: the backward pass computes it again
     std::vector<MlpShard::SavedActivations> mlp;
   };
   // Temporary memory of one Forward or one Backward.

@@ -38,7 +38,7 @@ constexpr const char* kFiles[] = {
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  // Fedora, RHEL, Amazon
     "/etc/pki/tls/certs/ca-bundle.crt",                   // the same, older
     "/etc/ssl/ca-bundle.pem",                             // SUSE
-    "/var/lib/ca-certificates/ca-bundle.pem",             // likewise
+    "/var/lib/ca-certificates/ca-bundle.pem",             // SUSE
     "/etc/ssl/cert.pem",                                  // Alpine without its package, musl, BSD
     "/etc/pki/tls/cacert.pem",
 };

@@ -287,7 +287,7 @@ struct RequestSender::Attempts {
   bool renewed = false;     // the credentials, once
   bool repeats = false;     // the next one follows an answer that may pass
   Credentials credentials;  // of the last one
-  HttpResponse response;    // likewise
+  HttpResponse response;    // of the last one
   // The last of each; the last attempt may have had no time for an answer.
   std::string answer, failure;
 

@@ -23,8 +23,8 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& pa
 // Renews the marker's time, since programs that clean temporary folders delete old files first.
 void KeepStagingMarker(Storage& storage);
 
-// Deletes all staged copies but those of the files in the directory `kept`; "" keeps none. The
-// marker of a staging folder stays. Tries all and returns the first error.
+// Deletes all staged files but those in the directory `kept`; "" keeps none. The marker of a
+// staging folder stays. Tries all and returns the first error.
 absl::Status ForgetCopiesBut(Storage& staging, std::string_view kept);
 
 // Deletes the folder, once it holds nothing but its marker. Does nothing otherwise.

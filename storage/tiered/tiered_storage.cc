@@ -94,7 +94,7 @@ class StagedFile final : public WritableFile {
   WrittenRanges written_ ABSL_GUARDED_BY(mutex_);  // and not yet uploaded
 };
 
-// Reads a staged copy, and the remote file where the copy cannot be read.
+// Reads a staged file, and the remote file where the staged one cannot be read.
 class StagedCopy final : public ReadableFile {
  public:
   StagedCopy(std::unique_ptr<ReadableFile> staged, std::unique_ptr<ReadableFile> remote)

@@ -22,15 +22,15 @@ namespace tessera {
 // still staged.
 //
 // The remote storage alone decides what exists: names, directories and versions are its own, and a
-// file is durable when it is there. Staged copies are an acceleration and may vanish at any time.
+// file is durable when it is there. Staged files are an acceleration and may vanish at any time.
 //
 // - Create() writes to the staging tier; Sync() uploads, and then makes the remote file durable. If
 //   the staging tier has no room, the file is written to the remote storage directly.
-// - Open() reads the staged copy if it is as long as the remote file, and the remote file otherwise
-//   or if the copy cannot be read. Copies are not compared any further: a program that has
+// - Open() reads the staged file if it is as long as the remote one, and the remote file otherwise
+//   or if the staged one cannot be read. They are not compared any further: a program that has
 //   checksums of its own compares them, and reads the original (ReadOriginalAt()) where they
 //   differ.
-// - Deletions apply to both; a rename deletes the staged copy.
+// - Deletions apply to both; a rename deletes the staged file.
 // - Write() and Read() go to the remote storage alone, and so does every other operation.
 //
 // Each process of a group has its own TieredStorage; processes of one machine may share the staging

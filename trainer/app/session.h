@@ -50,7 +50,7 @@ struct Session {
   std::unique_ptr<Trainer> trainer;
   std::unique_ptr<DeviceMirror> mirror;  // of the state on a GPU; null without loads and saves
   bool trains = false;                   // there are steps left
-  std::optional<DataSource> train_data;  // likewise
+  std::optional<DataSource> train_data;  // if there are steps left
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;

@@ -91,8 +91,8 @@ class TrainLoop {
   const std::string ledger_settings_;  // their digest
   ProgressLine& progress_line_;
   std::optional<RateMeter> rates_;      // set by Run()
-  std::unique_ptr<EventFile> events_;   // likewise; null without metrics, and once it fails
-  std::unique_ptr<Timeline> timeline_;  // likewise; null without trace_steps
+  std::unique_ptr<EventFile> events_;   // set by Run(); null without metrics, and once it fails
+  std::unique_ptr<Timeline> timeline_;  // set by Run(); null without trace_steps
   absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
   ckpt::CheckpointManager& manager_;
   ckpt::SaveDecision decision_;            // after the last step

@@ -87,7 +87,7 @@ class TokenChecksumBuilder {
   TokenChecksums checksums_;
   std::vector<std::byte> first_chunk_;
   int64_t chunk_bytes_ = 0;  // of the current chunk
-  uint32_t crc32c_ = 0;      // likewise
+  uint32_t crc32c_ = 0;      // of the current chunk
 };
 
 // Hashes bytes in order, as little-endian words: the same on every machine. Distinguishes contents,

@@ -40,7 +40,7 @@ struct RunSaverHooks {
 
 // The state from which a run continues, as far as its saves depend on it.
 struct SavedBefore {
-  // With async_upload: the checkpoint in `save` from which the run has resumed, whose staged copies
+  // With async_upload: the checkpoint in `save` from which the run has resumed, whose staged files
   // are kept until the next save. May be empty.
   std::string resumed_directory;
   // The manifest from which the run continues, whose names of parameters in other frameworks are
@@ -125,7 +125,7 @@ class RunSaver {
   // Returns the manifest of a checkpoint that this run has saved, by the directory in its report.
   absl::StatusOr<ckpt::Manifest> Saved(const std::string& directory) const;
 
-  // Deletes staged copies and replicas, when no restart will need them, and their folders. No save
+  // Deletes staged files and replicas, when no restart will need them, and their folders. No save
   // may be in flight. Collective.
   absl::Status ForgetNearbyCopies();
 

@@ -24,8 +24,8 @@ OpenStorageOptions StoresOf(const CheckpointConfig& config);
 bool Saves(const TrainConfig& config);
 
 // Opens the storage. With async_upload, it is a TieredStorage over NearbyFolder(), which may hold
-// only copies of this `save`: FailedPrecondition otherwise. `create_root` is for writing; files are
-// then staged if `has_room` returns true for their size in bytes. Null: all files are.
+// only staged files of this `save`: FailedPrecondition otherwise. `create_root` is for writing;
+// files are then staged if `has_room` returns true for their size in bytes. Null: all files are.
 absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(
     const CheckpointConfig& config, bool create_root = false,
     std::function<bool(uint64_t size_bytes)> has_room = nullptr);
@@ -43,9 +43,9 @@ std::string ReplicaFolder(const CheckpointConfig& config, int rank);
 // ReplicaFolder() is, contains or lies in `save`, `load` or run_dir.
 absl::Status CheckNearbyFolder(const TrainConfig& config);
 
-// Deletes staged copies that do not match the checkpoint. Call before a load from a storage of
-// OpenSaveStorage(). Returns a sentence about the copies that will be read; empty if no copy will
-// be read, or without async_upload.
+// Deletes staged files that do not match the checkpoint. Call before a load from a storage of
+// OpenSaveStorage(). Returns a sentence about the staged files that will be read; empty if none
+// will be read, or without async_upload.
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
                                               const ckpt::Checkpoint& checkpoint);
 

@@ -44,7 +44,7 @@ using NamedTensors = std::map<std::string, TorchTensor>;
 // A file "..._model_states.pt" of DeepSpeed.
 struct DeepSpeedModelStates {
   std::vector<NamedShapes> groups;  // of trained parameters: shapes of the whole tensors
-  NamedShapes frozen;               // the others, likewise
+  NamedShapes frozen;               // of the others: shapes of the whole tensors
   NamedTensors frozen_fragments;    // with stage 3 flat parts of them
   NamedTensors module;              // the state dict; with stage 3 without parameters
   std::vector<std::pair<std::string, std::string>> shared;  // second names, and the first ones
