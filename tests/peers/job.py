@@ -84,10 +84,11 @@ class Tessera:
     name = "tessera"
     title = "Tessera"
     mode = "sync"
-    note = ("`ckpt::Save` and `ckpt::Load` of `//checkpoint` with default options, asynchronous: "
-            "`ckpt::AsyncSaver`, over MPI (`mpirun --enable-recovery`: the launcher does not end "
-            "ranks). A restart is that of `train`: `ContinueFromSaved`. The lock by "
-            "which `train` keeps a second run out of a folder is not taken.")
+    note = ("`CheckpointFolder::Save()` and `Checkpoint::Load()` of `//checkpoint` with default "
+            "options, asynchronous: `AsyncSaver`, over MPI (`mpirun --enable-recovery`: the "
+            "launcher does not end ranks). A restart is that of `train`: "
+            "`CheckpointManager::TryResume()`. The lock by which `train` keeps a second run out of "
+            "a folder is not taken.")
 
     def __init__(self, program):
         self.program = os.path.abspath(program)
