@@ -14,7 +14,7 @@ namespace {
 constexpr char kVariable[] = "TESSERA_CPU";
 constexpr CpuLevel kLevels[] = {CpuLevel::kSse4, CpuLevel::kAvx2, CpuLevel::kAvx512};
 
-// The newest of Highway's targets at a level. Newer targets have lower bits.
+// Returns the newest of Highway's targets at a level. Newer targets have lower bits.
 constexpr int64_t NewestTarget(CpuLevel level) {
   switch (level) {
     case CpuLevel::kSse4:

@@ -203,7 +203,7 @@ class Counter {
     return Message(field.message, at_ + *size, depth + 1);
   }
 
-  // A varint ends with its only byte below 0x80.
+  // Counts varints by their ends, the only bytes below 0x80.
   uint64_t Elements(const Type::Field& field, uint64_t size) const {
     if (field.wire_type != kVarint) return size / field.element_bytes;
     return std::count_if(at_, at_ + size, [](char c) { return static_cast<int8_t>(c) >= 0; });

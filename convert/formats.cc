@@ -115,7 +115,7 @@ absl::StatusOr<bool> IsFound(const absl::StatusOr<Files>& files) {
   return !files->empty();
 }
 
-// The order of the model's modules; empty where the model is not known.
+// Returns the order of the model's modules; empty if the model is not known.
 std::vector<std::string> ModuleOrder(const Manifest& manifest) {
   if (manifest.model().text().empty()) return {};
   const absl::StatusOr<std::string> config = WriteHuggingFaceConfig(manifest.model(), DType::kF32);

@@ -27,7 +27,7 @@ class LocalFolder {
   const std::string& temporary() const { return temporary_; }
   std::string temporary_path() const;
 
-  // The folders that were removed.
+  // Returns the folders that were removed.
   const std::vector<std::string>& removed() const { return removed_; }
 
   const std::string& name() const { return name_; }

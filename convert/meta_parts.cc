@@ -111,7 +111,7 @@ class PartsReader {
     return absl::OkStatus();
   }
 
-  // The only dim in which the tensor is an equal part of the parameter; -1 for a copy.
+  // Returns the only dim in which the tensor is an equal part of the parameter; -1 for a copy.
   absl::StatusOr<int> FindDim(const ForeignParameter& parameter, const std::string& file,
                               const ForeignTensor& tensor) const {
     if (tensor.shape == parameter.shape) return -1;

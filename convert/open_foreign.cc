@@ -83,8 +83,8 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
                                           ": no checkpoint in any of the formats ", known));
 }
 
-// The first of these folders of `run`, or the first with this step, that is a checkpoint; nullopt
-// where none is.
+// Returns the first of these folders of `run`, or the first with this step, that is a checkpoint;
+// nullopt where none is.
 absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
                                                             std::span<const StepFolder> folders,
                                                             std::optional<int64_t> step,
@@ -113,7 +113,7 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
   return std::nullopt;
 }
 
-// A checkpoint that is there, but not all of it.
+// Turns NotFound into DataLoss: the checkpoint exists, but is incomplete.
 absl::Status MissingIsDamage(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
 }

@@ -104,8 +104,8 @@ absl::Status CheckWritten(std::shared_ptr<Storage> folder, const std::string& fi
   return absl::OkStatus();
 }
 
-// The number of tensors that have a digest of the same elements in the source. DataLoss where it
-// differs.
+// Compares digests with the source. Returns the number of tensors that have one of the same
+// elements there. DataLoss where it differs.
 absl::StatusOr<int64_t> CompareWithSource(const Checkpoint& source,
                                           const std::vector<OutputFile>& files,
                                           const DigestsByName& written) {

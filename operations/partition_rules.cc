@@ -91,7 +91,7 @@ class Owners {
     }
   }
 
-  // The parameter and the number of the state that a tensor is; its own name and -1 for others.
+  // Returns a tensor's parameter, and the number of its state; its own name and -1 for others.
   std::pair<std::string, int> OwnerOf(const LogicalTensor& tensor) const {
     const auto at = owner_.find(tensor.name());
     return at == owner_.end() ? std::pair(tensor.name(), -1) : at->second;

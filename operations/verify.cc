@@ -20,7 +20,7 @@ void AddForeignDamage(const NamedCheckpoint& named, VerifyReport& report) {
   }
 }
 
-// The files by the seal, and with it, where it is asked for, the contents of the tensors.
+// Verifies the files by the seal and, on request, the contents of the tensors.
 absl::StatusOr<VerifyReport> VerifyBySeal(const NamedCheckpoint& named,
                                           const VerifyOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(VerifyReport report, convert::VerifySealed(*named.seal, options));

@@ -57,7 +57,7 @@ struct Counters {
   }
 };
 
-// Never destroyed: a static Tensor may be freed after every other static.
+// Returns counters that are never destroyed: a static Tensor may be freed after every other static.
 Counters& GlobalCounters() {
   static Counters* const counters = new Counters;
   return *counters;

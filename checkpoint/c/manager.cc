@@ -35,7 +35,7 @@ absl::StatusOr<SaveScheduleOptions> ScheduleOf(const tessera_manager_options& fr
   return schedule;
 }
 
-// The group of a save, which the handle then has.
+// Reads the group of a save, which the handle then has.
 absl::Status ReadSave(const tessera_save_options* from, std::string_view name, SaveOptions& options,
                       std::unique_ptr<ProcessGroup>& group) {
   TESSERA_ASSIGN_OR_RETURN(const tessera_save_options copy, ReadStruct(from, name));

@@ -62,7 +62,7 @@ absl::Status AddAlias(tessera_state& state, ShardedTensor alias) {
   return absl::OkStatus();
 }
 
-// The tensor that was added last, which gets a box.
+// Returns the tensor that was added last, to which a box is added.
 absl::StatusOr<ShardedTensor*> LastTensor(tessera_state& state) {
   if (state.dict.tensors.empty()) return absl::InvalidArgumentError("no tensor was added yet");
   ShardedTensor& tensor = state.dict.tensors.back();

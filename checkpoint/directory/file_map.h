@@ -36,7 +36,7 @@ class FileMap {
   // Precondition: a valid manifest, which must outlive the map.
   explicit FileMap(const Manifest& manifest);
 
-  // The extents of a file, ascending by begin.
+  // Returns the extents of a file, ascending by begin.
   const std::vector<Extent>& extents(uint32_t file_index) const { return extents_[file_index]; }
 
   // Returns "wte.weight, wpe.weight and 3 more", the tensors with bytes in [begin, end) of the

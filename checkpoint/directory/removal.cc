@@ -306,7 +306,8 @@ class RenamingRemoval final : public InPlaceRemoval {
     return true;
   }
 
-  // A directory that was copied from an object store, whose late writers cannot reach this one.
+  // Reuses a directory that was copied from an object store, whose late writers cannot reach this
+  // one.
   absl::StatusOr<Leftovers> ReuseDirectory(std::string_view dir,
                                            const std::vector<std::string>& names) {
     TESSERA_ASSIGN_OR_RETURN(const Leftovers left, InPlaceRemoval::DiscardListed(dir, names));
@@ -383,8 +384,8 @@ class FencingRemoval final : public InPlaceRemoval {
   bool frees_names() const override { return false; }
 
  private:
-  // If files in `names` say that a commit may still arrive, of another attempt or a repeated one, a
-  // tombstone takes the manifest's place.
+  // Replaces the manifest by a tombstone if files in `names` say that a commit may still arrive, of
+  // another attempt or a repeated one.
   absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
                         const Names& quarantined) override {
     TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,

@@ -43,7 +43,7 @@ class BoxRuns {
     dims_ = std::move(dims);
   }
 
-  // The distance between neighbours of one run in the strided storage; in outer's storage it is 1.
+  // Returns the distance between neighbours of a run in the strided storage; in outer's it is 1.
   int64_t run_stride() const { return run_stride_; }
 
   // Returns the first element, in the strided storage, of the elements [begin, end) of outer's

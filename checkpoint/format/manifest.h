@@ -52,9 +52,8 @@ absl::StatusOr<std::string> EncodeManifest(Manifest manifest,
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes,
                                         Checksums checksums = Checksums::kRequired);
 
-// The check of DecodeManifest() that needs only the header, for a reader before it reads on or
-// allocates memory: given the file's first bytes and its length, which must be that of header and
-// payload.
+// Checks the header as DecodeManifest() does, for a reader before it reads on or allocates memory:
+// given the file's first bytes and its length, which must be that of header and payload.
 absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_bytes);
 
 // Checks the rules that hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names,

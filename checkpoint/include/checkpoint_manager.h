@@ -142,8 +142,8 @@ class CheckpointManager {
   virtual absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
                                                const Metadata& metadata = {}) = 0;
 
-  // The parts of TrySave(), for a program whose own exchange after each step can carry the facts,
-  // or that acts between the decision and the save:
+  // Perform the parts of TrySave(), for a program whose own exchange after each step can carry the
+  // facts, or that acts between the decision and the save:
   //
   //   StepFacts facts = manager.Observe({.step = step});
   //   ...adds facts.counts of all ranks, in the program's own all-reduce...

@@ -61,8 +61,8 @@ class FolderLock {
   // Calls Storage::Abandon().
   virtual void Abandon() {}
 
-  // A sentence for the user if nothing is locked, because the file system or store has no locks;
-  // otherwise empty.
+  // Returns a sentence for the user if nothing is locked, because the file system or store has no
+  // locks; otherwise empty.
   const std::string& warning() const { return warning_; }
 
  protected:

@@ -70,7 +70,7 @@ class Comparer {
     return Find(master->second);
   }
 
-  // The tensor that holds the shards of a name, which may be an alias.
+  // Returns the tensor that holds the shards of a name, which may be an alias.
   uint32_t Resolve(uint32_t saved) {
     result_.used[saved] = true;
     const std::string& target = manifest_.tensors(saved).alias_of();

@@ -196,7 +196,7 @@ class Decision {
         others ? ": make sure that every rank sees the same files there" : ""));
   }
 
-  // The checkpoint that was asked for.
+  // Returns the requested checkpoint.
   absl::StatusOr<std::string> FindStep(const std::vector<CheckpointInfo>& saved) {
     const auto found = std::ranges::find(saved, *rules_.step, &CheckpointInfo::step);
     if (found == saved.end()) {
@@ -316,7 +316,7 @@ absl::Status CheckNoneContradicts(const std::vector<std::string>& seen) {
   return absl::OkStatus();
 }
 
-// The checkpoint of rank 0's message on this rank, whose storage may lack the folder.
+// Returns the checkpoint of rank 0's message on this rank, whose storage may lack the folder.
 absl::StatusOr<std::optional<Checkpoint>> Decode(const std::string& bytes,
                                                  const std::shared_ptr<Storage>& storage,
                                                  ResumeOffer& offer) {

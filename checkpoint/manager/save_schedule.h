@@ -25,7 +25,7 @@ class StopRequests {
   // Returns the request after a step. Call once after each step, in order.
   StopFileAsks AfterStep(int64_t step, const StopRequest& request);
 
-  // The version of the request that was acted upon last; 0: none.
+  // Returns the version of the request that was acted upon last; 0: none.
   int64_t handled_version() const { return handled_version_; }
 
  private:

@@ -196,7 +196,8 @@ class ReadAssigner {
     return openers_.empty() || std::ranges::binary_search(openers_[file], rank);
   }
 
-  // The ranks that may read what this set receives: its members, as far as they can, else others.
+  // Returns the ranks that may read what this set receives: its members, as far as they can, else
+  // others.
   uint32_t ReadersFor(uint32_t file, uint32_t receivers) {
     if (openers_.empty()) return receivers;
     RankList able;

@@ -282,7 +282,7 @@ class Finder {
     }
   }
 
-  // The files of this rank's host that this rank verifies, of which it returns the damaged ones.
+  // Verifies this rank's share of the files of its host, and returns the damaged ones.
   std::string Verify(const FindRequest& request) const {
     const int host = hosts_.of(group_.rank());
     const size_t ranks = hosts_.ranks(host).size();

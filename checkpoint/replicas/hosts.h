@@ -26,7 +26,7 @@ class Hosts {
   int of(int rank) const { return host_of_[rank]; }
   const std::vector<uint32_t>& ranks(int host) const { return ranks_[host]; }
   const std::string& name(int host) const { return names_[host]; }
-  // The volume of a host's folder, the same for hosts whose folders are in one file system.
+  // Returns the volume of a host's folder, the same for hosts whose folders share a file system.
   const std::string& volume(int host) const { return volumes_[host]; }
 
   bool is_first(int rank) const { return ranks_[of(rank)].front() == static_cast<uint32_t>(rank); }

@@ -87,7 +87,8 @@ uint64_t BytesIn(Storage& folder, const std::string& directory) {
   return bytes;
 }
 
-// The state of a host's ranks, and of those whose copies it keeps.
+// Returns the bytes that each host stores: the state of its ranks, and of those whose copies it
+// keeps.
 std::vector<uint64_t> BytesByHost(const SavePlan& plan, const Hosts& hosts) {
   std::vector<uint64_t> bytes(hosts.count(), kSlackBytes);
   for (int rank = 0; rank < static_cast<int>(plan.ranks.size()); ++rank) {

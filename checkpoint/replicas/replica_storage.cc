@@ -140,8 +140,8 @@ class Receiver : public Transfer {
   std::unique_ptr<WritableFile> file_;
 };
 
-// Every rank sends one block and receives one from each of its sources, writes them, and goes on
-// to the next: what a rank waits for was begun before its own wait.
+// Exchanges blocks: every rank sends one and receives one from each of its sources, writes them,
+// and goes on. Every transfer that a rank waits for was begun before its own wait.
 absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const SpreadPlan& plan,
                            const Hosts& hosts, ProcessGroup& group, absl::Duration deadline) {
   std::deque<Receiver> receivers;

@@ -256,7 +256,7 @@ class AsyncSaver::Background {
     return stopping_ || idle_waiters_ > 0 || !queue_.empty();
   }
 
-  // RunSave() counts from the time of its call.
+  // Adds the time before RunSave(), which counts from its call.
   void AddTimes(const Request& request, SaveReport& report) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - request.start).count();
     report.copied_seconds += seconds - report.seconds;

@@ -62,7 +62,7 @@ class DataWriter {
   // place, and DataWriterOptions::ahead_bytes of the others.
   uint64_t staged_bytes() const { return staged_bytes_ + ahead_bytes_; }
 
-  // The time at which the last piece was copied, or written in place; nullopt before that.
+  // Returns the time at which the last piece was copied, or written in place; nullopt before that.
   std::optional<std::chrono::steady_clock::time_point> copied_at() const {
     const MutexLock lock(&mutex_);
     return copied_at_;

@@ -109,7 +109,8 @@ class PieceTable {
   bool all_released() const { return unreleased_ == 0; }
   Clock::time_point rests_until() const { return rests_until_; }
   const StagingBuffers& buffers() const { return buffers_; }
-  // The number of pieces in place for which an update waited before the disk had begun them.
+  // Returns the number of pieces in place for which an update waited before the disk had begun
+  // them.
   size_t updated_first() const { return updated_first_; }
 
  private:

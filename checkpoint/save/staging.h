@@ -42,8 +42,8 @@ class StagingPool {
   // behind them, which may never be needed.
   void Want(uint64_t bytes) { wanted_bytes_ = std::max(wanted_bytes_, bytes); }
 
-  // The bytes of memory(), from its beginning on, that were touched. The first touch of the rest
-  // costs more than filling it.
+  // Returns the bytes of memory(), from its beginning on, that were touched. The first touch of the
+  // rest costs more than filling it.
   size_t present_bytes() const { return std::min(present_bytes_, usable_bytes_); }
   // Records that the first `bytes` of memory() have been touched.
   void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
@@ -51,7 +51,7 @@ class StagingPool {
   // Returns the reserved memory, aligned for direct I/O. Valid after Reserve().
   std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
 
-  // The reason why memory() is smaller than wanted; empty if it is not.
+  // Returns the reason why memory() is smaller than wanted; empty if it is not.
   const std::string& note() const { return note_; }
 
  private:
@@ -82,7 +82,7 @@ class StagingBuffers {
   std::byte* Take();
   void Return(std::byte* buffer) { present_.push_back(buffer); }
 
-  // The bytes of the memory, from its beginning on, that were touched.
+  // Returns the bytes of the memory, from its beginning on, that were touched.
   uint64_t touched_bytes() const { return memory_.size() - untouched_.size() - unused_tail_bytes_; }
 
  private:

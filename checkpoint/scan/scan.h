@@ -192,8 +192,8 @@ class TensorDigests {
  public:
   TensorDigests(const Manifest& manifest, const FileMap& map, int workers);
 
-  // The shards whose elements chunks may cut, see FindCutElements(), with the indices of their
-  // files. Such shards are left out.
+  // Returns the shards whose elements chunks may cut, see FindCutElements(), with the indices of
+  // their files. Such shards are left out.
   const std::vector<std::pair<uint32_t, Damage>>& cut() const { return cut_; }
 
   // Adds the elements of a chunk. Calls with different workers may overlap.

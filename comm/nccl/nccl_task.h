@@ -70,8 +70,8 @@ class NcclLane {
   // Takes a communicator that CommSplit() has created.
   void Adopt(NcclApi::Comm comm);
 
-  // The order in which operations are queued: an operation takes a place, is queued when its place
-  // is next, and passes.
+  // Order the queueing of operations: an operation takes a place, is queued when its place is next,
+  // and passes.
   uint64_t TakePlace() { return places_++; }
   bool IsNext(uint64_t place) const { return place == next_; }
   void Pass() { ++next_; }

@@ -99,9 +99,9 @@ class GradientReducer : public GradientObserver {
   // Ends the step: owned() holds the gradients of the whole global batch.
   absl::Status Finish();
 
-  // The ranges that this rank owns: ordered by `begin`, disjoint, none empty. A parameter lies in
-  // at most one range, completely or partly, so a rank owns a contiguous part of it. ZeRO 0: one
-  // range of all values.
+  // Returns the ranges that this rank owns: ordered by `begin`, disjoint, none empty. A parameter
+  // lies in at most one range, completely or partly, so a rank owns a contiguous part of it. ZeRO
+  // 0: one range of all values.
   const std::vector<OwnedGradient>& owned() const { return owned_; }
   // Sends the owned ranges of the flat `values` [value_elements], contiguous, to the other ranks,
   // and receives the rest. Does nothing for ZeRO 0.

@@ -26,7 +26,7 @@ struct Run {
   int64_t local_begin;
 };
 
-// The indices of the parameter that indices [begin, begin + count) of the rank's share are.
+// Returns the parameter's indices of indices [begin, begin + count) of the rank's share.
 std::vector<Run> ToWholeDim(const ForeignParameter& parameter, const TensorParallelShare& share,
                             size_t dim, int64_t begin, int64_t count) {
   if (static_cast<int>(dim) != parameter.tensor_parallel_dim) return {{begin, count, begin}};
@@ -58,7 +58,7 @@ Overlap OverlapWith(int64_t block_begin, int64_t block_count, int64_t step, int6
   return overlap;
 }
 
-// The logical dim that a parameter's dim is; nullopt where the tensor has none.
+// Returns the logical dim of a parameter's dim; nullopt where the tensor has none.
 std::optional<size_t> LogicalDim(const ForeignBlock& block, size_t foreign_rank, size_t dim) {
   const size_t rank = block.shape.size(), extra = foreign_rank - rank;
   if (dim < extra) return std::nullopt;
@@ -67,7 +67,7 @@ std::optional<size_t> LogicalDim(const ForeignBlock& block, size_t foreign_rank,
   return logical + 1 == rank ? rank - 2 : rank - 1;
 }
 
-// The piece that a block and a stored box of its parameter have in common.
+// Returns the piece that a block and a stored box of its parameter have in common.
 std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
                                    const ForeignPlace& place, const std::vector<int64_t>& strides) {
   const size_t foreign_rank = stored.shape.size(), rank = block.shape.size();

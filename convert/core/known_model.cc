@@ -23,7 +23,7 @@ constexpr std::string_view kMetaConfig = "params.json";
 
 using Parameters = std::vector<ForeignParameter>;
 
-// The parameters, in this order of their names, under their logical names less a prefix.
+// Returns the parameters, in this order of their names, under their logical names without a prefix.
 Parameters LogicalNaming(const ModelDescription& model, const std::vector<std::string>& order,
                          const std::string& prefix) {
   const auto shorten = [&](const std::string& name) {
@@ -62,7 +62,8 @@ std::optional<int64_t> Rows(std::span<const ForeignTensor> tensors, int64_t colu
   return std::nullopt;
 }
 
-// The model that the files themselves describe, as those of nanoGPT do; nullopt where they do not.
+// Returns the model that the files themselves describe, as those of nanoGPT do; nullopt where they
+// do not.
 absl::StatusOr<std::optional<ModelProto>> DescribedByValues(const ForeignCheckpoint& checkpoint,
                                                             int64_t tensor_count) {
   constexpr std::string_view kArguments = "model_args.";

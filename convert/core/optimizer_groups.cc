@@ -43,7 +43,7 @@ std::optional<double> NumberOf(const SavedValue& value) {
   return std::nullopt;
 }
 
-// The settings that are numbers, by the names that manifests have.
+// Returns the settings that are numbers, by their names in manifests.
 ParameterGroup Options(const SavedValue::Dict& settings) {
   ParameterGroup group;
   auto& options = *group.mutable_options();

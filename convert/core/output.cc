@@ -223,7 +223,8 @@ struct Task {
   static constexpr int64_t kWhole = -1;
 };
 
-// The end of those of tensors [first, last), at least one, that are read and written as one span.
+// Returns the end of those of tensors [first, last), at least one, that are read and written as one
+// span.
 size_t EndOfSpan(const std::vector<OutputTensor>& tensors, size_t first, size_t last) {
   size_t end = first + 1;
   while (end < last && EndOf(tensors[end]) - tensors[first].offset_bytes <= kCopyBlockBytes) {

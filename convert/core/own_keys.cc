@@ -38,7 +38,7 @@ std::optional<SavedValue> Take(SavedValue& root, std::string_view key) {
   return std::nullopt;
 }
 
-// The entries of a dict whose values are texts.
+// Returns the entries of a dict whose values are texts.
 std::map<std::string, std::string> TextsOf(const std::optional<SavedValue>& value) {
   std::map<std::string, std::string> texts;
   const auto* const dict = value.has_value() ? value->As<SavedValue::Dict>() : nullptr;

@@ -50,7 +50,7 @@ class RecordState {
                                                    : absl::OkStatus();
   }
 
-  // The ranges in this one that have not been read.
+  // Returns the ranges in this one that have not been read.
   std::vector<ByteRange> Missing(ByteRange range) const {
     std::vector<ByteRange> missing;
     if (is_complete_) return missing;

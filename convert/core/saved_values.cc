@@ -236,7 +236,7 @@ bool Fill(SavedValue& node, Path& path, const FindLeaf& find) {
   });
 }
 
-// The paths that kPlacesEntry tells, by name.
+// Returns the paths in kPlacesEntry, by name.
 std::map<std::string, Path> ReadPlaces(std::string_view json) {
   std::map<std::string, Path> places;
   const std::optional<SavedValue> tree = ParseTree(json);
@@ -277,7 +277,7 @@ Path GuessedPath(const LogicalTensor& tensor) {
           PathPart::Text(tensor.name().substr(dot + 1))};
 }
 
-// The tree of a checkpoint that does not tell its structure in kStructureEntry.
+// Builds the tree of a checkpoint without kStructureEntry, which has its structure.
 SavedValue BuildTree(const Manifest& manifest, std::map<std::string, SavedValue> values) {
   std::map<std::string, Path> places;
   const auto entry = manifest.trainer().extra().find(kPlacesEntry);

@@ -120,7 +120,7 @@ class Namer {
         absl::StrCat(storage_.Describe(folder_), ": tensor ", tensor.name, ": ", problem));
   }
 
-  // The index of the tensor, which is stored, of a parameter's name. An alias is the tensor that it
+  // Returns the index of the stored tensor with a parameter's name. An alias is the tensor that it
   // is an alias of.
   std::optional<size_t> Find(const std::string& name) const {
     const auto at = weights_.find(name);
@@ -232,7 +232,7 @@ class Namer {
     return most;
   }
 
-  // The tensor that may be meant by a name; empty where none is called alike.
+  // Returns the tensor whose name is nearest; empty where none is called alike.
   std::string NearestTo(const std::string& name, const std::vector<std::string>& others) const {
     constexpr size_t kMostBytes = 200, kMostOthers = 1000;
     std::string nearest;
@@ -366,8 +366,8 @@ class Namer {
     return absl::OkStatus();
   }
 
-  // The parameters in the order in which modules have them, which is that in which optimizers
-  // number them: that of the files where they are written so.
+  // Returns the parameters in the order of the modules, by which optimizers number them: that of
+  // the files where they are written so.
   std::vector<const ForeignParameter*> Ordered(const Parameters& naming,
                                                const std::string& prefix) const {
     std::vector<std::pair<size_t, const ForeignParameter*>> ordered;

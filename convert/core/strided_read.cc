@@ -84,8 +84,8 @@ class StridedReader {
     return absl::OkStatus();
   }
 
-  // The number of indices of the outermost dim that one covering range is read for; 0 if the inner
-  // dims are better read on their own.
+  // Returns the number of indices of the outermost dim for which one covering range is read; 0 if
+  // the inner dims are better read on their own.
   int64_t IndicesTogether(Dims dims) const {
     const StridedDim& outer = dims.front();
     const int64_t inner_span = Span(dims.subspan(1)), inner_count = Count(dims.subspan(1));

@@ -41,7 +41,7 @@ class ByteStream {
     return static_cast<uint8_t>(byte[0]);
   }
 
-  // The next bytes, valid until the next call, which are buffered at once: for short fields.
+  // Reads the next bytes, valid until the next call, which are buffered at once: for short fields.
   absl::StatusOr<std::string_view> ReadView(size_t length) {
     TESSERA_RETURN_IF_ERROR(CheckRemaining(length));
     TESSERA_RETURN_IF_ERROR(Fill(length));
@@ -65,7 +65,7 @@ class ByteStream {
     return absl::OkStatus();
   }
 
-  // The bytes before the next '\n', which is skipped.
+  // Reads the bytes before the next '\n', which is skipped.
   absl::StatusOr<std::string> ReadLine(size_t max_bytes) {
     std::string line;
     while (true) {

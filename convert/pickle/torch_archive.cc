@@ -47,7 +47,7 @@ absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint
   return ReadPart(file, part.offset, std::min(part.length, max_bytes));
 }
 
-// The type whose storages are of the class that a global names; null for an unknown one.
+// Returns the type whose storages are of the class that a global names; null for an unknown one.
 const TorchType* FindStorageClass(const pickle::Value& global) {
   const std::string name = global.GlobalName();
   if (!name.starts_with("torch.")) return nullptr;

@@ -15,7 +15,7 @@ enum Field { kPositions = 2, kVocabulary, kLayers, kHeads, kChannels, kPaddedVoc
 
 constexpr int32_t kUsualPadding = 128;
 
-// The padding rule that gives the file's padded size.
+// Returns the padding rule that yields the file's padded size.
 int64_t VocabularyMultiple(int32_t vocabulary, int32_t padded) {
   const int64_t usual = (int64_t{vocabulary} + kUsualPadding - 1) / kUsualPadding * kUsualPadding;
   return usual == padded ? kUsualPadding : padded;

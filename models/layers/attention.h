@@ -28,7 +28,7 @@ class Rope {
  public:
   Rope(int64_t head_size, double base, const RopeScaling& scaling);
 
-  // The angle by which each pair turns from one position to the next, in radians.
+  // Returns the angle by which each pair turns from one position to the next, in radians.
   const std::vector<double>& frequencies() const { return frequencies_; }
 
   // Computes the tables for sequences up to this length, in the backend's memory. Must not be

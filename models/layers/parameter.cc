@@ -70,7 +70,7 @@ void Store(const TensorView& to, int64_t first, std::span<const float> values) {
   }
 }
 
-// The part of a flat buffer that holds a tensor of this shape.
+// Returns the part of a flat buffer that holds a tensor of this shape.
 TensorView PartOf(const TensorView& flat, int64_t offset, const Shape& shape) {
   return flat.Slice(0, offset, offset + ElementCount(shape)).Reshape(shape);
 }

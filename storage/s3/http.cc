@@ -144,7 +144,7 @@ bool IsWronglySigned(const std::string& reason) {
          reason.find("rsa routines") != reason.npos;
 }
 
-// A sentence about a certificate that libcurl has refused for `reason`.
+// Returns a sentence about a certificate that libcurl has refused for `reason`.
 std::string CertificateSentence(const std::string& url, const std::string& reason) {
   constexpr char kHint[] = "; AWS_CA_BUNDLE names the file of the authorities to trust";
   const std::string host = url.substr(url.find("://") + 3);

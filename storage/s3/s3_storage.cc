@@ -280,7 +280,7 @@ class S3Storage final : public Storage {
                      "overwrite each other's files"));
   }
 
-  // Best effort: keys without the right to list uploads can still write objects.
+  // Aborts uploads if it can: keys without permission to list uploads can still write objects.
   int AbortUploads(const std::string& prefix) {
     const auto uploads = client_.ListUploads(prefix);
     if (!uploads.ok()) return 0;

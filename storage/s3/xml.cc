@@ -16,7 +16,7 @@ std::string Text(const pugi::xml_node& node, const char* child) {
   return node.child(child).text().as_string();
 }
 
-// The root element if it has that name; otherwise null.
+// Returns the root element if it has that name; otherwise null.
 pugi::xml_node Root(pugi::xml_document& document, std::string_view body, const char* name) {
   if (!document.load_buffer(body.data(), body.size(),
                             pugi::parse_default | pugi::parse_ws_pcdata)) {

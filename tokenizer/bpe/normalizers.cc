@@ -55,8 +55,8 @@ void NormalizeValid(NormalizationForm form, std::string_view text, std::string& 
   to += text;
 }
 
-// The length of what is UTF-8 from the beginning on. Ends before an ASCII character where it would
-// be longer than a part.
+// Returns the length of the UTF-8 text at the beginning. Ends before an ASCII character where it
+// would be longer than a part.
 size_t ValidLength(std::string_view text) {
   size_t length = 0;
   while (length < text.size()) {

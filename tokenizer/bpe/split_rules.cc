@@ -164,8 +164,8 @@ size_t ContractionLength(const SplitRules& rules, std::string_view text) {
   return long_s ? 3 : 0;
 }
 
-// The length of the first piece of `text`, which begins with a space that is not part of a word, a
-// number or punctuation.
+// Returns the length of the first piece of `text`, which begins with a space that is not part of a
+// word, a number or punctuation.
 size_t SpaceEnd(const SplitRules& rules, std::string_view text) {
   size_t end = 0, last = 0, line_end = 0;
   while (end < text.size()) {

@@ -130,7 +130,7 @@ std::string Dump(const Json& json) { return json.dump(1) + "\n"; }
 
 using Scores = absl::flat_hash_map<std::string, float>;
 
-// The merges that make the pieces, those of higher score first.
+// Returns the merges that make the pieces, those of higher score first.
 absl::StatusOr<Json> PieceMerges(const Scores& scores) {
   const auto score = [&scores](std::string_view text) -> std::optional<float> {
     const auto found = scores.find(View(text));

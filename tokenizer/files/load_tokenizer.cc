@@ -61,7 +61,7 @@ absl::StatusOr<TokenizerConfig> ConfigBeside(const fs::path& path) {
   return ParseTokenizerConfig(name.string(), contents);
 }
 
-// The names of GPT-2's files, if `path` is one of the two.
+// Returns the names of GPT-2's files, if `path` is one of the two.
 const std::pair<const char*, const char*>* Gpt2NamesOf(const fs::path& path) {
   for (const auto& names : kGpt2Names) {
     if (path.filename() == names.first || path.filename() == names.second) return &names;

@@ -98,7 +98,7 @@ absl::Status ReadRanks(const std::string& path, std::string_view contents,
   return absl::OkStatus();
 }
 
-// The merge that makes each token, tokens of lower rank first.
+// Returns the merge that makes each token, tokens of lower rank first.
 std::vector<BpeMerge> TokenMerges(const std::vector<std::string>& tokens) {
   absl::flat_hash_map<absl::string_view, int32_t> ids;
   for (size_t id = 0; id < tokens.size(); ++id) {

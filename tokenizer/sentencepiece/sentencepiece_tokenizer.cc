@@ -111,7 +111,7 @@ void SentencePieceTokenizer::AppendBytes(std::string_view bytes, std::vector<int
   for (const char c : bytes) ids.push_back(byte_ids_[static_cast<uint8_t>(c)]);
 }
 
-// Byte-pair encoding: repeatedly merges the best-scored pair of neighbours that forms a piece,
+// Encodes by byte pairs: repeatedly merges the best-scored pair of neighbours that forms a piece,
 // until no pair does.
 std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) const {
   ScoredMerges merges;

@@ -13,7 +13,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// A sentence on what was compared, and is therefore proven.
+// Returns a sentence that says what was compared, and is therefore proven.
 std::string ProofOfEquality(const Differences& differences, bool sealed) {
   std::vector<std::string> parts;
   if (differences.equal_by_digest > 0) {

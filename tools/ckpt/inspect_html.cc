@@ -120,8 +120,8 @@ class PageData {
     }
   }
 
-  // The files of another framework are shown, and not the one for each tensor as which they are
-  // presented.
+  // Finds the places of tensors: in another framework's files, not in the one per tensor that
+  // ForeignStorage presents.
   void FindPlaces() {
     places_.resize(manifest_.tensors_size());
     if (named_.foreign == nullptr) {

@@ -259,7 +259,7 @@ Panel Differences(const char* title, std::span<const RunRecords> runs, double St
   return panel;
 }
 
-// A name as code, whatever is in it, within a table of GitHub's Markdown.
+// Returns any name as code within a table of GitHub's Markdown.
 std::string MarkdownName(const std::string& name) {
   const auto is_control = [](char c) { return absl::ascii_iscntrl(static_cast<uint8_t>(c)); };
   if (name.find_first_of("|`\\") == name.npos && !name.empty() &&
@@ -283,8 +283,8 @@ std::string MarkdownLoss(int64_t step, double loss) {
   return absl::StrFormat("%.6g (step %d)", loss, step);
 }
 
-// The cells of a run that do not depend on the others: its last loss, up to a step, and its last
-// evaluation.
+// Returns the cells of a run that do not depend on the others: its last loss, up to a step, and its
+// last evaluation.
 std::string MarkdownLosses(const RunRecords& run, int64_t last_step) {
   std::string text;
   auto step = run.steps.upper_bound(last_step);

@@ -53,7 +53,7 @@ void SkipSpaces(std::string_view& text) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
 }
 
-// An integer that spaces may precede.
+// Takes an integer, which spaces may precede.
 std::optional<int64_t> TakeInteger(std::string_view& text) {
   SkipSpaces(text);
   const std::string_view digits =
@@ -64,7 +64,7 @@ std::optional<int64_t> TakeInteger(std::string_view& text) {
   return value;
 }
 
-// The number with which `text` begins, spaces apart.
+// Returns the number with which `text` begins, after spaces.
 PrintedNumber NumberAtStart(std::string_view text) {
   SkipSpaces(text);
   std::string word(text.substr(0, text.find_first_of(" \t|()%")));
@@ -88,7 +88,7 @@ PrintedNumber NumberAfter(std::string_view line, std::string_view name) {
   return at == line.npos ? PrintedNumber{} : NumberAtStart(line.substr(at + name.size()));
 }
 
-// The parts of a line that bars separate.
+// Returns the parts of a line that bars separate.
 std::vector<std::string_view> Fields(std::string_view line) {
   std::vector<std::string_view> fields;
   while (!line.empty()) {

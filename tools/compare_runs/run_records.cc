@@ -108,7 +108,8 @@ std::vector<fs::path> EventFilesIn(const fs::path& folder) {
   return files;
 }
 
-// The only folder below `folder` that has event files. TensorBoard shows each as a run of its own.
+// Returns the only folder below `folder` that has event files. TensorBoard shows each as a run of
+// its own.
 absl::StatusOr<fs::path> FindEventFiles(const fs::path& folder) {
   std::set<std::string> found;
   std::error_code error;

@@ -26,7 +26,7 @@
 namespace tessera {
 namespace {
 
-// The processors that this process may run on.
+// Returns the processors on which this process may run.
 cpu_set_t Processors() {
   cpu_set_t processors;
   CPU_ZERO(&processors);
@@ -34,8 +34,8 @@ cpu_set_t Processors() {
   return processors;
 }
 
-// The same in all processes of a machine, whatever network namespace they are in: the kernel's boot
-// id.
+// Returns the same name in all processes of a machine, whatever network namespace they are in: the
+// kernel's boot id.
 std::string MachineName() {
   if (std::string name = BootId(); !name.empty()) return name;
   char host[256] = {};
@@ -43,7 +43,7 @@ std::string MachineName() {
   return host;
 }
 
-// A rank's processors, then its machine.
+// Describes a rank's processors, then its machine.
 std::string Describe(const cpu_set_t& processors) {
   std::string text(reinterpret_cast<const char*>(&processors), sizeof(processors));
   return text + MachineName();
@@ -53,7 +53,7 @@ int Threads(const cpu_set_t& mine, int sharing) {
   return std::max(1, CPU_COUNT(&mine) / std::max(1, sharing));
 }
 
-// The texts of all ranks, which may differ in length.
+// Gathers the texts of all ranks, which may differ in length.
 absl::StatusOr<std::vector<std::string>> AllGatherTexts(Communicator& world,
                                                         const std::string& mine) {
   const CallOptions options{.what = "processes of this machine"};

@@ -213,7 +213,7 @@ ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launc
   return options;
 }
 
-// The page about the run, which a reader opens; the run does not depend on it.
+// Writes the page about the run, which a reader opens; the run does not depend on it.
 void ReportRun(const Session& session, ProgressLine& progress_line) {
   // Somebody else's folder stays as it is.
   if (session.run_folder == nullptr && session.metrics == nullptr) return;

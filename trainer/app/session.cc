@@ -166,8 +166,8 @@ absl::StatusOr<int64_t> OpenMirror(Session& session, bool loads, const HostShare
   return spare;
 }
 
-// The model and its state, without contents. Returns this rank's part of the host memory that
-// training leaves.
+// Builds the model and its state, without contents. Returns this rank's part of the host memory
+// that training leaves.
 absl::StatusOr<int64_t> BuildModel(Session& session, bool loads, const HostShare& host) {
   const TrainConfig& config = session.config;
   TrainingDevice* const gpu = session.device->gpu();
@@ -188,7 +188,7 @@ void AbortDevices(RankDevice& device, Communicator* world, const absl::Status& s
   if (device.world() != nullptr) world->Abort(status);
 }
 
-// The session continues from `saved`. An error of damage is the same on every rank.
+// Continues the session from `saved`. An error of damage is the same on every rank.
 absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& host,
                       Communicator* world, RunSaver& saver, Saving& saving,
                       const std::shared_ptr<RunReplicas>& replicas, const Notes& notes,

@@ -41,7 +41,7 @@ Progress TakenOver(const Progress& saved, const LoadContent& content) {
   return progress;
 }
 
-// The checkpoint's progress, as far as the settings permit.
+// Returns the checkpoint's progress, as far as the settings permit.
 absl::StatusOr<Progress> ProgressFrom(const TrainConfig& config,
                                       const std::optional<SavedRun>& saved) {
   const uint64_t seed = static_cast<uint64_t>(config.training().seed());

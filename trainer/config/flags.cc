@@ -187,8 +187,8 @@ std::string HelpLine(const FieldDescriptor& field) {
   return line;
 }
 
-// The value of a flag that is given without "=": the next argument, unless that is a flag itself.
-// nullopt if there is no such argument.
+// Returns the value of a flag that is given without "=": the next argument, unless that is a flag
+// itself. nullopt if there is no such argument.
 std::optional<std::string> NextValue(std::span<const std::string> arguments, size_t* index,
                                      const FieldDescriptor& field) {
   const bool more = *index + 1 < arguments.size() && !absl::StartsWith(arguments[*index + 1], "--");

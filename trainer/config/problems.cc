@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// The words of a sentence that may be names of fields.
+// Returns the words of a sentence that may be names of fields.
 std::set<std::string> NamesIn(std::string_view sentence) {
   std::set<std::string> names;
   std::string word;

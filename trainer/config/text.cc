@@ -51,7 +51,7 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   std::string text_;
 };
 
-// The fields of all groups that have other names, by each of their names.
+// Returns the fields of all groups that have other names, by each of their names.
 std::map<std::string, std::string, std::less<>> NamesWithAliases() {
   std::map<std::string, std::string, std::less<>> names;
   for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
@@ -139,8 +139,8 @@ void AddOrigins(const google::protobuf::TextFormat::ParseInfoTree& places, std::
   }
 }
 
-// The model with all defaults that its own choices (its size, or its extents without a name) leave;
-// the choices themselves are not set, so that they are always shown.
+// Returns the model with all defaults that its own choices (its size, or its extents without a
+// name) leave; the choices themselves are not set, so that they are always shown.
 ModelConfig UsualModel(const ModelConfig& model) {
   ModelConfig choices;
   if (model.size().empty()) {

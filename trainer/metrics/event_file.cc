@@ -34,7 +34,7 @@ std::string LittleEndian(Word word) {
   return bytes;
 }
 
-// The checksum of a record, which may itself contain checksums.
+// Returns the checksum of a record, which may itself contain checksums.
 std::string MaskedCrc(std::string_view data) {
   return LittleEndian<uint32_t>(std::rotr(Crc32c(data), 15) + 0xA282EAD8u);
 }

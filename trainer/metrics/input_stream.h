@@ -18,7 +18,7 @@ class InputStream {
   // which nobody writes is empty.
   explicit InputStream(const std::string& path, bool may_be_pipe = false);
 
-  // The reason why the file cannot be read, or not to its end.
+  // Returns the reason why the file cannot be read, or not to its end.
   const absl::Status& status() const { return status_; }
   // Returns the next bytes, fewer only at the end of the file, without consuming them.
   std::string_view Peek(size_t bytes);

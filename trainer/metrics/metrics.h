@@ -145,7 +145,7 @@ class MetricsWriter {
   // than the writer's, as may status().
   absl::Status Sync() { return file_->Sync(); }
   absl::Status status() const { return file_->status(); }
-  // The records of later steps than the resumed one that Open() has dropped.
+  // Returns the records of later steps than the resumed one that Open() has dropped.
   const ResumeMetrics& lost() const { return lost_; }
 
  private:

@@ -13,7 +13,7 @@ namespace {
 
 double CosineFall(double ratio) { return 0.5 * (FixedCos(std::numbers::pi * ratio) + 1.0); }
 
-// The remaining part of lr - min_lr when `ratio` of WSD's decay is over.
+// Returns the remaining part of lr - min_lr when `ratio` of WSD's decay is over.
 double WsdFall(LrWsdDecayStyle::Value style, double ratio) {
   switch (style) {
     case LrWsdDecayStyle::EXPONENTIAL:

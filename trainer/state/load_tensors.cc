@@ -90,7 +90,7 @@ void Append(ckpt::StateDict from, ckpt::StateDict& to) {
   for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
 }
 
-// The parameter of a tensor, which is its weight or its optimizer state.
+// Returns the parameter of a tensor, which is its weight or its optimizer state.
 std::string ParameterOf(std::string_view tensor, bool is_optimizer_state) {
   if (!is_optimizer_state) return std::string(tensor);
   return std::string(tensor.substr(0, tensor.rfind('.')));

@@ -35,7 +35,7 @@ void NoteAbandoned(const CheckpointConfig& config, const std::vector<std::string
                      " are set aside as ", JoinFirst(moved, ", ")));
 }
 
-// A manager of `save` that leaves it as it is, with what is there.
+// Opens a manager of `save` that changes nothing there.
 absl::StatusOr<std::unique_ptr<ckpt::CheckpointManager>> OpenToLook(const CheckpointConfig& config,
                                                                     const RankGroup& group) {
   absl::StatusOr<std::shared_ptr<Storage>> storage = nullptr;

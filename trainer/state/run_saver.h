@@ -75,7 +75,7 @@ class RunSaver {
   // Waits for a save in flight.
   ~RunSaver();
 
-  // The manager, which decides when the run saves and ends, and where it resumes.
+  // Returns the manager, which decides when the run saves and ends, and where it resumes.
   ckpt::CheckpointManager& manager() { return *manager_; }
 
   // Sets the state of a run that Saves(). `chunks` must stay at the same address. Collective.

@@ -31,9 +31,10 @@ std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::str
   return SavedModel{.config = *resolved, .place = place};
 }
 
-// The model of the newest checkpoint in a folder, or of the folder itself, whose manifest can be
-// read: of the one of `step` where that is there. What cannot be read is left to FindToLoad(),
-// which reports it. `is_there` gets whether there is any checkpoint of ours, readable or not.
+// Returns the model of the newest checkpoint in a folder, or of the folder itself, whose manifest
+// can be read: of the one of `step` where that is there. What cannot be read is left to
+// FindToLoad(), which reports it. `is_there` gets whether there is any checkpoint of ours, readable
+// or not.
 std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64_t> step,
                                   const CheckpointConfig& config, bool* is_there) {
   const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(folder, StoresOf(config));

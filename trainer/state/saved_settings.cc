@@ -69,7 +69,7 @@ bool Parse(const std::string& text, Message* message) {
   return parser.ParseFromString(text, message);
 }
 
-// The numerics of a checkpoint whose settings do not have them, as older versions saved it.
+// Adds the numerics to the settings of a checkpoint without them, as older versions saved it.
 void AddNumerics(const ckpt::Manifest& manifest, TrainConfig& config) {
   const auto text = manifest.trainer().extra().find(kNumerics);
   if (config.parallel().has_numerics() || text == manifest.trainer().extra().end()) return;

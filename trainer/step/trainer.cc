@@ -33,7 +33,7 @@ namespace {
 // n - 1.
 using MicroBatchesByRank = std::vector<std::vector<int64_t>>;
 
-// The losses of all micro-batches, concatenated by rank.
+// Gathers the losses of all micro-batches, concatenated by rank.
 absl::StatusOr<std::vector<double>> Gather(std::span<const double> mine,
                                            const MicroBatchesByRank& owners,
                                            Communicator* data_parallel) {
@@ -60,9 +60,9 @@ std::vector<double> InGlobalOrder(std::span<const double> by_rank,
   return ordered;
 }
 
-// The sum of the losses of all micro-batches of a step or an evaluation, in the binary tree over
-// their global index, returned on every rank. `mine`: the losses of this rank's own micro-batches
-// in the order of `owners`, on the last pipeline stage (ignored elsewhere).
+// Sums the losses of all micro-batches of a step or an evaluation in the binary tree over their
+// global index, and returns the sum on every rank. `mine`: the losses of this rank's own
+// micro-batches in the order of `owners`, on the last pipeline stage (ignored elsewhere).
 absl::StatusOr<double> SumLosses(std::span<const double> mine, const MicroBatchesByRank& owners,
                                  const Mesh& mesh) {
   const TraceSpan span("operation", "sum of losses");
@@ -154,7 +154,7 @@ class Trainer::Impl {
   }
   std::vector<ModelChunk>& chunks() { return chunks_; }
   const TrainConfig& config() const { return config_; }
-  // The memory that repeating a micro-batch takes besides.
+  // Returns the additional memory for repeating a micro-batch.
   int64_t replay_bytes() const;
 
  private:

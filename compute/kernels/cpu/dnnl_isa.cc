@@ -12,8 +12,8 @@
 namespace tessera {
 namespace {
 
-// The level that includes all of the instruction set with that name in ONEDNN_MAX_CPU_ISA, where
-// that is less than AVX-512's common part; nullopt for names of newer sets and for words that
+// Returns the level that includes all of the instruction set with that name in ONEDNN_MAX_CPU_ISA,
+// if that is less than AVX-512's common part; nullopt for names of newer sets and for words that
 // oneDNN ignores.
 std::optional<CpuLevel> LevelOfUsersLimit(std::string_view name) {
   if (name == "sse41") return CpuLevel::kSse4;
@@ -26,7 +26,7 @@ std::optional<CpuLevel> LevelOfUsersLimit(std::string_view name) {
   return std::nullopt;
 }
 
-// The user's limit for oneDNN, which looks for the new name of the variable first.
+// Returns the user's limit for oneDNN, which looks for the new name of the variable first.
 std::optional<CpuLevel> UsersLimit() {
   for (const char* variable : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}) {
     if (const char* value = std::getenv(variable); value != nullptr) {

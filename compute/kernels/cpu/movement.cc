@@ -26,7 +26,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// Fill, Copy, Add, Scale.
+// Implement Fill, Copy, Add, Scale.
 
 template <typename T>
 void ScaleRange(float factor, int64_t count, T* x) {

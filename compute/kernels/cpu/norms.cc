@@ -174,7 +174,7 @@ class NormPartials {
   int64_t blocks() const { return (rows_ + rows_per_block() - 1) / rows_per_block(); }
   int64_t count() const { return std::max<int64_t>(1, blocks() * quantities_ * columns_); }
 
-  // The zeroed sums of the block whose first row is `begin`: [quantities, columns].
+  // Returns the zeroed sums of the block whose first row is `begin`: [quantities, columns].
   float* Clear(float* sums, int64_t begin) const {
     float* part = sums + begin / rows_per_block() * quantities_ * columns_;
     std::memset(part, 0, quantities_ * columns_ * sizeof(float));

@@ -137,7 +137,7 @@ struct CopyRowsBody {
   }
 };
 
-// The merged dims as rows dense in both operands; or no rows.
+// Returns the merged dims as rows dense in both operands; or no rows.
 template <typename From, typename To>
 CopyRowsBody<From, To> AsRowsBody(const Strided& dims, From* from, To* to) {
   if (dims.rank == 1 && dims.from_strides[0] == 1 && dims.to_strides[0] == 1) {

@@ -33,7 +33,7 @@ struct SummedList {
   int count = 0;
   int64_t groups = 0;
 
-  // The last tensor that does not begin behind the group.
+  // Finds the last tensor that does not begin behind the group.
   TESSERA_DEVICE int Find(int64_t group) const {
     int which = 0;
     for (int step = kMaxSummed / 2; step > 0; step /= 2) {
@@ -63,7 +63,7 @@ TESSERA_DEVICE void AddInTree(const Sums& sums, int64_t count) {
   }
 }
 
-// The order of a block's sum depends on its length alone: lane i has elements i, i + 32, ...
+// Sums a block in an order that depends on its length alone: lane i has elements i, i + 32, ...
 template <typename T>
 TESSERA_DEVICE double SumBlock(const T* x, int64_t count, bool squares) {
   double sum = 0;

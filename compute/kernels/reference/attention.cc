@@ -36,7 +36,8 @@ struct Heads {
     return options.scale * sum;
   }
 
-  // The factor that dropout applies to the probability of (query t, key s): 0 or 1 / (1 - p).
+  // Returns the factor that dropout applies to the probability of (query t, key s): 0 or 1 / (1 -
+  // p).
   double DropoutFactor(int64_t b, int64_t h, int64_t t, int64_t s) const {
     if (options.dropout_probability == 0) return 1;
     RandomStream stream = options.dropout_stream;

@@ -320,7 +320,7 @@ void WriteTensorMetadata(const DcpTensor& tensor, Writer& writer) {
   EndObject(writer);
 }
 
-// The key of what is stored: of a chunk of a tensor, or, with null, of an object.
+// Writes the key of a chunk of a tensor or, with null, of an object.
 void WriteIndex(const std::string& name, const std::vector<int64_t>* offset, int64_t index,
                 Writer& writer) {
   BeginObject(kMetadataModule, "MetadataIndex", writer);

@@ -96,7 +96,7 @@ absl::Status AddRankFiles(const std::string& path, const std::vector<std::string
   return absl::OkStatus();
 }
 
-// The checkpoint whose files are directly in this folder.
+// Finds the checkpoint whose files are directly in this folder.
 absl::StatusOr<std::optional<DeepSpeedFolder>> Look(Storage& storage, const std::string& path,
                                                     const std::vector<std::string>& names) {
   DeepSpeedFolder found;

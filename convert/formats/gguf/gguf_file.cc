@@ -58,7 +58,7 @@ uint64_t AlignUp(uint64_t bytes, uint64_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-// The shortest decimal number that rounds to the fp32.
+// Returns the shortest decimal number that rounds to the fp32.
 double AsDecimal(float value) {
   std::array<char, 32> text;
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;

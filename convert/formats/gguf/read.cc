@@ -25,7 +25,7 @@ constexpr int64_t kMaxRopeFactors = 1 << 16;
 // The number of files that a model has been split into.
 constexpr std::string_view kSplitCount = "split.count";
 
-// The scalars of the metadata, whose keys have dots of their own.
+// Returns the scalars of the metadata, whose keys have dots of their own.
 SavedValue Values(const GgufHeader& header) {
   SavedValue::Dict values;
   for (const auto& entry : header.metadata) {

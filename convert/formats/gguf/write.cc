@@ -31,7 +31,7 @@ const auto* FileType(DType dtype) {
   return std::ranges::find(kFileTypes, dtype, &std::pair<DType, int64_t>::first);
 }
 
-// The metadata of the model, less what is written as a tensor.
+// Adds the metadata of the model, except what is written as a tensor.
 absl::Status AddModel(const nlohmann::ordered_json& json, GgufHeader& header) {
   for (const auto& [key, value] : json.items()) {
     if (value.is_string()) {
@@ -74,7 +74,7 @@ void AddVocabulary(GgufVocabulary vocabulary, GgufHeader& header) {
   add("add_eos_token", false);
 }
 
-// The tensor of a parameter as it follows in the file, with padding.
+// Returns the tensor of a parameter as it follows in the file, with padding.
 OutputTensor Output(const ForeignParameter& parameter, const GgufTensor& tensor,
                     const LogicalParameter& logical) {
   return {.name = logical.name,
@@ -86,7 +86,7 @@ OutputTensor Output(const ForeignParameter& parameter, const GgufTensor& tensor,
           .pieces = WholeParameterPieces(parameter, tensor.dtype)};
 }
 
-// A tensor that is computed from the configuration and not learned.
+// Returns a tensor that is computed from the configuration and not learned.
 std::string Elements(const nlohmann::ordered_json& numbers, const GgufTensor& tensor) {
   std::string bytes;
   for (const nlohmann::ordered_json& number : numbers) {

@@ -28,7 +28,7 @@ constexpr std::string_view kIndex = "model.safetensors.index.json";
 
 using TensorsByName = std::map<std::string, ForeignTensor>;
 
-// The files of the index, and which tensors are in which.
+// Returns the files of the index, with the tensors of each.
 absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            ReadAll(storage, std::string(kIndex), kMaxJsonBytes));

@@ -303,7 +303,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // The shards that metadata.json describes; nullopt where there is no such file.
+  // Returns the shards that metadata.json describes; nullopt where there is no such file.
   absl::StatusOr<std::optional<std::vector<InfiniTrainShard>>> ReadShards() const {
     TESSERA_ASSIGN_OR_RETURN(const bool is_sharded, IsShardedInfiniTrain(storage_));
     if (!is_sharded) return std::nullopt;
@@ -388,7 +388,7 @@ class Reader {
     return shape;
   }
 
-  // The topology that saved, as far as trainer_state.json tells.
+  // Describes the topology that saved, as far as trainer_state.json has it.
   void DescribeTopology() {
     const auto size = [this](std::string_view key) {
       return FindInfiniTrainNumber(texts_.front(), key).value_or(1);

@@ -151,7 +151,7 @@ std::string TextOf(const Json& entry, const char* key) {
   return text != entry.end() && text->is_string() ? text->get<std::string>() : std::string();
 }
 
-// The dim that is cut: the one of several fragments.
+// Returns the dim that is cut: the one of several fragments.
 absl::StatusOr<size_t> CutDim(const std::vector<int64_t>& fragments) {
   size_t dim = 0, cut = 0;
   for (size_t d = 0; d < fragments.size(); ++d) {

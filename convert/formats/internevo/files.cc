@@ -28,7 +28,7 @@ const FileKind kOptimizers = {
     "optimizer_",
     {RankPattern("optimizer_tp{1}_pp{1}_zo{1}.pt"), RankPattern("optimizer_wp{1}_pp{1}_zo{1}.pt")}};
 
-// The rank on an axis in a name that has "_tp0" or "_tp-0"; nullopt for other names.
+// Returns the rank on an axis in a name that has "_tp0" or "_tp-0"; nullopt for other names.
 std::optional<int64_t> AxisRank(std::string_view name, std::string_view axis) {
   const std::string key = "_" + std::string(axis);
   const size_t at = name.find(key);
@@ -42,7 +42,7 @@ std::optional<int64_t> AxisRank(std::string_view name, std::string_view axis) {
   return rank;
 }
 
-// The parallel modes whose files are not read.
+// Returns an error for parallel modes whose files are not read.
 absl::Status Unsupported(const std::string& name) {
   const char* what = "an unknown parallel mode";
   if (name.starts_with("model_moe_layer") || name.starts_with("optimizer_ep")) {
@@ -275,7 +275,7 @@ struct Batches {
   int64_t size = 0;
   int64_t first = 0, more = 0, every = 0;  // 0: all are of the full size
 
-  // The samples of the first `count` batches; nullopt for too many.
+  // Returns the samples of the first `count` batches; nullopt for too many.
   std::optional<int64_t> Samples(int64_t count) const {
     using Wide = __int128;
     Wide samples = 0;
@@ -312,9 +312,9 @@ std::optional<Batches> ParseBatches(const Value& sampler) {
   return is_ramp ? std::optional(batches) : std::nullopt;
 }
 
-// The samples that all data-parallel ranks have read in `batches` batches of each, all epochs
-// counted. nullopt for samplers of other kinds, and where a second epoch has begun with small
-// batches again. DataLoss, a phrase, for a position in the epoch that is beyond that.
+// Returns the samples that all data-parallel ranks have read in `batches` batches of each, all
+// epochs counted. nullopt for samplers of other kinds, and where a second epoch has begun with
+// small batches again. DataLoss, a phrase, for a position in the epoch that is beyond that.
 absl::StatusOr<std::optional<int64_t>> ConsumedSamples(const Value& sampler, int64_t batches) {
   const std::optional<Batches> kind = ParseBatches(sampler);
   const std::optional<int64_t> ranks = CountIn(sampler, "data_world_size");

@@ -155,8 +155,8 @@ class RankFilesReader {
     return absl::OkStatus();
   }
 
-  // The plan that all of a stage's ZeRO ranks have; where they have none, that in a file of its
-  // own.
+  // Returns the plan that all of a stage's ZeRO ranks have; where they have none, that in a file of
+  // its own.
   absl::StatusOr<InternEvoPlan> PlanOf(const InternEvoRankFile& model,
                                        const std::vector<const InternEvoRankFile*>& files,
                                        const std::vector<InternEvoZeroState>& states) const {

@@ -180,7 +180,7 @@ class LlmcReader {
     return absl::StrFormat("state_%08d_%05d.bin", step, rank);
   }
 
-  // An equal part of every tensor, from the place on, which then is where they end.
+  // Adds an equal part of every tensor, from `place` on, which then is their end.
   absl::Status AddTensors(const ForeignKind& kind, int64_t part, int64_t parts,
                           ForeignPlace& place) {
     for (const ForeignParameter& tensor : description_.tensors) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kHeaderFields = 256;
 
-// The model's tensors, or one state of each, behind what a file has already.
+// Adds the model's tensors, or one state of each, after the file's present contents.
 void AddTensors(const LlmcDescription& description, TensorRole role, const std::string& state,
                 DType dtype, OutputFile& file) {
   std::map<std::string, Shape> shapes;

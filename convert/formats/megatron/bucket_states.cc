@@ -27,7 +27,7 @@ constexpr int64_t kMaxIndex = INT32_MAX;
 // Bounds the size of a bucket, so that sums of them do not overflow.
 constexpr int64_t kMaxElements = int64_t{1} << 40;
 
-// The number that follows `key` in a name.
+// Returns the number that follows `key` in a name.
 std::optional<int64_t> NumberAfter(std::string_view name, std::string_view key) {
   const size_t begin = name.find(key);
   if (begin == name.npos) return std::nullopt;

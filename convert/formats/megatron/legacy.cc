@@ -326,7 +326,7 @@ class LegacyReader {
 
   size_t tensor_ranks() const { return static_cast<size_t>(tensor_ranks_); }
   size_t stages() const { return static_cast<size_t>(stages_); }
-  // The ranks that a folder's name has: that of a stage where there are several.
+  // Returns the pattern of a folder's name, which has the stage if there are several.
   RankPattern Folders() const {
     return RankPattern(stages_ > 1 ? "mp_rank_{2}_{3}" : "mp_rank_{2}");
   }

@@ -219,7 +219,7 @@ constexpr int64_t kMaxSize = 1 << 15;
 
 int64_t Bounded(int64_t size) { return std::clamp<int64_t>(size, 1, kMaxSize); }
 
-// The ranks that write the files where the stages are `stride` ranks apart.
+// Returns the ranks that write the files where the stages are `stride` ranks apart.
 std::vector<int64_t> RanksOf(size_t files, int64_t tensor_ranks, int64_t stride) {
   std::vector<int64_t> ranks(files);
   for (size_t i = 0; i < files; ++i) {

@@ -21,7 +21,7 @@ int64_t Aligned(int64_t at) {
   return (at + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
 }
 
-// The elements that each bucket has, as Megatron divides a buffer.
+// Returns the elements that each bucket has, as Megatron divides a buffer.
 std::vector<int64_t> DivideIntoBuckets(std::span<const RankParameter> parameters,
                                        int64_t bucket_elements) {
   std::vector<int64_t> buckets;

@@ -146,7 +146,7 @@ class MegatronPlan {
     return tensor;
   }
 
-  // A group of each kind as Megatron-LM makes them: with weight decay, and without.
+  // Writes a group of each kind as Megatron-LM makes them: with weight decay, and without.
   void WriteParameterGroups(Writer& writer) const {
     writer.Text("param_groups");
     writer.BeginList();

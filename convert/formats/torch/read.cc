@@ -70,8 +70,8 @@ class Collector {
     return absl::OkStatus();
   }
 
-  // The tree of a pickle beside tensors, which stands at `name`; nullopt if nothing of it is a
-  // plain value. Its own tensors are left out, with a note.
+  // Returns the tree of a pickle beside tensors, for the entry `name`; nullopt if nothing of it is
+  // a plain value. Its own tensors are left out, with a note.
   absl::StatusOr<std::optional<SavedValue>> ReadObject(const ReadableFile& open,
                                                        const pickle::Pickle& contents,
                                                        const std::string& name) {

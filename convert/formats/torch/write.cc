@@ -97,7 +97,7 @@ OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_byt
 
 namespace {
 
-// The tensors that the options select, with the aliases of those.
+// Returns the tensors that the options select, with the aliases of those.
 TorchOutputTensors SelectTensors(const Manifest& manifest, const PlanOptions& options,
                                  const std::vector<std::string>& module_order) {
   TorchOutputTensors tensors;
@@ -128,7 +128,8 @@ TorchOutputTensors SelectTensors(const Manifest& manifest, const PlanOptions& op
 
 SavedValue Text(std::string_view text) { return {std::string(text)}; }
 
-// The values of a group that has a dict in "param_groups" of "optimizer"; null where it has none.
+// Returns the values of a group that has a dict in "param_groups" of "optimizer"; null where it has
+// none.
 const SavedValue::Dict* ValuesOfGroup(const SavedValue* state, size_t number) {
   const auto* const root = state == nullptr ? nullptr : state->As<SavedValue::Dict>();
   const SavedValue* const optimizer = root == nullptr ? nullptr : root->Find("optimizer");
