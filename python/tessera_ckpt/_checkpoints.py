@@ -7,7 +7,8 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Union,
+                    overload)
 
 from . import _shared_memory, _state, _structure, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of, together
@@ -140,10 +141,11 @@ class Checkpoint:
     @property
     def values(self) -> Dict[str, Any]:
         """The leaves of the saved state that are not tensors, by name. Those whose type is not
-        there have a simpler one: tuples in place of namedtuples, numbers of Python."""
+        there have a simpler one: numbers of Python, or a
+        namedtuple whose class is made for it."""
         if _state.VALUES not in self._entry_names:
             return self._values
-        return {name: _values.decode(value, name, exact=False)
+        return {name: _values.decode(value, name, types=_values.Types.PLAIN)
                 for name, value in self._stored_values().items()}
 
     def _stored_values(self) -> Dict[str, Any]:
@@ -210,22 +212,43 @@ class Checkpoint:
             return None
         return data
 
-    def load(self, state: Any, group: Any = None, *, allow_missing: bool = False,
+    @overload
+    def load(self, state: None = None, group: Any = None, *, framework: Optional[str] = None,
+             allow_missing: bool = False, allow_unexpected: bool = False,
+             verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
+             deadline_seconds: float = DEADLINE_SECONDS,
+             progress: Progress = None) -> Dict[Any, Any]: ...
+
+    @overload
+    def load(self, state: MutableMapping[Any, Any], group: Any = None, *,
+             framework: Optional[str] = None, allow_missing: bool = False,
              allow_unexpected: bool = False, verify_digests: bool = False,
              exact_dtypes: bool = False, io_threads: int = 0,
-             deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> LoadReport:
-        """Loads into the memory of `state`; see tessera_ckpt.load()."""
+             deadline_seconds: float = DEADLINE_SECONDS,
+             progress: Progress = None) -> LoadReport: ...
+
+    def load(self, state: Any = None, group: Any = None, *, framework: Optional[str] = None,
+             allow_missing: bool = False, allow_unexpected: bool = False,
+             verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
+             deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> Any:
+        """Loads into the memory of `state`, or makes one; see tessera_ckpt.load()."""
         found_group = group_of(group, deadline_seconds=deadline_seconds)
-        return self._load(state, found_group, allow_missing=allow_missing,
+        return self._load(state, found_group, framework=framework, allow_missing=allow_missing,
                           allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                           exact_dtypes=exact_dtypes, io_threads=io_threads,
                           deadline_seconds=deadline_seconds, progress=progress)
 
-    def _load(self, state: Any, group: Optional[Group], *, allow_missing: bool,
-              allow_unexpected: bool, verify_digests: bool, exact_dtypes: bool, io_threads: int,
-              deadline_seconds: float, progress: Progress) -> LoadReport:
+    def _load(self, state: Any, group: Optional[Group], *, framework: Optional[str] = None,
+              allow_missing: bool = False, allow_unexpected: bool = False,
+              verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
+              deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> Any:
+        types = _values.Types.EXACT
+        made: Any = None
         with together(group):
             per_rank = self._per_rank(group)
+            if state is None:
+                made = state = self._new_state(per_rank, framework, allow_missing)
+                types, allow_unexpected = _values.Types.MADE, True
             leaves = _state.flatten(state, per_rank)
             description = _state.Description(leaves.tensors, saved=self.tensors)
             saved = self._stored_values()
@@ -238,7 +261,7 @@ class Checkpoint:
             _check_names([] if allow_missing else missing,
                          [] if allow_unexpected or self.format != "tessera" else unexpected)
             _shared_memory.check(description.parts, self._read_part)
-            new = {name: _values.decode(saved[name], name, value)
+            new = {name: _values.decode(saved[name], name, value, types)
                    for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)
         with shown(progress, "loading") as callback:
@@ -250,9 +273,46 @@ class Checkpoint:
             found = report(lib.load, self._handle, description.handle, ctypes.byref(options))
         new.update(description.finish_load(found["missing"]))
         _state.put_back(state, new, per_rank)
+        if made is not None:
+            return made
         return LoadReport(self.step, self.path, found["missing"] + missing,
                           found["unexpected"] + unexpected, found["from_master"],
                           found["bytes_read"], found["seconds"])
+
+    def _new_state(self, per_rank: _state.PerRank, framework: Optional[str],
+                   allow_missing: bool) -> Dict[Any, Any]:
+        """A state like the saved one, in which all is still to be loaded: tensors without contents,
+        None for values. What the stored containers do not name is beside them."""
+        library = _tensors.framework_named(framework)
+        values = self._stored_values()
+        tensors: Dict[str, Any] = {}
+        seen, missing = set(), []
+
+        def leaf(name: str, is_tensor: bool) -> Any:
+            seen.add(name)
+            info = self.tensors.get(name) if is_tensor else None
+            if info is None:
+                if name not in values:
+                    missing.append(name)
+                    return _structure.ABSENT
+                return None
+            first = info.alias_of or name
+            if first not in tensors:
+                tensors[first] = _tensors.empty_of(library, info.dtype, info.shape, name)
+            return tensors[first]
+
+        state: Dict[Any, Any] = {}
+        if _structure.STRUCTURE in self._entry_names:
+            state = _structure.decode(self.entry(_structure.STRUCTURE), leaf, per_rank)
+        elif _structure.PLACES in self._entry_names:
+            state = _structure.decode_places(self.entry(_structure.PLACES),
+                                             self.tensors.__contains__, leaf)
+        for name in [*self.tensors, *values]:
+            if name not in seen and not per_rank.is_of_another(name):
+                state[name] = leaf(name, name in self.tensors)
+        if missing and not allow_missing:
+            _check_names(sorted(missing), [])
+        return state
 
 
 def _check_names(missing: List[str], unexpected: List[str]) -> None:
@@ -409,19 +469,45 @@ def save_report(folder: str, step: int, found: Mapping[str, Any]) -> SaveReport:
                       blocked_seconds=found["blocked_seconds"])
 
 
-def load(folder_or_step: PathLike, state: Any, group: Any = None, *, allow_missing: bool = False,
+@overload
+def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
+         framework: Optional[str] = None, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
          io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
-         progress: Progress = None) -> LoadReport:
-    """Loads a checkpoint into the memory of `state`, under whatever sharding it has.
+         progress: Progress = None) -> Dict[Any, Any]: ...
+
+
+@overload
+def load(folder_or_step: PathLike, state: MutableMapping[Any, Any], group: Any = None, *,
+         framework: Optional[str] = None, allow_missing: bool = False,
+         allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
+         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         progress: Progress = None) -> LoadReport: ...
+
+
+def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
+         framework: Optional[str] = None, allow_missing: bool = False,
+         allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
+         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         progress: Progress = None) -> Any:
+    """Loads a checkpoint into the memory of `state`, under whatever sharding it has, and returns a
+    report. Without a state, returns the one that was saved.
 
     Compares everything first: until all of the state is found to match, nothing is changed. Every
     byte is checked before it is placed.
+
+    A state that is returned has the saved containers, values, and tensors, whole and in the memory
+    of the host, with their types and ties. Of what each rank had its own of, it has this rank's. A
+    namedtuple whose class is found in no module gets a new class of the same name and fields; other
+    dicts than OrderedDict become dicts, and tensors that consist of others dicts of these. A
+    checkpoint that does not tell its containers gives a dict of its names.
 
     Args:
       folder_or_step: a checkpoint, or a folder of checkpoints, whose newest is meant.
       state: as for save(). Tensors are filled in place, unless they cannot be written to; values
         are replaced in their dicts.
+      framework: whose tensors a state that is returned has, "torch" or "numpy"; by default those of
+        torch, if the program has imported it, and otherwise of numpy.
       group: as for save(). Ranks that want the same bytes read them once.
       allow_missing: what is wanted and not saved is left as it is.
       allow_unexpected: what is saved and not wanted is left out.
@@ -435,10 +521,11 @@ def load(folder_or_step: PathLike, state: Any, group: Any = None, *, allow_missi
         name = _agree_on_name(folder_or_step, s3_endpoint, found_group)
     with together(found_group):
         checkpoint = open(name, s3_endpoint=s3_endpoint)
-    return checkpoint._load(state, found_group, allow_missing=allow_missing,
-                            allow_unexpected=allow_unexpected, verify_digests=verify_digests,
-                            exact_dtypes=exact_dtypes, io_threads=io_threads,
-                            deadline_seconds=deadline_seconds, progress=progress)
+    return checkpoint._load(state, found_group, framework=framework,
+                            allow_missing=allow_missing, allow_unexpected=allow_unexpected,
+                            verify_digests=verify_digests, exact_dtypes=exact_dtypes,
+                            io_threads=io_threads, deadline_seconds=deadline_seconds,
+                            progress=progress)
 
 
 def _agree_on_name(name: PathLike, s3_endpoint: str, group: Group) -> str:

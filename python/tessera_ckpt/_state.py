@@ -87,6 +87,16 @@ class PerRank:
         self.found.add(name)
         return _Ranked(f"{name}.rank_{self.rank}")
 
+    def is_of_another(self, name: str) -> bool:
+        """Whether a leaf of this name is another rank's."""
+        mine = f"rank_{self.rank}"
+        for plain in self._names:
+            if name.startswith(f"{plain}.rank_"):
+                rank = name[len(plain) + 1:].partition(".")[0]
+                if rank != mine and rank[5:].isdecimal():
+                    return True
+        return False
+
     def begins_at(self, prefix: str, name: str) -> bool:
         """Whether a child of the branch `prefix` is of one rank, and the branch is not."""
         return isinstance(name, _Ranked) and not isinstance(prefix, _Ranked)
@@ -163,11 +173,16 @@ def children(node: Any, prefix: str, per_rank: PerRank) -> Iterator[Tuple[Any, s
             raise InvalidArgumentError(
                 f"state: a key of {prefix or 'it'} is {key!r}; expected a text or a number")
         try:
-            name = f"{prefix}.{key}" if prefix else f"{key}"
+            name = child_name(prefix, key)
         except ValueError:  # Python writes no numbers of thousands of digits
             raise InvalidArgumentError(
                 f"state: a key of {prefix or 'it'} is too large a number") from None
         yield key, per_rank.name(prefix, name), child
+
+
+def child_name(prefix: str, key: Any) -> str:
+    """The name of what stands under a key, or at a position, of the branch `prefix`."""
+    return f"{prefix}.{key}" if prefix else f"{key}"
 
 
 def _check_branch(node: Any, name: str) -> None:

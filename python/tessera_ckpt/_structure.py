@@ -1,16 +1,20 @@
-"""The containers of a state, which a conversion to a format of nested dicts makes again
-(convert/core/saved_values.h). A load does not need them: it has the state that it is given."""
+"""The containers of a state, which a load without a state makes again, as does a conversion to a
+format of nested dicts (convert/core/saved_values.h)."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Mapping
 
-from . import _state
-from ._library import MismatchError
+from . import _state, _values
+from ._library import DataLossError, MismatchError
 
 # The entry of a checkpoint that holds them.
 STRUCTURE = "tessera_ckpt.structure"
+
+# That of a save by torch.distributed.checkpoint: the places of the names in nested dicts.
+PLACES = "torch.distributed.checkpoint"
 
 
 def encode(state: Any, per_rank: _state.PerRank) -> bytes:
@@ -31,8 +35,8 @@ def _encoded(skeleton: Any) -> bytes:
     return json.dumps(skeleton, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _dict(items: Any) -> Any:
-    return {"!": "dict", "value": items}
+def _dict(items: Any, kind: str = "dict") -> Any:
+    return {"!": kind, "value": items}
 
 
 def _skeleton(node: Any, name: str, per_rank: _state.PerRank) -> Any:
@@ -47,24 +51,111 @@ def _skeleton(node: Any, name: str, per_rank: _state.PerRank) -> Any:
             skeleton = _dict([[f"rank_{per_rank.rank}", skeleton]])
         items.append([key, skeleton])
     if not isinstance(node, (list, tuple)):
-        return _dict(items)
+        return _dict(items, "OrderedDict" if isinstance(node, OrderedDict) else "dict")
     values = [skeleton for _, skeleton in items]
-    return {"!": "tuple", "value": values} if isinstance(node, tuple) else values
+    return _values.tagged_tuple(type(node), values) if isinstance(node, tuple) else values
+
+
+_DICTS, _TUPLES = ("dict", "OrderedDict"), ("tuple", "namedtuple")
 
 
 def _united(a: Any, b: Any, name: str) -> Any:
     if a == b:
         return a
-    if isinstance(a, dict) and isinstance(b, dict) and a["!"] == b["!"] == "dict":
+    if isinstance(a, dict) and isinstance(b, dict) and a["!"] in _DICTS and b["!"] in _DICTS:
         children = {json.dumps(key): [key, child] for key, child in a["value"]}
         for key, child in b["value"]:
             mine = children.get(json.dumps(key))
             children[json.dumps(key)] = [key, child if mine is None else _united(
                 mine[1], child, f"{name}.{key}")]
-        return _dict(list(children.values()))
-    if isinstance(a, dict) and isinstance(b, dict) and a["!"] == b["!"] == "tuple":
-        return {"!": "tuple", "value": _united(a["value"], b["value"], name)}
+        return _dict(list(children.values()), a["!"])
+    if isinstance(a, dict) and isinstance(b, dict) and a["!"] in _TUPLES and b["!"] in _TUPLES:
+        return {**a, "value": _united(a["value"], b["value"], name)}
     if isinstance(a, list) and isinstance(b, list):
         both = [_united(*pair, f"{name}.{i}") for i, pair in enumerate(zip(a, b))]
         return both + (a if len(a) > len(b) else b)[len(both):]
     raise MismatchError(f"{name[1:]}: is a leaf, or a container of another kind, on another rank")
+
+
+# ---- From the stored containers to a state.
+
+ABSENT = object()  # in place of a leaf that is to be left out
+
+_Leaf = Callable[[str, bool], Any]
+
+
+def decode(stored: bytes, leaf: _Leaf, per_rank: _state.PerRank) -> Dict[Any, Any]:
+    """The state that encode() was given, of the rank of `per_rank`. `leaf` returns what stands in
+    the place of a leaf, by its name and whether it is a tensor."""
+    return _checked(STRUCTURE, lambda: _made(json.loads(stored), "", leaf, per_rank))
+
+
+def decode_places(stored: bytes, is_tensor: Callable[[str], bool], leaf: _Leaf) -> Dict[Any, Any]:
+    """The same, of the entry PLACES."""
+    return _checked(PLACES, lambda: _made(_of_places(json.loads(stored), is_tensor), "", leaf,
+                                          _state.PerRank()))
+
+
+def _checked(entry: str, make: Callable[[], Any]) -> Dict[Any, Any]:
+    try:
+        state = make()
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataLossError(
+            f"the entry {entry} is not as this package stores it: {error!r}") from None
+    if not isinstance(state, dict):
+        raise DataLossError(f"the entry {entry} has no dict")
+    return state
+
+
+def _of_places(places: Any, is_tensor: Callable[[str], bool]) -> Any:
+    """The containers, from the path of each leaf: keys of dicts and positions in lists."""
+    root: Dict[Any, Any] = {}
+    for name, path in places.items():
+        node = root
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = {"!": "tensor"} if is_tensor(name) else None
+
+    def skeleton(node: Any) -> Any:
+        if node is None or node == {"!": "tensor"}:
+            return node
+        if node is not root and all(isinstance(key, int) for key in node):
+            return [skeleton(node.get(i)) for i in range(len(node))]
+        return _dict([[key, skeleton(child)] for key, child in node.items()])
+
+    return skeleton(root)
+
+
+def _made(skeleton: Any, name: str, leaf: _Leaf, per_rank: _state.PerRank) -> Any:
+    if skeleton is None or skeleton == {"!": "tensor"}:
+        return leaf(name, skeleton is not None)
+    kind = "list" if isinstance(skeleton, list) else skeleton["!"]
+    items = skeleton if isinstance(skeleton, list) else skeleton["value"]
+    if kind in _DICTS:
+        made: Dict[Any, Any] = OrderedDict() if kind == "OrderedDict" else {}
+        for key, child in items:
+            item = _child(child, name, key, leaf, per_rank)
+            if item is not ABSENT:
+                made[key] = item
+        return made
+    values = [_child(child, name, i, leaf, per_rank) for i, child in enumerate(items)]
+    values = [None if value is ABSENT else value for value in values]
+    if kind == "list":
+        return values
+    if kind == "tuple":
+        return tuple(values)
+    if kind == "namedtuple":
+        found = _values.namedtuple_class(skeleton) or _values.made_class(skeleton)
+        return _values.tuple_like(found, values)
+    raise ValueError(f"a container {kind!r}")
+
+
+def _child(skeleton: Any, prefix: str, key: Any, leaf: _Leaf, per_rank: _state.PerRank) -> Any:
+    if not isinstance(key, (str, int)):
+        raise ValueError(f"a key {key!r}")
+    plain = _state.child_name(prefix, key)
+    name = per_rank.name(prefix, plain)
+    if per_rank.begins_at(prefix, name):
+        # One that has none is told by a name that no leaf has.
+        skeleton = dict(skeleton["value"]).get(f"rank_{per_rank.rank}")
+    return _made(skeleton, name, leaf, per_rank)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import math
 import sys
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -328,3 +329,30 @@ def empty(dtype: int, shape: Tuple[int, ...]) -> Any:
             f"elements of dtype {name} need numpy or torch; or give the memory, as `out`"
         ) from None
     return torch.empty(shape, dtype=getattr(torch, name))
+
+
+def framework_named(name: Optional[str]) -> str:
+    """The library whose tensors a load without a state makes; by default torch, where the program
+    has imported it, and otherwise numpy."""
+    if name is None:
+        return "torch" if "torch" in sys.modules else "numpy"
+    if name not in ("torch", "numpy"):
+        raise InvalidArgumentError(f"framework: expected \"torch\" or \"numpy\", not {name!r}")
+    return name
+
+
+def empty_of(framework: str, dtype_name: str, shape: Tuple[int, ...], name: str) -> Any:
+    """A new tensor of that library. `name`: for messages."""
+    try:
+        library = importlib.import_module(framework)
+        if framework == "torch":
+            return library.empty(shape, dtype=getattr(library, dtype_name))
+        named = dtype_name if dtype_name != "bool" else "bool_"
+        if not hasattr(library, named):  # bfloat16 and float8
+            return library.empty(shape, getattr(importlib.import_module("ml_dtypes"), named))
+        return library.empty(shape, dtype_name)
+    except (ImportError, AttributeError) as error:
+        raise UnimplementedError(
+            f"tensor {name}: {framework} has no elements of dtype {dtype_name} here: {error}; "
+            "framework= says whose tensors are made: \"torch\", or \"numpy\", which has bfloat16 "
+            "and float8 where ml_dtypes is installed") from None

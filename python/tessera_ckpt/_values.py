@@ -4,12 +4,13 @@ how each type is stored. What is decoded has the type that was encoded; other ty
 from __future__ import annotations
 
 import base64
+import enum
 import importlib
 import json
 import math
 import sys
-from collections import OrderedDict
-from typing import Any, Callable, Dict, Mapping, Optional
+from collections import OrderedDict, namedtuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ._library import DataLossError, InvalidArgumentError, MismatchError, UnimplementedError
 
@@ -66,17 +67,22 @@ def encode(value: Any, name: str, depth: int = 0) -> Any:
         return [encode(item, name, depth + 1) for item in value]
     if issubclass(kind, tuple):
         items = [encode(item, name, depth + 1) for item in value]
-        if kind is tuple:
-            return _tagged("tuple", items)
         if kind is getattr(sys.modules.get("torch"), "Size", None):
             return _tagged("torch.Size", items)
         check_tuple(value, name)
-        return _tagged("namedtuple", items, module=kind.__module__, name=kind.__qualname__,
-                       fields=list(kind._fields))
+        return tagged_tuple(kind, items)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.name in _NUMPY:
         return _tagged("numpy", encode(value.item(), name), dtype=value.dtype.name)
     raise UnimplementedError(_refusal(value, name))
+
+
+def tagged_tuple(kind: Any, items: List[Any]) -> Dict[str, Any]:
+    """The items of a tuple or a namedtuple of that class, which are encoded already."""
+    if kind is tuple:
+        return _tagged("tuple", items)
+    return _tagged("namedtuple", items, module=kind.__module__, name=kind.__qualname__,
+                   fields=list(kind._fields))
 
 
 def check_tuple(value: Any, name: str) -> None:
@@ -137,7 +143,7 @@ def unite(by_rank: Mapping[int, bytes]) -> bytes:
 
 
 def _shown(stored: Any) -> str:
-    text = repr(decode(stored, "", exact=False))
+    text = repr(decode(stored, "", types=Types.PLAIN))
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
@@ -154,26 +160,33 @@ def stored_values(text: bytes) -> Dict[str, Any]:
     return stored
 
 
-def decode(stored: Any, name: str, like: Any = None, exact: bool = True) -> Any:
+class Types(enum.Enum):
+    """What becomes of values whose type a program does not have."""
+
+    EXACT = "an error"
+    MADE = "a namedtuple whose class is not found gets a new one; otherwise an error"
+    PLAIN = "as MADE, and without its library a number is one of Python, a torch.Size a tuple"
+
+
+def decode(stored: Any, name: str, like: Any = None, types: Types = Types.EXACT) -> Any:
     """A value from what JSON has of it.
 
     Args:
       name: for messages.
       like: what stands in its place in the program's state: classes of namedtuples are looked for
         there, and then in the modules that are loaded.
-      exact: an error where a class is not found; otherwise the value gets a simpler type.
     """
     try:
-        return _decode(stored, name, like, exact)
+        return _decode(stored, name, like, types)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
             RecursionError) as error:
         raise DataLossError(
             f"value {name}: is not stored as this package does: {error!r}") from None
 
 
-def _decode(stored: Any, name: str, like: Any, exact: bool) -> Any:
+def _decode(stored: Any, name: str, like: Any, types: Types) -> Any:
     if isinstance(stored, list):
-        return _items(stored, name, like, exact)
+        return _items(stored, name, like, types)
     if not isinstance(stored, dict):
         return stored
     kind, value = stored["!"], stored["value"]
@@ -182,44 +195,44 @@ def _decode(stored: Any, name: str, like: Any, exact: bool) -> Any:
     if kind in ("dict", "OrderedDict"):
         made: Any = {} if kind == "dict" else OrderedDict()
         for key, item in value:
-            key = _decode(key, name, None, exact)
+            key = _decode(key, name, None, types)
             place = like.get(key) if isinstance(like, Mapping) else None
-            made[key] = _decode(item, name, place, exact)
+            made[key] = _decode(item, name, place, types)
         return made
     if kind == "tuple":
-        items = _items(value, name, like, exact)
+        items = _items(value, name, like, types)
         # Namedtuples were stored as tuples once.
         given = type(like)
         same = is_namedtuple(given) and len(given._fields) == len(items)
         return tuple_like(given if same else tuple, items)
     if kind == "namedtuple":
-        found = _namedtuple_class(stored, like)
-        if found is None and exact:
+        found = namedtuple_class(stored, like)
+        if found is None and types is Types.EXACT:
             raise MismatchError(
                 f"value {name}: saved as a namedtuple {stored['module']}.{stored['name']}"
                 f"({', '.join(stored['fields'])}), and there is no such class in the state that is "
                 f"loaded, which has a {type(like).__name__} in its place, or in a module")
-        return tuple_like(found or tuple, _items(value, name, like, exact))
+        return tuple_like(found or made_class(stored), _items(value, name, like, types))
     if kind == "numpy":
-        number = _decode(value, name, None, exact)
-        numpy = _module("numpy", name, exact)
+        number = _decode(value, name, None, types)
+        numpy = _module("numpy", name, types)
         if stored["dtype"] not in _NUMPY:
             raise ValueError(f"dtype {stored['dtype']!r}")
         return number if numpy is None else numpy.dtype(stored["dtype"]).type(number)
     if kind == "torch.Size":
-        torch = _module("torch", name, exact)
+        torch = _module("torch", name, types)
         return tuple(value) if torch is None else torch.Size(value)
     raise UnimplementedError(f"value {name}: of kind {kind!r}, which this version does not know")
 
 
-def _items(stored: Any, name: str, like: Any, exact: bool) -> Any:
+def _items(stored: Any, name: str, like: Any, types: Types) -> Any:
     given = like if isinstance(like, (list, tuple)) else ()
-    return [_decode(item, name, given[i] if i < len(given) else None, exact)
+    return [_decode(item, name, given[i] if i < len(given) else None, types)
             for i, item in enumerate(stored)]
 
 
 def _complex(parts: Any) -> complex:
-    real, imag = (_decode(part, "", None, True) for part in parts)
+    real, imag = (_decode(part, "", None, Types.EXACT) for part in parts)
     return complex(real, imag)
 
 
@@ -233,7 +246,8 @@ _SIMPLE: Dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _namedtuple_class(stored: Dict[str, Any], like: Any) -> Optional[type]:
+def namedtuple_class(stored: Mapping[str, Any], like: Any = None) -> Optional[type]:
+    """The class of a namedtuple; None where it is found neither in `like` nor in a module."""
     fields = tuple(stored["fields"])
     if is_namedtuple(type(like)) and type(like)._fields == fields:
         return type(like)
@@ -244,9 +258,24 @@ def _namedtuple_class(stored: Dict[str, Any], like: Any) -> Optional[type]:
     return found if is_class and found._fields == fields else None
 
 
-def _module(module: str, name: str, exact: bool) -> Any:
+# Classes that were made, by module, name and fields: equal types stay equal.
+_made: Dict[Tuple[str, ...], type] = {}
+
+
+def made_class(stored: Mapping[str, Any]) -> type:
+    """A new class with the name and the fields of one that is not found."""
+    module, name, fields = stored["module"], stored["name"], tuple(stored["fields"])
+    if (module, name, *fields) not in _made:
+        make: Any = namedtuple
+        made = make(name.rpartition(".")[2], fields, rename=True, module=module)
+        made.__qualname__ = name
+        _made[(module, name, *fields)] = made
+    return _made[(module, name, *fields)]
+
+
+def _module(module: str, name: str, types: Types) -> Any:
     """None where it is not there, unless it is needed."""
-    if module in sys.modules or not exact:
+    if module in sys.modules or types is Types.PLAIN:
         return sys.modules.get(module)
     try:
         return importlib.import_module(module)

@@ -31,14 +31,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from . import _checkpoints, _state, _values
+from ._structure import PLACES
 from ._group import ALONE, DEADLINE_SECONDS, Group, group_of
 from ._library import InvalidArgumentError, SaveOptions, TesseraError, lib, report
 from ._checkpoints import Checkpoint, Folder, PathLike
 
-# Entries of a checkpoint: what torch has pickled, by name, and the places of the names in nested
-# dicts.
+# Entries of a checkpoint: what torch has pickled, by name.
 _BYTES = "torch.distributed.checkpoint/"
-_PLACES = "torch.distributed.checkpoint"
 
 _STEP = re.compile(r"step[-_](\d+)")
 
@@ -194,7 +193,7 @@ class Writer(_Plain, storage.StorageWriter):
             values.update(its_values)
             for name, encoded in pickled.items():
                 entries[_BYTES + name] = base64.b64decode(encoded)
-        entries[_PLACES] = json.dumps(places).encode()
+        entries[PLACES] = json.dumps(places).encode()
         entries[_state.VALUES] = json.dumps(values).encode()
         return entries
 
@@ -246,7 +245,7 @@ class Reader(_Plain, storage.StorageReader):
                 found[entry[len(_BYTES):]] = BytesStorageMetadata()
         for name in checkpoint._stored_values():
             found.setdefault(name, BytesStorageMetadata())
-        places = json.loads(checkpoint.entry(_PLACES)) if _PLACES in entries else {}
+        places = json.loads(checkpoint.entry(PLACES)) if PLACES in entries else {}
         return Metadata(state_dict_metadata=found,
                         planner_data={name: tuple(path) for name, path in places.items()} or {
                             name: tuple(name.split(".")) for name in found})
@@ -275,10 +274,8 @@ class Reader(_Plain, storage.StorageReader):
             boxes = state.setdefault(name, _state.Boxes([], checkpoint.tensors[name].shape))
             boxes.parts.append((target, offset))
             targets.append((item, target))
-        checkpoint._load(state, self._group, allow_missing=False,
-                         allow_unexpected=True, verify_digests=self._verify_digests,
-                         exact_dtypes=False, io_threads=0, deadline_seconds=DEADLINE_SECONDS,
-                         progress=None)
+        checkpoint._load(state, self._group, allow_unexpected=True,
+                         verify_digests=self._verify_digests)
         for item, target in targets:
             planner.commit_tensor(item, target)
         future: "Future[None]" = Future()

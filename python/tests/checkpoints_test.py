@@ -393,6 +393,15 @@ class GroupTest(Case):
             return len(report.missing), len(report.unexpected)
 
         self.assertEqual(run_ranks(3, load), [(0, 0)] * 3)
+
+        def load_all(transport=None, **options):
+            return tessera_ckpt.load(self.folder, None, transport, **options)
+
+        np.testing.assert_equal(run_ranks(3, load_all), [state(rank) for rank in range(3)])
+        np.testing.assert_equal(load_all(), state(0))
+        self.assertRegex(str(run_ranks(4, load_all)), r"value rng.rank_3: wanted, not saved")
+        new = run_ranks(4, lambda each: load_all(each, allow_missing=True))[3]
+        np.testing.assert_equal(new, {"step": 7, "rows": [None, np.full(2, 5)]})
         for size, options, lost in ((2, {"allow_unexpected": True}, "rank_2.*not wanted"),
                                     (4, {"allow_missing": True}, "rank_3.*not saved")):
             self.assertRegex(str(run_ranks(size, load)), lost)

@@ -480,6 +480,27 @@ def difference(a, b, path="state"):
     return "" if a == b else f"{path}: {a!r} is {b!r}"
 
 
+def portable(value):
+    """A state as a load without a state gives it back, in a form that difference() compares:
+    tensors are what they hold, dicts are dicts, and namedtuples whose class is not found are told
+    by their names."""
+    if isinstance(value, (Box, FlatShard)):
+        dtype, shape, elements = portable(value.data)
+        return dtype, tuple(value.global_shape if isinstance(value, Box) else value.shape), elements
+    if is_tensor(value):
+        array = value.array if isinstance(value, OnlyDLPack) else value
+        return str(array.dtype).replace("torch.", ""), tuple(array.shape), bits(value)
+    if isinstance(value, (dict, types.MappingProxyType)):
+        kind = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+        return kind((key, portable(child)) for key, child in value.items())
+    if isinstance(value, (list, tuple)):
+        kind, children = type(value), [portable(child) for child in value]
+        if "<locals>" in kind.__qualname__:
+            return (kind.__module__, kind.__qualname__, kind._fields, *children)
+        return kind(*children) if hasattr(kind, "_fields") else kind(children)
+    return value
+
+
 def tensors_of(value, path=()):
     """The tensors of a state, each with its path."""
     if is_tensor(value):

@@ -89,7 +89,25 @@ class Case:
         assert memory.contents() == expected, "the load changed memory beside the tensors"
         self.check_same_tensors(tensors, state)
         assert tessera_ckpt.open(self.folder).values is not None
+        self.check_load_without_a_state()
         return "restored"
+
+    def check_load_without_a_state(self):
+        """It gives all of the saved state, with its types and ties."""
+        framework = self.random.choice(["numpy"] + ["torch"] * (torch is not None))
+        infos = tessera_ckpt.open(self.folder).tensors.values()
+        try:
+            state = tessera_ckpt.load(self.folder, framework=framework)
+        except tessera_ckpt.UnimplementedError as error:
+            assert framework == "numpy" and "framework=" in str(error), error
+            assert any(not hasattr(np, info.dtype) for info in infos), error
+            return
+        found = difference(generated.portable(self.state), generated.portable(state))
+        assert not found, found
+        tensors = [tensor for _, tensor in generated.tensors_of(state)]
+        kind = np.ndarray if framework == "numpy" else torch.Tensor
+        assert {type(tensor) for tensor in tensors} <= {kind}
+        assert len({id(tensor) for tensor in tensors}) == sum(not info.alias_of for info in infos)
 
     def check_refusal(self, message):
         assert tessera_ckpt.latest(self.folder) is None, "refused, and saved"
@@ -181,6 +199,14 @@ class StatePropertyTest(unittest.TestCase):
                     continue
                 self.assertEqual(run_ranks(ranks, lambda transport: load(transport, folder)),
                                  [("", [], [])] * ranks)
+                everything = {}
+                for rank in range(ranks):
+                    everything.update(state_of(rank))
+                whole = run_ranks(ranks, lambda transport: tessera_ckpt.load(
+                    folder, None, transport, framework="torch" if torch else "numpy"))
+                for state in whole:
+                    self.assertEqual(difference(generated.portable(everything),
+                                                generated.portable(state)), "")
                 restored += 1
         self.assertGreater(restored, CASES // 20)
 
