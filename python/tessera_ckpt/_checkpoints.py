@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Union,
                     overload)
 
-from . import _shared_memory, _state, _structure, _tensors, _values
+from . import _packed, _shared_memory, _state, _structure, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of, together
 from ._library import (CREATE, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, SaveOptions, TesseraError, integer, lib,
@@ -119,6 +119,11 @@ class Checkpoint:
             for tensor in found["tensors"]}
         self._values: Dict[str, Any] = found["values"]
         self._entry_names: List[str] = found["entries"]
+        # Values that are stored as tensors: their types, and these.
+        self._kinds = _packed.decode(self.entry(_packed.PACKED)) if (
+            _packed.PACKED in self._entry_names) else {}
+        self._packed = {name: self.tensors.pop(name) for name in self._kinds
+                        if name in self.tensors}
 
     def __repr__(self) -> str:
         return f"<tessera_ckpt.Checkpoint {self.path}, {len(self.tensors)} tensors>"
@@ -145,8 +150,22 @@ class Checkpoint:
         namedtuple whose class is made for it."""
         if _state.VALUES not in self._entry_names:
             return self._values
-        return {name: _values.decode(value, name, types=_values.Types.PLAIN)
-                for name, value in self._stored_values().items()}
+        stored = self._stored_values()
+        return {name: self._value(name, stored, _values.Types.PLAIN)
+                for name in [*stored, *self._packed]}
+
+    def _value(self, name: str, stored: Mapping[str, Any], types: _values.Types) -> Any:
+        """A value by its name."""
+        if name not in self._packed:
+            return _values.decode(stored[name], name, types=types)
+        place = self._to_fill(name)
+        lib.read_tensor(self._handle, text(name, "name"), place.memory.dtype, 1, None, None, None,
+                        place.memory.address, -1)
+        return place.finish()
+
+    def _to_fill(self, name: str) -> _packed.ToFill:
+        info = self._packed[name]
+        return _packed.to_fill(self._kinds[name], info.dtype, info.shape, name)
 
     def _stored_values(self) -> Dict[str, Any]:
         """The values as _values.decode() takes them."""
@@ -251,13 +270,18 @@ class Checkpoint:
                 types, allow_unexpected = _values.Types.MADE, True
             leaves = _state.flatten(state, per_rank)
             description = _state.Description(leaves.tensors, saved=self.tensors)
+            packed = {name: self._to_fill(name) for name in self._packed if name in leaves.values}
+            for name, place in packed.items():
+                description.add_packed(name, place.memory, self._packed[name].role)
             saved = self._stored_values()
-            missing = sorted(leaves.values.keys() - saved.keys())
+            missing = sorted(leaves.values.keys() - saved.keys() - packed.keys())
             unexpected = sorted(saved.keys() - leaves.values.keys())
         if group is not None:
             unexpected = group.collectives.common(unexpected)
         with together(group):
             # Files of other frameworks also have values that no state has: arguments, versions.
+            for name in self._packed.keys() & leaves.tensors.keys():
+                raise MismatchError(f"tensor {name}: wanted, saved was a {self._kinds[name]}")
             _check_names([] if allow_missing else missing,
                          [] if allow_unexpected or self.format != "tessera" else unexpected)
             _shared_memory.check(description.parts, self._read_part)
@@ -272,6 +296,7 @@ class Checkpoint:
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback)
             found = report(lib.load, self._handle, description.handle, ctypes.byref(options))
         new.update(description.finish_load(found["missing"]))
+        new.update((name, place.finish()) for name, place in packed.items())
         _state.put_back(state, new, per_rank)
         if made is not None:
             return made
@@ -292,7 +317,7 @@ class Checkpoint:
             seen.add(name)
             info = self.tensors.get(name) if is_tensor else None
             if info is None:
-                if name not in values:
+                if name not in values and name not in self._packed:
                     missing.append(name)
                     return _structure.ABSENT
                 return None
@@ -307,7 +332,7 @@ class Checkpoint:
         elif _structure.PLACES in self._entry_names:
             state = _structure.decode_places(self.entry(_structure.PLACES),
                                              self.tensors.__contains__, leaf)
-        for name in [*self.tensors, *values]:
+        for name in [*self.tensors, *values, *self._packed]:
             if name not in seen and not per_rank.is_of_another(name):
                 state[name] = leaf(name, name in self.tensors)
         if missing and not allow_missing:
@@ -437,7 +462,7 @@ def _unite_alike(by_rank: Mapping[int, bytes]) -> bytes:
 # What all ranks have is united in these entries.
 _UNITED = {name: uniting(unite) for name, unite in (
     (_state.VALUES, _values.unite), (_structure.STRUCTURE, _structure.unite),
-    (_PER_RANK, _unite_names), (_ALIKE, _unite_alike))}
+    (_packed.PACKED, _packed.unite), (_PER_RANK, _unite_names), (_ALIKE, _unite_alike))}
 
 
 def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
@@ -447,15 +472,23 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
     names = _state.PerRank(rank=rank, patterns=per_rank)
     leaves = _state.flatten(state, names)
     all_entries = dict(entries or {})
-    all_entries.setdefault(_structure.STRUCTURE, _structure.encode(state, names))
-    for own in (_state.VALUES, _PER_RANK, _ALIKE):
+    packed = {name: found for name, value in leaves.values.items()
+              if (found := _packed.pack(value, name)) is not None}
+    all_entries.setdefault(_structure.STRUCTURE, _structure.encode(state, names, packed))
+    for own in (_state.VALUES, _packed.PACKED, _PER_RANK, _ALIKE):
         if own in all_entries:
             raise InvalidArgumentError(f"the entry {own} is this package's own")
-    all_entries[_state.VALUES] = _values.encode_all(leaves.values)
+    all_entries[_state.VALUES] = _values.encode_all(
+        {name: value for name, value in leaves.values.items() if name not in packed})
+    if packed:
+        all_entries[_packed.PACKED] = _packed.encode(
+            {name: found.kind for name, found in packed.items()})
     if names.found:
         all_entries[_PER_RANK] = json.dumps(sorted(names.found)).encode()
     description = _state.Description(leaves.tensors, entries=all_entries, program=program,
                                      unite=None if group is None else _UNITED)
+    for name, found in packed.items():
+        description.add_packed(name, found.memory)
     if description.alike:
         description.set_entries({_ALIKE: json.dumps(description.alike).encode()})
     return description

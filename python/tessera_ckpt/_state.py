@@ -12,7 +12,7 @@ from . import _shared_memory, _tensors, _values
 from ._library import (READ_ONLY, Handle, InvalidArgumentError, TesseraError, UnimplementedError,
                        lib, numbers)
 
-WEIGHT, OPTIMIZER_STATE = 1, 3
+WEIGHT, OPTIMIZER_STATE, BUFFER = 1, 3, 4
 ROLES = {1: "weight", 2: "master_weight", 3: "optimizer_state", 4: "buffer"}
 _ROLE_NUMBERS = {name: number for number, name in ROLES.items()}
 
@@ -219,6 +219,8 @@ def is_branch(value: Any) -> bool:
         if (id(node), in_lists) in seen:
             continue
         seen.add((id(node), in_lists))
+        if not isinstance(node, Mapping) and _PLAIN.issuperset(map(type, node)):
+            continue  # a long list, as a rule
         for child in node.values() if isinstance(node, Mapping) else node:
             if type(child) in _PLAIN:
                 continue
@@ -325,6 +327,18 @@ class Description:
                 raise InvalidArgumentError(
                     f"entry {key}: expected bytes, not {type(data).__name__}")
             lib.state_set_entry(self.handle, _name(key), bytes(data), len(bytes(data)))
+
+    def add_packed(self, name: str, memory: _tensors.Memory, role: Optional[str] = None) -> None:
+        """A value as a tensor; `role`: of the saved one, for a load."""
+        number = _ROLE_NUMBERS[role] if role is not None else (
+            OPTIMIZER_STATE if role_of(name) == OPTIMIZER_STATE else BUFFER)
+        lib.state_add_tensor(self.handle, _name(name), number, memory.dtype, 1,
+                             numbers(memory.shape))
+        lib.state_add_shard(self.handle, memory.address, -1, numbers((0,)), numbers(memory.shape),
+                            None, 0)
+        self._owners.append(memory.owner)
+        if self._unites:
+            self.alike[name] = _tensors.digest_of_all(memory)
 
     def _is_alias(self, name: str, other: str) -> bool:
         found = self._saved.get(name)

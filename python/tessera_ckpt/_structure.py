@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Mapping
+from typing import Any, Callable, Container, Dict, Mapping
 
 from . import _state, _values
 from ._library import DataLossError, MismatchError
@@ -17,9 +17,10 @@ STRUCTURE = "tessera_ckpt.structure"
 PLACES = "torch.distributed.checkpoint"
 
 
-def encode(state: Any, per_rank: _state.PerRank) -> bytes:
-    """JSON of the same form as that of values: leaves are null, and tensors {"!": "tensor"}."""
-    return _encoded(_skeleton(state, "", per_rank))
+def encode(state: Any, per_rank: _state.PerRank, packed: Container[str] = ()) -> bytes:
+    """JSON of the same form as that of values: leaves are null, and tensors {"!": "tensor"}.
+    `packed`: the values that are stored as tensors."""
+    return _encoded(_skeleton(state, "", per_rank, packed))
 
 
 def unite(by_rank: Mapping[int, bytes]) -> bytes:
@@ -39,14 +40,14 @@ def _dict(items: Any, kind: str = "dict") -> Any:
     return {"!": kind, "value": items}
 
 
-def _skeleton(node: Any, name: str, per_rank: _state.PerRank) -> Any:
-    if _state.is_leaf_tensor(node):
+def _skeleton(node: Any, name: str, per_rank: _state.PerRank, packed: Container[str]) -> Any:
+    if name in packed or _state.is_leaf_tensor(node):
         return {"!": "tensor"}
     if not _state.is_branch(node):
         return None
     items = []
     for key, child_name, child in _state.children(node, name, per_rank):
-        skeleton = _skeleton(child, child_name, per_rank)
+        skeleton = _skeleton(child, child_name, per_rank, packed)
         if per_rank.begins_at(name, child_name):
             skeleton = _dict([[f"rank_{per_rank.rank}", skeleton]])
         items.append([key, skeleton])

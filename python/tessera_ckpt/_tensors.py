@@ -296,7 +296,14 @@ def digest_of(memory: Memory) -> Optional[str]:
     size = math.prod(memory.shape) * item_bytes(memory.dtype)
     if memory.dtype not in _WHOLE or size > _MOST_DIGESTED or not memory.is_contiguous:
         return None
-    return hashlib.sha1(ctypes.string_at(memory.address, size) if size else b"").hexdigest()
+    return digest_of_all(memory)
+
+
+def digest_of_all(memory: Memory) -> str:
+    """A digest of contiguous elements."""
+    size = math.prod(memory.shape) * item_bytes(memory.dtype)
+    return hashlib.sha1((ctypes.c_char * size).from_address(memory.address) if size else b""
+                        ).hexdigest()
 
 
 def contiguous_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:

@@ -64,9 +64,9 @@ def encode(value: Any, name: str, depth: int = 0) -> Any:
             [encode(key, name, depth + 1), encode(item, name, depth + 1)]
             for key, item in value.items()])
     if kind is list:
-        return [encode(item, name, depth + 1) for item in value]
+        return _encoded_items(value, name, depth)
     if issubclass(kind, tuple):
-        items = [encode(item, name, depth + 1) for item in value]
+        items = _encoded_items(value, name, depth)
         if kind is getattr(sys.modules.get("torch"), "Size", None):
             return _tagged("torch.Size", items)
         check_tuple(value, name)
@@ -75,6 +75,21 @@ def encode(value: Any, name: str, depth: int = 0) -> Any:
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.name in _NUMPY:
         return _tagged("numpy", encode(value.item(), name), dtype=value.dtype.name)
     raise UnimplementedError(_refusal(value, name))
+
+
+def _encoded_items(items: Any, name: str, depth: int) -> Any:
+    return list(items) if _is_json(items) else [encode(item, name, depth + 1) for item in items]
+
+
+def _is_json(items: Any) -> bool:
+    """Whether all items are of one type, and as JSON has them: so they need not be looked at one by
+    one."""
+    kinds = set(map(type, items))
+    if kinds == {int}:
+        return bool(-(1 << 63) <= min(items) and max(items) < 1 << 63)
+    if kinds == {float}:
+        return all(map(math.isfinite, items))
+    return kinds <= {bool} or (kinds == {str} and _is_unicode("".join(items)))
 
 
 def tagged_tuple(kind: Any, items: List[Any]) -> Dict[str, Any]:
@@ -226,6 +241,8 @@ def _decode(stored: Any, name: str, like: Any, types: Types) -> Any:
 
 
 def _items(stored: Any, name: str, like: Any, types: Types) -> Any:
+    if set(map(type, stored)).isdisjoint((list, dict)):
+        return list(stored)
     given = like if isinstance(like, (list, tuple)) else ()
     return [_decode(item, name, given[i] if i < len(given) else None, types)
             for i, item in enumerate(stored)]

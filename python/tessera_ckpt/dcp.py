@@ -243,7 +243,7 @@ class Reader(_Plain, storage.StorageReader):
         for entry in entries:
             if entry.startswith(_BYTES):
                 found[entry[len(_BYTES):]] = BytesStorageMetadata()
-        for name in checkpoint._stored_values():
+        for name in [*checkpoint._stored_values(), *checkpoint._packed]:
             found.setdefault(name, BytesStorageMetadata())
         places = json.loads(checkpoint.entry(PLACES)) if PLACES in entries else {}
         return Metadata(state_dict_metadata=found,
@@ -287,5 +287,5 @@ class Reader(_Plain, storage.StorageReader):
         if _BYTES + name in checkpoint._entry_names:
             return checkpoint.entry(_BYTES + name)
         data = io.BytesIO()
-        torch.save(_values.decode(checkpoint._stored_values()[name], name), data)
+        torch.save(checkpoint._value(name, checkpoint._stored_values(), _values.Types.EXACT), data)
         return data.getvalue()

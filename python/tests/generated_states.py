@@ -374,7 +374,11 @@ class States:
             -(1 << 63) - 1, 1 << 200, -(10 ** 5000), self._float(), self._float(),
             complex(self._float(), self._float()), "", "text", "täst\n\"\\", "\ud800",
             "\ud83d\ude00", "\0", b"", b"\0\xff", bytearray(b"ab"), "!", [], (),
-            ({"!": "float", "value": "nan"},)]
+            ({"!": "float", "value": "nan"},), "x" * 30, "täst" * 9, "x\ud800" * 9, b"\0\xff" * 9,
+            bytearray(b"a\n") * 9, [rng.randrange(-(1 << 63), 1 << 63) for _ in range(5)],
+            tuple(self._float() for _ in range(6)), [self._float() for _ in range(4)],
+            [True, False] * 4, [0, 1, True, 2, 3], [1, 2.0, 3, 4], [1 << 63, 2, 3, 4],
+            ["a", "b\ud800", "\udc00"], ("\ud800", "\udc00"), [None] * 4, (3, 4, 5, -1)]
         scalar = np.dtype(rng.choice(["f8", "f4", "f2", "i8", "i4", "i1", "u8", "u2", "?", "c8",
                                       "c16"])).type
         choices += [scalar(1), scalar(0), np.float64(self._float()), np.float32(math.nan),

@@ -1,7 +1,14 @@
 #!/usr/bin/env python3
-"""What programs do with a state as with torch's own files: loading it without another one."""
+"""What programs do with a state as with torch's own files: loading it without another one, large
+values in it."""
 
+import array
 import collections
+import math
+import os
+import pathlib
+import random
+import struct
 import sys
 import tempfile
 import types
@@ -12,6 +19,7 @@ import numpy as np
 import tessera_ckpt
 from generated_states import Pair, difference, torch
 from gpt2_files import write_gpt2
+from ranks import run_ranks
 
 
 class Case(unittest.TestCase):
@@ -94,7 +102,8 @@ class LoadWithoutAStateTest(Case):
         # As versions without the entry of the containers have saved.
         with unittest.mock.patch.object(tessera_ckpt._structure, "STRUCTURE", "other"):
             found = tessera_ckpt.load(self.folder, framework="numpy")
-        flat = {"model.a.b": np.ones(3), "n.0": 1, "n.1.x": (2,), "pair.0": np.zeros(2), "pair.1": 3}
+        flat = {"model.a.b": np.ones(3), "n.0": 1, "n.1.x": (2,), "pair.0": np.zeros(2),
+                "pair.1": 3}
         self.assertEqual(difference(flat, found), "")
 
     def test_a_damaged_structure_is_refused(self):
@@ -116,6 +125,129 @@ class LoadWithoutAStateTest(Case):
                 tessera_ckpt.load(self.folder)
 
 
+def bits_of(numbers):
+    return array.array("d", numbers).tobytes()
+
+
+class LargeValuesTest(Case):
+    """They go through the data files."""
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(7)
+        odd = struct.unpack("3d", struct.pack("3Q", 0x7FF8_0000_0000_0123, 0xFFF0_0000_0000_0001,
+                                              1 << 63))
+        self.packed = {
+            "ints": [rng.randrange(-(1 << 63), 1 << 63) for _ in range(20_000)],
+            "floats": [*odd, math.inf, *(rng.random() for _ in range(20_000))],
+            "tuple": tuple(range(20_000)), "text": "täst\ud800\0" * 20_000,
+            "raw": rng.randbytes(300_000), "array": bytearray(rng.randbytes(70_000))}
+        self.others = {
+            "truths": [True] * 20_000, "mixed": [1, True] * 10_000, "both": [1, 1.0] * 10_000,
+            "large": [1 << 63] + [1] * 20_000, "nested": [[[n] * 99] for n in range(500)],
+            "texts": ["ä"] * 20_000, "numpy": [np.int64(1)] * 9_000, "short": [1, 2]}
+        self.state = {"w": np.ones(3), "loader": {**self.packed, **self.others},
+                      "@[0": b"x" * 70_000, "__metadata__": b"y" * 70_000}
+
+    def check(self, found):
+        self.assertEqual(difference(self.state, found), "")
+        self.assertEqual(bits_of(found["loader"]["floats"]), bits_of(self.packed["floats"]))
+        found["loader"]["array"].append(1)  # nothing else has its memory
+
+    def test_they_come_back_with_their_types(self):
+        path = self.save(self.state).path
+        self.assertLess(os.path.getsize(path + "/manifest.pb"), 1_500_000)
+        self.check(tessera_ckpt.load(self.folder, framework="numpy"))
+        target = {"w": np.zeros(3), "loader": dict.fromkeys(self.state["loader"], 0),
+                  "@[0": None, "__metadata__": None}
+        report = tessera_ckpt.load(self.folder, target, verify_digests=True)
+        self.assertEqual((report.missing, report.unexpected), ([], []))
+        self.check(target)
+        checkpoint = tessera_ckpt.open(self.folder)
+        self.assertEqual(list(checkpoint.tensors), ["w"])
+        self.assertEqual(checkpoint.values["loader.raw"], self.packed["raw"])
+        self.assertEqual(checkpoint.values.keys(), {"@[0", "__metadata__"} | {
+            f"loader.{name}" for name in self.state["loader"]})
+        with tessera_ckpt.AsyncSaver(self.folder) as saver:
+            copies = {**self.state["loader"], "array": bytearray(self.packed["array"]),
+                      "ints": list(self.packed["ints"])}
+            saver.save(2, {**self.state, "loader": copies})
+            copies["array"] *= 2
+            copies["ints"].clear()
+        self.check(tessera_ckpt.load(self.folder, framework="numpy"))
+
+    def test_what_does_not_match_is_told(self):
+        path = self.save({"raw": self.packed["raw"], "n": 1}).path
+        state = {"raw": 0, "n": 0, "more": 1}
+        for bad, message in (
+                ({"raw": np.zeros(300_000, "u1"), "n": 0}, "tensor raw: wanted, saved was a bytes"),
+                ({"n": 0}, "tensor raw: saved, not wanted"), (state, "value more: wanted, not")):
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, message):
+                tessera_ckpt.load(self.folder, bad)
+        self.assertEqual(state, {"raw": 0, "n": 0, "more": 1})
+        report = tessera_ckpt.load(self.folder, {"n": 0}, allow_unexpected=True)
+        self.assertEqual(report.unexpected, ["raw"])
+        file = next(pathlib.Path(path).glob("*.safetensors"))
+        raw = bytearray(file.read_bytes())
+        raw[200_000] ^= 1
+        file.write_bytes(raw)
+        with self.assertRaisesRegex(tessera_ckpt.DataLossError, file.name):
+            tessera_ckpt.load(self.folder, {"raw": None, "n": 0})
+
+    def test_ranks(self):
+        def save(transport, step, differing):
+            ints = list(range(9_000)) if not transport.rank or not differing else differing(9_000)
+            tessera_ckpt.save(self.folder, step, {"x": {"ints": ints}}, transport)
+
+        self.assertEqual(run_ranks(3, lambda each: save(each, 1, None)), [None] * 3)
+        found = run_ranks(2, lambda each: tessera_ckpt.load(self.folder, None, each))
+        self.assertEqual(found, [{"x": {"ints": list(range(9_000))}}] * 2)
+        for step, (differing, message) in enumerate((
+                (lambda n: [1] * n, "tensor x.ints: ranks 0 and 1 have different elements"),
+                (lambda n: tuple(range(n)), "x.ints: a tuple on rank 1, and a list on another"),
+                (lambda n: [1] * (n + 1), "x.ints"), (lambda n: [1], "x.ints: is a leaf")), 2):
+            for error in run_ranks(2, lambda each: save(each, step, differing)):
+                self.assertIsInstance(error, tessera_ckpt.TesseraError)
+                self.assertIn(message, str(error))
+
+    def test_conversions(self):
+        """Other formats have tensors in their places, and this package knows what these were."""
+        state = {"w": np.ones(3), "loader": self.packed}
+        path = self.save(state).path
+        back = tessera_ckpt.convert(path, f"{self.folder}.back", "tessera").path
+        self.assertEqual(difference(state, tessera_ckpt.load(back, framework="numpy")), "")
+        self.assertTrue(tessera_ckpt.diff(path, back, data=True))
+        for to in ("torch", "dcp"):
+            report = tessera_ckpt.convert(path, f"{self.folder}.{to}", to)
+            self.assertEqual(report.notes, [])
+            found = tessera_ckpt.open_foreign(report.path).load(framework="numpy")
+            self.assertEqual(difference(state, {"w": found["w"], "loader": found["loader"]}), "")
+            if to == "torch" and torch is not None:
+                found = torch.load(f"{report.path}/checkpoint.pt")["loader"]
+                self.assertEqual({name: str(found[name].dtype) for name in found}, {
+                    "ints": "torch.int64", "floats": "torch.float64", "tuple": "torch.int64",
+                    "text": "torch.uint8", "raw": "torch.uint8", "array": "torch.uint8"})
+                self.assertEqual(found["raw"].numpy().tobytes(), self.packed["raw"])
+                self.assertEqual(found["ints"].tolist(), self.packed["ints"])
+
+    def test_damaged_types_are_refused(self):
+        folder = tessera_ckpt.Folder(self.folder, create=True)
+        for step, (bad, tensor, message) in enumerate((
+                (b"[", np.zeros(3, "u1"), "is no JSON"), (b"[1]", np.zeros(3, "u1"), "no types"),
+                (b'{"x": 1}', np.zeros(3, "u1"), "no types"),
+                (b'{"x": "set"}', np.zeros(3, "u1"), "'set', which this version does not know"),
+                (b'{"x": "bytes"}', np.zeros(3), "value x: a bytes cannot be a tensor of float64"),
+                (b'{"x": "list"}', np.zeros(3, "f4"), "value x: a list cannot be"),
+                (b'{"x": "list"}', np.zeros((3, 1)), "value x: a list cannot be"),
+                (b'{"x": "str"}', np.full(3, 255, "u1"), "value x: .*can't decode byte 0xff"))):
+            description = tessera_ckpt._state.Description(
+                {"x": tensor}, entries={tessera_ckpt._packed.PACKED: bad})
+            tessera_ckpt._library.report(tessera_ckpt._library.lib.save, folder.handle, step,
+                                         description.handle, None)
+            with self.subTest(bad), self.assertRaisesRegex(tessera_ckpt.TesseraError, message):
+                tessera_ckpt.load(self.folder, {"x": None})
+
+
 @unittest.skipUnless(torch, "torch is not installed")
 class TorchTest(Case):
     def test_a_state_that_dcp_has_saved(self):
@@ -125,6 +257,15 @@ class TorchTest(Case):
                  "groups": [{"lr": 0.5, "params": [0, 1]}, {"0": torch.arange(2)}]}
         dcp.save(state, storage_writer=Writer(self.folder, group=tessera_ckpt.ALONE), no_dist=True)
         self.assertEqual(difference(state, tessera_ckpt.load(self.folder)), "")
+
+    def test_dcp_reads_large_values(self):
+        import torch.distributed.checkpoint as dcp
+        from tessera_ckpt.dcp import Reader
+        saved = {"a": {"raw": b"x" * 100_000, "ints": list(range(9_000))}, "w": torch.ones(2)}
+        self.save(saved)
+        state = {"a": {"raw": b"", "ints": []}, "w": torch.zeros(2)}
+        dcp.load(state, storage_reader=Reader(self.folder, group=tessera_ckpt.ALONE), no_dist=True)
+        self.assertEqual(difference(saved, state), "")
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 import generated_states as generated
 import numpy as np
 import tessera_ckpt
 from generated_states import Memory, States, build, difference, jax, jnp, torch
 from ranks import run_ranks
-from tessera_ckpt import ALONE, Box, _library, _shared_memory, _state, _tensors
+from tessera_ckpt import ALONE, Box, _library, _packed, _shared_memory, _state, _tensors
 
 SEED, CASES = 1, 200
 
@@ -151,8 +152,10 @@ class StatePropertyTest(unittest.TestCase):
             for seed in range(SEED, SEED + CASES):
                 folder = f"{scratch}/{seed}"
                 case = Case(seed, folder)
+                least = random.Random(seed).choice((1, 16, _packed.MIN_BYTES))
                 try:
-                    counts[case.run()] += 1
+                    with unittest.mock.patch.object(_packed, "MIN_BYTES", least):
+                        counts[case.run()] += 1
                 except Exception as error:
                     raise AssertionError(f"seed {seed}: {error}") from error
                 tensors += len(case.states.leaves)
@@ -192,7 +195,9 @@ class StatePropertyTest(unittest.TestCase):
                 return (difference(state_of(transport.rank), mine), report.missing,
                         report.unexpected)
 
-            with self.subTest(seed=seed), tempfile.TemporaryDirectory() as folder:
+            least = random.Random(seed).choice((1, _packed.MIN_BYTES))
+            with self.subTest(seed=seed), tempfile.TemporaryDirectory() as folder, (
+                    unittest.mock.patch.object(_packed, "MIN_BYTES", least)):
                 saved = run_ranks(ranks, lambda transport: save(transport, folder))
                 if saved != [None] * ranks:
                     self.assertIn("two leaves have the name", str(saved))

@@ -10,6 +10,7 @@ optax are tried where they are installed.
 
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import random
@@ -259,7 +260,35 @@ def speed(folder):
             for what, seconds in by.items()))
 
 
-SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, kills, damage, speed)
+def value_speed(folder):
+    """Saving and loading large values, as speed() does tensors."""
+    rng = random.Random(5)
+    for name, value in (("2 million ints", [rng.randrange(1 << 40) for _ in range(2_000_000)]),
+                        ("2 million floats", [rng.random() for _ in range(2_000_000)]),
+                        ("200 MB of bytes", rng.randbytes(200_000_000))):
+        def torch_save(value=value):
+            with open(f"{folder}/torch.pt", "wb") as file:
+                torch.save({"x": value}, file)
+                file.flush()
+                os.fsync(file.fileno())
+
+        calls = (torch_save, lambda: torch.load(f"{folder}/torch.pt", weights_only=False),
+                 lambda value=value: tessera_ckpt.save(f"{folder}/mine", 1, {"x": value}, ALONE),
+                 lambda: tessera_ckpt.load(f"{folder}/mine", None, ALONE))
+        best = [math.inf] * len(calls)
+        for _ in range(4):
+            shutil.rmtree(f"{folder}/mine", ignore_errors=True)
+            for i, call in enumerate(calls):
+                begin = time.perf_counter()
+                found = call()
+                best[i] = min(best[i], time.perf_counter() - begin)
+            assert found == {"x": value}
+        print("{}, seconds: torch.save {:.2f}, load {:.2f}; tessera_ckpt.save {:.2f}, load {:.2f}"
+              .format(name, *best))
+
+
+SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, kills, damage, speed,
+             value_speed)
 
 
 def main():
