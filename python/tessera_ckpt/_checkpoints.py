@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Union,
                     overload)
 
-from . import _packed, _shared_memory, _state, _structure, _tensors, _values
+from . import _new_state, _packed, _shared_memory, _state, _structure, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of, together
 from ._library import (CREATE, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, SaveOptions, TesseraError, integer, lib,
@@ -233,47 +233,56 @@ class Checkpoint:
 
     @overload
     def load(self, state: None = None, group: Any = None, *, framework: Optional[str] = None,
-             allow_missing: bool = False, allow_unexpected: bool = False,
+             strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
              verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
              deadline_seconds: float = DEADLINE_SECONDS,
              progress: Progress = None) -> Dict[Any, Any]: ...
 
     @overload
     def load(self, state: MutableMapping[Any, Any], group: Any = None, *,
-             framework: Optional[str] = None, allow_missing: bool = False,
-             allow_unexpected: bool = False, verify_digests: bool = False,
+             framework: Optional[str] = None, strict: bool = True,
+             allow_missing: bool = False, allow_unexpected: bool = False,
+             verify_digests: bool = False,
              exact_dtypes: bool = False, io_threads: int = 0,
              deadline_seconds: float = DEADLINE_SECONDS,
              progress: Progress = None) -> LoadReport: ...
 
     def load(self, state: Any = None, group: Any = None, *, framework: Optional[str] = None,
-             allow_missing: bool = False, allow_unexpected: bool = False,
+             strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
              verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
              deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> Any:
         """Loads into the memory of `state`, or makes one; see tessera_ckpt.load()."""
         found_group = group_of(group, deadline_seconds=deadline_seconds)
-        return self._load(state, found_group, framework=framework, allow_missing=allow_missing,
-                          allow_unexpected=allow_unexpected, verify_digests=verify_digests,
-                          exact_dtypes=exact_dtypes, io_threads=io_threads,
+        return self._load(state, found_group, framework=framework,
+                          allow_missing=allow_missing or not strict,
+                          allow_unexpected=allow_unexpected or not strict,
+                          verify_digests=verify_digests, exact_dtypes=exact_dtypes,
+                          io_threads=io_threads,
                           deadline_seconds=deadline_seconds, progress=progress)
 
     def _load(self, state: Any, group: Optional[Group], *, framework: Optional[str] = None,
               allow_missing: bool = False, allow_unexpected: bool = False,
               verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
               deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> Any:
-        types = _values.Types.EXACT
-        made: Any = None
+        types, is_new = _values.Types.EXACT, state is None
+        optimizers: List[_new_state.OptimizerState] = []
         with together(group):
-            per_rank = self._per_rank(group)
-            if state is None:
-                made = state = self._new_state(per_rank, framework, allow_missing)
+            per_rank, saved = self._per_rank(group), self._stored_values()
+            contents = self._contents(saved)
+            if is_new:
+                state, absent = _new_state.whole(contents, per_rank, framework)
+                _check_names([] if allow_missing else sorted(absent), [])
                 types, allow_unexpected = _values.Types.MADE, True
             leaves = _state.flatten(state, per_rank)
+            if not is_new:
+                optimizers = _new_state.of_optimizers(contents, state, per_rank, framework,
+                                                      allow_unexpected)
+            for optimizer in optimizers:
+                _state.flatten(optimizer.made, per_rank, leaves, optimizer.name)
             description = _state.Description(leaves.tensors, saved=self.tensors)
             packed = {name: self._to_fill(name) for name in self._packed if name in leaves.values}
             for name, place in packed.items():
                 description.add_packed(name, place.memory, self._packed[name].role)
-            saved = self._stored_values()
             missing = sorted(leaves.values.keys() - saved.keys() - packed.keys())
             unexpected = sorted(saved.keys() - leaves.values.keys())
         if group is not None:
@@ -298,46 +307,18 @@ class Checkpoint:
         new.update(description.finish_load(found["missing"]))
         new.update((name, place.finish()) for name, place in packed.items())
         _state.put_back(state, new, per_rank)
-        if made is not None:
-            return made
+        for optimizer in optimizers:
+            optimizer.place.update(_state.put_back(optimizer.made, new, per_rank, optimizer.name))
+        if is_new:
+            return state
         return LoadReport(self.step, self.path, found["missing"] + missing,
                           found["unexpected"] + unexpected, found["from_master"],
                           found["bytes_read"], found["seconds"])
 
-    def _new_state(self, per_rank: _state.PerRank, framework: Optional[str],
-                   allow_missing: bool) -> Dict[Any, Any]:
-        """A state like the saved one, in which all is still to be loaded: tensors without contents,
-        None for values. What the stored containers do not name is beside them."""
-        library = _tensors.framework_named(framework)
-        values = self._stored_values()
-        tensors: Dict[str, Any] = {}
-        seen, missing = set(), []
-
-        def leaf(name: str, is_tensor: bool) -> Any:
-            seen.add(name)
-            info = self.tensors.get(name) if is_tensor else None
-            if info is None:
-                if name not in values and name not in self._packed:
-                    missing.append(name)
-                    return _structure.ABSENT
-                return None
-            first = info.alias_of or name
-            if first not in tensors:
-                tensors[first] = _tensors.empty_of(library, info.dtype, info.shape, name)
-            return tensors[first]
-
-        state: Dict[Any, Any] = {}
-        if _structure.STRUCTURE in self._entry_names:
-            state = _structure.decode(self.entry(_structure.STRUCTURE), leaf, per_rank)
-        elif _structure.PLACES in self._entry_names:
-            state = _structure.decode_places(self.entry(_structure.PLACES),
-                                             self.tensors.__contains__, leaf)
-        for name in [*self.tensors, *values, *self._packed]:
-            if name not in seen and not per_rank.is_of_another(name):
-                state[name] = leaf(name, name in self.tensors)
-        if missing and not allow_missing:
-            _check_names(sorted(missing), [])
-        return state
+    def _contents(self, saved: Mapping[str, Any]) -> _new_state.Contents:
+        entries = {name: self.entry(name) for name in (_structure.STRUCTURE, _structure.PLACES)
+                   if name in self._entry_names}
+        return _new_state.Contents(entries, self.tensors, [*saved, *self._packed])
 
 
 def _check_names(missing: List[str], unexpected: List[str]) -> None:
@@ -504,7 +485,7 @@ def save_report(folder: str, step: int, found: Mapping[str, Any]) -> SaveReport:
 
 @overload
 def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
-         framework: Optional[str] = None, allow_missing: bool = False,
+         framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
          io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Dict[Any, Any]: ...
@@ -512,14 +493,14 @@ def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
 
 @overload
 def load(folder_or_step: PathLike, state: MutableMapping[Any, Any], group: Any = None, *,
-         framework: Optional[str] = None, allow_missing: bool = False,
+         framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
          io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> LoadReport: ...
 
 
 def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
-         framework: Optional[str] = None, allow_missing: bool = False,
+         framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
          io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Any:
@@ -535,6 +516,9 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
     dicts than OrderedDict become dicts, and tensors that consist of others dicts of these. A
     checkpoint that does not tell its containers gives a dict of its names.
 
+    The state_dict() of an optimizer that has taken no step has an empty "state": it gets what was
+    saved there, unless the state has parts of tensors.
+
     Args:
       folder_or_step: a checkpoint, or a folder of checkpoints, whose newest is meant.
       state: as for save(). Tensors are filled in place, unless they cannot be written to; values
@@ -542,6 +526,7 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
       framework: whose tensors a state that is returned has, "torch" or "numpy"; by default those of
         torch, if the program has imported it, and otherwise of numpy.
       group: as for save(). Ranks that want the same bytes read them once.
+      strict: False for both of the next two; what they let pass is in the report.
       allow_missing: what is wanted and not saved is left as it is.
       allow_unexpected: what is saved and not wanted is left out.
       verify_digests: compares what is in memory afterwards with the saved digests, too.
@@ -555,7 +540,8 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
     with together(found_group):
         checkpoint = open(name, s3_endpoint=s3_endpoint)
     return checkpoint._load(state, found_group, framework=framework,
-                            allow_missing=allow_missing, allow_unexpected=allow_unexpected,
+                            allow_missing=allow_missing or not strict,
+                            allow_unexpected=allow_unexpected or not strict,
                             verify_digests=verify_digests, exact_dtypes=exact_dtypes,
                             io_threads=io_threads, deadline_seconds=deadline_seconds,
                             progress=progress)

@@ -114,13 +114,15 @@ class Leaves(NamedTuple):
 
 # ---- From nested dicts to names, and back.
 
-def flatten(state: Any, per_rank: PerRank = _OF_ALL) -> Leaves:
+def flatten(state: Any, per_rank: PerRank = _OF_ALL, beside: Optional[Leaves] = None,
+            prefix: str = "") -> Leaves:
     """The leaves of nested dicts (and of lists and tuples that are branches) by their names: keys
-    and positions joined by dots, as torch.distributed.checkpoint has them."""
+    and positions joined by dots, as torch.distributed.checkpoint has them. `beside`: leaves to
+    which those of the branch `prefix` are added."""
     if not isinstance(state, MutableMapping):
         raise InvalidArgumentError(f"state: expected a dict, not {type(state).__name__}")
-    leaves = Leaves({}, {})
-    _walk(state, "", leaves, set(), per_rank)
+    leaves = Leaves({}, {}) if beside is None else beside
+    _walk(state, prefix, leaves, set(), per_rank)
     return leaves
 
 
@@ -202,8 +204,7 @@ def _check_branch(node: Any, name: str) -> None:
 def is_leaf_tensor(value: Any) -> bool:
     """Whether a leaf is a tensor, or a part of one."""
     return type(value) not in _PLAIN and (
-        isinstance(value, (FlatShard, Box, Boxes)) or _is_sharded(value)
-        or (_tensors.is_tensor(value) and _tensors.inner_tensors(value) is None))
+        is_part(value) or (_tensors.is_tensor(value) and _tensors.inner_tensors(value) is None))
 
 
 def is_branch(value: Any) -> bool:
@@ -240,6 +241,11 @@ def _is_sharded(value: Any) -> bool:
         hasattr(value, "to_local") or hasattr(value, "local_shards")) or (
             hasattr(value, "local_shards") and hasattr(value, "sharded_tensor_metadata")) or (
                 hasattr(value, "local_shards") and callable(getattr(value, "metadata", None)))
+
+
+def is_part(value: Any) -> bool:
+    """Whether a leaf says which part of a tensor it is."""
+    return isinstance(value, (FlatShard, Box, Boxes)) or _is_sharded(value)
 
 
 class _Part(NamedTuple):
@@ -410,8 +416,8 @@ class Description:
         for name, value, finish in self._finish:
             new = None if name in left else finish()
             if new is not None:
-                is_part = isinstance(value, (FlatShard, Box))
-                made[name] = value._replace(data=new) if is_part else new
+                has_data = isinstance(value, (FlatShard, Box))
+                made[name] = value._replace(data=new) if has_data else new
         return made
 
 

@@ -20,6 +20,7 @@ import tessera_ckpt
 from generated_states import Pair, difference, torch
 from gpt2_files import write_gpt2
 from ranks import run_ranks
+from tessera_ckpt import Box
 
 
 class Case(unittest.TestCase):
@@ -123,6 +124,63 @@ class LoadWithoutAStateTest(Case):
             with self.subTest(bad[:40]), self.assertRaisesRegex(
                     tessera_ckpt.DataLossError, f"the entry {entry} "):
                 tessera_ckpt.load(self.folder)
+
+
+class OptimizerTest(Case):
+    """An optimizer that has taken no step has no state yet."""
+
+    def setUp(self):
+        super().setUp()
+        self.groups = [{"lr": 0.5, "params": [0, 1]}]
+        self.saved = {"w": np.ones(3), "optimizer": {"state": {
+            n: {"step": np.array(2.0), "exp_avg": np.full(3, n), "note": "x"} for n in (0, 1)},
+            "param_groups": self.groups}}
+        self.save(self.saved)
+
+    def fresh(self):
+        return {"w": np.zeros(3), "optimizer": {"state": {}, "param_groups": [{
+            "lr": 0, "params": []}]}}
+
+    def test_it_gets_what_was_saved(self):
+        for options in ({}, {"allow_unexpected": True}, {"strict": False}):
+            state = self.fresh()
+            report = tessera_ckpt.load(self.folder, state, framework="numpy", **options)
+            self.assertEqual(difference(self.saved, state), "")
+            self.assertEqual((report.missing, report.unexpected), ([], []))
+        for size in (1, 3):
+            def load(transport):
+                mine = self.fresh()
+                tessera_ckpt.load(self.folder, mine, transport, framework="numpy")
+                return difference(self.saved, mine)
+            self.assertEqual(run_ranks(size, load), [""] * size)
+        del state["w"]
+        state["optimizer"]["state"] = {}
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "tensor w: saved, not wanted"):
+            tessera_ckpt.load(self.folder, state)
+        self.assertEqual(state["optimizer"]["state"], {})
+
+    def test_parts_of_tensors_need_more_than_whole_moments(self):
+        parts = {**self.fresh(), "w": Box(np.zeros(3), (0,), (3,))}
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError,
+                                    r"optimizer\.state: is empty.* 6 tensors.*get_state_dict\(\)"):
+            tessera_ckpt.load(self.folder, parts)
+        report = tessera_ckpt.load(self.folder, parts, strict=False)
+        self.assertEqual(len(report.unexpected), 6)
+        self.assertEqual(parts["optimizer"]["state"], {})
+        with unittest.mock.patch.object(tessera_ckpt._structure, "STRUCTURE", "other"), (
+                self.assertRaisesRegex(tessera_ckpt.MismatchError, "get_state_dict")):
+            tessera_ckpt.load(self.folder, self.fresh())
+
+    def test_strict(self):
+        state = {"v": np.zeros(3), "w": np.zeros(3), "n": 3}
+        with self.assertRaises(tessera_ckpt.MismatchError):
+            tessera_ckpt.load(self.folder, state)
+        for load in (tessera_ckpt.load, lambda folder, *a, **o: tessera_ckpt.open(folder).load(
+                *a, **o)):
+            report = load(self.folder, state, strict=False)
+            self.assertEqual(sorted(report.missing), ["n", "v"])
+            self.assertEqual(len(report.unexpected), 8)
+            self.assertEqual(state["w"].sum(), 3)
 
 
 def bits_of(numbers):
@@ -257,6 +315,41 @@ class TorchTest(Case):
                  "groups": [{"lr": 0.5, "params": [0, 1]}, {"0": torch.arange(2)}]}
         dcp.save(state, storage_writer=Writer(self.folder, group=tessera_ckpt.ALONE), no_dist=True)
         self.assertEqual(difference(state, tessera_ckpt.load(self.folder)), "")
+
+    def test_a_fresh_optimizer_continues_as_the_saved_one(self):
+        for make_optimizer in (torch.optim.AdamW, torch.optim.Adagrad, torch.optim.LBFGS,
+                               lambda each: torch.optim.SGD(each, lr=0.1, momentum=0.9)):
+            def make(seed):
+                torch.manual_seed(seed)
+                model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3))
+                return model, make_optimizer(model.parameters())
+
+            def train(model, optimizer):
+                def closure():
+                    optimizer.zero_grad()
+                    loss = model(torch.ones(2, 3)).square().sum()
+                    loss.backward()
+                    return loss
+                for _ in range(2):
+                    optimizer.step(closure)
+
+            def state(model, optimizer):
+                return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+            one, two, three = make(1), make(2), make(3)
+            train(*one)
+            folder = f"{self.folder}/{type(one[1]).__name__}"
+            tessera_ckpt.save(folder, 1, state(*one))
+            into = state(*two)
+            tessera_ckpt.load(folder, into)
+            two[1].load_state_dict(into["optimizer"])
+            new = tessera_ckpt.load(folder)
+            three[0].load_state_dict(new["model"])
+            three[1].load_state_dict(new["optimizer"])
+            for each in (one, two, three):
+                train(*each)
+            self.assertEqual(difference(state(*one), state(*two)), "")
+            self.assertEqual(difference(state(*one), state(*three)), "")
 
     def test_dcp_reads_large_values(self):
         import torch.distributed.checkpoint as dcp
