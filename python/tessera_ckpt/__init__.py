@@ -11,7 +11,7 @@ whatever speaks DLPack, without a copy.
 
 from ._async_saver import AsyncSaver, SaveOutcome
 from ._checkpoints import (Checkpoint, CheckpointInfo, Folder, LoadReport, SaveReport, TensorInfo,
-                           latest, list_checkpoints, load, open, open_foreign, save)
+                           latest, list_checkpoints, load, open, open_foreign, prune, save)
 from ._group import ALONE, Transport
 from ._library import (AbortedError, AccessError, AlreadyExistsError, CancelledError, DataLossError,
                        DeadlineExceededError, InternalError, InvalidArgumentError, MismatchError,
@@ -28,5 +28,5 @@ __all__ = [
     "InvalidArgumentError", "LoadReport", "MismatchError", "NotFoundError",
     "ResourceExhaustedError", "SaveOutcome", "SaveReport", "TensorInfo", "TesseraError",
     "Transport", "UnavailableError", "UnimplementedError", "VerifyReport", "__version__", "convert",
-    "diff", "latest", "list_checkpoints", "load", "open", "open_foreign", "save", "verify",
+    "diff", "latest", "list_checkpoints", "load", "open", "open_foreign", "prune", "save", "verify",
 ]

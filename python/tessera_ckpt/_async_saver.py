@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
 from . import _library, _tensors
-from ._checkpoints import Folder, PathLike, SaveReport, describe, save_report
+from ._checkpoints import (Folder, PathLike, SaveReport, check_keep, describe, is_first,
+                           save_report)
 from ._group import DEADLINE_SECONDS, group_of, together
-from ._library import Handle, SaveOptions, TesseraError, error_of, integer, lib, report
+from ._library import LOGGER, Handle, SaveOptions, TesseraError, error_of, integer, lib, report
 from ._progress import Progress
 
 
@@ -63,7 +64,8 @@ class AsyncSaver:
     """
 
     def __init__(self, folder: PathLike, group: Any = None, *, lazy_copy: bool = False,
-                 skip_when_busy: bool = False, staging_bytes: int = 0, io_threads: int = 0,
+                 skip_when_busy: bool = False, keep: Optional[int] = None, staging_bytes: int = 0,
+                 io_threads: int = 0,
                  deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
                  progress: Progress = None) -> None:
         """Collective over the group, of which it makes one of its own.
@@ -71,6 +73,8 @@ class AsyncSaver:
         Args:
           lazy_copy: save() does not wait until the state is copied.
           skip_when_busy: a save that begins while another runs is skipped; by default, it waits.
+          keep: how many checkpoints stay in the folder; all by default. The oldest are deleted as
+            prune() does when poll(), finish() or close() find that a save has succeeded.
           staging_bytes: the limit of the memory for the copy of the state; without one by default.
           progress: a function of the bytes that are done and in all.
         """
@@ -79,6 +83,7 @@ class AsyncSaver:
         with together(self._group):
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
             self._progress = _callback(progress)
+            self._keep = check_keep(keep)
             options = SaveOptions(
                 group=None if self._group is None else self._group.pointer(),
                 deadline_seconds=deadline_seconds, io_threads=integer(io_threads, "io_threads", 32),
@@ -149,8 +154,16 @@ class AsyncSaver:
         return self._outcomes(True)
 
     def close(self) -> None:
-        """Waits like finish(), and frees everything; nothing else can be called afterwards. In a
-        process that was forked from the saver's, does nothing."""
+        """Waits like finish(), and frees everything; nothing else can be called afterwards. Saves
+        that failed and were not polled are logged. In a process that was forked from the saver's,
+        does nothing."""
+        try:
+            outcomes = self._outcomes(True)
+        except TesseraError:  # closed already, or the parent's
+            outcomes = []
+        for outcome in outcomes:
+            if outcome.error is not None:
+                LOGGER.error("the save of step %d failed: %s", outcome.step, outcome.error)
         self._handle.close()
         self._descriptions.clear()
         _open.discard(self)
@@ -158,15 +171,15 @@ class AsyncSaver:
     def _outcomes(self, wait: bool) -> List[SaveOutcome]:
         self._handle.check()
         outcomes = []
+        keep = self._keep if is_first(self._group) else None
         for found in report(lib.saver_poll, self._handle, wait):
             if "error" in found:
                 error = error_of(found["code"], found["error"])
                 outcomes.append(SaveOutcome(found["step"], None, error))
                 self._forget(found["step"], skipped=found["code"] == _library.CANCELLED)
             else:
-                name = os.fsdecode(self._folder.name)
-                outcomes.append(SaveOutcome(found["step"],
-                                            save_report(name, found["step"], found)))
+                outcomes.append(SaveOutcome(found["step"], save_report(
+                    self._folder, found["step"], found, keep)))
                 self._forget(found["step"])
         return outcomes
 

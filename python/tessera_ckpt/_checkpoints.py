@@ -77,7 +77,9 @@ class Folder:
                 for entry in report(lib.list, self.handle)]
 
     def prune(self, keep: int) -> None:
-        """Deletes all but the newest checkpoints."""
+        """Deletes all but the newest `keep` checkpoints, one after the other; damaged ones do not
+        count. Each is first no checkpoint any more, and then deleted. One that is open, here or in
+        another process of this machine, stays."""
         lib.prune(self.handle, integer(keep, "keep", 32))
 
     def latest(self) -> "Checkpoint":
@@ -348,6 +350,12 @@ def list_checkpoints(folder: PathLike, *, s3_endpoint: str = "") -> List[Checkpo
         return []
 
 
+def prune(folder: PathLike, keep: int, *, s3_endpoint: str = "") -> None:
+    """Deletes all but the newest `keep` checkpoints of a folder, on one rank; see
+    Folder.prune()."""
+    Folder(folder, s3_endpoint=s3_endpoint).prune(keep)
+
+
 def latest(folder: PathLike, *, s3_endpoint: str = "") -> Optional[CheckpointInfo]:
     """The newest committed checkpoint of a folder; None where there is none."""
     found = [info for info in list_checkpoints(folder, s3_endpoint=s3_endpoint)
@@ -374,7 +382,7 @@ def open_foreign(name: PathLike, format: str = "",
 
 def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
          entries: Optional[Mapping[str, bytes]] = None, program: str = "tessera_ckpt",
-         per_rank: Iterable[str] = (), io_threads: int = 0,
+         per_rank: Iterable[str] = (), keep: Optional[int] = None, io_threads: int = 0,
          deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> SaveReport:
     """Saves a checkpoint of a step. It exists when, and only when, all of it is durable; no
@@ -401,6 +409,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
     with together(found_group):
         number = integer(step, "step")
         threads = integer(io_threads, "io_threads", 32)
+        newest = check_keep(keep)
         description = describe(state, entries, program, per_rank, found_group)
         opened = Folder(folder, create=True, s3_endpoint=s3_endpoint)
     with shown(progress, "saving") as callback:
@@ -409,7 +418,19 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
                               progress=callback)
         found = report(lib.save, opened.handle, number, description.handle,
                        ctypes.byref(options))
-    return save_report(opened.name, number, found)
+    return save_report(opened, number, found, newest if is_first(found_group) else None)
+
+
+def check_keep(keep: Optional[int]) -> Optional[int]:
+    """How many checkpoints are to stay; None: all."""
+    if keep is not None and integer(keep, "keep", 32) < 1:
+        raise InvalidArgumentError(f"keep is {keep}")
+    return keep
+
+
+def is_first(group: Optional[Group]) -> bool:
+    """Whether this process is rank 0."""
+    return group is None or group.collectives.transport.rank == 0
 
 
 # The entry of a checkpoint that names what each rank has its own of.
@@ -475,11 +496,18 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
     return description
 
 
-def save_report(folder: str, step: int, found: Mapping[str, Any]) -> SaveReport:
-    """A report of the library as Python has it."""
-    return SaveReport(step=step, path=join(folder, found["directory"]),
+def save_report(folder: Folder, step: int, found: Mapping[str, Any],
+                keep: Optional[int] = None) -> SaveReport:
+    """A report of the library as Python has it, after the checkpoints beyond `keep` are deleted."""
+    note = found["note"]
+    if keep is not None:
+        try:
+            folder.prune(keep)
+        except TesseraError as error:
+            note = f"{note}{'; ' if note else ''}older checkpoints were not deleted: {error}"
+    return SaveReport(step=step, path=join(os.fsdecode(folder.name), found["directory"]),
                       bytes_written=found["bytes_written"], seconds=found["seconds"],
-                      note=found["note"], copied_seconds=found["copied_seconds"],
+                      note=note, copied_seconds=found["copied_seconds"],
                       blocked_seconds=found["blocked_seconds"])
 
 

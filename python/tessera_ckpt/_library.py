@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import pathlib
 import weakref
@@ -18,6 +19,9 @@ CANCELLED = 1
 INVALID_ARGUMENT = 3
 DEADLINE_EXCEEDED = 4
 UNAVAILABLE = 14
+
+# What the package has to say; the library itself writes nothing.
+LOGGER = logging.getLogger("tessera_ckpt")
 
 CREATE = 1
 READ_ONLY = 1

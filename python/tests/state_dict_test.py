@@ -183,6 +183,56 @@ class OptimizerTest(Case):
             self.assertEqual(state["w"].sum(), 3)
 
 
+class RetentionTest(Case):
+    def steps(self):
+        return [info.step for info in tessera_ckpt.list_checkpoints(self.folder)]
+
+    def test_only_so_many_stay(self):
+        state = {"w": np.ones(3)}
+        for step in range(4):
+            report = self.save(state, step, keep=2)
+            self.assertEqual(report.note, "")
+            self.assertEqual(self.steps(), list(range(max(0, step - 1), step + 1)))
+        opened = tessera_ckpt.open(f"{self.folder}/step-00000002")
+        self.save(state, 4, keep=1)
+        self.assertEqual(self.steps(), [2, 4])  # what is open stays
+        np.testing.assert_array_equal(opened.read("w"), state["w"])
+        opened.close()
+        tessera_ckpt.prune(self.folder, 1)
+        self.assertEqual(self.steps(), [4])
+        for bad in (0, -1, "2", 1.5):
+            with self.assertRaises(tessera_ckpt.InvalidArgumentError):
+                self.save(state, 5, keep=bad)
+            with self.assertRaises(tessera_ckpt.InvalidArgumentError):
+                tessera_ckpt.AsyncSaver(self.folder, keep=bad)
+        with self.assertRaises(tessera_ckpt.NotFoundError):
+            tessera_ckpt.prune(f"{self.folder}/none", 1)
+        self.assertEqual(self.steps(), [4])
+
+    def test_in_the_background_and_on_ranks(self):
+        with tessera_ckpt.AsyncSaver(self.folder, keep=2) as saver:
+            for step in range(5):
+                saver.save(step, {"w": np.full(3, step)})
+                self.assertLessEqual(len(self.steps()), 5)
+        self.assertEqual(self.steps(), [3, 4])
+        saver = tessera_ckpt.AsyncSaver(self.folder, keep=1)
+        saver.save(5, {"w": np.ones(3)})
+        saver.close()
+        self.assertEqual(self.steps(), [5])
+        errors = run_ranks(3, lambda each: tessera_ckpt.save(
+            self.folder, 6 + each.size, {"w": np.ones(3)}, each, keep=1) and None)
+        self.assertEqual(errors, [None] * 3)
+        self.assertEqual(self.steps(), [9])
+
+    def test_a_deletion_that_fails_does_not_undo_the_save(self):
+        self.save({"w": np.ones(3)})
+        with unittest.mock.patch.object(tessera_ckpt.Folder, "prune", side_effect=(
+                tessera_ckpt.AccessError("no leave"))):
+            report = self.save({"w": np.ones(3)}, 2, keep=1)
+        self.assertIn("older checkpoints were not deleted: no leave", report.note)
+        self.assertEqual(self.steps(), [1, 2])
+
+
 def bits_of(numbers):
     return array.array("d", numbers).tobytes()
 
