@@ -98,7 +98,7 @@ absl::StatusOr<bool> FromEnvironment(const Variables& variables, const Environme
   const std::optional<std::string> id = environment(variables.id),
                                    secret = environment(variables.secret);
   if (id.has_value() != secret.has_value()) {
-    return absl::FailedPreconditionError(
+    return absl::UnauthenticatedError(
         absl::StrCat(id.has_value() ? variables.id : variables.secret, " is set, but ",
                      id.has_value() ? variables.secret : variables.id, " is not"));
   }
@@ -121,7 +121,7 @@ absl::Status NothingFound(S3Provider provider, const ProfileFiles& files) {
                     "aws_access_key_id and aws_secret_access_key to ", files.credentials_path,
                     "; this machine has no role either");
   }
-  return absl::FailedPreconditionError(message);
+  return absl::UnauthenticatedError(message);
 }
 
 }  // namespace
@@ -139,7 +139,7 @@ absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& en
   if (provider == S3Provider::kS3) {
     files = ReadProfileFiles(environment);
     if (!files.found && environment("AWS_PROFILE").has_value()) {
-      return absl::FailedPreconditionError(
+      return absl::UnauthenticatedError(
           absl::StrCat("AWS_PROFILE=", files.name, ": there is no such profile in ",
                        files.credentials_path, " or ", files.config_path));
     }

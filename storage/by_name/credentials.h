@@ -49,7 +49,7 @@ struct S3Account {
 // AWS_DEFAULT_REGION or the profile's; the endpoint is AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the
 // profile's.
 //
-// Errors: FailedPrecondition, naming the variables, if no credentials are found or one of a pair is
+// Errors: Unauthenticated, naming the variables, if no credentials are found or one of a pair is
 // missing; those of FindRoleCredentials().
 absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& environment,
                                       s3::HttpClient& http);
@@ -67,8 +67,9 @@ absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& en
 //                 AWS_EC2_METADATA_SERVICE_ENDPOINT, unless AWS_EC2_METADATA_DISABLED is true
 //
 // Returns nullopt if none applies: no settings, and no metadata service that answers. Errors are
-// those of the service that applies: Unavailable, FailedPrecondition or PermissionDenied, naming
-// the service. Waits a second for a metadata service that may not be there.
+// those of the service that applies: Unavailable, FailedPrecondition, Unauthenticated or
+// PermissionDenied, naming the service. Waits a second for a metadata service that may not be
+// there.
 absl::StatusOr<std::optional<s3::Credentials>> FindRoleCredentials(const Environment& environment,
                                                                    const Profile& profile,
                                                                    const std::string& region,

@@ -104,7 +104,7 @@ TEST_F(CredentialsTest, ProfilesAreInTwoFiles) {
 TEST_F(CredentialsTest, WhatIsMissingIsNamed) {
   const auto expect = [&](S3Provider provider, const std::string& text) {
     const absl::Status status = Find(provider).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << status;
     EXPECT_NE(status.ToString().find(text), std::string::npos) << status;
   };
   expect(S3Provider::kS3, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");

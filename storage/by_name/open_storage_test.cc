@@ -58,7 +58,7 @@ TEST(OpenStorageTest, ABucketHasManyNames) {
 
   unsetenv("AWS_SECRET_ACCESS_KEY");
   const absl::Status status = OpenStorage("s3://bucket").status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
   EXPECT_NE(status.ToString().find("s3://bucket: AWS_ACCESS_KEY_ID is set"), std::string::npos)
       << status;
 }

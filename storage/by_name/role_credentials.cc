@@ -77,7 +77,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& variable, const std::st
   const std::string contents = ReadWholeFile(path).value_or("");
   const std::string token(absl::StripAsciiWhitespace(contents));
   if (!token.empty()) return token;
-  return absl::FailedPreconditionError(
+  return absl::UnauthenticatedError(
       absl::StrCat(variable, "=", path, ": the file is missing or empty"));
 }
 
