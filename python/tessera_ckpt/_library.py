@@ -30,11 +30,12 @@ READ_ONLY = 1
 class TesseraError(Exception):
     """An operation failed. The text is the library's message; `code` says of which kind it is."""
 
+    __module__ = "tessera_ckpt"  # which is where programs find it
     code = 2
 
     def __init_subclass__(cls, code: Optional[int] = None) -> None:
         if code is not None:
-            cls.code = code
+            cls.code, cls.__module__ = code, TesseraError.__module__
 
 
 class CancelledError(TesseraError, code=CANCELLED):

@@ -5,6 +5,8 @@
 
     dcp.save(state, storage_writer=Writer("/runs/a", step=100))
     dcp.load(state, storage_reader=Reader("/runs/a"))
+    dcp.save(state, checkpoint_id="/runs/b/step-100", storage_writer=Writer())
+    dcp.load(state, checkpoint_id="/runs/b/step-100", storage_reader=Reader())
 
 What dcp.save() writes is a checkpoint as tessera_ckpt.save() makes it: it exists once it is
 complete, has checksums that every read verifies, and the tools and the library read it.
@@ -39,7 +41,7 @@ from ._checkpoints import Checkpoint, Folder, PathLike
 # Entries of a checkpoint: what torch has pickled, by name.
 _BYTES = "torch.distributed.checkpoint/"
 
-_STEP = re.compile(r"step[-_](\d+)")
+_STEP = re.compile(r"step[-_](\d{1,18})")
 
 _groups: "weakref.WeakKeyDictionary[Any, Group]" = weakref.WeakKeyDictionary()
 
@@ -58,13 +60,21 @@ def _own_group(group: Any) -> Optional[Group]:
     return _groups[key]
 
 
-def _split(path: str) -> Tuple[str, Optional[int]]:
-    """The folder and the step of a checkpoint's name: "/runs/a/step-100"."""
+def _place(path: str) -> Tuple[str, Optional[int]]:
+    """The folder of a checkpoint and its step, where the path tells it: "/runs/a/step-00000100" is
+    the name that the library gives to step 100 in "/runs/a". Any other path is that of a folder."""
     folder, _, last = path.rstrip("/").rpartition("/")
     match = _STEP.fullmatch(last)
-    if match is None:
-        return path, None
-    return folder or ("/" if path.startswith("/") else "."), int(match[1])
+    step = None if match is None else int(match[1])
+    if step is None or last != f"step-{step:08d}":
+        return path, step
+    return folder or ("/" if path.startswith("/") else "."), step
+
+
+def _given(path: Optional[str]) -> str:
+    if path is None:
+        raise InvalidArgumentError("neither a path nor a checkpoint_id was given")
+    return path
 
 
 class _Plain:
@@ -84,42 +94,43 @@ class _Plain:
 class Writer(_Plain, storage.StorageWriter):
     """Writes a checkpoint of Tessera for dcp.save() and dcp.async_save()."""
 
-    def __init__(self, path: PathLike, *, step: Optional[int] = None, group: Any = None,
-                 deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "") -> None:
+    def __init__(self, path: Optional[PathLike] = None, *, step: Optional[int] = None,
+                 group: Any = None, deadline_seconds: float = DEADLINE_SECONDS,
+                 s3_endpoint: str = "") -> None:
         """Collective over the group.
 
         Args:
-          path: a folder of checkpoints, or, as ".../step-100", a checkpoint in it. The
-            checkpoint_id of a save replaces it.
-          step: of the training, where the path does not say it; by default the next one in the
-            folder.
+          path: a folder, which has one or several checkpoints; or a checkpoint in it, by the name
+            that it gets there: ".../step-00000100". The checkpoint_id of a save replaces it.
+          step: of the training; by default what the last part of the path says, as in "step-100",
+            or else the next one in the folder.
           group: the ranks that save; by default all. tessera_ckpt.ALONE goes with no_dist=True.
         """
         self._group = _own_group(group)
         self._deadline_seconds, self._s3_endpoint = deadline_seconds, s3_endpoint
-        self._set(path, step)
-
-    def _set(self, path: PathLike, step: Optional[int]) -> None:
-        self._folder, in_path = _split(os.fspath(path))
-        self._step = in_path if step is None else step
+        self._path, self._step = None if path is None else os.fspath(path), step
 
     def reset(self, checkpoint_id: Any = None) -> None:
         if checkpoint_id is not None:
-            self._set(checkpoint_id, None)
+            self._path = os.fspath(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
 
     def write_data(self, plan: Any, planner: Any) -> "Future[List[WriteResult]]":
         """Saves, together with the other ranks."""
-        failed, folder, description, mine = None, None, None, b""
+        failed, folder, description, step, mine = None, None, None, self._step, b""
         try:
+            name, in_path = _place(_given(self._path))
+            step = in_path if step is None else step
+            if name != self._path and step != in_path:
+                raise InvalidArgumentError(f"{self._path} is not that of step {step}")
             boxes, mine = self._resolve(plan, planner)
             description = _state.Description(boxes, program="torch.distributed.checkpoint")
-            folder = Folder(self._folder, create=True, s3_endpoint=self._s3_endpoint)
+            folder = Folder(name, create=True, s3_endpoint=self._s3_endpoint)
         except Exception as error:
             failed = error
-        step = self._agree(failed)
+        step = self._agree(failed, folder, step)
         assert folder is not None and description is not None
         description.set_entries(self._entries(mine))
         options = SaveOptions(group=None if self._group is None else self._group.pointer(),
@@ -134,16 +145,15 @@ class Writer(_Plain, storage.StorageWriter):
         """The checkpoint is complete already."""
 
     def storage_meta(self) -> StorageMeta:
-        return StorageMeta(checkpoint_id=self._folder)
+        return StorageMeta(checkpoint_id=_given(self._path))
 
-    def _agree(self, failed: Optional[Exception]) -> int:
+    def _agree(self, failed: Optional[Exception], folder: Optional[Folder],
+               step: Optional[int]) -> int:
         """The step, as rank 0 has it; the error of any rank."""
-        step = self._step
-        if failed is None and step is None and (
-                self._group is None or self._group.collectives.transport.rank == 0):
+        if folder is not None and step is None and _checkpoints.is_first(self._group):
             try:
-                found = _checkpoints.latest(self._folder, s3_endpoint=self._s3_endpoint)
-                step = 0 if found is None else found.step + 1
+                found = [info.step for info in folder.list()]
+                step = found[-1] + 1 if found else 0
             except TesseraError as error:
                 failed = error
         if self._group is not None:
@@ -201,8 +211,8 @@ class Writer(_Plain, storage.StorageWriter):
 class Reader(_Plain, storage.StorageReader):
     """Reads a checkpoint of Tessera, whatever has saved it, for dcp.load()."""
 
-    def __init__(self, path: PathLike, *, group: Any = None, verify_digests: bool = False,
-                 s3_endpoint: str = "") -> None:
+    def __init__(self, path: Optional[PathLike] = None, *, group: Any = None,
+                 verify_digests: bool = False, s3_endpoint: str = "") -> None:
         """Collective over the group.
 
         Args:
@@ -212,7 +222,8 @@ class Reader(_Plain, storage.StorageReader):
           verify_digests: compares what is in memory afterwards with the saved digests, too.
         """
         self._group = _own_group(group)
-        self._path, self._s3_endpoint = os.fspath(path), s3_endpoint
+        self._path = None if path is None else os.fspath(path)
+        self._s3_endpoint = s3_endpoint
         self._verify_digests = verify_digests
         self._checkpoint: Optional[Checkpoint] = None
 
@@ -222,13 +233,10 @@ class Reader(_Plain, storage.StorageReader):
         self._checkpoint = None
 
     def _open(self) -> Checkpoint:
-        folder, step = _split(self._path)
-        if step is None:
-            path = self._path
-            if self._group is not None:
-                path = _checkpoints._agree_on_name(path, self._s3_endpoint, self._group)
-            return _checkpoints.open(path, s3_endpoint=self._s3_endpoint)
-        return Folder(folder, s3_endpoint=self._s3_endpoint).at(step)
+        path = _given(self._path)
+        if self._group is not None:
+            path = _checkpoints._agree_on_name(path, self._s3_endpoint, self._group)
+        return _checkpoints.open(path, s3_endpoint=self._s3_endpoint)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         checkpoint = self._checkpoint = self._open()

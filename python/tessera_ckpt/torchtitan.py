@@ -10,7 +10,6 @@ written and read as there.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,6 @@ from torchtitan.components.checkpointer import dcp as titan
 
 from . import _checkpoints
 from .dcp import Reader, Writer
-
-_STEP = re.compile(r"step-(\d+)")
 
 
 class CheckpointManager(titan.CheckpointManager):

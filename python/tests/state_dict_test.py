@@ -4,13 +4,16 @@ values in it."""
 
 import array
 import collections
+import logging
 import math
 import os
 import pathlib
+import pickle
 import random
 import struct
 import sys
 import tempfile
+import traceback
 import types
 import unittest
 import unittest.mock
@@ -233,6 +236,33 @@ class RetentionTest(Case):
         self.assertEqual(self.steps(), [1, 2])
 
 
+class ErrorTest(Case):
+    def test_errors_have_the_names_by_which_programs_know_them(self):
+        with self.assertRaises(tessera_ckpt.NotFoundError) as caught:
+            tessera_ckpt.open(self.folder)
+        line = traceback.format_exception_only(type(caught.exception), caught.exception)[-1]
+        self.assertTrue(line.startswith("tessera_ckpt.NotFoundError: "), line)
+        for name in tessera_ckpt.__all__:
+            error = getattr(tessera_ckpt, name)
+            if isinstance(error, type) and issubclass(error, Exception):
+                self.assertEqual(f"{error.__module__}.{error.__qualname__}", f"tessera_ckpt.{name}")
+                self.assertIs(type(pickle.loads(pickle.dumps(error("x")))), error)
+
+        class Mine(tessera_ckpt.TesseraError):
+            pass
+
+        self.assertEqual(Mine.__module__, __name__)
+
+    def test_missing_credentials(self):
+        clean = {name: value for name, value in os.environ.items()
+                 if "ACCESS_KEY" not in name and not name.startswith("AWS_")}
+        clean.update(HOME=self.folder, AWS_EC2_METADATA_DISABLED="true")
+        for extra in ({}, {"AWS_PROFILE": "none"}, {"AWS_ACCESS_KEY_ID": "x"}):
+            with unittest.mock.patch.dict(os.environ, {**clean, **extra}, clear=True), (
+                    self.assertRaisesRegex(tessera_ckpt.AccessError, "s3://bucket/runs: ")):
+                tessera_ckpt.open("s3://bucket/runs", s3_endpoint="http://127.0.0.1:9")
+
+
 def bits_of(numbers):
     return array.array("d", numbers).tobytes()
 
@@ -400,6 +430,48 @@ class TorchTest(Case):
                 train(*each)
             self.assertEqual(difference(state(*one), state(*two)), "")
             self.assertEqual(difference(state(*one), state(*three)), "")
+
+    def test_a_path_for_dcp_is_the_one_that_is_used(self):
+        import torch.distributed.checkpoint as dcp
+        from tessera_ckpt.dcp import Reader, Writer
+        logging.disable(logging.CRITICAL)  # torch writes tracebacks
+        self.addCleanup(logging.disable, logging.NOTSET)
+        alone = tessera_ckpt.ALONE
+        for number, (name, inside, step) in enumerate((
+                ("step-100", "/step-00000100", 100), ("step-00000007", "", 7),
+                ("step_3/", "step-00000003", 3), ("final", "/step-00000000", 0))):
+            path = f"{self.folder}/{name}"
+            state = {"w": torch.full((3,), number), "n": number}
+            dcp.save(state, checkpoint_id=pathlib.Path(path) if number else path,
+                     storage_writer=Writer(group=alone), no_dist=True)
+            self.assertTrue(os.path.exists(f"{path}{inside}/manifest.pb"))
+            self.assertEqual(tessera_ckpt.open(path).step, step)
+            for reader in (Reader(group=alone), Reader(path, group=alone)):
+                target = {"w": torch.zeros(3, dtype=int), "n": 0}
+                dcp.load(target, checkpoint_id=path if reader._path is None else None,
+                         storage_reader=reader, no_dist=True)
+                self.assertEqual(difference(state, target), "")
+            self.assertEqual(difference(state, tessera_ckpt.load(path)), "")
+        self.assertEqual(sorted(os.listdir(self.folder)),
+                         ["final", "step-00000007", "step-100", "step_3"])
+        dcp.save(state, storage_writer=Writer(path, group=alone), no_dist=True)
+        self.assertEqual(tessera_ckpt.open(path).step, 1)
+        dcp.save(state, storage_writer=Writer(path, step=50, group=alone), no_dist=True)
+        self.assertEqual(tessera_ckpt.open(path).step, 50)
+        for call, message in (
+                (lambda: dcp.save(state, storage_writer=Writer(group=alone), no_dist=True),
+                 "neither a path nor"),
+                (lambda: dcp.load(state, storage_reader=Reader(group=alone), no_dist=True),
+                 "neither a path nor"),
+                (lambda: dcp.save(state, storage_writer=Writer(
+                    f"{self.folder}/step-00000008", step=9, group=alone), no_dist=True),
+                 "is not that of step 9")):
+            try:
+                call()
+            except BaseException as error:  # torch's CheckpointException is one of these
+                self.assertIn(message, str(error))
+            else:
+                self.fail(message)
 
     def test_dcp_reads_large_values(self):
         import torch.distributed.checkpoint as dcp

@@ -151,7 +151,7 @@ def save(mesh, folder, how):
     if how == "dcp":
         dcp.save(state, storage_writer=Writer(folder, step=5))
     elif how == "dcp_async":
-        dcp.async_save(state, storage_writer=Writer(f"{folder}/step-5"),
+        dcp.async_save(state, storage_writer=Writer(f"{folder}/step-00000005"),
                        process_group=dist.new_group(backend="gloo")).result()
     elif how == "async":
         with tessera_ckpt.AsyncSaver(folder) as saver:
