@@ -10,15 +10,15 @@ whatever speaks DLPack, without a copy.
 """
 
 from ._async_saver import AsyncSaver, SaveOutcome
-from ._checkpoints import (Checkpoint, CheckpointInfo, Folder, LoadReport, SaveReport, TensorInfo,
-                           latest, list_checkpoints, load, open, open_foreign, prune, save)
+from ._checkpoints import (Checkpoint, CheckpointInfo, Folder, LoadReport, SaveReport, latest,
+                           list_checkpoints, load, open, open_foreign, prune, save)
 from ._group import ALONE, Transport
 from ._library import (AbortedError, AccessError, AlreadyExistsError, CancelledError, DataLossError,
                        DeadlineExceededError, InternalError, InvalidArgumentError, MismatchError,
                        NotFoundError, ResourceExhaustedError, TesseraError, UnavailableError,
                        UnimplementedError)
 from ._operations import (ConvertReport, Damage, DiffReport, VerifyReport, convert, diff, verify)
-from ._state import Box, FlatShard
+from ._state import Box, FlatShard, TensorInfo
 from ._version import __version__
 
 __all__ = [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
-import os
+import functools
+import logging
 import weakref
 from dataclasses import dataclass
 from typing import Any, Iterable, List, Mapping, Optional, Tuple
@@ -37,7 +39,13 @@ class SaveOutcome:
 _open: "weakref.WeakSet[AsyncSaver]" = weakref.WeakSet()
 
 
-@atexit.register
+@functools.lru_cache(maxsize=None)
+def _finish_at_exit() -> None:
+    """To be called once there is a Handle: what is registered last runs first, and that would free
+    the handles before."""
+    atexit.register(_finish_all)
+
+
 def _finish_all() -> None:
     for saver in list(_open):
         saver.close()
@@ -94,6 +102,7 @@ class AsyncSaver:
         # By step, in the order of the calls: they keep the memory of saves in flight alive.
         self._descriptions: List[Tuple[int, Any]] = []
         _open.add(self)
+        _finish_at_exit()
 
     def __enter__(self) -> "AsyncSaver":
         return self
@@ -154,16 +163,10 @@ class AsyncSaver:
         return self._outcomes(True)
 
     def close(self) -> None:
-        """Waits like finish(), and frees everything; nothing else can be called afterwards. Saves
-        that failed and were not polled are logged. In a process that was forked from the saver's,
-        does nothing."""
-        try:
-            outcomes = self._outcomes(True)
-        except TesseraError:  # closed already, or the parent's
-            outcomes = []
-        for outcome in outcomes:
-            if outcome.error is not None:
-                LOGGER.error("the save of step %d failed: %s", outcome.step, outcome.error)
+        """Waits like finish(), and frees everything; nothing else can be called afterwards. In a
+        process that was forked from the saver's, does nothing."""
+        with contextlib.suppress(TesseraError):  # closed already, or the parent's
+            self._outcomes(True)
         self._handle.close()
         self._descriptions.clear()
         _open.discard(self)
@@ -176,7 +179,10 @@ class AsyncSaver:
             if "error" in found:
                 error = error_of(found["code"], found["error"])
                 outcomes.append(SaveOutcome(found["step"], None, error))
-                self._forget(found["step"], skipped=found["code"] == _library.CANCELLED)
+                skipped = found["code"] == _library.CANCELLED
+                LOGGER.log(logging.INFO if skipped else logging.ERROR, "the save of step %d %s: %s",
+                           found["step"], "was skipped" if skipped else "failed", error)
+                self._forget(found["step"], skipped=skipped)
             else:
                 outcomes.append(SaveOutcome(found["step"], save_report(
                     self._folder, found["step"], found, keep)))
@@ -202,4 +208,14 @@ def _callback(progress: Progress) -> Any:
         return _library.PROGRESS()
     if not callable(progress):
         raise _library.InvalidArgumentError("progress: a saver takes a function only")
-    return _library.PROGRESS(lambda _context, done, total: progress(done, total))
+    failed: List[BaseException] = []
+
+    def call(_context: Any, done: int, total: int) -> None:
+        try:
+            if not failed:
+                progress(done, total)
+        except BaseException as error:  # in a thread of the library
+            failed.append(error)
+            LOGGER.warning("progress has failed, and was not called again: %r", error)
+
+    return _library.PROGRESS(call)

@@ -12,7 +12,7 @@ from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional
 
 from . import _new_state, _packed, _shared_memory, _state, _structure, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of, together
-from ._library import (CREATE, DataLossError, Handle, InvalidArgumentError, LoadOptions,
+from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, SaveOptions, TesseraError, integer, lib,
                        numbers, report, text, uniting)
 from ._progress import Progress, shown
@@ -81,6 +81,7 @@ class Folder:
         count. Each is first no checkpoint any more, and then deleted. One that is open, here or in
         another process of this machine, stays."""
         lib.prune(self.handle, integer(keep, "keep", 32))
+        LOGGER.info("kept the newest %d checkpoints of %s", keep, self.name)
 
     def latest(self) -> "Checkpoint":
         """Opens the newest checkpoint."""
@@ -311,11 +312,11 @@ class Checkpoint:
         _state.put_back(state, new, per_rank)
         for optimizer in optimizers:
             optimizer.place.update(_state.put_back(optimizer.made, new, per_rank, optimizer.name))
-        if is_new:
-            return state
-        return LoadReport(self.step, self.path, found["missing"] + missing,
-                          found["unexpected"] + unexpected, found["from_master"],
-                          found["bytes_read"], found["seconds"])
+        loaded = LoadReport(self.step, self.path, found["missing"] + missing,
+                            found["unexpected"] + unexpected, found["from_master"],
+                            found["bytes_read"], found["seconds"])
+        LOGGER.info("loaded %s: %d bytes in %.2f s", self.path, loaded.bytes_read, loaded.seconds)
+        return state if is_new else loaded
 
     def _contents(self, saved: Mapping[str, Any]) -> _new_state.Contents:
         entries = {name: self.entry(name) for name in (_structure.STRUCTURE, _structure.PLACES)
@@ -505,9 +506,12 @@ def save_report(folder: Folder, step: int, found: Mapping[str, Any],
             folder.prune(keep)
         except TesseraError as error:
             note = f"{note}{'; ' if note else ''}older checkpoints were not deleted: {error}"
-    return SaveReport(step=step, path=join(os.fsdecode(folder.name), found["directory"]),
-                      bytes_written=found["bytes_written"], seconds=found["seconds"],
-                      note=note, copied_seconds=found["copied_seconds"],
+    path = join(folder.name, found["directory"])
+    LOGGER.info("saved %s: %d bytes in %.2f s", path, found["bytes_written"], found["seconds"])
+    if note:
+        LOGGER.warning("%s: %s", path, note)
+    return SaveReport(step=step, path=path, bytes_written=found["bytes_written"],
+                      seconds=found["seconds"], note=note, copied_seconds=found["copied_seconds"],
                       blocked_seconds=found["blocked_seconds"])
 
 
@@ -584,4 +588,4 @@ def _agree_on_name(name: PathLike, s3_endpoint: str, group: Group) -> str:
             path = open(path, s3_endpoint=s3_endpoint).path
     except TesseraError as error:
         failed = error
-    return group.collectives.agree(failed, path)
+    return str(group.collectives.agree(failed, path))

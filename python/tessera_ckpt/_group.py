@@ -69,7 +69,11 @@ class _TorchTransport(Transport):
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         tensor = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
         work = self._dist.isend(tensor, self._global[destination], group=self._group, tag=tag)
-        return lambda seconds, _keep=tensor: self._wait(work, seconds, destination)
+
+        def wait(seconds: float, _keep: Any = tensor) -> None:
+            self._wait(work, seconds, destination)
+
+        return wait
 
     def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
         buffer = bytearray(size)
@@ -102,7 +106,11 @@ class _MpiTransport(Transport):
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         copy = bytearray(data)
         request = self._comm.Isend([copy, len(copy), self._byte()], dest=destination, tag=tag)
-        return lambda seconds, _keep=copy: self._wait(request, seconds, destination)
+
+        def wait(seconds: float, _keep: Any = copy) -> None:
+            self._wait(request, seconds, destination)
+
+        return wait
 
     def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
         buffer = bytearray(size)
@@ -256,7 +264,8 @@ class Collectives:
         gathered = self.gather(json.dumps(names).encode(), self.deadline_seconds)
         shared = sorted(set.intersection(*(set(json.loads(each)) for each in gathered))
                         ) if gathered else []
-        return json.loads(self.broadcast(json.dumps(shared).encode(), self.deadline_seconds))
+        return list(json.loads(
+            self.broadcast(json.dumps(shared).encode(), self.deadline_seconds)))
 
 
 class Group:

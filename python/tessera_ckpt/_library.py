@@ -244,7 +244,7 @@ def library_path() -> pathlib.Path:
 def _with_clear_errors(function: Any) -> Callable[..., int]:
     def call(*arguments: Any) -> int:
         try:
-            return function(*arguments)
+            return int(function(*arguments))
         except ctypes.ArgumentError as error:
             raise InvalidArgumentError(str(error)) from None
 
@@ -349,7 +349,7 @@ def report(function: Callable[..., Any], *arguments: Any) -> Any:
     text = c_void_p()
     function(*arguments, ctypes.byref(text))
     try:
-        return json.loads(ctypes.string_at(text))  # type: ignore[arg-type]
+        return json.loads(ctypes.string_at(text.value or 0))
     finally:
         lib.text_free(text)
 
@@ -370,7 +370,7 @@ def text(value: Any, what: str) -> bytes:
 def integer(value: Any, what: str, bits: int = 64) -> int:
     """An integer that fits the library's type."""
     try:
-        number = value.__index__()
+        number = int(value.__index__())
     except AttributeError:
         raise InvalidArgumentError(
             f"{what}: expected an integer, not {type(value).__name__}") from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import time
-import warnings
 from typing import Any, Callable, Iterator, List, Union
 
 from . import _library
@@ -56,10 +56,10 @@ class _Bar:
 def _function(progress: Progress, title: str) -> Any:
     if progress is True:
         try:
-            from tqdm.auto import tqdm
+            tqdm: Any = importlib.import_module("tqdm.auto")
         except ImportError:
             return _Line(title)
-        return _Bar(tqdm(desc=title, unit="B", unit_scale=True), own=True)
+        return _Bar(tqdm.tqdm(desc=title, unit="B", unit_scale=True), own=True)
     if isinstance(progress, type) and hasattr(progress, "update"):  # tqdm itself
         return _Bar(progress(desc=title, unit="B", unit_scale=True), own=True)
     if hasattr(progress, "update"):
@@ -94,5 +94,4 @@ def shown(progress: Progress, title: str) -> Iterator[Any]:
         if failed and not isinstance(failed[0], Exception):  # such as KeyboardInterrupt
             raise failed[0]
         if failed:
-            warnings.warn(f"progress has failed, and was not called again: {failed[0]!r}",
-                          RuntimeWarning, stacklevel=3)
+            _library.LOGGER.warning("progress has failed, and was not called again: %r", failed[0])

@@ -7,6 +7,7 @@ nor torch is imported here: a tensor of theirs can only be given by a program th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib
@@ -246,7 +247,7 @@ class _Versioned(ctypes.Structure):
 def _pointer_in(capsule: Any, capsule_name: bytes) -> int:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return get(capsule, capsule_name)
+    return int(get(capsule, capsule_name))
 
 
 def _is_capsule(capsule: Any, capsule_name: bytes) -> bool:
@@ -323,10 +324,9 @@ def item_bytes(dtype: int) -> int:
 def empty(dtype: int, shape: Tuple[int, ...]) -> Any:
     """A new array of numpy, or, of a dtype that numpy has not, a tensor of torch."""
     name = DTYPE_NAMES[dtype]
-    try:
-        import numpy
-    except ImportError:
-        numpy = None
+    numpy: Any = None
+    with contextlib.suppress(ImportError):
+        numpy = importlib.import_module("numpy")
     if numpy is not None and hasattr(numpy, name if name != "bool" else "bool_"):
         return numpy.empty(shape, dtype=name)
     try:

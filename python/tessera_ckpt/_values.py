@@ -12,7 +12,8 @@ import sys
 from collections import OrderedDict, namedtuple
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ._library import DataLossError, InvalidArgumentError, MismatchError, UnimplementedError
+from ._library import (LOGGER, DataLossError, InvalidArgumentError, MismatchError,
+                       UnimplementedError)
 
 MAX_DEPTH = 100
 
@@ -283,6 +284,7 @@ def made_class(stored: Mapping[str, Any]) -> type:
     """A new class with the name and the fields of one that is not found."""
     module, name, fields = stored["module"], stored["name"], tuple(stored["fields"])
     if (module, name, *fields) not in _made:
+        LOGGER.info("there is no class %s.%s: a namedtuple is made", module, name)
         make: Any = namedtuple
         made = make(name.rpartition(".")[2], fields, rename=True, module=module)
         made.__qualname__ = name

@@ -135,7 +135,8 @@ class Writer(_Plain, storage.StorageWriter):
         description.set_entries(self._entries(mine))
         options = SaveOptions(group=None if self._group is None else self._group.pointer(),
                               deadline_seconds=self._deadline_seconds)
-        report(lib.save, folder.handle, step, description.handle, options)
+        found = report(lib.save, folder.handle, step, description.handle, options)
+        _checkpoints.save_report(folder, step, found)
         future: "Future[List[WriteResult]]" = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=0, storage_data=None)
                            for item in plan.items])
@@ -158,7 +159,7 @@ class Writer(_Plain, storage.StorageWriter):
                 failed = error
         if self._group is not None:
             self._group.collectives.deadline_seconds = self._deadline_seconds
-            return self._group.collectives.agree(failed, step)
+            return int(self._group.collectives.agree(failed, step))
         if failed is not None:
             raise failed
         assert step is not None

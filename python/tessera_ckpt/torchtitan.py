@@ -10,21 +10,25 @@ written and read as there.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
-from torchtitan.components.checkpointer import dcp as titan
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from . import _checkpoints
 from .dcp import Reader, Writer
 
 
-class CheckpointManager(titan.CheckpointManager):
+titan: Any = importlib.import_module("torchtitan.components.checkpointer.dcp")
+
+
+class CheckpointManager(titan.CheckpointManager):  # type: ignore[misc]
     """torchtitan's CheckpointManager, with checkpoints of Tessera."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(titan.CheckpointManager.Config):
+    class Config(titan.CheckpointManager.Config):  # type: ignore[misc]
         """Its settings."""
 
     def dcp_save(self, state_dict: Any, checkpoint_id: str, async_mode: Any,
@@ -36,9 +40,9 @@ class CheckpointManager(titan.CheckpointManager):
             raise ValueError("tessera_ckpt saves with async_mode \"disabled\" or \"async\"")
         writer = Writer(checkpoint_id)
         if async_mode == titan.AsyncMode.ASYNC:
-            saved = dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
+            saved = async_save(state_dict, storage_writer=writer, process_group=self.pg)
         else:
-            saved = dcp.save(state_dict, storage_writer=writer)
+            saved = save(state_dict, storage_writer=writer)
         if enable_garbage_collection:
             titan.GarbageCollection.collect("GC collection invoked by checkpointer.")
         return saved
@@ -48,7 +52,7 @@ class CheckpointManager(titan.CheckpointManager):
         if from_hf:
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        dcp.load(state_dict, storage_reader=Reader(checkpoint_id))
+        load(state_dict, storage_reader=Reader(checkpoint_id))
         if titan.MODEL in self.states:
             self.states[titan.MODEL].load_state_dict(state_dict)
 

@@ -11,8 +11,10 @@ import pathlib
 import pickle
 import random
 import struct
+import subprocess
 import sys
 import tempfile
+import textwrap
 import traceback
 import types
 import unittest
@@ -234,6 +236,41 @@ class RetentionTest(Case):
             report = self.save({"w": np.ones(3)}, 2, keep=1)
         self.assertIn("older checkpoints were not deleted: no leave", report.note)
         self.assertEqual(self.steps(), [1, 2])
+
+
+class LogTest(Case):
+    def test_all_is_logged_and_nothing_written(self):
+        """By a program that does not configure logging, whose saver fails at its end."""
+        program = textwrap.dedent("""
+            import atexit, logging, sys, numpy as np, tessera_ckpt
+            records = []
+            handler = logging.Handler()
+            handler.emit = lambda record: records.append((record.levelname, record.getMessage()))
+            logging.getLogger("tessera_ckpt").addHandler(handler)
+            logging.getLogger("tessera_ckpt").setLevel("INFO")
+            folder, state = sys.argv[1], {"w": np.ones(3)}
+            tessera_ckpt.save(folder, 1, state)
+            tessera_ckpt.load(folder, state)
+            tessera_ckpt.load(folder, framework="numpy")
+            tessera_ckpt.prune(folder, 1)
+            saver = tessera_ckpt.AsyncSaver(folder, progress=lambda *_: 1 / 0)
+            saver.save(2, state)
+            saver.save(1, state)
+            atexit._run_exitfuncs()
+            for record in records: print(*record)
+        """)
+        found = subprocess.run([sys.executable, "-c", program, self.folder], check=True,
+                               capture_output=True, text=True, timeout=120)
+        self.assertEqual(found.stderr, "")
+        lines = found.stdout.splitlines()
+        path = f"{self.folder}/step-0000000"
+        for line, pattern in zip(lines, (
+                rf"INFO saved {path}1: \d+ bytes in ", rf"INFO loaded {path}1: \d+ bytes in ",
+                f"INFO loaded {path}1: ", f"INFO kept the newest 1 checkpoints of {self.folder}",
+                "WARNING progress has failed.*ZeroDivisionError", f"INFO saved {path}2: ",
+                "ERROR the save of step 1 failed: ")):
+            self.assertRegex(line, f"^{pattern}")
+        self.assertEqual(len(lines), 7, lines)
 
 
 class ErrorTest(Case):

@@ -287,8 +287,40 @@ def value_speed(folder):
               .format(name, *best))
 
 
-SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, kills, damage, speed,
-             value_speed)
+TYPED = """
+from typing import Any, Dict
+import numpy as np
+import tessera_ckpt
+
+state = {"w": np.ones(3), "step": 1}
+saved: tessera_ckpt.SaveReport = tessera_ckpt.save("runs", 1, state, keep=3)
+loaded: tessera_ckpt.LoadReport = tessera_ckpt.load("runs", state, strict=False)
+new: Dict[Any, Any] = tessera_ckpt.load("runs", framework="numpy")
+again: Dict[Any, Any] = tessera_ckpt.open("runs").load()
+with tessera_ckpt.AsyncSaver("runs", keep=2) as saver:
+    saver.save(2, state)
+    steps: list[int] = [outcome.step for outcome in saver.poll()]
+"""
+
+
+def types(folder):
+    """mypy --strict finds nothing in the package, and knows what it returns."""
+    if importlib.util.find_spec("mypy") is None:
+        print("mypy is not installed: not tried")
+        return
+    program = pathlib.Path(folder) / "typed.py"
+    program.write_text(TYPED, encoding="utf-8")
+    package = pathlib.Path(tessera_ckpt.__file__).parent
+    subprocess.run([sys.executable, "-m", "mypy", "--strict", f"--cache-dir={folder}/cache",
+                    package, program], check=True)
+    program.write_text(TYPED.replace("LoadReport", "SaveReport"), encoding="utf-8")
+    wrong = subprocess.run([sys.executable, "-m", "mypy", "--strict", f"--cache-dir={folder}/cache",
+                            program], check=False, capture_output=True, text=True)
+    assert "LoadReport" in wrong.stdout and wrong.stdout.count(": error:") == 1, wrong.stdout
+
+
+SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, kills, damage, types,
+             speed, value_speed)
 
 
 def main():
