@@ -9,12 +9,13 @@ import functools
 import logging
 import weakref
 from dataclasses import dataclass
-from typing import Any, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 
 from . import _library, _tensors
 from ._checkpoints import (Folder, PathLike, SaveReport, check_keep, describe, is_first,
                            save_report)
 from ._group import DEADLINE_SECONDS, group_of, together
+from ._interrupt import cancelling
 from ._library import LOGGER, Handle, SaveOptions, TesseraError, error_of, integer, lib, report
 from ._progress import Progress
 
@@ -92,11 +93,12 @@ class AsyncSaver:
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
             self._progress = _callback(progress)
             self._keep = check_keep(keep)
+            self._cancelled = ctypes.c_int32(0)
             options = SaveOptions(
                 group=None if self._group is None else self._group.pointer(),
                 deadline_seconds=deadline_seconds, io_threads=integer(io_threads, "io_threads", 32),
                 staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
-                progress=self._progress)
+                progress=self._progress, cancelled=ctypes.pointer(self._cancelled))
         self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
                               ctypes.byref(options), of_process="AsyncSaver")
         # By step, in the order of the calls: they keep the memory of saves in flight alive.
@@ -135,13 +137,13 @@ class AsyncSaver:
         lib.saver_start(self._handle, number, description.handle)
         self._descriptions.append((number, description))
         if not self._lazy_copy:
-            lib.saver_wait_copied(self._handle, None, 0)
+            self._wait(lambda: lib.saver_wait_copied(self._handle, None, 0))
 
     def wait_copied(self, tensor: Any = None) -> None:
         """Returns once a tensor, or all of the state, may be changed."""
         self._handle.check()
         if tensor is None:
-            lib.saver_wait_copied(self._handle, None, 0)
+            self._wait(lambda: lib.saver_wait_copied(self._handle, None, 0))
             return
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
@@ -152,7 +154,16 @@ class AsyncSaver:
         first = sum(r for r in reach if r < 0)
         last = sum(r for r in reach if r > 0) + 1
         size = _tensors.item_bytes(memory.dtype)
-        lib.saver_wait_copied(self._handle, memory.address + first * size, (last - first) * size)
+        address, size_bytes = memory.address + first * size, (last - first) * size
+        self._wait(lambda: lib.saver_wait_copied(self._handle, address, size_bytes))
+
+    def _wait(self, call: Callable[[], Any]) -> Any:
+        """Waits for saves in flight. SIGINT ends them, and the wait."""
+        try:
+            with cancelling(self._cancelled):
+                return call()
+        finally:
+            self._cancelled.value = 0
 
     def poll(self) -> List[SaveOutcome]:
         """The saves that have finished since the last call. Never waits."""
@@ -175,7 +186,8 @@ class AsyncSaver:
         self._handle.check()
         outcomes = []
         keep = self._keep if is_first(self._group) else None
-        for found in report(lib.saver_poll, self._handle, wait):
+        poll = functools.partial(report, lib.saver_poll, self._handle, wait)
+        for found in self._wait(poll) if wait else poll():
             if "error" in found:
                 error = error_of(found["code"], found["error"])
                 outcomes.append(SaveOutcome(found["step"], None, error))

@@ -12,6 +12,7 @@ from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional
 
 from . import _new_state, _packed, _shared_memory, _state, _structure, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of, together
+from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, SaveOptions, TesseraError, integer, lib,
                        numbers, report, text, uniting)
@@ -300,12 +301,13 @@ class Checkpoint:
             new = {name: _values.decode(saved[name], name, value, types)
                    for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)
-        with shown(progress, "loading") as callback:
+        with shown(progress, "loading") as callback, cancelling() as cancelled:
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
                 deadline_seconds=deadline_seconds, allow_missing=allow_missing,
                 allow_unexpected=allow_unexpected, verify_digests=verify_digests,
-                exact_dtypes=exact_dtypes, io_threads=threads, progress=callback)
+                exact_dtypes=exact_dtypes, io_threads=threads, progress=callback,
+                cancelled=cancelled)
             found = report(lib.load, self._handle, description.handle, ctypes.byref(options))
         new.update(description.finish_load(found["missing"]))
         new.update((name, place.finish()) for name, place in packed.items())
@@ -413,10 +415,10 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         newest = check_keep(keep)
         description = describe(state, entries, program, per_rank, found_group)
         opened = Folder(folder, create=True, s3_endpoint=s3_endpoint)
-    with shown(progress, "saving") as callback:
+    with shown(progress, "saving") as callback, cancelling() as cancelled:
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
                               deadline_seconds=deadline_seconds, io_threads=threads,
-                              progress=callback)
+                              progress=callback, cancelled=cancelled)
         found = report(lib.save, opened.handle, number, description.handle,
                        ctypes.byref(options))
     return save_report(opened, number, found, newest if is_first(found_group) else None)

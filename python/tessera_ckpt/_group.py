@@ -18,7 +18,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from . import _library
+from . import _interrupt, _library
 from ._library import (DeadlineExceededError, InvalidArgumentError, TesseraError,
                        UnavailableError, error_of, guarded, lib)
 
@@ -47,6 +47,11 @@ class Transport(abc.ABC):
     rank: int
     size: int
 
+    def interruptible(self, body: Callable[[], Any]) -> Any:
+        """Runs `body`, which waits for messages. A transport whose waits do not end with
+        KeyboardInterrupt runs it in another thread."""
+        return body()
+
     @abc.abstractmethod
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         """Starts to send. Returns a function that waits for the end, so many seconds at most."""
@@ -57,6 +62,9 @@ class Transport(abc.ABC):
         object whose memory `memoryview` shows."""
 
 
+_helper = _interrupt.Helper()
+
+
 class _TorchTransport(Transport):
     def __init__(self, group: Any) -> None:
         import torch
@@ -65,6 +73,9 @@ class _TorchTransport(Transport):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._global = [dist.get_global_rank(group, rank) if group is not dist.group.WORLD else rank
                         for rank in range(self.size)]
+
+    def interruptible(self, body: Callable[[], Any]) -> Any:
+        return _helper.run(body)
 
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         tensor = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
@@ -216,6 +227,9 @@ class Collectives:
 
     def gather(self, mine: bytes, seconds: float) -> List[bytes]:
         """All messages, by rank, on rank 0; none elsewhere."""
+        return self.transport.interruptible(lambda: self._gather(mine, seconds))
+
+    def _gather(self, mine: bytes, seconds: float) -> List[bytes]:
         until = time.monotonic() + seconds
         if self.transport.rank != 0:
             for wait in self._send(mine, 0):
@@ -225,6 +239,9 @@ class Collectives:
 
     def broadcast(self, from_rank_0: bytes, seconds: float) -> bytes:
         """Rank 0's message, along a binomial tree."""
+        return self.transport.interruptible(lambda: self._broadcast(from_rank_0, seconds))
+
+    def _broadcast(self, from_rank_0: bytes, seconds: float) -> bytes:
         until = time.monotonic() + seconds
         rank, size = self.transport.rank, self.transport.size
         step = 1

@@ -12,6 +12,8 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_ui
 from ctypes import c_void_p
 from typing import Any, Callable, Dict, Optional, Sequence
 
+from . import _interrupt
+
 ABI_VERSION = 1
 
 OK = 0
@@ -146,6 +148,7 @@ class SaveOptions(_Struct):
         ("progress", PROGRESS),
         ("progress_context", c_void_p),
         ("skip_when_busy", c_int32),
+        ("cancelled", POINTER(c_int32)),
     ]
 
 
@@ -162,6 +165,7 @@ class LoadOptions(_Struct):
         ("staging_bytes", c_uint64),
         ("progress", PROGRESS),
         ("progress_context", c_void_p),
+        ("cancelled", POINTER(c_int32)),
     ]
 
 
@@ -173,6 +177,7 @@ class ReadOptions(_Struct):
         ("threads", c_int32),
         ("progress", PROGRESS),
         ("progress_context", c_void_p),
+        ("cancelled", POINTER(c_int32)),
     ]
 
 
@@ -291,7 +296,8 @@ lib = _Library()
 def guarded(body: Callable[[], None]) -> int:
     """Runs a callback's body. No exception crosses into C: it becomes a code and a message."""
     try:
-        body()
+        with _interrupt.waiting():
+            body()
         return OK
     except BaseException as error:
         message = str(error) if isinstance(error, TesseraError) else repr(error)

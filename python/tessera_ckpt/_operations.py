@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List
 
 from . import _tensors
 from ._checkpoints import PathLike
+from ._interrupt import cancelling
 from ._library import (DataLossError, InvalidArgumentError, ReadOptions, WriteOptions, integer, lib,
                        report, text)
 from ._progress import Progress, shown
@@ -74,10 +75,11 @@ class ConvertReport:
 @contextlib.contextmanager
 def _options(title: str, format: str, s3_endpoint: str, threads: int,
              progress: Progress) -> Iterator[Any]:
-    with shown(progress, title) as callback:
+    with shown(progress, title) as callback, cancelling() as cancelled:
         yield ctypes.byref(ReadOptions(
             s3_endpoint=text(s3_endpoint, "s3_endpoint"), format=text(format, "format"),
-            threads=integer(threads, "threads", 32), progress=callback))
+            threads=integer(threads, "threads", 32), progress=callback,
+            cancelled=cancelled))
 
 
 def verify(name: PathLike, *, digests: bool = False, format: str = "", threads: int = 0,

@@ -35,6 +35,7 @@ from torch.futures import Future
 from . import _checkpoints, _state, _values
 from ._structure import PLACES
 from ._group import ALONE, DEADLINE_SECONDS, Group, group_of
+from ._interrupt import cancelling
 from ._library import InvalidArgumentError, SaveOptions, TesseraError, lib, report
 from ._checkpoints import Checkpoint, Folder, PathLike
 
@@ -133,9 +134,10 @@ class Writer(_Plain, storage.StorageWriter):
         step = self._agree(failed, folder, step)
         assert folder is not None and description is not None
         description.set_entries(self._entries(mine))
-        options = SaveOptions(group=None if self._group is None else self._group.pointer(),
-                              deadline_seconds=self._deadline_seconds)
-        found = report(lib.save, folder.handle, step, description.handle, options)
+        with cancelling() as cancelled:
+            options = SaveOptions(group=None if self._group is None else self._group.pointer(),
+                                  deadline_seconds=self._deadline_seconds, cancelled=cancelled)
+            found = report(lib.save, folder.handle, step, description.handle, options)
         _checkpoints.save_report(folder, step, found)
         future: "Future[List[WriteResult]]" = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=0, storage_data=None)

@@ -1,0 +1,145 @@
+"""SIGINT during a call of the library. Python would raise KeyboardInterrupt only when the call
+returns; here the call ends soon after the signal, as an error, and KeyboardInterrupt follows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+from ctypes import c_int32, pointer
+from typing import Any, Callable, Iterator, List, Optional
+
+
+def raises_interrupt() -> bool:
+    """Whether SIGINT raises KeyboardInterrupt in this thread. A program with a handler of its own
+    decides what ends, and the call is not disturbed."""
+    return (threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def cancelling(flag: Optional[c_int32] = None) -> Iterator[Any]:
+    """A block with one call of the library. Yields a pointer to a number that SIGINT sets, for the
+    member `cancelled` of options; the end of the block then raises KeyboardInterrupt.
+
+    Args:
+      flag: the number; a new one by default.
+    """
+    global _running
+    number = c_int32(0) if flag is None else flag
+    if not raises_interrupt():
+        yield pointer(number)
+        return
+    signals, writer = socket.socketpair()
+    writer.setblocking(False)
+    seen: List[bytes] = []
+
+    def watch() -> None:  # while the main thread is in the library, and handles no signal
+        while numbers := signals.recv(64):
+            seen.append(numbers)
+            if signal.SIGINT in numbers:
+                number.value = 1
+
+    watcher = threading.Thread(target=watch, daemon=True, name="tessera_ckpt signals")
+    watcher.start()
+    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    _running = number
+    signal.signal(signal.SIGINT, _handle)
+    interrupted = 0
+    try:
+        yield pointer(number)
+        interrupted = number.value
+    except Exception:
+        interrupted = number.value
+        if not interrupted:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _running = None
+        signal.set_wakeup_fd(previous)
+        writer.close()
+        watcher.join()
+        signals.close()
+        if previous >= 0:  # an event loop of the program's
+            with contextlib.suppress(OSError):
+                os.write(previous, b"".join(seen))
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+# The number of the call that the main thread is in, and whether it waits in a callback of it.
+_running: Optional[c_int32] = None
+_waiting = False
+
+
+def _handle(_signal: int, _frame: Any) -> None:
+    """Handles SIGINT during a call. An exception of a callback would be lost, where it does not
+    wait."""
+    if _running is not None:
+        _running.value = 1
+    if _waiting:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """A block in a callback in which SIGINT raises KeyboardInterrupt."""
+    global _waiting
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _waiting = True
+    try:
+        if _running is not None and _running.value:
+            raise KeyboardInterrupt
+        yield
+    finally:
+        _waiting = False
+
+
+class Helper:
+    """A thread that waits in the main thread's place for what no signal interrupts."""
+
+    def __init__(self) -> None:
+        self._tasks: Optional[queue.SimpleQueue[Any]] = None
+        os.register_at_fork(after_in_child=self.__init__)  # a fork copies no threads
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        """Returns what `body` returns. After KeyboardInterrupt, `body` goes on without effect."""
+        if threading.current_thread() is not threading.main_thread():
+            return body()
+        if self._tasks is None:
+            self._tasks = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._tasks,), daemon=True,
+                             name="tessera_ckpt messages").start()
+        done, outcome = threading.Event(), []
+
+        def task() -> None:
+            try:
+                outcome.append((body(), None))
+            except BaseException as error:
+                outcome.append((None, error))
+            done.set()
+
+        self._tasks.put(task)
+        try:
+            done.wait()
+        except BaseException:
+            self._tasks.put(_END)
+            self._tasks = None
+            raise
+        result, error = outcome[0]
+        if error is not None:
+            raise error
+        return result
+
+
+_END = None
+
+
+def _work(tasks: Any) -> None:
+    while (task := tasks.get()) is not _END:
+        task()

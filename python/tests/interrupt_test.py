@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""SIGINT during a save, a load or a verification: the call ends with KeyboardInterrupt, long before
+its end, nothing is left of a save, and the next call works."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+import numpy as np
+import tessera_ckpt
+
+SIZE = 96 << 20  # many pieces for every thread
+
+
+class Interrupting:
+    """A progress function that sends SIGINT once, early, and waits until it has been seen."""
+
+    def __init__(self):
+        self.done = 0
+
+    def __call__(self, done, total):
+        if self.done == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            self.wait()
+        self.done = done
+
+    @staticmethod
+    def wait():
+        """The number that the library looks at is set by another thread of Python."""
+        import time
+        time.sleep(0.5)
+
+
+class InterruptTest(unittest.TestCase):
+    def setUp(self):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.state = {"x": np.arange(SIZE // 4, dtype=np.float32), "step": 7}
+
+    def interrupted(self, call):
+        progress = Interrupting()
+        with self.assertRaises(KeyboardInterrupt):
+            call(progress)
+        self.assertGreater(progress.done + 1, 0)
+        self.assertLess(progress.done, SIZE)
+
+    def test_a_save_leaves_nothing(self):
+        self.interrupted(lambda p: tessera_ckpt.save(self.folder, 1, self.state, progress=p))
+        self.assertEqual(os.listdir(self.folder), [])
+        tessera_ckpt.save(self.folder, 1, self.state)
+        self.assertTrue(tessera_ckpt.verify(self.folder))
+
+    def test_a_load_and_a_verification_end(self):
+        tessera_ckpt.save(self.folder, 1, self.state)
+        self.interrupted(lambda p: tessera_ckpt.load(self.folder, self.state, progress=p))
+        self.interrupted(lambda p: tessera_ckpt.verify(self.folder, progress=p))
+        self.state["x"][:] = 0
+        tessera_ckpt.load(self.folder, self.state)
+        self.assertEqual(self.state["x"][-1], np.float32(SIZE // 4 - 1))
+
+    def test_a_save_in_the_background_ends_with_the_wait_for_it(self):
+        progress = Interrupting()
+        saver = tessera_ckpt.AsyncSaver(self.folder, progress=progress)
+        with self.assertRaises(KeyboardInterrupt):
+            saver.save(1, self.state)
+            saver.finish()
+        saver.finish()
+        self.assertEqual(os.listdir(self.folder), [])
+        saver.save(2, self.state)
+        self.assertEqual([outcome.step for outcome in saver.finish() if outcome.report], [2])
+        saver.close()
+
+    def test_a_handler_of_the_program_decides(self):
+        seen = []
+        signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+        tessera_ckpt.save(self.folder, 1, self.state, progress=Interrupting())
+        self.assertEqual(seen, [1])
+        self.assertTrue(tessera_ckpt.verify(self.folder))
+
+    def test_the_signals_of_an_event_loop_reach_it(self):
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        try:
+            self.interrupted(lambda p: tessera_ckpt.save(self.folder, 1, self.state, progress=p))
+        finally:
+            self.assertEqual(signal.set_wakeup_fd(-1), writer)
+        self.assertEqual(os.read(reader, 10), bytes([signal.SIGINT]))
+
+    def test_a_wait_for_a_rank_that_does_not_come_ends(self):
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            self.skipTest("no torch (needs: torch)")
+        program = textwrap.dedent("""
+            import os, signal, sys, threading, time
+            import torch, torch.distributed as dist
+            import tessera_ckpt
+            dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meet",
+                                    rank=int(sys.argv[2]), world_size=2)
+            if sys.argv[2] == "1":
+                sys.stdin.read()  # never saves
+                os._exit(0)
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            try:
+                tessera_ckpt.save(sys.argv[1] + "/c", 1, {"x": torch.zeros(3)})
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            os._exit(0)
+            """)
+        ranks = [subprocess.Popen([sys.executable, "-c", program, str(self.folder), str(rank)],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                 for rank in range(2)]
+        self.assertEqual(ranks[0].stdout.read(), "interrupted\n")
+        for rank in ranks:
+            rank.communicate()
+
+
+if __name__ == "__main__":
+    unittest.main()
