@@ -8,14 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/bpe/normal_forms.h"
+
 namespace tessera {
-
-enum class NormalizationForm { kNfc, kNfd, kNfkc, kNfkd };
-
-// Brings UTF-8 text into a normalization form of Unicode (UAX #15), as Hugging Face's tokenizers
-// do. Their tables come from Unicode 9: newer characters stay as they are, and so do bytes that are
-// not UTF-8.
-std::string Normalize(NormalizationForm form, std::string_view text);
 
 // Changes a text before it is cut into pieces, in steps, as the normalizers of Hugging Face's
 // tokenizers do. Thread-safe once its steps are added.

@@ -16,6 +16,9 @@ namespace tessera {
 // (White_Space) and the rest.
 enum class CharacterClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 
+// Precondition: `character` is one well-formed character of UTF-8.
+uint32_t CodePoint(std::string_view character);
+
 // Returns the class of a character. Precondition: code_point <= 0x10FFFF.
 CharacterClass ClassOf(uint32_t code_point);
 
