@@ -125,6 +125,7 @@ int CheckAbandoned(void* user, curl_off_t /*total*/, curl_off_t received, curl_o
 
 bool IsTransient(CURLcode code) {
   switch (code) {
+    case CURLE_FAILED_INIT:  // the library is missing
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_URL_MALFORMAT:
     case CURLE_PEER_FAILED_VERIFICATION:
