@@ -1,10 +1,16 @@
 """Packs the Python package, the library of the C interface, and what that needs, into a wheel.
 
-  make_wheel.py --output=FILE.whl --library=libtessera_checkpoint.so FILE...
+  make_wheel.py --output=FILE.whl --library=libtessera_checkpoint.so
+      --glibc=libtessera-glibc.so FILE...
 
 FILE: those of the package. The libraries of other projects that the library needs are in lib/,
 under names of their own, so that they meet no other copies in a process; their licenses are in the
 .dist-info folder. The wheel fits every Python from 3.9: it has no code that depends on one.
+
+The libraries are built for a newer glibc than that of the wheel's tag. What they take from it, they
+find under any version (UNCHANGED), or in a library of ours (glibc.c). The C++ standard library is
+one of those that the wheel has; its symbols' versions have a name of our own, so that no program's
+other copy of it is taken for ours.
 """
 
 import argparse
@@ -18,9 +24,24 @@ import tempfile
 import zipfile
 
 from tools.build_rules.portable import copy, look_in, needed_libraries, patch, strip
+from tools.build_rules.symbol_versions import Library
 
 NAME = "tessera_ckpt"
 LIBRARY = "libtessera_checkpoint.so"
+MAX_BYTES = 10_000_000
+
+STANDARD_LIBRARY = "libstdc++.so.6"
+PRIVATE_VERSIONS = {"GLIBCXX": "TESSERA", "CXXABI": "TESABI"}
+
+OLD_GLIBC = "GLIBC_2.4"  # which each of its libraries has that ours ask for a newer one
+# Functions whose newest version means what glibc 2.28 has under an older one: they have moved into
+# libc.so.6, or no longer set errno as SVID did.
+UNCHANGED = {
+    "dladdr", "dlclose", "dlerror", "dlopen", "dlsym", "exp", "log", "log2", "pow",
+    "pthread_condattr_setclock", "pthread_create", "pthread_detach", "pthread_getspecific",
+    "pthread_join", "pthread_key_create", "pthread_key_delete", "pthread_once",
+    "pthread_rwlock_destroy", "pthread_rwlock_init", "pthread_rwlock_rdlock",
+    "pthread_rwlock_unlock", "pthread_rwlock_wrlock", "pthread_setspecific", "pthread_sigmask"}
 
 METADATA = """Metadata-Version: 2.1
 Name: tessera-ckpt
@@ -44,22 +65,31 @@ Tag: {tag}
 """
 
 
-def version_of(path, prefix):
-    """The newest version of a library's symbols that a file needs: (2, 34) for glibc's 2.34."""
-    output = subprocess.run(["objdump", "-T", str(path)], check=True, capture_output=True,
-                            text=True).stdout
-    found = re.findall(prefix + r"_(\d+(?:\.\d+)+)", output)
-    return max((tuple(map(int, text.split("."))) for text in found), default=(0,))
+def numbers(version):
+    """(2, 34) for GLIBC_2.34."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def glibc_of(tag):
+    return tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)_x86_64$", tag).groups()))
 
 
 def check_tag(tag, files):
-    """That the files run where the tag says."""
-    glibc = tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)_x86_64$", tag).groups()))
+    """That the files run where the tag says, and beside another C++ standard library."""
+    available = set(UNCHANGED)
     for path in files:
-        if version_of(path, "GLIBC") > glibc:
-            sys.exit(f"{path.name} needs glibc {version_of(path, 'GLIBC')}, the tag says {glibc}")
-        if version_of(path, "GLIBCXX") > (3, 4, 30):
-            sys.exit(f"{path.name} needs a libstdc++ newer than GCC 12's")
+        available |= {name for name, _, defined, _ in Library(path).symbols() if defined}
+    for path in files:
+        output = subprocess.run(["objdump", "-T", str(path)], check=True, capture_output=True,
+                                text=True).stdout
+        if newer := {version for version in re.findall(r"GLIBC_[\d.]+", output)
+                     if numbers(version) > glibc_of(tag)}:
+            sys.exit(f"{path.name} needs {newer}, the tag says {tag}")
+        if shared := re.findall(r".* u .*|.*(?:GLIBCXX|CXXABI)_.*", output):
+            sys.exit(f"{path.name} shares symbols with other C++ standard libraries: {shared}")
+        unversioned = set(re.findall(r"^0+ {6}D. \*UND\*\s+0+ +(\w+)$", output, re.MULTILINE))
+        if missing := unversioned - available:
+            sys.exit(f"{path.name} finds no {missing} in the wheel")
 
 
 def patch_output(path, flag):
@@ -76,26 +106,45 @@ def own_name(name):
     return f"libtessera-{name.removeprefix('lib')}"
 
 
-def add_libraries(library, folder):
-    """Copies the library and those that it needs. Returns the paths of what was copied."""
-    needed = needed_libraries(library)
+def make_compatible(path, tag, glibc):
+    """Takes from glibc what that of the tag has, the rest from ours, and C++ from the wheel's."""
+    library = Library(path)
+    names = library.drop_versions({
+        version for version, *_ in library.needed()
+        if version.startswith("GLIBC_") and numbers(version) > glibc_of(tag)}, OLD_GLIBC)
+    ours = {name for name, _, defined, _ in Library(glibc).symbols() if defined}
+    if unknown := names - UNCHANGED - ours:
+        sys.exit(f"{path.name} needs {unknown}, which the glibc of {tag} does not have")
+    library.rename_versions(PRIVATE_VERSIONS)
+    library.keep_apart()
+    library.save()
+
+
+def add_libraries(library, glibc, tag, folder):
+    """Copies the library and those that it needs. Returns the paths of what was copied of other
+    projects."""
+    needed = needed_libraries(library, [STANDARD_LIBRARY])
     targets = {name: folder / own_name(name) for name in needed}
     for name, source in needed.items():
         copy(source, targets[name])
-    main = folder / LIBRARY
+    main, compatible = folder / LIBRARY, folder / pathlib.Path(glibc).name
     copy(library, main)
-    for path in (main, *targets.values()):
+    copy(glibc, compatible)
+    for path in (main, compatible, *targets.values()):
         path.chmod(0o755)
         strip(path)
         # One at a time: several at once have given libraries each other's names.
-        for name in needed_by(path) & needed.keys():
+        for name in sorted(needed_by(path) & needed.keys()):
             patch(path, "--replace-needed", name, own_name(name))
-        if path != main:
+        if path in targets.values():
             patch(path, "--set-soname", path.name)
+        if path != compatible:
+            patch(path, "--add-needed", compatible.name)
         look_in(path, "$ORIGIN")
         if path != main and patch_output(path, "--print-soname") != path.name:
             sys.exit(f"{path.name} is not called so in itself")
-    if outside := [path for path in needed_libraries(main).values()
+        make_compatible(path, tag, glibc)
+    if outside := [path for path in needed_libraries(main, [STANDARD_LIBRARY]).values()
                    if pathlib.Path(path).parent != folder]:
         sys.exit(f"{LIBRARY} still needs {outside}")
     return list(needed.values())
@@ -120,7 +169,7 @@ def write(root, output):
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     record = next(root.glob("*.dist-info")) / "RECORD"
     lines = []
-    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as wheel:
+    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
         for path in paths:
             data, name = path.read_bytes(), path.relative_to(root).as_posix()
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -140,6 +189,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", required=True)
     parser.add_argument("--library", required=True)
+    parser.add_argument("--glibc", required=True)
     parser.add_argument("file", nargs="+")
     flags = parser.parse_args()
     name, version, tag = re.fullmatch(r"(\w+)-([\d.]+)-(.+)\.whl",
@@ -153,12 +203,14 @@ def main():
         for file in flags.file:
             copy(file, root / NAME / pathlib.Path(file).name)
         info = root / f"{NAME}-{version}.dist-info"
-        libraries = add_libraries(flags.library, root / NAME / "lib")
-        check_tag(tag, (root / NAME / "lib").iterdir())
+        libraries = add_libraries(flags.library, flags.glibc, tag, root / NAME / "lib")
+        check_tag(tag, list((root / NAME / "lib").iterdir()))
         add_licenses(libraries, info / "licenses")
         (info / "METADATA").write_text(METADATA.format(version=version))
         (info / "WHEEL").write_text(WHEEL.format(tag=tag))
         write(root, flags.output)
+    if (size := pathlib.Path(flags.output).stat().st_size) > MAX_BYTES:
+        sys.exit(f"{flags.output} has {size} bytes, of {MAX_BYTES}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 
   wheel_test.py WHEEL [PYTHON...]
 
-By default with the Python that runs this; others must be 3.9 or later. First without numpy, then
-with that of the system: all tests of checkpoints_test.py.
+By default with the Python that runs this; others must be 3.9 or later. First without numpy, with an
+object store, and beside another C++ standard library; then with the system's numpy: all tests of
+checkpoints_test.py.
 """
 
 import os
@@ -57,11 +58,32 @@ WITHOUT_NUMPY = textwrap.dedent('''
     else:
         raise AssertionError("without numpy")
     assert tessera_ckpt.verify("runs", digests=True)
+    print(sys.version.split()[0], "without numpy: good;", tessera_ckpt.__version__)
+''')
+
+
+# An object store that refuses everything: libcurl has been there, or is missed at once.
+OBJECT_STORE = textwrap.dedent('''
+    import http.server, os, sys, threading
+    import tessera_ckpt
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(403)
+        do_HEAD = do_GET
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", NO_PROXY="127.0.0.1")
     try:
-        tessera_ckpt.open("s3://bucket/runs", s3_endpoint="http://127.0.0.1:9")
+        tessera_ckpt.open("s3://bucket/runs", s3_endpoint=f"http://127.0.0.1:{server.server_port}")
     except tessera_ckpt.TesseraError as error:
         print("S3:", error)
-    print(sys.version.split()[0], "without numpy: good;", tessera_ckpt.__version__)
+        assert any(text in str(error) for text in sys.argv[1:]), error
+    else:
+        raise AssertionError("a store that refuses")
 ''')
 
 
@@ -76,6 +98,34 @@ def environment():
             if not name.startswith(("PYTHON", "TESSERA", "VIRTUAL", "LD_"))}
 
 
+def try_object_store(python, scratch):
+    missing = "libcurl.so.4, which object stores need, is not on this machine"
+    run(python, "-c", OBJECT_STORE, "answers 403", missing, cwd=scratch, env=environment())
+    hidden = scratch / "hidden"
+    hidden.mkdir()
+    (hidden / "libcurl.so.4").write_text("no library")
+    run(python, "-c", OBJECT_STORE, missing, cwd=scratch,
+        env=environment() | {"LD_LIBRARY_PATH": str(hidden)})
+
+
+def try_beside_standard_library(python, scratch):
+    """In a process with another C++ standard library, which every library finds first, none of the
+    wheel takes a symbol of it or gives it one."""
+    output = scratch / "bindings"
+    run(python, "-c", "import tessera_ckpt; assert tessera_ckpt.list_checkpoints('runs')",
+        cwd=scratch, env=environment() | {
+            "LD_PRELOAD": "libstdc++.so.6", "LD_BIND_NOW": "1", "LD_DEBUG": "bindings",
+            "LD_DEBUG_OUTPUT": str(output)})
+    lines = [line for file in scratch.glob("bindings.*")
+             for line in file.read_text(errors="replace").splitlines()]
+    ours, other = "/tessera_ckpt/lib/lib", "/libstdc++.so.6 "
+    if not any(other in line for line in lines):
+        print("there is no other C++ standard library: it has not been tried beside one")
+    assert any(ours in line for line in lines)
+    if shared := [line for line in lines if ours in line and other in line]:
+        raise AssertionError("\n".join(shared))
+
+
 def try_wheel(python, wheel, tests, scratch):
     venv = scratch / "venv"
     run(python, "-m", "venv", venv, env=environment())
@@ -83,6 +133,8 @@ def try_wheel(python, wheel, tests, scratch):
     run(installed, "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check",
         wheel, env=environment())
     run(installed, "-c", WITHOUT_NUMPY, cwd=scratch, env=environment())
+    try_object_store(installed, scratch)
+    try_beside_standard_library(installed, scratch)
     config = venv / "pyvenv.cfg"
     config.write_text(config.read_text().replace("include-system-site-packages = false",
                                                  "include-system-site-packages = true"))

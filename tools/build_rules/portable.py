@@ -14,8 +14,9 @@ OF_EVERY_MACHINE = re.compile(
     r"libstdc\+\+|libgcc_s)\.so(\.\d+)*$")
 
 
-def needed_libraries(program):
-    """Paths of the shared libraries that the program loads at its start, by their names."""
+def needed_libraries(program, besides=()):
+    """Paths of the shared libraries that the program loads at its start, by their names. Those of
+    the machine are left out, but for the names in `besides`."""
     output = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True)
     found = {}
     for line in output.stdout.splitlines():
@@ -23,7 +24,7 @@ def needed_libraries(program):
         if not match:
             continue
         name, path = match[1], match[2]
-        if OF_EVERY_MACHINE.match(name):
+        if OF_EVERY_MACHINE.match(name) and name not in besides:
             continue
         if path == "not found":
             sys.exit(f"{program} needs {name}, which is not on this machine")
