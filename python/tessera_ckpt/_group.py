@@ -173,8 +173,8 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
     """The transport of a group; None for a process alone.
 
     Args:
-      group: of torch.distributed or mpi4py, or a Transport; None: all of torch.distributed, where
-        that is initialized.
+      group: of torch.distributed or mpi4py, or a Transport; None: all of torch.distributed or of
+        jax.distributed, where that is initialized.
       own: that nothing else uses, for saves in the background. Collective over the group.
     """
     if group is ALONE:
@@ -182,7 +182,7 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
     dist = sys.modules.get("torch.distributed")
     if group is None:
         if dist is None or not dist.is_available() or not dist.is_initialized():
-            return None
+            return _jax_transport(own)
         group = dist.group.WORLD
     if isinstance(group, Transport):
         return group if group.size > 1 else None
@@ -203,6 +203,13 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
         return _MpiTransport(_duplicates[key])
     raise InvalidArgumentError(
         f"group: {type(group).__name__} is no group of torch.distributed or mpi4py")
+
+
+def _jax_transport(own: bool) -> Optional[Transport]:
+    if "jax" not in sys.modules:
+        return None
+    from . import _jax_group
+    return _jax_group.transport(own)
 
 
 class Collectives:

@@ -260,6 +260,10 @@ def _parts(value: Any, name: str) -> Tuple[Tuple[int, ...], List[_Part], Any]:
     if isinstance(value, Boxes):
         parts = [_Part(data, tuple(offset)) for data, offset in value.parts]
         return tuple(value.global_shape), parts, parts[0].data
+    if _tensors.is_jax(value):
+        shape, jax_parts = _tensors.jax_parts(value)
+        parts = [_Part(part, part.offset) for part in jax_parts]
+        return shape, parts, parts[0].data if parts else _NoElements(value.dtype)
     if hasattr(value, "to_local"):
         if any(placement.is_partial() for placement in value.placements):
             raise UnimplementedError(f"{name}: a DTensor with a partial placement is not the "
@@ -364,7 +368,7 @@ class Description:
         else:
             first = self._memory_of(dtype_of, name)
             dtype = first.dtype
-            if self._unites and dtype_of is value:
+            if self._unites and getattr(dtype_of, "whole", dtype_of) is value:
                 digest = _tensors.digest_of(first)
                 self.alike.update({} if digest is None else {name: digest})
             if first.elements is not None and len(parts) <= 1:

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import math
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ._library import InvalidArgumentError, UnimplementedError
 
@@ -86,9 +86,10 @@ def inner_tensors(value: Any) -> Optional[Dict[str, Any]]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` has elements in memory that memory_of() finds."""
+    """Whether `value` has elements in memory that memory_of() finds, or describes an array."""
     return (torch_of(value) is not None or hasattr(type(value), "__dlpack__")
-            or hasattr(type(value), "__array_interface__")) and not _is_scalar(value)
+            or hasattr(type(value), "__array_interface__") or is_jax(value)
+            ) and not _is_scalar(value)
 
 
 def _is_scalar(value: Any) -> bool:
@@ -101,9 +102,11 @@ def memory_of(value: Any, name: str) -> Memory:
     """The memory of a tensor. `name`: for messages."""
     if torch_of(value) is not None:
         return _torch_memory(value, name)
-    if _is_jax(value):
-        value = sys.modules["numpy"].asarray(value)
+    if isinstance(value, JaxPart):
+        return _numpy_memory(value.on_host(name), name)
     numpy = sys.modules.get("numpy")
+    if is_jax(value):
+        value = numpy.asarray(value)  # type: ignore[union-attr]
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _numpy_memory(value, name)
     if hasattr(type(value), "__dlpack__"):
@@ -114,34 +117,134 @@ def memory_of(value: Any, name: str) -> Memory:
 def memory_to_fill(value: Any, name: str) -> Memory:
     """The memory of a tensor that is to be loaded. For an array of JAX, or a read-only one of
     numpy: memory of which a new array is made."""
+    if isinstance(value, JaxPart):
+        return value.memory_to_fill(name)
+    if is_jax(value):
+        _, (part, *more) = jax_parts(value)
+        if more:
+            raise UnimplementedError(f"{name}: a part of a tensor is an array of several parts")
+        return part.memory_to_fill(name)
     memory = memory_of(value, name)
     numpy = sys.modules.get("numpy")
-    if not memory.read_only or numpy is None:
+    if not memory.read_only or numpy is None or not isinstance(value, numpy.ndarray):
         return memory
-    if _is_jax(value):
-        buffer = numpy.empty(value.shape, value.dtype)
-        finish = lambda: _jax_array(buffer, value)  # noqa: E731
-    elif isinstance(value, numpy.ndarray):
-        buffer = numpy.empty_like(value, subok=False)
+    buffer = numpy.empty_like(value, subok=False)
 
-        def finish() -> Any:
-            buffer.flags.writeable = False
-            return buffer.view(type(value))
-    else:
-        return memory
+    def finish() -> Any:
+        buffer.flags.writeable = False
+        return buffer.view(type(value))
+
     return _numpy_memory(buffer, name)._replace(elements=None, finish=finish)
 
 
-def _is_jax(value: Any) -> bool:
-    array = getattr(sys.modules.get("jax"), "Array", None)
-    return array is not None and isinstance(value, array)
+def is_jax(value: Any) -> bool:
+    """Whether `value` is an array of JAX, or describes one (jax.ShapeDtypeStruct)."""
+    jax = sys.modules.get("jax")
+    kinds = (getattr(jax, "Array", None), getattr(jax, "ShapeDtypeStruct", None))
+    return jax is not None and isinstance(value, tuple(kind for kind in kinds if kind is not None))
 
 
-def _jax_array(elements: Any, like: Any) -> Any:
+class JaxPart(NamedTuple):
+    """Elements of an array of JAX that this process has, on one device or on several. Those of a
+    key are the words that it is made of (jax.random.key_data)."""
+
+    array: Any  # all of it
+    offset: Tuple[int, ...]
+    shape: Tuple[int, ...]
+    shard: Any  # the elements, on one device; None of an array that is only described
+    buffers: Dict[Tuple[int, ...], Any]  # by the offset: what is loaded, of all parts
+
+    @property
+    def whole(self) -> Any:
+        """The array, where this is all of it."""
+        return self.array if self.shape[:self.array.ndim] == self.array.shape else None
+
+    def on_host(self, name: str) -> Any:
+        """The elements, as an array of numpy."""
+        if self.shard is None:
+            raise InvalidArgumentError(f"{name}: a {type(self.array).__name__} has no elements")
+        is_key = _key_shape(self.array) is not None
+        jax, numpy = sys.modules["jax"], sys.modules["numpy"]
+        return numpy.asarray(jax.random.key_data(self.shard) if is_key else self.shard)
+
+    def memory_to_fill(self, name: str) -> Memory:
+        """Memory of its own. Once that of all parts is filled, an array is made of it."""
+        dtype = self.array.dtype if _key_shape(self.array) is None else "uint32"
+        buffer = self.buffers[self.offset] = _aligned(self.shape, dtype)
+        is_last = self.offset == list(self.buffers)[-1]
+        finish = lambda: _jax_array(self.array, self.buffers) if is_last else None  # noqa: E731
+        return _numpy_memory(buffer, name)._replace(elements=None, finish=finish)
+
+
+def jax_parts(value: Any) -> Tuple[Tuple[int, ...], List[JaxPart]]:
+    """The shape of an array of JAX, and the parts of it that this process has: replicas once."""
+    jax = sys.modules["jax"]
+    key_shape = _key_shape(value) or ()
+    shards = {}
+    if isinstance(value, jax.Array):
+        shards = {_offset(shard.index)[:value.ndim]: shard.data  # that of a key counts its words
+                  for shard in value.addressable_shards}
+        boxes = {offset: tuple(shard.shape) for offset, shard in shards.items()}
+    elif value.sharding is None:
+        boxes = {(0,) * len(value.shape): tuple(value.shape)}
+    else:
+        indices = value.sharding.addressable_devices_indices_map(value.shape).values()
+        boxes = {_offset(index): value.sharding.shard_shape(value.shape) for index in indices}
+    inner = (0,) * len(key_shape)
+    buffers = {offset + inner: None for offset in boxes}
+    return (*value.shape, *key_shape), [
+        JaxPart(value, offset + inner, (*shape, *key_shape), shards.get(offset), buffers)
+        for offset, shape in boxes.items()]
+
+
+def _aligned(shape: Tuple[int, ...], dtype: Any) -> Any:
+    """A new array of numpy that an array of JAX on a CPU takes over without a copy."""
+    numpy = sys.modules["numpy"]
+    dtype = numpy.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = numpy.empty(size + 63, "uint8")
+    first = -memory.ctypes.data % 64
+    return memory[first:first + size].view(dtype).reshape(shape)
+
+
+def _offset(index: Tuple[slice, ...]) -> Tuple[int, ...]:
+    return tuple(each.start or 0 for each in index)
+
+
+def _key_shape(value: Any) -> Optional[Tuple[int, ...]]:
+    """That of a key's words; None for an array of numbers."""
+    jax = sys.modules["jax"]
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return None
+    key = jax.ShapeDtypeStruct((), value.dtype)
+    return jax.eval_shape(jax.random.key_data, key).shape
+
+
+def _jax_array(like: Any, buffers: Dict[Tuple[int, ...], Any]) -> Any:
     """An array of JAX where `like` is, which takes part in promotions of dtypes as that does."""
     jax = sys.modules["jax"]
-    new = jax.device_put(elements, like.sharding)
-    return jax.numpy.zeros_like(like).at[...].set(new) if like.weak_type else new
+    key_shape = _key_shape(like)
+
+    def put(buffer: Any, place: Any) -> Any:
+        array = jax.device_put(buffer, place)
+        if key_shape is None:
+            return array
+        implementation: List[Any] = []
+        jax.eval_shape(lambda key: implementation.append(jax.random.key_impl(key)), like)
+        return jax.random.wrap_key_data(array, impl=implementation[0])
+
+    sharding = like.sharding
+    if sharding is None or not getattr(like, "committed", True):
+        new = put(*buffers.values(), None)
+    else:
+        inner = (0,) * len(key_shape or ())
+        indices = sharding.addressable_devices_indices_map(like.shape)
+        new = jax.make_array_from_single_device_arrays(like.shape, sharding, [
+            put(buffers[_offset(index) + inner], jax.sharding.SingleDeviceSharding(
+                device, memory_kind=sharding.memory_kind)) for device, index in indices.items()])
+    if not getattr(like, "weak_type", False):
+        return new
+    return jax.numpy.zeros_like(like).at[...].set(new)
 
 
 def _dtype(dtype_name: str, name: str) -> int:

@@ -115,7 +115,7 @@ if torch is not None:
         lambda: torch._efficientzerotensor(3), lambda: torch.nn.LazyLinear(3).weight,
     ]
 if jax is not None:
-    REFUSED += [lambda: jax.random.key(0), lambda: jnp.ones(2, complex), lambda: jnp.bfloat16]
+    REFUSED += [lambda: jnp.ones(2, complex), lambda: jnp.bfloat16]
 
 
 class Memory:

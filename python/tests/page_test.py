@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the Python of docs/python.md, block after block, as one program in an empty folder.
 
-  page_test.py PAGE [--torch]    without --torch, blocks that need it are left out
+  page_test.py PAGE [--torch] [--jax]    without these, blocks that need them are left out
 """
 
 import importlib
@@ -23,8 +23,10 @@ def main():
         os.chdir(folder)
         for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             line = text.count("\n", 0, match.start()) + 1
-            if "torch" in re.sub(r'to="torch"', "", match[1]) and "--torch" not in flags:
-                print(f"{page}:{line}: needs torch: left out")
+            needs = [name for name in ("torch", "jax") if f"--{name}" not in flags
+                     and name in match[1].replace(f'to="{name}"', "")]
+            if needs:
+                print(f"{page}:{line}: needs {needs[0]}: left out")
                 continue
             # Errors name the line of the page.
             exec(compile("\n" * line + match[1], page, "exec"), names)
