@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from . import _checkpoints
 from ._checkpoints import Folder, PathLike, SaveReport
-from ._group import group_of
+from ._group import group_of, together
 from ._library import TesseraError
 
 
@@ -33,6 +33,7 @@ def save_in_place(path: PathLike, step: int, state: Any, group: Any = None,
     elif failed is not None:
         raise failed
     report = _checkpoints.save(path, step, state, group, **options)
-    if found_group is None or found_group.collectives.transport.rank == 0:
-        Folder(os.fspath(path)).prune(keep=1)
+    with together(found_group):
+        if found_group is None or found_group.collectives.transport.rank == 0:
+            Folder(os.fspath(path)).prune(keep=1)
     return report
