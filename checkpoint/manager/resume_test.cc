@@ -448,6 +448,17 @@ TEST_F(ResumeTest, NothingIsRenamedByAJobThatHasLostItsLock) {
   ExpectEnds(absl::StatusCode::kFailedPrecondition, {"taken over"}, {.lock = &lock});
 }
 
+TEST_F(ResumeTest, ADamagedOneThatCannotBeQuarantinedEndsTheRun) {
+  for (const int64_t step : {4, 8}) Save(step);
+  DamageManifest("step-00000008");
+  views_[0]->FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kRename; },
+      absl::PermissionDeniedError("read-only"));
+  ExpectEnds(absl::StatusCode::kPermissionDenied, {"read-only"});
+  views_[0]->ClearFaults();
+  EXPECT_EQ(Step(), 4);
+}
+
 TEST_F(ResumeTest, WhatOnlyOtherRanksSeeEndsTheRun) {
   Save(4);
   MemoryStorage empty;

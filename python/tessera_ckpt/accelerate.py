@@ -29,8 +29,8 @@ _PROCESSES = "accelerate.processes"
 
 def _state(accelerator: Any) -> Dict[str, Any]:
     if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        raise UnimplementedError(f"{accelerator.distributed_type} has checkpoints of its own, which "
-                                 "tessera_ckpt.convert() reads")
+        raise UnimplementedError(f"{accelerator.distributed_type} has checkpoints of its own, "
+                                 "which tessera_ckpt.convert() reads")
     optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
     state = training_state(accelerator._models, optimizers)
     state["schedulers"] = [each.state_dict() for each in accelerator._schedulers]

@@ -1,6 +1,6 @@
 #!/bin/bash
-# old_system_check.sh WHEEL: wheel_test.py in a Debian 11 (glibc 2.31, Python 3.9), which is put into
-# a new folder. TESSERA_OLD_SYSTEM names the folder of one that is there instead.
+# old_system_check.sh WHEEL: wheel_test.py in a Debian 11 (glibc 2.31, Python 3.9), which is put
+# into a new folder. TESSERA_OLD_SYSTEM names the folder of one that is there instead.
 set -euo pipefail
 
 export PATH="$PATH:/usr/sbin:/sbin"

@@ -22,6 +22,7 @@ TEST(StorageNameTest, Directories) {
   EXPECT_EQ(Parse("/runs/a"), "/runs/a");
   EXPECT_EQ(Parse("runs/a:b"), "runs/a:b");
   EXPECT_EQ(Parse("local:/runs/a"), "/runs/a");
+  EXPECT_EQ(Parse("my runs://a"), "my runs://a");  // no scheme has a space
   EXPECT_EQ(Parse("local:s3://not/a/bucket"), "s3://not/a/bucket");
 }
 

@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
+#include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
-#include "compute/kernels/cpu/gemm_libraries.h"
 #include "layout/dtype.h"
 #include "tensor/tensor.h"
 #include "tests/perf/harness.h"

@@ -1,3 +1,5 @@
+#include "compute/kernels/cpu/dnnl_gemm.h"
+
 #include <glog/logging.h>
 #include <unistd.h>
 
@@ -15,7 +17,6 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "compute/kernels/cpu/gemm.h"
-#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "layout/dtype.h"
 

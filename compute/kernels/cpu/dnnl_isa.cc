@@ -7,7 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "base/cpu_level.h"
-#include "compute/kernels/cpu/gemm_libraries.h"
+#include "compute/kernels/cpu/dnnl_gemm.h"
 
 namespace tessera {
 namespace {

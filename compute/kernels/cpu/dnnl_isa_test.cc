@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/cpu_level.h"
+#include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/gemm_cache.h"
-#include "compute/kernels/cpu/gemm_libraries.h"
 #include "layout/dtype.h"
 
 namespace tessera {

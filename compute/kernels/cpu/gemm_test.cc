@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "compute/kernels/cpu/gemm_libraries.h"
+#include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/kernels/testing/random_tensors.h"

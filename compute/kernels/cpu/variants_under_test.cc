@@ -9,8 +9,8 @@
 
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
+#include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/gemm_cache.h"
-#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/testing/kernel_test.h"
 
 namespace tessera {

@@ -100,15 +100,6 @@ TESSERA_DEVICE T WarpSum(T value) {
   return value;
 }
 
-template <typename T>
-TESSERA_DEVICE T WarpMax(T value) {
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    const T other = ShuffleXor(kAllLanes, value, distance);
-    value = value < other ? other : value;
-  }
-  return value;
-}
-
 }  // namespace tessera::simt
 
 #endif  // TESSERA_COMPUTE_KERNELS_CUDA_SIMT_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_LIBRARIES_H_
-#define TESSERA_COMPUTE_KERNELS_CPU_GEMM_LIBRARIES_H_
+#ifndef TESSERA_COMPUTE_KERNELS_CPU_DNNL_GEMM_H_
+#define TESSERA_COMPUTE_KERNELS_CPU_DNNL_GEMM_H_
 
 // The products of oneDNN, of which GemmCache uses some.
 
@@ -50,4 +50,4 @@ std::string DnnlDescription();
 
 }  // namespace tessera
 
-#endif  // TESSERA_COMPUTE_KERNELS_CPU_GEMM_LIBRARIES_H_
+#endif  // TESSERA_COMPUTE_KERNELS_CPU_DNNL_GEMM_H_
