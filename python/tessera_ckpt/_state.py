@@ -4,9 +4,10 @@ and the boxes of them in this process's memory."""
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping,
-                    NamedTuple, Optional, Set, Tuple)
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set,
+                    Tuple)
 
 from . import _shared_memory, _tensors, _values
 from ._library import (READ_ONLY, Handle, InvalidArgumentError, TesseraError, UnimplementedError,
@@ -81,6 +82,8 @@ class PerRank:
         """The name of a child of the branch `prefix`."""
         if isinstance(prefix, _Ranked):
             return _Ranked(name)
+        if not self._names and not self._patterns:
+            return name
         if name not in self._names and not any(
                 fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
             return name
@@ -210,6 +213,8 @@ def is_leaf_tensor(value: Any) -> bool:
 def is_branch(value: Any) -> bool:
     """Dicts are branches, as are tensors that consist of others; so are lists that hold a tensor or
     a dict, and tuples that hold a tensor, at any depth. A dict in a tuple does not count."""
+    if type(value) in _PLAIN:
+        return False
     if isinstance(value, Mapping) or _tensors.inner_tensors(value) is not None:
         return True
     waiting: List[Tuple[Any, bool]] = (
@@ -223,12 +228,15 @@ def is_branch(value: Any) -> bool:
         if not isinstance(node, Mapping) and _PLAIN.issuperset(map(type, node)):
             continue  # a long list, as a rule
         for child in node.values() if isinstance(node, Mapping) else node:
-            if type(child) in _PLAIN:
+            kind = type(child)
+            if kind in _PLAIN:
                 continue
-            if is_leaf_tensor(child) or _tensors.inner_tensors(child) is not None or (
+            if kind is tuple:  # the most frequent one
+                waiting.append((child, False))
+            elif is_leaf_tensor(child) or _tensors.inner_tensors(child) is not None or (
                     in_lists and isinstance(child, Mapping)):
                 return True
-            if isinstance(child, (Mapping, list, tuple)):
+            elif isinstance(child, (Mapping, list, tuple)):
                 waiting.append((child, in_lists and isinstance(child, list)))
     return False
 
