@@ -6,9 +6,10 @@ import ctypes
 import json
 import math
 import os
+import re
 from dataclasses import dataclass
-from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Union,
-                    overload)
+from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Tuple,
+                    Union, overload)
 
 from . import _new_state, _packed, _shared_memory, _state, _structure, _tensors, _values
 from ._group import DEADLINE_SECONDS, Group, group_of, together
@@ -62,12 +63,29 @@ def join(folder: str, directory: str) -> str:
     return f"{folder.rstrip('/')}/{directory}" if directory else folder
 
 
+_STEP = re.compile(r"step[-_](\d{1,18})")
+
+
+def place(path: str) -> Tuple[str, Optional[int]]:
+    """The folder of a checkpoint and its step, where the path tells it: "/runs/a/step-00000100" is
+    the name that the library gives to step 100 in "/runs/a". Any other path is that of a folder."""
+    folder, _, last = path.rstrip("/").rpartition("/")
+    match = _STEP.fullmatch(last)
+    step = None if match is None else int(match[1])
+    if step is None or last != f"step-{step:08d}":
+        return path, step
+    return folder or ("/" if path.startswith("/") else "."), step
+
+
 class Folder:
     """A folder of checkpoints: a directory, or a prefix of an object store."""
 
     def __init__(self, name: PathLike, *, create: bool = False, s3_endpoint: str = "") -> None:
         encoded = text(name, "folder")
         self.name = os.fsdecode(encoded)
+        if create and place(self.name)[0] != self.name:
+            raise InvalidArgumentError(f"{self.name} is the name of a checkpoint in a folder, and "
+                                       "no folder of checkpoints")
         self.handle = Handle(lib.folder_open, lib.folder_free, encoded, CREATE if create else 0,
                              text(s3_endpoint, "s3_endpoint"))
 
@@ -393,7 +411,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
 
     Args:
       folder: a directory, which is made where it is not there, or a name such as
-        "s3://bucket/prefix".
+        "s3://bucket/prefix"; or the name of the checkpoint in it, ".../step-00000100".
       step: of the training.
       state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, JAX, anything with DLPack)
         and of numbers, texts, bytes, lists, tuples. What only some ranks have is saved, too. Of a
@@ -413,8 +431,12 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         number = integer(step, "step")
         threads = integer(io_threads, "io_threads", 32)
         newest = check_keep(keep)
+        path = os.fsdecode(text(folder, "folder"))
+        name, in_path = place(path)
+        if name != path and in_path != number:
+            raise InvalidArgumentError(f"{path} is not the name of step {number}")
         description = describe(state, entries, program, per_rank, found_group)
-        opened = Folder(folder, create=True, s3_endpoint=s3_endpoint)
+        opened = Folder(name, create=True, s3_endpoint=s3_endpoint)
     with shown(progress, "saving") as callback, cancelling() as cancelled:
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
                               deadline_seconds=deadline_seconds, io_threads=threads,

@@ -18,7 +18,6 @@ import base64
 import io
 import json
 import os
-import re
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -42,8 +41,6 @@ from ._checkpoints import Checkpoint, Folder, PathLike
 # Entries of a checkpoint: what torch has pickled, by name.
 _BYTES = "torch.distributed.checkpoint/"
 
-_STEP = re.compile(r"step[-_](\d{1,18})")
-
 _groups: "weakref.WeakKeyDictionary[Any, Group]" = weakref.WeakKeyDictionary()
 
 
@@ -59,17 +56,6 @@ def _own_group(group: Any) -> Optional[Group]:
             return None
         _groups[key] = made
     return _groups[key]
-
-
-def _place(path: str) -> Tuple[str, Optional[int]]:
-    """The folder of a checkpoint and its step, where the path tells it: "/runs/a/step-00000100" is
-    the name that the library gives to step 100 in "/runs/a". Any other path is that of a folder."""
-    folder, _, last = path.rstrip("/").rpartition("/")
-    match = _STEP.fullmatch(last)
-    step = None if match is None else int(match[1])
-    if step is None or last != f"step-{step:08d}":
-        return path, step
-    return folder or ("/" if path.startswith("/") else "."), step
 
 
 def _given(path: Optional[str]) -> str:
@@ -122,7 +108,7 @@ class Writer(_Plain, storage.StorageWriter):
         """Saves, together with the other ranks."""
         failed, folder, description, step, mine = None, None, None, self._step, b""
         try:
-            name, in_path = _place(_given(self._path))
+            name, in_path = _checkpoints.place(_given(self._path))
             step = in_path if step is None else step
             if name != self._path and step != in_path:
                 raise InvalidArgumentError(f"{self._path} is not that of step {step}")

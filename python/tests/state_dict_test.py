@@ -231,11 +231,30 @@ class RetentionTest(Case):
 
     def test_a_deletion_that_fails_does_not_undo_the_save(self):
         self.save({"w": np.ones(3)})
-        with unittest.mock.patch.object(tessera_ckpt.Folder, "prune", side_effect=(
-                tessera_ckpt.AccessError("no leave"))):
+        with self.assertLogs("tessera_ckpt", "WARNING"), unittest.mock.patch.object(
+                tessera_ckpt.Folder, "prune", side_effect=tessera_ckpt.AccessError("no leave")):
             report = self.save({"w": np.ones(3)}, 2, keep=1)
         self.assertIn("older checkpoints were not deleted: no leave", report.note)
         self.assertEqual(self.steps(), [1, 2])
+
+
+class PathTest(Case):
+    def test_the_name_of_a_checkpoint_is_that_of_the_checkpoint(self):
+        state = {"w": np.ones(3)}
+        path = f"{self.folder}/step-00000100"
+        for given in (path, f"{self.folder}/step-00000101/", pathlib.Path(path + "x"),
+                      f"{self.folder}/step-100"):
+            step = 101 if str(given).endswith("/") else 100
+            report = tessera_ckpt.save(given, step, state)
+            self.assertEqual(tessera_ckpt.open(given).step, step)
+            self.assertTrue(report.path.startswith(str(given).rstrip("/")))
+        self.assertEqual([info.step for info in tessera_ckpt.list_checkpoints(self.folder)],
+                         [100, 101])
+        for bad in (lambda: tessera_ckpt.save(path, 101, state),
+                    lambda: tessera_ckpt.AsyncSaver(path),
+                    lambda: tessera_ckpt.Folder(path, create=True)):
+            with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "is (not )?the name of"):
+                bad()
 
 
 class LogTest(Case):
