@@ -93,12 +93,8 @@ class PerRank:
     def is_of_another(self, name: str) -> bool:
         """Whether a leaf of this name is another rank's."""
         mine = f"rank_{self.rank}"
-        for plain in self._names:
-            if name.startswith(f"{plain}.rank_"):
-                rank = name[len(plain) + 1:].partition(".")[0]
-                if rank != mine and rank[5:].isdecimal():
-                    return True
-        return False
+        return any(name.startswith(f"{plain}.rank_")
+                   and name[len(plain) + 1:].partition(".")[0] != mine for plain in self._names)
 
     def begins_at(self, prefix: str, name: str) -> bool:
         """Whether a child of the branch `prefix` is of one rank, and the branch is not."""

@@ -4,6 +4,7 @@ values in it."""
 
 import array
 import collections
+import json
 import logging
 import math
 import os
@@ -152,6 +153,10 @@ class OptimizerTest(Case):
             report = tessera_ckpt.load(self.folder, state, framework="numpy", **options)
             self.assertEqual(difference(self.saved, state), "")
             self.assertEqual((report.missing, report.unexpected), ([], []))
+        with unittest.mock.patch.object(tessera_ckpt._tensors, "empty_of", side_effect=(
+                tessera_ckpt._tensors.empty_of)) as made:
+            tessera_ckpt.load(self.folder, self.fresh(), framework="numpy")
+        self.assertEqual(made.call_count, 4)
         for size in (1, 3):
             def load(transport):
                 mine = self.fresh()
@@ -213,6 +218,11 @@ class RetentionTest(Case):
         with self.assertRaises(tessera_ckpt.NotFoundError):
             tessera_ckpt.prune(f"{self.folder}/none", 1)
         self.assertEqual(self.steps(), [4])
+
+    def test_one_rank_deletes(self):
+        with unittest.mock.patch.object(tessera_ckpt.Folder, "prune") as prune:
+            run_ranks(3, lambda each: tessera_ckpt.save(self.folder, 1, {"n": 1}, each, keep=1))
+        prune.assert_called_once_with(1)
 
     def test_in_the_background_and_on_ranks(self):
         with tessera_ckpt.AsyncSaver(self.folder, keep=2) as saver:
@@ -369,6 +379,18 @@ class LargeValuesTest(Case):
             copies["array"] *= 2
             copies["ints"].clear()
         self.check(tessera_ckpt.load(self.folder, framework="numpy"))
+
+    def test_small_lists_of_odd_numbers_are_json(self):
+        """Which has no form for them of its own."""
+        def refuse(name):
+            raise AssertionError(name)
+
+        state = {"a": [math.nan, 1.0], "b": (math.inf,), "c": [-math.inf] * 9, "d": [1 << 63, 1]}
+        self.save(state)
+        checkpoint = tessera_ckpt.open(self.folder)
+        json.loads(checkpoint.entry("tessera_ckpt.values"), parse_constant=refuse)
+        self.assertEqual(difference(state, checkpoint.load()), "")
+        self.assertEqual(difference(state, checkpoint.values), "")
 
     def test_what_does_not_match_is_told(self):
         path = self.save({"raw": self.packed["raw"], "n": 1}).path
