@@ -58,6 +58,10 @@ Saves and loads the state of training runs, of numpy, torch or any library that 
 any sharding. See docs/python.md.
 """
 
+ENTRY_POINTS = """[console_scripts]
+tessera-ckpt = tessera_ckpt.__main__:main
+"""
+
 WHEEL = """Wheel-Version: 1.0
 Generator: make_wheel
 Root-Is-Purelib: false
@@ -207,6 +211,7 @@ def main():
         check_tag(tag, list((root / NAME / "lib").iterdir()))
         add_licenses(libraries, info / "licenses")
         (info / "METADATA").write_text(METADATA.format(version=version))
+        (info / "entry_points.txt").write_text(ENTRY_POINTS)
         (info / "WHEEL").write_text(WHEEL.format(tag=tag))
         write(root, flags.output)
     if (size := pathlib.Path(flags.output).stat().st_size) > MAX_BYTES:

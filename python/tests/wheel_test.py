@@ -10,6 +10,7 @@ checkpoints_test.py.
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,24 @@ def try_object_store(python, scratch):
         env=environment() | {"LD_LIBRARY_PATH": str(hidden)})
 
 
+def try_command(python, scratch):
+    """`ckpt`, as a module and as a script."""
+    for command in ([python, "-m", "tessera_ckpt"], [python.with_name("tessera-ckpt")]):
+        def ckpt(*words, code=0, **options):
+            done = subprocess.run([*command, *words], check=False, cwd=scratch, env=environment(),
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                  timeout=60, **({"stdout": subprocess.PIPE} | options))
+            assert done.returncode == code, done
+            return done.stdout or done.stderr
+
+        assert re.match(r"ckpt [\d.]+, checkpoint format", ckpt("--version"))
+        assert "step-00000003" in ckpt("ls", "runs")
+        ckpt("verify", "runs/step-00000003")
+        assert "none" in ckpt("inspect", "none", code=2)
+        with open("/dev/full", "w") as full:
+            assert "cannot write to stdout" in ckpt("ls", "runs", code=2, stdout=full)
+
+
 def try_beside_standard_library(python, scratch):
     """In a process with another C++ standard library, which every library finds first, none of the
     wheel takes a symbol of it or gives it one."""
@@ -133,6 +152,7 @@ def try_wheel(python, wheel, tests, scratch):
     run(installed, "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check",
         wheel, env=environment())
     run(installed, "-c", WITHOUT_NUMPY, cwd=scratch, env=environment())
+    try_command(installed, scratch)
     try_object_store(installed, scratch)
     try_beside_standard_library(installed, scratch)
     config = venv / "pyvenv.cfg"

@@ -247,7 +247,7 @@ HOMES = (
      ("base/files.cc", "base/program.cc", "trainer/metrics/input_stream.cc")),
     # Print() of base/program.h escapes what a terminal would obey.
     ("prints", r"\b(printf|fprintf|fputs|fputc|fwrite|puts|putchar)\(|\bstd::(cout|cerr)\b", (),
-     ("base/program.cc", "tools/ckpt/ckpt_main.cc", "trainer/metrics/progress.cc",
+     ("base/program.cc", "tools/ckpt/program.cc", "trainer/metrics/progress.cc",
       "trainer/data/prepare_data_main.cc",  # a progress line of its own words
       "trainer/app/launch.cc")),            # a rank's log
     # StartThread() of base/threads.h reports what the system refuses, and missing memory.

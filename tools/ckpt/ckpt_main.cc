@@ -1,33 +1,11 @@
-#include <unistd.h>
-
-#include <iostream>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/cpu_level.h"
-#include "base/invocation_dir.h"
 #include "base/program.h"
 #include "tools/ckpt/commands.h"
 
-namespace tessera::ckpt {
-namespace {
-
-int Main(const std::vector<std::string>& arguments) {
-  if (const absl::Status level = CheckCpuLevel(); !level.ok()) {
-    PrintError("ckpt", std::string(level.message()));
-    return kExitUsage;
-  }
-  ChdirToInvocationDir();
-  return RunCkpt(arguments,
-                 {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});
-}
-
-}  // namespace
-}  // namespace tessera::ckpt
-
 int main(int argc, char** argv) {
-  return tessera::RunProgram(
-      {.name = "ckpt", .prints_result = true, .failure_code = tessera::ckpt::kExitUsage},
-      [&] { return tessera::ckpt::Main(std::vector<std::string>(argv + 1, argv + argc)); });
+  return tessera::RunProgram(tessera::ckpt::kProgram, [&] {
+    return tessera::ckpt::Main(std::vector<std::string>(argv + 1, argv + argc));
+  });
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "layout/dtype.h"
 #include "operations/named_checkpoint.h"
@@ -72,6 +73,12 @@ absl::StatusOr<int> RunConvert(const CommandOptions& options, const CommandOutpu
 
 // Runs the command. `arguments` do not include the program's name.
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
+
+// RunCkpt() in a process of its own, which RunProgram() has prepared: uses its output, and goes to
+// the user's folder.
+inline constexpr Program kProgram = {
+    .name = "ckpt", .prints_result = true, .failure_code = kExitUsage};
+int Main(const std::vector<std::string>& arguments);
 
 // Reads a checkpoint whole and writes the page options.html about it, compared with options.other
 // if that is a name. `head` is the part of the output of `ckpt inspect` before the tensors: lines
