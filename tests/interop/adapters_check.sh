@@ -9,7 +9,7 @@ export PYTHONPATH="$TEST_TMPDIR/package" PYTHONDONTWRITEBYTECODE=1
 if [[ -n "${TESSERA_PIP_INSTALL:-}" ]]; then
   python3 -m venv "$TEST_TMPDIR/venv"
   python="$TEST_TMPDIR/venv/bin/python"
-  "$python" -m pip install --quiet accelerate jax optax flax lightning
+  "$python" -m pip install --quiet accelerate jax optax flax lightning transformers
 fi
 tried=0
 for program in "$@"; do
