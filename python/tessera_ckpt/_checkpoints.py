@@ -387,8 +387,19 @@ def latest(folder: PathLike, *, s3_endpoint: str = "") -> Optional[CheckpointInf
 def open(name: PathLike, *, s3_endpoint: str = "") -> Checkpoint:
     """Opens a checkpoint by its own name, or the newest one of a folder by the folder's."""
     encoded = text(name, "name")
-    handle = Handle(lib.open, lib.checkpoint_free, encoded, text(s3_endpoint, "s3_endpoint"))
+    try:
+        handle = Handle(lib.open, lib.checkpoint_free, encoded, text(s3_endpoint, "s3_endpoint"))
+    except (InvalidArgumentError, NotFoundError) as error:
+        raise type(error)(f"{error}{_advice(encoded)}") from None
     return Checkpoint(handle, os.fsdecode(encoded))
+
+
+def _advice(name: bytes) -> str:
+    """Where something else than a folder of checkpoints is there: what opens it."""
+    if os.path.isfile(name) or (os.path.isdir(name) and os.listdir(name)):
+        return ("; open_foreign() opens a checkpoint of another framework, and "
+                "convert(..., to=\"tessera\") makes one of Tessera's of it")
+    return ""
 
 
 def open_foreign(name: PathLike, format: str = "",

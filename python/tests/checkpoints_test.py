@@ -173,6 +173,8 @@ class FolderTest(Case):
             self.assertTrue(seen)
             foreign = tessera_ckpt.open_foreign(other)
             self.assertEqual(foreign.format, to)
+            with self.assertRaisesRegex(tessera_ckpt.NotFoundError, "open_foreign.*to=\"tessera\""):
+                tessera_ckpt.load(other, {"model": {"w": np.zeros((2, 3))}})
             np.testing.assert_array_equal(foreign.read("model.w"), state["model"]["w"])
             loaded = {"model": {"w": np.zeros((2, 3))}}
             foreign.load(loaded, allow_unexpected=True)
