@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-// Returns the backend. Arithmetic: fp64 throughout, whatever the operands' dtypes; every element of an output is rounded
-// once, when it is stored. Operands: F32, BF16 and F64 in any mix (ids I32), any strides, even
-// where the interface requires dense ones; outputs may overlap inputs. Threads: runs on the calling
-// thread; stateless, so that one instance may serve several threads.
+// Returns the backend. Arithmetic: fp64 throughout, whatever the operands' dtypes; every element of
+// an output is rounded once, when it is stored. Operands: F32, BF16 and F64 in any mix (ids I32),
+// any strides, even where the interface requires dense ones; outputs may overlap inputs. Threads:
+// runs on the calling thread; stateless, so that one instance may serve several threads.
 std::unique_ptr<Backend> MakeReferenceBackend();
 
 }  // namespace tessera
