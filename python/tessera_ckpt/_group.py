@@ -234,7 +234,8 @@ class Collectives:
 
     def gather(self, mine: bytes, seconds: float) -> List[bytes]:
         """All messages, by rank, on rank 0; none elsewhere."""
-        return self.transport.interruptible(lambda: self._gather(mine, seconds))
+        gathered: List[bytes] = self.transport.interruptible(lambda: self._gather(mine, seconds))
+        return gathered
 
     def _gather(self, mine: bytes, seconds: float) -> List[bytes]:
         until = time.monotonic() + seconds
@@ -246,7 +247,8 @@ class Collectives:
 
     def broadcast(self, from_rank_0: bytes, seconds: float) -> bytes:
         """Rank 0's message, along a binomial tree."""
-        return self.transport.interruptible(lambda: self._broadcast(from_rank_0, seconds))
+        data: bytes = self.transport.interruptible(lambda: self._broadcast(from_rank_0, seconds))
+        return data
 
     def _broadcast(self, from_rank_0: bytes, seconds: float) -> bytes:
         until = time.monotonic() + seconds

@@ -105,7 +105,10 @@ class Helper:
 
     def __init__(self) -> None:
         self._tasks: Optional[queue.SimpleQueue[Any]] = None
-        os.register_at_fork(after_in_child=self.__init__)  # a fork copies no threads
+        os.register_at_fork(after_in_child=self._forget)  # a fork copies no threads
+
+    def _forget(self) -> None:
+        self._tasks = None
 
     def run(self, body: Callable[[], Any]) -> Any:
         """Returns what `body` returns. After KeyboardInterrupt, `body` goes on without effect."""
@@ -115,7 +118,8 @@ class Helper:
             self._tasks = queue.SimpleQueue()
             threading.Thread(target=_work, args=(self._tasks,), daemon=True,
                              name="tessera_ckpt messages").start()
-        done, outcome = threading.Event(), []
+        done = threading.Event()
+        outcome: List[Any] = []
 
         def task() -> None:
             try:

@@ -31,7 +31,8 @@ class JaxTransport(Transport):
     def __init__(self, number: int) -> None:
         """Collective. `number`: how many were made before, the same on every process."""
         jax = sys.modules["jax"]
-        from jax._src import distributed  # nothing public has the store
+        # Nothing public has the store.
+        from jax._src import distributed  # type: ignore[import-not-found,unused-ignore]
         self.rank, self.size = jax.process_index(), jax.process_count()
         self._lock, self._gone = threading.Lock(), set()  # type: Any, Set[int]
         self._received: Dict[Tuple[int, int], "queue.Queue[Any]"] = {}
@@ -127,7 +128,8 @@ def _own_address(coordinator: str) -> str:
         host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # sends nothing
-        return probe.getsockname()[0]
+        address_here: str = probe.getsockname()[0]
+        return address_here
 
 
 _made: List[JaxTransport] = []

@@ -217,7 +217,8 @@ def _key_shape(value: Any) -> Optional[Tuple[int, ...]]:
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return None
     key = jax.ShapeDtypeStruct((), value.dtype)
-    return jax.eval_shape(jax.random.key_data, key).shape
+    shape: Tuple[int, ...] = jax.eval_shape(jax.random.key_data, key).shape
+    return shape
 
 
 def _jax_array(like: Any, buffers: Dict[Tuple[int, ...], Any]) -> Any:
@@ -235,7 +236,7 @@ def _jax_array(like: Any, buffers: Dict[Tuple[int, ...], Any]) -> Any:
 
     sharding = like.sharding
     if sharding is None or not getattr(like, "committed", True):
-        new = put(*buffers.values(), None)
+        new = put(next(iter(buffers.values())), None)
     else:
         inner = (0,) * len(key_shape or ())
         indices = sharding.addressable_devices_indices_map(like.shape)
