@@ -71,6 +71,11 @@ class LoadWithoutAStateTest(Case):
             self.assertIs(type(found["value"]), kind)
             self.assertEqual((found["here"].b, found["value"]), (5, (1, (2,))))
             self.save(found, 2) if tessera_ckpt.latest(self.folder).step == 1 else None
+        # With fields that no namedtuple can have.
+        odd = type("Odd", (tuple,), {"_fields": ("_x", "class"), "__module__": "no.such.module"})
+        self.save({"odd": odd((1, 2))}, 3)
+        self.assertEqual(tessera_ckpt.load(self.folder), {"odd": (1, 2)})
+        self.assertEqual(tessera_ckpt.open(self.folder).values, {"odd": (1, 2)})
 
     def test_dtypes_that_numpy_has_not(self):
         folder = tessera_ckpt.Folder(self.folder, create=True)
