@@ -20,7 +20,7 @@ import numpy as np
 import tessera_ckpt
 from tessera_ckpt import _library
 
-SEED, CALLS = 1, 4000
+SEED, CALLS = 1, 20000
 NUMBERS = (0, 1, -1, 2, 3, 7, 8, 31, 32, 33, 255, 1 << 15, (1 << 31) - 1, -(1 << 31), 1 << 31,
            (1 << 62), (1 << 63) - 1, -(1 << 63))
 TEXTS = (b"", b"w", b"a.b", b"\xff\xfe", b"tensor", b"x" * 5000, b"torch", b"tessera", b"dcp", b"/",
@@ -85,6 +85,8 @@ class Fuzz:
                                                            float("inf"))))
             elif member is ctypes.c_char_p:
                 setattr(options, name, self.random.choice((b"", b"word", b"torch", b"tp2")))
+            elif member is ctypes.POINTER(ctypes.c_int32):
+                setattr(options, name, ctypes.pointer(ctypes.c_int32(self.random.choice((0, 0, 1)))))
         # A saver that waits for ranks which never answer would keep the test waiting.
         if hasattr(options, "group") and self.random.random() < 0.3:
             group = _library.Group(rank=self.number(32), size=self.number(32))
