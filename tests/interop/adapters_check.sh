@@ -1,27 +1,43 @@
 #!/bin/bash
-# Tries the wheel with the tools that its users have: each program of adapters/ whose packages the
-# Python has. `adapters_check.sh WHEEL PROGRAM...`; TESSERA_ONLY names one of them.
+# Tries the wheel with the tools that its users have: the code of the user's page, and each program
+# of adapters/ whose package the Python has.
+#
+#   adapters_check.sh WHEEL PAGE PAGE_TEST PROGRAM...    TESSERA_ONLY names one of the programs
 set -euo pipefail
+readonly wheel="$1" page="$2" page_test="$3"
+shift 3
 python="${TESSERA_PYTHON:-python3}"
-unzip -q "$1" -d "$TEST_TMPDIR/package"
-shift
-export PYTHONPATH="$TEST_TMPDIR/package" PYTHONDONTWRITEBYTECODE=1
 if [[ -n "${TESSERA_PIP_INSTALL:-}" ]]; then
   python3 -m venv "$TEST_TMPDIR/venv"
   python="$TEST_TMPDIR/venv/bin/python"
   "$python" -m pip install --quiet accelerate jax optax flax lightning transformers
 fi
+unzip -q "$wheel" -d "$TEST_TMPDIR/package"
+export PYTHONPATH="$TEST_TMPDIR/package" PYTHONDONTWRITEBYTECODE=1
 tried=0
-for program in "$@"; do
-  name="$(basename "$program" _check.py)"
+for program in "$page_test" "$@"; do
+  name="$(basename "$program" .py)"
+  name="${name%_check}"
   if [[ "${TESSERA_ONLY:-$name}" != "$name" ]]; then continue; fi
-  if ! "$python" -c "import $name" 2>/dev/null; then
-    echo "== $name: is not installed: not tried"
-    continue
-  fi
+  arguments=()
+  case "$name" in
+    page_test)
+      arguments=("$page")
+      for module in torch jax; do
+        if "$python" -c "import $module" 2>/dev/null; then arguments+=("--$module"); fi
+      done
+      ;;
+    table) arguments=("$page") ;;
+    *)
+      if ! "$python" -c "import $name" 2>/dev/null; then
+        echo "== $name: is not installed: not tried"
+        continue
+      fi
+      ;;
+  esac
   echo "== $name"
-  "$python" -W ignore "$program"
+  "$python" -W ignore "$program" "${arguments[@]}"
   tried=$((tried + 1))
 done
-echo "$tried of $# tried"
+echo "$tried tried"
 ((tried > 0))
