@@ -367,6 +367,7 @@ class Description:
         if isinstance(value, FlatShard):
             return self._add_flat(name, value)
         shape, parts, dtype_of = _parts(value, name)
+        memories: List[_tensors.Memory] = []
         if isinstance(dtype_of, _NoElements):
             dtype = _tensors.DTYPES.get(str(dtype_of.dtype).replace("torch.", ""), 0)
         else:
@@ -375,8 +376,11 @@ class Description:
             if self._unites and getattr(dtype_of, "whole", dtype_of) is value:
                 digest = _tensors.digest_of(first)
                 self.alike.update({} if digest is None else {name: digest})
-            if first.elements is not None and len(parts) <= 1:
-                identity = (first.elements, shape, parts[0].offset if parts else None)
+            memories = [first if part.data is dtype_of else self._memory_of(part.data, name)
+                        for part in parts]
+            if first.elements is not None:
+                identity = (first.elements, shape, *((memory.elements, part.offset)
+                                                     for memory, part in zip(memories, parts)))
                 other = self._names.setdefault(identity, name)
                 # Tied parameters. Those that were not saved as such are loaded one by one: they may
                 # be equal.
@@ -386,8 +390,7 @@ class Description:
                     return None
         lib.state_add_tensor(self.handle, _name(name), self._role(name), dtype, len(shape),
                              numbers(shape))
-        for part in parts:
-            memory = first if part.data is dtype_of else self._memory_of(part.data, name)
+        for part, memory in zip(parts, memories):
             if len(part.offset) != len(memory.shape):
                 raise InvalidArgumentError(f"{name}: a part of {len(memory.shape)} dims, and the "
                                            f"tensor has {len(shape)}")

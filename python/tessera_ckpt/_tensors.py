@@ -236,7 +236,8 @@ def _jax_array(like: Any, buffers: Dict[Tuple[int, ...], Any]) -> Any:
 
     sharding = like.sharding
     if sharding is None or not getattr(like, "committed", True):
-        new = put(next(iter(buffers.values())), None)
+        buffer, = buffers.values()
+        new = put(buffer, None)
     else:
         inner = (0,) * len(key_shape or ())
         indices = sharding.addressable_devices_indices_map(like.shape)

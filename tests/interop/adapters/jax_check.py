@@ -217,6 +217,14 @@ def errors(folder):
     restored = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}
     tessera_ckpt.load(f"{folder}/async", restored)
     assert (restored["w"] == jnp.arange(1e6)).all()
+    sharded = placed(np.arange(1e4, dtype="float32"), mesh_of(8), P("data"))
+    tied = {"embedding": sharded, "head": sharded, "other": sharded + 0}
+    tessera_ckpt.save(f"{folder}/tied", 1, tied)
+    tensors = tessera_ckpt.open(f"{folder}/tied").tensors
+    assert [tensors[name].alias_of for name in tied] == [None, "embedding", None]
+    again = {name: value * 0 for name, value in tied.items()}
+    tessera_ckpt.load(f"{folder}/tied", again)
+    check_equal(again, tied)
     # The replicas of what is loaded have one memory, which none may overwrite.
     replicas = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32,
                                           sharding=NamedSharding(mesh_of(8), P()))}
