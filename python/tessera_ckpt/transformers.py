@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
@@ -68,7 +68,8 @@ class TesseraCheckpoints(_Trainer):
         if not _internal_call or checkpoint is None or self.args.save_only_model:
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:
-            for each in (getattr(self.model, "config", None), self.processing_class):
+            beside: List[Any] = [getattr(self.model, "config", None), self.processing_class]
+            for each in beside:
                 if hasattr(each, "save_pretrained"):
                     each.save_pretrained(output_dir)
 
