@@ -29,8 +29,8 @@ _Base: Any = importlib.import_module(f"{_FABRIC}.plugins.io.torch_io").TorchChec
 
 
 class TesseraCheckpointIO(_Base):
-    """Saves and loads for strategies that give one process all of the state: a single device, DDP,
-    and FSDP with full state dicts. It goes with Lightning's AsyncCheckpointIO."""
+    """Saves and loads for strategies that give one process all of the state: a single device, and
+    DDP. It goes with Lightning's AsyncCheckpointIO."""
 
     def save_checkpoint(self, checkpoint: Dict[str, Any], path: Any,
                         storage_options: Optional[Any] = None) -> None:
