@@ -86,7 +86,8 @@ class Fuzz:
             elif member is ctypes.c_char_p:
                 setattr(options, name, self.random.choice((b"", b"word", b"torch", b"tp2")))
             elif member is ctypes.POINTER(ctypes.c_int32):
-                setattr(options, name, ctypes.pointer(ctypes.c_int32(self.random.choice((0, 0, 1)))))
+                cancelled = ctypes.c_int32(self.random.choice((0, 0, 1)))
+                setattr(options, name, ctypes.pointer(cancelled))
         # A saver that waits for ranks which never answer would keep the test waiting.
         if hasattr(options, "group") and self.random.random() < 0.3:
             group = _library.Group(rank=self.number(32), size=self.number(32))
