@@ -147,6 +147,8 @@ class AsyncSaver:
             return
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
+        if _tensors.is_copied(tensor):
+            return
         memory = _tensors.memory_of(tensor, "tensor")
         if memory.finish is not None or 0 in memory.shape:
             return  # what is saved is a copy

@@ -116,9 +116,12 @@ def memory_of(value: Any, name: str) -> Memory:
 
 def memory_to_fill(value: Any, name: str) -> Memory:
     """The memory of a tensor that is to be loaded. For an array of JAX, or a read-only one of
-    numpy: memory of which a new array is made."""
+    numpy: memory of which a new array is made. For a tensor on a device: memory that is copied
+    there afterwards; what the device has is not copied to it."""
     if isinstance(value, JaxPart):
         return value.memory_to_fill(name)
+    if torch_of(value) is not None:
+        return _torch_memory(value, name, to_fill=True)
     if is_jax(value):
         _, (part, *more) = jax_parts(value)
         if more:
@@ -255,7 +258,21 @@ def _dtype(dtype_name: str, name: str) -> int:
     return DTYPES[dtype_name]
 
 
-def _torch_memory(tensor: Any, name: str) -> Memory:
+def is_copied(value: Any) -> bool:
+    """Whether memory_of() copies the elements because they are elsewhere: a change of the tensor
+    does not reach the copy."""
+    return is_jax(value) or (torch_of(value) is not None and not _is_on_host(value))
+
+
+def _is_on_host(tensor: Any) -> bool:
+    return bool(tensor.device.type == "cpu")
+
+
+def _copy_to_host(tensor: Any) -> Any:
+    return tensor.to("cpu")
+
+
+def _torch_memory(tensor: Any, name: str, to_fill: bool = False) -> Memory:
     torch = torch_of(tensor)
     if hasattr(tensor, "wait"):  # for a collective
         tensor = tensor.wait()
@@ -274,16 +291,16 @@ def _torch_memory(tensor: Any, name: str) -> Memory:
     dtype = _dtype(str(tensor.dtype).replace("torch.", ""), name)
     target = host = tensor.detach()
     negative = host.is_neg() or host.is_conj()
-    if negative:
+    is_copy = negative or not _is_on_host(tensor)
+    if is_copy and to_fill:
+        host = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+    elif is_copy:
         host = host.resolve_neg().resolve_conj()
-    if host.device.type != "cpu":
-        host = host.to("cpu")
+        host = host if _is_on_host(host) else _copy_to_host(host)
     address = host.data_ptr()
     if address == 0 and host.numel() > 0:
         raise UnimplementedError(f"{name}: a {type(tensor).__name__} whose elements have no memory")
-    finish = None
-    if negative or host.device != tensor.device:
-        finish = lambda: _copy_to(target, host)  # noqa: E731
+    finish = (lambda: _copy_to(target, host)) if is_copy else None
     # Tied tensors have one storage on a rank that has no elements of them, too.
     place = target.data_ptr() if host.numel() > 0 else target.untyped_storage()._cdata
     elements = Elements(str(tensor.device), place, negative, dtype, tuple(tensor.shape),
