@@ -1,11 +1,12 @@
 """Packs the Python package, the library of the C interface, and what that needs, into a wheel.
 
   make_wheel.py --output=FILE.whl --library=libtessera_checkpoint.so
-      --glibc=libtessera-glibc.so FILE...
+      --glibc=libtessera-glibc.so [--root=FOLDER] FILE...
 
 FILE: those of the package. The libraries of other projects that the library needs are in lib/,
 under names of their own, so that they meet no other copies in a process; their licenses are in the
-.dist-info folder. The wheel fits every Python from 3.9: it has no code that depends on one.
+.dist-info folder. They are those of the Debian in the folder `root`, for the machine that the name
+of the wheel ends with. The wheel fits every Python from 3.9: it has no code that depends on one.
 
 The libraries are built for a newer glibc than that of the wheel's tag. What they take from it, they
 find under any version (UNCHANGED), or in a library of ours (glibc.c). The C++ standard library is
@@ -17,13 +18,14 @@ import argparse
 import base64
 import hashlib
 import pathlib
+import platform
 import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 
-from tools.build_rules.portable import copy, look_in, needed_libraries, patch, strip
+from tools.build_rules.portable import OF_EVERY_MACHINE, copy, look_in, patch, strip
 from tools.build_rules.symbol_versions import Library
 
 NAME = "tessera_ckpt"
@@ -33,7 +35,9 @@ MAX_BYTES = 10_000_000
 STANDARD_LIBRARY = "libstdc++.so.6"
 PRIVATE_VERSIONS = {"GLIBCXX": "TESSERA", "CXXABI": "TESABI"}
 
-OLD_GLIBC = "GLIBC_2.4"  # which each of its libraries has that ours ask for a newer one
+# By machine: the number that ELF has for it, and an old version that each library of glibc has that
+# ours ask for a newer one.
+MACHINES = {"x86_64": (62, "GLIBC_2.4"), "aarch64": (183, "GLIBC_2.17")}
 # Functions whose newest version means what glibc 2.28 has under an older one: they have moved into
 # libc.so.6, or no longer set errno as SVID did.
 UNCHANGED = {
@@ -74,20 +78,31 @@ def numbers(version):
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
-def glibc_of(tag):
-    return tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)_x86_64$", tag).groups()))
+def parse_tag(tag):
+    """((2, 28), "x86_64") for manylinux_2_28_x86_64."""
+    major, minor, machine = re.search(r"manylinux_(\d+)_(\d+)_(\w+)$", tag).groups()
+    return (int(major), int(minor)), machine
+
+
+def tool(machine, name):
+    """Of Debian's binutils, which are the machine's own or those for another one."""
+    return name if machine == platform.machine() else f"{machine}-linux-gnu-{name}"
 
 
 def check_tag(tag, files):
     """That the files run where the tag says, and beside another C++ standard library."""
+    glibc, machine = parse_tag(tag)
     available = set(UNCHANGED)
     for path in files:
-        available |= {name for name, _, defined, _ in Library(path).symbols() if defined}
+        library = Library(path)
+        if library.machine != MACHINES[machine][0]:
+            sys.exit(f"{path.name} is not for {machine}")
+        available |= {name for name, _, defined, _ in library.symbols() if defined}
     for path in files:
-        output = subprocess.run(["objdump", "-T", str(path)], check=True, capture_output=True,
-                                text=True).stdout
+        output = subprocess.run([tool(machine, "objdump"), "-T", str(path)], check=True,
+                                capture_output=True, text=True).stdout
         if newer := {version for version in re.findall(r"GLIBC_[\d.]+", output)
-                     if numbers(version) > glibc_of(tag)}:
+                     if numbers(version) > glibc}:
             sys.exit(f"{path.name} needs {newer}, the tag says {tag}")
         if shared := re.findall(r".* u .*|.*(?:GLIBCXX|CXXABI)_.*", output):
             sys.exit(f"{path.name} shares symbols with other C++ standard libraries: {shared}")
@@ -106,6 +121,19 @@ def needed_by(path):
     return set(patch_output(path, "--print-needed").split())
 
 
+def needed_libraries(path, folder):
+    """The names of the libraries in the folder that a file needs, at any depth."""
+    names, waiting = set(), [path]
+    while waiting:
+        for name in needed_by(waiting.pop()) - names:
+            if name == STANDARD_LIBRARY or not OF_EVERY_MACHINE.match(name):
+                if not (folder / name).exists():
+                    sys.exit(f"{path} needs {name}, which is not in {folder}")
+                names.add(name)
+                waiting.append(folder / name)
+    return names
+
+
 def own_name(name):
     return f"libtessera-{name.removeprefix('lib')}"
 
@@ -113,9 +141,10 @@ def own_name(name):
 def make_compatible(path, tag, glibc):
     """Takes from glibc what that of the tag has, the rest from ours, and C++ from the wheel's."""
     library = Library(path)
+    newest, machine = parse_tag(tag)
     names = library.drop_versions({
         version for version, *_ in library.needed()
-        if version.startswith("GLIBC_") and numbers(version) > glibc_of(tag)}, OLD_GLIBC)
+        if version.startswith("GLIBC_") and numbers(version) > newest}, MACHINES[machine][1])
     ours = {name for name, _, defined, _ in Library(glibc).symbols() if defined}
     if unknown := names - UNCHANGED - ours:
         sys.exit(f"{path.name} needs {unknown}, which the glibc of {tag} does not have")
@@ -124,23 +153,25 @@ def make_compatible(path, tag, glibc):
     library.save()
 
 
-def add_libraries(library, glibc, tag, folder):
+def add_libraries(library, glibc, tag, root, folder):
     """Copies the library and those that it needs. Returns the paths of what was copied of other
     projects."""
-    needed = needed_libraries(library, [STANDARD_LIBRARY])
-    targets = {name: folder / own_name(name) for name in needed}
-    for name, source in needed.items():
-        copy(source, targets[name])
+    machine = parse_tag(tag)[1]
+    system = root / f"usr/lib/{machine}-linux-gnu"
+    needed = sorted(needed_libraries(library, system))
+    targets = [folder / own_name(name) for name in needed]
+    for name, target in zip(needed, targets):
+        copy(system / name, target)
     main, compatible = folder / LIBRARY, folder / pathlib.Path(glibc).name
     copy(library, main)
     copy(glibc, compatible)
-    for path in (main, compatible, *targets.values()):
+    for path in (main, compatible, *targets):
         path.chmod(0o755)
-        strip(path)
+        strip(path, tool(machine, "strip"))
         # One at a time: several at once have given libraries each other's names.
-        for name in sorted(needed_by(path) & needed.keys()):
+        for name in sorted(needed_by(path) & set(needed)):
             patch(path, "--replace-needed", name, own_name(name))
-        if path in targets.values():
+        if path in targets:
             patch(path, "--set-soname", path.name)
         if path != compatible:
             patch(path, "--add-needed", compatible.name)
@@ -148,21 +179,22 @@ def add_libraries(library, glibc, tag, folder):
         if path != main and patch_output(path, "--print-soname") != path.name:
             sys.exit(f"{path.name} is not called so in itself")
         make_compatible(path, tag, glibc)
-    if outside := [path for path in needed_libraries(main, [STANDARD_LIBRARY]).values()
-                   if pathlib.Path(path).parent != folder]:
-        sys.exit(f"{LIBRARY} still needs {outside}")
-    return list(needed.values())
+    if STANDARD_LIBRARY in needed_libraries(main, folder):
+        sys.exit(f"{LIBRARY} still needs {STANDARD_LIBRARY}")
+    return [system / name for name in needed]
 
 
-def add_licenses(libraries, folder):
+def add_licenses(libraries, root, machine, folder):
     """The copyright files of the packages that the libraries are from."""
     for path in libraries:
-        # dpkg knows a file by the name by which its package has it, below /usr or not.
-        real = str(pathlib.Path(path).resolve())
+        # dpkg knows a file by the name by which its package has it, below /usr or not; of another
+        # machine's, it knows this one's.
+        real = "/" + path.resolve().relative_to(root.resolve()).as_posix()
+        real = real.replace(machine, platform.machine())
         owner = subprocess.run(["dpkg", "-S", real, real.removeprefix("/usr")],
                                check=False, capture_output=True, text=True).stdout
         package = owner.partition(":")[0]
-        notice = pathlib.Path("/usr/share/doc") / package / "copyright"
+        notice = root / "usr/share/doc" / package / "copyright"
         if not package or not notice.exists():
             sys.exit(f"{path}: no package, or no copyright file of it")
         copy(notice, folder / package)
@@ -194,6 +226,7 @@ def main():
     parser.add_argument("--output", required=True)
     parser.add_argument("--library", required=True)
     parser.add_argument("--glibc", required=True)
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path("/"))
     parser.add_argument("file", nargs="+")
     flags = parser.parse_args()
     name, version, tag = re.fullmatch(r"(\w+)-([\d.]+)-(.+)\.whl",
@@ -207,9 +240,9 @@ def main():
         for file in flags.file:
             copy(file, root / NAME / pathlib.Path(file).name)
         info = root / f"{NAME}-{version}.dist-info"
-        libraries = add_libraries(flags.library, flags.glibc, tag, root / NAME / "lib")
+        libraries = add_libraries(flags.library, flags.glibc, tag, flags.root, root / NAME / "lib")
         check_tag(tag, list((root / NAME / "lib").iterdir()))
-        add_licenses(libraries, info / "licenses")
+        add_licenses(libraries, flags.root, parse_tag(tag)[1], info / "licenses")
         (info / "METADATA").write_text(METADATA.format(version=version))
         (info / "entry_points.txt").write_text(ENTRY_POINTS)
         (info / "WHEEL").write_text(WHEEL.format(tag=tag))

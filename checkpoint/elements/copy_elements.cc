@@ -113,8 +113,8 @@ void ConvertElements(const std::byte* from, std::byte* to, size_t count, int64_t
 }
 
 // A copy of at least this many bytes bypasses the cache.
-constexpr size_t kStreamedBytes = 2048;
-constexpr size_t kLineBytes = 64;
+[[maybe_unused]] constexpr size_t kStreamedBytes = 2048;
+[[maybe_unused]] constexpr size_t kLineBytes = 64;
 
 // A load fills more memory than any cache holds. Writing lines without reading them first, and
 // without evicting others, makes the copy 1.5 times as fast.

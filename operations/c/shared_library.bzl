@@ -1,5 +1,6 @@
 """A shared library that exports nothing but what it is to export."""
 
+load("@arm64//:root.bzl", "FLAGS")
 load("//third_party/absl:archives.bzl", "ABSL_ARCHIVES")
 
 def shared_library(name, exports, deps, visibility):
@@ -17,7 +18,10 @@ def shared_library(name, exports, deps, visibility):
     native.genrule(
         name = "copy_standard_library",
         outs = ["libstdc++.so"],
-        cmd = "cp $$(clang++ -print-file-name=libstdc++.so) $@",
+        cmd = select({
+            "//third_party/arm64": "cp $$(clang++ %s -print-file-name=libstdc++.so) $@" % FLAGS,
+            "//conditions:default": "cp $$(clang++ -print-file-name=libstdc++.so) $@",
+        }),
     )
     native.cc_import(
         name = "standard_library",

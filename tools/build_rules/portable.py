@@ -10,13 +10,12 @@ import sys
 # Libraries of the machine: newer ones serve older programs, and CUDA's libraries are built for
 # them.
 OF_EVERY_MACHINE = re.compile(
-    r"^(ld-linux-x86-64|libc|libm|libpthread|libdl|librt|libresolv|libutil|libanl|libnss_\w+|"
+    r"^(ld-linux-\w+(-64)?|libc|libm|libpthread|libdl|librt|libresolv|libutil|libanl|libnss_\w+|"
     r"libstdc\+\+|libgcc_s)\.so(\.\d+)*$")
 
 
-def needed_libraries(program, besides=()):
-    """Paths of the shared libraries that the program loads at its start, by their names. Those of
-    the machine are left out, but for the names in `besides`."""
+def needed_libraries(program):
+    """Paths of the shared libraries that the program loads at its start, by their names."""
     output = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True)
     found = {}
     for line in output.stdout.splitlines():
@@ -24,7 +23,7 @@ def needed_libraries(program, besides=()):
         if not match:
             continue
         name, path = match[1], match[2]
-        if OF_EVERY_MACHINE.match(name) and name not in besides:
+        if OF_EVERY_MACHINE.match(name):
             continue
         if path == "not found":
             sys.exit(f"{program} needs {name}, which is not on this machine")
@@ -38,8 +37,8 @@ def copy(source, target):
     target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
 
 
-def strip(path):
-    subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
+def strip(path, program="strip"):
+    subprocess.run([program, "--strip-unneeded", str(path)], check=True)
 
 
 def look_in(path, folders):

@@ -28,6 +28,7 @@ class Library:
         self.data = bytearray(self.path.read_bytes())
         if self.data[:6] != b"\x7fELF\2\1":
             raise ValueError(f"{path} is no 64-bit file of ELF in little-endian order")
+        self.machine, = self.read("<H", 18)  # as ELF numbers it
         at, = self.read("<Q", 40)
         size, count = self.read("<HH", 58)
         headers = [self.read("<IIQQQQIIQQ", at + i * size) for i in range(count)]

@@ -1,0 +1,19 @@
+#!/bin/bash
+# install.sh FOLDER: installs the libraries of third_party/packages.txt for 64-bit ARM, and a
+# Python, in a new folder: TESSERA_ARM64_ROOT. They are unpacked, and none of their programs is run.
+# Needs root and debootstrap; to build with it, binutils-aarch64-linux-gnu.
+set -euo pipefail
+
+readonly folder="$1"
+readonly list="$(dirname "$(readlink -f "$0")")/../packages.txt"
+readonly libraries="$(sed -n '/^# Libraries/,/^$/p' "$list" | grep -vE '^#|openmpi|dnnl|benchmark')"
+packages="python3,python3-numpy,libc6-dev,libstdc++-12-dev"
+for library in $libraries; do packages+=",$library"; done
+debootstrap --arch=arm64 --foreign --variant=minbase --include="$packages" bookworm "$folder"
+for archive in "$folder"/var/cache/apt/archives/*.deb; do
+  dpkg-deb --fsys-tarfile "$archive" | tar -x --keep-directory-symlink -C "$folder"
+done
+# Links from the root folder would lead to this machine's.
+find "$folder" -type l -lname '/*' -print0 | while IFS= read -r -d '' link; do
+  ln -sfnr "$folder$(readlink "$link")" "$link"
+done
