@@ -41,10 +41,10 @@ def _dict(items: Any, kind: str = "dict") -> Any:
 
 
 def _skeleton(node: Any, name: str, per_rank: _state.PerRank, packed: Container[str]) -> Any:
-    if name in packed or _state.is_leaf_tensor(node):
+    if _state.is_leaf_tensor(node):
         return {"!": "tensor"}
-    if not _state.is_branch(node):
-        return None
+    if not _state.is_branch(node):  # of which one may have the name of a leaf
+        return {"!": "tensor"} if name in packed else None
     items = []
     for key, child_name, child in _state.children(node, name, per_rank):
         skeleton = _skeleton(child, child_name, per_rank, packed)

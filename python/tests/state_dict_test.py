@@ -385,6 +385,11 @@ class LargeValuesTest(Case):
             copies["ints"].clear()
         self.check(tessera_ckpt.load(self.folder, framework="numpy"))
 
+    def test_a_branch_may_have_the_name_of_one(self):
+        state = {"a": {0: b"x" * 100_000, "0": {"w": np.ones(3)}}}
+        self.save(state)
+        self.assertEqual(difference(state, tessera_ckpt.load(self.folder, framework="numpy")), "")
+
     def test_small_lists_of_odd_numbers_are_json(self):
         """Which has no form for them of its own."""
         def refuse(name):
