@@ -29,7 +29,7 @@ uint64_t BytesOf(const ReadSchedule& schedule, const ReadSchedule::BufferCounts&
          counts.receive * schedule.receive_bytes() + schedule.pack_bytes();
 }
 
-// Whatever the memory, the counts keep its limit or are the least with which all work goes on.
+// The buffers stay within the limit, or are the minimum that lets all work proceed.
 TEST(ReadScheduleTest, BuffersKeepTheLimitAndServeAllWork) {
   for (const size_t own : {0, 1, 5, 1000}) {
     for (const size_t private_pieces : {0, 1, 1000}) {
