@@ -168,8 +168,7 @@ class Checkpoint:
     @property
     def values(self) -> Dict[str, Any]:
         """The leaves of the saved state that are not tensors, by name. Those whose type is not
-        there have a simpler one: numbers of Python, or a
-        namedtuple whose class is made for it."""
+        there have a simpler one: numbers of Python, or a namedtuple of a new class."""
         if _state.VALUES not in self._entry_names:
             return self._values
         stored = self._stored_values()
@@ -454,7 +453,9 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
                               progress=callback, cancelled=cancelled)
         found = report(lib.save, opened.handle, number, description.handle,
                        ctypes.byref(options))
-    return save_report(opened, number, found, newest if is_first(found_group) else None)
+    saved = save_report(opened, number, found, newest if is_first(found_group) else None)
+    opened.handle.close()  # here, and not in a finalizer, which would drop a KeyboardInterrupt
+    return saved
 
 
 def check_keep(keep: Optional[int]) -> Optional[int]:

@@ -33,11 +33,34 @@ def cancelling(flag: Optional[c_int32] = None) -> Iterator[Any]:
     if not raises_interrupt():
         yield pointer(number)
         return
+    failed: Optional[Exception] = None
+    _running = number
+    # From here on to the end, SIGINT raises nothing, so that no step below is left out.
+    signal.signal(signal.SIGINT, _handle)
+    try:
+        with _watching(number):
+            yield pointer(number)
+    except Exception as error:
+        failed = error
+    finally:
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        finally:
+            _running = None
+    if number.value:  # only now does a signal raise KeyboardInterrupt by itself again
+        raise KeyboardInterrupt
+    if failed is not None:
+        raise failed
+
+
+@contextlib.contextmanager
+def _watching(number: c_int32) -> Iterator[None]:
+    """Sets the number at SIGINT while the main thread is in the library, and handles no signal."""
     signals, writer = socket.socketpair()
     writer.setblocking(False)
     seen: List[bytes] = []
 
-    def watch() -> None:  # while the main thread is in the library, and handles no signal
+    def watch() -> None:
         while numbers := signals.recv(64):
             seen.append(numbers)
             if signal.SIGINT in numbers:
@@ -46,19 +69,9 @@ def cancelling(flag: Optional[c_int32] = None) -> Iterator[Any]:
     watcher = threading.Thread(target=watch, daemon=True, name="tessera_ckpt signals")
     watcher.start()
     previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    _running = number
-    signal.signal(signal.SIGINT, _handle)
-    interrupted = 0
     try:
-        yield pointer(number)
-        interrupted = number.value
-    except Exception:
-        interrupted = number.value
-        if not interrupted:
-            raise
+        yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        _running = None
         signal.set_wakeup_fd(previous)
         writer.close()
         watcher.join()
@@ -66,8 +79,6 @@ def cancelling(flag: Optional[c_int32] = None) -> Iterator[Any]:
         if previous >= 0:  # an event loop of the program's
             with contextlib.suppress(OSError):
                 os.write(previous, b"".join(seen))
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 # The number of the call that the main thread is in, and whether it waits in a callback of it.

@@ -4,11 +4,13 @@ its end, nothing is left of a save, and the next call works."""
 
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import unittest
 
@@ -87,6 +89,23 @@ class InterruptTest(unittest.TestCase):
         finally:
             self.assertEqual(signal.set_wakeup_fd(-1), writer)
         self.assertEqual(os.read(reader, 10), bytes([signal.SIGINT]))
+
+    def test_a_signal_at_any_time_leaves_all_in_order(self):
+        small, interrupted = {"w": np.ones(100_000, np.float32)}, 0
+        for round in range(40):
+            delay = random.Random(round).uniform(0, 0.01)
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                timer.start()
+                for step in range(50):
+                    tessera_ckpt.save(self.folder, 1000 * round + step, small, keep=1)
+                timer.join()
+            except KeyboardInterrupt:  # which Python drops where it is raised in a finalizer
+                interrupted += 1
+            self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+            self.assertEqual(signal.set_wakeup_fd(-1), -1)
+        self.assertGreater(interrupted, 0)
+        self.assertTrue(tessera_ckpt.verify(self.folder))
 
     def test_a_wait_for_a_rank_that_does_not_come_ends(self):
         try:
