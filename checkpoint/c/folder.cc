@@ -13,11 +13,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-absl::Status SetDeadline(double seconds, absl::Duration& deadline) {
+absl::Status SetTimeout(double seconds, absl::Duration& timeout) {
   if (!(seconds >= 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("deadline_seconds is ", seconds));
+    return absl::InvalidArgumentError(absl::StrCat("timeout_seconds is ", seconds));
   }
-  if (seconds > 0) deadline = absl::Seconds(seconds);
+  if (seconds > 0) timeout = absl::Seconds(seconds);
   return absl::OkStatus();
 }
 
@@ -28,7 +28,7 @@ std::function<void(uint64_t, uint64_t)> ProgressOf(tessera_progress progress, vo
 
 absl::StatusOr<LoadOptions> ReadLoadOptions(const tessera_load_options& from) {
   LoadOptions options;
-  TESSERA_RETURN_IF_ERROR(SetDeadline(from.deadline_seconds, options.deadline));
+  TESSERA_RETURN_IF_ERROR(SetTimeout(from.timeout_seconds, options.timeout));
   TESSERA_RETURN_IF_ERROR(SetCount(from.io_threads, "io_threads", options.io_threads));
   options.allow_missing = from.allow_missing != 0;
   options.allow_unexpected = from.allow_unexpected != 0;
@@ -171,7 +171,7 @@ absl::Status Poll(AsyncSaver& saver, bool wait, char** report) {
 }  // namespace
 
 absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options) {
-  TESSERA_RETURN_IF_ERROR(SetDeadline(from.deadline_seconds, options.deadline));
+  TESSERA_RETURN_IF_ERROR(SetTimeout(from.timeout_seconds, options.timeout));
   TESSERA_RETURN_IF_ERROR(SetCount(from.io_threads, "io_threads", options.io_threads));
   if (from.checksum_chunk_bytes > 0) options.checksum_chunk_bytes = from.checksum_chunk_bytes;
   if (from.max_file_bytes > 0) options.max_file_bytes = from.max_file_bytes;

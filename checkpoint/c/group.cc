@@ -13,10 +13,10 @@ class CallbackMessage final : public PendingMessage {
   ~CallbackMessage() override {
     if (started_.ok()) group_.release(group_.context, pending_);
   }
-  absl::Status Wait(absl::Duration deadline) override {
+  absl::Status Wait(absl::Duration timeout) override {
     TESSERA_RETURN_IF_ERROR(started_);
     return CallBack(
-        [&] { return group_.wait(group_.context, pending_, absl::ToDoubleSeconds(deadline)); });
+        [&] { return group_.wait(group_.context, pending_, absl::ToDoubleSeconds(timeout)); });
   }
 
  private:
@@ -32,19 +32,19 @@ class CallbackGroup final : public ProcessGroup {
   int size() const override { return group_.size; }
 
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
+                                                  absl::Duration timeout) override {
     return CollectMessages(group_.rank == 0 ? group_.size : 0, [&](tessera_messages* messages) {
-      return group_.gather(group_.context, mine.data(), mine.size(),
-                           absl::ToDoubleSeconds(deadline), messages);
+      return group_.gather(group_.context, mine.data(), mine.size(), absl::ToDoubleSeconds(timeout),
+                           messages);
     });
   }
 
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
+                                        absl::Duration timeout) override {
     TESSERA_ASSIGN_OR_RETURN(
         std::vector<std::string> messages, CollectMessages(1, [&](tessera_messages* messages) {
           return group_.broadcast(group_.context, from_rank_0.data(), from_rank_0.size(),
-                                  absl::ToDoubleSeconds(deadline), messages);
+                                  absl::ToDoubleSeconds(timeout), messages);
         }));
     return std::move(messages[0]);
   }

@@ -175,18 +175,18 @@ typedef struct {
   int32_t rank;
   int32_t size;
   /* Collective: adds every rank's message, by rank, on rank 0, and none elsewhere. */
-  int32_t (*gather)(void* context, const void* mine, size_t bytes, double deadline_seconds,
+  int32_t (*gather)(void* context, const void* mine, size_t bytes, double timeout_seconds,
                     tessera_messages* all);
   /* Collective: adds rank 0's message, on every rank. */
-  int32_t (*broadcast)(void* context, const void* from_rank_0, size_t bytes,
-                       double deadline_seconds, tessera_messages* message);
+  int32_t (*broadcast)(void* context, const void* from_rank_0, size_t bytes, double timeout_seconds,
+                       tessera_messages* message);
   /* Start to move `bytes` bytes between this rank and another one. `pending` gets what the next two
    * are called with. */
   int32_t (*start_send)(void* context, const void* data, size_t bytes, int32_t destination,
                         void** pending);
   int32_t (*start_receive)(void* context, void* data, size_t bytes, int32_t source, void** pending);
   /* Waits for the end of a transfer. */
-  int32_t (*wait)(void* context, void* pending, double deadline_seconds);
+  int32_t (*wait)(void* context, void* pending, double timeout_seconds);
   /* Called once for each transfer that was started, after wait() or instead of it: when it returns,
    * the memory of the transfer is not touched any more. */
   void (*release)(void* context, void* pending);
@@ -200,7 +200,7 @@ typedef void (*tessera_progress)(void* context, uint64_t done_bytes, uint64_t to
 typedef struct {
   size_t struct_bytes;
   const tessera_group* group; /* NULL: this process alone. Must outlive the call, or the saver */
-  double deadline_seconds;    /* for each wait on other ranks; 0: 600 */
+  double timeout_seconds;     /* for each wait on other ranks; 0: 600 */
   uint32_t checksum_chunk_bytes;
   int32_t io_threads;
   uint64_t max_file_bytes;
@@ -214,7 +214,7 @@ typedef struct {
 typedef struct {
   size_t struct_bytes;
   const tessera_group* group;
-  double deadline_seconds;
+  double timeout_seconds;
   int32_t allow_missing;    /* wanted, not saved: left as it is */
   int32_t allow_unexpected; /* saved, not wanted: left out */
   int32_t verify_digests;   /* of what was placed in memory, too */

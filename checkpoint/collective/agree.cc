@@ -83,12 +83,12 @@ absl::StatusOr<Parts> Unpack(const Message& message, size_t count) {
   return parts;
 }
 
-absl::Status Receive(ProcessGroup& group, int source, Message& message, absl::Duration deadline) {
+absl::Status Receive(ProcessGroup& group, int source, Message& message, absl::Duration timeout) {
   uint64_t bytes = 0;
   TESSERA_RETURN_IF_ERROR(
-      group.StartReceive(std::as_writable_bytes(std::span(&bytes, 1)), source)->Wait(deadline));
+      group.StartReceive(std::as_writable_bytes(std::span(&bytes, 1)), source)->Wait(timeout));
   message.resize(bytes);
-  return group.StartReceive(message, source)->Wait(deadline);
+  return group.StartReceive(message, source)->Wait(timeout);
 }
 
 struct Send {
@@ -226,7 +226,7 @@ absl::StatusOr<std::string> FromMessage(const std::string& reply) {
 }  // namespace
 
 absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::string> parts,
-                                    absl::Duration deadline) {
+                                    absl::Duration timeout) {
   const int rank = group.rank(), size = group.size();
   Message received;
   Parts mine;
@@ -238,7 +238,7 @@ absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::st
     mine.assign(parts.begin(), parts.end());
   } else {
     const int span = SpanOf(rank, size);
-    TESSERA_RETURN_IF_ERROR(Receive(group, rank - span, received, deadline));
+    TESSERA_RETURN_IF_ERROR(Receive(group, rank - span, received, timeout));
     TESSERA_ASSIGN_OR_RETURN(mine, Unpack(received, std::min(span, size - rank)));
   }
   const std::vector<Subtree> children = ChildrenOf(rank, size);
@@ -251,39 +251,39 @@ absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::st
     sends[c].transfer = group.StartSend(sends[c].message, children[c].first);
   }
   for (Send& send : sends) {
-    TESSERA_RETURN_IF_ERROR(send.size_transfer->Wait(deadline));
-    TESSERA_RETURN_IF_ERROR(send.transfer->Wait(deadline));
+    TESSERA_RETURN_IF_ERROR(send.size_transfer->Wait(timeout));
+    TESSERA_RETURN_IF_ERROR(send.transfer->Wait(timeout));
   }
   return std::string(mine[0]);
 }
 
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
-                                  const Combine& combine, absl::Duration deadline,
+                                  const Combine& combine, absl::Duration timeout,
                                   bool* everyone_reported) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
-                           group.Gather(ToMessage(mine).SerializeAsString(), deadline));
+                           group.Gather(ToMessage(mine).SerializeAsString(), timeout));
   if (everyone_reported != nullptr) *everyone_reported = group.rank() == 0;
   std::string verdict;
   if (group.rank() == 0) verdict = ToMessage(CombineAll(gathered, combine)).SerializeAsString();
-  TESSERA_ASSIGN_OR_RETURN(const std::string reply, group.Broadcast(verdict, deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string reply, group.Broadcast(verdict, timeout));
   return FromMessage(reply);
 }
 
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
-                                      const CombineEach& combine, absl::Duration deadline) {
+                                      const CombineEach& combine, absl::Duration timeout) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
-                           group.Gather(ToMessage(mine).SerializeAsString(), deadline));
+                           group.Gather(ToMessage(mine).SerializeAsString(), timeout));
   std::vector<std::string> messages;
   if (group.rank() == 0) messages = CombineEachOf(gathered, combine);
-  TESSERA_ASSIGN_OR_RETURN(const std::string reply, Scatter(group, messages, deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string reply, Scatter(group, messages, timeout));
   return FromMessage(reply);
 }
 
-absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration deadline) {
+absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration timeout) {
   absl::StatusOr<std::string> result = std::string();
   if (!mine.ok()) result = mine;
   const Combine nothing = [](const std::vector<std::string>&) { return std::string(); };
-  return Agree(group, result, nothing, deadline).status();
+  return Agree(group, result, nothing, timeout).status();
 }
 
 }  // namespace tessera::ckpt

@@ -19,7 +19,7 @@ namespace tessera::ckpt {
 // Collective. A binomial tree: each part passes through at most log2(size) ranks, and rank 0 sends
 // log2(size) messages. Memory: a rank holds the parts of its subtree once.
 absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::string> parts,
-                                    absl::Duration deadline);
+                                    absl::Duration timeout);
 
 // Combines the payloads of all ranks, on rank 0, into the answer that every rank receives.
 using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std::string>&)>;
@@ -36,14 +36,14 @@ using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std:
 //
 // Collective. Bytes on the wire: all payloads to rank 0, the combined one to every rank.
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
-                                  const Combine& combine, absl::Duration deadline,
+                                  const Combine& combine, absl::Duration timeout,
                                   bool* everyone_reported = nullptr);
 
 // Combine and Agree() with a separate answer for each rank, which is sent to that rank alone.
 using CombineEach =
     std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<std::string>&)>;
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
-                                      const CombineEach& combine, absl::Duration deadline);
+                                      const CombineEach& combine, absl::Duration timeout);
 
 }  // namespace tessera::ckpt
 

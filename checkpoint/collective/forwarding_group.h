@@ -26,12 +26,12 @@ class ForwardingGroup : public ProcessGroup {
   int rank() const override { return base_.rank(); }
   int size() const override { return base_.size(); }
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
-    return base_.Gather(mine, deadline);
+                                                  absl::Duration timeout) override {
+    return base_.Gather(mine, timeout);
   }
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
-    return base_.Broadcast(from_rank_0, deadline);
+                                        absl::Duration timeout) override {
+    return base_.Broadcast(from_rank_0, timeout);
   }
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                             int destination) override {
@@ -54,17 +54,17 @@ class WatchedGroup final : public ForwardingGroup {
   const absl::Status& status() const { return status_; }
 
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
+                                                  absl::Duration timeout) override {
     if (!status_.ok()) return status_;
-    auto gathered = base_.Gather(mine, deadline);
+    auto gathered = base_.Gather(mine, timeout);
     if (!gathered.ok()) return Remember(gathered.status());
     return gathered;
   }
 
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
+                                        absl::Duration timeout) override {
     if (!status_.ok()) return status_;
-    auto reply = base_.Broadcast(from_rank_0, deadline);
+    auto reply = base_.Broadcast(from_rank_0, timeout);
     if (!reply.ok()) return Remember(reply.status());
     return reply;
   }
@@ -84,9 +84,9 @@ class WatchedGroup final : public ForwardingGroup {
    public:
     WatchedMessage(WatchedGroup& group, std::unique_ptr<PendingMessage> base)
         : group_(group), base_(std::move(base)) {}
-    absl::Status Wait(absl::Duration deadline) override {
+    absl::Status Wait(absl::Duration timeout) override {
       if (!group_.status_.ok() || base_ == nullptr) return group_.status_;
-      return group_.Remember(base_->Wait(deadline));
+      return group_.Remember(base_->Wait(timeout));
     }
 
    private:

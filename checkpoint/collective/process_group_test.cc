@@ -17,7 +17,7 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr absl::Duration kDeadline = absl::Seconds(20);
+constexpr absl::Duration kTimeout = absl::Seconds(20);
 
 std::string PartOf(int rank) { return std::string(rank % 3 == 1 ? 0 : rank * 37, 'a' + rank % 26); }
 
@@ -30,7 +30,7 @@ TEST(ProcessGroupTest, ScatterOverEverySize) {
       for (int round = 0; round < 2; ++round) {
         ASSERT_OK_AND_ASSIGN(
             const auto part,
-            Scatter(group, group.rank() == 0 ? parts : std::vector<std::string>(), kDeadline));
+            Scatter(group, group.rank() == 0 ? parts : std::vector<std::string>(), kTimeout));
         EXPECT_EQ(part, PartOf(group.rank()));
       }
     });
@@ -39,7 +39,7 @@ TEST(ProcessGroupTest, ScatterOverEverySize) {
 
 TEST(ProcessGroupTest, GatherAndBroadcast) {
   RunRanks(5, [](ProcessGroup& group) {
-    ASSERT_OK_AND_ASSIGN(const auto gathered, group.Gather(PartOf(group.rank()), kDeadline));
+    ASSERT_OK_AND_ASSIGN(const auto gathered, group.Gather(PartOf(group.rank()), kTimeout));
     if (group.rank() == 0) {
       EXPECT_THAT(gathered,
                   testing::ElementsAre(PartOf(0), PartOf(1), PartOf(2), PartOf(3), PartOf(4)));
@@ -47,7 +47,7 @@ TEST(ProcessGroupTest, GatherAndBroadcast) {
       EXPECT_TRUE(gathered.empty());
     }
     ASSERT_OK_AND_ASSIGN(const auto reply,
-                         group.Broadcast(absl::StrCat("from ", group.rank()), kDeadline));
+                         group.Broadcast(absl::StrCat("from ", group.rank()), kTimeout));
     EXPECT_EQ(reply, "from 0");
   });
 }
@@ -61,7 +61,7 @@ TEST(ProcessGroupTest, MessagesOfAPairArriveInOrder) {
       transfers.push_back(group.StartSend({&out[i], 1}, 1 - group.rank()));
       transfers.push_back(group.StartReceive({&in[i], 1}, 1 - group.rank()));
     }
-    for (auto& transfer : transfers) ASSERT_OK(transfer->Wait(kDeadline));
+    for (auto& transfer : transfers) ASSERT_OK(transfer->Wait(kTimeout));
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(in[i], static_cast<std::byte>(10 * (1 - group.rank()) + i));
     }
@@ -81,11 +81,11 @@ TEST(ProcessGroupTest, ATransferThatNobodyAnswersEndsAndNamesThePeer) {
 TEST(ProcessGroupTest, ScatterNeedsAPartForEachRank) {
   SingleProcessGroup group;
   const std::vector<std::string> two = {"a", "b"};
-  EXPECT_FALSE(Scatter(group, two, kDeadline).ok());
-  ASSERT_OK_AND_ASSIGN(const auto part, Scatter(group, std::span(two).first(1), kDeadline));
+  EXPECT_FALSE(Scatter(group, two, kTimeout).ok());
+  ASSERT_OK_AND_ASSIGN(const auto part, Scatter(group, std::span(two).first(1), kTimeout));
   EXPECT_EQ(part, "a");
   EXPECT_TRUE(
-      absl::IsUnavailable(group.StartSend(std::as_bytes(std::span(two[0])), 0)->Wait(kDeadline)));
+      absl::IsUnavailable(group.StartSend(std::as_bytes(std::span(two[0])), 0)->Wait(kTimeout)));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace tessera::ckpt {
 // payloads are kept. So no rank keeps waiting for one that failed on its own.
 //
 // Collective. Bytes on the wire: the messages to rank 0, the combined one to every rank.
-absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration deadline);
+absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration timeout);
 
 }  // namespace tessera::ckpt
 

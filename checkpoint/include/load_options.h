@@ -16,7 +16,7 @@ struct LoadOptions {
   // The ranks that load together, each the state that it wants; collective. Owned by the caller.
   // Null: this process alone.
   ProcessGroup* group = nullptr;
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+  absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 
   bool verify_checksums = true;
   // Whether to compare the digests of the elements that all ranks placed in their memory with the

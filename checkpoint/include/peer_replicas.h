@@ -55,7 +55,7 @@ struct PeerReplicaOptions {
   Storage* store = nullptr;
   // The ranks of the job. Must outlive this object. Null: this process alone.
   ProcessGroup* group = nullptr;
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+  absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
   // How long to wait for the processes of a predecessor, which notice after a second or two that
   // the job was killed.
   absl::Duration lock_wait = absl::Seconds(10);

@@ -24,7 +24,7 @@ class PendingMessage {
   virtual ~PendingMessage() = default;
 
   // Waits for the end of the transfer. Called once.
-  virtual absl::Status Wait(absl::Duration deadline) = 0;
+  virtual absl::Status Wait(absl::Duration timeout) = 0;
 };
 
 // The operations that a checkpoint needs from a group of ranks, which a program implements over its
@@ -48,10 +48,10 @@ class ProcessGroup {
 
   // Returns the messages of all ranks, by rank, on rank 0; empty elsewhere.
   virtual absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                          absl::Duration deadline) = 0;
+                                                          absl::Duration timeout) = 0;
   // Returns rank 0's message on every rank.
   virtual absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                                absl::Duration deadline) = 0;
+                                                absl::Duration timeout) = 0;
 
   // Start a message from one rank to another; never to itself, never empty. Both sides know its
   // size beforehand. Several messages may be in flight at once; messages of one pair arrive in the

@@ -47,7 +47,7 @@ struct SaveOptions {
   // The ranks that save together, each its part of the state; collective, see process_group.h.
   // Owned by the caller; must outlive the call, or the saver. Null: this process alone.
   ProcessGroup* group = nullptr;
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+  absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 
   // Metadata that is stored with the tensors. Ignored by AsyncSaver and CheckpointManager, which
   // take it with each save.

@@ -96,7 +96,7 @@ absl::StatusOr<Manifest> ShareManifest(const Manifest& own, const StateDict& sta
   absl::StatusOr<std::string> mine = std::string();
   if (absl::Status checked = CheckRequest(state, options); !checked.ok()) mine = std::move(checked);
   const Combine combine = [&](const std::vector<std::string>&) { return own.SerializeAsString(); };
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, combine, options.deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, combine, options.timeout));
   Manifest manifest;
   if (!manifest.ParseFromString(bytes)) return absl::InternalError("rank 0 sent a bad manifest");
   return manifest;
@@ -129,7 +129,7 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
                                                         [&](const std::vector<std::string>& all) {
                                                           return ShareReads(manifest, all, openers);
                                                         },
-                                                        options.deadline));
+                                                        options.timeout));
   ReadShare share;
   if (!share.ParseFromString(reply)) return absl::InternalError("rank 0 sent a bad share");
   return share;
@@ -160,7 +160,7 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
   }
   report.bytes_read = plan->bytes;
   return AgreeOnStatus(group, scanner.Run(RangesOf(*plan), placer->AsCallback(), buffers),
-                       options.deadline);
+                       options.timeout);
 }
 
 // Step 5, on request.
@@ -169,7 +169,7 @@ absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison
   const absl::Duration start = SteadyNow();
   TESSERA_ASSIGN_OR_RETURN(
       LoadedDigests digests,
-      VerifyLoaded(manifest, comparison, group, options.io_threads, options.deadline));
+      VerifyLoaded(manifest, comparison, group, options.io_threads, options.timeout));
   report.digests_verified = digests.verified;
   report.digests_unverified = std::move(digests.unverified);
   report.verify_seconds = SecondsSince(start);
@@ -189,7 +189,7 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
                                  return CombineComparisons(payloads, manifest, options,
                                                            storage.Describe(checkpoint_dir));
                                },
-                               options.deadline));
+                               options.timeout));
   CompareVerdict verdict;
   if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
 

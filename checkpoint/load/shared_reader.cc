@@ -42,7 +42,7 @@ class SharedReader {
         placer_(placer),
         group_(group),
         rank_(group.rank()),
-        deadline_(options.deadline),
+        timeout_(options.timeout),
         report_(report) {}
 
   // Derives this rank's work from its share, and allocates the buffers: at most staging_bytes, but
@@ -59,9 +59,9 @@ class SharedReader {
     absl::StatusOr<std::string> offer = HostMemory::OfferOf(host_memory_).SerializeAsString();
     if (!ready.ok()) offer = ready;
     TESSERA_ASSIGN_OR_RETURN(const std::string offers,
-                             AgreeEach(group_, offer, OffersByHost, deadline_));
+                             AgreeEach(group_, offer, OffersByHost, timeout_));
     TESSERA_ASSIGN_OR_RETURN(const std::string mappers,
-                             AgreeEach(group_, MapMemory(offers), WhoMapped, deadline_));
+                             AgreeEach(group_, MapMemory(offers), WhoMapped, timeout_));
     RankSet parsed;
     if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
     schedule_.SetMappings({parsed.rank().begin(), parsed.rank().end()},
@@ -280,7 +280,7 @@ class SharedReader {
         continue;
       }
       const std::unique_ptr<PendingMessage> message = std::move(pending_[i]);
-      TESSERA_RETURN_IF_ERROR(message->Wait(deadline_));
+      TESSERA_RETURN_IF_ERROR(message->Wait(timeout_));
     }
     return absl::OkStatus();
   }
@@ -321,7 +321,7 @@ class SharedReader {
   absl::Status FinishAnswer() {
     const std::unique_ptr<PendingMessage> answer = std::move(answers_.front());
     answers_.pop_front();
-    return answer->Wait(deadline_);
+    return answer->Wait(timeout_);
   }
 
   // Waits until own pieces below `end` are placed by all ranks that map them.
@@ -418,7 +418,7 @@ class SharedReader {
   }
 
   absl::Status FinishSends() {
-    for (const auto& send : sends_) TESSERA_RETURN_IF_ERROR(send->Wait(deadline_));
+    for (const auto& send : sends_) TESSERA_RETURN_IF_ERROR(send->Wait(timeout_));
     sends_.clear();
     pack_used_ = 0;
     return absl::OkStatus();
@@ -428,7 +428,7 @@ class SharedReader {
   const Placer& placer_;
   ProcessGroup& group_;
   const uint32_t rank_;
-  const absl::Duration deadline_;
+  const absl::Duration timeout_;
   LoadReport& report_;  // what is read, received and sent, and the size of the buffers
 
   ReadSchedule schedule_;
@@ -488,7 +488,7 @@ absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Plac
   SharedReader reader(scanner, placer, group, options, report);
   ready.Update(reader.Prepare(manifest, share, options));
   TESSERA_RETURN_IF_ERROR(reader.ShareMemory(ready));
-  return AgreeOnStatus(group, reader.Run(), options.deadline);
+  return AgreeOnStatus(group, reader.Run(), options.timeout);
 }
 
 }  // namespace tessera::ckpt

@@ -332,7 +332,7 @@ void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison) {
 
 absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
                                            ProcessGroup& group, int threads,
-                                           absl::Duration deadline) {
+                                           absl::Duration timeout) {
   std::set<std::string> converted;
   const std::vector<Held> all = CollectHeld(manifest, comparison, converted);
   const auto judge = [&](const std::vector<Held>& held) -> absl::StatusOr<LoadedVerdict> {
@@ -342,7 +342,7 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
                                  [&](const std::vector<std::string>& payloads) {
                                    return DigestComparison(manifest).Combine(payloads);
                                  },
-                                 deadline));
+                                 timeout));
     LoadedVerdict verdict;
     if (!verdict.ParseFromString(reply)) return absl::InternalError("rank 0 sent a bad verdict");
     return verdict;

@@ -35,7 +35,7 @@ void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison);
 // its boxes. Cost: one pass over the memory whose digests are not known, in `threads` threads.
 absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
                                            ProcessGroup& group, int threads,
-                                           absl::Duration deadline);
+                                           absl::Duration timeout);
 
 }  // namespace tessera::ckpt
 

@@ -75,7 +75,7 @@ class Manager final : public CheckpointManager {
     const LoadOnThisRank load = [&](const Checkpoint& checkpoint) {
       LoadOptions load_options;
       load_options.group = &group();
-      load_options.deadline = options_.save.deadline;
+      load_options.timeout = options_.save.timeout;
       return checkpoint.Load(state, load_options).status();
     };
     return TryResume(load, options);
@@ -89,7 +89,7 @@ class Manager final : public CheckpointManager {
                                                .step = options.step,
                                                .ignore_no_valid = options.ignore_no_valid,
                                                .lock = lock_.get(),
-                                               .deadline = options_.save.deadline},
+                                               .timeout = options_.save.timeout},
                                               load));
     Begin(resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0, std::nullopt);
     return resumed;
@@ -102,7 +102,7 @@ class Manager final : public CheckpointManager {
       moved = held.ok() ? ckpt::AbandonLater(*storage_, step)
                         : absl::StatusOr<std::vector<std::string>>(held);
     }
-    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group(), moved.status(), options_.save.deadline));
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group(), moved.status(), options_.save.timeout));
     return moved;
   }
 
@@ -255,7 +255,7 @@ class Manager final : public CheckpointManager {
     const std::string mine(reinterpret_cast<const char*>(facts.counts.data()),
                            sizeof(facts.counts));
     TESSERA_ASSIGN_OR_RETURN(const std::string all,
-                             Agree(group(), mine, AddFacts, options_.save.deadline));
+                             Agree(group(), mine, AddFacts, options_.save.timeout));
     if (all.size() != sizeof(facts.counts)) {
       return absl::InternalError("rank 0's facts about a step have another size");
     }
@@ -392,7 +392,7 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
   if (saves && group.rank() == 0) to_lock = OpenStorage(name, opening);
   absl::Status opened = storage.status();
   opened.Update(to_lock.status());
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, opened, options.save.deadline));
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, opened, options.save.timeout));
   return Open(*std::move(storage), *std::move(to_lock), std::move(options));
 }
 
@@ -406,7 +406,7 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
     lock = FolderLock::Acquire(std::move(to_lock),
                                {.wait = options.lock_wait, .on_wait = options.notes});
   }
-  const absl::Status agreed = AgreeOnStatus(group, lock.status(), options.save.deadline);
+  const absl::Status agreed = AgreeOnStatus(group, lock.status(), options.save.timeout);
   TESSERA_RETURN_IF_ERROR(lock.ok() ? agreed : lock.status());
   if (*lock != nullptr && options.notes && !(*lock)->warning().empty()) {
     options.notes((*lock)->warning());

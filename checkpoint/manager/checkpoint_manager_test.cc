@@ -62,7 +62,7 @@ class CheckpointManagerTest : public ::testing::Test {
     const int rank = group.rank();
     CheckpointManagerOptions options;
     options.save.group = &group;
-    options.save.deadline = absl::Seconds(20);
+    options.save.timeout = absl::Seconds(20);
     options.schedule = schedule;
     if (change) change(rank, options);
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
@@ -154,7 +154,7 @@ TEST_F(CheckpointManagerTest, SavesThatFailEndEveryRank) {
                           options.background.emplace();
                           SaveOptions& save = options.background->save;
                           save.group = groups[rank].get();
-                          save.deadline = absl::Seconds(20);
+                          save.timeout = absl::Seconds(20);
                           if (rank != 1) return;
                           save.before_commit = [] { return absl::DataLossError("no log"); };
                         });

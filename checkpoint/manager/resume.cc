@@ -365,9 +365,9 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
       return decision.FindLatestValid();
     };
     TESSERA_ASSIGN_OR_RETURN(const std::string reply,
-                             Agree(group, std::string(), judge_and_offer, rules.deadline));
+                             Agree(group, std::string(), judge_and_offer, rules.timeout));
     absl::StatusOr<std::optional<Checkpoint>> offered = Decode(reply, storage, offer);
-    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), rules.deadline));
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), rules.timeout));
     result.checkpoint = *std::move(offered);
     loaded = result.checkpoint.has_value() ? load(*result.checkpoint) : absl::OkStatus();
     if (loaded.ok()) break;
@@ -388,7 +388,7 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
     TESSERA_RETURN_IF_ERROR(decision.Quarantine());
     return std::string();
   };
-  TESSERA_RETURN_IF_ERROR(Agree(group, seen, finish, rules.deadline).status());
+  TESSERA_RETURN_IF_ERROR(Agree(group, seen, finish, rules.timeout).status());
   decision.Report(result);
   return result;
 }

@@ -37,7 +37,7 @@ struct ResumeRules {
   bool ignore_no_valid = false;
   // The lock of the folder, on rank 0: nothing is renamed if it was lost meanwhile. May be null.
   FolderLock* lock = nullptr;
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+  absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 };
 
 // Loads, on all ranks, the newest committed checkpoint, permanent or rolling, that is healthy and

@@ -114,7 +114,7 @@ class ResumeTest : public ::testing::Test {
           ResumeFromLatest(Shared(storage), group, options, [&](const Checkpoint& checkpoint) {
             if (rank == 0) ++loads_;
             return checkpoint
-                .Load(Part(rank, loaded[rank]), {.group = &group, .deadline = absl::Seconds(20)})
+                .Load(Part(rank, loaded[rank]), {.group = &group, .timeout = absl::Seconds(20)})
                 .status();
           });
     });

@@ -92,8 +92,8 @@ class HeldStorage final : public ReadOnlyStorage {
 class Finder {
  public:
   Finder(const std::shared_ptr<Storage>& folder, const Hosts& hosts, ProcessGroup& group,
-         absl::Duration deadline)
-      : folder_(folder), hosts_(hosts), group_(group), deadline_(deadline) {}
+         absl::Duration timeout)
+      : folder_(folder), hosts_(hosts), group_(group), timeout_(timeout) {}
 
   absl::StatusOr<FoundReplica> Lead(const AcceptedReplicas& accepted) {
     FindRequest list;
@@ -131,11 +131,11 @@ class Finder {
 
   absl::StatusOr<FoundReplica> Follow() {
     while (true) {
-      TESSERA_ASSIGN_OR_RETURN(const std::string bytes, group_.Broadcast("", deadline_));
+      TESSERA_ASSIGN_OR_RETURN(const std::string bytes, group_.Broadcast("", timeout_));
       FindRequest request;
       if (!request.ParseFromString(bytes)) return absl::InternalError("a bad request");
       if (request.kind() >= FindRequest::TAKE) return Finish(request);
-      TESSERA_RETURN_IF_ERROR(group_.Gather(Answer(request), deadline_).status());
+      TESSERA_RETURN_IF_ERROR(group_.Gather(Answer(request), timeout_).status());
     }
   }
 
@@ -147,12 +147,12 @@ class Finder {
   };
 
   absl::StatusOr<std::vector<std::string>> Ask(const FindRequest& request) {
-    TESSERA_RETURN_IF_ERROR(group_.Broadcast(request.SerializeAsString(), deadline_).status());
-    return group_.Gather(Answer(request), deadline_);
+    TESSERA_RETURN_IF_ERROR(group_.Broadcast(request.SerializeAsString(), timeout_).status());
+    return group_.Gather(Answer(request), timeout_);
   }
 
   absl::StatusOr<FoundReplica> Conclude(const FindRequest& request) {
-    TESSERA_RETURN_IF_ERROR(group_.Broadcast(request.SerializeAsString(), deadline_).status());
+    TESSERA_RETURN_IF_ERROR(group_.Broadcast(request.SerializeAsString(), timeout_).status());
     return Finish(request);
   }
 
@@ -335,7 +335,7 @@ class Finder {
   const std::shared_ptr<Storage>& folder_;
   const Hosts& hosts_;
   ProcessGroup& group_;
-  const absl::Duration deadline_;
+  const absl::Duration timeout_;
   std::vector<std::string> notes_;  // on rank 0
 };
 
@@ -343,9 +343,9 @@ class Finder {
 
 absl::StatusOr<FoundReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
                                          const std::shared_ptr<Storage>& folder, const Hosts& hosts,
-                                         ProcessGroup& group, absl::Duration deadline) {
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, accepted.status(), deadline));
-  Finder finder(folder, hosts, group, deadline);
+                                         ProcessGroup& group, absl::Duration timeout) {
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, accepted.status(), timeout));
+  Finder finder(folder, hosts, group, timeout);
   return group.rank() == 0 ? finder.Lead(*accepted) : finder.Follow();
 }
 

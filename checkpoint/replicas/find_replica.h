@@ -24,7 +24,7 @@ struct AcceptedReplicas {
 // return.
 absl::StatusOr<FoundReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
                                          const std::shared_ptr<Storage>& folder, const Hosts& hosts,
-                                         ProcessGroup& group, absl::Duration deadline);
+                                         ProcessGroup& group, absl::Duration timeout);
 
 }  // namespace tessera::ckpt
 

@@ -41,7 +41,7 @@ absl::StatusOr<RankPlace> PlaceOf(const Storage& folder, const std::string& name
 }  // namespace
 
 absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
-                                  const std::string& name, absl::Duration deadline) {
+                                  const std::string& name, absl::Duration timeout) {
   absl::StatusOr<std::string> mine = std::string();
   if (const absl::StatusOr<RankPlace> place = PlaceOf(folder, name); place.ok()) {
     mine = place->SerializeAsString();
@@ -55,7 +55,7 @@ absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
     }
     return places.SerializeAsString();
   };
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, join, deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, join, timeout));
   HostPlaces places;
   if (!places.ParseFromString(bytes) || places.ranks_size() != group.size()) {
     return absl::InternalError("rank 0's message about the hosts does not parse");

@@ -20,7 +20,7 @@ class Hosts {
   Hosts() = default;
   // Finds the hosts. `name` is this host's, for messages. Collective.
   static absl::StatusOr<Hosts> Find(ProcessGroup& group, const Storage& folder,
-                                    const std::string& name, absl::Duration deadline);
+                                    const std::string& name, absl::Duration timeout);
 
   int count() const { return static_cast<int>(ranks_.size()); }
   int of(int rank) const { return host_of_[rank]; }

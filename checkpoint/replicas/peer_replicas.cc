@@ -110,10 +110,10 @@ class PeerReplicas::Impl {
 
   absl::Status Open() {
     absl::StatusOr<std::unique_ptr<Storage>> folder = OpenFolder(options_.folder);
-    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, folder.status(), options_.deadline));
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, folder.status(), options_.timeout));
     folder_ = *std::move(folder);
     TESSERA_ASSIGN_OR_RETURN(hosts_,
-                             Hosts::Find(group_, *folder_, options_.host, options_.deadline));
+                             Hosts::Find(group_, *folder_, options_.host, options_.timeout));
     absl::Status locked;
     if (hosts_.is_first(group_.rank())) {
       const auto lock = [&]() -> absl::StatusOr<std::unique_ptr<FolderLock>> {
@@ -124,14 +124,14 @@ class PeerReplicas::Impl {
       locked = held.status();
       if (held.ok()) lock_ = *std::move(held);
     }
-    return AgreeOnStatus(group_, locked, options_.deadline);
+    return AgreeOnStatus(group_, locked, options_.timeout);
   }
 
   absl::StatusOr<FoundReplica> FindLatest() {
     absl::StatusOr<AcceptedReplicas> accepted = AcceptedReplicas();
     if (group_.rank() == 0) accepted = ReadRecord(options_.store);
     TESSERA_ASSIGN_OR_RETURN(FoundReplica found,
-                             FindReplica(accepted, folder_, hosts_, group_, options_.deadline));
+                             FindReplica(accepted, folder_, hosts_, group_, options_.timeout));
     found_ = found.checkpoint.has_value() ? found.checkpoint->directory() : "";
     return found;
   }
@@ -140,11 +140,11 @@ class PeerReplicas::Impl {
     if (!resumed) found_.clear();
     storage_ = std::make_unique<ReplicaStorage>(*folder_, hosts_.is_first(group_.rank()));
     TESSERA_RETURN_IF_ERROR(WriteRecord());
-    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, storage_->Keep(found_), options_.deadline));
+    TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, storage_->Keep(found_), options_.timeout));
     TESSERA_RETURN_IF_ERROR(CheckRoom(state));
     background_group_.emplace(background.save.group != nullptr ? *background.save.group : alone_);
     background.save.group = &*background_group_;
-    background_deadline_ = background.save.deadline;
+    background_timeout_ = background.save.timeout;
     saver_ = std::make_unique<AsyncSaver>(
         *storage_, background,
         SaveHooks{.choose_root = [this](const PlannedSave&) { return run_; },
@@ -177,7 +177,7 @@ class PeerReplicas::Impl {
       rmdir(path.c_str());  // stays where somebody has put something else there
     }
     if (group_.rank() == 0 && options_.store != nullptr) status.Update(Disown(*options_.store));
-    return AgreeOnStatus(group_, status, options_.deadline);
+    return AgreeOnStatus(group_, status, options_.timeout);
   }
 
   AsyncSaver* saver() { return saver_.get(); }
@@ -224,7 +224,7 @@ class PeerReplicas::Impl {
       }
       return std::string();
     };
-    return Agree(group_, report(), compare, options_.deadline).status();
+    return Agree(group_, report(), compare, options_.timeout).status();
   }
 
   absl::Status WriteRecord() {
@@ -244,14 +244,14 @@ class PeerReplicas::Impl {
                   [](const std::vector<std::string>& names) -> absl::StatusOr<std::string> {
                     return names[0];
                   },
-                  options_.deadline));
+                  options_.timeout));
     return absl::OkStatus();
   }
 
   void AfterCommit(SaveReport& report) {
     const absl::Duration start = SteadyNow();
     absl::Status spread =
-        storage_->Spread(report.directory, hosts_, *background_group_, background_deadline_);
+        storage_->Spread(report.directory, hosts_, *background_group_, background_timeout_);
     report.seconds += absl::ToDoubleSeconds(SteadyNow() - start);
     const std::optional<int64_t> step =
         ParseStepDirectoryName(report.directory.substr(report.directory.rfind('/') + 1));
@@ -281,7 +281,7 @@ class PeerReplicas::Impl {
   // Used by the saver's thread after Begin().
   std::unique_ptr<ReplicaStorage> storage_;
   std::optional<WatchedGroup> background_group_;
-  absl::Duration background_deadline_;
+  absl::Duration background_timeout_;
   Mutex mutex_;
   std::map<int64_t, absl::Status> spread_ ABSL_GUARDED_BY(mutex_);  // by step; OK is left out
 

@@ -52,7 +52,7 @@ class PeerReplicasTest : public ::testing::Test {
                                                .host = absl::StrCat("host", host),
                                                .store = &store_,
                                                .group = &group,
-                                               .deadline = absl::Seconds(30),
+                                               .timeout = absl::Seconds(30),
                                                .lock_wait = absl::ZeroDuration()}));
       body({group, background, *replicas});
     });
@@ -93,7 +93,7 @@ class PeerReplicasTest : public ::testing::Test {
     State state(rank.group);
     AsyncSaveOptions background;
     background.save.group = &rank.background;
-    background.save.deadline = absl::Seconds(30);
+    background.save.timeout = absl::Seconds(30);
     background.save.max_file_bytes = 6 << 20;
     ASSERT_EQ(rank.replicas.Begin(state.dict(), background, resumed), absl::OkStatus());
     for (const int64_t step : steps) {
@@ -121,7 +121,7 @@ class PeerReplicasTest : public ::testing::Test {
       State state(rank.group);
       const auto loaded = found.checkpoint->Load(
           state.dict(),
-          {.group = &rank.group, .deadline = absl::Seconds(30), .verify_digests = true});
+          {.group = &rank.group, .timeout = absl::Seconds(30), .verify_digests = true});
       ASSERT_OK(loaded);
       EXPECT_TRUE(state.Is(found.checkpoint->step())) << "rank " << rank.group.rank();
       if (rank.group.rank() != 0) return;

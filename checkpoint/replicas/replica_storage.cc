@@ -119,9 +119,9 @@ class Receiver : public Transfer {
   }
 
   // Receives the block and writes it. Returns errors of the group alone.
-  absl::Status Take(absl::Duration deadline) {
+  absl::Status Take(absl::Duration timeout) {
     if (block_ == nullptr) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(std::exchange(pending_, nullptr)->Wait(deadline));
+    TESSERA_RETURN_IF_ERROR(std::exchange(pending_, nullptr)->Wait(timeout));
     if (status_.ok()) status_ = Write(*block_, buffer_.span().first(block_->size));
     return absl::OkStatus();
   }
@@ -143,7 +143,7 @@ class Receiver : public Transfer {
 // Exchanges blocks: every rank sends one and receives one from each of its sources, writes them,
 // and goes on. Every transfer that a rank waits for was begun before its own wait.
 absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const SpreadPlan& plan,
-                           const Hosts& hosts, ProcessGroup& group, absl::Duration deadline) {
+                           const Hosts& hosts, ProcessGroup& group, absl::Duration timeout) {
   std::deque<Receiver> receivers;
   std::optional<Sender> sender;
   absl::Status ready;
@@ -156,7 +156,7 @@ absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const 
       ready.Update(sender.emplace(folder, directory, plan.ranks(rank), *peer).Allocate());
     }
   }
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, ready, deadline));
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, ready, timeout));
   bool more = true;
   while (more) {
     more = false;
@@ -164,12 +164,12 @@ absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const 
     const std::unique_ptr<PendingMessage> sent =
         sender.has_value() ? sender->SendNext(group) : nullptr;
     more |= sent != nullptr;
-    for (Receiver& receiver : receivers) TESSERA_RETURN_IF_ERROR(receiver.Take(deadline));
-    if (sent != nullptr) TESSERA_RETURN_IF_ERROR(sent->Wait(deadline));
+    for (Receiver& receiver : receivers) TESSERA_RETURN_IF_ERROR(receiver.Take(timeout));
+    if (sent != nullptr) TESSERA_RETURN_IF_ERROR(sent->Wait(timeout));
   }
   absl::Status status = sender.has_value() ? sender->status() : absl::OkStatus();
   for (const Receiver& receiver : receivers) status.Update(receiver.status());
-  return AgreeOnStatus(group, status, deadline);
+  return AgreeOnStatus(group, status, timeout);
 }
 
 // Reads back what was received, and compares it with the manifest's checksums: the replica before
@@ -276,7 +276,7 @@ absl::Status ReplicaStorage::DeleteOthers(const std::string& also_kept) {
 }
 
 absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& hosts,
-                                    ProcessGroup& group, absl::Duration deadline) {
+                                    ProcessGroup& group, absl::Duration timeout) {
   RankFiles mine;
   {
     const MutexLock lock(&mutex_);
@@ -314,20 +314,20 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
   TESSERA_ASSIGN_OR_RETURN(
       const std::string bytes,
       Agree(group, status.ok() ? absl::StatusOr<std::string>(mine.SerializeAsString()) : status,
-            describe, deadline));
+            describe, timeout));
   SpreadPlan plan;
   if (!plan.ParseFromString(bytes) || plan.ranks_size() != group.size()) {
     return absl::InternalError("rank 0's list of files does not parse");
   }
-  TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, deadline));
+  TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, timeout));
   status = VerifyCopies(base(), directory, plan, hosts, group.rank());
   if (status.ok() && cleans_ && group.rank() != 0) {
     status = base().MakeDirectory(directory);
     if (status.ok()) status = base().Write(manifest_path, plan.manifest(), {}).status();
   }
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, status, deadline));
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, status, timeout));
   // Every host has all of it: the one before is not needed any more.
-  return AgreeOnStatus(group, Keep(directory), deadline);
+  return AgreeOnStatus(group, Keep(directory), timeout);
 }
 
 }  // namespace tessera::ckpt

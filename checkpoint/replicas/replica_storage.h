@@ -43,7 +43,7 @@ class ReplicaStorage final : public ForwardingStorage {
   // files that others send to it, and writes the manifest. Afterwards, this replica is the one that
   // is kept. Collective; the same status on all ranks.
   absl::Status Spread(const std::string& directory, const Hosts& hosts, ProcessGroup& group,
-                      absl::Duration deadline);
+                      absl::Duration timeout);
 
  private:
   absl::Status DeleteOthers(const std::string& also_kept);

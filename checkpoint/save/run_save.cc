@@ -129,7 +129,7 @@ absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<R
   const TraceSpan span("save", "plan");
   absl::StatusOr<SaveTask> task = AgreeOnSave(context.group, local, request.step, request.metadata,
                                               PlanOptions(context.options), context.plan_cache,
-                                              prepare, context.options.deadline);
+                                              prepare, context.options.timeout);
   if (!task.ok()) return InPhase(kPlanning, task.status());
   return task;
 }
@@ -208,7 +208,7 @@ absl::StatusOr<SaveReport> RunSave(
         if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
         return bytes;
       },
-      context.options.deadline, &everyone_reported);
+      context.options.timeout, &everyone_reported);
   if (!committed.ok()) {
     if (everyone_reported) coordinator.Abandon();
     return committed.status();

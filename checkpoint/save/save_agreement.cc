@@ -51,14 +51,14 @@ class SaveAgreement {
  public:
   SaveAgreement(ProcessGroup& group, int64_t step, const Metadata& metadata,
                 const SavePlanOptions& options, PlanCache& cache, const PrepareSave& prepare,
-                absl::Duration deadline)
+                absl::Duration timeout)
       : group_(group),
         step_(step),
         metadata_(metadata),
         options_(options),
         cache_(cache),
         prepare_(prepare),
-        deadline_(deadline) {}
+        timeout_(timeout) {}
 
   absl::StatusOr<SaveTask> Run(const absl::StatusOr<RankState>& local) {
     if (local.ok()) {
@@ -82,7 +82,7 @@ class SaveAgreement {
  private:
   absl::StatusOr<SaveVerdict> Round(const absl::StatusOr<std::string>& mine,
                                     const CombineEach& combine) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(group_, mine, combine, deadline_));
+    TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(group_, mine, combine, timeout_));
     SaveVerdict verdict;
     if (!verdict.ParseFromString(reply)) return Unreadable(0, "an answer");
     return verdict;
@@ -226,7 +226,7 @@ class SaveAgreement {
   const SavePlanOptions& options_;
   PlanCache& cache_;
   const PrepareSave& prepare_;
-  const absl::Duration deadline_;
+  const absl::Duration timeout_;
   std::string description_, key_;
   // On rank 0.
   bool all_hit_ = true;                        // all ranks have the cached plan
@@ -238,8 +238,8 @@ class SaveAgreement {
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
                                      int64_t step, const Metadata& metadata,
                                      const SavePlanOptions& options, PlanCache& cache,
-                                     const PrepareSave& prepare, absl::Duration deadline) {
-  return SaveAgreement(group, step, metadata, options, cache, prepare, deadline).Run(local);
+                                     const PrepareSave& prepare, absl::Duration timeout) {
+  return SaveAgreement(group, step, metadata, options, cache, prepare, timeout).Run(local);
 }
 
 }  // namespace tessera::ckpt

@@ -75,7 +75,7 @@ using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const PlannedManife
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
                                      int64_t step, const Metadata& metadata,
                                      const SavePlanOptions& options, PlanCache& cache,
-                                     const PrepareSave& prepare, absl::Duration deadline);
+                                     const PrepareSave& prepare, absl::Duration timeout);
 
 }  // namespace tessera::ckpt
 

@@ -38,7 +38,7 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 AsyncSaveOptions SmallPieces() {
   AsyncSaveOptions options;
   options.save.checksum_chunk_bytes = 4096;
-  options.save.deadline = absl::Seconds(20);
+  options.save.timeout = absl::Seconds(20);
   return options;
 }
 
@@ -421,7 +421,7 @@ TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
   ThreadGroupHub hub(2);
   ThreadProcessGroup alone(hub, 0);
   AsyncSaveOptions options = SmallPieces();
-  options.save.deadline = absl::Milliseconds(100);
+  options.save.timeout = absl::Milliseconds(100);
   LocalState state = RowsOf(tensors);
   AsyncSaver saver(storage_, On(alone, options));
   for (int64_t step = 1; step <= 2; ++step) {

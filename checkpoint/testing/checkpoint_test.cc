@@ -368,7 +368,7 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
       StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {6})}};
       state.tensors[0].shards[0].box = {{2 * group.rank()}, {2}};
       SaveOptions options;
-      options.deadline = absl::Seconds(20);
+      options.timeout = absl::Seconds(20);
       const absl::Status status =
           CheckpointFolder(faulty).Save(1, state, On(group, options)).status();
       EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
@@ -385,7 +385,7 @@ TEST_F(CheckpointTest, ALateRankIsNamed) {
     if (group.rank() == 1) return;  // never takes part
     std::vector<float> values = {1};
     SaveOptions options;
-    options.deadline = absl::Milliseconds(50);
+    options.timeout = absl::Milliseconds(50);
     const absl::Status status =
         CheckpointFolder(storage_)
             .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}},

@@ -111,7 +111,7 @@ SaveOptions SmallFiles() {
   options.checksum_chunk_bytes = 256;
   options.io_threads = 2;
   options.staging_bytes = 16384;
-  options.deadline = absl::Minutes(5);
+  options.timeout = absl::Minutes(5);
   return options;
 }
 

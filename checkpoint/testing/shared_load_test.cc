@@ -60,9 +60,9 @@ class WatchedGroup final : public ForwardingGroup {
   struct Message final : PendingMessage {
     Message(std::unique_ptr<PendingMessage> base, WatchedGroup& group, int source)
         : base(std::move(base)), group(group), source(source), number(group.started_[source]++) {}
-    absl::Status Wait(absl::Duration deadline) override {
+    absl::Status Wait(absl::Duration timeout) override {
       EXPECT_EQ(group.awaited_[source]++, number) << "from rank " << source;
-      const absl::Status status = base->Wait(deadline);
+      const absl::Status status = base->Wait(timeout);
       if (group.rank() == 1) absl::SleepFor(group.traffic_.delay);
       return status;
     }
@@ -393,7 +393,7 @@ TEST_P(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
   };
   LoadOptions options;
   options.staging_bytes = 8 * kChunkBytes;
-  options.deadline = absl::Seconds(30);
+  options.timeout = absl::Seconds(30);
   const int64_t before = faulty_.operation_count();
   ExpectAllHeld(LoadOn(4, wanted, options));
   const int64_t operations = faulty_.operation_count() - before;

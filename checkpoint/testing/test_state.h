@@ -49,9 +49,9 @@ class CountingGroup final : public ForwardingGroup {
   uint64_t sent_bytes = 0;
 
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
+                                                  absl::Duration timeout) override {
     sent_bytes += mine.size();
-    return ForwardingGroup::Gather(mine, deadline);
+    return ForwardingGroup::Gather(mine, timeout);
   }
 };
 

@@ -42,8 +42,8 @@ class HookedGroup final : public ForwardingGroup {
   HookedGroup(ProcessGroup& base, std::function<void()> hook)
       : ForwardingGroup(base), hook_(std::move(hook)) {}
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
-    auto reply = ForwardingGroup::Broadcast(from_rank_0, deadline);
+                                        absl::Duration timeout) override {
+    auto reply = ForwardingGroup::Broadcast(from_rank_0, timeout);
     hook_();
     return reply;
   }
@@ -148,8 +148,8 @@ class FlippingGroup final : public ForwardingGroup {
   struct Receive final : PendingMessage {
     Receive(std::unique_ptr<PendingMessage> base, std::span<std::byte> data, std::string_view where)
         : base(std::move(base)), data(data), where(where) {}
-    absl::Status Wait(absl::Duration deadline) override {
-      const absl::Status status = base->Wait(deadline);
+    absl::Status Wait(absl::Duration timeout) override {
+      const absl::Status status = base->Wait(timeout);
       auto* const begin = reinterpret_cast<char*>(data.data());
       const auto at = std::search(begin, begin + data.size(), where.begin(), where.end());
       if (at != begin + data.size()) *at ^= 4;

@@ -68,7 +68,7 @@ class Monitor {
   std::vector<PeerState> Ask(std::span<const int> ranks);
 
   // Ends the process with exit code 1 and `message` on stderr unless called again within `limit`: a
-  // watchdog for calls that take no deadline. An empty message is not printed, nor is one that
+  // watchdog for calls that take no timeout. An empty message is not printed, nor is one that
   // stderr does not accept within a second; without a `limit` the watchdog is off.
   void Watch(std::optional<absl::Duration> limit, std::string message);
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 from . import _library, _tensors
 from ._checkpoints import (Folder, PathLike, SaveReport, check_keep, describe, is_first,
                            save_report)
-from ._group import DEADLINE_SECONDS, group_of, together
+from ._group import TIMEOUT_SECONDS, group_of, together
 from ._interrupt import cancelling
 from ._library import LOGGER, Handle, SaveOptions, TesseraError, error_of, integer, lib, report
 from ._progress import Progress
@@ -75,7 +75,7 @@ class AsyncSaver:
     def __init__(self, folder: PathLike, group: Any = None, *, lazy_copy: bool = False,
                  skip_when_busy: bool = False, keep: Optional[int] = None, staging_bytes: int = 0,
                  io_threads: int = 0,
-                 deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+                 timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
                  progress: Progress = None) -> None:
         """Collective over the group, of which it makes one of its own.
 
@@ -87,7 +87,7 @@ class AsyncSaver:
           staging_bytes: the limit of the memory for the copy of the state; without one by default.
           progress: a function of the bytes that are done and in all.
         """
-        self._group = group_of(group, own=True, deadline_seconds=deadline_seconds)
+        self._group = group_of(group, own=True, timeout_seconds=timeout_seconds)
         self._lazy_copy = lazy_copy
         with together(self._group):
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
@@ -96,7 +96,7 @@ class AsyncSaver:
             self._cancelled = ctypes.c_int32(0)
             options = SaveOptions(
                 group=None if self._group is None else self._group.pointer(),
-                deadline_seconds=deadline_seconds, io_threads=integer(io_threads, "io_threads", 32),
+                timeout_seconds=timeout_seconds, io_threads=integer(io_threads, "io_threads", 32),
                 staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
                 progress=self._progress, cancelled=ctypes.pointer(self._cancelled))
         self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,

@@ -12,7 +12,7 @@ from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional
                     Union, overload)
 
 from . import _new_state, _packed, _shared_memory, _state, _structure, _tensors, _values
-from ._group import DEADLINE_SECONDS, Group, group_of, together
+from ._group import TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, SaveOptions, TesseraError, integer, lib,
@@ -256,7 +256,7 @@ class Checkpoint:
     def load(self, state: None = None, group: Any = None, *, framework: Optional[str] = None,
              strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
              verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
-             deadline_seconds: float = DEADLINE_SECONDS,
+             timeout_seconds: float = TIMEOUT_SECONDS,
              progress: Progress = None) -> Dict[Any, Any]: ...
 
     @overload
@@ -265,26 +265,26 @@ class Checkpoint:
              allow_missing: bool = False, allow_unexpected: bool = False,
              verify_digests: bool = False,
              exact_dtypes: bool = False, io_threads: int = 0,
-             deadline_seconds: float = DEADLINE_SECONDS,
+             timeout_seconds: float = TIMEOUT_SECONDS,
              progress: Progress = None) -> LoadReport: ...
 
     def load(self, state: Any = None, group: Any = None, *, framework: Optional[str] = None,
              strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
              verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
-             deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> Any:
+             timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
         """Loads into the memory of `state`, or makes one; see tessera_ckpt.load()."""
-        found_group = group_of(group, deadline_seconds=deadline_seconds)
+        found_group = group_of(group, timeout_seconds=timeout_seconds)
         return self._load(state, found_group, framework=framework,
                           allow_missing=allow_missing or not strict,
                           allow_unexpected=allow_unexpected or not strict,
                           verify_digests=verify_digests, exact_dtypes=exact_dtypes,
                           io_threads=io_threads,
-                          deadline_seconds=deadline_seconds, progress=progress)
+                          timeout_seconds=timeout_seconds, progress=progress)
 
     def _load(self, state: Any, group: Optional[Group], *, framework: Optional[str] = None,
               allow_missing: bool = False, allow_unexpected: bool = False,
               verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
-              deadline_seconds: float = DEADLINE_SECONDS, progress: Progress = None) -> Any:
+              timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
         types, is_new = _values.Types.EXACT, state is None
         optimizers: List[_new_state.OptimizerState] = []
         with together(group):
@@ -321,7 +321,7 @@ class Checkpoint:
         with shown(progress, "loading") as callback, cancelling() as cancelled:
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
-                deadline_seconds=deadline_seconds, allow_missing=allow_missing,
+                timeout_seconds=timeout_seconds, allow_missing=allow_missing,
                 allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback,
                 cancelled=cancelled)
@@ -414,7 +414,7 @@ def open_foreign(name: PathLike, format: str = "",
 def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
          entries: Optional[Mapping[str, bytes]] = None, program: str = "tessera_ckpt",
          per_rank: Iterable[str] = (), keep: Optional[int] = None, io_threads: int = 0,
-         deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> SaveReport:
     """Saves a checkpoint of a step. It exists when, and only when, all of it is durable; no
     checkpoint that is there is ever touched.
@@ -436,7 +436,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         ranks are missing, and those of ranks that are gone unexpected.
       progress: True for a bar, a bar of tqdm, or a function of the bytes that are done and in all.
     """
-    found_group = group_of(group, deadline_seconds=deadline_seconds)
+    found_group = group_of(group, timeout_seconds=timeout_seconds)
     with together(found_group):
         number = integer(step, "step")
         threads = integer(io_threads, "io_threads", 32)
@@ -449,7 +449,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         opened = Folder(name, create=True, s3_endpoint=s3_endpoint)
     with shown(progress, "saving") as callback, cancelling() as cancelled:
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
-                              deadline_seconds=deadline_seconds, io_threads=threads,
+                              timeout_seconds=timeout_seconds, io_threads=threads,
                               progress=callback, cancelled=cancelled)
         found = report(lib.save, opened.handle, number, description.handle,
                        ctypes.byref(options))
@@ -555,7 +555,7 @@ def save_report(folder: Folder, step: int, found: Mapping[str, Any],
 def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Dict[Any, Any]: ...
 
 
@@ -563,14 +563,14 @@ def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
 def load(folder_or_step: PathLike, state: MutableMapping[Any, Any], group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> LoadReport: ...
 
 
 def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         io_threads: int = 0, deadline_seconds: float = DEADLINE_SECONDS, s3_endpoint: str = "",
+         io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Any:
     """Loads a checkpoint into the memory of `state`, under whatever sharding it has, and returns a
     report. Without a state, returns the one that was saved.
@@ -601,7 +601,7 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
       exact_dtypes: refuses to convert between floating dtypes.
       progress: as for save().
     """
-    found_group = group_of(group, deadline_seconds=deadline_seconds)
+    found_group = group_of(group, timeout_seconds=timeout_seconds)
     name = folder_or_step
     if found_group is not None:
         name = _agree_on_name(folder_or_step, s3_endpoint, found_group)
@@ -611,7 +611,7 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
                             allow_missing=allow_missing or not strict,
                             allow_unexpected=allow_unexpected or not strict,
                             verify_digests=verify_digests, exact_dtypes=exact_dtypes,
-                            io_threads=io_threads, deadline_seconds=deadline_seconds,
+                            io_threads=io_threads, timeout_seconds=timeout_seconds,
                             progress=progress)
 
 

@@ -22,7 +22,7 @@ from . import _interrupt, _library
 from ._library import (DeadlineExceededError, InvalidArgumentError, TesseraError,
                        UnavailableError, error_of, guarded, lib)
 
-DEADLINE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 
 # Tags: control messages, and contents of tensors.
 _CONTROL, _DATA = 1, 2
@@ -214,10 +214,10 @@ def _jax_transport(own: bool) -> Optional[Transport]:
 
 class Collectives:
     """Gather and broadcast over a transport, and what is made of them, which waits as long as
-    `deadline_seconds`."""
+    `timeout_seconds`."""
 
-    def __init__(self, transport: Transport, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        self.transport, self.deadline_seconds = transport, deadline_seconds
+    def __init__(self, transport: Transport, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.transport, self.timeout_seconds = transport, timeout_seconds
 
     def _send(self, data: bytes, destination: int) -> List[Callable[[float], Any]]:
         waits = [self.transport.send(struct.pack("<Q", len(data)), destination, _CONTROL)]
@@ -272,13 +272,13 @@ class Collectives:
         if error is not None:
             code = getattr(error, "code", _library.INVALID_ARGUMENT)
             mine = [code, str(error) if isinstance(error, TesseraError) else repr(error)]
-        gathered = self.gather(json.dumps(mine).encode(), self.deadline_seconds)
+        gathered = self.gather(json.dumps(mine).encode(), self.timeout_seconds)
         verdict = None
         for rank, answer in enumerate(map(json.loads, gathered)):
             if answer is not None and verdict is None:
                 verdict = [answer[0], f"rank {rank}: {answer[1]}"]
         code_and_message, agreed = json.loads(
-            self.broadcast(json.dumps([verdict, value]).encode(), self.deadline_seconds))
+            self.broadcast(json.dumps([verdict, value]).encode(), self.timeout_seconds))
         if error is not None:
             raise error
         if code_and_message is not None:
@@ -287,18 +287,18 @@ class Collectives:
 
     def common(self, names: List[str]) -> List[str]:
         """The names that every rank has, sorted."""
-        gathered = self.gather(json.dumps(names).encode(), self.deadline_seconds)
+        gathered = self.gather(json.dumps(names).encode(), self.timeout_seconds)
         shared = sorted(set.intersection(*(set(json.loads(each)) for each in gathered))
                         ) if gathered else []
         return list(json.loads(
-            self.broadcast(json.dumps(shared).encode(), self.deadline_seconds)))
+            self.broadcast(json.dumps(shared).encode(), self.timeout_seconds)))
 
 
 class Group:
     """A group as the library calls it. Keep it while the library has it."""
 
-    def __init__(self, transport: Transport, deadline_seconds: float) -> None:
-        self.collectives = Collectives(transport, deadline_seconds)
+    def __init__(self, transport: Transport, timeout_seconds: float) -> None:
+        self.collectives = Collectives(transport, timeout_seconds)
         self._transport = transport
         self._pending: Dict[int, Callable[[float], None]] = {}
         self._next = 1
@@ -358,10 +358,10 @@ class Group:
 
 
 def group_of(group: Any, own: bool = False,
-             deadline_seconds: float = DEADLINE_SECONDS) -> Optional[Group]:
+             timeout_seconds: float = TIMEOUT_SECONDS) -> Optional[Group]:
     """The group as the library calls it; None for a process alone. See transport_of()."""
     transport = transport_of(group, own)
-    return None if transport is None else Group(transport, deadline_seconds)
+    return None if transport is None else Group(transport, timeout_seconds)
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ class SaveOptions(_Struct):
     _fields_ = [
         ("struct_bytes", c_size_t),
         ("group", POINTER(Group)),
-        ("deadline_seconds", c_double),
+        ("timeout_seconds", c_double),
         ("checksum_chunk_bytes", c_uint32),
         ("io_threads", c_int32),
         ("max_file_bytes", c_uint64),
@@ -156,7 +156,7 @@ class LoadOptions(_Struct):
     _fields_ = [
         ("struct_bytes", c_size_t),
         ("group", POINTER(Group)),
-        ("deadline_seconds", c_double),
+        ("timeout_seconds", c_double),
         ("allow_missing", c_int32),
         ("allow_unexpected", c_int32),
         ("verify_digests", c_int32),

@@ -33,7 +33,7 @@ from torch.futures import Future
 
 from . import _checkpoints, _state, _values
 from ._structure import PLACES
-from ._group import ALONE, DEADLINE_SECONDS, Group, group_of
+from ._group import ALONE, TIMEOUT_SECONDS, Group, group_of
 from ._interrupt import cancelling
 from ._library import InvalidArgumentError, SaveOptions, TesseraError, lib, report
 from ._checkpoints import Checkpoint, Folder, PathLike
@@ -82,7 +82,7 @@ class Writer(_Plain, storage.StorageWriter):
     """Writes a checkpoint of Tessera for dcp.save() and dcp.async_save()."""
 
     def __init__(self, path: Optional[PathLike] = None, *, step: Optional[int] = None,
-                 group: Any = None, deadline_seconds: float = DEADLINE_SECONDS,
+                 group: Any = None, timeout_seconds: float = TIMEOUT_SECONDS,
                  s3_endpoint: str = "") -> None:
         """Collective over the group.
 
@@ -94,7 +94,7 @@ class Writer(_Plain, storage.StorageWriter):
           group: the ranks that save; by default all. tessera_ckpt.ALONE goes with no_dist=True.
         """
         self._group = _own_group(group)
-        self._deadline_seconds, self._s3_endpoint = deadline_seconds, s3_endpoint
+        self._timeout_seconds, self._s3_endpoint = timeout_seconds, s3_endpoint
         self._path, self._step = None if path is None else os.fspath(path), step
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -122,7 +122,7 @@ class Writer(_Plain, storage.StorageWriter):
         description.set_entries(self._entries(mine))
         with cancelling() as cancelled:
             options = SaveOptions(group=None if self._group is None else self._group.pointer(),
-                                  deadline_seconds=self._deadline_seconds, cancelled=cancelled)
+                                  timeout_seconds=self._timeout_seconds, cancelled=cancelled)
             found = report(lib.save, folder.handle, step, description.handle, options)
         _checkpoints.save_report(folder, step, found)
         future: "Future[List[WriteResult]]" = Future()
@@ -146,7 +146,7 @@ class Writer(_Plain, storage.StorageWriter):
             except TesseraError as error:
                 failed = error
         if self._group is not None:
-            self._group.collectives.deadline_seconds = self._deadline_seconds
+            self._group.collectives.timeout_seconds = self._timeout_seconds
             return int(self._group.collectives.agree(failed, step))
         if failed is not None:
             raise failed
@@ -182,7 +182,7 @@ class Writer(_Plain, storage.StorageWriter):
         """What all ranks have besides tensors, on rank 0."""
         gathered = [mine]
         if self._group is not None:
-            gathered = self._group.collectives.gather(mine, self._deadline_seconds)
+            gathered = self._group.collectives.gather(mine, self._timeout_seconds)
         entries: Dict[str, bytes] = {}
         places: Dict[str, Any] = {}
         values: Dict[str, Any] = {}

@@ -315,7 +315,7 @@ class GroupTest(Case):
     def test_bad_state_of_one_rank_fails_on_all(self):
         def body(transport):
             state = {"w": np.ones(3)} if transport.rank != 1 else {"w": {1, 2}}
-            tessera_ckpt.save(self.folder, 1, state, transport, deadline_seconds=30)
+            tessera_ckpt.save(self.folder, 1, state, transport, timeout_seconds=30)
 
         results = run_ranks(3, body)
         self.assertTrue(all(isinstance(r, tessera_ckpt.UnimplementedError) for r in results),
@@ -634,8 +634,8 @@ class BadInputTest(Case):
         for step in (-1, 1.5, "1", None, 1 << 64):
             with self.subTest(step), self.assertRaises(tessera_ckpt.InvalidArgumentError):
                 self.save(good, step)
-        for options in (dict(io_threads=-1), dict(io_threads=1 << 40), dict(deadline_seconds=-1.0),
-                        dict(deadline_seconds=math.nan), dict(group="x"), dict(progress=3),
+        for options in (dict(io_threads=-1), dict(io_threads=1 << 40), dict(timeout_seconds=-1.0),
+                        dict(timeout_seconds=math.nan), dict(group="x"), dict(progress=3),
                         dict(entries={"a": "text"}), dict(entries={"tessera_ckpt.values": b""}),
                         dict(entries={"a\0": b""}), dict(s3_endpoint=3)):
             with self.subTest(options), self.assertRaises(tessera_ckpt.InvalidArgumentError):

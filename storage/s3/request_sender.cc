@@ -352,7 +352,7 @@ void RequestSender::SendAll(std::span<Sending> all) {
   for (Sending& sending : all) {
     attempts.push_back({.sending = sending,
                         .start = start,
-                        .deadline = start + options_.deadline,
+                        .deadline = start + options_.timeout,
                         .backoff = options_.min_backoff});
   }
   const std::unique_ptr<HttpBatch> batch = http_->NewBatch();

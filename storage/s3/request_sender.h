@@ -34,7 +34,7 @@ struct ClientOptions {
   Dialect dialect;
 
   // Time after which a request without an answer is no longer repeated.
-  absl::Duration deadline = absl::Minutes(5);
+  absl::Duration timeout = absl::Minutes(5);
   absl::Duration connect_timeout = absl::Seconds(10);
   absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
   // Pauses between repetitions: random, up to a limit that doubles from the first to the second.

@@ -187,7 +187,7 @@ TEST_F(S3ClientTest, ARequestThatArrivesTooLateIsSignedAgain) {
   EXPECT_OK(client_.PutIf("late", Bytes("1"), ""));
   Fail({.status = 403, .code = "RequestTimeTooSkewed", .times = 1000});
   ClientOptions options = server_.ForClient();
-  options.deadline = absl::Milliseconds(50);
+  options.timeout = absl::Milliseconds(50);
   const absl::Status status = S3Client(options).Put("late", Bytes("2"));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
@@ -205,7 +205,7 @@ TEST_F(S3ClientTest, WhatDoesNotPassIsNotRepeated) {
 TEST_F(S3ClientTest, ThereIsADeadline) {
   Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
   ClientOptions options = server_.ForClient();
-  options.deadline = absl::Milliseconds(100);
+  options.timeout = absl::Milliseconds(100);
   S3Client client(options);
   const absl::Status status = client.Put("a", {});
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
@@ -407,7 +407,7 @@ TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
   Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
   ClientOptions options = server_.ForClient();
   options.min_backoff = options.max_backoff = absl::Minutes(4);
-  options.deadline = options.stall_timeout = absl::Minutes(5);
+  options.timeout = options.stall_timeout = absl::Minutes(5);
   S3Client refused(options), stalled(options);
   const absl::Time start = absl::Now();
   std::thread waits([&] { EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a", ""))); });

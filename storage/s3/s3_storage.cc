@@ -307,7 +307,7 @@ std::string Forbids(const s3::Dialect& dialect) {
 // Does once what writing a file does.
 absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   s3::ClientOptions impatient = options.client;
-  impatient.deadline = options.ping_deadline;
+  impatient.timeout = options.ping_timeout;
   S3Client client(impatient);
   const std::string below = options.prefix.empty() ? "" : options.prefix + "/";
   const auto cannot = [&](const char* what, const absl::Status& status) {

@@ -19,9 +19,9 @@ struct S3StorageOptions {
 
   // Whether to prepare for writing: proves at once that the endpoint answers, the bucket exists,
   // and objects can be listed, created without replacing one, and deleted. Takes at most
-  // ping_deadline for each request.
+  // ping_timeout for each request.
   bool create_root = false;
-  absl::Duration ping_deadline = absl::Seconds(15);
+  absl::Duration ping_timeout = absl::Seconds(15);
 
   // A regular expression (ECMAScript). With create_root, uploads that began stale_upload_age ago
   // are removed if it matches their whole path below the prefix. Empty: none are.

@@ -221,7 +221,7 @@ TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
   };
   const auto write = [&](uint64_t chunk_bytes, const std::vector<uint32_t>& crcs) {
     S3StorageOptions options = {.client = server_.ForClient(), .part_bytes = part};
-    options.client.deadline = absl::Milliseconds(300);
+    options.client.timeout = absl::Milliseconds(300);
     const auto storage = *OpenS3Storage(options);
     const auto file = *storage->Create("file", contents.size());
     const absl::Status written = file->WriteCheckedAt(0, AsBytes(contents), {chunk_bytes, crcs});
@@ -398,7 +398,7 @@ TEST_P(S3PingTest, SaysWhatIsWrong) {
   const PingCase& ping = GetParam();
   S3Server server(ping.server);
   S3StorageOptions options = {.client = server.ForClient(), .prefix = "run", .create_root = true};
-  options.ping_deadline = absl::Milliseconds(500);
+  options.ping_timeout = absl::Milliseconds(500);
   ping.change(options.client);
   const absl::Time start = absl::Now();
   const auto storage = OpenS3Storage(options);

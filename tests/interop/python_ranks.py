@@ -249,7 +249,7 @@ def endless(mesh, folder, _):
     for step in range(1, 10_000):
         state = state_of(model, optimizer, step)
         state["big"] = big.data.fill_(step)
-        tessera_ckpt.save(folder, step, state, deadline_seconds=60)
+        tessera_ckpt.save(folder, step, state, timeout_seconds=60)
         if dist.get_rank() == 0:
             print(step, flush=True)
 
@@ -259,7 +259,7 @@ def survivors(_, folder, __):
     if dist.get_rank() == 1:
         os._exit(0)
     try:
-        tessera_ckpt.save(folder, 1, {"w": torch.ones(3)}, deadline_seconds=20)
+        tessera_ckpt.save(folder, 1, {"w": torch.ones(3)}, timeout_seconds=20)
     except tessera_ckpt.TesseraError as error:
         print(f"rank {dist.get_rank()}: {type(error).__name__}: {str(error)[:100]}", flush=True)
         os._exit(0)

@@ -209,7 +209,7 @@ absl::StatusOr<std::vector<Trainer::Memory>> GatherMemory(const Session& session
   std::string message;
   for (const auto& [name, bytes] : kMemoryKinds) absl::StrAppend(&message, mine.*bytes, " ");
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                           group.ranks.Gather(message, group.deadline));
+                           group.ranks.Gather(message, group.timeout));
   std::vector<Trainer::Memory> ranks;
   for (const std::string& text : texts) {
     std::istringstream numbers(text);

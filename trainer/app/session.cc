@@ -48,11 +48,11 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
       TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
   // Checksums that rank 0 stores beside shared files are found there by the others.
   if (group.ranks.rank() != 0) {
-    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
+    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.timeout).status());
   }
   TESSERA_RETURN_IF_ERROR(source.dataset->AddChecksums(kMaxBytesToChecksum, notes));
   if (group.ranks.rank() == 0) {
-    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
+    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.timeout).status());
   }
   TESSERA_RETURN_IF_ERROR(CheckSameFiles(setting, source.dataset->fingerprint(), group));
   source.loader = std::make_unique<BatchLoader>(source.dataset.get(), session.progress.data_seed);

@@ -160,7 +160,7 @@ absl::StatusOr<std::string> NumericsByRank(const NumericsFingerprint& of_rank_0,
 absl::Status CheckSameSettings(const TrainConfig& config, const RankGroup& group) {
   const TrainConfig mine = Shared(config);
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes,
-                           group.ranks.Broadcast(mine.SerializeAsString(), group.deadline));
+                           group.ranks.Broadcast(mine.SerializeAsString(), group.timeout));
   TrainConfig of_rank_0;
   if (!of_rank_0.ParseFromString(bytes)) {
     return absl::InternalError("rank 0's settings do not parse: is it another build?");
@@ -176,7 +176,7 @@ absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fin
   TESSERA_ASSIGN_OR_RETURN(
       const std::string bytes,
       group.ranks.Broadcast(absl::StrCat(fingerprint.sampled, " ", fingerprint.complete),
-                            group.deadline));
+                            group.timeout));
   DataFingerprint of_rank_0;
   const std::vector<std::string> words = absl::StrSplit(bytes, ' ');
   if (words.size() != 2 || !absl::SimpleAtoi(words[0], &of_rank_0.sampled) ||
@@ -195,7 +195,7 @@ absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const Tra
   const ComputeDevice::Value device = config.training().device();
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> of_ranks,
-      group.ranks.Gather(ToProto(fingerprint).SerializeAsString(), group.deadline));
+      group.ranks.Gather(ToProto(fingerprint).SerializeAsString(), group.timeout));
   if (group.ranks.rank() == 0) {
     TESSERA_ASSIGN_OR_RETURN(const std::string differences, NumericsByRank(fingerprint, of_ranks));
     if (!differences.empty() && exact) {
@@ -210,7 +210,7 @@ absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const Tra
       notes(absl::StrCat("not all ranks compute the same bits: ", differences));
     }
   }
-  return group.ranks.Broadcast("", group.deadline).status();
+  return group.ranks.Broadcast("", group.timeout).status();
 }
 
 }  // namespace tessera

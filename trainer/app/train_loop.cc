@@ -416,7 +416,7 @@ absl::Status TrainLoop::CheckSaves() {
   const absl::Status trouble = DescribeTrouble();
   // The first rank that ends aborts the calls of the others, so each first reports its saves.
   const RankGroup group = session_.group();
-  ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.deadline).IgnoreError();
+  ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).IgnoreError();
   return trouble;
 }
 
@@ -453,7 +453,7 @@ absl::Status TrainLoop::CheckRecords() const {
       session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->status();
   if (!decision_.records_fail) return own;
   const RankGroup group = session_.group();
-  return ckpt::AgreeOnStatus(group.ranks, own, group.deadline);
+  return ckpt::AgreeOnStatus(group.ranks, own, group.timeout);
 }
 
 absl::Status TrainLoop::CheckNotDiverged() const {

@@ -22,10 +22,10 @@ constexpr absl::Duration kBackoffLimit = absl::Milliseconds(100);
 class CommunicatorMessage final : public ckpt::PendingMessage {
  public:
   explicit CommunicatorMessage(Pending pending) : pending_(std::move(pending)) {}
-  absl::Status Wait(absl::Duration deadline) override {
+  absl::Status Wait(absl::Duration timeout) override {
     const absl::Duration start = SteadyNow();
     absl::Duration waited;
-    for (int polls = 0; waited < std::min(kBackoffLimit, deadline); ++polls) {
+    for (int polls = 0; waited < std::min(kBackoffLimit, timeout); ++polls) {
       const absl::StatusOr<bool> ended = pending_.Test();
       if (!ended.ok()) return ended.status();
       if (*ended) return absl::OkStatus();
@@ -33,27 +33,27 @@ class CommunicatorMessage final : public ckpt::PendingMessage {
       absl::SleepFor(kPollInterval);
       waited = SteadyNow() - start;
     }
-    return pending_.Wait(deadline - waited);
+    return pending_.Wait(timeout - waited);
   }
 
  private:
   Pending pending_;
 };
 
-constexpr CallOptions Options(absl::Duration deadline) {
-  return {.timeout = deadline, .what = "checkpoint"};
+constexpr CallOptions Options(absl::Duration timeout) {
+  return {.timeout = timeout, .what = "checkpoint"};
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> CommunicatorGroup::Gather(std::string_view mine,
-                                                                   absl::Duration deadline) {
-  return communicator_.GatherBytes(mine, /*root=*/0, Options(deadline));
+                                                                   absl::Duration timeout) {
+  return communicator_.GatherBytes(mine, /*root=*/0, Options(timeout));
 }
 
 absl::StatusOr<std::string> CommunicatorGroup::Broadcast(std::string_view from_rank_0,
-                                                         absl::Duration deadline) {
-  return communicator_.BroadcastBytes(from_rank_0, /*root=*/0, Options(deadline));
+                                                         absl::Duration timeout) {
+  return communicator_.BroadcastBytes(from_rank_0, /*root=*/0, Options(timeout));
 }
 
 std::unique_ptr<ckpt::PendingMessage> CommunicatorGroup::StartSend(std::span<const std::byte> data,
@@ -75,7 +75,7 @@ std::unique_ptr<ckpt::ProcessGroup> MakeProcessGroup(Communicator* world) {
 
 RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config) {
   return {.ranks = ranks,
-          .deadline = absl::Minutes(config.parallel().distributed_timeout_minutes())};
+          .timeout = absl::Minutes(config.parallel().distributed_timeout_minutes())};
 }
 
 }  // namespace tessera

@@ -26,9 +26,9 @@ class CommunicatorGroup final : public ckpt::ProcessGroup {
   int rank() const override { return communicator_.rank(); }
   int size() const override { return communicator_.size(); }
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override;
+                                                  absl::Duration timeout) override;
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override;
+                                        absl::Duration timeout) override;
   std::unique_ptr<ckpt::PendingMessage> StartSend(std::span<const std::byte> data,
                                                   int destination) override;
   std::unique_ptr<ckpt::PendingMessage> StartReceive(std::span<std::byte> data,
@@ -44,7 +44,7 @@ std::unique_ptr<ckpt::ProcessGroup> MakeProcessGroup(Communicator* world);
 // The ranks of a run, and how long to wait for them.
 struct RankGroup {
   ckpt::ProcessGroup& ranks;
-  absl::Duration deadline = absl::Minutes(10);
+  absl::Duration timeout = absl::Minutes(10);
 };
 
 // Returns a group with distributed_timeout_minutes.

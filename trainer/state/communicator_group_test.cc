@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr absl::Duration kDeadline = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
   for (const int size : {1, 2, 5}) {
@@ -24,14 +24,13 @@ TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
       EXPECT_EQ(group.rank(), comm.rank());
       EXPECT_EQ(group.size(), size);
       TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
-                               group.Gather("from " + std::to_string(group.rank()), kDeadline));
+                               group.Gather("from " + std::to_string(group.rank()), kTimeout));
       EXPECT_EQ(gathered.size(), group.rank() == 0 ? size : 0);
       for (size_t i = 0; i < gathered.size(); ++i) {
         EXPECT_EQ(gathered[i], "from " + std::to_string(i));
       }
-      TESSERA_ASSIGN_OR_RETURN(
-          const std::string reply,
-          group.Broadcast(group.rank() == 0 ? "to all" : "unheard", kDeadline));
+      TESSERA_ASSIGN_OR_RETURN(const std::string reply,
+                               group.Broadcast(group.rank() == 0 ? "to all" : "unheard", kTimeout));
       EXPECT_EQ(reply, "to all");
       if (size == 1) return absl::OkStatus();
 
@@ -46,7 +45,7 @@ TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
       transfers.push_back(group.StartReceive(writable(second_in), previous));
       transfers.push_back(group.StartSend(bytes(first), next));
       transfers.push_back(group.StartSend(bytes(second), next));
-      for (const auto& transfer : transfers) TESSERA_RETURN_IF_ERROR(transfer->Wait(kDeadline));
+      for (const auto& transfer : transfers) TESSERA_RETURN_IF_ERROR(transfer->Wait(kTimeout));
       EXPECT_EQ(std::string(first_in.begin(), first_in.end()),
                 "one of " + std::to_string(previous));
       EXPECT_EQ(std::string(second_in.begin(), second_in.end()), "two");
@@ -61,7 +60,7 @@ TEST(CommunicatorGroupTest, AWaitEndsAtItsDeadlineNamingTheMissingRank) {
     CommunicatorGroup group(comm);
     if (comm.rank() == 1) {
       // Waits until the other rank has given up.
-      return comm.Barrier({.timeout = kDeadline});
+      return comm.Barrier({.timeout = kTimeout});
     }
     return group.Gather("mine", absl::Milliseconds(100)).status();
   });

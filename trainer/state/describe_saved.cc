@@ -167,7 +167,7 @@ absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_
   if (group.ranks.rank() == 0) {
     TESSERA_RETURN_IF_ERROR(CheckLaterOnThisRank(config.checkpoint(), step, from_own));
   }
-  return group.ranks.Broadcast("", group.deadline).status();
+  return group.ranks.Broadcast("", group.timeout).status();
 }
 
 }  // namespace tessera

@@ -236,11 +236,11 @@ bool LoadsItsOwn(const CheckpointConfig& config) {
 absl::StatusOr<SavedRun> FindToLoad(const TrainConfig& config, const RankGroup& group,
                                     const NoteSink& notes) {
   if (group.ranks.rank() != 0) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
+    TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.timeout));
     return Decode(found, config);
   }
   TESSERA_ASSIGN_OR_RETURN(SavedRun run, Find(config, notes));
-  TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
+  TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.timeout).status());
   return run;
 }
 

@@ -116,7 +116,7 @@ absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfi
                                  StateChunks chunks, const RankGroup& group) {
   const std::string folder = weights.path + ".unfinished";
   const auto agree = [&](const absl::Status& mine) {
-    return ckpt::AgreeOnStatus(group.ranks, mine, group.deadline);
+    return ckpt::AgreeOnStatus(group.ranks, mine, group.timeout);
   };
   // What a run that was killed has left would mix with this one's files.
   const bool is_first = group.ranks.rank() == 0;
@@ -128,7 +128,7 @@ absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfi
   *run.mutable_model() = ToProto(model);
   ckpt::SaveOptions options;
   options.group = &group.ranks;
-  options.deadline = group.deadline;
+  options.timeout = group.timeout;
   options.metadata = ckpt::ToMetadata(std::move(run));
   absl::Status status =
       ckpt::CheckpointFolder(**storage).Save(/*step=*/0, WeightState(chunks), options).status();

@@ -115,7 +115,7 @@ void KeepMatching(const LoadPolicy& policy, ckpt::StateDict& state) {
 absl::StatusOr<std::set<std::string>> GatherNames(const std::vector<std::string>& mine,
                                                   const RankGroup& group) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
-                           group.ranks.Gather(absl::StrJoin(mine, "\n"), group.deadline));
+                           group.ranks.Gather(absl::StrJoin(mine, "\n"), group.timeout));
   std::set<std::string> names;
   for (const std::string& lines : ranks) {
     for (const absl::string_view name : absl::StrSplit(lines, '\n', absl::SkipEmpty())) {
@@ -326,7 +326,7 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
   options.allow_unexpected = true;  // checked above, with what is left out on purpose
   options.verify_digests = policy.verify;
   options.group = &group.ranks;
-  options.deadline = group.deadline;
+  options.timeout = group.timeout;
   const absl::StatusOr<ckpt::LoadReport> loaded = saved.checkpoint.Load(wanted, options);
   if (!loaded.ok()) return WithOlderStep(loaded.status(), saved.older_step);
   notes.report = *loaded;

@@ -41,10 +41,10 @@ absl::StatusOr<std::unique_ptr<ckpt::CheckpointManager>> OpenToLook(const Checkp
   absl::StatusOr<std::shared_ptr<Storage>> storage = nullptr;
   if (!config.save().empty()) storage = OpenSaveStorage(config);
   if (absl::IsNotFound(storage.status())) storage = nullptr;
-  TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, storage.status(), group.deadline));
+  TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, storage.status(), group.timeout));
   ckpt::CheckpointManagerOptions options;
   options.save.group = &group.ranks;
-  options.save.deadline = group.deadline;
+  options.save.timeout = group.timeout;
   options.schedule.saves = false;
   return ckpt::CheckpointManager::Open(*std::move(storage), nullptr, std::move(options));
 }

@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 // A missing rank is detected by the training's own messages long before.
-constexpr absl::Duration kReplicaDeadline = absl::Hours(24);
+constexpr absl::Duration kReplicaTimeout = absl::Hours(24);
 
 std::string HostName(const CheckpointConfig& config, int rank) {
   const int64_t per_node = config.replicate_ranks_per_node();
@@ -32,7 +32,7 @@ absl::Status InReplicas(const absl::Status& status, const char* hint = "") {
 }  // namespace
 
 RunReplicas::RunReplicas(const TrainConfig& config, Communicator* world, const RankGroup& group)
-    : config_(config), world_(world), ranks_(MakeProcessGroup(world)), deadline_(group.deadline) {}
+    : config_(config), world_(world), ranks_(MakeProcessGroup(world)), timeout_(group.timeout) {}
 
 absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig& config,
                                                                Communicator* world,
@@ -50,7 +50,7 @@ absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig
       ready = ckpt::PeerReplicas::Disown(*run->store_);
     }
   }
-  TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, ready, group.deadline));
+  TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, ready, group.timeout));
   if (!checkpoint.replicate_to_peers()) return nullptr;
   const int rank = group.ranks.rank();
   absl::StatusOr<std::unique_ptr<ckpt::PeerReplicas>> replicas =
@@ -58,7 +58,7 @@ absl::StatusOr<std::shared_ptr<RunReplicas>> RunReplicas::Open(const TrainConfig
                                 .host = HostName(checkpoint, rank),
                                 .store = run->store_.get(),
                                 .group = run->ranks_.get(),
-                                .deadline = group.deadline});
+                                .timeout = group.timeout});
   TESSERA_RETURN_IF_ERROR(InReplicas(replicas.status()));
   run->replicas_ = *std::move(replicas);
   return run;
@@ -93,7 +93,7 @@ absl::Status RunReplicas::Begin(const ckpt::StateDict& state, bool resumed,
   background_group_ = MakeProcessGroup(background_communicator_.get());
   ckpt::AsyncSaveOptions background;
   background.save.group = background_group_.get();
-  background.save.deadline = kReplicaDeadline;
+  background.save.timeout = kReplicaTimeout;
   background.save.before_commit = std::move(before_commit);
   // The folder takes what is written as fast as a copy would.
   background.save.staging_bytes = ckpt::SaveOptions().staging_bytes;

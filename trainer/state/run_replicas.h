@@ -44,7 +44,7 @@ class RunReplicas {
   const TrainConfig config_;
   Communicator* const world_;
   const std::unique_ptr<ckpt::ProcessGroup> ranks_;
-  const absl::Duration deadline_;
+  const absl::Duration timeout_;
   std::unique_ptr<Storage> store_;  // on rank 0
 
   // Destroyed in reverse order.

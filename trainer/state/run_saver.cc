@@ -24,7 +24,7 @@ namespace {
 
 // A stalling disk delays saves, not training: a missing rank is detected by the training's own
 // messages long before.
-constexpr absl::Duration kBackgroundDeadline = absl::Hours(24);
+constexpr absl::Duration kBackgroundTimeout = absl::Hours(24);
 
 ckpt::SaveScheduleOptions ToSchedule(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint();
@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Open(const TrainConfig& conf
   }
   absl::Status opened = to_lock.status();
   opened.Update(storage.status());
-  const absl::Status agreed = ckpt::AgreeOnStatus(ranks, opened, saver->group_.deadline);
+  const absl::Status agreed = ckpt::AgreeOnStatus(ranks, opened, saver->group_.timeout);
   TESSERA_RETURN_IF_ERROR(opened.ok() ? agreed : opened);
   if (saves && config.checkpoint().async_save()) {
     if (world != nullptr) {
@@ -129,7 +129,7 @@ absl::Status RunSaver::Begin(std::vector<StateChunk> chunks, SavedBefore before)
   }
   if (!config_.checkpoint().no_save_optim()) {
     TESSERA_ASSIGN_OR_RETURN(optimizer_names_, OptimizerNames(chunks_, config_.optimizer(),
-                                                              group_.ranks, group_.deadline));
+                                                              group_.ranks, group_.timeout));
     if (before_.loaded != nullptr) KeepForeignNames(*before_.loaded, *optimizer_names_);
   }
   manager_->Prepare(State());
@@ -149,7 +149,7 @@ ckpt::CheckpointManagerOptions RunSaver::ManagerOptions() const {
   const CheckpointConfig& checkpoint = config_.checkpoint();
   ckpt::CheckpointManagerOptions options;
   options.save.group = &group_.ranks;
-  options.save.deadline = group_.deadline;
+  options.save.timeout = group_.timeout;
   options.save.before_commit = hooks_.before_commit;
   if (background_group_ != nullptr) options.background = BackgroundOptions();
   options.schedule = ToSchedule(config_);
@@ -163,7 +163,7 @@ ckpt::CheckpointManagerOptions RunSaver::ManagerOptions() const {
 ckpt::AsyncSaveOptions RunSaver::BackgroundOptions() const {
   ckpt::AsyncSaveOptions options;
   options.save.group = background_group_.get();
-  options.save.deadline = kBackgroundDeadline;
+  options.save.timeout = kBackgroundTimeout;
   options.save.before_commit = hooks_.before_commit;
   options.available_memory_bytes = hooks_.available_memory_bytes;
   // The mirror keeps its contents until the next save: a small part of it in copies is enough.

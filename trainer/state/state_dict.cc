@@ -168,9 +168,9 @@ ckpt::StateDict OptimizerTensors(StateChunks chunks) {
 absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
                                                     const OptimizerConfig& config,
                                                     ckpt::ProcessGroup& group,
-                                                    absl::Duration deadline) {
+                                                    absl::Duration timeout) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
-                           group.Gather(DescribeParameters(chunks), deadline));
+                           group.Gather(DescribeParameters(chunks), timeout));
   ckpt::OptimizerState names;
   if (group.rank() != 0) return names;
   names.set_algorithm("adamw");

@@ -59,7 +59,7 @@ ckpt::StateDict OptimizerTensors(StateChunks chunks);
 absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
                                                     const OptimizerConfig& config,
                                                     ckpt::ProcessGroup& group,
-                                                    absl::Duration deadline);
+                                                    absl::Duration timeout);
 
 // Adds to each parameter its names in other frameworks from a manifest, which may know the
 // parameter by its second name.

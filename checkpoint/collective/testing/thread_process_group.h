@@ -38,7 +38,7 @@ class ThreadGroupHub {
   absl::StatusOr<std::vector<std::string>> Exchange(int64_t operation, int rank,
                                                     std::string_view message,
                                                     const std::vector<int>& awaited,
-                                                    absl::Duration deadline) {
+                                                    absl::Duration timeout) {
     MutexLock lock(&mutex_);
     Operation& state = operations_[operation];
     state.messages.try_emplace(rank, message);
@@ -49,7 +49,7 @@ class ThreadGroupHub {
       std::erase_if(missing, [&](int r) { return state.messages.contains(r); });
       return missing.empty();
     };
-    const auto until = Until(deadline);
+    const auto until = Until(timeout);
     bool in_time = true;
     while (in_time && !complete()) in_time = arrival_.WaitUntil(&mutex_, until);
     if (!complete()) {
@@ -93,9 +93,9 @@ class ThreadGroupHub {
     arrival_.NotifyAll();
   }
 
-  absl::Status Wait(const Side& side, int peer, absl::Duration deadline) {
+  absl::Status Wait(const Side& side, int peer, absl::Duration timeout) {
     MutexLock lock(&mutex_);
-    const auto until = Until(deadline);
+    const auto until = Until(timeout);
     bool in_time = true;
     while (in_time && !side.done) in_time = arrival_.WaitUntil(&mutex_, until);
     if (side.done) return side.status;
@@ -117,8 +117,8 @@ class ThreadGroupHub {
     std::deque<std::shared_ptr<Side>> sends, receives;
   };
 
-  static std::chrono::steady_clock::time_point Until(absl::Duration deadline) {
-    return std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(deadline);
+  static std::chrono::steady_clock::time_point Until(absl::Duration timeout) {
+    return std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(timeout);
   }
 
   const int size_;
@@ -134,14 +134,14 @@ class ThreadProcessGroup final : public ProcessGroup {
   int rank() const override { return rank_; }
   int size() const override { return hub_.size(); }
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
-                                                  absl::Duration deadline) override {
+                                                  absl::Duration timeout) override {
     std::vector<int> awaited(rank_ == 0 ? size() : 0);
     std::iota(awaited.begin(), awaited.end(), 0);
-    return hub_.Exchange(next_++, rank_, mine, awaited, deadline);
+    return hub_.Exchange(next_++, rank_, mine, awaited, timeout);
   }
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
-                                        absl::Duration deadline) override {
-    auto seen = hub_.Exchange(next_++, rank_, from_rank_0, {0}, deadline);
+                                        absl::Duration timeout) override {
+    auto seen = hub_.Exchange(next_++, rank_, from_rank_0, {0}, timeout);
     if (!seen.ok()) return seen.status();
     return std::move((*seen)[0]);
   }
@@ -169,9 +169,7 @@ class ThreadProcessGroup final : public ProcessGroup {
       hub_.Start(pair_, side_);
     }
     ~ThreadMessage() override { hub_.Withdraw(pair_, side_); }
-    absl::Status Wait(absl::Duration deadline) override {
-      return hub_.Wait(*side_, peer_, deadline);
-    }
+    absl::Status Wait(absl::Duration timeout) override { return hub_.Wait(*side_, peer_, timeout); }
 
    private:
     ThreadGroupHub& hub_;

@@ -75,7 +75,7 @@ ClientOptions S3Server::ForClient() const {
           .credentials = options_.credentials,
           .virtual_host = virtual_host,
           .dialect = dialects[static_cast<int>(options_.vendor)],
-          .deadline = absl::Seconds(20),
+          .timeout = absl::Seconds(20),
           .stall_timeout = absl::Seconds(1),
           .min_backoff = absl::Milliseconds(1),
           .max_backoff = absl::Milliseconds(20)};

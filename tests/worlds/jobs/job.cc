@@ -12,7 +12,7 @@
 namespace tessera::simulation {
 namespace {
 
-constexpr absl::Duration kDeadline = absl::Minutes(10);
+constexpr absl::Duration kTimeout = absl::Minutes(10);
 
 ckpt::SaveOptions SmallSaves() {
   ckpt::SaveOptions options;
@@ -20,7 +20,7 @@ ckpt::SaveOptions SmallSaves() {
   options.max_file_bytes = 300;
   options.io_threads = 2;
   options.staging_bytes = 16384;
-  options.deadline = kDeadline;
+  options.timeout = kTimeout;
   return options;
 }
 
@@ -126,10 +126,10 @@ absl::Status Job::Resume(Rank& rank) {
 
 absl::Status Job::LoadFrom(Rank& rank, const ckpt::Checkpoint& checkpoint) {
   const int64_t id = simulation::IdOf(checkpoint.manifest());
-  TESSERA_RETURN_IF_ERROR(checkpoint
-                              .Load(rank.content.state(),
-                                    {.group = &rank.group, .deadline = kDeadline, .io_threads = 2})
-                              .status());
+  TESSERA_RETURN_IF_ERROR(
+      checkpoint
+          .Load(rank.content.state(), {.group = &rank.group, .timeout = kTimeout, .io_threads = 2})
+          .status());
   if (!rank.content.Is(id)) {
     Journal::Get().Finding(
         "mixed", absl::StrCat("rank ", rank.number(), " loads from ", checkpoint.directory(),

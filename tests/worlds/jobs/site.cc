@@ -287,7 +287,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Site::OpenRemote(bool blind, bool creat
   if (std::ranges::any_of(script_.phases, &Phase::token_expires)) {
     options.client.read_credentials = read;
   }
-  options.client.deadline = absl::Minutes(5);
+  options.client.timeout = absl::Minutes(5);
   options.client.stall_timeout = absl::Seconds(30);
   options.client.min_backoff = absl::Milliseconds(200);
   options.client.max_backoff = absl::Seconds(10);
