@@ -32,8 +32,6 @@ class Storage;  // storage/storage.h
 
 namespace tessera::ckpt {
 
-struct SaveHooks;  // checkpoint/save/save_hooks.h
-
 struct AsyncSaveOptions {
   // save.staging_bytes limits the memory for the copy of this process's part of the state, which is
   // kept between saves. The default sets no limit. In any case the copy takes at most half of the
@@ -109,8 +107,6 @@ class AsyncSaver {
  public:
   // Makes a saver for CheckpointFolder(storage).
   explicit AsyncSaver(Storage& storage, const AsyncSaveOptions& options = {});
-  // Used by the library itself.
-  AsyncSaver(Storage& storage, const AsyncSaveOptions& options, const SaveHooks& hooks);
 
   // Waits like Finish().
   ~AsyncSaver();
@@ -145,12 +141,15 @@ class AsyncSaver {
   // has finished yet. Never waits.
   std::optional<SaveOutcome> Poll();
 
-  // Waits for saves in flight, limited by the deadlines of the group and by the time that the
+  // Waits for saves in flight, limited by the timeouts of the group and by the time that the
   // storage needs, and returns the outcomes that were not polled.
   std::vector<SaveOutcome> Finish();
 
  private:
+  friend class HookedSavers;  // makes the library's own savers
   class Background;
+  explicit AsyncSaver(std::unique_ptr<Background> background);
+
   const std::unique_ptr<Background> background_;
 };
 

@@ -67,7 +67,7 @@ class Manager final : public CheckpointManager {
       return;
     }
     ConfirmBeforeCommit(options_.background->save);
-    background_ = std::make_unique<AsyncSaver>(*storage_, *options_.background, Hooks());
+    background_ = HookedSavers::Make(*storage_, *options_.background, Hooks());
   }
 
   absl::StatusOr<ResumeResult> TryResume(const StateDict& state,

@@ -145,10 +145,10 @@ class PeerReplicas::Impl {
     background_group_.emplace(background.save.group != nullptr ? *background.save.group : alone_);
     background.save.group = &*background_group_;
     background_timeout_ = background.save.timeout;
-    saver_ = std::make_unique<AsyncSaver>(
-        *storage_, background,
-        SaveHooks{.choose_root = [this](const PlannedSave&) { return run_; },
-                  .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
+    saver_ =
+        HookedSavers::Make(*storage_, background,
+                           {.choose_root = [this](const PlannedSave&) { return run_; },
+                            .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
     saver_->Prepare(state);
     return absl::OkStatus();
   }

@@ -302,12 +302,18 @@ class AsyncSaver::Background {
 };
 
 AsyncSaver::AsyncSaver(Storage& storage, const AsyncSaveOptions& options)
-    : AsyncSaver(storage, options, SaveHooks()) {}
+    : AsyncSaver(std::make_unique<Background>(storage, options, SaveHooks())) {}
 
-AsyncSaver::AsyncSaver(Storage& storage, const AsyncSaveOptions& options, const SaveHooks& hooks)
-    : background_(std::make_unique<Background>(storage, options, hooks)) {}
+AsyncSaver::AsyncSaver(std::unique_ptr<Background> background)
+    : background_(std::move(background)) {}
 
 AsyncSaver::~AsyncSaver() = default;
+
+std::unique_ptr<AsyncSaver> HookedSavers::Make(Storage& storage, const AsyncSaveOptions& options,
+                                               const SaveHooks& hooks) {
+  auto background = std::make_unique<AsyncSaver::Background>(storage, options, hooks);
+  return std::unique_ptr<AsyncSaver>(new AsyncSaver(std::move(background)));
+}
 
 void AsyncSaver::Prepare(const StateDict& state) { background_->Prepare(state); }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/save_options.h"
 
 namespace tessera::ckpt {
@@ -44,6 +45,13 @@ struct SaveHooks {
   // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
   // checkpoints.
   std::function<void(SaveReport&)> on_committed;
+};
+
+// Makes AsyncSavers that call hooks.
+class HookedSavers {
+ public:
+  static std::unique_ptr<AsyncSaver> Make(Storage& storage, const AsyncSaveOptions& options,
+                                          const SaveHooks& hooks);
 };
 
 }  // namespace tessera::ckpt

@@ -373,17 +373,17 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
     EXPECT_OK(CheckpointFolder(storage_).Prune(1));
     report.note = "pruned";
   };
-  AsyncSaver saver(faulty_, SmallPieces(), hooks);
-  saver.Start(1, state.dict);
-  Overwrite(saver, state.dict);  // returns, although on_committed() does not
-  EXPECT_FALSE(saver.Poll().has_value());
+  const std::unique_ptr<AsyncSaver> saver = HookedSavers::Make(faulty_, SmallPieces(), hooks);
+  saver->Start(1, state.dict);
+  Overwrite(*saver, state.dict);  // returns, although on_committed() does not
+  EXPECT_FALSE(saver->Poll().has_value());
   go_on = true;
   go_on.notify_all();
-  for (int64_t step = 2; step <= 3; ++step) saver.Start(step, state.dict);
+  for (int64_t step = 2; step <= 3; ++step) saver->Start(step, state.dict);
   faulty_.FailWhere([](const Operation& o) { return o.path.find("000004") != std::string::npos; },
                     absl::UnavailableError("injected"));
-  saver.Start(4, state.dict);
-  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  saver->Start(4, state.dict);
+  const std::vector<SaveOutcome> outcomes = saver->Finish();
   ASSERT_EQ(outcomes.size(), 4);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->note, "pruned");
   EXPECT_FALSE(outcomes[3].report.ok());

@@ -130,9 +130,10 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
           SaveNow(storage, {.step = step}, state.dict, On(group, SmallFiles()), {.root = "run"})
               .status();
     } else {
-      AsyncSaver saver(storage, {.save = On(group, SmallFiles())}, {.root = "run"});
-      saver.Start(step, state.dict);
-      status = saver.Finish()[0].report.status();
+      const std::unique_ptr<AsyncSaver> saver =
+          HookedSavers::Make(storage, {.save = On(group, SmallFiles())}, {.root = "run"});
+      saver->Start(step, state.dict);
+      status = saver->Finish()[0].report.status();
     }
   });
   statuses[0].Update(statuses[1]);
