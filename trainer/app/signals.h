@@ -9,7 +9,7 @@ namespace tessera {
 
 // Keeps signal handlers off every compute thread: matrix products that oneDNN generates use the
 // stack pointer for a buffer on the heap, and a handler that runs meanwhile writes its frame into
-// the memory below (compute/kernels/cpu/gemm.h).
+// the memory below (compute/kernels/cpu/gemm_interface.h).
 //
 // Blocks AsynchronousSignals() in the calling thread, and thereby in every thread created later,
 // and starts the one thread that receives them, with the mask that the process was started with.

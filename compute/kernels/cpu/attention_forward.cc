@@ -20,7 +20,7 @@
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/dropout_mask.h"
 #include "compute/kernels/cpu/elementwise-inl.h"
-#include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
 #include "layout/dtype.h"

@@ -16,7 +16,7 @@
 #include "base/no_memory.h"
 #include "base/program.h"
 #include "base/text.h"
-#include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "layout/dtype.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/workspace.h"
 
 namespace tessera {

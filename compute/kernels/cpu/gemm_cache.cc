@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/dnnl_gemm.h"
-#include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "layout/dtype.h"
 

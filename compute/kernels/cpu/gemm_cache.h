@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "layout/dtype.h"
 
 namespace tessera {

@@ -18,8 +18,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_cache.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/matmul_pack.h"
 #include "compute/kernels/cpu/matmul_product.h"
 #include "compute/kernels/cpu/thread_pool.h"

@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "compute/kernels/backend.h"
-#include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/gemm_cache.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/matmul_product.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/tree.h"

@@ -1,5 +1,5 @@
-#ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_
-#define TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_
+#ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_INTERFACE_H_
+#define TESSERA_COMPUTE_KERNELS_CPU_GEMM_INTERFACE_H_
 
 #include "compute/kernels/cpu/gemm/gemm.h"
 
@@ -29,4 +29,4 @@ class Gemm {
 
 }  // namespace tessera
 
-#endif  // TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_
+#endif  // TESSERA_COMPUTE_KERNELS_CPU_GEMM_INTERFACE_H_

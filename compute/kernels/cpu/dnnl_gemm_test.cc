@@ -1,7 +1,7 @@
 // oneDNN's products, on any machine that can run them, compared with fp64: over
 // layouts, extents that leave remainders, parts of k and of columns, bias and accumulation.
 
-#include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/dnnl_gemm.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "compute/kernels/cpu/dnnl_gemm.h"
+#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/kernels/testing/random_tensors.h"
