@@ -15,7 +15,7 @@
 #include "tests/perf/harness.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 namespace tessera {
 namespace {

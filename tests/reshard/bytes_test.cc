@@ -27,7 +27,7 @@
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)

@@ -34,7 +34,7 @@
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/run_state.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 namespace tessera {
 namespace {

@@ -7,9 +7,9 @@
 #include "base/status_macros.h"
 #include "trainer/app/start.h"
 #include "trainer/config/load_content.h"
+#include "trainer/state/continue_run.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/load_tensors.h"
-#include "trainer/state/resume.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {

@@ -22,9 +22,9 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
+#include "trainer/state/continue_run.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/ledger.h"
-#include "trainer/state/resume.h"
 #include "trainer/state/run_replicas.h"
 #include "trainer/state/save_storage.h"
 

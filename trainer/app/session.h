@@ -29,7 +29,7 @@
 #include "trainer/state/foreign_weights.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {

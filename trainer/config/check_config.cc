@@ -11,10 +11,10 @@
 #include "base/status_macros.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
+#include "trainer/config/choose_topology.h"
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
 #include "trainer/config/load_content.h"
-#include "trainer/config/topology.h"
 
 namespace tessera {
 namespace {

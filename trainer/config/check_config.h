@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/config/choose_topology.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/config/problems.h"
-#include "trainer/config/topology.h"
 
 namespace tessera {
 

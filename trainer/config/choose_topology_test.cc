@@ -1,9 +1,10 @@
+#include "trainer/config/choose_topology.h"
+
 #include <string>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "trainer/config/topology.h"
 
 namespace tessera {
 namespace {

@@ -62,8 +62,8 @@ struct ResolveOptions {
 
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
 // result changes nothing. `topology` becomes the sizes that it names; "auto" becomes those that are
-// best for the number of processes (trainer/config/topology.h). Unset fields of the model are taken
-// from the saved model; InvalidArgument if a set one differs from it.
+// best for the number of processes (trainer/config/choose_topology.h). Unset fields of the model
+// are taken from the saved model; InvalidArgument if a set one differs from it.
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
                                           const ResolveOptions& options = {});
 

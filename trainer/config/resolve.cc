@@ -18,12 +18,12 @@
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
 #include "trainer/config/check_config.h"
+#include "trainer/config/choose_topology.h"
 #include "trainer/config/config.h"
 #include "trainer/config/dependents.h"
 #include "trainer/config/flags.h"
 #include "trainer/config/load_content.h"
 #include "trainer/config/problems.h"
-#include "trainer/config/topology.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "trainer/config/topology.h"
+#include "trainer/config/choose_topology.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 #include "models/config/config.pb.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 namespace tessera {
 

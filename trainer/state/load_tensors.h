@@ -11,7 +11,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/find_saved.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 namespace tessera {
 

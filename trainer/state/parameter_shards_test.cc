@@ -5,7 +5,7 @@
 
 #include "checkpoint/include/checkpoint.h"
 #include "gtest/gtest.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/steady_time.h"
 #include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
-#include "trainer/state/resume.h"
+#include "trainer/state/continue_run.h"
 #include "trainer/state/save_storage.h"
 
 namespace tessera {

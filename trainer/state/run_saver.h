@@ -23,7 +23,7 @@
 #include "trainer/config/config.pb.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/run_replicas.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 namespace tessera {
 

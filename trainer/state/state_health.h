@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.h"
 #include "comm/communicator.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 namespace tessera {
 

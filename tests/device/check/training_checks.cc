@@ -25,7 +25,7 @@
 #include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/resume.h"
+#include "trainer/state/continue_run.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera::testing {

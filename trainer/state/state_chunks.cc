@@ -1,4 +1,4 @@
-#include "trainer/state/state_dict.h"
+#include "trainer/state/state_chunks.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_CONFIG_TOPOLOGY_H_
-#define TESSERA_TRAINER_CONFIG_TOPOLOGY_H_
+#ifndef TESSERA_TRAINER_CONFIG_CHOOSE_TOPOLOGY_H_
+#define TESSERA_TRAINER_CONFIG_CHOOSE_TOPOLOGY_H_
 
 #include <cstdint>
 
@@ -41,4 +41,4 @@ absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_CONFIG_TOPOLOGY_H_
+#endif  // TESSERA_TRAINER_CONFIG_CHOOSE_TOPOLOGY_H_

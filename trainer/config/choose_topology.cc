@@ -1,4 +1,4 @@
-#include "trainer/config/topology.h"
+#include "trainer/config/choose_topology.h"
 
 #include <algorithm>
 #include <array>

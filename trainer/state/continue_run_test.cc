@@ -1,4 +1,4 @@
-#include "trainer/state/resume.h"
+#include "trainer/state/continue_run.h"
 
 #include <cstdlib>
 #include <filesystem>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_STATE_STATE_DICT_H_
-#define TESSERA_TRAINER_STATE_STATE_DICT_H_
+#ifndef TESSERA_TRAINER_STATE_STATE_CHUNKS_H_
+#define TESSERA_TRAINER_STATE_STATE_CHUNKS_H_
 
 #include <cstdint>
 #include <span>
@@ -81,4 +81,4 @@ std::vector<LogicalShards> ShardsOfRange(const Parameter& parameter, int64_t beg
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_STATE_STATE_DICT_H_
+#endif  // TESSERA_TRAINER_STATE_STATE_CHUNKS_H_

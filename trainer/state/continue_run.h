@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_STATE_RESUME_H_
-#define TESSERA_TRAINER_STATE_RESUME_H_
+#ifndef TESSERA_TRAINER_STATE_CONTINUE_RUN_H_
+#define TESSERA_TRAINER_STATE_CONTINUE_RUN_H_
 
 // The checkpoint from which a run continues: one of its own, a replica, or the one that `load`
 // names.
@@ -59,4 +59,4 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_STATE_RESUME_H_
+#endif  // TESSERA_TRAINER_STATE_CONTINUE_RUN_H_
