@@ -30,15 +30,17 @@ bool IsHealthy(const Manifest& manifest);
 // Returns NotFound: "no such checkpoint in", and the existing steps.
 absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved);
 
-struct NearbyCopies {
-  uint64_t good_bytes = 0;  // in files that a load reads from the staging tier
-  int64_t dropped_files = 0;
+// The result of DeleteDamagedStagedFiles().
+struct StagedFiles {
+  uint64_t intact_bytes = 0;  // in files that a load reads from the staging tier
+  int64_t deleted_files = 0;
 };
 
 // Reads the staged files of a committed checkpoint, and deletes those whose bytes do not match the
 // checksums of the remote manifest. Call before a load. Does nothing without a staging tier
 // (Storage::staging()). Errors: those of ReadManifest().
-absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_view checkpoint_dir);
+absl::StatusOr<StagedFiles> DeleteDamagedStagedFiles(Storage& storage,
+                                                     std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

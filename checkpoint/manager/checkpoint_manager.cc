@@ -348,7 +348,7 @@ class Manager final : public CheckpointManager {
     }
     if (!room_note_.empty()) AddNote(report, room_note_);
     if (staging_ == nullptr) return;
-    if (const absl::Status forgotten = ForgetCopiesBut(*staging_, report.directory);
+    if (const absl::Status forgotten = DeleteStagedFilesBut(*staging_, report.directory);
         !forgotten.ok()) {
       AddNote(report, absl::StrCat("older copies are still there: ", forgotten.message()));
     }

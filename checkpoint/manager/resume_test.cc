@@ -210,18 +210,18 @@ TEST_F(ResumeTest, ARankThatReadsOtherBytesEndsTheRunAndCondemnsNothing) {
 }
 
 // A power loss leaves zeros in files that were not synced: in staged files, not in remote ones.
-TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
+TEST_F(ResumeTest, DamagedStagedFilesAreNoDamagedCheckpoint) {
   for (const int64_t step : {4, 8}) Save(step);
   const std::string data = Data("step-00000008");
   const std::string sound = *ReadAll(memory_, data, 1 << 20);
   const auto before = Everything();
   for (const size_t damaged_from : {size_t{0}, sound.size() - 10}) {
-    MemoryStorage nearby;
-    ASSERT_OK(nearby.MakeDirectory("step-00000008"));
+    MemoryStorage staged;
+    ASSERT_OK(staged.MakeDirectory("step-00000008"));
     ASSERT_OK(
-        WriteAll(nearby, data,
+        WriteAll(staged, data,
                  sound.substr(0, damaged_from) + std::string(sound.size() - damaged_from, '\0')));
-    TieredStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
+    TieredStorage storage(std::make_unique<FaultInjectingStorage>(staged),
                           std::make_unique<FaultInjectingStorage>(memory_));
     for (int rank = 0; rank < kRanks; ++rank) others_[rank] = &storage;
     EXPECT_EQ(Step(), 8);
@@ -296,14 +296,14 @@ TEST_F(ResumeTest, AStepThatIsAskedForIsTakenAndLaterOnesAreAbandoned) {
   EXPECT_EQ(Step(), 6);
 }
 
-TEST_F(ResumeTest, ADamagedOriginalIsDamageWhateverRank0HasNearby) {
+TEST_F(ResumeTest, ADamagedOriginalIsDamageWhateverRank0HasStaged) {
   for (const int64_t step : {4, 8}) Save(step);
   const std::string data = Data("step-00000008");
-  MemoryStorage nearby;
-  ASSERT_OK(nearby.MakeDirectory("step-00000008"));
-  ASSERT_OK(WriteAll(nearby, data, *ReadAll(memory_, data, 1 << 20)));
+  MemoryStorage staged;
+  ASSERT_OK(staged.MakeDirectory("step-00000008"));
+  ASSERT_OK(WriteAll(staged, data, *ReadAll(memory_, data, 1 << 20)));
   Damage(data);
-  TieredStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
+  TieredStorage storage(std::make_unique<FaultInjectingStorage>(staged),
                         std::make_unique<FaultInjectingStorage>(memory_));
   others_[0] = &storage;
   EXPECT_EQ(Step(), 4);

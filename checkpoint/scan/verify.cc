@@ -221,10 +221,11 @@ absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
   return absl::OkStatus();
 }
 
-absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_view checkpoint_dir) {
-  NearbyCopies copies;
+absl::StatusOr<StagedFiles> DeleteDamagedStagedFiles(Storage& storage,
+                                                     std::string_view checkpoint_dir) {
+  StagedFiles staged;
   Storage* const staging = storage.staging();
-  if (staging == nullptr) return copies;
+  if (staging == nullptr) return staged;
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
   ScanBuffers buffers;
   for (int f = 0; f < manifest.files_size(); ++f) {
@@ -235,15 +236,15 @@ absl::StatusOr<NearbyCopies> DropDamagedCopies(Storage& storage, std::string_vie
     absl::Status intact = scanner.Open(std::vector<uint32_t>{static_cast<uint32_t>(f)});
     if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), OnlyCheck, &buffers);
     if (intact.ok()) {
-      copies.good_bytes += described.size_bytes();
+      staged.intact_bytes += described.size_bytes();
       continue;
     }
     // Another process of this machine may have been faster.
     const absl::Status deleted = staging->Delete(path);
     if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
-    ++copies.dropped_files;
+    ++staged.deleted_files;
   }
-  return copies;
+  return staged;
 }
 
 }  // namespace tessera::ckpt

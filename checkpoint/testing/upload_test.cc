@@ -30,7 +30,7 @@ class UploadTest : public testing::Test {
     auto remote = std::make_unique<FaultInjectingStorage>(remote_files_);
     remote_ = remote.get();
     storage_ = std::make_unique<TieredStorage>(
-        std::make_unique<FaultInjectingStorage>(nearby_files_), std::move(remote));
+        std::make_unique<FaultInjectingStorage>(staged_files_), std::move(remote));
     weight_.resize(kElements);
     std::iota(weight_.begin(), weight_.end(), 0.0f);
   }
@@ -59,7 +59,7 @@ class UploadTest : public testing::Test {
     return reads;
   }
 
-  MemoryStorage nearby_files_, remote_files_;
+  MemoryStorage staged_files_, remote_files_;
   FaultInjectingStorage* remote_;
   std::unique_ptr<TieredStorage> storage_;
   std::vector<float> weight_;
@@ -82,32 +82,32 @@ TEST_F(UploadTest, SoIsOneInTheBackground) {
   EXPECT_TRUE(verified.damage.empty());
 }
 
-TEST_F(UploadTest, ARestartReadsWhatIsNearby) {
+TEST_F(UploadTest, ARestartReadsStagedFiles) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  ASSERT_OK_AND_ASSIGN(const auto copies, DropDamagedCopies(*storage_, directory_));
-  EXPECT_EQ(copies.dropped_files, 0);
-  EXPECT_GT(copies.good_bytes, kElements * sizeof(float));
+  ASSERT_OK_AND_ASSIGN(const auto copies, DeleteDamagedStagedFiles(*storage_, directory_));
+  EXPECT_EQ(copies.deleted_files, 0);
+  EXPECT_GT(copies.intact_bytes, kElements * sizeof(float));
   ExpectLoads();
   EXPECT_EQ(RemoteReadsOfData(), 0);
 }
 
 TEST_F(UploadTest, ADamagedCopyIsDropped) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  const std::string path = DataFile(nearby_files_);
-  std::string contents = *ReadAll(nearby_files_, path, 1 << 20);
+  const std::string path = DataFile(staged_files_);
+  std::string contents = *ReadAll(staged_files_, path, 1 << 20);
   contents[contents.size() / 2] ^= 1;
-  ASSERT_OK(WriteAll(nearby_files_, path, contents));
-  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
-  EXPECT_FALSE(nearby_files_.Open(path).ok());
+  ASSERT_OK(WriteAll(staged_files_, path, contents));
+  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->deleted_files, 1);
+  EXPECT_FALSE(staged_files_.Open(path).ok());
   ExpectLoads();
   EXPECT_GT(RemoteReadsOfData(), 0);
 }
 
 TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  const std::string path = DataFile(nearby_files_);
-  const size_t bytes = ReadAll(nearby_files_, path, 1 << 20)->size();
-  ASSERT_OK(WriteAll(nearby_files_, path, std::string(bytes, '\0')));
+  const std::string path = DataFile(staged_files_);
+  const size_t bytes = ReadAll(staged_files_, path, 1 << 20)->size();
+  ASSERT_OK(WriteAll(staged_files_, path, std::string(bytes, '\0')));
   ExpectLoads();
   ASSERT_OK_AND_ASSIGN(const auto verified,
                        VerifyCheckpoint(*storage_, directory_, {.digests = true}));
@@ -116,15 +116,15 @@ TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
 
 TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  ASSERT_OK(WriteAll(nearby_files_, DataFile(nearby_files_), "short"));
-  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
+  ASSERT_OK(WriteAll(staged_files_, DataFile(staged_files_), "short"));
+  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->deleted_files, 1);
   ExpectLoads();
 }
 
 TEST_F(UploadTest, ARestartElsewhereReadsTheRemoteFiles) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  ASSERT_OK(ForgetCopiesBut(*storage_->staging(), ""));
-  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->good_bytes, 0);
+  ASSERT_OK(DeleteStagedFilesBut(*storage_->staging(), ""));
+  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->intact_bytes, 0);
   ExpectLoads();
 }
 
@@ -137,7 +137,7 @@ TEST_F(UploadTest, AFailedUploadCommitsNothing) {
   EXPECT_TRUE(CheckpointFolder(*storage_).List()->empty());
   remote_->ClearFaults();
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 0);
+  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->deleted_files, 0);
   ExpectLoads();
 }
 

@@ -92,7 +92,7 @@ void KeepStagingMarker(Storage& storage) {
   if (marker.has_value()) utimensat(AT_FDCWD, marker->c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
 }
 
-absl::Status ForgetCopiesBut(Storage& staging, std::string_view kept) {
+absl::Status DeleteStagedFilesBut(Storage& staging, std::string_view kept) {
   KeepStagingMarker(staging);
   return ForgetBelow(staging, "", kept);
 }

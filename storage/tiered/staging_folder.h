@@ -25,7 +25,7 @@ void KeepStagingMarker(Storage& storage);
 
 // Deletes all staged files but those in the directory `kept`; "" keeps none. The marker of a
 // staging folder stays. Tries all and returns the first error.
-absl::Status ForgetCopiesBut(Storage& staging, std::string_view kept);
+absl::Status DeleteStagedFilesBut(Storage& staging, std::string_view kept);
 
 // Deletes the folder, once it holds nothing but its marker. Does nothing otherwise.
 void RemoveStagingFolder(Storage& storage);

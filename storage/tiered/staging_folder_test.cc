@@ -73,12 +73,12 @@ TEST_F(StagingFolderTest, ForgettingKeepsTheMarkerAndRemovingLeavesNothing) {
   std::ofstream(folder_ + "/copy") << "bytes";
   RemoveStagingFolder(*upload.staging());
   EXPECT_TRUE(fs::exists(folder_ + "/copy")) << "it is not empty";
-  ASSERT_OK(ForgetCopiesBut(*upload.staging(), ""));
+  ASSERT_OK(DeleteStagedFilesBut(*upload.staging(), ""));
   EXPECT_FALSE(fs::exists(folder_ + "/copy"));
   EXPECT_GT(fs::last_write_time(marker), fs::file_time_type::clock::now() - std::chrono::hours(1));
   RemoveStagingFolder(*upload.staging());
   EXPECT_FALSE(fs::exists(folder_));
-  EXPECT_OK(ForgetCopiesBut(*upload.staging(), "")) << "another process was faster";
+  EXPECT_OK(DeleteStagedFilesBut(*upload.staging(), "")) << "another process was faster";
 }
 
 TEST(StagingTest, ForgetsAllCopiesButThoseInOneDirectory) {
@@ -88,11 +88,11 @@ TEST(StagingTest, ForgetsAllCopiesButThoseInOneDirectory) {
     ASSERT_OK(WriteAll(staging, directory + "/a", "x"));
   }
   ASSERT_OK(WriteAll(staging, "b", "x"));
-  ASSERT_OK(ForgetCopiesBut(staging, "run/2"));
+  ASSERT_OK(DeleteStagedFilesBut(staging, "run/2"));
   EXPECT_THAT(*staging.List(""), ElementsAre("run/"));
   EXPECT_THAT(*staging.List("run"), ElementsAre("2/"));
   EXPECT_EQ(*ReadAll(staging, "run/2/a", 10), "x");
-  ASSERT_OK(ForgetCopiesBut(staging, ""));
+  ASSERT_OK(DeleteStagedFilesBut(staging, ""));
   EXPECT_THAT(*staging.List(""), IsEmpty());
 }
 

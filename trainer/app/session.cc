@@ -215,9 +215,9 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
   saving.session = session;
   TESSERA_ASSIGN_OR_RETURN(saving.spare_memory, BuildModel(*session, loads, host));
   if (from_own) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string nearby,
-                             CheckNearbyCopies(config.checkpoint(), saved->checkpoint));
-    if (!nearby.empty()) notes(nearby);
+    TESSERA_ASSIGN_OR_RETURN(const std::string staged,
+                             CheckStagedFiles(config.checkpoint(), saved->checkpoint));
+    if (!staged.empty()) notes(staged);
   }
   TESSERA_RETURN_IF_ERROR(FillSession(saved, *session, notes));
   TESSERA_RETURN_IF_ERROR(BeginSaves(saver, saved, replicas, notes, *session));
@@ -231,7 +231,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
                                                  const RankGroup& group, Communicator* world,
                                                  const Notes& notes) {
   TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
-  TESSERA_RETURN_IF_ERROR(CheckNearbyFolder(config));
+  TESSERA_RETURN_IF_ERROR(CheckFoldersApart(config));
   const auto saving = std::make_shared<Saving>();
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RunSaver> saver,
                            RunSaver::Open(config, world, HooksOf(saving, notes)));

@@ -207,24 +207,24 @@ TEST_F(AutoResumeTest, LoadIsForAFolderWithoutAny) {
   EXPECT_TRUE(SettingsFor(config_, *FindSavedRun(config_, group_, Sink())).checkpoint().finetune());
 }
 
-TEST(NearbyFolderTest, BucketsOfOneNameInTwoStoresHaveOneEach) {
+TEST(StagingFolderTest, BucketsOfOneNameInTwoStoresHaveOneEach) {
   unsetenv("AWS_ENDPOINT_URL_S3");
   unsetenv("AWS_ENDPOINT_URL");
   CheckpointConfig config, local;
   config.set_save("s3://bucket/run");
   local.set_save("/runs/a");
-  std::set<std::string> folders = {NearbyFolder(config)};
+  std::set<std::string> folders = {StagingFolderOf(config)};
   EXPECT_THAT(*folders.begin(),
               HasSubstr(absl::StrFormat("-%08x_tmp_ckpt", Crc32c(std::string("s3://bucket/run")))));
-  const std::string folder = NearbyFolder(local);
+  const std::string folder = StagingFolderOf(local);
   setenv("AWS_ENDPOINT_URL", "http://a:9000", 1);
-  folders.insert(NearbyFolder(config));
+  folders.insert(StagingFolderOf(config));
   setenv("AWS_ENDPOINT_URL_S3", "http://b:9000", 1);
-  folders.insert(NearbyFolder(config));
+  folders.insert(StagingFolderOf(config));
   config.set_s3_endpoint("http://c:9000");
-  folders.insert(NearbyFolder(config));
+  folders.insert(StagingFolderOf(config));
   EXPECT_EQ(folders.size(), 4);
-  EXPECT_EQ(NearbyFolder(local), folder);
+  EXPECT_EQ(StagingFolderOf(local), folder);
   unsetenv("AWS_ENDPOINT_URL_S3");
   unsetenv("AWS_ENDPOINT_URL");
 }

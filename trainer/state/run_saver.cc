@@ -125,7 +125,7 @@ absl::Status RunSaver::Begin(std::vector<StateChunk> chunks, SavedBefore before)
   before_ = std::move(before);
   Storage* const staging = manager_->storage().staging();
   if (staging != nullptr) {
-    TESSERA_RETURN_IF_ERROR(ForgetCopiesBut(*staging, before_.resumed_directory));
+    TESSERA_RETURN_IF_ERROR(DeleteStagedFilesBut(*staging, before_.resumed_directory));
   }
   if (!config_.checkpoint().no_save_optim()) {
     TESSERA_ASSIGN_OR_RETURN(optimizer_names_, OptimizerNames(chunks_, config_.optimizer(),
@@ -136,11 +136,11 @@ absl::Status RunSaver::Begin(std::vector<StateChunk> chunks, SavedBefore before)
   return absl::OkStatus();
 }
 
-absl::Status RunSaver::ForgetNearbyCopies() {
+absl::Status RunSaver::DeleteStagedFilesAndReplicas() {
   if (before_.replicas != nullptr) TESSERA_RETURN_IF_ERROR(before_.replicas->replicas().Remove());
   Storage* const staging = Saves(config_) ? manager_->storage().staging() : nullptr;
   if (staging == nullptr) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(ForgetCopiesBut(*staging, ""));
+  TESSERA_RETURN_IF_ERROR(DeleteStagedFilesBut(*staging, ""));
   RemoveStagingFolder(*staging);
   return absl::OkStatus();
 }

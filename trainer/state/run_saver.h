@@ -127,7 +127,7 @@ class RunSaver {
 
   // Deletes staged files and replicas, when no restart will need them, and their folders. No save
   // may be in flight. Collective.
-  absl::Status ForgetNearbyCopies();
+  absl::Status DeleteStagedFilesAndReplicas();
 
  private:
   RunSaver(const TrainConfig& config, Communicator* world, RunSaverHooks hooks);

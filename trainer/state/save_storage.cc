@@ -78,12 +78,13 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> remote,
                            OpenStorage(config.save(), create_root ? ckpt::ForSaving(open) : open));
   if (!config.async_upload()) return remote;
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> nearby,
-                           OpenStagingFolder(NearbyFolder(config)));
-  return std::make_unique<TieredStorage>(std::move(nearby), std::move(remote), std::move(has_room));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> staging,
+                           OpenStagingFolder(StagingFolderOf(config)));
+  return std::make_unique<TieredStorage>(std::move(staging), std::move(remote),
+                                         std::move(has_room));
 }
 
-std::string NearbyFolder(const CheckpointConfig& config) {
+std::string StagingFolderOf(const CheckpointConfig& config) {
   return OwnFolder(config, config.async_upload_tmp_folder(), "_tmp_ckpt");
 }
 
@@ -95,30 +96,31 @@ std::string ReplicaFolder(const CheckpointConfig& config, int rank) {
   return OwnFolder(config, config.replicate_folder(), suffix);
 }
 
-absl::Status CheckNearbyFolder(const TrainConfig& config) {
+absl::Status CheckFoldersApart(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint();
   if (checkpoint.async_upload()) {
     TESSERA_RETURN_IF_ERROR(CheckApart(config, "async_upload_tmp_folder",
                                        checkpoint.async_upload_tmp_folder(),
-                                       NearbyFolder(checkpoint)));
+                                       StagingFolderOf(checkpoint)));
   }
   if (!checkpoint.replicate_to_peers()) return absl::OkStatus();
   return CheckApart(config, "replicate_folder", checkpoint.replicate_folder(),
                     ReplicaFolder(checkpoint, 0));
 }
 
-absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
-                                              const ckpt::Checkpoint& checkpoint) {
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::NearbyCopies copies,
-                           ckpt::DropDamagedCopies(checkpoint.storage(), checkpoint.directory()));
+absl::StatusOr<std::string> CheckStagedFiles(const CheckpointConfig& config,
+                                             const ckpt::Checkpoint& checkpoint) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::StagedFiles staged,
+      ckpt::DeleteDamagedStagedFiles(checkpoint.storage(), checkpoint.directory()));
   std::string sentence;
-  if (copies.good_bytes > 0) {
-    sentence = absl::StrCat("reading ", HumanBytes(copies.good_bytes), " of ",
+  if (staged.intact_bytes > 0) {
+    sentence = absl::StrCat("reading ", HumanBytes(staged.intact_bytes), " of ",
                             checkpoint.storage().Describe(checkpoint.directory()),
-                            " from copies in ", NearbyFolder(config));
+                            " from copies in ", StagingFolderOf(config));
   }
-  if (copies.dropped_files > 0) {
-    absl::StrAppend(&sentence, sentence.empty() ? "" : "; ", copies.dropped_files,
+  if (staged.deleted_files > 0) {
+    absl::StrAppend(&sentence, sentence.empty() ? "" : "; ", staged.deleted_files,
                     " damaged copies are deleted");
   }
   return sentence;

@@ -199,7 +199,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Site::Open(const Phase& phase, bool bli
   auto staging = OpenPosixStorage(root_ + "/nearby", {.create_root = true});
   if (!staging.ok()) return staging;
   auto tiered = std::make_unique<TieredStorage>(*std::move(staging), *std::move(remote));
-  const absl::Status forgotten = ForgetCopiesBut(*tiered->staging(), "");
+  const absl::Status forgotten = DeleteStagedFilesBut(*tiered->staging(), "");
   if (!forgotten.ok()) return forgotten;
   return tiered;
 }
