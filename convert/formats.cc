@@ -8,7 +8,7 @@
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "convert/core/models.h"
-#include "convert/core/state_dict.h"
+#include "convert/core/name_state_dict.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/gguf/gguf.h"

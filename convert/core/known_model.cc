@@ -21,8 +21,6 @@ namespace {
 constexpr std::string_view kHuggingFaceConfig = "config.json";
 constexpr std::string_view kMetaConfig = "params.json";
 
-using Parameters = std::vector<ForeignParameter>;
-
 // Returns the parameters, in this order of their names, under their logical names without a prefix.
 Parameters LogicalNaming(const ModelDescription& model, const std::vector<std::string>& order,
                          const std::string& prefix) {

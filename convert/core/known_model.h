@@ -16,12 +16,14 @@
 
 namespace tessera::ckpt::convert {
 
+using Parameters = std::vector<ForeignParameter>;
+
 // A model, and the ways in which state dicts name its parameters.
 struct KnownModel {
   ModelDescription description;
   std::optional<HuggingFaceDescription> hugging_face;  // where that is known
   // Namings in the order in which they are tried; parameters in the order of the modules.
-  std::vector<std::vector<ForeignParameter>> namings;
+  std::vector<Parameters> namings;
   std::vector<std::string> notes;  // how its computation differs here, one sentence each
 };
 

@@ -289,6 +289,35 @@ class ParameterAssignment {
 
 }  // namespace
 
+absl::StatusOr<std::map<int64_t, size_t>> MatchNumbers(
+    const SavedValue& state, const std::string& prefix, const std::map<int64_t, Shape>& shapes,
+    std::span<const OrderedParameter> parameters,
+    const std::function<std::optional<size_t>(const std::string&)>& index_of) {
+  std::vector<NumberedGroup> groups;
+  std::map<int64_t, size_t> named;
+  size_t with_states = 0;
+  for (const auto& [unused, group] : FindTorchGroups(state, prefix)) {
+    groups.emplace_back();
+    for (size_t i = 0; i < group.numbers.size(); ++i) {
+      const int64_t number = group.numbers[i];
+      const auto shape = shapes.find(number);
+      groups.back().push_back({.number = number});
+      if (shape == shapes.end()) continue;
+      ++with_states;
+      groups.back().back().shape = shape->second;
+      if (i >= group.names.size()) continue;
+      if (const auto index = index_of(group.names[i])) named[number] = *index;
+    }
+  }
+  if (with_states != shapes.size()) {
+    return absl::FailedPreconditionError(absl::StrCat("of ", shapes.size(),
+                                                      " parameters with states, ", with_states,
+                                                      " are in the optimizer's param_groups"));
+  }
+  if (named.size() == shapes.size()) return named;
+  return AssignNumbers(parameters, groups);
+}
+
 absl::StatusOr<std::map<int64_t, size_t>> AssignNumbers(
     std::span<const OrderedParameter> parameters, std::span<const NumberedGroup> groups) {
   return ParameterAssignment(parameters, groups).Run();

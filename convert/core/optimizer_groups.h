@@ -65,6 +65,16 @@ using NumberedGroup = std::vector<NumberedParameter>;
 absl::StatusOr<std::map<int64_t, size_t>> AssignNumbers(
     std::span<const OrderedParameter> parameters, std::span<const NumberedGroup> groups);
 
+// Returns the index into `parameters` of each number in the states of an optimizer.
+// FindTorchGroups(state, prefix) finds the optimizer's groups; `shapes` are the shapes of the
+// numbers' states. If the groups name the parameters of all numbers, `index_of` maps the names;
+// otherwise AssignNumbers() decides. FailedPrecondition if the groups lack a number, and as
+// AssignNumbers().
+absl::StatusOr<std::map<int64_t, size_t>> MatchNumbers(
+    const SavedValue& state, const std::string& prefix, const std::map<int64_t, Shape>& shapes,
+    std::span<const OrderedParameter> parameters,
+    const std::function<std::optional<size_t>(const std::string&)>& index_of);
+
 }  // namespace tessera::ckpt::convert
 
 #endif  // TESSERA_CONVERT_CORE_OPTIMIZER_GROUPS_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_CORE_STATE_DICT_H_
-#define TESSERA_CONVERT_CORE_STATE_DICT_H_
+#ifndef TESSERA_CONVERT_CORE_NAME_STATE_DICT_H_
+#define TESSERA_CONVERT_CORE_NAME_STATE_DICT_H_
 
 #include <string_view>
 
@@ -33,4 +33,4 @@ absl::Status NameStateDict(Storage& storage, std::string_view folder, const Mode
 
 }  // namespace tessera::ckpt::convert
 
-#endif  // TESSERA_CONVERT_CORE_STATE_DICT_H_
+#endif  // TESSERA_CONVERT_CORE_NAME_STATE_DICT_H_

@@ -1,4 +1,4 @@
-#include "convert/core/state_dict.h"
+#include "convert/core/name_state_dict.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,13 +15,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "convert/core/find_naming.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/optimizer_groups.h"
@@ -31,14 +30,6 @@
 
 namespace tessera::ckpt::convert {
 namespace {
-
-using Parameters = std::vector<ForeignParameter>;
-
-std::vector<std::string> NamesOf(const ForeignParameter& parameter) {
-  std::vector<std::string> names = {parameter.name};
-  names.insert(names.end(), parameter.other_names.begin(), parameter.other_names.end());
-  return names;
-}
 
 bool IsMoment(std::string_view state) { return state == "exp_avg" || state == "exp_avg_sq"; }
 
@@ -69,226 +60,29 @@ const ForeignParameter* FindIn(const ByName& by_name, const std::string& name) {
   return at == by_name.end() ? nullptr : at->second;
 }
 
-// Finds the naming, and the prefix of all names, under which every parameter of the model is among
-// the weights with its shape, and renames the tensors: first weights, then optimizer states by
-// name, or by the numbers that AssignNumbers() resolves. Without such a naming, it leaves the names
-// and explains why in a note. Call Run() once.
+// Names the tensors of a state dict by a naming, and the prefix of all names, that NamingFinder has
+// found in it: first the weights, then the optimizer's states by names of parameters, or by the
+// numbers that MatchNumbers() resolves. Tensors that are not the model's keep their names. Call
+// Run() once.
 class Namer {
  public:
   Namer(Storage& storage, std::string_view folder, const KnownModel& model,
-        std::string_view framework, ForeignCheckpoint& checkpoint)
+        std::string_view framework, const NamingFinder& weights, ForeignCheckpoint& checkpoint)
       : storage_(storage),
         folder_(folder),
         model_(model),
         framework_(framework),
+        weights_(weights),
         checkpoint_(checkpoint) {}
 
-  absl::Status Run() {
-    for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
-      const ForeignTensor& tensor = checkpoint_.tensors[i];
-      by_name_[tensor.name] = i;
-      if (tensor.role != TensorRole::kWeight) continue;
-      const auto [at, is_new] = weights_.emplace(WithoutWrappers(tensor.name), i);
-      if (!is_new) {
-        return Damaged(tensor, absl::StrCat("without its wrappers it is called as ",
-                                            checkpoint_.tensors[at->second].name));
-      }
-    }
-    // Two namings may differ in the layout of matrices alone. Which one a square matrix has is
-    // proven by the others, all of which have to fit.
-    const Parameters* misshapen = nullptr;
-    std::string its_prefix;
-    for (const Parameters& naming : model_.namings) {
-      TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> prefix, FindPrefix(naming));
-      if (!prefix.has_value()) continue;
-      if (HasShapes(naming, *prefix)) return Name(naming, *prefix);
-      if (misshapen != nullptr) continue;
-      misshapen = &naming;
-      its_prefix = *prefix;
-    }
-    if (misshapen != nullptr) return Name(*misshapen, its_prefix);  // which says what does not fit
-    checkpoint_.mismatch = DescribeMismatch();
-    checkpoint_.notes.push_back(
-        absl::StrCat("Names are those of the files: ",
-                     checkpoint_.mismatch.empty() ? missing_ : checkpoint_.mismatch, "."));
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status Damaged(const ForeignTensor& tensor, const absl::AlphaNum& problem) const {
-    return absl::DataLossError(
-        absl::StrCat(storage_.Describe(folder_), ": tensor ", tensor.name, ": ", problem));
-  }
-
-  // Returns the index of the stored tensor with a parameter's name. An alias is the tensor that it
-  // is an alias of.
-  std::optional<size_t> Find(const std::string& name) const {
-    const auto at = weights_.find(name);
-    if (at == weights_.end()) return std::nullopt;
-    const std::string& other = checkpoint_.tensors[at->second].alias_of;
-    if (other.empty()) return at->second;
-    const auto stored = by_name_.find(other);
-    return stored == by_name_.end() ? std::nullopt : std::optional(stored->second);
-  }
-
-  std::string NotThere(const std::string& name) const {
-    std::vector<std::string> found;
-    for (const auto& [other, unused] : weights_) found.push_back(other);
-    return absl::StrCat("the model's ", name, " is not among ",
-                        found.empty() ? "them" : SomeOf(found));
-  }
-
-  bool HasAll(const Parameters& naming, const std::string& prefix) {
-    for (const ForeignParameter& parameter : naming) {
-      if (parameter.blocks.empty()) continue;  // no part of the model
-      const std::vector<std::string> names = NamesOf(parameter);
-      if (std::ranges::any_of(names,
-                              [&](const std::string& n) { return Find(prefix + n).has_value(); })) {
-        continue;
-      }
-      if (missing_.empty()) {
-        missing_ = NotThere(prefix + parameter.name);
-      }
-      return false;
-    }
-    return true;
-  }
-
-  // Returns whether the tensors of all parameters have their shapes. Precondition: HasAll().
-  bool HasShapes(const Parameters& naming, const std::string& prefix) const {
-    return std::ranges::all_of(naming, [&](const ForeignParameter& parameter) {
-      if (parameter.blocks.empty()) return true;
-      return std::ranges::all_of(NamesOf(parameter), [&](const std::string& name) {
-        const std::optional<size_t> at = Find(prefix + name);
-        return !at.has_value() || checkpoint_.tensors[*at].shape == parameter.shape;
-      });
-    });
-  }
-
-  // Returns the prefix of all parameters' names; nullopt where they are not all there.
-  absl::StatusOr<std::optional<std::string>> FindPrefix(const Parameters& naming) {
-    std::set<std::string> prefixes;
-    for (const std::string& end : NamesOf(naming.front())) {
-      for (const auto& [name, unused] : weights_) {
-        if (!name.ends_with(end)) continue;
-        std::string prefix = name.substr(0, name.size() - end.size());
-        if (prefix.empty() || prefix.back() == '.') prefixes.insert(std::move(prefix));
-      }
-    }
-    std::optional<std::string> found;
-    for (const std::string& prefix : prefixes) {
-      if (!HasAll(naming, prefix)) continue;
-      if (found.has_value()) {
-        return absl::DataLossError(absl::StrCat(
-            storage_.Describe(folder_), ": the tensors below \"", *found, "\" and those below \"",
-            prefix, "\" are a whole model each: keep one of them in the file"));
-      }
-      found = prefix;
-    }
-    if (prefixes.empty() && missing_.empty()) {
-      missing_ = NotThere(naming.front().name);
-    }
-    return found;
-  }
-
-  // The parameters of one naming that are there below one prefix.
-  struct Present {
-    const Parameters* naming = nullptr;
-    std::string prefix;
-    std::set<const ForeignParameter*> parameters;
-  };
-
-  // Returns the naming and prefix with the most parameters.
-  Present FindMostPresent() const {
-    Present most;
-    for (const Parameters& naming : model_.namings) {
-      std::map<std::string, const ForeignParameter*> by_name;
-      size_t longest = 0;
-      for (const ForeignParameter& parameter : naming) {
-        for (const std::string& name : NamesOf(parameter)) {
-          by_name[name] = &parameter;
-          longest = std::max(longest, name.size());
-        }
-      }
-      std::map<std::string, Present> by_prefix;
-      for (const auto& [name, unused] : weights_) {
-        for (size_t begin = 0; begin <= name.size(); begin = name.find('.', begin) + 1) {
-          if (name.size() - begin <= longest) {
-            const auto found = by_name.find(name.substr(begin));
-            if (found != by_name.end()) {
-              Present& present = by_prefix[name.substr(0, begin)];
-              present.naming = &naming;
-              present.parameters.insert(found->second);
-            }
-          }
-          if (name.find('.', begin) == name.npos) break;
-        }
-      }
-      for (auto& [prefix, present] : by_prefix) {
-        present.prefix = prefix;
-        if (present.parameters.size() > most.parameters.size()) most = std::move(present);
-      }
-    }
-    return most;
-  }
-
-  // Returns the tensor whose name is nearest; empty where none is called alike.
-  std::string NearestTo(const std::string& name, const std::vector<std::string>& others) const {
-    constexpr size_t kMostBytes = 200, kMostOthers = 1000;
-    std::string nearest;
-    int best = 4;
-    if (name.size() > kMostBytes || others.size() > kMostOthers) return nearest;
-    for (const std::string& other : others) {
-      if (other.size() > kMostBytes) continue;
-      const int distance = TypingDistance(name, other);
-      if (distance >= best) continue;
-      best = distance;
-      nearest = other;
-    }
-    return nearest;
-  }
-
-  // Returns a description of missing parameters, if most of the model's are there; empty for other
-  // tensors.
-  std::string DescribeMismatch() const {
-    const Present most = FindMostPresent();
-    if (most.naming == nullptr || 2 * most.parameters.size() < most.naming->size()) return "";
-    std::set<std::string> known;
-    for (const ForeignParameter& parameter : *most.naming) {
-      for (const std::string& name : NamesOf(parameter)) known.insert(most.prefix + name);
-    }
-    std::vector<std::string> unexpected, missing;
-    for (const auto& [name, unused] : weights_) {
-      if (!known.contains(name)) unexpected.push_back(name);
-    }
-    for (const ForeignParameter& parameter : *most.naming) {
-      if (parameter.blocks.empty() || most.parameters.contains(&parameter)) continue;
-      const std::string name = most.prefix + parameter.name;
-      const std::string nearest = NearestTo(name, unexpected);
-      missing.push_back(absl::StrCat(
-          "the model's ", name, " is missing",
-          nearest.empty() ? ""
-                          : absl::StrCat("; the files have ", absl::CHexEscape(nearest),
-                                         ", which no parameter is called")));
-    }
-    if (missing.empty()) return "";
-    std::string message = JoinFirst(missing, "; ");
-    const bool shows_some = message.find("; the files have ") != message.npos;
-    if (!shows_some && !unexpected.empty()) {
-      absl::StrAppend(&message, "; the files have ", SomeOf(unexpected),
-                      ", which no parameter is called");
-    }
-    return message;
-  }
-
-  absl::Status Name(const Parameters& naming, const std::string& prefix) {
+  absl::Status Run(const Parameters& naming, const std::string& prefix) {
     ForeignTensorSet set(model_.description);
     ByName by_name;
     std::set<size_t> used;
     for (const ForeignParameter& parameter : naming) {
       for (const std::string& name : NamesOf(parameter)) {
         by_name[name] = by_name[prefix + name] = &parameter;
-        const std::optional<size_t> at = Find(prefix + name);
+        const std::optional<size_t> at = weights_.FindTensor(prefix + name);
         if (!at.has_value() || !used.insert(*at).second) continue;
         TESSERA_RETURN_IF_ERROR(Add(parameter, kForeignWeight, checkpoint_.tensors[*at], set));
       }
@@ -316,6 +110,7 @@ class Namer {
     return absl::OkStatus();
   }
 
+ private:
   // The model has places for its parameters, their moments and the number of their updates.
   void DropPlaces(const ByName& by_name) {
     std::set<std::string> tensors;
@@ -331,8 +126,8 @@ class Namer {
                    const ForeignTensor& tensor, ForeignTensorSet& set) const {
     if (parameter.blocks.empty()) return absl::OkStatus();
     if (tensor.shape != parameter.shape) {
-      return Damaged(tensor, absl::StrCat("expected ", ShapeToString(parameter.shape), ", found ",
-                                          ShapeToString(tensor.shape)));
+      return weights_.Damaged(tensor, absl::StrCat("expected ", ShapeToString(parameter.shape),
+                                                   ", found ", ShapeToString(tensor.shape)));
     }
     return set.AddPieces(parameter, kind, tensor);
   }
@@ -357,7 +152,8 @@ class Namer {
       const std::string name = WithoutWrappers(tensor.name);
       const std::string own = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
       if (model_.hugging_face && model_.hugging_face->IsComputed(own)) continue;
-      if (parts.contains(own.substr(0, own.find('.')))) return Damaged(tensor, "not the model's");
+      if (parts.contains(own.substr(0, own.find('.'))))
+        return weights_.Damaged(tensor, "not the model's");
       left_out.push_back(tensor.name);
     }
     if (!left_out.empty()) {
@@ -375,9 +171,8 @@ class Namer {
       if (parameter.blocks.empty()) continue;
       size_t first = checkpoint_.in_module_order ? checkpoint_.tensors.size() : ordered.size();
       for (const std::string& name : NamesOf(parameter)) {
-        const auto at = weights_.find(prefix + name);
-        if (checkpoint_.in_module_order && at != weights_.end())
-          first = std::min(first, at->second);
+        const std::optional<size_t> at = weights_.FindWeight(prefix + name);
+        if (checkpoint_.in_module_order && at.has_value()) first = std::min(first, *at);
       }
       ordered.emplace_back(first, &parameter);
     }
@@ -400,13 +195,20 @@ class Namer {
     }
     if (optimizers.empty()) return;
     std::vector<OrderedParameter> parameters;
+    std::map<std::string, size_t> indices;
     for (const ForeignParameter* parameter : ordered) {
+      indices[parameter->name] = parameters.size();
       parameters.push_back({parameter->name, parameter->shape});
     }
+    const auto index_of = [&](const std::string& name) -> std::optional<size_t> {
+      const ForeignParameter* const parameter = FindIn(by_name, name);
+      return parameter == nullptr ? std::nullopt : std::optional(indices.at(parameter->name));
+    };
     const auto& [optimizer, shapes] = *optimizers.begin();
-    const auto numbers = optimizers.size() > 1
-                             ? absl::FailedPreconditionError("there are several optimizers")
-                             : MatchStates(optimizer, shapes, parameters, by_name);
+    const auto numbers =
+        optimizers.size() > 1
+            ? absl::FailedPreconditionError("there are several optimizers")
+            : MatchNumbers(checkpoint_.state, optimizer, shapes, parameters, index_of);
     if (numbers.ok()) {
       for (const auto& [number, at] : *numbers) {
         by_name[absl::StrCat(number)] = at < ordered.size() ? ordered[at] : nullptr;
@@ -417,39 +219,6 @@ class Namer {
         absl::StrCat("Moments by number keep their names: ", numbers.status().message(),
                      "; torch.distributed.checkpoint.state_dict.get_optimizer_state_dict() gives "
                      "them by the names of the parameters."));
-  }
-
-  // Returns the parameter, as an index into `parameters`, of each number in an optimizer's states.
-  absl::StatusOr<std::map<int64_t, size_t>> MatchStates(
-      const std::string& optimizer, const std::map<int64_t, Shape>& shapes,
-      const std::vector<OrderedParameter>& parameters, const ByName& by_name) const {
-    const TorchGroups found = FindTorchGroups(checkpoint_.state, optimizer);
-    std::vector<NumberedGroup> groups;
-    size_t with_states = 0;
-    std::map<std::string, size_t> indices;
-    for (size_t i = 0; i < parameters.size(); ++i) indices[parameters[i].name] = i;
-    std::map<int64_t, size_t> named;
-    for (const auto& [unused, group] : found) {
-      groups.emplace_back();
-      for (size_t i = 0; i < group.numbers.size(); ++i) {
-        const int64_t number = group.numbers[i];
-        const auto shape = shapes.find(number);
-        groups.back().push_back({.number = number});
-        if (shape == shapes.end()) continue;
-        ++with_states;
-        groups.back().back().shape = shape->second;
-        if (i >= group.names.size()) continue;
-        const auto parameter = by_name.find(WithoutWrappers(group.names[i]));
-        if (parameter != by_name.end()) named[number] = indices.at(parameter->second->name);
-      }
-    }
-    if (with_states != shapes.size()) {
-      return absl::FailedPreconditionError(absl::StrCat("of ", shapes.size(),
-                                                        " parameters with states, ", with_states,
-                                                        " are in the optimizer's param_groups"));
-    }
-    if (named.size() == shapes.size()) return named;
-    return AssignNumbers(parameters, groups);
   }
 
   // Moves the states of the parameters from `kept` to the set.
@@ -519,10 +288,8 @@ class Namer {
   const std::string folder_;
   const KnownModel& model_;
   const std::string_view framework_;
+  const NamingFinder& weights_;
   ForeignCheckpoint& checkpoint_;
-  std::map<std::string, size_t> by_name_;  // indices of tensors
-  std::map<std::string, size_t> weights_;  // of weights, by their names without wrappers
-  std::string missing_;
   std::string optimizer_;  // what precedes "state" in the names of the moments
 };
 
@@ -539,7 +306,18 @@ absl::Status NameStateDict(Storage& storage, std::string_view folder, const Mode
   }
   TESSERA_RETURN_IF_ERROR(known.status());
   if (!known->has_value() || (*known)->description.parameters.empty()) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(Namer(storage, folder, **known, framework, checkpoint).Run());
+  NamingFinder finder(**known, checkpoint, storage.Describe(folder));
+  TESSERA_RETURN_IF_ERROR(finder.Index());
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<PrefixedNaming> found, finder.Find());
+  if (!found.has_value()) {
+    checkpoint.mismatch = finder.DescribeMismatch();
+    checkpoint.notes.push_back(
+        absl::StrCat("Names are those of the files: ",
+                     checkpoint.mismatch.empty() ? finder.missing() : checkpoint.mismatch, "."));
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(Namer(storage, folder, **known, framework, finder, checkpoint)
+                              .Run(*found->naming, found->prefix));
   if (!checkpoint.description.has_model()) return absl::OkStatus();
   checkpoint.notes.insert(checkpoint.notes.end(), (*known)->notes.begin(), (*known)->notes.end());
   return absl::OkStatus();

@@ -1,7 +1,7 @@
 // Names and layouts of state dicts that no fixture has; what other programs write is in
 // tests/interop/state_dict_test.cc.
 
-#include "convert/core/state_dict.h"
+#include "convert/core/name_state_dict.h"
 
 #include <algorithm>
 #include <set>
@@ -50,8 +50,8 @@ std::vector<LogicalParameter> ParametersOf(const ModelProto& model) {
 }
 
 // A file with all parameters of the model, of which those in `transposed` are [out, in].
-ForeignCheckpoint StateDict(const ModelProto& model, const std::set<std::string>& transposed,
-                            const std::string& wrapper = "") {
+ForeignCheckpoint StateDictOf(const ModelProto& model, const std::set<std::string>& transposed,
+                              const std::string& wrapper = "") {
   ForeignCheckpoint checkpoint = {.format = "torch", .in_module_order = true};
   uint64_t offset = 0;
   for (const LogicalParameter& parameter : ParametersOf(model)) {
@@ -92,7 +92,7 @@ TEST(StateDictLayoutTest, SquareMatricesAreTransposedWithTheirNeighbours) {
     ASSERT_THAT(all, SizeIs(8));
     ASSERT_THAT(squares, SizeIs(2));
     for (const bool transposed : {false, true}) {
-      ForeignCheckpoint checkpoint = StateDict(model, transposed ? all : std::set<std::string>());
+      ForeignCheckpoint checkpoint = StateDictOf(model, transposed ? all : std::set<std::string>());
       ASSERT_OK(Name(&model, checkpoint));
       EXPECT_TRUE(checkpoint.description.has_model());
       for (const std::string& name : all) {
@@ -111,7 +111,7 @@ TEST(StateDictLayoutTest, SquareMatricesAreTransposedWithTheirNeighbours) {
       std::set<std::string> others = all;
       others.erase(name);
       for (const std::set<std::string>& transposed : {std::set<std::string>{name}, others}) {
-        ForeignCheckpoint checkpoint = StateDict(model, transposed);
+        ForeignCheckpoint checkpoint = StateDictOf(model, transposed);
         const absl::Status status = Name(&model, checkpoint);
         EXPECT_TRUE(absl::IsDataLoss(status)) << status;
         EXPECT_THAT(std::string(status.message()), HasSubstr("expected ["));
@@ -141,7 +141,7 @@ TEST(StateDictLayoutTest, ModelArgumentsOfNanoGptAreTheModel) {
   };
   for (const bool bias : {false, true}) {
     ForeignCheckpoint checkpoint =
-        with_arguments(StateDict(Gpt2(bias ? "" : "use_biases: false"), {}, "_orig_mod."), bias);
+        with_arguments(StateDictOf(Gpt2(bias ? "" : "use_biases: false"), {}, "_orig_mod."), bias);
     ASSERT_OK(Name(nullptr, checkpoint));
     ASSERT_OK_AND_ASSIGN(const auto config, ConfigOf(checkpoint.description.model()));
     EXPECT_EQ(config.has_use_biases(), !bias);
@@ -152,13 +152,13 @@ TEST(StateDictLayoutTest, ModelArgumentsOfNanoGptAreTheModel) {
     EXPECT_EQ(Find(checkpoint, "transformer.ln_f.bias") != nullptr, bias);
   }
   // What the arguments deny is not there, and what they promise is.
-  ForeignCheckpoint lacks = with_arguments(StateDict(Gpt2("use_biases: false"), {}), true);
+  ForeignCheckpoint lacks = with_arguments(StateDictOf(Gpt2("use_biases: false"), {}), true);
   ASSERT_OK(Name(nullptr, lacks));
   EXPECT_THAT(lacks.mismatch, HasSubstr("ln_1.bias is missing"));
-  ForeignCheckpoint exceeds = with_arguments(StateDict(Gpt2(), {}), false);
+  ForeignCheckpoint exceeds = with_arguments(StateDictOf(Gpt2(), {}), false);
   EXPECT_TRUE(absl::IsDataLoss(Name(nullptr, exceeds)));
   // A setting of another program, with which it computes another model.
-  ForeignCheckpoint other = with_arguments(StateDict(Gpt2(), {}), true, "use_rmsnorm");
+  ForeignCheckpoint other = with_arguments(StateDictOf(Gpt2(), {}), true, "use_rmsnorm");
   ASSERT_OK(Name(nullptr, other));
   EXPECT_FALSE(other.description.has_model());
   EXPECT_THAT(other.notes, ::testing::ElementsAre(HasSubstr("use_rmsnorm is true, which is not "
@@ -172,7 +172,7 @@ TEST(WrappedNamesTest, WrappersAreLeftOutWhereTheyAreAdded) {
         "_fsdp_wrapped_module.", "module.base_model.model.", "_fsdp_wrapped_module._orig_mod."}) {
     EXPECT_EQ(WithoutWrappers(wrapper + name), name) << wrapper;
     const ModelProto model = Gpt2();
-    ForeignCheckpoint checkpoint = StateDict(model, {}, wrapper);
+    ForeignCheckpoint checkpoint = StateDictOf(model, {}, wrapper);
     ASSERT_OK(Name(&model, checkpoint)) << wrapper;
     EXPECT_NE(Find(checkpoint, name), nullptr) << wrapper;
   }
@@ -186,7 +186,7 @@ TEST(WrappedNamesTest, WrappersAreLeftOutWhereTheyAreAdded) {
 
 TEST(WrappedNamesTest, TwoTensorsOfOneNameAreRefused) {
   const ModelProto model = Gpt2();
-  ForeignCheckpoint checkpoint = StateDict(model, {});
+  ForeignCheckpoint checkpoint = StateDictOf(model, {});
   ForeignTensor copy = checkpoint.tensors[0];
   copy.name = "module." + copy.name;
   checkpoint.tensors.push_back(copy);
