@@ -21,6 +21,8 @@
 #include "convert/formats/paddle/paddle.h"
 #include "convert/formats/torch/read.h"
 #include "convert/formats/torch/write.h"
+#include "convert/meta_parts.h"
+#include "convert/trainer_files.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -1,3 +1,5 @@
+#include "convert/meta_parts.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -13,7 +15,6 @@
 #include "convert/core/models.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
-#include "convert/formats.h"
 #include "convert/formats/torch/read.h"
 #include "layout/box.h"
 #include "layout/dtype.h"

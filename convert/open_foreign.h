@@ -75,16 +75,6 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
                                                                   const OpenForeignOptions& options,
                                                                   std::string file = "");
 
-// An object that is a checkpoint by itself, and the folder that it is in.
-struct ForeignObject {
-  std::string folder;
-  std::string file;
-};
-
-// Returns the object of an object store that a name names. An object is recognised by its ending
-// .gguf, since the store does not distinguish objects from folders. nullopt for other names.
-std::optional<ForeignObject> FindObject(std::string_view name);
-
 // The description in the headers of a checkpoint, without tensors; see ForeignCheckpoint.
 struct ForeignDescription {
   Manifest manifest;  // ForeignCheckpoint::description
@@ -95,15 +85,6 @@ struct ForeignDescription {
 // Describes a checkpoint without reading tensors. Errors: those of OpenForeign()'s index pass.
 absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
                                                    const OpenForeignOptions& options);
-
-// Describes a folder in which no checkpoint was found, the root of a storage, as the end of an
-// error's sentence: "it is empty", or its first entries. Also names the file that is missing beside
-// entries that look like a part of a checkpoint, of ours or of another framework.
-std::string DescribeContents(Storage& folder);
-
-// Describes a name that cannot be opened: "is a link to PATH, which is not there", or "is not
-// there".
-std::string DescribeAbsence(std::string_view name);
 
 }  // namespace tessera::ckpt::convert
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "convert/formats.h"
+#include "convert/step_folders.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/testing/memory_storage.h"

@@ -21,7 +21,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/output.h"
-#include "convert/formats.h"
+#include "convert/source_place.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -1,3 +1,5 @@
+#include "convert/trainer_files.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -18,7 +20,6 @@
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
-#include "convert/formats.h"
 #include "convert/formats/torch/read.h"
 #include "layout/box.h"
 

@@ -27,6 +27,7 @@
 #include "convert/formats.h"
 #include "convert/local_folder.h"
 #include "convert/open_foreign.h"
+#include "convert/source_place.h"
 #include "storage/read_only_storage.h"
 #include "storage/storage.h"
 

@@ -9,6 +9,8 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/rank_grid.h"
+#include "convert/pickle/torch_archive.h"
+#include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
 

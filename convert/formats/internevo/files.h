@@ -20,8 +20,6 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
 #include "convert/core/reading.h"
-#include "convert/pickle/torch_archive.h"
-#include "convert/pickle/value.h"
 #include "layout/box.h"
 #include "storage/storage.h"
 
@@ -108,41 +106,6 @@ class InternEvoParameters {
 // and their length, and a note about them. Without these files the information stays unknown.
 // Errors: DataLoss, naming the file, if one contradicts another; those of the storage.
 absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint);
-
-// A parameter in a plan: its index in its group, whose parameters are in the order of their sizes,
-// the largest first.
-struct InternEvoPlannedParameter {
-  int64_t index = 0;
-  Shape shape;  // of what a tensor-parallel rank has
-  bool operator==(const InternEvoPlannedParameter&) const = default;
-};
-
-// The parameters of each ZeRO rank, in the order of its flat state: by group, then by rank.
-using InternEvoPlan = std::vector<std::vector<std::vector<InternEvoPlannedParameter>>>;
-
-// A rank's part of a group of parameters.
-struct InternEvoGroup {
-  std::string name;  // "default", "fp32", ...
-  // Flat states, the fp32 weights first; empty if the rank has none of the group's parameters.
-  std::vector<std::pair<ForeignKind, TorchTensor>> vectors;
-};
-
-// A file of HybridZeroOptimizer.
-struct InternEvoZeroState {
-  std::vector<InternEvoGroup> groups;
-  std::optional<InternEvoPlan> plan;
-};
-
-// Parse the contents of a file. Errors, without the file's name: DataLoss; those of
-// ResolveTorchTensor().
-absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
-                                                 const pickle::Value& plan);
-absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& archive);
-
-// Read and parse a file. Errors, naming the file: also those of ReadTorchFile().
-absl::StatusOr<InternEvoPlan> ReadInternEvoPlan(Storage& storage, const std::string& path);
-absl::StatusOr<InternEvoZeroState> ReadInternEvoZeroState(Storage& storage,
-                                                          const std::string& path);
 
 }  // namespace tessera::ckpt::convert
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_split.h"
 #include "convert/formats/internevo/files.h"
+#include "convert/formats/internevo/zero_state.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "convert/testing/fuzz_check.h"

@@ -17,6 +17,7 @@
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/internevo/files.h"
 #include "convert/formats/internevo/internevo.h"
+#include "convert/formats/internevo/zero_state.h"
 #include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
 #include "layout/dtype.h"

@@ -1,3 +1,5 @@
+#include "convert/formats/internevo/zero_state.h"
+
 #include <cstddef>
 #include <string_view>
 
@@ -7,7 +9,6 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/formats/internevo/files.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 

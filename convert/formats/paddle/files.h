@@ -16,14 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/manifest.pb.h"
-#include "convert/core/foreign_layout.h"
-#include "convert/pickle/numpy_array.h"
 #include "layout/box.h"
-#include "layout/dtype.h"
-#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 
@@ -102,48 +96,6 @@ std::optional<PaddleStateKey> ParsePaddleStateKey(std::string_view key);
 
 // Parses a key of master_weights, which is the tensor's name.
 PaddleStateKey ParsePaddleMasterKey(std::string_view key);
-
-// An array of a state dict that paddle.save() wrote as a pickle of numpy arrays.
-
-struct PaddleArray {
-  std::string key;          // in the dict
-  std::string tensor_name;  // of the tensor, which the optimizer's names begin with; may be empty
-  // The dtype of the elements; BF16 if the array has the dtype uint16, as which Paddle, which has
-  // no tensors of uint16, stores bfloat16.
-  DType dtype = DType::kUnspecified;
-  Shape shape;
-  // The array, or the flat parts of an array beyond 1 GiB, in their order.
-  std::vector<pickle::NumpyArray> parts;
-};
-
-struct PaddleStateFile {
-  std::vector<PaddleArray> arrays;
-  std::vector<PaddleArray> master_weights;  // of the nested dict of that name
-  std::optional<int64_t> last_epoch;        // of LR_Scheduler: how often it was stepped
-};
-
-// Reads a file of paddle.save(). Errors: DataLoss and Unimplemented, with the key, and those of
-// ReadPickle().
-absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file);
-
-// One sharding rank's part of a state.
-struct PaddleStored {
-  const PaddleRankFile* file = nullptr;
-  const PaddleArray* array = nullptr;
-};
-
-// A parameter in the files of one tensor-parallel rank.
-struct PaddleTarget {
-  const ForeignParameter* parameter = nullptr;
-  TensorParallelShare share;
-  ForeignKind kind;
-  std::optional<Shape> local_shape;  // if the model's files or metadata record it
-};
-
-// Adds a weight or a state, which `stored` has in the order of sharding ranks: whole, once or as
-// copies, or as flat slices. Errors: DataLoss and InvalidArgument, naming the files.
-absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
-                            Storage& storage, ForeignTensorSet& set);
 
 }  // namespace tessera::ckpt::convert
 

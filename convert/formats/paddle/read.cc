@@ -18,6 +18,7 @@
 #include "convert/core/reading.h"
 #include "convert/formats/paddle/files.h"
 #include "convert/formats/paddle/paddle.h"
+#include "convert/formats/paddle/state_file.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {

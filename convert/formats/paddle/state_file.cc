@@ -1,3 +1,5 @@
+#include "convert/formats/paddle/state_file.h"
+
 #include <algorithm>
 #include <map>
 #include <memory>

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "convert/formats/paddle/files.h"
+#include "convert/formats/paddle/state_file.h"
 #include "convert/testing/fuzz_check.h"
 #include "convert/testing/string_file.h"
 #include "layout/box.h"

@@ -1,5 +1,7 @@
 // State dicts in each form that paddle.save() has had: make_testdata.py writes them.
 
+#include "convert/formats/paddle/state_file.h"
+
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "convert/formats/paddle/files.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,0 +1,30 @@
+#ifndef TESSERA_CONVERT_TRAINER_FILES_H_
+#define TESSERA_CONVERT_TRAINER_FILES_H_
+
+// What trainers keep beside a model.
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// Adds the files that transformers' trainers and accelerate keep beside a model: tensors and values
+// of "optimizer.pt" or "optimizer.bin" below "optimizer.", of "scheduler.pt" or "scheduler.bin"
+// below "scheduler.", and the JSON object trainer_state.json below "trainer_state.". Missing files
+// are left out; so are damaged ones unless `needed`, with a note. Errors: DataLoss, naming the
+// file; those of the storage.
+absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
+                             ForeignCheckpoint& checkpoint);
+
+// Sets the step of the trainer, and the consumed samples, from values of the usual names: the names
+// of known programs, and "global_step", "step", "iteration" and "iter_num" in the outermost dict. A
+// step that the optimizer has counted takes precedence, then the first value; notes name values
+// that differ.
+void TakeTrainerValues(ForeignCheckpoint& checkpoint);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_TRAINER_FILES_H_
