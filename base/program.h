@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <string>
 #include <string_view>
 
 namespace tessera {
@@ -30,6 +31,9 @@ int RunProgram(const Program& program, const std::function<int()>& body);
 void Print(std::string_view text, std::FILE* out = stdout);
 // Prints "NAME: MESSAGE" and a line break on stderr.
 void PrintError(std::string_view name, std::string_view message);
+
+// Receives sentences for the user, one a call, without a line break.
+using NoteSink = std::function<void(const std::string&)>;
 
 }  // namespace tessera
 

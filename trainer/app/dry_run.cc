@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "base/program.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "comm/threads/thread_world.h"

@@ -1,7 +1,6 @@
 #ifndef TESSERA_TRAINER_APP_SESSION_H_
 #define TESSERA_TRAINER_APP_SESSION_H_
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/folder_lock.h"
+#include "base/program.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "comm/communicator.h"
@@ -93,9 +92,9 @@ SaveRecord RecordOf(const ckpt::Manifest& manifest, const Progress& progress);
 // name the wrong setting or file. Creates the folder `save` if it is missing and locks it, so that
 // a run that could not save ends before it trains. Quarantines damaged checkpoints: if one turns
 // out to be damaged while it is being loaded, everything is built again from the next one.
-absl::StatusOr<std::unique_ptr<Session>> BuildSession(
-    const TrainConfig& resolved_config, Communicator* world, ComputeDevices& devices,
-    const std::function<void(const std::string&)>& notes);
+absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolved_config,
+                                                      Communicator* world, ComputeDevices& devices,
+                                                      const NoteSink& notes);
 
 // Checks that the files of export_llmc and export_hf_interval can be written, since that happens at
 // the end, or in the middle, of a run that may take weeks. For rank 0. The error is one sentence

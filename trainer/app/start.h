@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/find_saved.h"

@@ -189,8 +189,7 @@ absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fin
 }
 
 absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const TrainConfig& config,
-                               const RankGroup& group,
-                               const std::function<void(const std::string&)>& notes) {
+                               const RankGroup& group, const NoteSink& notes) {
   const bool exact = config.parallel().numerics() == Numerics::EXACT;
   const ComputeDevice::Value device = config.training().device();
   TESSERA_ASSIGN_OR_RETURN(

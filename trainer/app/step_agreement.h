@@ -2,7 +2,6 @@
 #define TESSERA_TRAINER_APP_STEP_AGREEMENT_H_
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/program.h"
 #include "checkpoint/include/manager_options.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "compute/parallel/mesh.h"
@@ -59,8 +59,7 @@ absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fin
 // sentence to `notes` instead. The other ranks learn the result from rank 0's next message, or from
 // its leaving.
 absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const TrainConfig& config,
-                               const RankGroup& group,
-                               const std::function<void(const std::string&)>& notes);
+                               const RankGroup& group, const NoteSink& notes);
 
 }  // namespace tessera
 

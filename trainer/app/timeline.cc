@@ -26,7 +26,7 @@ std::string ClockJson(int64_t rank, int64_t offset_ns, int64_t uncertainty_ns) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Timeline>> Timeline::Open(const TrainConfig& config,
-                                                         const Mesh& mesh, Notes notes) {
+                                                         const Mesh& mesh, NoteSink notes) {
   const OutputConfig& output = config.output();
   if (output.trace_steps().empty()) return nullptr;
   TESSERA_ASSIGN_OR_RETURN(const StepRange steps, ParseTraceSteps(output.trace_steps()));
@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Timeline>> Timeline::Open(const TrainConfig& conf
   return timeline;
 }
 
-Timeline::Timeline(const StepRange& steps, std::string run_dir, const Mesh& mesh, Notes notes)
+Timeline::Timeline(const StepRange& steps, std::string run_dir, const Mesh& mesh, NoteSink notes)
     : steps_(steps),
       run_dir_(std::move(run_dir)),
       mesh_(mesh),

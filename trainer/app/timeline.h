@@ -2,13 +2,13 @@
 #define TESSERA_TRAINER_APP_TIMELINE_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "base/replace_file.h"
 #include "base/trace.h"
 #include "comm/communicator.h"
@@ -29,11 +29,9 @@ namespace tessera {
 // be written is only a note.
 class Timeline {
  public:
-  using Notes = std::function<void(const std::string&)>;
-
   // Opens the timeline; null without trace_steps. `mesh` must outlive it. Collective.
   static absl::StatusOr<std::unique_ptr<Timeline>> Open(const TrainConfig& config, const Mesh& mesh,
-                                                        Notes notes);
+                                                        NoteSink notes);
 
   // Called before each step, with its number. Collective before the first step that is recorded,
   // and after the last one.
@@ -51,7 +49,7 @@ class Timeline {
     int64_t dropped = 0;
   };
 
-  Timeline(const StepRange& steps, std::string run_dir, const Mesh& mesh, Notes notes);
+  Timeline(const StepRange& steps, std::string run_dir, const Mesh& mesh, NoteSink notes);
   absl::Status AlignClocks();
   absl::Status Gather();
   // Gathers the parts. On rank 0, `written` is the result of writing the file; once it is an error,
@@ -62,7 +60,7 @@ class Timeline {
   const StepRange steps_;
   const std::string run_dir_;
   const Mesh& mesh_;
-  const Notes notes_;
+  const NoteSink notes_;
   const std::shared_ptr<TraceRecorder> recorder_;
   const TraceThread thread_;
   std::unique_ptr<Communicator> ranks_;  // null for one process

@@ -66,8 +66,7 @@ DataFingerprint TokenDataset::fingerprint() const {
   return {.sampled = sampled_fingerprint_, .complete = std::max<uint64_t>(hash.Finish(), 1)};
 }
 
-absl::Status TokenDataset::AddChecksums(int64_t max_bytes,
-                                        const std::function<void(const std::string&)>& notes) {
+absl::Status TokenDataset::AddChecksums(int64_t max_bytes, const NoteSink& notes) {
   const auto note = [&notes](const std::string& sentence) {
     if (notes != nullptr) notes(sentence);
   };

@@ -10,7 +10,6 @@
 // crosses shards. Samples are numbered through the shards in order.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"
 
@@ -49,8 +49,7 @@ class TokenDataset {
   // checksums beside the shards if possible. Without checksums damage goes unnoticed, and changed
   // data may; `notes` (may be null) receives a sentence about whatever takes time or is not done.
   // Errors: those of reading a shard.
-  absl::Status AddChecksums(int64_t max_bytes,
-                            const std::function<void(const std::string&)>& notes);
+  absl::Status AddChecksums(int64_t max_bytes, const NoteSink& notes);
 
   // Reads a sample into ids, targets [T]. Errors: OutOfRange for a sample that does not exist;
   // those of TokenFile::Read(). Thread-safe.

@@ -67,7 +67,7 @@ std::string LastFields(const StepMetrics& metrics) {
 
 // Returns the file's records up to `last_step`; empty if the file does not exist.
 absl::StatusOr<KeptRecords> ReadRecords(const std::string& path, int64_t last_step,
-                                        const std::function<void(const std::string&)>& notes) {
+                                        const NoteSink& notes) {
   TESSERA_ASSIGN_OR_RETURN(const std::string log, ReadRecordFile(path));
   KeptRecords kept = KeepRecords(log, last_step);
   for (const std::string& note : kept.notes) {
@@ -100,8 +100,7 @@ int64_t StepMetrics::wire_bytes() const {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
-    const std::string& path, std::optional<int64_t> resumed_step,
-    const std::function<void(const std::string&)>& notes) {
+    const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes) {
   KeptRecords kept;
   if (resumed_step.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "trainer/metrics/record_file.h"
 
 namespace tessera {
@@ -127,9 +127,9 @@ class MetricsWriter {
   // keeps the records up to that step, each once (KeepRecords()), and `notes` (may be null)
   // receives a sentence about what was damaged or is missing; the new contents replace the old by
   // rename.
-  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
-      const std::string& path, std::optional<int64_t> resumed_step,
-      const std::function<void(const std::string&)>& notes = nullptr);
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
+                                                             std::optional<int64_t> resumed_step,
+                                                             const NoteSink& notes = nullptr);
   // Opens an existing file to add to it, without its last line if that has no end. For records of
   // weights that the run of the file may have left behind long ago.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Append(const std::string& path);

@@ -38,8 +38,7 @@ Json ToJson(const RunEvent& event) {
 
 }  // namespace
 
-RunEvents::RunEvents(const std::string& folder, std::optional<double> idle_seconds,
-                     std::function<void(const std::string&)> failed)
+RunEvents::RunEvents(const std::string& folder, std::optional<double> idle_seconds, NoteSink failed)
     : path_(absl::StrCat(folder, "/events.jsonl")),
       failed_(std::move(failed)),
       idle_seconds_(idle_seconds) {

@@ -4,7 +4,6 @@
 // The file events.jsonl: the events of a run, over all its processes.
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/program.h"
 #include "trainer/metrics/record_file.h"
 
 namespace tessera {
@@ -48,8 +48,7 @@ class RunEvents {
   // Adds to the file of `folder`, which exists. `failed` is called once with the reason if events
   // cannot be written; the run continues without them. `idle_seconds` is IdleSeconds() of the
   // folder before the run.
-  RunEvents(const std::string& folder, std::optional<double> idle_seconds,
-            std::function<void(const std::string&)> failed);
+  RunEvents(const std::string& folder, std::optional<double> idle_seconds, NoteSink failed);
   RunEvents(const RunEvents&) = delete;
   RunEvents& operator=(const RunEvents&) = delete;
 
@@ -61,7 +60,7 @@ class RunEvents {
   void Check(const absl::Status& status);
 
   const std::string path_;
-  const std::function<void(const std::string&)> failed_;
+  const NoteSink failed_;
   const std::optional<double> idle_seconds_;
   std::unique_ptr<RecordFile> file_;  // null: it has failed
 };

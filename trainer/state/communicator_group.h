@@ -2,7 +2,6 @@
 #define TESSERA_TRAINER_STATE_COMMUNICATOR_GROUP_H_
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -49,9 +48,6 @@ struct RankGroup {
 
 // Returns a group with distributed_timeout_minutes.
 RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config);
-
-// Receives sentences for the user.
-using NoteSink = std::function<void(const std::string&)>;
 
 }  // namespace tessera
 

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/communicator_group.h"

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
+#include "base/program.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/damage.h"

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "storage/storage.h"

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/program.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/checkpoint_manager.h"
