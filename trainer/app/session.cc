@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -15,7 +16,6 @@
 #include "tensor/device_runtime.h"
 #include "tensor/memory.h"
 #include "tensor/tensor.h"
-#include "trainer/app/fill_session.h"
 #include "trainer/app/host_share.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/start.h"
@@ -25,13 +25,13 @@
 #include "trainer/state/continue_run.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/ledger.h"
+#include "trainer/state/load_tensors.h"
 #include "trainer/state/run_replicas.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_settings.h"
 
 namespace tessera {
 namespace {
-
-using Notes = std::function<void(const std::string&)>;
 
 // Larger token files without checksums are not read before the first step: this much takes some
 // seconds.
@@ -39,7 +39,7 @@ constexpr int64_t kMaxBytesToChecksum = int64_t{8} << 30;
 
 // Opens token files. Collective. `setting` names the origin of `pattern`.
 absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& pattern,
-                                    const Session& session, const Notes& notes) {
+                                    const Session& session, const NoteSink& notes) {
   const TrainConfig& config = session.config;
   const RankGroup group = session.group();
   DataSource source;
@@ -60,7 +60,7 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
 }
 
 // Opens everything but the model.
-absl::Status OpenFiles(Session& session, bool from_own, const Notes& notes) {
+absl::Status OpenFiles(Session& session, bool from_own, const NoteSink& notes) {
   const TrainConfig& config = session.config;
   if (session.trains) {
     TESSERA_RETURN_IF_ERROR(
@@ -89,7 +89,7 @@ struct Saving {
 // The copies of saves use only memory that neither training nor another rank will need. The records
 // of the steps that led to a checkpoint are durable before it is, unless they cannot be written,
 // which ends the run after a save (TrainLoop).
-RunSaverHooks HooksOf(const std::shared_ptr<Saving>& saving, const Notes& notes) {
+RunSaverHooks HooksOf(const std::shared_ptr<Saving>& saving, const NoteSink& notes) {
   return {.available_memory_bytes =
               [saving] {
                 return static_cast<uint64_t>(std::min(saving->spare_memory, AvailableHostMemory()));
@@ -107,7 +107,7 @@ RunSaverHooks HooksOf(const std::shared_ptr<Saving>& saving, const Notes& notes)
 // Asynchronous saves read the state during training: an update waits for the memory that it
 // overwrites.
 absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
-                        const std::shared_ptr<RunReplicas>& replicas, const Notes& notes,
+                        const std::shared_ptr<RunReplicas>& replicas, const NoteSink& notes,
                         Session& session) {
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   const bool is_stored = saved.has_value() && saved->is_own && !saved->in_memory;
@@ -132,7 +132,7 @@ absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
 absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const TrainConfig& config,
                                                        const HostShare& host, Communicator* world,
                                                        ComputeDevices& devices,
-                                                       const Notes& notes) {
+                                                       const NoteSink& notes) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RankDevice> device,
                            RankDevice::Open(config, host, world, devices));
   if (TrainingDevice* const gpu = device->gpu(); gpu != nullptr) {
@@ -188,14 +188,143 @@ void AbortDevices(RankDevice& device, Communicator* world, const absl::Status& s
   if (device.world() != nullptr) world->Abort(status);
 }
 
+// Returns "weights and optimizer", "3 of 52 parameters and their optimizer state", ...
+std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
+                           const LoadNotes& loaded) {
+  std::string text = policy.with_optimizer ? "weights and optimizer" : "weights";
+  if (!content.model) text = policy.with_optimizer ? "optimizer without weights" : "no tensors";
+  if (!content.continues() && policy.patterns.empty()) {
+    return "weights alone, starting at step 0";
+  }
+  if (!policy.patterns.empty() && content.has_tensors()) {
+    text = absl::StrCat(loaded.matching_parameters, " of ", loaded.saved_parameters, " parameters",
+                        policy.with_optimizer ? " and their optimizer state" : "");
+  }
+  if (!content.scheduler) absl::StrAppend(&text, ", starting at step 0");
+  if (content.scheduler != content.sampler) {
+    absl::StrAppend(&text, content.sampler ? ", continuing in the data"
+                                           : ", reading the data from the beginning");
+  }
+  return text;
+}
+
+// Loads the weights alone. Master weights take the file's full precision.
+absl::Status LoadLlmcFile(Session& session) {
+  TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, FindLlmcFile(session.config, session.group()));
+  if (session.trains) session.trainer->ResetOptimizer();
+  return LoadTensors(saved, session.state(),
+                     {.with_optimizer = false, .with_masters = session.trains}, session.group())
+      .status();
+}
+
+void InitializeWeights(Session& session) {
+  session.trainer->InitializeWeights(session.progress.seed);
+  if (session.trains) session.trainer->ResetOptimizer();
+}
+
+// Begins with weights that no checkpoint provides, and an optimizer that has made no update.
+absl::Status BeginWithWeights(Session& session, const NoteSink& notes) {
+  const std::string& llmc_file = session.config.checkpoint().llmc_filepath();
+  if (llmc_file.empty()) {
+    InitializeWeights(session);
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(LoadLlmcFile(session));
+  notes(absl::StrCat("weights from ", llmc_file));
+  return absl::OkStatus();
+}
+
+absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const NoteSink& notes) {
+  const CheckpointConfig& options = session.config.checkpoint();
+  const LoadContent content = LoadContentOf(options);
+  const LoadPolicy policy = PolicyOf(options, session.trains);
+  TESSERA_RETURN_IF_ERROR(CheckModel(saved, session.config, notes));
+  // Tensors that are not loaded are initialised.
+  if (!content.model) {
+    TESSERA_RETURN_IF_ERROR(BeginWithWeights(session, notes));
+  } else if (policy.partial()) {
+    InitializeWeights(session);
+  }
+  if (session.train_data.has_value() && content.sampler) {
+    TESSERA_RETURN_IF_ERROR(
+        InCheckpoint(saved, CheckSameData(saved.manifest(), session.data_identity())));
+  }
+  const absl::StatusOr<LoadNotes> loaded =
+      LoadTensors(saved, session.state(), policy, session.group());
+  TESSERA_RETURN_IF_ERROR(loaded.status());
+  if (session.trains) {
+    if (policy.with_optimizer) {
+      session.trainer->set_updates(session.progress.updates);
+    } else if (content.model) {
+      session.trainer->ResetOptimizer();
+    }
+  }
+  notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
+                        saved.manifest().trainer().step(), loaded->report.seconds,
+                        DescribeLoaded(content, policy, *loaded)));
+  for (const std::string& sentence : loaded->sentences) notes(sentence);
+  if (session.first_rank() && session.resumed && session.progress.ledger.empty()) {
+    notes(absl::StrCat("the ledger begins a new chain after step ", session.progress.step,
+                       ": what was loaded does not continue one"));
+  }
+  if (content.sampler && !KnowsItsData(saved.manifest())) {
+    notes(absl::StrCat("continuing after ", session.progress.consumed_samples,
+                       " samples of this run's own order of the data: the checkpoint does not tell "
+                       "which data it has read"));
+  }
+  for (const std::string& sentence :
+       DescribeChanges(saved.manifest(), session.config, session.numerics())) {
+    notes(sentence);
+  }
+  const std::string settings = DescribeChangedSettings(
+      saved.manifest(), session.config, session.progress.seed, session.progress.step);
+  if (!settings.empty() && session.first_rank()) notes(settings);
+  if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
+    notes(absl::StrCat("seed ", session.progress.seed, " is the saved run's; --no-load-rng takes ",
+                       session.config.training().seed(), " instead"));
+  }
+  return absl::OkStatus();
+}
+
+// Gives a session that stands at the progress of `saved` its weights and optimizer state: those of
+// the checkpoint, or of an llm.c file, or initial ones; notes say which. Collective.
+absl::Status FillSession(const std::optional<SavedRun>& saved, Session& session,
+                         const NoteSink& notes) {
+  const CheckpointConfig& options = session.config.checkpoint();
+  const std::string& llmc_file = options.llmc_filepath();
+  const bool own = saved.has_value() && saved->is_own;
+  const std::string& folder = own ? options.save() : options.load();
+  const bool foreign = saved.has_value() && !saved->foreign_format.empty();
+  if (session.first_rank() && !folder.empty() && !options.has_ckpt_step() && !foreign) {
+    const int64_t step = saved.has_value() ? saved->manifest().trainer().step() : -1;
+    TESSERA_ASSIGN_OR_RETURN(const std::string skipped, DescribeSkipped(folder, step, options));
+    if (!skipped.empty()) notes(skipped);
+  }
+  if (saved.has_value()) {
+    if (!llmc_file.empty() && session.first_rank() && LoadContentOf(options).model) {
+      notes(absl::StrCat("llmc_filepath=", llmc_file, " is not read: there is a checkpoint"));
+    }
+    return LoadCheckpoint(*saved, session, notes);
+  }
+  return BeginWithWeights(session, notes);
+}
+
+// What a rank opens once, whichever checkpoint its session is built from.
+struct RunParts {
+  const HostShare host;
+  Communicator* const world;
+  const NoteSink notes;
+  const std::shared_ptr<RankDevice> device;
+  const std::shared_ptr<Saving> saving = std::make_shared<Saving>();
+  std::unique_ptr<RunSaver> saver;
+  std::shared_ptr<RunReplicas> replicas;  // null without replicate_to_peers
+};
+
 // Continues the session from `saved`. An error of damage is the same on every rank.
-absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& host,
-                      Communicator* world, RunSaver& saver, Saving& saving,
-                      const std::shared_ptr<RunReplicas>& replicas, const Notes& notes,
-                      Session* session) {
+absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run, Session* session) {
   const TrainConfig& config = session->config;
-  TESSERA_ASSIGN_OR_RETURN(session->mesh,
-                           Mesh::Create(ConfigTopology(config), world, session->device->world()));
+  TESSERA_ASSIGN_OR_RETURN(
+      session->mesh, Mesh::Create(ConfigTopology(config), run.world, session->device->world()));
   TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(saved, &session->config));
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
   if (session->resumed) {
@@ -209,58 +338,53 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& hos
   session->resumed_healthy = !session->resumed || ckpt::IsHealthy(saved->manifest());
   session->trains = session->progress.step < config.training().train_iters();
   const bool from_own = saved.has_value() && saved->is_own;
-  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, notes));
+  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, run.notes));
 
   const bool loads = saved.has_value() || !config.checkpoint().llmc_filepath().empty();
-  saving.session = session;
-  TESSERA_ASSIGN_OR_RETURN(saving.spare_memory, BuildModel(*session, loads, host));
+  run.saving->session = session;
+  TESSERA_ASSIGN_OR_RETURN(run.saving->spare_memory, BuildModel(*session, loads, run.host));
   if (from_own) {
     TESSERA_ASSIGN_OR_RETURN(const std::string staged,
                              CheckStagedFiles(config.checkpoint(), saved->checkpoint));
-    if (!staged.empty()) notes(staged);
+    if (!staged.empty()) run.notes(staged);
   }
-  TESSERA_RETURN_IF_ERROR(FillSession(saved, *session, notes));
-  TESSERA_RETURN_IF_ERROR(BeginSaves(saver, saved, replicas, notes, *session));
+  TESSERA_RETURN_IF_ERROR(FillSession(saved, *session, run.notes));
+  TESSERA_RETURN_IF_ERROR(BeginSaves(*run.saver, saved, run.replicas, run.notes, *session));
   if (!session->trains || !Saves(config)) session->mirror = nullptr;
   return absl::OkStatus();
 }
 
 // Builds a session from the latest checkpoint that can be loaded, or afresh.
-absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevice>& device,
-                                                 const TrainConfig& config, const HostShare& host,
-                                                 const RankGroup& group, Communicator* world,
-                                                 const Notes& notes) {
-  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
+absl::StatusOr<std::unique_ptr<Session>> BuildOn(RunParts run, const TrainConfig& config,
+                                                 const RankGroup& group) {
+  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(run.device->numerics(), config, group, run.notes));
   TESSERA_RETURN_IF_ERROR(CheckFoldersApart(config));
-  const auto saving = std::make_shared<Saving>();
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RunSaver> saver,
-                           RunSaver::Open(config, world, HooksOf(saving, notes)));
-  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<RunReplicas> replicas,
-                           RunReplicas::Open(config, world, group));
+  TESSERA_ASSIGN_OR_RETURN(run.saver,
+                           RunSaver::Open(config, run.world, HooksOf(run.saving, run.notes)));
+  TESSERA_ASSIGN_OR_RETURN(run.replicas, RunReplicas::Open(config, run.world, group));
   std::optional<SavedRun> replica;
-  if (replicas != nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(replica, replicas->Find(notes));
+  if (run.replicas != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(replica, run.replicas->Find(run.notes));
   }
   std::unique_ptr<Session> session;
   const auto build = [&](std::optional<SavedRun> saved) {
     session = std::make_unique<Session>();
     session->config = config;
-    session->ranks = MakeProcessGroup(world);
-    session->device = device;
-    absl::Status built =
-        Continue(saved, host, world, *saver, *saving, replicas, notes, session.get());
+    session->ranks = MakeProcessGroup(run.world);
+    session->device = run.device;
+    absl::Status built = Continue(saved, run, session.get());
     if (built.ok()) return built;
     // All ranks return from damage together, perhaps to another checkpoint.
-    if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*device, world, built);
+    if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*run.device, run.world, built);
     session = nullptr;
     return built;
   };
   TESSERA_RETURN_IF_ERROR(
-      ContinueFromSaved(config, group, saver->manager(), notes, build, std::move(replica)));
-  session->saver = std::move(saver);
+      ContinueFromSaved(config, group, run.saver->manager(), run.notes, build, std::move(replica)));
+  session->saver = std::move(run.saver);
   // A run that has nothing left to train needs no restart.
-  if (replicas != nullptr && !session->trains) {
-    TESSERA_RETURN_IF_ERROR(replicas->replicas().Remove());
+  if (run.replicas != nullptr && !session->trains) {
+    TESSERA_RETURN_IF_ERROR(run.replicas->replicas().Remove());
   }
   return session;
 }
@@ -297,7 +421,7 @@ RankGroup Session::group() const { return GroupOf(*ranks, config); }
 
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
                                                       Communicator* world, ComputeDevices& devices,
-                                                      const Notes& notes) {
+                                                      const NoteSink& notes) {
   const std::unique_ptr<ckpt::ProcessGroup> ranks = MakeProcessGroup(world);
   const RankGroup group = GroupOf(*ranks, config);
   TESSERA_RETURN_IF_ERROR(CheckSameSettings(config, group));
@@ -305,7 +429,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<RankDevice> device,
                            OpenDevice(config, host, world, devices, notes));
   absl::StatusOr<std::unique_ptr<Session>> session =
-      BuildOn(device, config, host, group, world, notes);
+      BuildOn({.host = host, .world = world, .notes = notes, .device = device}, config, group);
   if (!session.ok()) AbortDevices(*device, world, session.status());
   return session;
 }
