@@ -38,7 +38,6 @@ struct CrcStep {
 }  // namespace
 
 FileMap::FileMap(const Manifest& manifest) : manifest_(manifest), extents_(manifest.files_size()) {
-  ++GetDamageCounters().maps;
   for (int t = 0; t < manifest.tensors_size(); ++t) {
     const LogicalTensor& tensor = manifest.tensors(t);
     const int64_t count = ShardCount(tensor);
@@ -70,7 +69,6 @@ std::string FileMap::TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end
 
 std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
                                               uint64_t length_bytes) {
-  ++GetDamageCounters().located;
   static const CrcStep step;
   // The register is linear: the difference of the two checksums is what the changed bits alone
   // would leave in it. Undoing the bytes after the change must give a register with only the lowest

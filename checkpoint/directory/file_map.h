@@ -1,7 +1,6 @@
 #ifndef TESSERA_CHECKPOINT_DIRECTORY_FILE_MAP_H_
 #define TESSERA_CHECKPOINT_DIRECTORY_FILE_MAP_H_
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,17 +10,6 @@
 #include "checkpoint/include/verify_options.h"
 
 namespace tessera::ckpt {
-
-// Counts of the costly parts of describing damage in this process, for tests: the cost of reporting
-// extensive damage must not grow with its square.
-struct DamageCounters {
-  std::atomic<int64_t> maps = 0;     // FileMaps created: each visits all shards
-  std::atomic<int64_t> located = 0;  // chunks searched for the damaged byte
-};
-inline DamageCounters& GetDamageCounters() {
-  static DamageCounters counters;
-  return counters;
-}
 
 // Maps bytes of the data files to tensors.
 class FileMap {

@@ -10,22 +10,26 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/scan/scan.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {
+
+using ::testing::HasSubstr;
 
 class CorruptionTest : public testing::Test {
  protected:
@@ -292,14 +296,21 @@ class ManyFilesTest : public testing::Test {
   Manifest manifest_;
 };
 
+// A map visits all shards: one for each damaged file would cost the square of their number.
 TEST_F(ManyFilesTest, FilesOfAWrongSizeCostOneMapTogether) {
   for (const DataFile& file : manifest_.files()) {
     faulty_.TruncateReads(directory_ + "/" + file.path(), file.size_bytes() - 1);
   }
-  const int64_t before = GetDamageCounters().maps;
-  const absl::Status load = LoadCheckpoint(faulty_, directory_, state_.dict).status();
-  EXPECT_TRUE(absl::IsDataLoss(load)) << load;
-  EXPECT_EQ(GetDamageCounters().maps - before, 1);
+  Manifest manifest = manifest_;
+  Scanner scanner(faulty_, directory_, manifest, {});
+  scanner.map();
+  // Another map would find no tensor.
+  for (LogicalTensor& tensor : *manifest.mutable_tensors()) tensor.clear_shards();
+  const absl::Status opened = scanner.OpenAll();
+  EXPECT_TRUE(absl::IsDataLoss(opened)) << opened;
+  const std::vector<std::string> lines = absl::StrSplit(opened.message(), '\n');
+  EXPECT_EQ(lines.size(), manifest.files_size());
+  for (const std::string& line : lines) EXPECT_THAT(line, HasSubstr("tensor w: "));
 }
 
 TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
@@ -313,11 +324,20 @@ TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
   const std::string path = saved.directory + "/" + manifest.files(0).path();
   const std::string garbage(manifest.files(0).size_bytes(), 'x');
   ASSERT_OK(WriteAll(storage_, path, garbage));
-  const int64_t before = GetDamageCounters().located;
   ASSERT_OK_AND_ASSIGN(const auto report,
                        VerifyCheckpoint(storage_, saved.directory, {.io_threads = 2}));
-  EXPECT_EQ(GetDamageCounters().located - before, 100);
   EXPECT_LT(report.damage.size(), 105);
+
+  size_t reported = 0;
+  Scanner scanner(storage_, saved.directory, manifest, {.on_damage = [&](Damage) { ++reported; }});
+  size_t described = 0;
+  const auto describe = [&] {
+    ++described;
+    return Damage{.file = path};
+  };
+  for (int chunk = 0; chunk < 1000; ++chunk) scanner.ReportDamage(0, describe);
+  EXPECT_EQ(described, 100);
+  EXPECT_EQ(reported, 100);
 }
 
 TEST_F(ManyFilesTest, PiecesThatCannotBeReadAreReportedOnlySoOften) {
