@@ -444,9 +444,4 @@ int64_t MaxInFlight(const std::vector<PipelineAction>& actions) {
   return most;
 }
 
-double BubbleShare(const PipelineShape& shape) {
-  const double waits = shape.ranks - 1;
-  return waits / (static_cast<double>(shape.chunks * shape.micro_batches) + waits);
-}
-
 }  // namespace tessera

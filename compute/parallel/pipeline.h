@@ -48,10 +48,6 @@ int64_t MaxInFlight(const std::vector<PipelineAction>& actions);
 // Returns MaxInFlight() of one chunk only.
 int64_t MaxInFlight(const std::vector<PipelineAction>& actions, int chunk);
 
-// Returns the pipeline bubble: the share of time that ranks wait, if all chunks take equally long
-// and messages take no time: (ranks - 1) / (chunks * micro_batches + ranks - 1).
-double BubbleShare(const PipelineShape& shape);
-
 // One micro-batch's pass through one chunk of this rank's layers.
 struct PipelinePass {
   int chunk = 0;
@@ -94,8 +90,9 @@ struct PipelineRun {
   std::vector<double> losses;
   double total_s = 0;
   // The part of total_s spent waiting for messages. On the first stage, whose run is the longest,
-  // waited_s / total_s is the pipeline bubble (BubbleShare()) plus the cost of messages and unequal
-  // stages; other stages end earlier and spend the rest of their bubble elsewhere.
+  // waited_s / total_s is the pipeline bubble, (ranks - 1) / (chunks * micro_batches + ranks - 1),
+  // plus the cost of messages and unequal stages; other stages end earlier and spend the rest of
+  // their bubble elsewhere.
   double waited_s = 0;
   int64_t max_in_flight = 0;  // sets of activations in use at once
 

@@ -66,10 +66,6 @@ float RandomUniform(const RandomStream& stream, uint64_t element) {
   return static_cast<float>(RandomWord(stream, element) >> 8) * 0x1p-24f;
 }
 
-float RandomNormal(const RandomStream& stream, uint64_t element) {
-  return NormalBlock(stream, element / 4)[element % 4];
-}
-
 void FillRandomNormal(const RandomStream& stream, uint64_t first_element, std::span<float> out) {
   size_t i = 0;
   while (i < out.size()) {

@@ -49,10 +49,8 @@ PhiloxBlock RandomBlock(const RandomStream& stream, uint64_t block);
 uint32_t RandomWord(const RandomStream& stream, uint64_t element);
 // Returns a number uniform in [0, 1), with 24 bits.
 float RandomUniform(const RandomStream& stream, uint64_t element);
-// Returns a standard normal number (Box-Muller over the words of one block).
-float RandomNormal(const RandomStream& stream, uint64_t element);
-// Sets out[i] to RandomNormal(stream, first_element + i), bit for bit, at a quarter of the
-// generator's cost.
+// Sets out[i] to the standard normal number of element first_element + i (Box-Muller over the words
+// of one block), which depends on the stream and the element alone.
 void FillRandomNormal(const RandomStream& stream, uint64_t first_element, std::span<float> out);
 
 }  // namespace tessera

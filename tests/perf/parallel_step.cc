@@ -22,7 +22,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/mpi/mpi_world.h"
-#include "compute/parallel/pipeline.h"
 #include "layout/topology.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"
@@ -77,12 +76,12 @@ absl::StatusOr<double> Seconds(const std::string& topology) {
   return seconds;
 }
 
-// The pipeline bubble: the share of a rank's time that it necessarily waits.
+// Returns the pipeline bubble: the share of a rank's time that it necessarily waits.
 double Bubble(const std::string& topology) {
   const absl::StatusOr<Topology> sizes = ParseTopology(topology);
-  return BubbleShare({.ranks = sizes->pipeline,
-                      .chunks = sizes->virtual_pipeline,
-                      .micro_batches = kMicroBatches / sizes->data});
+  const double waits = sizes->pipeline - 1;
+  const int64_t passes = sizes->virtual_pipeline * (kMicroBatches / sizes->data);
+  return waits / (static_cast<double>(passes) + waits);
 }
 
 absl::Status Measure() {

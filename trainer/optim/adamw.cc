@@ -102,7 +102,6 @@ TensorView AdamW::StatePart(const Tensor& state, int range, int64_t begin, int64
 bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale,
                  const BeforeOverwrite& before) {
   if (!std::isfinite(grad_norm) || !std::isfinite(grad_scale)) {
-    ++skipped_steps_;
     ++skipped_in_a_row_;
     return false;
   }
@@ -154,7 +153,6 @@ void AdamW::Reset() {
                    StatePart(master_, run.range, run.begin, run.end)});
   }
   updates_ = 0;
-  skipped_steps_ = 0;
   skipped_in_a_row_ = 0;
 }
 

@@ -67,7 +67,6 @@ class AdamW {
 
   int64_t updates() const { return updates_; }  // checkpointed: the bias correction depends on it
   void set_updates(int64_t updates) { updates_ = updates; }
-  int64_t skipped_steps() const { return skipped_steps_; }  // since construction
   int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
 
   bool has_master() const { return has_master_; }
@@ -112,7 +111,6 @@ class AdamW {
   Tensor exp_avg_;
   Tensor exp_avg_sq_;
   int64_t updates_ = 0;
-  int64_t skipped_steps_ = 0;
   int64_t skipped_in_a_row_ = 0;
 };
 
