@@ -1,11 +1,6 @@
 #include "checkpoint/directory/removal.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <optional>
 #include <random>
 #include <set>
@@ -16,9 +11,9 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/damage.h"
-#include "checkpoint/include/read_lock.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -32,21 +27,6 @@ constexpr absl::Duration kTombstoneLife = absl::Hours(24);
 constexpr int kAttemptsToFence = 5;
 
 using Names = std::set<std::string>;
-
-// Opens the directory of a checkpoint, whose lock is shared while the checkpoint is read, and
-// exclusive while it is deleted. -1 where it is not on this machine, or cannot be opened.
-int OpenDirectory(const Storage& storage, std::string_view directory) {
-  const std::optional<std::string> path = storage.LocalPath(directory);
-  return path.has_value() ? ::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-}
-
-// Returns 0, or the error.
-int TryToLock(int fd, int operation) {
-  while (::flock(fd, operation | LOCK_NB) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
 
 std::string ManifestPath(std::string_view dir) { return JoinPath(dir, kManifestFileName); }
 
@@ -419,25 +399,6 @@ class FencingRemoval final : public InPlaceRemoval {
 std::unique_ptr<Removal> Removal::In(Storage& storage) {
   if (storage.Traits().renames_directories) return std::make_unique<RenamingRemoval>(storage);
   return std::make_unique<FencingRemoval>(storage);
-}
-
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
-                                      const CheckpointInfo& dir) {
-  const int fd = OpenDirectory(storage, dir.directory);
-  const bool is_read = fd >= 0 && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
-  const absl::StatusOr<bool> deleted = is_read ? false : removal.Delete(dir);
-  if (fd >= 0) ::close(fd);
-  return deleted;
-}
-
-ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir)
-    : fd_(OpenDirectory(storage, checkpoint_dir)) {
-  // While the checkpoint is being deleted there is no lock, and soon no manifest.
-  if (fd_ >= 0) TryToLock(fd_, LOCK_SH);
-}
-
-ReadLock::~ReadLock() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {

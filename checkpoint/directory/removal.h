@@ -71,10 +71,6 @@ class Removal {
   virtual bool frees_names() const = 0;
 };
 
-// Calls removal.Delete() and returns true, unless the checkpoint is being read.
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
-                                      const CheckpointInfo& dir);
-
 // Deletes the directories in `folder` that interrupted deletions have renamed and left. A directory
 // in which another attempt had just committed gets its name back.
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder);

@@ -1,0 +1,50 @@
+#include "checkpoint/directory/read_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <optional>
+#include <string>
+
+namespace tessera::ckpt {
+namespace {
+
+// Opens the directory of a checkpoint, whose lock is shared while the checkpoint is read, and
+// exclusive while it is deleted. -1 where it is not on this machine, or cannot be opened.
+int OpenDirectory(const Storage& storage, std::string_view directory) {
+  const std::optional<std::string> path = storage.LocalPath(directory);
+  return path.has_value() ? ::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+}
+
+// Returns 0, or the error.
+int TryToLock(int fd, int operation) {
+  while (::flock(fd, operation | LOCK_NB) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+}  // namespace
+
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
+                                      const CheckpointInfo& dir) {
+  const int fd = OpenDirectory(storage, dir.directory);
+  const bool is_read = fd >= 0 && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
+  const absl::StatusOr<bool> deleted = is_read ? false : removal.Delete(dir);
+  if (fd >= 0) ::close(fd);
+  return deleted;
+}
+
+ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir)
+    : fd_(OpenDirectory(storage, checkpoint_dir)) {
+  // While the checkpoint is being deleted there is no lock, and soon no manifest.
+  if (fd_ >= 0) TryToLock(fd_, LOCK_SH);
+}
+
+ReadLock::~ReadLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace tessera::ckpt
