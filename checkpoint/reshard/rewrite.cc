@@ -29,6 +29,7 @@
 #include "checkpoint/save/coordinator.h"
 #include "checkpoint/save/phase.h"
 #include "checkpoint/save/save_messages.pb.h"
+#include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/box.h"
 #include "storage/aligned_buffer.h"

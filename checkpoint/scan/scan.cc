@@ -11,10 +11,10 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/include/damage.h"
+#include "checkpoint/scan/end_chunks.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -141,42 +141,6 @@ void Scanner::ReportDamage(uint32_t file_index, const std::function<Damage()>& d
   if (count == kMaxDamagePerFile) damage.message += "; more of this file is not reported";
   const MutexLock lock(&mutex_);
   options_.on_damage(std::move(damage));
-}
-
-std::shared_ptr<const std::string> EndChunks::Find(const std::string& file,
-                                                   const FilePiece& chunk) {
-  const MutexLock lock(&mutex_);
-  for (const Kept& kept : kept_) {
-    if (kept.begin != chunk.begin || kept.bytes->size() != chunk.size() || kept.file != file) {
-      continue;
-    }
-    found_bytes_ += chunk.size();
-    return kept.bytes;
-  }
-  return nullptr;
-}
-
-void EndChunks::Keep(const std::string& file, const FilePiece& chunk, const std::byte* data) {
-  if (chunk.size() > max_bytes_) return;
-  std::shared_ptr<std::string> bytes;
-  {
-    const MutexLock lock(&mutex_);
-    for (kept_bytes_ += chunk.size(); kept_bytes_ > max_bytes_ && !kept_.empty();
-         kept_.pop_front()) {
-      kept_bytes_ -= kept_.front().bytes->size();
-      // Filling new memory costs more.
-      if (kept_.front().bytes.use_count() == 1) bytes = std::move(kept_.front().bytes);
-    }
-  }
-  if (bytes == nullptr) bytes = std::make_shared<std::string>();
-  bytes->assign(reinterpret_cast<const char*>(data), chunk.size());
-  const MutexLock lock(&mutex_);
-  kept_.push_back({file, chunk.begin, std::move(bytes)});
-}
-
-uint64_t EndChunks::found_bytes() const {
-  const MutexLock lock(&mutex_);
-  return found_bytes_;
 }
 
 FilePiece Scanner::FirstChunk(const FilePiece& range) const {
@@ -384,36 +348,6 @@ absl::Status CheckIoThreads(int io_threads) {
   if (io_threads >= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("io_threads must be at least 1, not ", io_threads));
-}
-
-TensorDigests::TensorDigests(const Manifest& manifest, const FileMap& map, int workers)
-    : boxes_(manifest.files_size()),
-      sums_(workers, std::vector<LogicalDigest>(manifest.tensors_size())) {
-  for (uint32_t f = 0; f < boxes_.size(); ++f) {
-    for (const FileMap::Extent& extent : map.extents(f)) {
-      const LogicalTensor& tensor = manifest.tensors(extent.tensor);
-      const Box box = ShardBox(tensor, extent.shard);
-      if (box.empty()) continue;
-      if (std::optional<Damage> damage = FindCutElements(manifest, f, extent.begin, tensor)) {
-        cut_.emplace_back(f, *std::move(damage));
-        continue;
-      }
-      const Shape shape = GlobalShape(tensor);
-      boxes_[f].push_back(
-          {extent.begin, extent.end, extent.tensor, ElementSize(FromProto(tensor.dtype())),
-           BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))});
-    }
-  }
-}
-
-void TensorDigests::Add(int worker, const FilePiece& chunk, const std::byte* data) {
-  DigestStored(boxes_[chunk.file_index], chunk.begin, chunk.end, data, sums_[worker]);
-}
-
-LogicalDigest TensorDigests::Sum(int tensor) const {
-  LogicalDigest sum;
-  for (const std::vector<LogicalDigest>& sums : sums_) sum += sums[tensor];
-  return sum;
 }
 
 }  // namespace tessera::ckpt

@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,8 +29,6 @@
 #include "absl/status/status.h"
 #include "base/mutex.h"
 #include "checkpoint/directory/file_map.h"
-#include "checkpoint/elements/box_runs.h"
-#include "checkpoint/format/digest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/verify_options.h"
 #include "storage/aligned_buffer.h"
@@ -74,32 +71,7 @@ inline absl::Status OnlyCheck(int, const FilePiece&, const std::byte*) { return 
 // The number of pieces of a thread: one in flight, one that has arrived.
 inline constexpr size_t kPiecesPerWorker = 2;
 
-// A cache of checked chunks at the ends of ranges, for other scans of the same checkpoint: if
-// ranges are cut without regard to chunks, neighbours share them. The oldest chunks make room for
-// others. Thread-safe.
-class EndChunks {
- public:
-  explicit EndChunks(uint64_t max_bytes) : max_bytes_(max_bytes) {}
-
-  // Returns the chunk of a file; null if it is not kept.
-  std::shared_ptr<const std::string> Find(const std::string& file, const FilePiece& chunk);
-  void Keep(const std::string& file, const FilePiece& chunk, const std::byte* data);
-  // Returns the bytes of the chunks that Find() returned, which needed no read.
-  uint64_t found_bytes() const;
-
- private:
-  struct Kept {
-    std::string file;
-    uint64_t begin;
-    std::shared_ptr<std::string> bytes;
-  };
-
-  const uint64_t max_bytes_;
-  mutable Mutex mutex_;
-  std::deque<Kept> kept_ ABSL_GUARDED_BY(mutex_);
-  uint64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t found_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-};
+class EndChunks;  // checkpoint/scan/end_chunks.h
 
 // The buffers and chunks that one scan leaves to the next, since filling new memory costs more than
 // reading into it. Concurrent scans must not share the buffers; they may share the chunks.
@@ -185,25 +157,6 @@ class Scanner {
   mutable Mutex mutex_;
   mutable std::optional<FileMap> map_ ABSL_GUARDED_BY(mutex_);  // never changes once it is there
   mutable std::map<uint32_t, size_t> damage_per_file_ ABSL_GUARDED_BY(mutex_);
-};
-
-// The logical digests of all tensors of a checkpoint, summed up while a scan visits their bytes.
-class TensorDigests {
- public:
-  TensorDigests(const Manifest& manifest, const FileMap& map, int workers);
-
-  // Returns the shards whose elements chunks may cut, see FindCutElements(), with the indices of
-  // their files. Such shards are left out.
-  const std::vector<std::pair<uint32_t, Damage>>& cut() const { return cut_; }
-
-  // Adds the elements of a chunk. Calls with different workers may overlap.
-  void Add(int worker, const FilePiece& chunk, const std::byte* data);
-  LogicalDigest Sum(int tensor) const;
-
- private:
-  std::vector<std::vector<StoredBox>> boxes_;     // by file, ascending
-  std::vector<std::vector<LogicalDigest>> sums_;  // by worker and tensor
-  std::vector<std::pair<uint32_t, Damage>> cut_;
 };
 
 // Returns the damage of a shard whose elements checksum chunks may cut, so that it cannot be read

@@ -17,6 +17,8 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/damage.h"
+#include "checkpoint/scan/end_chunks.h"
+#include "checkpoint/scan/tensor_digests.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/forwarding_storage.h"

@@ -20,6 +20,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/read_lock.h"
 #include "checkpoint/scan/scan.h"
+#include "checkpoint/scan/tensor_digests.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -15,6 +15,8 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/scan/end_chunks.h"
+#include "checkpoint/scan/tensor_digests.h"
 #include "convert/core/block_reader.h"
 #include "layout/dtype.h"
 #include "storage/aligned_buffer.h"
