@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/folder_lock.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {

@@ -22,13 +22,12 @@
 //   process_group.h         the ranks of a job, over the program's own communication
 //   saved_checkpoints.h     what a job has saved, in the order in which it resumes
 //   stop_file.h             a file that asks a job to save or to end
-//   folder_lock.h           one job at a time in a folder
 //   agree_on_status.h       one status of all ranks
 //   damage.h                which bytes of a checkpoint are damaged
 //   manifest.h              the manifest as a protobuf message
 //
 // ../FORMAT.md describes the files. storage/storage.h is the interface of a place for checkpoints,
-// which a program may implement.
+// which a program may implement; storage/lock/folder_lock.h keeps a place for one job at a time.
 //
 // Errors: InvalidArgument for a wrong request; FailedPrecondition if saved and wanted state
 // disagree; NotFound for a missing checkpoint, with the existing ones; DataLoss for bad bytes, with

@@ -16,8 +16,6 @@
 
 namespace tessera::ckpt {
 
-class FolderLock;  // checkpoint/include/folder_lock.h
-
 // ---- When a job saves, and when it ends.
 
 struct SaveScheduleOptions {

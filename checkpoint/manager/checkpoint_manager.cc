@@ -10,7 +10,6 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/stop_file.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/retention.h"
@@ -18,6 +17,7 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_hooks.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/tiered/staging_folder.h"
 
 namespace tessera::ckpt {

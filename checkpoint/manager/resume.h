@@ -19,9 +19,9 @@
 #include "absl/time/time.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/checkpoint_manager.h"
-#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/process_group.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

@@ -16,12 +16,12 @@
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 #include "storage/tiered/tiered_storage.h"
@@ -34,8 +34,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr int kRanks = 3;
-constexpr int64_t kRows = 300;  // a third on each rank
+constexpr int kResumingRanks = 3;
+constexpr int64_t kResumingRows = 300;  // a third on each rank
 constexpr uint32_t kChunkBytes = 256;
 
 // Owns nothing.
@@ -47,20 +47,20 @@ std::shared_ptr<Storage> Shared(Storage* storage) {
 class ResumeTest : public ::testing::Test {
  protected:
   explicit ResumeTest(bool renames_directories = true) : memory_(renames_directories) {
-    for (int rank = 0; rank < kRanks; ++rank) {
+    for (int rank = 0; rank < kResumingRanks; ++rank) {
       views_.push_back(std::make_unique<FaultInjectingStorage>(memory_));
     }
   }
 
   static StateDict Part(int rank, std::vector<float>& elements) {
-    ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
-    tensor.shards = {
-        Shard::Of(elements, {.global_offset = {rank * kRows / kRanks}, .shape = {kRows / kRanks}})};
+    ShardedTensor tensor = {.name = "weight", .global_shape = {kResumingRows}};
+    tensor.shards = {Shard::Of(elements, {.global_offset = {rank * kResumingRows / kResumingRanks},
+                                          .shape = {kResumingRows / kResumingRanks}})};
     return {{tensor}};
   }
   // Saves `step` with that number in every element. One process saves all of it, into one file.
   void Save(int64_t step, const std::string& root = "", bool finite = true, bool sane = true) {
-    std::vector<float> elements(kRows, static_cast<float>(step));
+    std::vector<float> elements(kResumingRows, static_cast<float>(step));
     Manifest metadata;
     metadata.mutable_trainer()->mutable_health()->set_state_is_finite(finite);
     metadata.mutable_trainer()->mutable_health()->set_loss_is_sane(sane);
@@ -104,10 +104,11 @@ class ResumeTest : public ::testing::Test {
 
   // Resumes on all ranks, which must return the same.
   absl::StatusOr<ResumeResult> Resume(const ResumeRules& options = {}) {
-    std::vector<absl::StatusOr<ResumeResult>> results(kRanks, absl::UnknownError("none"));
-    std::vector<std::vector<float>> loaded(kRanks, std::vector<float>(kRows / kRanks));
+    std::vector<absl::StatusOr<ResumeResult>> results(kResumingRanks, absl::UnknownError("none"));
+    std::vector<std::vector<float>> loaded(kResumingRanks,
+                                           std::vector<float>(kResumingRows / kResumingRanks));
     loads_ = 0;
-    RunRanks(kRanks, [&](ProcessGroup& group) {
+    RunRanks(kResumingRanks, [&](ProcessGroup& group) {
       const int rank = group.rank();
       Storage* const storage = others_.contains(rank) ? others_[rank] : views_[rank].get();
       results[rank] =
@@ -118,12 +119,13 @@ class ResumeTest : public ::testing::Test {
                 .status();
           });
     });
-    for (int rank = 0; rank < kRanks; ++rank) {
+    for (int rank = 0; rank < kResumingRanks; ++rank) {
       EXPECT_EQ(results[rank].status(), results[0].status()) << "rank " << rank;
       if (!results[0].ok() || !results[0]->checkpoint.has_value()) continue;
       EXPECT_EQ(results[rank]->checkpoint->directory(), results[0]->checkpoint->directory());
       const auto step = static_cast<float>(results[0]->checkpoint->step());
-      EXPECT_EQ(loaded[rank], std::vector<float>(kRows / kRanks, step)) << "rank " << rank;
+      EXPECT_EQ(loaded[rank], std::vector<float>(kResumingRows / kResumingRanks, step))
+          << "rank " << rank;
     }
     return results[0];
   }
@@ -223,7 +225,7 @@ TEST_F(ResumeTest, DamagedStagedFilesAreNoDamagedCheckpoint) {
                  sound.substr(0, damaged_from) + std::string(sound.size() - damaged_from, '\0')));
     TieredStorage storage(std::make_unique<FaultInjectingStorage>(staged),
                           std::make_unique<FaultInjectingStorage>(memory_));
-    for (int rank = 0; rank < kRanks; ++rank) others_[rank] = &storage;
+    for (int rank = 0; rank < kResumingRanks; ++rank) others_[rank] = &storage;
     EXPECT_EQ(Step(), 8);
     EXPECT_THAT(skipped_, IsEmpty());
     EXPECT_EQ(Everything(), before);
@@ -252,7 +254,8 @@ TEST_F(ResumeTest, WhatRank0AloneFindsDamagedEndsTheRunAndIsNotCondemned) {
   expect_ends("manifest.pb: ");
   views_[0]->ClearFaults();
   // In the third that rank 0 loads.
-  views_[0]->CorruptReads(data, ReadAll(memory_, data, 1 << 20)->size() - 4 * kRows, std::byte{1});
+  views_[0]->CorruptReads(data, ReadAll(memory_, data, 1 << 20)->size() - 4 * kResumingRows,
+                          std::byte{1});
   expect_ends("model-");
   EXPECT_EQ(loads_, 2);
 
@@ -315,7 +318,7 @@ TEST_F(ResumeTest, AStorageThatFailsNeverCondemns) {
     for (const absl::StatusCode code :
          {absl::StatusCode::kUnavailable, absl::StatusCode::kDeadlineExceeded,
           absl::StatusCode::kPermissionDenied, absl::StatusCode::kResourceExhausted}) {
-      for (int rank = 0; rank < kRanks; ++rank) {
+      for (int rank = 0; rank < kResumingRanks; ++rank) {
         views_[rank]->FailWhere(
             [&, kind](const Operation& operation) {
               return operation.kind == kind && operation.path.starts_with("step-00000008/model-");
@@ -347,8 +350,8 @@ TEST_F(ResumeTest, OtherErrorsOfALoadLeadToNoOtherCheckpoint) {
   for (const absl::Status& error :
        {absl::NotFoundError("no tokens.bin"), absl::FailedPreconditionError("another model"),
         absl::DataLossError("checksum")}) {
-    std::vector<std::string> seen(kRanks);
-    RunRanks(kRanks, [&](ProcessGroup& group) {
+    std::vector<std::string> seen(kResumingRanks);
+    RunRanks(kResumingRanks, [&](ProcessGroup& group) {
       int calls = 0;
       const auto result = ResumeFromLatest(Shared(views_[group.rank()].get()), group, {},
                                            [&](const Checkpoint&) { return ++calls, error; });

@@ -21,7 +21,6 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/include/folder_lock.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
@@ -30,6 +29,7 @@
 #include "checkpoint/replicas/replica_storage.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/save/save_hooks.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/posix_storage.h"
 #include "storage/storage.h"
 

@@ -19,7 +19,6 @@
 
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/folder_lock.h"
 #include "convert/formats/llmc/llmc.h"
 #include "convert/open_foreign.h"
 #include "gmock/gmock.h"
@@ -27,6 +26,7 @@
 #include "layout/box.h"
 #include "layout/foreign_parameter.h"
 #include "nlohmann/json.hpp"
+#include "storage/lock/folder_lock.h"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
 #include "tokenizer/byte_tokenizer.h"
@@ -456,7 +456,7 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
   };
   make("new.unfinished-00000001", true);  // being written
   ASSERT_OK_AND_ASSIGN(const auto writer,
-                       ckpt::FolderLock::Acquire(*OpenStorage(In("new.unfinished-00000001")), {}));
+                       FolderLock::Acquire(*OpenStorage(In("new.unfinished-00000001")), {}));
   make("new.unfinished-00000002", false);  // somebody's own
   make("other.unfinished-00000003", true);
   make("new.unfinished-4", true);

@@ -25,7 +25,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/folder_lock.h"
+#include "storage/lock/folder_lock.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/sample_text.h"
 #include "trainer/app/session.h"
@@ -58,7 +58,7 @@ absl::Status HoldRunFolder(Session& session, ProgressLine& progress_line) {
   const auto note = [&](const std::string& text) { progress_line.Message(text); };
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(run_dir));
   TESSERA_ASSIGN_OR_RETURN(session.run_folder,
-                           ckpt::FolderLock::Acquire(std::move(storage), {.on_wait = note}));
+                           FolderLock::Acquire(std::move(storage), {.on_wait = note}));
   if (!session.run_folder->warning().empty()) note(session.run_folder->warning());
   return absl::OkStatus();
 }

@@ -16,6 +16,7 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "compute/parallel/mesh.h"
+#include "storage/lock/folder_lock.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/app/rank_device.h"
 #include "trainer/config/config.pb.h"
@@ -54,7 +55,7 @@ struct Session {
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
   // Rank 0's lock of run_dir. Null until rank 0 writes there, and if `save` is the same folder.
-  std::unique_ptr<ckpt::FolderLock> run_folder;
+  std::unique_ptr<FolderLock> run_folder;
   // Rank 0's record of the run; null if it has none, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
   // Rank 0's record of the run's checkpoints (saves.jsonl); null as `metrics` is.

@@ -1,4 +1,4 @@
-#include "checkpoint/include/folder_lock.h"
+#include "storage/lock/folder_lock.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -23,7 +23,7 @@
 #include "gtest/gtest.h"
 #include "storage/posix_storage.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
@@ -177,4 +177,4 @@ TEST(FolderLockTest, APipeInPlaceOfTheLockFileIsNamed) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

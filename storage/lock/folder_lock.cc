@@ -1,4 +1,4 @@
-#include "checkpoint/include/folder_lock.h"
+#include "storage/lock/folder_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -16,9 +16,9 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "checkpoint/manager/lease.h"
+#include "storage/lock/lease.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
@@ -132,4 +132,4 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(std::unique_ptr<
   return AcquireLease(std::move(storage), options);
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_INCLUDE_FOLDER_LOCK_H_
-#define TESSERA_CHECKPOINT_INCLUDE_FOLDER_LOCK_H_
+#ifndef TESSERA_STORAGE_LOCK_FOLDER_LOCK_H_
+#define TESSERA_STORAGE_LOCK_FOLDER_LOCK_H_
 
 #include <functional>
 #include <memory>
@@ -11,11 +11,11 @@
 #include "absl/time/time.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
-// The lock of a run on its folder of checkpoints. Two runs in one folder could not damage each
-// other's checkpoints, but each would delete checkpoints that the other one wants to keep, and
-// neither would know which are its own.
+// The lock of a process on a folder that it fills, such as a run's folder of checkpoints: two runs
+// in one folder would each delete what the other one wants to keep, and neither would know which
+// files are its own.
 //
 // In a file system: advisory locks on the folder itself and on the file ".lock" in it, which the
 // system releases however the process ends; the file stays. NFS has only locks on files that are
@@ -53,7 +53,8 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
   virtual ~FolderLock() = default;
 
-  // Returns FailedPrecondition once it is known that another run has taken the folder. Never waits.
+  // Returns FailedPrecondition once it is known that another process has taken the folder. Never
+  // waits.
   virtual absl::Status Check() const { return absl::OkStatus(); }
   // Checks before something is committed. Asks the store if its last answer is older than the
   // period, as after a process stood still.
@@ -73,6 +74,6 @@ class FolderLock {
   std::string warning_;
 };
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_INCLUDE_FOLDER_LOCK_H_
+#endif  // TESSERA_STORAGE_LOCK_FOLDER_LOCK_H_

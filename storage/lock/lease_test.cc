@@ -1,4 +1,4 @@
-#include "checkpoint/manager/lease.h"
+#include "storage/lock/lease.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,14 +13,14 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/testing.h"
-#include "checkpoint/include/folder_lock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/s3/s3_storage.h"
 #include "storage/s3/testing/s3_server.h"
 #include "storage/testing/memory_storage.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using s3::FaultKind;
@@ -199,4 +199,4 @@ TEST(LeaseWarningTest, SoIsAStorageWithoutVersions) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

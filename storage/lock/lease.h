@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_MANAGER_LEASE_H_
-#define TESSERA_CHECKPOINT_MANAGER_LEASE_H_
+#ifndef TESSERA_STORAGE_LOCK_LEASE_H_
+#define TESSERA_STORAGE_LOCK_LEASE_H_
 
 #include <sys/types.h>
 
@@ -7,10 +7,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/include/folder_lock.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Implements FolderLock::Acquire() for an object store.
 absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage> storage,
@@ -20,6 +20,6 @@ absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage
 // system does not tell.
 std::string ProcessIdentity(pid_t pid);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_MANAGER_LEASE_H_
+#endif  // TESSERA_STORAGE_LOCK_LEASE_H_

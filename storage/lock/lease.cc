@@ -1,4 +1,4 @@
-#include "checkpoint/manager/lease.h"
+#include "storage/lock/lease.h"
 
 #include <unistd.h>
 
@@ -23,7 +23,7 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -308,4 +308,4 @@ absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage
   return std::make_unique<NoLease>(where, taken);
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
