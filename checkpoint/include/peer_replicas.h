@@ -103,46 +103,39 @@ class PeerReplicas {
   static absl::StatusOr<std::unique_ptr<PeerReplicas>> Open(const PeerReplicaOptions& options);
 
   // Waits for a replica in flight.
-  ~PeerReplicas();
-  PeerReplicas(const PeerReplicas&) = delete;
-  PeerReplicas& operator=(const PeerReplicas&) = delete;
+  virtual ~PeerReplicas() = default;
 
   // Finds the newest replica that is complete and intact. Changes nothing. Errors: those of the
   // store and of the group; problems of replicas are in the note. Cost: reads the whole replica
   // once, shared among the ranks of each host.
-  absl::StatusOr<FoundReplica> FindLatest();
+  virtual absl::StatusOr<FoundReplica> FindLatest() = 0;
 
   // Begins to replicate. `resumed`: the job continues from the replica that FindLatest() has
   // returned; otherwise this and all older ones are deleted. `background.save.group` must be a
   // group of the same ranks that nothing else uses. Errors, on every rank: ResourceExhausted,
   // naming the host and the needed and available memory; those of the state, the store, the folders
   // and the group.
-  absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed);
+  virtual absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed) = 0;
 
   // Work as in AsyncSaver. Start() and Refuse() require that Begin() has succeeded. An outcome is
   // OK once the replica is complete on all hosts.
-  void Start(const SaveRequest& request, const StateDict& state);
-  void Refuse(int64_t step, const absl::Status& error);
-  void WaitUntilCopied(const void* data, uint64_t size_bytes);
-  void WaitUntilAllCopied();
-  std::vector<SaveOutcome> Poll();
-  std::vector<SaveOutcome> Finish();
+  virtual void Start(const SaveRequest& request, const StateDict& state) = 0;
+  virtual void Refuse(int64_t step, const absl::Status& error) = 0;
+  virtual void WaitUntilCopied(const void* data, uint64_t size_bytes) = 0;
+  virtual void WaitUntilAllCopied() = 0;
+  virtual std::vector<SaveOutcome> Poll() = 0;
+  virtual std::vector<SaveOutcome> Finish() = 0;
 
   // Deletes the replicas and the folders, when no restart will need them. No replica may be in
   // flight.
-  absl::Status Remove();
+  virtual absl::Status Remove() = 0;
 
   // Makes all replicas of this job invalid, wherever they are, for a job that saves to `store`
   // without replicating. Called on one rank, with `store` locked.
   static absl::Status Disown(Storage& store);
 
   // Returns "2 hosts (a, b)" or "1 host (a): no copies".
-  std::string DescribeHosts() const;
-
- private:
-  class Impl;
-  explicit PeerReplicas(std::unique_ptr<Impl> impl);
-  const std::unique_ptr<Impl> impl_;
+  virtual std::string DescribeHosts() const = 0;
 };
 
 }  // namespace tessera::ckpt

@@ -101,11 +101,9 @@ std::vector<uint64_t> BytesByHost(const SavePlan& plan, const Hosts& hosts) {
   return bytes;
 }
 
-}  // namespace
-
-class PeerReplicas::Impl {
+class Replicas final : public PeerReplicas {
  public:
-  explicit Impl(const PeerReplicaOptions& options)
+  explicit Replicas(const PeerReplicaOptions& options)
       : options_(options), group_(options.group != nullptr ? *options.group : alone_) {}
 
   absl::Status Open() {
@@ -127,7 +125,7 @@ class PeerReplicas::Impl {
     return AgreeOnStatus(group_, locked, options_.timeout);
   }
 
-  absl::StatusOr<FoundReplica> FindLatest() {
+  absl::StatusOr<FoundReplica> FindLatest() override {
     absl::StatusOr<AcceptedReplicas> accepted = AcceptedReplicas();
     if (group_.rank() == 0) accepted = ReadRecord(options_.store);
     TESSERA_ASSIGN_OR_RETURN(FoundReplica found,
@@ -136,7 +134,7 @@ class PeerReplicas::Impl {
     return found;
   }
 
-  absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed) {
+  absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed) override {
     if (!resumed) found_.clear();
     storage_ = std::make_unique<ReplicaStorage>(*folder_, hosts_.is_first(group_.rank()));
     TESSERA_RETURN_IF_ERROR(WriteRecord());
@@ -153,7 +151,18 @@ class PeerReplicas::Impl {
     return absl::OkStatus();
   }
 
-  std::vector<SaveOutcome> Poll() {
+  void Start(const SaveRequest& request, const StateDict& state) override {
+    saver_->Start(request, state);
+  }
+  void Refuse(int64_t step, const absl::Status& error) override { saver_->Refuse(step, error); }
+  void WaitUntilCopied(const void* data, uint64_t size_bytes) override {
+    if (saver_ != nullptr) saver_->WaitUntilCopied(data, size_bytes);
+  }
+  void WaitUntilAllCopied() override {
+    if (saver_ != nullptr) saver_->WaitUntilAllCopied();
+  }
+
+  std::vector<SaveOutcome> Poll() override {
     std::vector<SaveOutcome> outcomes;
     while (saver_ != nullptr) {
       std::optional<SaveOutcome> outcome = saver_->Poll();
@@ -163,11 +172,11 @@ class PeerReplicas::Impl {
     return Judge(std::move(outcomes));
   }
 
-  std::vector<SaveOutcome> Finish() {
+  std::vector<SaveOutcome> Finish() override {
     return saver_ == nullptr ? std::vector<SaveOutcome>() : Judge(saver_->Finish());
   }
 
-  absl::Status Remove() {
+  absl::Status Remove() override {
     absl::Status status;
     if (lock_ != nullptr) {
       status = ReplicaStorage(*folder_, /*cleans=*/true).Keep("");
@@ -180,8 +189,7 @@ class PeerReplicas::Impl {
     return AgreeOnStatus(group_, status, options_.timeout);
   }
 
-  AsyncSaver* saver() { return saver_.get(); }
-  const Hosts& hosts() const { return hosts_; }
+  std::string DescribeHosts() const override { return hosts_.Describe(); }
 
  private:
   // Rank 0 plans, as the first save will, and compares.
@@ -288,47 +296,14 @@ class PeerReplicas::Impl {
   std::unique_ptr<AsyncSaver> saver_;  // its thread uses the members before it
 };
 
-PeerReplicas::PeerReplicas(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-PeerReplicas::~PeerReplicas() = default;
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerReplicas>> PeerReplicas::Open(
     const PeerReplicaOptions& options) {
-  auto impl = std::make_unique<Impl>(options);
-  TESSERA_RETURN_IF_ERROR(impl->Open());
-  return std::unique_ptr<PeerReplicas>(new PeerReplicas(std::move(impl)));
+  auto replicas = std::make_unique<Replicas>(options);
+  TESSERA_RETURN_IF_ERROR(replicas->Open());
+  return replicas;
 }
-
-absl::StatusOr<FoundReplica> PeerReplicas::FindLatest() { return impl_->FindLatest(); }
-
-absl::Status PeerReplicas::Begin(const StateDict& state, AsyncSaveOptions background,
-                                 bool resumed) {
-  return impl_->Begin(state, std::move(background), resumed);
-}
-
-void PeerReplicas::Start(const SaveRequest& request, const StateDict& state) {
-  impl_->saver()->Start(request, state);
-}
-
-void PeerReplicas::Refuse(int64_t step, const absl::Status& error) {
-  impl_->saver()->Refuse(step, error);
-}
-
-void PeerReplicas::WaitUntilCopied(const void* data, uint64_t size_bytes) {
-  if (impl_->saver() != nullptr) impl_->saver()->WaitUntilCopied(data, size_bytes);
-}
-
-void PeerReplicas::WaitUntilAllCopied() {
-  if (impl_->saver() != nullptr) impl_->saver()->WaitUntilAllCopied();
-}
-
-std::vector<SaveOutcome> PeerReplicas::Poll() { return impl_->Poll(); }
-
-std::vector<SaveOutcome> PeerReplicas::Finish() { return impl_->Finish(); }
-
-absl::Status PeerReplicas::Remove() { return impl_->Remove(); }
-
-std::string PeerReplicas::DescribeHosts() const { return impl_->hosts().Describe(); }
 
 absl::Status PeerReplicas::Disown(Storage& store) {
   const absl::Status deleted = store.Delete(kRecord);
