@@ -64,7 +64,7 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
                                                             std::optional<int64_t> step,
                                                             const OpenForeignOptions& options) {
   if (run.ends_with('/')) run.pop_back();
-  std::vector<std::string> passed_over;
+  std::vector<std::string> skipped;
   for (const StepFolder& folder : folders) {
     if (step.has_value() && folder.step != *step) continue;
     FoundForeign found = {absl::StrCat(run, "/", folder.name), {}};
@@ -75,14 +75,14 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
       if (!step.has_value()) {
         found.notes = {absl::StrCat("The newest checkpoint in ", run, " is ", folder.name, ".")};
       }
-      if (!passed_over.empty()) {
-        found.notes.push_back(absl::StrCat("Passed over, as no checkpoints in a known format: ",
-                                           JoinFirst(passed_over, ", "), "."));
+      if (!skipped.empty()) {
+        found.notes.push_back(absl::StrCat(
+            "Skipped, since they are not in a known format: ", JoinFirst(skipped, ", "), "."));
       }
       return found;
     }
     if (!absl::IsNotFound(format)) return format;
-    passed_over.push_back(folder.name);
+    skipped.push_back(folder.name);
   }
   return std::nullopt;
 }

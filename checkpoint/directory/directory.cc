@@ -153,8 +153,8 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
                            ListIfThere(storage, checkpoint_dir));
   if (std::ranges::find(names, kManifestFileName) == names.end()) return false;
   const bool may_be_fenced = std::ranges::find(names, kFencedFileName) != names.end();
-  const bool has_set_aside = std::ranges::any_of(names, IsQuarantinedName);
-  if (!may_be_fenced && !has_set_aside) return true;
+  const bool has_quarantined = std::ranges::any_of(names, IsQuarantinedName);
+  if (!may_be_fenced && !has_quarantined) return true;
   const absl::StatusOr<std::string> bytes =
       ReadAll(storage, JoinPath(checkpoint_dir, kManifestFileName), kMaxManifestBytes);
   if (absl::IsNotFound(bytes.status())) return false;
@@ -164,7 +164,7 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
   if (IsTombstone(*bytes)) return false;
   for (const std::string& name : names) {
     if (!IsQuarantinedName(name)) continue;
-    // The same bytes: it was being set aside, and that was interrupted.
+    // The same bytes: its quarantine was interrupted.
     const absl::StatusOr<std::string> copy =
         ReadAll(storage, JoinPath(checkpoint_dir, name), kMaxManifestBytes);
     if (copy.ok() && *copy == *bytes) return false;

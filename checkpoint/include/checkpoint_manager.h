@@ -23,7 +23,7 @@
 namespace tessera::ckpt {
 
 struct CheckpointManagerOptions {
-  // The ranks of the job, deadlines, the layout of the files, before_commit. `metadata` is not
+  // The ranks of the job, the timeout, the layout of the files, before_commit. `metadata` is not
   // used, since each save has its own.
   SaveOptions save;
 
@@ -184,7 +184,7 @@ class CheckpointManager {
   // waits. On rank 0.
   virtual absl::Status CheckFolder() const = 0;
 
-  // Lets saves wait for nobody any more, for a process that is about to end with an error.
+  // Ends all waits and retries of saves. Call when the process is about to end with an error.
   virtual void Abandon() = 0;
 
   // Returns the storage. Precondition: the manager has one.

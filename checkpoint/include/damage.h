@@ -19,7 +19,7 @@ struct DamagedPart {
   std::string file;  // in the checkpoint's directory
   uint64_t begin_bytes = 0;
   uint64_t end_bytes = 0;
-  int rank = -1;  // that found it; -1: not agreed upon by the ranks
+  int rank = -1;  // the rank that found it; -1: the ranks have not agreed on the error
 
   bool operator==(const DamagedPart&) const = default;
 };

@@ -34,7 +34,7 @@ struct SaveScheduleOptions {
 
   // Ends of the run, each of which saves a permanent checkpoint.
   int64_t last_step = 0;
-  int64_t exit_interval_steps = 0;  // at the first step that this divides; 0: never
+  int64_t exit_interval_steps = 0;  // at the first step that is a multiple of this; 0: never
   absl::Duration exit_after = absl::InfiniteDuration();
   bool saves_at_signals = true;  // false: a signal ends the run without a checkpoint
 };
@@ -85,7 +85,7 @@ enum class EndReason {
 // release.
 enum class SaveTrouble {
   kNone = 0,
-  kNoRoom = 1,       // the last save has failed for want of space
+  kNoRoom = 1,       // the last save has failed for lack of space
   kFailures = 2,     // max_failed_saves in a row
   kTooLong = 3,      // no checkpoint for max_without_checkpoint
   kFolderTaken = 4,  // another job saves to the folder
@@ -109,10 +109,10 @@ struct SaveDecision {
 // The permanent checkpoints to keep. A checkpoint is kept if any field keeps it. Zero keeps none;
 // if all are zero, everything is kept.
 struct RetentionOptions {
-  int64_t newest = 0;                            // that many
-  int64_t every_steps = 0;                       // those whose step this divides
-  int64_t best = 0;                              // that many, by validation loss
-  absl::Duration within = absl::ZeroDuration();  // those saved since
+  int64_t newest = 0;                            // the number of newest checkpoints
+  int64_t every_steps = 0;                       // checkpoints whose step is a multiple of this
+  int64_t best = 0;                              // the number with the lowest validation losses
+  absl::Duration within = absl::ZeroDuration();  // checkpoints that are not older than this
 
   bool deletes() const {
     return newest > 0 || every_steps > 0 || best > 0 || within > absl::ZeroDuration();

@@ -19,8 +19,8 @@ namespace tessera::ckpt {
 // been destroyed.
 class PendingMessage {
  public:
-  // Gives the message up if Wait() has not returned OK, because the group has failed or the caller
-  // does not want it any more. No byte of the memory is touched after the destructor returns.
+  // Abandons the message if Wait() has not returned OK, because the group has failed or the caller
+  // no longer wants it. No byte of the memory is touched after the destructor returns.
   virtual ~PendingMessage() = default;
 
   // Waits for the end of the transfer. Called once.

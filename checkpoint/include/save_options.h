@@ -24,7 +24,7 @@ using UniteEntry =
 
 // The data of a checkpoint besides its tensors. In a group, rank 0's metadata is saved.
 struct Metadata {
-  std::string program;                         // that saves, for people: "my_trainer 1.2"
+  std::string program;                         // the saving program, for people: "my_trainer 1.2"
   std::map<std::string, std::string> entries;  // the program's own data: any bytes by name
   // By name, the entries of which not only rank 0's counts; the same names on all ranks. If a rank
   // has other bytes than rank 0, the function is called on rank 0, by the saving thread, before

@@ -470,7 +470,7 @@ def table(libraries, versions, results, options):
                  f"{linux}, Python {platform.python_version()}. The state is {TENSORS} matrices of "
                  "4 MiB, split by rows, and a vector that each rank has. A rank that fails ends. "
                  f"All ranks have {LIMIT} s to answer, and {LIMIT} s more once one has failed. "
-                 "Times of a minute and more are told, to one digit.")
+                 "Times of a minute and more are given to one digit.")
     lines += ["", textwrap.fill(paragraph, 100), ""]
     items = [f"{title}: {how}." for title, how, _ in SCENARIOS]
     items += [f"{library.title} ({versions[library.name]}): {library.note}"

@@ -138,14 +138,14 @@ TEST_F(FlagsTest, NeverMixesTwoRunsInOneFolder) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("8) than this run starts from (0)"));
 }
 
-// An earlier step on request: what was saved later is set aside, so that it neither mixes with the
-// new future nor ends the run.
+// An earlier step on request: what was saved later is quarantined, so that it neither mixes with
+// the new future nor ends the run.
 TEST_F(FlagsTest, CkptStepOfTheSameFolderLeavesTheLaterOnesAside) {
   TrainConfig config = From("base");
   config.mutable_checkpoint()->set_ckpt_step(4);
   ASSERT_OK_AND_ASSIGN(const std::string notes, Train(config));
   EXPECT_THAT(notes, HasSubstr("(step 4)"));
-  EXPECT_THAT(notes, HasSubstr("set aside as step-00000008.abandoned"));
+  EXPECT_THAT(notes, HasSubstr("quarantined as step-00000008.abandoned"));
   EXPECT_TRUE(fs::exists(Checkpoints("base") / "step-00000008.abandoned" / "manifest.pb"));
   EXPECT_TRUE(fs::exists(StepDir("base", 12)));
   EXPECT_EQ(Losses("base").size(), 12u);

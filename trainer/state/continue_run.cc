@@ -32,7 +32,7 @@ void NoteAbandoned(const CheckpointConfig& config, const std::vector<std::string
                    const NoteSink& notes) {
   if (moved.empty()) return;
   notes(absl::StrCat("ckpt_step=", config.ckpt_step(), ": later checkpoints of ", config.save(),
-                     " are set aside as ", JoinFirst(moved, ", ")));
+                     " are quarantined as ", JoinFirst(moved, ", ")));
 }
 
 // Opens a manager of `save` that changes nothing there.
