@@ -23,6 +23,7 @@
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/checkpoint_manager.h"
+#include "checkpoint/include/device_memory.h"
 #include "checkpoint/include/process_group.h"
 #include "nlohmann/json.hpp"
 #include "storage/storage.h"
@@ -183,6 +184,9 @@ nlohmann::ordered_json ToJson(const std::vector<SaveOutcome>& outcomes);
 
 // Returns the structure's group; null for this process alone.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(const tessera_group* group);
+
+// Returns the structure's device: the same one for equal structures, as long as anything uses it.
+absl::StatusOr<std::shared_ptr<DeviceMemory>> MakeDevice(const tessera_device* device);
 
 }  // namespace tessera::ckpt::c
 

@@ -86,14 +86,17 @@ absl::Status CheckFlags(int32_t flags) {
   return absl::InvalidArgumentError(absl::StrCat("there are no flags ", flags));
 }
 
-absl::Status AddShard(tessera_state& state, void* data, int64_t elements, const int64_t* offset,
+// Adds a shard that has the place of its memory.
+absl::Status AddShard(tessera_state& state, Shard shard, const int64_t* offset,
                       const int64_t* shape, const int64_t* strides, int32_t flags) {
   TESSERA_RETURN_IF_ERROR(CheckFlags(flags));
   TESSERA_ASSIGN_OR_RETURN(ShardedTensor* const tensor, LastTensor(state));
-  if (elements < -1) return Wrong(*tensor, "memory of ", elements, " elements");
-  Shard shard = {.data = data, .dtype = tensor->dtype, .memory_elements = elements};
+  if (shard.memory_elements < -1) {
+    return Wrong(*tensor, "memory of ", shard.memory_elements, " elements");
+  }
+  if (shard.dtype == DType::kUnspecified) shard.dtype = tensor->dtype;
   TESSERA_ASSIGN_OR_RETURN(shard.box, BoxIn(*tensor, offset, shape));
-  if (data == nullptr && !shard.box.empty()) return Wrong(*tensor, "data is NULL");
+  if (shard.data == nullptr && !shard.box.empty()) return Wrong(*tensor, "data is NULL");
   if (strides != nullptr) {
     TESSERA_ASSIGN_OR_RETURN(shard.strides,
                              Numbers(strides, tensor->global_shape.size(), "strides"));
@@ -184,7 +187,26 @@ int32_t tessera_state_add_shard(tessera_state* state, void* data, int64_t elemen
                                 int32_t flags) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
-    return AddShard(*state, data, elements, offset, shape, strides, flags);
+    return AddShard(*state, {.data = data, .memory_elements = elements}, offset, shape, strides,
+                    flags);
+  });
+}
+
+int32_t tessera_state_add_device_shard(tessera_state* state, const tessera_device* device,
+                                       void* handle, void* data, int64_t elements, int32_t dtype,
+                                       const int64_t* offset, const int64_t* shape,
+                                       const int64_t* strides, int32_t flags) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    tessera::ckpt::Shard shard = {.data = data,
+                                  .dtype = static_cast<tessera::DType>(dtype),
+                                  .memory_elements = elements,
+                                  .handle = handle};
+    if (dtype != 0 && tessera::ElementSize(shard.dtype) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("there is no dtype ", dtype));
+    }
+    TESSERA_ASSIGN_OR_RETURN(shard.device, MakeDevice(device));
+    return AddShard(*state, std::move(shard), offset, shape, strides, flags);
   });
 }
 

@@ -139,6 +139,51 @@ TESSERA_API int32_t tessera_state_add_flat_range(tessera_state* state, void* dat
                                                  const int64_t* offset, const int64_t* shape,
                                                  int64_t begin, int64_t end, int32_t flags);
 
+/* One box of a shard and its place in host memory. */
+typedef struct {
+  void* handle; /* what tessera_state_add_device_shard() got */
+  int32_t dims;
+  const int64_t* offset; /* from the shard's first element */
+  const int64_t* shape;
+  void* host;         /* row-major and contiguous */
+  int32_t host_dtype; /* a tessera_dtype: where it is not the shard's own, the device converts */
+} tessera_box_copy;
+
+/* The program's own memory on a device; see checkpoint/include/device_memory.h, which also says
+ * what copies wait for and what may follow them. A callback returns a tessera_code, and sets
+ * tessera_error_message() if that is not TESSERA_OK, which ends the save or load. Callbacks are
+ * called by several threads of the library at once. */
+typedef struct {
+  size_t struct_bytes;
+  void* context; /* handed to each callback */
+  /* Starts copies, in one go: from the device to host memory, or the other way if `to_device` is
+   * not 0. Only then may dtypes differ: from TESSERA_F32 to TESSERA_BF16 or TESSERA_F16, rounded to
+   * nearest, ties to even, or the other way round. `copies` is valid during the call. `pending`
+   * gets what the next two are called with. */
+  int32_t (*start_copies)(void* context, const tessera_box_copy* copies, size_t count,
+                          int32_t to_device, void** pending);
+  /* Waits for the end of the copies. */
+  int32_t (*wait)(void* context, void* pending);
+  /* Called once for each start_copies() that returned TESSERA_OK, after wait() or instead of it:
+   * when it returns, the host memory is not touched any more. */
+  void (*release)(void* context, void* pending);
+  /* Page-locked host memory, aligned to 4096 bytes. */
+  int32_t (*allocate)(void* context, size_t bytes, void** memory);
+  void (*free)(void* context, void* memory);
+} tessera_device;
+
+/* A box of the tensor that was added last, on a device, as tessera_state_add_shard() describes one
+ * in memory. `handle` is what the device knows the shard by. `data` is its address on the device,
+ * never dereferenced, but compared by tessera_saver_wait_copied(). `dtype`: of the shard; 0: the
+ * tensor's. The structure is copied. Its context and callbacks must work until the calls that take
+ * the state have returned, and until its savers and managers are freed, which keep memory that
+ * allocate() returned from save to save. */
+TESSERA_API int32_t tessera_state_add_device_shard(tessera_state* state,
+                                                   const tessera_device* device, void* handle,
+                                                   void* data, int64_t elements, int32_t dtype,
+                                                   const int64_t* offset, const int64_t* shape,
+                                                   const int64_t* strides, int32_t flags);
+
 /* Set what a save stores beside the tensors: the program's own data, any bytes by name, and the
  * program's name, for people. In a group, rank 0's are stored. */
 TESSERA_API int32_t tessera_state_set_entry(tessera_state* state, const char* name,
@@ -303,7 +348,7 @@ TESSERA_API int32_t tessera_saver_create(tessera_folder* folder,
 TESSERA_API void tessera_saver_free(tessera_saver* saver);
 
 /* Begins a save. The state may be freed at once, but the memory that it describes must not change
- * before tessera_saver_wait_copied(). */
+ * before tessera_saver_wait_copied(). That returns for a device shard once its copy is started. */
 TESSERA_API int32_t tessera_saver_start(tessera_saver* saver, int64_t step,
                                         const tessera_state* state);
 /* In place of tessera_saver_start(), where this process has no state to save: the save fails on

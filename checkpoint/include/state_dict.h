@@ -21,9 +21,14 @@
 
 namespace tessera::ckpt {
 
+class DeviceMemory;  // checkpoint/include/device_memory.h
+
 // One box of a logical tensor in this process's memory: the source of a save, or the destination of
 // a load. The memory belongs to the caller and must stay valid and, for a save, unchanged until the
 // call returns.
+//
+// Memory of a device is copied by `device` alone. Its `data` is an address that is never
+// dereferenced: it and the strides say which bytes AsyncSaver::WaitUntilCopied() is called for.
 struct Shard {
   Box box;
   void* data = nullptr;          // the element at box.global_offset
@@ -33,6 +38,9 @@ struct Shard {
   DType dtype = DType::kUnspecified;  // unspecified: the tensor's
   int64_t memory_elements = -1;       // from `data` on; -1: unknown
   bool read_only = false;             // a load refuses it
+
+  std::shared_ptr<DeviceMemory> device = nullptr;  // null: host memory
+  void* handle = nullptr;                          // what the device knows the shard by
 
   // Makes a view of typed memory: a span, a vector, an array. If the box, with its strides, does
   // not fit into the memory, the call that takes the shard returns InvalidArgument.

@@ -133,6 +133,12 @@ static int Refuse(const char* folder_name) {
   CHECK(tessera_state_add_tensor(state, "w", 1, 99, 1, shape) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_state_add_tensor(state, "w", 1, 1, 33, shape) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_state_add_shard(state, NULL, 0, shape, shape, NULL, 0) == TESSERA_INVALID_ARGUMENT);
+  tessera_device device = {.struct_bytes = sizeof(device)};
+  CHECK(tessera_state_add_device_shard(state, NULL, NULL, &device, 2, 0, shape, shape, NULL, 0) ==
+        TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_state_add_device_shard(state, &device, NULL, &device, 2, 0, shape, shape, NULL,
+                                       0) == TESSERA_INVALID_ARGUMENT);
+  CHECK(strstr(tessera_error_message(), "a callback is NULL") != NULL);
   tessera_load_options options = {.struct_bytes = 3};
   CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
   options.struct_bytes = sizeof(size_t) + 4; /* half of a pointer */
