@@ -133,7 +133,9 @@ class AsyncSaver {
   // Waits until bytes [data, data + size_bytes) may be overwritten or freed: the save in flight has
   // copied or written the part that it needs, does not need them, or is over. The calling thread
   // helps to copy. For a part that is being written in place, it waits for the disk: a few pieces
-  // of 4 MiB, as long as there is memory for copies. Returns immediately if no save is in flight.
+  // of 4 MiB, as long as there is memory for copies. For memory of a device, it waits until the
+  // copy is started, behind which the program orders its own work (see device_memory.h). Returns
+  // immediately if no save is in flight.
   void WaitUntilCopied(const void* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 

@@ -12,6 +12,7 @@
 #include "checkpoint/elements/strided.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
+#include "layout/box.h"
 #include "layout/dtype.h"
 #include "storage/storage.h"
 
@@ -36,7 +37,12 @@ FileContents::Source FileContents::MakeSource(const WriteItem& item, const State
           digest_slot,
           static_cast<const std::byte*>(shard.data),
           BoxRuns(box, box, shard.box.global_offset, ShardStrides(shard)),
-          BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape))};
+          BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape)),
+          shard.device,
+          shard.handle,
+          DTypeOf(tensor),
+          box,
+          shard.box.global_offset};
 }
 
 absl::StatusOr<FileContents> FileContents::Make(const StateDict& state, const RankState& local,
@@ -71,9 +77,30 @@ void FileContents::CopySource(const Source& source, int64_t first, int64_t last,
 void FileContents::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
   CopyHeader(begin, end, out);
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    if (source.device != nullptr) return;
     const int64_t size = source.element_bytes;
     CopySource(source, first, last, out + (source.begin + first * size - begin));
   });
+}
+
+bool FileContents::OnDevice(uint64_t begin, uint64_t end) const {
+  bool any = false;
+  ForEachStored(sources_, begin, end,
+                [&](const Source& source, int64_t, int64_t) { any |= source.device != nullptr; });
+  return any;
+}
+
+absl::Status FileContents::StartCopy(uint64_t begin, uint64_t end, std::byte* out,
+                                     DeviceCopies& copies) const {
+  ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    if (source.device == nullptr) return;
+    copies.Add(source.device.get(), source.handle, source.origin,
+               FlatRangeToBoxes(source.box, first, last),
+               out + (source.begin + first * source.element_bytes - begin), source.dtype);
+  });
+  TESSERA_RETURN_IF_ERROR(copies.Start(DeviceMemory::Direction::kToHost));
+  Copy(begin, end, out);
+  return absl::OkStatus();
 }
 
 const std::byte* FileContents::InMemory(const Source& source, int64_t first, int64_t last) {
@@ -81,20 +108,21 @@ const std::byte* FileContents::InMemory(const Source& source, int64_t first, int
   return at ? source.data + *at * static_cast<int64_t>(source.element_bytes) : nullptr;
 }
 
-uint32_t FileContents::Check(uint64_t begin, uint64_t end, std::vector<LogicalDigest>& digests,
-                             uint32_t crc) const {
+uint32_t FileContents::Check(uint64_t begin, uint64_t end, const std::byte* copy,
+                             std::vector<LogicalDigest>& digests, uint32_t crc) const {
   if (begin < header_.size()) {
     const uint64_t size = std::min<uint64_t>(end, header_.size()) - begin;
     crc = ExtendCrc32c(crc, std::as_bytes(std::span(header_).subspan(begin, size)));
   }
-  std::vector<std::byte> copy;
+  std::vector<std::byte> packed;
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
-    const std::byte* from = InMemory(source, first, last);
+    const std::byte* from = copy != nullptr ? copy + (source.begin + first * size - begin)
+                                            : InMemory(source, first, last);
     if (from == nullptr) {
-      copy.resize((last - first) * size);
-      CopySource(source, first, last, copy.data());
-      from = copy.data();
+      packed.resize((last - first) * size);
+      CopySource(source, first, last, packed.data());
+      from = packed.data();
     }
     digests[source.digest_slot] += CheckRuns(source.global, first, last, from, size, crc);
   });

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/elements/box_runs.h"
+#include "checkpoint/elements/device_copies.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
@@ -32,14 +34,20 @@ class FileContents {
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; }
 
-  // Copies bytes [begin, end) of the file from the state. Neither end may split an element:
-  // multiples of 8 never do.
+  // Copies bytes [begin, end) of the file from the state, elements of devices apart. Neither end
+  // may split an element: multiples of 8 never do.
   void Copy(uint64_t begin, uint64_t end, std::byte* out) const;
 
+  // Returns whether a device holds an element in bytes [begin, end). Of the functions that read the
+  // state, only StartCopy() then reads all of the range.
+  bool OnDevice(uint64_t begin, uint64_t end) const;
+  // Copies bytes [begin, end), of which `copies` are in flight when it returns.
+  absl::Status StartCopy(uint64_t begin, uint64_t end, std::byte* out, DeviceCopies& copies) const;
+
   // Adds the digests of the tensors' elements in bytes [begin, end), and returns the checksum `crc`
-  // extended by these bytes. The state is read once.
-  uint32_t Check(uint64_t begin, uint64_t end, std::vector<LogicalDigest>& digests,
-                 uint32_t crc) const;
+  // extended by these bytes. Reads them once, from `copy` or, where that is null, from the state.
+  uint32_t Check(uint64_t begin, uint64_t end, const std::byte* copy,
+                 std::vector<LogicalDigest>& digests, uint32_t crc) const;
 
   // Copies and digests in a single pass. fn(bytes) then receives the range again, in order and in
   // parts of any length, still in the cache if the range fits; the memory at `out` may not be.
@@ -73,6 +81,12 @@ class FileContents {
     const std::byte* data;
     BoxRuns memory;  // file <-> the shard's memory
     BoxRuns global;  // file <-> row-major indices of the logical tensor
+    // Where a device holds the box.
+    std::shared_ptr<DeviceMemory> device;
+    void* handle;
+    DType dtype;
+    Box box;
+    std::vector<int64_t> origin;  // of the shard
   };
   // Returns the place in memory of elements that are contiguous there; null if they are not.
   static const std::byte* InMemory(const Source& source, int64_t first, int64_t last);

@@ -20,6 +20,16 @@ using Do = PieceTable::Do;
 
 constexpr char kWritingFiles[] = "write a data file";
 
+// Returns the device whose page-locked memory receives the copies of all devices.
+std::shared_ptr<DeviceMemory> FirstDevice(const StateDict& state) {
+  for (const ShardedTensor& tensor : state.tensors) {
+    for (const Shard& shard : tensor.shards) {
+      if (shard.device != nullptr) return shard.device;
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 DataWriter::DataWriter(Storage& storage, std::string_view directory,
@@ -39,7 +49,7 @@ absl::StatusOr<std::shared_ptr<DataWriter>> DataWriter::Make(
 
 absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& local,
                                        const RankPlan& plan) {
-  const StagingRequest needed = NeededStaging(plan, options_);
+  const StagingRequest needed = NeededStaging(plan, options_, FirstDevice(state));
   TESSERA_RETURN_IF_ERROR(pool_.Reserve(needed));
   // Only with less memory are pieces made smaller, since they do not fit the buffers of larger
   // ones.
@@ -74,9 +84,14 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   memory_ = MemoryIndex(std::move(memory));
   released_ = pieces_.empty();
   if (pieces_.empty()) return absl::OkStatus();
+  std::vector<bool> on_device;
+  for (const Piece& piece : pieces_) {
+    on_device.push_back(piece.file->contents().OnDevice(piece.begin, piece.end));
+  }
   table_ = PieceTable(
       std::move(in_place), CutBuffers(layout.stride_bytes),
-      {.io_threads = options_.io_threads, .copy_ahead_threads = options_.copy_ahead_threads});
+      {.io_threads = options_.io_threads, .copy_ahead_threads = options_.copy_ahead_threads},
+      on_device);
   return absl::OkStatus();
 }
 
@@ -86,7 +101,7 @@ void DataWriter::OrderPieces(std::vector<MemoryIndex::Range>& memory, std::vecto
   std::vector<bool> ordered_in_place;
   for (const size_t piece : UpdateOrder(memory, pieces_.size())) {
     place[piece] = pieces.size();
-    pieces.push_back(pieces_[piece]);
+    pieces.push_back(std::move(pieces_[piece]));
     ordered_in_place.push_back(in_place[piece]);
   }
   pieces_.swap(pieces);
@@ -146,7 +161,8 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   for (std::thread& thread : others) thread.join();
 
   const MutexLock lock(&mutex_);
-  while (table_.reads()) changed_.Wait(&mutex_);  // waiters copy, too
+  while (table_.reads()) changed_.Wait(&mutex_);   // waiters copy, too
+  for (Piece& piece : pieces_) piece.copies = {};  // which a save that failed has not finished
   released_.store(true, std::memory_order_release);
   changed_.NotifyAll();
   if (!pieces_.empty()) KeepForTheNextSave();
@@ -230,16 +246,23 @@ absl::Status DataWriter::Act(const PieceTable::Task& task, Worker& worker) {
 
 absl::Status DataWriter::Read(const PieceTable::Task& task, PieceTable::Worker* worker,
                               Digests& digests) {
-  const Piece& piece = pieces_[task.piece];
+  Piece& piece = pieces_[task.piece];
+  const bool starts = task.what == Do::kCopy && table_.on_device(task.piece);
   mutex_.unlock();
   const Clock::time_point start = Clock::now();
   const double processor_start = ThreadProcessorSeconds();
   const absl::Status read = CatchNoMemory(task.what == Do::kCopy ? "copy" : "check", [&] {
+    const FileContents& contents = piece.file->contents();
+    if (starts) {
+      return InPhase(kStaging,
+                     contents.StartCopy(piece.begin, piece.end, task.buffer, piece.copies));
+    }
     if (task.what == Do::kCopy) {
       piece.file->Copy(piece.begin, piece.end, task.buffer, digests);
-    } else {
-      piece.file->Check(piece.begin, piece.end, digests);
+      return absl::OkStatus();
     }
+    TESSERA_RETURN_IF_ERROR(InPhase(kStaging, piece.copies.Wait()));
+    piece.file->Check(piece.begin, piece.end, task.buffer, digests);
     return absl::OkStatus();
   });
   const double used = ThreadProcessorSeconds() - processor_start;

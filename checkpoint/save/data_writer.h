@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/byte_progress.h"
 #include "base/mutex.h"
+#include "checkpoint/elements/device_copies.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/save/file_writer.h"
@@ -84,6 +85,7 @@ class DataWriter {
     size_t file_number;
     uint64_t begin;
     uint64_t end;
+    DeviceCopies copies = {};  // in flight; of the thread that does a task of the piece
   };
 
   // The state of a thread of Run().

@@ -27,6 +27,7 @@ FileWriter::FileWriter(const Place& place, FileContents contents)
       crcs_(CeilDivide(contents_.size_bytes(), uint64_t{place.chunk_bytes})) {}
 
 bool FileWriter::IsInPlace(uint64_t begin, uint64_t end) const {
+  if (contents_.OnDevice(begin, end)) return false;
   uint64_t between = 0;
   bool any = false;
   for (const auto& segment : contents_.Segments(begin, end, place_.in_place_alignment)) {
@@ -56,12 +57,13 @@ void FileWriter::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& dig
   }
 }
 
-void FileWriter::Check(uint64_t begin, uint64_t end, Digests& digests) {
+void FileWriter::Check(uint64_t begin, uint64_t end, const std::byte* copy, Digests& digests) {
   const TraceSpan span("save", "check");
   for (uint64_t next; begin < end; begin = next) {
     uint32_t& crc = crcs_[begin / place_.chunk_bytes];
     next = std::min<uint64_t>(end, (begin / place_.chunk_bytes + 1) * place_.chunk_bytes);
-    crc = contents_.Check(begin, next, digests, crc);
+    crc = contents_.Check(begin, next, copy, digests, crc);
+    if (copy != nullptr) copy += next - begin;
   }
 }
 

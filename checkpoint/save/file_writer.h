@@ -45,8 +45,8 @@ class FileWriter {
 
   // Copies the range to `out`, and computes its checksums and digests in the same pass.
   void Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& digests);
-  // Computes the checksums and digests of the range in place.
-  void Check(uint64_t begin, uint64_t end, Digests& digests);
+  // Computes the checksums and digests of the range, in place or, unless it is null, in a copy.
+  void Check(uint64_t begin, uint64_t end, const std::byte* copy, Digests& digests);
 
   // Start to write the range, from a copy or in place, and add the writes in flight. `between` is
   // memory for the bytes between those in place, kept from call to call.

@@ -15,23 +15,28 @@ constexpr int kRestRatio = 20;
 
 }  // namespace
 
-PieceTable::PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options)
+PieceTable::PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options,
+                       const std::vector<bool>& on_device)
     : options_(options),
       buffers_(std::move(buffers)),
       unreleased_(in_place.size()),
       unwritten_(in_place.size()),
       unchecked_(in_place.size()) {
   for (const bool piece : in_place) pieces_.push_back({.in_place = piece});
+  for (size_t i = 0; i < on_device.size(); ++i) pieces_[i].on_device = on_device[i];
   pending_in_place_ = std::ranges::count(in_place, true);
   for (CopyOrder* const order : {&to_stage_, &in_place_, &ahead_}) order->set_count(size());
+}
+
+bool PieceTable::MayRead() const {
+  const bool by_all = options_.copy_ahead_threads == 0 || waiters_ > 0;
+  return reading_ < (by_all ? options_.io_threads : options_.copy_ahead_threads);
 }
 
 // Goes ahead of writing as far as memory is present. While something waits, new memory is touched,
 // too.
 bool PieceTable::MayCopy() const {
-  const bool by_all = options_.copy_ahead_threads == 0 || waiters_ > 0;
-  return (waiters_ > 0 ? buffers_.has_any() : buffers_.has_present()) &&
-         reading_ < (by_all ? options_.io_threads : options_.copy_ahead_threads);
+  return (waiters_ > 0 ? buffers_.has_any() : buffers_.has_present()) && MayRead();
 }
 
 // A check takes as much from the program's threads as a copy, but need not be done before the
@@ -59,6 +64,7 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
     if (!is_waited_for && worker.tasks_meanwhile < (waiters_ > 0 ? kTasksPerWrite : 1) && !over()) {
       ++worker.tasks_meanwhile;
       if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
+      if (const auto started = NextToFinish()) return BeginCheck(*started, Do::kFinishCopy);
       if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
         return BeginCheck(*check);
       }
@@ -75,6 +81,7 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
     copied_.pop_front();
     return BeginWrite(piece, worker);
   }
+  if (const auto started = NextToFinish()) return BeginCheck(*started, Do::kFinishCopy);
   if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
   if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
     return BeginCheck(*check);
@@ -145,6 +152,14 @@ std::optional<size_t> PieceTable::NextToCheck(bool wanted) {
   return to_check_.front();
 }
 
+// The oldest copy ends first. Its check takes as much from the program's threads as a copy.
+std::optional<size_t> PieceTable::NextToFinish() {
+  if (started_.empty() || !MayRead()) return std::nullopt;
+  const size_t piece = started_.front();
+  started_.pop_front();
+  return piece;
+}
+
 // Preconditions: the piece is pending; there is a buffer.
 PieceTable::Task PieceTable::BeginCopy(size_t index) {
   Piece& piece = pieces_[index];
@@ -159,13 +174,13 @@ PieceTable::Task PieceTable::BeginCopy(size_t index) {
   return {.what = Do::kCopy, .piece = index, .buffer = piece.buffer, .touches = touches};
 }
 
-// Precondition: NeedsCheck().
-PieceTable::Task PieceTable::BeginCheck(size_t index) {
+// Precondition: NeedsCheck(), or the piece is a copy that was started.
+PieceTable::Task PieceTable::BeginCheck(size_t index, Do what) {
   Piece& piece = pieces_[index];
   piece.check = Check::kChecking;
   ++reading_;
   ++piece.readers;
-  return {.what = Do::kCheck, .piece = index};
+  return {.what = what, .piece = index, .buffer = piece.buffer};
 }
 
 PieceTable::Task PieceTable::BeginWrite(size_t index, Worker& worker) {
@@ -186,8 +201,9 @@ void PieceTable::End(const Task& task, Worker* worker, const Result& result,
   Piece& piece = pieces_[task.piece];
   switch (task.what) {
     case Do::kCopy:
+    case Do::kFinishCopy:
       EndRead(task);
-      copied_.push_back(task.piece);
+      (piece.check == Check::kChecked ? copied_ : started_).push_back(task.piece);
       break;
     case Do::kCheck:
       EndRead(task);
@@ -223,14 +239,17 @@ void PieceTable::End(const Task& task, Worker* worker, const Result& result,
 void PieceTable::EndRead(const Task& task) {
   Piece& piece = pieces_[task.piece];
   touching_ -= task.touches ? 1 : 0;
-  piece.check = Check::kChecked;
-  --unchecked_;
   --reading_;
   --piece.readers;
+  if (task.what != Do::kCopy || !piece.on_device) {
+    piece.check = Check::kChecked;
+    --unchecked_;
+  }
   TryToRelease(piece);
 }
 
 void PieceTable::TryToRelease(Piece& piece) {
+  if (piece.state == State::kReleased) return;
   if (!piece.staged && !(piece.written && piece.check == Check::kChecked)) return;
   piece.state = State::kReleased;
   --unreleased_;

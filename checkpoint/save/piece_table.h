@@ -28,6 +28,9 @@ namespace tessera::ckpt {
 // meanwhile. To check is to compute checksums and digests, which a copy does, too. A piece is
 // released once its memory may change, because it is copied, or written and checked.
 //
+// A device copies by itself, in the order of its other work. So a piece of its memory is released
+// when its copy is started; the copy is finished and checked later, by workers alone.
+//
 // The choice depends on the threads that wait to change memory. Until one waits, pieces that can be
 // are written in place, others are copied ahead of the disk as far as staging memory has been
 // touched before, and checks wait for idle processors. A thread that waits for a piece has it
@@ -41,8 +44,9 @@ class PieceTable {
   using Clock = std::chrono::steady_clock;
 
   enum class Do {
-    kCopy,          // copy and check the piece, to `buffer`
+    kCopy,          // copy and check the piece, to `buffer`; on a device, start to copy it
     kCheck,         // check the piece in place
+    kFinishCopy,    // wait for the device's copy, and check it in `buffer`
     kWriteCopy,     // start to write `buffer`
     kWriteInPlace,  // start to write the piece in place
     kFinishWrite,   // wait for the write of this worker
@@ -85,8 +89,10 @@ class PieceTable {
   };
 
   PieceTable() = default;
-  // `in_place` says for each piece whether it may be written in place.
-  PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options);
+  // `in_place` says for each piece whether it may be written in place, `on_device` whether a device
+  // holds a part of it, which excludes that; empty: of no piece.
+  PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const Options& options,
+             const std::vector<bool>& on_device = {});
 
   Task Take(Worker& worker, Clock::time_point now);
   // A thread that waits calls Arrive() first, and Leave() after kReleased.
@@ -107,6 +113,7 @@ class PieceTable {
   // Returns whether copies and checks are in progress.
   bool reads() const { return reading_ > 0; }
   bool all_released() const { return unreleased_ == 0; }
+  bool on_device(size_t piece) const { return pieces_[piece].on_device; }
   Clock::time_point rests_until() const { return rests_until_; }
   const StagingBuffers& buffers() const { return buffers_; }
   // Returns the number of pieces in place for which an update waited before the disk had begun
@@ -120,6 +127,7 @@ class PieceTable {
 
   struct Piece {
     bool in_place;
+    bool on_device = false;
     State state = State::kPending;
     Check check = Check::kUnchecked;
     bool wanted = false;  // a thread waits, or has waited, for it
@@ -139,6 +147,7 @@ class PieceTable {
   static bool NeedsCheck(const Piece& piece) {
     return piece.state == State::kBusy && !piece.staged && piece.check == Check::kUnchecked;
   }
+  bool MayRead() const;
   bool MayCopy() const;
   bool MayCheck(Clock::time_point now) const;
   // Returns whether there is memory to copy everything that the disk has not begun to write.
@@ -147,11 +156,12 @@ class PieceTable {
   std::optional<size_t> NextToCopy();
   std::optional<size_t> NextInPlace();
   std::optional<size_t> NextToCheck(bool wanted);
+  std::optional<size_t> NextToFinish();
   // Returns the piece that a waiting update will change next.
   std::optional<size_t> NextAhead();
 
   Task BeginCopy(size_t piece);
-  Task BeginCheck(size_t piece);
+  Task BeginCheck(size_t piece, Do what = Do::kCheck);
   Task BeginWrite(size_t piece, Worker& worker);
   void EndRead(const Task& task);
   void TryToRelease(Piece& piece);
@@ -163,6 +173,7 @@ class PieceTable {
   CopyOrder in_place_;           // without those that are waited for
   CopyOrder ahead_;              // in place
   std::deque<size_t> to_check_;  // in place; pieces that are waited for come first
+  std::deque<size_t> started_;   // copies by a device, to be finished
   std::deque<size_t> copied_;    // to be written
   size_t pending_in_place_ = 0;
   size_t unreleased_ = 0, unwritten_ = 0, unchecked_ = 0;  // pieces

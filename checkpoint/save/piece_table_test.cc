@@ -26,8 +26,9 @@ using std::chrono::seconds;
 constexpr size_t kStride = 8;
 
 std::string ToString(const Task& task) {
-  constexpr const char* kNames[] = {"copy",   "check", "write copy", "write in place",
-                                    "finish", "rest",  "wait",       "released"};
+  constexpr const char* kNames[] = {"copy",       "check",          "finish copy",
+                                    "write copy", "write in place", "finish",
+                                    "rest",       "wait",           "released"};
   const bool has_piece = task.what <= Do::kFinishWrite;
   return absl::StrCat(kNames[static_cast<int>(task.what)],
                       has_piece ? absl::StrCat(" ", task.piece) : "");
@@ -35,16 +36,19 @@ std::string ToString(const Task& task) {
 
 class PieceTableTest : public testing::Test {
  protected:
-  // Pieces of which those in place are 'i' and others 'c'; buffers that have been touched, and new
-  // ones.
+  // Pieces of which those in place are 'i', those of a device 'd' and others 'c'; buffers that have
+  // been touched, and new ones.
   void Make(const std::string& pieces, size_t present, size_t untouched,
             PieceTable::Options options = {.io_threads = 4, .copy_ahead_threads = 2}) {
-    std::vector<bool> in_place;
-    for (const char piece : pieces) in_place.push_back(piece == 'i');
+    std::vector<bool> in_place, on_device;
+    for (const char piece : pieces) {
+      in_place.push_back(piece == 'i');
+      on_device.push_back(piece == 'd');
+    }
     table_ = PieceTable(
         std::move(in_place),
         StagingBuffers(std::span(memory_).first((present + untouched) * kStride), kStride, present),
-        options);
+        options, on_device);
   }
 
   Task Take(Worker& worker) { return table_.Take(worker, now_); }
@@ -90,6 +94,52 @@ TEST_F(PieceTableTest, APieceInPlaceIsCheckedWhileItIsWritten) {
   EXPECT_EQ(Steps(worker, 6),
             "write in place 0, check 0, finish 0, write in place 1, check 1, finish 1");
   EXPECT_TRUE(table_.over() && table_.all_released());
+}
+
+TEST_F(PieceTableTest, StartsCopiesOfADeviceAsFarAsThereIsMemoryAndFinishesThemInOrder) {
+  Make("ddd", 2, 0);
+  Worker worker;
+  EXPECT_EQ(Steps(worker, 4), "copy 0, copy 1, finish copy 0, write copy 0");
+  EXPECT_EQ(Steps(worker, 2), "finish copy 1, finish 0") << "checks while the disk writes";
+  EXPECT_FALSE(table_.all_released());
+  EXPECT_EQ(Step(worker), "copy 2");
+  EXPECT_TRUE(table_.all_released()) << "when the last copy is started";
+  EXPECT_FALSE(table_.over());
+  EXPECT_EQ(Steps(worker, 5), "write copy 1, finish copy 2, finish 1, write copy 2, finish 2");
+  EXPECT_TRUE(table_.over());
+}
+
+TEST_F(PieceTableTest, AWaitingThreadStartsCopiesOfADeviceAndFinishesNone) {
+  Make("dddd", 3, 0);
+  PieceTable::Waiter waiter = Arrive({1, 2});
+  for (const char* const expected : {"copy 1", "copy 2"}) {
+    const Task copy = Help(waiter);
+    EXPECT_EQ(ToString(copy), expected);
+    End(copy, nullptr);
+  }
+  EXPECT_EQ(ToString(Help(waiter)), "released") << "neither is finished";
+  table_.Leave();
+  PieceTable::Waiter other = Arrive({0, 3});
+  End(Help(other), nullptr);
+  EXPECT_EQ(ToString(Help(other)), "wait") << "for a buffer, although there are copies to finish";
+  Worker worker;
+  EXPECT_EQ(Steps(worker, 5),
+            "finish copy 1, write copy 1, finish copy 2, finish copy 0, finish 1");
+  EXPECT_EQ(ToString(Help(other)), "copy 3");
+}
+
+TEST_F(PieceTableTest, AsManyThreadsFinishCopiesAsCopyAhead) {
+  Make("ddd", 3, 0);
+  std::array<Worker, 3> workers;
+  for (int i = 0; i < 3; ++i) Step(workers[0]);
+  const Task first = Take(workers[0]);
+  EXPECT_EQ(ToString(first), "finish copy 0");
+  EXPECT_EQ(ToString(Take(workers[1])), "finish copy 1");
+  EXPECT_EQ(ToString(Take(workers[2])), "wait");
+  table_.Fail();
+  EXPECT_TRUE(table_.over() && table_.reads());
+  End(first, &workers[0], {.ok = false});
+  EXPECT_TRUE(table_.reads()) << "the other one";
 }
 
 TEST_F(PieceTableTest, CopiesAheadOfTheDiskAsFarAsMemoryIsPresent) {
@@ -218,9 +268,9 @@ TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
   std::mt19937 random(TestSeed());
   for (int round = 0; round < 2000; ++round) {
     std::string pieces(1 + random() % 12, 'c');
-    for (char& piece : pieces) piece = random() % 3 > 0 ? 'i' : 'c';
+    for (char& piece : pieces) piece = "iiiiccdd"[random() % 8];
     const int threads = 1 + static_cast<int>(random() % 4);
-    const bool only_in_place = pieces.find('c') == pieces.npos;
+    const bool only_in_place = pieces.find_first_of("cd") == pieces.npos;
     Make(pieces, random() % 4 + (only_in_place ? 0 : 1), random() % 4,
          {.io_threads = threads, .copy_ahead_threads = static_cast<int>(random() % 3)});
     std::vector<int> checks(pieces.size()), writes(pieces.size());
@@ -234,7 +284,8 @@ TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
       Worker* const worker = is_waiter ? nullptr : &workers[thread];
       if (tasks[thread].has_value()) {
         const Task task = *std::exchange(tasks[thread], std::nullopt);
-        checks[task.piece] += task.what == Do::kCopy || task.what == Do::kCheck;
+        checks[task.piece] += task.what == Do::kCheck || task.what == Do::kFinishCopy ||
+                              (task.what == Do::kCopy && !table_.on_device(task.piece));
         writes[task.piece] += task.what == Do::kFinishWrite;
         End(task, worker, {.processor_seconds = 1.0 * (random() % 2), .seconds = 1});
         idle = 0;

@@ -36,10 +36,12 @@ StagingPool::StagingPool(std::function<uint64_t()> available_bytes)
 
 absl::Status StagingPool::Reserve(const StagingRequest& request) {
   note_.clear();
+  if (request.device != device_) Free();
+  device_ = request.device;
   // Never more than the limit, rounded down to a page.
   const uint64_t permitted = std::max(
       std::min(request.wanted_bytes, WholePages(request.limit_bytes)), request.least_bytes);
-  if (buffer_.size_bytes() < permitted) {
+  if (reserved_.size() < permitted) {
     const uint64_t available = available_bytes_() + present_bytes_;
     if (available < request.least_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat("no memory to stage even one piece of ",
@@ -48,40 +50,55 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
     }
     const uint64_t granted =
         std::max(std::min(permitted, WholePages(available / 2)), request.least_bytes);
-    if (buffer_.size_bytes() < granted) {
+    if (reserved_.size() < granted) {
       TESSERA_RETURN_IF_ERROR(Allocate(granted, request.least_bytes));
     }
-    if (buffer_.size_bytes() < request.wanted_bytes) {
-      note_ = Explain(request, available, buffer_.size_bytes());
+    if (reserved_.size() < request.wanted_bytes) {
+      note_ = Explain(request, available, reserved_.size());
     }
   } else if (permitted < request.wanted_bytes) {
     note_ = Explain(request, available_bytes_() + present_bytes_, permitted);
   }
-  usable_bytes_ = std::min<uint64_t>(buffer_.size_bytes(), permitted);
+  usable_bytes_ = std::min<uint64_t>(reserved_.size(), permitted);
   return absl::OkStatus();
+}
+
+void StagingPool::Free() {
+  buffer_ = AlignedBuffer();
+  page_locked_ = nullptr;
+  reserved_ = {};
+  present_bytes_ = 0;
 }
 
 // Allocates as much of `bytes` as the system permits. Frees the old memory first, because there may
 // not be room for both.
 absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
-  buffer_ = AlignedBuffer();
-  present_bytes_ = 0;
+  Free();
   while (true) {
-    absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(bytes);
-    if (buffer.ok()) {
-      buffer_ = *std::move(buffer);
-      // Pages that were touched are not swapped out. Has no effect where the limit on locked memory
-      // is low.
-      mlock2(buffer_.data(), buffer_.size_bytes(), MLOCK_ONFAULT);
-      return absl::OkStatus();
-    }
-    if (bytes <= least_bytes) return buffer.status();
+    const absl::Status allocated = AllocateOnce(bytes);
+    if (allocated.ok()) return absl::OkStatus();
+    if (bytes <= least_bytes) return allocated;
     bytes = std::max(WholePages(bytes / 2), least_bytes);
   }
 }
 
+absl::Status StagingPool::AllocateOnce(uint64_t bytes) {
+  if (device_ != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(page_locked_, AllocatePageLocked(device_, bytes));
+    reserved_ = {page_locked_.get(), bytes};
+    present_bytes_ = bytes;
+    return absl::OkStatus();
+  }
+  TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes));
+  reserved_ = buffer_.span();
+  // Pages that were touched are not swapped out. Has no effect where the limit on locked memory is
+  // low.
+  mlock2(buffer_.data(), buffer_.size_bytes(), MLOCK_ONFAULT);
+  return absl::OkStatus();
+}
+
 bool StagingPool::Prefault() {
-  const uint64_t wanted_bytes = std::min<uint64_t>(buffer_.size_bytes(), wanted_bytes_);
+  const uint64_t wanted_bytes = std::min<uint64_t>(reserved_.size(), wanted_bytes_);
   if (present_bytes_ >= wanted_bytes) return false;
   const size_t left_bytes = wanted_bytes - present_bytes_;
   const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
@@ -131,15 +148,23 @@ StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& optio
   return {piece_bytes, RoundUp(largest, kIoAlignmentBytes), pieces};
 }
 
-StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options) {
+StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options,
+                             std::shared_ptr<DeviceMemory> device) {
   const StagingLayout layout = LayOutStaging(plan, options, options.staging_bytes);
   const uint64_t threads = LayOut(options, options.staging_bytes).workers;
+  // Where there is room, a device copies to one buffer of a thread while the other one is written.
+  const uint64_t most =
+      device == nullptr
+          ? threads
+          : std::clamp(options.staging_bytes / std::max<uint64_t>(layout.stride_bytes, 1), threads,
+                       2 * threads);
   const uint64_t buffers =
-      options.copy_ahead_threads > 0 ? layout.pieces : std::min(layout.pieces, threads);
+      options.copy_ahead_threads > 0 ? layout.pieces : std::min(layout.pieces, most);
   const uint64_t chunk_bytes = RoundUp<uint64_t>(options.chunk_bytes, kIoAlignmentBytes);
   return {.wanted_bytes = buffers * layout.stride_bytes,
           .limit_bytes = options.staging_bytes,
-          .least_bytes = std::min(chunk_bytes, layout.stride_bytes)};
+          .least_bytes = std::min(chunk_bytes, layout.stride_bytes),
+          .device = std::move(device)};
 }
 
 }  // namespace tessera::ckpt

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "checkpoint/elements/device_copies.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "storage/aligned_buffer.h"
 
@@ -21,6 +23,8 @@ struct StagingRequest {
   uint64_t wanted_bytes = 0;  // for the whole state at once
   uint64_t limit_bytes = 0;   // SaveOptions::staging_bytes
   uint64_t least_bytes = 0;   // the minimum with which a save can run
+  // Whose page-locked memory is needed, which counts as touched; null: ordinary memory.
+  std::shared_ptr<DeviceMemory> device = nullptr;
 };
 
 // The staging memory of saves: one range of address space, kept from save to save, since the first
@@ -31,8 +35,8 @@ class StagingPool {
   explicit StagingPool(std::function<uint64_t()> available_bytes = nullptr);
 
   // Makes memory() as large as the request, its limit and half of the available memory permit;
-  // keeps existing memory that is large enough. ResourceExhausted, with the needed, available and
-  // configured sizes, if not even least_bytes are available.
+  // keeps existing memory that is large enough, and of the same device. ResourceExhausted, with the
+  // needed, available and configured sizes, if not even least_bytes are available.
   absl::Status Reserve(const StagingRequest& request);
 
   // Prefaults some more of the reserved memory, in the order of addresses. Returns false once
@@ -49,16 +53,21 @@ class StagingPool {
   void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
 
   // Returns the reserved memory, aligned for direct I/O. Valid after Reserve().
-  std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
+  std::span<std::byte> memory() { return reserved_.first(usable_bytes_); }
 
   // Returns the reason why memory() is smaller than wanted; empty if it is not.
   const std::string& note() const { return note_; }
 
  private:
+  void Free();
   absl::Status Allocate(uint64_t bytes, uint64_t least_bytes);
+  absl::Status AllocateOnce(uint64_t bytes);
 
   const std::function<uint64_t()> available_bytes_;
+  std::shared_ptr<DeviceMemory> device_;  // null: the memory is `buffer_`
   AlignedBuffer buffer_;
+  PageLockedMemory page_locked_;
+  std::span<std::byte> reserved_;
   size_t usable_bytes_ = 0;
   size_t present_bytes_ = 0;
   uint64_t wanted_bytes_ = 0;
@@ -119,8 +128,10 @@ struct StagingLayout {
 StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
                             uint64_t limit_bytes);
 
-// Returns the memory that a DataWriter requests from its pool.
-StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options);
+// Returns the memory that a DataWriter requests from its pool. `device`: of a state that is not all
+// in host memory.
+StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options,
+                             std::shared_ptr<DeviceMemory> device = nullptr);
 
 }  // namespace tessera::ckpt
 
