@@ -36,11 +36,11 @@ absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const OpenStorageO
 }
 
 // `name` is the folder, or the checkpoint's directory in it, which must be named for its step.
-absl::StatusOr<Destination> FindPlace(const std::string& name, int64_t step,
-                                      const OpenStorageOptions& stores) {
+absl::StatusOr<ReshardDestination> FindPlace(const std::string& name, int64_t step,
+                                             const OpenStorageOptions& stores) {
   std::string_view folder = name;
   while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);  // "a/b/"
-  Destination place = {name, StepDirectoryName(step)};
+  ReshardDestination place = {name, StepDirectoryName(step)};
   if (folder == place.directory) {
     place.folder = ".";
   } else if (folder.ends_with(absl::StrCat("/", place.directory))) {

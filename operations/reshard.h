@@ -30,7 +30,7 @@ struct ReshardRequest {
 };
 
 // The place of the new checkpoint.
-struct Destination {
+struct ReshardDestination {
   std::string folder;     // of checkpoints
   std::string directory;  // in it
 
@@ -41,7 +41,7 @@ struct Destination {
 struct ReshardPlan {
   NamedCheckpoint source;  // which was opened
   Manifest metadata;       // without tensors and files
-  Destination place;
+  ReshardDestination place;
   Topology topology;
   RankLayout layout;
   SavePlan plan;
