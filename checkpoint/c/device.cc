@@ -1,7 +1,6 @@
 // Memory of a device that the program's callbacks copy.
 
 #include <map>
-#include <tuple>
 
 #include "base/mutex.h"
 #include "checkpoint/c/handles.h"
@@ -63,19 +62,16 @@ class CallbackDevice final : public DeviceMemory {
 
 absl::StatusOr<std::shared_ptr<DeviceMemory>> MakeDevice(const tessera_device* device) {
   TESSERA_RETURN_IF_ERROR(CheckPointer(device, "device"));
-  TESSERA_ASSIGN_OR_RETURN(const tessera_device copy, ReadStruct(device, "device"));
+  TESSERA_ASSIGN_OR_RETURN(tessera_device copy, ReadStruct(device, "device"));
   if (copy.start_copies == nullptr || copy.wait == nullptr || copy.release == nullptr ||
       copy.allocate == nullptr || copy.free == nullptr) {
     return absl::InvalidArgumentError("device: a callback is NULL");
   }
   // Savers keep memory of a device for the next state, which has the same device.
   static Mutex mutex;
-  static auto& devices = *new std::map<std::tuple<void*, void*, void*, void*, void*, void*>,
-                                       std::weak_ptr<DeviceMemory>>();
-  const auto key =
-      std::tuple(copy.context, reinterpret_cast<void*>(copy.start_copies),
-                 reinterpret_cast<void*>(copy.wait), reinterpret_cast<void*>(copy.release),
-                 reinterpret_cast<void*>(copy.allocate), reinterpret_cast<void*>(copy.free));
+  static auto& devices = *new std::map<std::string, std::weak_ptr<DeviceMemory>>();
+  copy.struct_bytes = sizeof(copy);
+  const std::string key(reinterpret_cast<const char*>(&copy), sizeof(copy));
   const MutexLock lock(&mutex);
   std::erase_if(devices, [](const auto& entry) { return entry.second.expired(); });
   std::shared_ptr<DeviceMemory> known = devices[key].lock();

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 
 namespace tessera::ckpt {
@@ -26,8 +27,9 @@ void DeviceCopies::Add(DeviceMemory* device, void* handle, const std::vector<int
 absl::Status DeviceCopies::Start(DeviceMemory::Direction direction) {
   const auto added = std::exchange(added_, {});
   started_.reserve(added.size());
-  for (const auto& [device, copies] : added) {
-    absl::StatusOr<std::unique_ptr<PendingCopy>> started = device->StartCopies(copies, direction);
+  for (const auto& batch : added) {
+    auto started =
+        CatchNoMemory("copy", [&] { return batch.first->StartCopies(batch.second, direction); });
     if (!started.ok()) {
       started_.clear();
       return started.status();

@@ -89,7 +89,8 @@ LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t la
 
 PlacedDigest::PlacedDigest(const Shape& global_shape, const Box& box, const Shape& array_shape,
                            size_t element_bytes)
-    : global_(WholeBox(array_shape), WholeBox(box.shape), Negative(box.global_offset),
+    : global_shape_(global_shape),
+      global_(WholeBox(array_shape), WholeBox(box.shape), Negative(box.global_offset),
               ContiguousStrides(global_shape)),
       element_bytes_(static_cast<int64_t>(element_bytes)) {}
 
@@ -102,6 +103,14 @@ void PlacedDigest::Place(const std::byte* from, std::byte* array, int64_t first,
     digest += CopyAndDigestRuns(global_, at, at + together, from + i * element_bytes_,
                                 array + at * element_bytes_, element_bytes_);
   }
+  Add(digest);
+}
+
+void PlacedDigest::Add(const Box& part, const std::byte* data) {
+  Add(DigestBox(global_shape_, part, data, ContiguousStrides(part.shape), element_bytes_));
+}
+
+void PlacedDigest::Add(const LogicalDigest& digest) {
   lo_.fetch_add(digest.lo, std::memory_order_relaxed);
   hi_.fetch_add(digest.hi, std::memory_order_relaxed);
 }

@@ -55,12 +55,18 @@ class PlacedDigest {
   // others `stride` further on. All must be elements of the box.
   void Place(const std::byte* from, std::byte* array, int64_t first, int64_t count, int64_t stride);
 
-  // Returns the digest of all elements so far. Calls of Place() must happen before this call.
+  // Adds the elements of a part of the box, which are at `data`, row-major and contiguous.
+  void Add(const Box& part, const std::byte* data);
+
+  // Returns the digest of all elements so far. Other calls must happen before this call.
   LogicalDigest sum() const {
     return {lo_.load(std::memory_order_relaxed), hi_.load(std::memory_order_relaxed)};
   }
 
  private:
+  void Add(const LogicalDigest& digest);
+
+  const Shape global_shape_;
   const BoxRuns global_;  // the array <-> the tensor's row-major order
   const int64_t element_bytes_;
   std::atomic<uint64_t> lo_ = 0, hi_ = 0;

@@ -57,7 +57,8 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<PendingCopy>> StartCopies(std::span<const BoxCopy> copies,
                                                                    Direction direction) = 0;
 
-  // Allocates page-locked host memory, aligned to 4096 bytes, and frees it.
+  // Allocates page-locked host memory, aligned to 4096 bytes, and frees it. If a state has several
+  // devices, memory of one serves the copies of all.
   virtual absl::StatusOr<std::byte*> Allocate(size_t size_bytes) = 0;
   virtual void Free(std::byte* memory) = 0;
 };

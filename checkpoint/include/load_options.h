@@ -34,7 +34,7 @@ struct LoadOptions {
   bool convert_dtype = true;
   int io_threads = 4;
   // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven
-  // chunks if ranks read for each other.
+  // chunks if ranks read for each other. A load to a device takes up to as much page-locked memory.
   uint64_t staging_bytes = uint64_t{64} << 20;
   // Called with the saved size of the elements that were placed in this rank's memory, and of all
   // that it wants, by one thread at a time. Null: not called.

@@ -15,6 +15,12 @@ namespace {
 // The name under which an optimizer state holds a parameter's master weight.
 constexpr char kMasterState[] = "master";
 
+// Returns whether devices convert these dtypes, to the bits to which FindCopy() does.
+bool DeviceConverts(DType from, DType to) {
+  const auto is_half = [](DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; };
+  return (from == DType::kF32 && is_half(to)) || (is_half(from) && to == DType::kF32);
+}
+
 class Comparer {
  public:
   Comparer(const Manifest& manifest, const LoadOptions& options)
@@ -121,6 +127,15 @@ class Comparer {
       result_.destinations.push_back({shard.box, static_cast<std::byte*>(shard.data),
                                       ShardStrides(shard),
                                       static_cast<size_t>(ElementSize(wanted_dtype)), copy});
+      if (shard.device == nullptr) continue;
+      Destination& to = result_.destinations.back();
+      to.strides = ContiguousStrides(shard.box.shape);
+      to.device = shard.device;
+      to.handle = shard.handle;
+      to.device_converts = DeviceConverts(FromProto(tensor.dtype()), wanted_dtype);
+      to.host_dtype = to.device_converts ? FromProto(tensor.dtype()) : wanted_dtype;
+      to.element_bytes = ElementSize(to.host_dtype);
+      to.copy = FindCopy(FromProto(tensor.dtype()), to.host_dtype);
     }
   }
 

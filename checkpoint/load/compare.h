@@ -8,6 +8,7 @@
 
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
+#include "checkpoint/include/device_memory.h"
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
@@ -24,6 +25,13 @@ struct Destination {
   CopyElements copy;  // from the saved dtype
   // Computes the digest while elements are placed; null: no digest.
   std::shared_ptr<PlacedDigest> digest = nullptr;
+
+  // If a device has the memory, `strides` are contiguous, and `copy` makes the elements of
+  // `host_dtype` that the device gets, which it may have to convert.
+  std::shared_ptr<DeviceMemory> device = nullptr;
+  void* handle = nullptr;
+  DType host_dtype = DType::kUnspecified;
+  bool device_converts = false;
 };
 
 // One process's wanted state, compared with the saved one.

@@ -147,8 +147,7 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
                    .is_cancelled = options.is_cancelled});
   const absl::Status opened = plan.ok() ? scanner.Open(FilesOf(*plan)) : plan.status();
   const absl::StatusOr<Placer> placer =
-      opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations, options.progress)
-                  : opened;
+      opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations, options) : opened;
   // Without a part of its own it is the manifest that asks for what cannot be read.
   TESSERA_ASSIGN_OR_RETURN(
       const ReadShare share,
@@ -159,8 +158,9 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
     return ReadTogether(manifest, scanner, *placer, share, group, options, report);
   }
   report.bytes_read = plan->bytes;
-  return AgreeOnStatus(group, scanner.Run(RangesOf(*plan), placer->AsCallback(), buffers),
-                       options.timeout);
+  absl::Status placed = scanner.Run(RangesOf(*plan), placer->AsCallback(), buffers);
+  if (placed.ok()) placed = placer->Finish();
+  return AgreeOnStatus(group, placed, options.timeout);
 }
 
 // Step 5, on request.

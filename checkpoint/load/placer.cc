@@ -4,6 +4,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/status_macros.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/rank_states.h"
@@ -12,9 +13,10 @@ namespace tessera::ckpt {
 
 absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& plan,
                                       std::span<const Destination> destinations,
-                                      ByteProgress::Function progress) {
+                                      const LoadOptions& options) {
   Placer placer;
-  uint64_t total_bytes = 0;
+  uint64_t total_bytes = 0, device_bytes = 0;
+  std::shared_ptr<DeviceMemory> device;
   for (const FileReads& reads : plan.files) {
     std::vector<Target>& targets = placer.targets_[reads.file_index];
     for (const Placement& placement : reads.placements) {
@@ -30,19 +32,29 @@ absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& 
             BoxRuns(placement.saved_box, placement.region, to.box.global_offset, to.strides)},
            &to,
            &placement});
-      total_bytes += ElementCount(placement.region.shape) * targets.back().element_bytes;
+      const int64_t elements = ElementCount(placement.region.shape);
+      total_bytes += elements * targets.back().element_bytes;
+      if (to.device == nullptr) continue;
+      device_bytes += elements * to.element_bytes;
+      device = to.device;
     }
   }
-  placer.progress_ = std::make_shared<ByteProgress>(std::move(progress), total_bytes);
+  placer.progress_ = std::make_shared<ByteProgress>(options.progress, total_bytes);
+  if (device != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(
+        placer.slots_, DeviceSlots::Create(std::move(device), device_bytes, options.staging_bytes,
+                                           options.io_threads));
+  }
   return placer;
 }
 
 // Places elements [first, last) of a shard. source(run, index) returns the address of the elements
 // of a run, the first of which is the index-th of those.
 template <typename Source>
-void Placer::PlaceTarget(const Target& target, int64_t first, int64_t last,
-                         const Source& source) const {
+absl::Status Placer::PlaceTarget(const Target& target, int64_t first, int64_t last,
+                                 const Source& source) const {
   const Destination& to = *target.destination;
+  if (to.device != nullptr) return PlaceOnDevice(target, first, last, source);
   int64_t index = 0;
   const int64_t stride = target.runs.run_stride();
   target.runs.ForEach(first, last, [&](const BoxRuns::Run& run) {
@@ -56,41 +68,88 @@ void Placer::PlaceTarget(const Target& target, int64_t first, int64_t last,
             stride);
   });
   progress_->Add(index * target.element_bytes);
+  return absl::OkStatus();
 }
 
-void Placer::Place(const FilePiece& piece, const std::byte* data) const {
+// Packs the elements in the order of the file. They fill the boxes one after the other.
+template <typename Source>
+absl::Status Placer::PlaceOnDevice(const Target& target, int64_t first, int64_t last,
+                                   const Source& source) const {
+  const Destination& to = *target.destination;
+  const Placement& placement = *target.placement;
+  const auto size = static_cast<int64_t>(to.element_bytes);
+  int64_t index = 0;
+  for (int64_t end; first < last; first = end) {
+    end = std::min(last, first + static_cast<int64_t>(slots_->slot_bytes()) / size);
+    std::vector<Box> boxes;
+    int64_t count = 0;
+    for (const Box& part : FlatRangeToBoxes(placement.saved_box, first, end)) {
+      std::optional<Box> wanted = Intersect(part, placement.region);
+      if (!wanted.has_value()) continue;
+      count += ElementCount(wanted->shape);
+      boxes.push_back(*std::move(wanted));
+    }
+    if (boxes.empty()) continue;
+    TESSERA_RETURN_IF_ERROR(
+        slots_->Fill(count * size, [&](std::byte* memory, DeviceCopies& copies) {
+          std::byte* at = memory;
+          target.runs.ForEach(first, end, [&](const BoxRuns::Run& run) {
+            to.copy(source(run, index), at, run.count, 1);
+            index += run.count;
+            at += run.count * size;
+          });
+          at = memory;
+          for (const Box& box : boxes) {
+            if (to.digest != nullptr) to.digest->Add(box, at);
+            at += ElementCount(box.shape) * size;
+          }
+          copies.Add(to.device.get(), to.handle, to.box.global_offset, std::move(boxes), memory,
+                     to.host_dtype);
+        }));
+  }
+  progress_->Add(index * target.element_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Placer::Place(const FilePiece& piece, const std::byte* data) const {
+  absl::Status status;
   const auto targets = targets_.find(piece.file_index);
-  if (targets == targets_.end()) return;  // read for other ranks alone
-  ForEachStored(targets->second, piece.begin, piece.end,
-                [&](const Target& target, int64_t first, int64_t last) {
-                  PlaceTarget(target, first, last, [&](const BoxRuns::Run& run, int64_t) {
-                    return data +
-                           (target.begin + run.outer_element * target.element_bytes - piece.begin);
-                  });
-                });
+  if (targets == targets_.end()) return status;  // read for other ranks alone
+  ForEachStored(
+      targets->second, piece.begin, piece.end,
+      [&](const Target& target, int64_t first, int64_t last) {
+        status.Update(PlaceTarget(target, first, last, [&](const BoxRuns::Run& run, int64_t) {
+          return data + (target.begin + run.outer_element * target.element_bytes - piece.begin);
+        }));
+      });
+  return status;
 }
 
-void Placer::PlaceRegion(const FilePiece& piece, const ShardRegion& region,
-                         const std::byte* packed) const {
+absl::Status Placer::PlaceRegion(const FilePiece& piece, const ShardRegion& region,
+                                 const std::byte* packed) const {
+  absl::Status status;
   const Box box = FromProto(region.box());
-  ForEachStored(targets_.at(piece.file_index), piece.begin, piece.end,
-                [&](const Target& target, int64_t first, int64_t last) {
-                  const Placement& placement = *target.placement;
-                  if (placement.saved_tensor != region.saved_tensor() ||
-                      placement.shard != region.shard() || placement.region != box) {
-                    return;
-                  }
-                  PlaceTarget(target, first, last, [&](const BoxRuns::Run&, int64_t index) {
-                    return packed + index * target.element_bytes;
-                  });
-                });
+  ForEachStored(
+      targets_.at(piece.file_index), piece.begin, piece.end,
+      [&](const Target& target, int64_t first, int64_t last) {
+        const Placement& placement = *target.placement;
+        if (placement.saved_tensor != region.saved_tensor() || placement.shard != region.shard() ||
+            placement.region != box) {
+          return;
+        }
+        status.Update(PlaceTarget(target, first, last, [&](const BoxRuns::Run&, int64_t index) {
+          return packed + index * target.element_bytes;
+        }));
+      });
+  return status;
+}
+
+absl::Status Placer::Finish() const {
+  return slots_ == nullptr ? absl::OkStatus() : slots_->Finish();
 }
 
 ChunkFunction Placer::AsCallback() const {
-  return [this](int, const FilePiece& chunk, const std::byte* data) {
-    Place(chunk, data);
-    return absl::OkStatus();
-  };
+  return [this](int, const FilePiece& chunk, const std::byte* data) { return Place(chunk, data); };
 }
 
 std::vector<FilePiece> RangesOf(const LoadPlan& plan) {

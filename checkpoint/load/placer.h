@@ -15,6 +15,7 @@
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/load/compare.h"
+#include "checkpoint/load/device_slots.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/scan/scan.h"
@@ -22,23 +23,29 @@
 namespace tessera::ckpt {
 
 // Places the wanted elements of pieces that a scan has read, or another process has sent, in this
-// process's memory. All arguments of Create() must outlive the placer. Thread-safe for pieces that
-// share no byte.
+// process's memory or, by way of page-locked memory, in that of its devices. All arguments of
+// Create() must outlive the placer. Thread-safe for pieces that share no byte. Errors: those of the
+// devices.
 class Placer {
  public:
-  // Creates a placer. The destinations are parallel to the wanted boxes of the plan. DataLoss for a
-  // layout that cannot be read in whole chunks.
+  // Creates a placer, of whose options the memory, the threads and the progress count. The
+  // destinations are parallel to the wanted boxes of the plan. DataLoss for a layout that cannot be
+  // read in whole chunks.
   static absl::StatusOr<Placer> Create(const Manifest& manifest, const LoadPlan& plan,
                                        std::span<const Destination> destinations,
-                                       ByteProgress::Function progress = nullptr);
+                                       const LoadOptions& options = {});
 
   // Places the wanted elements of a piece, whose bytes are at `data`.
-  void Place(const FilePiece& piece, const std::byte* data) const;
+  absl::Status Place(const FilePiece& piece, const std::byte* data) const;
 
   // Places the elements of a region of a saved shard within the piece, which are contiguous at
   // `packed`, in the order of the file. The region must belong to a placement of the plan.
-  void PlaceRegion(const FilePiece& piece, const ShardRegion& region,
-                   const std::byte* packed) const;
+  absl::Status PlaceRegion(const FilePiece& piece, const ShardRegion& region,
+                           const std::byte* packed) const;
+
+  // Waits until all elements are where they belong. Call once everything is placed. Without it, and
+  // after an error, devices still copy until the placer is destroyed.
+  absl::Status Finish() const;
 
   // Returns Place() as the callback of a scan.
   ChunkFunction AsCallback() const;
@@ -50,11 +57,16 @@ class Placer {
     const Placement* placement;
   };
   template <typename Source>
-  void PlaceTarget(const Target& target, int64_t first, int64_t last, const Source& source) const;
+  absl::Status PlaceTarget(const Target& target, int64_t first, int64_t last,
+                           const Source& source) const;
+  template <typename Source>
+  absl::Status PlaceOnDevice(const Target& target, int64_t first, int64_t last,
+                             const Source& source) const;
 
   // Targets by file, ascending by begin and by end, since saved shards do not share bytes.
   std::map<uint32_t, std::vector<Target>> targets_;
   std::shared_ptr<ByteProgress> progress_;
+  std::unique_ptr<DeviceSlots> slots_;  // null: everything goes to this process's memory
 };
 
 // Return the pieces, and the indices, of a plan's files.

@@ -93,7 +93,8 @@ class SharedReader {
     pending_.clear();
     const MutexLock lock(&mutex_);
     TESSERA_RETURN_IF_ERROR(error_);
-    return exchanged;
+    TESSERA_RETURN_IF_ERROR(exchanged);
+    return placer_.Finish();
   }
 
  private:
@@ -214,7 +215,7 @@ class SharedReader {
 
   void Finish(int worker, const Task& task, const absl::Status& read) {
     const FilePiece& piece = PieceOf(task);
-    absl::Status status =
+    const absl::Status status =
         scanner_.FinishPiece(read, piece, task.buffer, worker, placer_.AsCallback());
     const MutexLock lock(&mutex_);
     if (status.ok()) report_.bytes_read += piece.size();
@@ -223,8 +224,14 @@ class SharedReader {
     } else {
       free_private_.push_back(task.buffer);
     }
-    if (error_.ok()) error_ = std::move(status);
+    error_.Update(status);
     changed_.NotifyAll();
+  }
+
+  // Keeps the error of a device. This rank continues to take part in the exchange.
+  void Note(const absl::Status& placed) {
+    const MutexLock lock(&mutex_);
+    error_.Update(placed);
   }
 
   bool HasFailed() {
@@ -293,9 +300,9 @@ class SharedReader {
     if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
     if (!incoming_good_) return absl::OkStatus();  // the sender reports the reason
     if (message.region == nullptr) {
-      placer_.Place(message.piece, data);
+      Note(placer_.Place(message.piece, data));
     } else {
-      placer_.PlaceRegion(message.piece, *message.region, data);
+      Note(placer_.PlaceRegion(message.piece, *message.region, data));
     }
     report_.bytes_received += message.bytes;
     return absl::OkStatus();
@@ -309,7 +316,7 @@ class SharedReader {
       return absl::InternalError("a piece outside of its reader's memory");
     }
     if (notice[0] == kGood) {
-      placer_.Place(message.piece, memory.data() + offset);
+      Note(placer_.Place(message.piece, memory.data() + offset));
       report_.bytes_received += message.bytes;
     }
     constexpr size_t kAnswersInFlight = 16;

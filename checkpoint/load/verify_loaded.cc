@@ -14,6 +14,7 @@
 #include "base/threads.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/elements/copy_elements.h"
+#include "checkpoint/elements/device_copies.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
@@ -47,7 +48,20 @@ struct Task {
   LogicalDigest digest;
 };
 
-LogicalDigest DigestPart(const Shape& shape, const Destination& destination, const Box& box) {
+absl::StatusOr<LogicalDigest> DigestPart(const Shape& shape, const Destination& destination,
+                                         const Box& box) {
+  if (destination.device != nullptr) {
+    const uint64_t bytes = ElementCount(box.shape) * destination.element_bytes;
+    TESSERA_ASSIGN_OR_RETURN(const PageLockedMemory memory,
+                             AllocatePageLocked(destination.device, bytes));
+    DeviceCopies copies;
+    copies.Add(destination.device.get(), destination.handle, destination.box.global_offset, {box},
+               memory.get(), destination.host_dtype);
+    TESSERA_RETURN_IF_ERROR(copies.Start(DeviceMemory::Direction::kToHost));
+    TESSERA_RETURN_IF_ERROR(copies.Wait());
+    return DigestBox(shape, box, memory.get(), ContiguousStrides(box.shape),
+                     destination.element_bytes);
+  }
   int64_t first = 0;
   for (size_t d = 0; d < shape.size(); ++d) {
     first += (box.global_offset[d] - destination.box.global_offset[d]) * destination.strides[d];
@@ -58,7 +72,8 @@ LogicalDigest DigestPart(const Shape& shape, const Destination& destination, con
 }
 
 // Returns the digests of all held boxes, serialized for rank 0.
-std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, int threads) {
+absl::StatusOr<std::string> DigestAll(const Manifest& manifest, const std::vector<Held>& all,
+                                      int threads) {
   std::vector<Task> tasks;
   std::vector<LogicalDigest> sums(all.size());
   for (size_t h = 0; h < all.size(); ++h) {
@@ -71,12 +86,13 @@ std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, in
       tasks.push_back({h, box, {}});
     });
   }
-  RunTasks(threads, tasks.size(), [&](int, size_t i) {
+  TESSERA_RETURN_IF_ERROR(RunTasks(threads, tasks.size(), [&](int, size_t i) {
     const Held& held = all[tasks[i].held];
-    tasks[i].digest = DigestPart(GlobalShape(manifest.tensors(held.saved_tensor)),
-                                 *held.destination, tasks[i].box);
+    TESSERA_ASSIGN_OR_RETURN(tasks[i].digest,
+                             DigestPart(GlobalShape(manifest.tensors(held.saved_tensor)),
+                                        *held.destination, tasks[i].box));
     return absl::OkStatus();
-  }).IgnoreError();  // no task fails
+  }));
   for (const Task& task : tasks) sums[task.held] += task.digest;
   LoadedBoxes report;
   for (size_t h = 0; h < all.size(); ++h) {
@@ -260,7 +276,8 @@ class DigestComparison {
 };
 
 bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
-  return destination.copy == FindCopy(FromProto(tensor.dtype()), FromProto(tensor.dtype()));
+  return !destination.device_converts &&
+         destination.copy == FindCopy(FromProto(tensor.dtype()), FromProto(tensor.dtype()));
 }
 
 // Returns the shape of an array that begins with this box in memory, and whose row-major order is

@@ -102,9 +102,6 @@ class Checker {
     if (check_writable_ && shard.read_only) {
       Report(absl::StrCat("box ", ToString(shard.box), " is to be loaded into read-only memory"));
     }
-    if (check_writable_ && shard.device != nullptr) {
-      Report(absl::StrCat("box ", ToString(shard.box), " is in a device's memory"));
-    }
     if (shard.memory_elements < 0 || shard.box.empty()) return;
     // The offsets of the elements farthest before and behind the first element. They have 128 bits,
     // as strides may be anything.

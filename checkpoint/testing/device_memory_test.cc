@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <latch>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -256,6 +258,150 @@ TEST_F(DeviceMemoryTest, ASaveThatFailsLeavesNothing) {
   options_.save.is_cancelled = [&] { return ++calls > 10; };
   EXPECT_TRUE(absl::IsCancelled(
       CheckpointFolder(storage_).Save(++step, state.dict, options_.save).status()));
+}
+
+// Returns the tensor in another dtype.
+WholeTensor Converted(const WholeTensor& tensor, DType dtype) {
+  WholeTensor converted = tensor;
+  const int64_t count = ElementCount(tensor.shape);
+  converted.dtype = dtype;
+  converted.bytes.resize(count * ElementSize(dtype));
+  FindCopy(tensor.dtype, dtype)(reinterpret_cast<const std::byte*>(tensor.bytes.data()),
+                                reinterpret_cast<std::byte*>(converted.bytes.data()), count, 1);
+  return converted;
+}
+
+// Random tensors in other boxes, strides and dtypes than they were saved in, on ranks that read for
+// each other, in parts on the device; boxes of different ranks overlap.
+TEST_F(DeviceMemoryTest, LoadsWhatHostMemoryWouldHold) {
+  constexpr DType kFloats[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+  for (int round = 0; round < 30; ++round) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed_, " round ", round));
+    std::vector<WholeTensor> saved, wanted;
+    for (int t = 0; t < 8; ++t) {
+      Shape shape;
+      for (int rank = random_() % 4; rank > 0; --rank) shape.push_back(1 + random_() % 40);
+      const bool is_float = random_() % 2 == 0;
+      const DType dtype =
+          is_float ? kFloats[random_() % 4] : kDTypes[random_() % std::size(kDTypes)];
+      saved.push_back(
+          RandomTensor(absl::StrCat("tensor.", t), TensorRole::kWeight, dtype, shape, random_));
+      wanted.push_back(is_float ? Converted(saved.back(), kFloats[random_() % 4]) : saved.back());
+    }
+    MemoryStorage storage;
+    options_.save.checksum_chunk_bytes = 8 << (random_() % 10);
+    RunRanks(3, [&](ProcessGroup& group) {
+      const LocalState state = RowsOf(saved, group.rank(), 3);
+      ASSERT_OK(CheckpointFolder(storage).Save(1, state.dict, On(group, options_.save)));
+    });
+
+    const int ranks = 1 + random_() % 3;
+    const bool mixed = random_() % 2 == 0;
+    std::vector<LocalState> states(ranks);
+    std::vector<std::pair<size_t, Shard>> memory;  // as it was before the device took it
+    for (LocalState& state : states) {
+      for (size_t t = 0; t < wanted.size(); ++t) {
+        std::vector<Box> boxes = RandomCut(wanted[t].shape, 1 + random_() % 4, random_);
+        if (random_() % 4 == 0) boxes.resize(random_() % boxes.size());
+        state.Add(wanted[t], boxes, /*fill=*/false, &random_);
+        for (Shard& shard : state.dict.tensors.back().shards) {
+          memory.emplace_back(t, shard);
+          if (!mixed || random_() % 2 == 0) device_.Take(shard, wanted[t].dtype);
+        }
+      }
+    }
+    LoadOptions options = {.verify_digests = random_() % 2 == 0};
+    options.io_threads = 1 + random_() % 3;
+    options.staging_bytes = 1 << (random_() % 18);
+    options.timeout = absl::Seconds(20);
+    RunRanks(ranks, [&](ProcessGroup& group) {
+      EXPECT_OK(LoadCheckpoint(storage, StepDirectoryName(1), states[group.rank()].dict,
+                               On(group, options)));
+    });
+    device_.ReadBack();
+    for (const auto& [t, shard] : memory) {
+      EXPECT_TRUE(LocalState::Holds(shard, wanted[t])) << wanted[t].name;
+    }
+    device_.Forget();
+  }
+  const auto log = device_.log();
+  EXPECT_TRUE(std::ranges::any_of(log, [](const SimulatedDevice::Event& event) {
+    return event.call == Call::kStart && event.direction == DeviceMemory::Direction::kToHost;
+  })) << "digests of boxes that overlap are computed from what the device holds";
+}
+
+TEST_F(DeviceMemoryTest, ALoadSharesCopiesAmongSmallTensorsAndHasSeveralInFlight) {
+  for (const auto& [count, shape] :
+       std::vector<std::pair<int, Shape>>{{200, {30}}, {8, {512, 512}}}) {
+    std::vector<WholeTensor> tensors;
+    for (int t = 0; t < count; ++t) {
+      tensors.push_back(
+          RandomTensor(absl::StrCat("t", t), TensorRole::kWeight, DType::kF32, shape, random_));
+    }
+    MemoryStorage storage;
+    LocalState state = RowsOf(tensors);
+    ASSERT_OK(CheckpointFolder(storage).Save(1, state.dict));
+    device_.Take(state.dict);
+    device_.StartToFill(std::byte{0});
+    const size_t started = Started(), waited = device_.Count(Call::kWait);
+    ASSERT_OK(LoadCheckpoint(storage, StepDirectoryName(1), state.dict, {.io_threads = 2}));
+    if (count == 200) {
+      EXPECT_EQ(Started(), started + 1);
+    } else {
+      EXPECT_LE(Started(), started + 12)
+          << "8 MiB in slots of 2 MiB, of which 2 may be partly full";
+      EXPECT_GE(device_.most_in_flight(), 4);
+    }
+    EXPECT_EQ(device_.Count(Call::kWait) - waited, Started() - started);
+    const std::vector<Shard> shards = device_.ReadBack();
+    for (int t = 0; t < count; ++t) {
+      EXPECT_TRUE(LocalState::Holds(shards[t], tensors[t]));
+    }
+    device_.Forget();
+  }
+  EXPECT_LE(device_.most_allocated_bytes(), uint64_t{8} << 20);
+}
+
+// The device of one rank fails at each of its calls in turn: all ranks learn of it, and the next
+// load works.
+TEST_F(DeviceMemoryTest, ALoadThatFailsLeavesNoMemoryAndNoRankInWait) {
+  const std::vector<WholeTensor> tensors = Tensors(3);
+  {
+    const LocalState state = RowsOf(tensors);
+    ASSERT_OK(CheckpointFolder(storage_).Save(1, state.dict, options_.save));
+  }
+  for (const int ranks : {1, 3}) {
+    std::deque<LocalState> states;  // which are not moved
+    for (int r = 0; r < ranks; ++r) states.push_back(RowsOf(tensors, 0, 1, /*fill=*/false));
+    device_.Take(states.back().dict);
+    const auto load = [&](bool fails) {
+      RunRanks(ranks, [&](ProcessGroup& group) {
+        LoadOptions options = {.verify_digests = true, .io_threads = 2};
+        options.timeout = absl::Seconds(20);
+        options.staging_bytes = 32 << 10;
+        const absl::Status status = LoadCheckpoint(storage_, StepDirectoryName(1),
+                                                   states[group.rank()].dict, On(group, options))
+                                        .status();
+        EXPECT_EQ(status.ok(), !fails) << status;
+        if (fails) EXPECT_THAT(Message(status), HasSubstr("off the bus"));
+      });
+      EXPECT_EQ(device_.allocated_bytes(), 0);
+    };
+    for (const Call call : {Call::kAllocate, Call::kStart, Call::kWait}) {
+      for (int64_t n = 1; n <= (call == Call::kAllocate ? 1 : 5); n += 2) {
+        SCOPED_TRACE(absl::StrCat(ranks, " ranks, call ", n, " of kind ", static_cast<int>(call)));
+        device_.FailFrom(call, n);
+        load(/*fails=*/true);
+        device_.FailFrom(call, 0);
+        load(/*fails=*/false);
+      }
+    }
+    const std::vector<Shard> shards = device_.ReadBack();
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      EXPECT_TRUE(LocalState::Holds(shards[t], tensors[t]));
+    }
+    device_.Forget();
+  }
 }
 
 }  // namespace

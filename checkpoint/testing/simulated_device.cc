@@ -71,8 +71,12 @@ class SimulatedDevice::Copy final : public PendingCopy {
   const Direction direction_;
 };
 
-SimulatedDevice::~SimulatedDevice() {
+SimulatedDevice::~SimulatedDevice() { Forget(); }
+
+void SimulatedDevice::Forget() {
+  const MutexLock lock(&mutex_);
   for (const Array& array : arrays_) Unmap(array.address, array.elements.size());
+  arrays_.clear();
 }
 
 void SimulatedDevice::Take(Shard& shard, DType dtype) {
@@ -116,7 +120,9 @@ void SimulatedDevice::StartToFill(std::byte value) {
   const MutexLock lock(&mutex_);
   Work work = {.copy = 0};
   work.execute = [this, value, count = arrays_.size()]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    for (size_t i = 0; i < count; ++i) std::ranges::fill(arrays_[i].elements, value);
+    for (size_t i = 0; i < std::min(count, arrays_.size()); ++i) {
+      std::ranges::fill(arrays_[i].elements, value);
+    }
   };
   queue_.push_back(std::move(work));
 }

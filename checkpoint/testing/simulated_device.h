@@ -51,6 +51,8 @@ class SimulatedDevice final : public DeviceMemory {
   // Copies the elements of all shards to where they were taken from, at once, and returns the
   // shards as they were.
   std::vector<Shard> ReadBack();
+  // Forgets all shards, which must not be used any more.
+  void Forget();
   // Fills the memory of all shards with a byte, in the order of the copies.
   void StartToFill(std::byte value);
 

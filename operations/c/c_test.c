@@ -118,6 +118,111 @@ static int Manage(const char* folder_name) {
   return 0;
 }
 
+/* A device whose memory is the heap: handles are arrays of 4 x 3 floats. */
+static int allocations, copies_in_flight, copies_started;
+
+static int32_t StartCopies(void* context, const tessera_box_copy* copies, size_t count,
+                           int32_t to_device, void** pending) {
+  *pending = context;
+  if (context == NULL) {
+    tessera_set_error_message("the device is asleep");
+    return TESSERA_UNAVAILABLE;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const tessera_box_copy* const copy = &copies[i];
+    float* host = copy->host;
+    if (copy->dims != 2 || copy->host_dtype != TESSERA_F32) return TESSERA_INTERNAL;
+    for (int64_t row = 0; row < copy->shape[0]; ++row) {
+      float* const device =
+          (float*)copy->handle + (copy->offset[0] + row) * 3 + copy->offset[1];
+      const size_t bytes = (size_t)copy->shape[1] * sizeof(float);
+      memcpy(to_device ? device : host, to_device ? host : device, bytes);
+      host += copy->shape[1];
+    }
+  }
+  ++copies_in_flight;
+  ++copies_started;
+  return TESSERA_OK;
+}
+
+static int32_t WaitForCopies(void* context, void* pending) {
+  return context == pending ? TESSERA_OK : TESSERA_INTERNAL;
+}
+
+static void ReleaseCopies(void* context, void* pending) {
+  if (context == pending) --copies_in_flight;
+}
+
+static int32_t Allocate(void* context, size_t bytes, void** memory) {
+  (void)context;
+  ++allocations;
+  *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return *memory != NULL ? TESSERA_OK : TESSERA_RESOURCE_EXHAUSTED;
+}
+
+static void Free(void* context, void* memory) {
+  (void)context;
+  --allocations;
+  free(memory);
+}
+
+static tessera_state* OnDevice(void* context, float* rows) {
+  const int64_t shape[] = {4, 3}, all[] = {0, 0};
+  const tessera_device device = {.struct_bytes = sizeof(device),
+                                 .context = context,
+                                 .start_copies = StartCopies,
+                                 .wait = WaitForCopies,
+                                 .release = ReleaseCopies,
+                                 .allocate = Allocate,
+                                 .free = Free};
+  tessera_state* state = NULL;
+  if (tessera_state_create(&state) == TESSERA_OK &&
+      tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F32, 2, shape) == TESSERA_OK &&
+      tessera_state_add_device_shard(state, &device, rows, (void*)4096, 12, 0, all, shape, NULL,
+                                     0) == TESSERA_OK) {
+    return state;
+  }
+  return NULL;
+}
+
+/* Saves in the background from a device, which no address leads to, and loads there. */
+static int SaveAndLoadOnDevice(const char* folder_name, float* rows) {
+  float loaded[12] = {0};
+  int context = 0;
+  tessera_folder* folder = NULL;
+  tessera_saver* saver = NULL;
+  tessera_checkpoint* checkpoint = NULL;
+  char* report = NULL;
+  CHECK(tessera_folder_open(folder_name, 0, "", &folder) == TESSERA_OK);
+  CHECK(tessera_saver_create(folder, NULL, &saver) == TESSERA_OK);
+  for (int step = 8; step < 10; ++step) {
+    tessera_state* const state = OnDevice(&context, rows);
+    CHECK(state != NULL);
+    CHECK(tessera_saver_start(saver, step, state) == TESSERA_OK);
+    tessera_state_free(state);
+    CHECK(tessera_saver_wait_copied(saver, (void*)4096, sizeof(loaded)) == TESSERA_OK);
+    CHECK(copies_started == step - 7);
+    CHECK(tessera_saver_poll(saver, 1, &report) == TESSERA_OK);
+    CHECK(strstr(report, "error") == NULL);
+    tessera_text_free(report);
+    CHECK(allocations == 1); /* the second state has the same device */
+  }
+  tessera_saver_free(saver);
+  CHECK(tessera_open_latest(folder, &checkpoint) == TESSERA_OK);
+  tessera_state* state = OnDevice(&context, loaded);
+  CHECK(tessera_load(checkpoint, state, NULL, NULL) == TESSERA_OK);
+  CHECK(memcmp(loaded, rows, sizeof(loaded)) == 0);
+  tessera_state_free(state);
+  state = OnDevice(NULL, loaded);
+  CHECK(tessera_load(checkpoint, state, NULL, NULL) == TESSERA_UNAVAILABLE);
+  CHECK(strstr(tessera_error_message(), "the device is asleep") != NULL);
+  tessera_state_free(state);
+  tessera_checkpoint_free(checkpoint);
+  tessera_folder_free(folder);
+  CHECK(allocations == 0 && copies_in_flight == 0);
+  return 0;
+}
+
 static int Refuse(const char* folder_name) {
   const int64_t shape[] = {2};
   tessera_state* state = NULL;
@@ -163,6 +268,7 @@ int main(void) {
   snprintf(folder, 1024, "%s/c_test", scratch == NULL ? "/tmp" : scratch);
   for (int i = 0; i < 12; ++i) rows[i] = (float)i + 0.5F;
   if (Save(folder, rows) || Load(folder, rows) || Refuse(folder)) return 1;
+  if (SaveAndLoadOnDevice(folder, rows)) return 1;
   strcat(folder, "-managed");
   return Manage(folder);
 }
