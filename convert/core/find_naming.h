@@ -42,8 +42,8 @@ class NamingFinder {
   absl::Status Index();
 
   // Returns the naming whose tensors have the shapes of the parameters, or else the first one of
-  // which all are there; nullopt if there is none. DataLoss if two parts of the state dict could be
-  // the model.
+  // which all are there; nullopt without such a naming. DataLoss if two parts of the state dict
+  // could be the model.
   //
   // Two namings may differ in the layout of matrices alone. Which one a square matrix has is proven
   // by the others, all of which have to fit.

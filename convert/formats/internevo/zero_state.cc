@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "convert/core/reading.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 
