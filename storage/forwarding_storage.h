@@ -18,7 +18,8 @@ namespace tessera {
 // storage, and override those.
 //
 // Write(), Read() and DeleteFiles() are passed on as a whole. A class that must see their steps, as
-// calls of its own Create(), Open(), Rename() and Delete(), overrides them with those of Storage.
+// calls of its own Create(), Open(), Rename(), Replace() and Delete(), overrides them with those of
+// Storage.
 class ForwardingStorage : public Storage {
  public:
   // `base` must outlive the storage.
@@ -34,6 +35,9 @@ class ForwardingStorage : public Storage {
   }
   absl::Status Rename(std::string_view from, std::string_view to) override {
     return base_.Rename(from, to);
+  }
+  absl::Status Replace(std::string_view from, std::string_view to) override {
+    return base_.Replace(from, to);
   }
   absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                     const WriteCondition& condition) override {

@@ -116,7 +116,7 @@ class PosixStorage final : public Storage {
           openat(root_fd_.get(), ".", O_TMPFILE | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600));
       if (fd.valid()) in_place_alignment_bytes_ = internal::DirectMemoryAlignment(fd.get());
     });
-    return {.in_place_alignment_bytes = in_place_alignment_bytes_};
+    return {.replaces_versions = true, .in_place_alignment_bytes = in_place_alignment_bytes_};
   }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path_view,
@@ -166,6 +166,18 @@ class PosixStorage final : public Storage {
     const std::string where = absl::StrCat(Describe(from), " to ", Describe(to));
     const int root = root_fd_.get();
     return Named("Rename", where, RenameNameIfFree(root, from.c_str(), root, to.c_str()));
+  }
+
+  absl::Status Replace(std::string_view from_view, std::string_view to_view) override {
+    for (std::string_view path : {from_view, to_view}) {
+      TESSERA_RETURN_IF_ERROR(CheckPath("Replace", path, /*root_allowed=*/false));
+    }
+    const std::string from(from_view), to(to_view);
+    const std::string where = absl::StrCat(Describe(to), " by ", Describe(from));
+    const absl::StatusOr<ScopedFd> parent = OpenParent(to);
+    if (!parent.ok()) return Named("Replace", where, parent.status());
+    return Named("Replace", where,
+                 RenameName(root_fd_.get(), from.c_str(), parent->get(), LastName(to).c_str()));
   }
 
   absl::Status MakeDirectory(std::string_view path_view) override {

@@ -1,6 +1,8 @@
 #include "storage/storage.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -11,6 +13,16 @@
 #include "storage/checks.h"
 
 namespace tessera {
+namespace {
+
+constexpr char kTemporarySuffix[] = ".tmp-";
+
+// Returns what tells contents from others within this process.
+std::string VersionOf(std::string_view contents) {
+  return absl::StrCat(contents.size(), "-", std::hash<std::string_view>()(contents));
+}
+
+}  // namespace
 
 std::unique_ptr<PendingIo> WritableFile::StartWriteAt(uint64_t offset_bytes,
                                                       std::span<const std::byte> data,
@@ -46,29 +58,75 @@ std::optional<uint32_t> ChunkChecksums::OfRange(uint64_t offset_bytes, uint64_t 
   return crc;
 }
 
+// Replacing a version in a storage with directories, where no single operation compares and
+// replaces:
+//
+// 1. The writer makes a temporary file beside the old one, and then looks whether the old one still
+//    has the version.
+// 2. It renames its file over the old one. A rename can be late, if the writer stood still after 1.
+// 3. It deletes all other temporary files, and then looks whether its own file is still there.
+//
+// Two writers that both found the version in 1 have both made their files before. The first one
+// that reaches 3 deletes the other one's file, so that its rename fails; or the other one's rename
+// was faster, and the first one finds that in 3. Writers that come to 1 later find another version.
+// So exactly one of them succeeds, and what it wrote can be replaced only by writers that have read
+// it.
 absl::StatusOr<std::string> Storage::Write(std::string_view path, std::string_view contents,
                                            const WriteCondition& condition) {
-  if (!condition.version.empty()) {
+  const bool replaces = !condition.version.empty();
+  if (replaces && !Traits().replaces_versions) {
     return absl::UnimplementedError(
         absl::StrCat("Write ", Describe(path), ": files have no versions"));
   }
   // Two processes may be at it at the same time.
   const std::string temporary =
-      absl::StrFormat("%s.tmp-%08x", std::string(path), std::random_device()());
+      absl::StrFormat("%s%s%08x", std::string(path), kTemporarySuffix, std::random_device()());
+  const std::string version = VersionOf(contents);
   absl::Status status = WriteAll(*this, temporary, contents);
   if (status.ok() && condition.ready) status = condition.ready();
-  if (status.ok()) status = Rename(temporary, path);
+  if (status.ok() && replaces) status = CheckVersion(path, condition.version);
+  if (status.ok()) status = replaces ? Replace(temporary, path) : Rename(temporary, path);
+  // The temporary file is gone: another writer has deleted it, or the reply to the rename was lost.
+  if (replaces && absl::IsNotFound(status)) status = CheckVersion(path, version);
   if (!status.ok()) {
     Delete(temporary).IgnoreError();
     return status;
   }
   TESSERA_RETURN_IF_ERROR(SyncDirectory(SplitPath(path).first));
-  return std::string();
+  if (replaces) TESSERA_RETURN_IF_ERROR(KeepOthersOut(path, version));
+  return version;
 }
 
 absl::StatusOr<VersionedContents> Storage::Read(std::string_view path, uint64_t max_bytes) {
   TESSERA_ASSIGN_OR_RETURN(std::string contents, ReadAll(*this, path, max_bytes));
-  return VersionedContents{.contents = std::move(contents)};
+  std::string version = VersionOf(contents);
+  return VersionedContents{.contents = std::move(contents), .version = std::move(version)};
+}
+
+// OK if the file has the version; Aborted if it has another one or is gone.
+absl::Status Storage::CheckVersion(std::string_view path, std::string_view version) {
+  const absl::StatusOr<std::string> there =
+      ReadAll(*this, path, std::numeric_limits<uint64_t>::max());
+  if (!there.ok() && !absl::IsNotFound(there.status())) return there.status();
+  if (there.ok() && VersionOf(*there) == version) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("Write ", Describe(path), ": ",
+                                         there.ok() ? "another version is there" : "it is gone"));
+}
+
+// Keeps writers that have found an older version from replacing this one. Aborted if one of them
+// was faster.
+absl::Status Storage::KeepOthersOut(std::string_view path, std::string_view version) {
+  const auto [directory, name] = SplitPath(path);
+  const std::string prefix = absl::StrCat(std::string(name), kTemporarySuffix);
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, List(directory));
+  std::erase_if(names, [&](const std::string& other) { return !other.starts_with(prefix); });
+  TESSERA_RETURN_IF_ERROR(DeleteFiles(directory, names));
+  return CheckVersion(path, version);
+}
+
+absl::Status Storage::Replace(std::string_view from, std::string_view to) {
+  return absl::UnimplementedError(
+      absl::StrCat("Replace ", Describe(to), " by ", std::string(from), ": no file is replaced"));
 }
 
 absl::Status Storage::DeleteFiles(std::string_view directory,

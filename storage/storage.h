@@ -153,7 +153,8 @@ struct StorageTraits {
   bool renames_directories = true;
 
   // Whether Write() replaces a file under the condition that it has a given version. A store may
-  // still turn out to ignore conditions, which Write() detects.
+  // still turn out to ignore conditions, which Write() detects. A storage whose files it replaces
+  // by Replace() finds the versions of a file in its contents.
   bool replaces_versions = false;
 
   // Whether this process makes the files from files of another format. Their names mean nothing to
@@ -201,8 +202,8 @@ struct WriteCondition {
 // for others. Each message names the path and the operation.
 //
 // Nothing is ever deleted or replaced through a symbolic link, whether by Delete(), DeleteTree(),
-// Create() or Rename(): FailedPrecondition or AlreadyExists if a directory on the path is a link.
-// All other operations follow links.
+// Create(), Rename() or Replace(): FailedPrecondition or AlreadyExists if a directory on the path
+// is a link. All other operations follow links.
 //
 // Thread-safe. A storage must outlive its files. Do not write to a file that is being read.
 class Storage {
@@ -231,7 +232,9 @@ class Storage {
   // request whose answer was lost.
   //
   // Errors, with nothing changed: AlreadyExists if the file must not exist but does; Aborted if it
-  // has another version or is gone; Unimplemented if the storage cannot replace versions.
+  // has another version or is gone; Unimplemented if the storage cannot replace versions. In
+  // storages with directories, of several writers that replace one version at the same moment, one
+  // that gets Aborted may have been seen before the one that succeeds.
   virtual absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                             const WriteCondition& condition);
 
@@ -245,6 +248,11 @@ class Storage {
   // taken: nothing is ever replaced. Unimplemented for directories unless
   // StorageTraits::renames_directories.
   virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
+
+  // Gives the file `from` the name `to`, atomically, and replaces a file that has it. Readers that
+  // have the old file open keep the old contents. For Write(), which has conditions. Unimplemented
+  // by default.
+  virtual absl::Status Replace(std::string_view from, std::string_view to);
 
   // Creates the directory and its parents; OK if they exist. All of them are durable on return,
   // including existing ones.
@@ -299,6 +307,10 @@ class Storage {
   // Ends retries and waits for machines that do not answer. Call when the process is about to end.
   // Operations that make progress are completed.
   virtual void Abandon() {}
+
+ private:
+  absl::Status CheckVersion(std::string_view path, std::string_view version);
+  absl::Status KeepOthersOut(std::string_view path, std::string_view version);
 };
 
 // Reads a small file. ResourceExhausted, before anything is allocated, if it is longer than

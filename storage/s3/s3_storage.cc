@@ -270,8 +270,13 @@ class S3Storage final : public Storage {
     TESSERA_RETURN_IF_ERROR(info.status());
     if (info->etag != version) return absl::AbortedError("another object is there");
     std::string there(info->size_bytes, '\0');
-    TESSERA_RETURN_IF_ERROR(
-        client_.Get(key, version, 0, std::as_writable_bytes(std::span<char>(there))));
+    const absl::Status read =
+        client_.Get(key, version, 0, std::as_writable_bytes(std::span<char>(there)));
+    if (!read.ok()) {
+      const absl::StatusOr<S3Client::ObjectInfo> now = client_.Head(key);
+      const bool is_replaced = now.ok() && now->etag != version;
+      return is_replaced ? absl::AbortedError("the object is being replaced") : read;
+    }
     TESSERA_ASSIGN_OR_RETURN(obeys_conditions_, client_.ObeysIfMatch(key, AsBytes(there)));
     if (obeys_conditions_) return absl::OkStatus();
     return absl::UnimplementedError(

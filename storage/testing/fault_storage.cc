@@ -23,7 +23,7 @@ bool IsAtOrBelow(std::string_view path, std::string_view tree) {
 std::string ToString(const Operation& operation) {
   std::string text =
       absl::StrCat(kKindNames[static_cast<int>(operation.kind)], " ", operation.path);
-  if (operation.kind == OperationKind::kRename) absl::StrAppend(&text, " to ", operation.to_path);
+  if (!operation.to_path.empty()) absl::StrAppend(&text, " to ", operation.to_path);
   if (operation.kind == OperationKind::kWriteAt || operation.kind == OperationKind::kReadAt) {
     absl::StrAppend(&text, " [", operation.offset_bytes, ", ",
                     operation.offset_bytes + operation.size_bytes, ")");
@@ -272,10 +272,19 @@ absl::Status FaultInjectingStorage::Rename(std::string_view from, std::string_vi
   return status;
 }
 
+absl::Status FaultInjectingStorage::Replace(std::string_view from, std::string_view to) {
+  TESSERA_RETURN_IF_ERROR(
+      Arrive({OperationKind::kReplace, std::string(from), std::string(to)}).status);
+  GiveRoomBack(std::string(to), /*tree=*/false);
+  return base().Replace(from, to);
+}
+
 absl::StatusOr<std::string> FaultInjectingStorage::Write(std::string_view path,
                                                          std::string_view contents,
                                                          const WriteCondition& condition) {
-  if (condition.version.empty()) return Storage::Write(path, contents, condition);
+  if (condition.version.empty() || Traits().renames_directories) {
+    return Storage::Write(path, contents, condition);
+  }
   TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kReplace, std::string(path)}).status);
   return base().Write(path, contents, condition);
 }

@@ -38,14 +38,14 @@ enum class OperationKind {
   kDelete,
   kDeleteTree,
   kFreeBytes,
-  kReplace,  // Write() under the condition of a version
+  kReplace,  // Replace(), or Write() under the condition of a version
 };
 
 // One call, as FaultInjectingStorage observed it.
 struct Operation {
   OperationKind kind;
   std::string path;
-  std::string to_path = "";   // kRename
+  std::string to_path = "";   // kRename, kReplace
   uint64_t offset_bytes = 0;  // kWriteAt, kReadAt
   uint64_t size_bytes = 0;    // kWriteAt, kReadAt; kCreate: the hint
 };
@@ -105,7 +105,9 @@ class FaultInjectingStorage final : public ForwardingStorage {
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
-  // Writes a new file by the operations of this storage, so that each of them can fail.
+  absl::Status Replace(std::string_view from, std::string_view to) override;
+  // Writes by the operations of this storage, so that each of them can fail, unless the base has
+  // versions of its own.
   absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                     const WriteCondition& condition) override;
   // Reads the contents by the operations of this storage; the version is the base's.

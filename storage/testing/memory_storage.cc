@@ -214,6 +214,21 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
   return absl::OkStatus();
 }
 
+absl::Status MemoryStorage::Replace(std::string_view from, std::string_view to) {
+  MutexLock lock(&shared_->mutex);
+  const NodePtr node = shared_->Find(from), there = shared_->Find(to);
+  if (node == nullptr || there == nullptr) {
+    return Fail(absl::StatusCode::kNotFound, "Replace", to, "one of the files does not exist");
+  }
+  if (node->is_directory || there->is_directory) {
+    return Fail(absl::StatusCode::kInvalidArgument, "Replace", to, "is a directory");
+  }
+  shared_->Remove(from);
+  const auto [parent, name] = SplitPath(to);
+  shared_->Find(parent)->entries[std::string(name)] = node;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> MemoryStorage::Write(std::string_view path, std::string_view contents,
                                                  const WriteCondition& condition) {
   if (renames_directories_) return Storage::Write(path, contents, condition);

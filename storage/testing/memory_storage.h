@@ -18,18 +18,18 @@ namespace tessera {
 // Thread-safe; every call holds one lock. Files may outlive the storage.
 class MemoryStorage final : public Storage {
  public:
-  // Without `renames_directories`, the storage replaces versions instead, as object stores do.
+  // Without `renames_directories`, files have versions of their own, as in object stores.
   explicit MemoryStorage(bool renames_directories = true);
   ~MemoryStorage() override;
 
   StorageTraits Traits() override {
-    return {.renames_directories = renames_directories_,
-            .replaces_versions = !renames_directories_};
+    return {.renames_directories = renames_directories_, .replaces_versions = true};
   }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
+  absl::Status Replace(std::string_view from, std::string_view to) override;
   absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                     const WriteCondition& condition) override;
   absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override;

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "base/threads.h"
@@ -229,6 +230,33 @@ TEST_P(StorageConformance, ReplacesOnlyTheVersionThatItIsGiven) {
   EXPECT_EQ(storage_->Read("d/file", 100)->version, second);
   EXPECT_TRUE(absl::IsAborted(storage_->Write("d/file", "third", {.version = version}).status()));
   EXPECT_EQ(*storage_->List("d"), Names({"file", "other"}));
+}
+
+// If several programs replace one version at the same time, exactly one succeeds.
+TEST_P(StorageConformance, OneOfManyReplacesAVersion) {
+  if (!storage_->Traits().replaces_versions || !traits().honors_conditions) return;
+  constexpr int kWriters = 8, kRounds = 20;
+  ASSERT_OK_AND_ASSIGN(std::string version, storage_->Write("file", "first", {}));
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<absl::StatusOr<std::string>> results(kWriters);
+    const absl::Status ran = RunTasks(kWriters, kWriters, [&](int, size_t w) {
+      results[w] = storage_->Write("file", absl::StrCat(round, " by ", w), {.version = version});
+      return absl::OkStatus();
+    });
+    EXPECT_OK(ran);
+    int winners = 0;
+    for (int w = 0; w < kWriters; ++w) {
+      if (!results[w].ok()) {
+        EXPECT_TRUE(absl::IsAborted(results[w].status())) << results[w].status();
+        continue;
+      }
+      ++winners;
+      version = *results[w];
+      EXPECT_EQ(Get("file"), absl::StrCat(round, " by ", w));
+    }
+    ASSERT_EQ(winners, 1);
+    EXPECT_EQ(*storage_->List(""), Names({"file"}));
+  }
 }
 
 TEST_P(StorageConformance, DeletesTheNamedFilesOfADirectory) {
