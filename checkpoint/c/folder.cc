@@ -178,6 +178,7 @@ absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& opti
   if (from.staging_bytes > 0) options.staging_bytes = from.staging_bytes;
   options.progress = ProgressOf(from.progress, from.progress_context);
   options.is_cancelled = IsSet(from.cancelled);
+  options.overwrite = from.overwrite != 0;
   return absl::OkStatus();
 }
 

@@ -254,6 +254,7 @@ typedef struct {
   void* progress_context;
   int32_t skip_when_busy;   /* of a saver: a save that begins while another runs is cancelled */
   const int32_t* cancelled; /* see tessera_load_options */
+  int32_t overwrite;        /* replaces a checkpoint of the step; the same on all ranks */
 } tessera_save_options;
 
 typedef struct {

@@ -28,12 +28,17 @@ int TryToLock(int fd, int operation) {
 
 }  // namespace
 
+void UnlessRead(const Storage& storage, std::string_view dir, const std::function<void()>& call) {
+  const int fd = OpenDirectory(storage, dir);
+  const bool is_read = fd >= 0 && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
+  if (!is_read) call();
+  if (fd >= 0) ::close(fd);
+}
+
 absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
                                       const CheckpointInfo& dir) {
-  const int fd = OpenDirectory(storage, dir.directory);
-  const bool is_read = fd >= 0 && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
-  const absl::StatusOr<bool> deleted = is_read ? false : removal.Delete(dir);
-  if (fd >= 0) ::close(fd);
+  absl::StatusOr<bool> deleted = false;
+  UnlessRead(storage, dir.directory, [&] { deleted = removal.Delete(dir); });
   return deleted;
 }
 

@@ -120,9 +120,8 @@ class InPlaceRemoval : public Removal {
     return quarantined.has_value() ? DeleteListed(dir, names, *quarantined) : false;
   }
 
-  absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir,
-                                   const Manifest& committed) override {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(checkpoint_dir));
+  absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir, const Manifest& committed,
+                                   const std::vector<std::string>& names) override {
     TESSERA_ASSIGN_OR_RETURN(std::optional<Names> kept,
                              FindQuarantined(storage_, checkpoint_dir, names));
     if (!kept.has_value()) return absl::OkStatus();
@@ -130,7 +129,14 @@ class InPlaceRemoval : public Removal {
     const std::vector<std::string> others = FindData(names, *kept);
     if (others.empty()) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(FenceOthers(checkpoint_dir));
-    return storage_.DeleteFiles(checkpoint_dir, others);
+    if (Contains(others, kManifestSignatureFileName)) {  // of the manifest that was replaced
+      const std::string signature(kManifestSignatureFileName);
+      TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(checkpoint_dir, {signature}));
+    }
+    absl::Status deleted;
+    UnlessRead(storage_, checkpoint_dir,
+               [&] { deleted = storage_.DeleteFiles(checkpoint_dir, others); });
+    return deleted;
   }
 
  protected:

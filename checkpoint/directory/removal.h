@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -49,9 +50,12 @@ class Removal {
   // complete and is not. Precondition: dir.committed is OK.
   virtual absl::StatusOr<bool> Delete(const CheckpointInfo& dir) = 0;
 
-  // Deletes the files of other attempts beside a committed checkpoint, which fences them.
+  // Deletes files of other attempts beside a committed checkpoint, unless it is being read, and
+  // fences them. `names`: what was in the directory when nothing but the commit was missing, since
+  // an attempt that began afterwards may replace the checkpoint.
   virtual absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir,
-                                           const Manifest& committed) = 0;
+                                           const Manifest& committed,
+                                           const std::vector<std::string>& names) = 0;
 
   // Takes back a manifest that was committed with these bytes; OK if other bytes are there by now.
   virtual absl::Status TakeBack(std::string_view checkpoint_dir,

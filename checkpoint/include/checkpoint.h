@@ -174,15 +174,16 @@ class CheckpointFolder {
   Storage& storage() const { return *storage_; }
 
   // Saves the checkpoint of a step, which exists if and only if its manifest is committed. No file
-  // of a committed checkpoint is ever touched. A half-written directory of the same step is removed
-  // first.
+  // of a committed checkpoint is ever touched, unless it is overwritten (SaveOptions::overwrite). A
+  // half-written directory of the same step is removed first.
   //
   // Errors, the same on every rank, with nothing committed: InvalidArgument (options, metadata,
   // state: lists every problem, also a tensor that the ranks together do not cover), AlreadyExists
-  // (the step is committed), Aborted (another process has deleted files of this save, or discarded
-  // it), ResourceExhausted (checked before anything is written if the storage knows its free
-  // space), those of the storage, DeadlineExceeded or Unavailable from the group. With several
-  // ranks, the message has the number of the rank that failed.
+  // (the step is committed; with overwrite, another process has overwritten it meanwhile), Aborted
+  // (another process has deleted files of this save, or discarded it), ResourceExhausted (checked
+  // before anything is written if the storage knows its free space), those of the storage,
+  // DeadlineExceeded or Unavailable from the group. With several ranks, the message has the number
+  // of the rank that failed.
   //
   // Collective over options.group. State is read, not changed. Memory: staging_bytes per process
   // plus the plan. Cost: each byte of the state passes once through the cache (copy, digest,

@@ -49,6 +49,13 @@ struct SaveOptions {
   ProcessGroup* group = nullptr;
   absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 
+  // Whether a committed checkpoint of the same step is replaced; otherwise it is AlreadyExists. The
+  // same on all ranks. Whatever happens, the old or the new checkpoint is there as a whole. The old
+  // one's files, and others in its directory, are deleted once the new one is committed; while this
+  // machine reads the old one, they stay, and go with the next save of the step. Needs room for
+  // both. Unimplemented, with nothing changed, in an object store without conditional replacement.
+  bool overwrite = false;
+
   // Metadata that is stored with the tensors. Ignored by AsyncSaver and CheckpointManager, which
   // take it with each save.
   Metadata metadata;

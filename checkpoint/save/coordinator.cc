@@ -16,13 +16,15 @@
 namespace tessera::ckpt {
 
 Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
-                         std::function<absl::StatusOr<std::string>(uint64_t)> choose_root)
+                         std::function<absl::StatusOr<std::string>(uint64_t)> choose_root,
+                         bool overwrite)
     : storage_(storage),
       removal_(Removal::In(storage)),
       choose_root_(std::move(choose_root)),
       root_(root),
       directory_(JoinPath(root, StepDirectoryName(metadata.trainer().step()))),
       attempt_(absl::StrFormat("%08x", std::random_device()())),
+      overwrite_(overwrite),
       metadata_(metadata) {}
 
 absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) {
@@ -56,20 +58,23 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
   const std::string path = JoinPath(directory_, kManifestFileName);
-  absl::Status files_are_there;
+  absl::StatusOr<std::vector<std::string>> names = std::vector<std::string>();
   const auto ready = [&] {
     // The request is repeated: it may arrive a second time when the checkpoint is deleted again.
     if (may_be_committed_) return MarkAsFenced(storage_, directory_);
-    files_are_there = CheckFilesAreThere();
-    may_be_committed_ = files_are_there.ok();
-    return files_are_there;
+    names = CheckFilesAreThere();
+    may_be_committed_ = names.ok();
+    return names.status();
   };
+  const std::string version = replaced_.has_value() ? replaced_->version : "";
   const absl::Status published =
-      storage_.Write(path, encoded, {.version = fence_version_, .ready = ready}).status();
-  if (!files_are_there.ok()) return published;
+      storage_.Write(path, encoded, {.version = version, .ready = ready}).status();
+  if (!names.ok()) return published;
   TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
   TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
-  if (other_attempts_left_) removal_->DeleteOtherAttempts(directory_, manifest_).IgnoreError();
+  if (other_attempts_left_) {
+    removal_->DeleteOtherAttempts(directory_, manifest_, *names).IgnoreError();
+  }
   return std::to_string(bytes);
 }
 
@@ -97,14 +102,28 @@ absl::Status Coordinator::SettleCommit(const absl::Status& published, const std:
 
 // A deletion that began before the commit can end after it, where it does not follow the protocol.
 absl::Status Coordinator::TakeBackIfFilesAreGone(const std::string& encoded) {
-  const absl::Status gone = CheckFilesAreThere();
+  const absl::Status gone = CheckFilesAreThere().status();
   // They were there a moment ago.
   if (!absl::IsAborted(gone)) return absl::OkStatus();
-  const absl::Status taken_back = removal_->TakeBack(directory_, encoded);
+  const absl::Status taken_back = TakeBack(encoded);
   may_be_committed_ = !taken_back.ok();
   if (taken_back.ok()) return gone;
   return absl::AbortedError(
       absl::StrCat(gone.message(), "; its manifest is still there: ", taken_back.message()));
+}
+
+// Takes back a manifest that was committed: the one that it has replaced returns.
+absl::Status Coordinator::TakeBack(const std::string& encoded) {
+  if (!replaced_.has_value() || IsTombstone(replaced_->contents)) {
+    return removal_->TakeBack(directory_, encoded);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
+                           ReadInPlace(storage_, directory_));
+  if (!there.has_value() || there->contents != encoded) return absl::OkStatus();
+  return storage_
+      .Write(JoinPath(directory_, kManifestFileName), replaced_->contents,
+             {.version = there->version})
+      .status();
 }
 
 void Coordinator::Abandon() {
@@ -137,18 +156,23 @@ absl::Status Coordinator::ChooseDirectory() {
 
 absl::Status Coordinator::PrepareDirectory() {
   TESSERA_ASSIGN_OR_RETURN(const Leftovers leftovers, removal_->DiscardLeftovers(directory_));
-  if (leftovers == Leftovers::kCommitted) {
+  if (leftovers == Leftovers::kCommitted && !overwrite_) {
     return absl::AlreadyExistsError(absl::StrCat("a committed checkpoint is in ",
                                                  storage_.Describe(directory_),
-                                                 "; it is never overwritten"));
+                                                 "; unless overwrite is set, it is never "
+                                                 "overwritten"));
   }
-  other_attempts_left_ = leftovers == Leftovers::kKept;
+  if (leftovers == Leftovers::kCommitted && !storage_.Traits().replaces_versions) {
+    return absl::UnimplementedError(absl::StrCat(storage_.Describe(directory_),
+                                                 " cannot be overwritten: the storage has no ",
+                                                 "condition under which it replaces a file"));
+  }
+  other_attempts_left_ = leftovers != Leftovers::kNone;
   // Before anything is written: an attempt that is fenced later must fail.
-  fence_version_.clear();
+  replaced_.reset();
   if (other_attempts_left_) {
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> fence,
-                             ReadTombstone(storage_, directory_));
-    if (fence.has_value()) fence_version_ = fence->version;
+    TESSERA_ASSIGN_OR_RETURN(replaced_, overwrite_ ? ReadInPlace(storage_, directory_)
+                                                   : ReadTombstone(storage_, directory_));
   }
   TESSERA_RETURN_IF_ERROR(CheckRoom());
   directory_is_made_ = true;
@@ -156,15 +180,16 @@ absl::Status Coordinator::PrepareDirectory() {
 }
 
 // Checks that the files to commit are still there: another run may have quarantined the directory.
-absl::Status Coordinator::CheckFilesAreThere() {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListIfThere(storage_, directory_));
+// Returns all names in it.
+absl::StatusOr<std::vector<std::string>> Coordinator::CheckFilesAreThere() {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, ListIfThere(storage_, directory_));
   for (const DataFile& file : manifest_.files()) {
     if (std::ranges::binary_search(names, file.path())) continue;
     return absl::AbortedError(absl::StrCat(storage_.Describe(directory_), ": ", file.path(),
                                            ", written by this save, is gone: another process ",
                                            "saves or deletes there"));
   }
-  return absl::OkStatus();
+  return names;
 }
 
 absl::Status Coordinator::CheckRoom() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,9 +25,10 @@ namespace tessera::ckpt {
 class Coordinator {
  public:
   // `choose_root` returns the root to save under, given the bytes of all data files. Null: `root`.
-  Coordinator(
-      Storage& storage, std::string_view root, const Manifest& metadata,
-      std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root = nullptr);
+  // `overwrite`: see SaveOptions.
+  Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
+              std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root = nullptr,
+              bool overwrite = false);
 
   // Does the end of step 1, and step 2: checks the tensors and files of the plan, unless the same
   // one was checked before, and returns where to write.
@@ -45,9 +47,10 @@ class Coordinator {
  private:
   absl::Status ChooseDirectory();
   absl::Status PrepareDirectory();
-  absl::Status CheckFilesAreThere();
+  absl::StatusOr<std::vector<std::string>> CheckFilesAreThere();
   absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);
   absl::Status TakeBackIfFilesAreGone(const std::string& encoded);
+  absl::Status TakeBack(const std::string& encoded);
   absl::Status CheckRoom();
   uint64_t DataBytes() const;
   void AddDigest(const TensorReport& report);
@@ -58,11 +61,13 @@ class Coordinator {
   std::string root_;
   std::string directory_;
   const std::string attempt_;
+  const bool overwrite_;
   const Manifest& metadata_;
   Manifest manifest_;
   bool directory_is_made_ = false;
   bool other_attempts_left_ = false;  // files in the directory that could not be discarded
-  std::string fence_version_;         // of the tombstone that the manifest replaces; empty: none
+  // The tombstone that the manifest replaces or, with overwrite_, the manifest.
+  std::optional<VersionedContents> replaced_;
   bool may_be_committed_ = false;
 };
 

@@ -23,8 +23,8 @@
 //
 // 1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is
 //    not covered, a disagreement between ranks, metadata that no manifest can hold, an already
-//    committed checkpoint of the same step and a lack of space end the save here, before anything
-//    is written.
+//    committed checkpoint of the same step (unless it is overwritten, see below) and a lack of
+//    space end the save here, before anything is written.
 // 2. Rank 0 gives the attempt a random name, which the names of its files contain. It sets an
 //    incomplete directory of the same step aside and deletes it, creates the directory and makes
 //    its name durable. It has no manifest, so no reader treats it as a checkpoint.
@@ -60,6 +60,17 @@
 // tombstone (checkpoint/directory/directory.h) in the manifest's place before, so that a late
 // commit fails. A later save of that step replaces the tombstone that its step 2 has found: if it
 // has been fenced itself since then, another tombstone is there, and its commit fails.
+
+// Overwriting (SaveOptions::overwrite): step 2 reads the committed manifest, and keeps the
+// directory. The new files lie beside the old ones, none of which is touched. Step 6 replaces the
+// manifest, on the condition that it is still the one that was read: one rename or one request is
+// the commit. A crash before it leaves the old checkpoint and files that no manifest names; a
+// crash after it leaves the new checkpoint and the old one's files. The next save that overwrites
+// the step deletes both. If two attempts overwrite the same checkpoint, the commit of one fails. A
+// reader has opened the old manifest or the new one. After 7, rank 0 deletes the files that it saw
+// in 5: their writers have read another manifest than the new one, and cannot commit any more.
+// Files stay while a reader of this machine has the directory open (include/read_lock.h). A reader
+// elsewhere that is not done gets NotFound, as when retention deletes its checkpoint.
 
 namespace tessera::ckpt {
 namespace {
@@ -127,9 +138,9 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
 absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<RankState>& local,
                               const SaveRequest& request, const PrepareSave& prepare) {
   const TraceSpan span("save", "plan");
-  absl::StatusOr<SaveTask> task = AgreeOnSave(context.group, local, request.step, request.metadata,
-                                              PlanOptions(context.options), context.plan_cache,
-                                              prepare, context.options.timeout);
+  absl::StatusOr<SaveTask> task = AgreeOnSave(
+      context.group, local, request.step, context.options.overwrite, request.metadata,
+      PlanOptions(context.options), context.plan_cache, prepare, context.options.timeout);
   if (!task.ok()) return InPhase(kPlanning, task.status());
   return task;
 }
@@ -180,7 +191,8 @@ absl::StatusOr<SaveReport> RunSave(
     if (!context.choose_root) return context.root;
     return context.choose_root({request.step, request.rolling, data_bytes});
   };
-  Coordinator coordinator(context.storage, context.root, manifest, choose_root);
+  Coordinator coordinator(context.storage, context.root, manifest, choose_root,
+                          context.options.overwrite);
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
   const absl::StatusOr<RankState> local = CatchNoMemory(
       "describe the state", [&] { return Describe(manifest, state, context.options); });

@@ -49,11 +49,12 @@ struct PlanCache::Entry {
 // One rank's side of an agreement.
 class SaveAgreement {
  public:
-  SaveAgreement(ProcessGroup& group, int64_t step, const Metadata& metadata,
+  SaveAgreement(ProcessGroup& group, int64_t step, bool overwrite, const Metadata& metadata,
                 const SavePlanOptions& options, PlanCache& cache, const PrepareSave& prepare,
                 absl::Duration timeout)
       : group_(group),
         step_(step),
+        overwrite_(overwrite),
         metadata_(metadata),
         options_(options),
         cache_(cache),
@@ -91,6 +92,7 @@ class SaveAgreement {
   std::string FirstMessage(bool hit) {
     SaveBegin begin;
     begin.set_step(step_);
+    begin.set_overwrite(overwrite_);
     if (hit) {
       begin.set_plan_id(cache_.entry_->plan_id);
     } else {
@@ -139,6 +141,11 @@ class SaveAgreement {
       if (begin.step() != step_) {
         return absl::InvalidArgumentError(
             absl::StrCat("rank 0 saves step ", step_, ", rank ", rank, " step ", begin.step()));
+      }
+      if (begin.overwrite() != overwrite_) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("rank ", overwrite_ ? 0 : rank, " overwrites a checkpoint of the step, ",
+                         "rank ", overwrite_ ? rank : 0, " does not"));
       }
       all_hit_ &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
       all_described &= begin.plan_id() == 0;
@@ -222,6 +229,7 @@ class SaveAgreement {
 
   ProcessGroup& group_;
   const int64_t step_;
+  const bool overwrite_;
   const Metadata& metadata_;
   const SavePlanOptions& options_;
   PlanCache& cache_;
@@ -236,10 +244,11 @@ class SaveAgreement {
 };
 
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
-                                     int64_t step, const Metadata& metadata,
+                                     int64_t step, bool overwrite, const Metadata& metadata,
                                      const SavePlanOptions& options, PlanCache& cache,
                                      const PrepareSave& prepare, absl::Duration timeout) {
-  return SaveAgreement(group, step, metadata, options, cache, prepare, timeout).Run(local);
+  return SaveAgreement(group, step, overwrite, metadata, options, cache, prepare, timeout)
+      .Run(local);
 }
 
 }  // namespace tessera::ckpt

@@ -66,14 +66,15 @@ struct PlannedManifest {
 // Returns where to write. Called on rank 0.
 using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const PlannedManifest& planned)>;
 
-// Agrees on a save. `local` is this rank's description, or the reason why it has none; the step
-// must be the same on all ranks. The function unites entries of the metadata, and uses nothing else
-// of it. Collective; every rank returns OK or the same error. Errors: InvalidArgument (PlanSave's,
-// different steps), those of unite functions and of prepare(), of other ranks and of the group.
-// Bytes on the wire: some tens per rank for a cached plan; otherwise all descriptions to rank 0 and
-// its part of the plan to each rank; the entries of ranks that differ from rank 0.
+// Agrees on a save. `local` is this rank's description, or the reason why it has none; the step and
+// `overwrite` must be the same on all ranks. The function unites entries of the metadata, and uses
+// nothing else of it. Collective; every rank returns OK or the same error. Errors: InvalidArgument
+// (PlanSave's, different steps or `overwrite`), those of unite functions and of prepare(), of other
+// ranks and of the group. Bytes on the wire: some tens per rank for a cached plan; otherwise all
+// descriptions to rank 0 and its part of the plan to each rank; the entries of ranks that differ
+// from rank 0.
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
-                                     int64_t step, const Metadata& metadata,
+                                     int64_t step, bool overwrite, const Metadata& metadata,
                                      const SavePlanOptions& options, PlanCache& cache,
                                      const PrepareSave& prepare, absl::Duration timeout);
 

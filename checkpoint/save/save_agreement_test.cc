@@ -2,6 +2,7 @@
 
 #include "checkpoint/save/save_agreement.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -45,6 +46,7 @@ struct Round {
   Metadata metadata[kRanks];
   SavePlanOptions options[kRanks];
   int64_t step[kRanks] = {7, 7, 7, 7};
+  bool overwrite[kRanks] = {};
   absl::Status error[kRanks];
   absl::Status prepare_error;
 
@@ -85,7 +87,8 @@ class SaveAgreementTest : public testing::Test {
       const absl::StatusOr<RankState> local =
           round.error[r].ok() ? absl::StatusOr<RankState>(round.plans[r]) : round.error[r];
       result.tasks[r] = AgreeOnSave(
-          group, local, round.step[r], round.metadata[r], round.options[r], caches_[r],
+          group, local, round.step[r], round.overwrite[r], round.metadata[r], round.options[r],
+          caches_[r],
           [&](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
             ++(planned.is_new ? result.prepared_new : result.prepared_again);
             result.manifest = planned.layout.SerializeAsString();
@@ -235,7 +238,7 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
 TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
   const auto save = [](ProcessGroup& group, int described, PlanCache& cache) {
     const auto task = AgreeOnSave(
-        group, Describe(described), 7, {}, {}, cache,
+        group, Describe(described), 7, /*overwrite=*/false, {}, {}, cache,
         [](const PlannedManifest&) -> absl::StatusOr<SaveTarget> { return SaveTarget(); },
         absl::Seconds(20));
     EXPECT_OK(task);
@@ -343,6 +346,16 @@ TEST_F(SaveAgreementTest, ErrorsReachAllAndLeaveTheCacheUsable) {
   Round steps;
   steps.step[2] = 8;
   for (const auto& task : Run(steps).tasks) EXPECT_TRUE(absl::IsInvalidArgument(task.status()));
+  Round overwrite;
+  for (const bool others : {false, true}) {
+    std::ranges::fill(overwrite.overwrite, others);
+    overwrite.overwrite[2] = !others;
+    for (const auto& task : Run(overwrite).tasks) {
+      EXPECT_TRUE(absl::IsInvalidArgument(task.status()));
+      EXPECT_THAT(std::string(task.status().message()),
+                  testing::HasSubstr(others ? "rank 0 overwrites" : "rank 2 overwrites"));
+    }
+  }
   Round prepare;
   prepare.prepare_error = absl::AlreadyExistsError("committed");
   for (const auto& task : Run(prepare).tasks) EXPECT_TRUE(absl::IsAlreadyExists(task.status()));

@@ -15,6 +15,7 @@
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/run_save.h"
@@ -132,7 +133,7 @@ TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
   EXPECT_THAT(Message(status), AllOf(HasSubstr("step-00000006"), HasSubstr("step-00000005")));
 }
 
-TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
+TEST_F(CheckpointTest, ACommittedCheckpointIsOverwrittenOnlyOnRequest) {
   std::vector<float> values = {1};
   MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}});
   values[0] = 2;
@@ -140,6 +141,34 @@ TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
   EXPECT_TRUE(absl::IsAlreadyExists(TrySave(state)));
   ASSERT_OK(LoadCheckpoint(storage_, StepDirectoryName(1), state));
   EXPECT_EQ(values[0], 1);
+  values = {7};
+  ASSERT_OK(TrySave(state, AtStep(1), {.overwrite = true}));
+  values = {0};
+  ASSERT_OK(LoadCheckpoint(storage_, StepDirectoryName(1), state));
+  EXPECT_EQ(values[0], 7);
+  ASSERT_OK(TrySave(state, AtStep(2), {.overwrite = true})) << "nothing is there yet";
+}
+
+// A damaged one is replaced like any other, and what was quarantined stays.
+TEST_F(CheckpointTest, WhatIsOverwrittenMayBeDamaged) {
+  MemoryStorage storage(/*renames_directories=*/false);
+  std::vector<float> values = {1};
+  const StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}};
+  const std::string directory = CheckpointFolder(storage).Save(1, state)->directory;
+  const auto quarantined = Removal::In(storage)->Quarantine(directory, "damaged");
+  ASSERT_OK(quarantined);
+  const Manifest kept = *DecodeManifest(*ReadAll(storage, *quarantined, 1 << 20));
+  values = {2};
+  ASSERT_OK(CheckpointFolder(storage).Save(1, state));
+  ASSERT_OK(WriteAll(storage, directory + "/manifest.pb", "TESSERA"));
+  values = {3};
+  ASSERT_OK(CheckpointFolder(storage).Save(1, state, {.overwrite = true}));
+  values = {0};
+  ASSERT_OK(LoadCheckpoint(storage, directory, state));
+  EXPECT_EQ(values[0], 3);
+  for (const DataFile& file : kept.files()) {
+    EXPECT_OK(storage.Open(directory + "/" + file.path())) << "of the quarantined checkpoint";
+  }
 }
 
 TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
@@ -357,6 +386,10 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
   for (int bad_rank = 0; bad_rank < 3; ++bad_rank) {
     MemoryStorage storage;
     FaultInjectingStorage faulty(storage);
+    const bool overwrite = bad_rank > 0;
+    std::vector<float> old(6, 7);
+    const StateDict old_state = {{Tensor("x", TensorRole::kWeight, DType::kF32, old, {6})}};
+    if (overwrite) ASSERT_OK(CheckpointFolder(storage).Save(1, old_state));
     const std::string file = absl::StrCat("model-0000", bad_rank + 1, "-of-00003-");
     faulty.FailWhere(
         [&](const Operation& o) {
@@ -368,6 +401,7 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
       StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {6})}};
       state.tensors[0].shards[0].box = {{2 * group.rank()}, {2}};
       SaveOptions options;
+      options.overwrite = overwrite;
       options.timeout = absl::Seconds(20);
       const absl::Status status =
           CheckpointFolder(faulty).Save(1, state, On(group, options)).status();
@@ -375,6 +409,13 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
       EXPECT_THAT(Message(status),
                   AllOf(HasSubstr(absl::StrCat("rank ", bad_rank)), HasSubstr("injected")));
     });
+    if (overwrite) {
+      old.assign(6, 0);
+      ASSERT_OK(LoadCheckpoint(storage, StepDirectoryName(1), old_state));
+      EXPECT_THAT(old, testing::Each(7));
+      EXPECT_EQ(storage.List(StepDirectoryName(1))->size(), 2);
+      continue;
+    }
     EXPECT_TRUE(CheckpointFolder(storage).List()->empty());
     EXPECT_FALSE(storage.List(StepDirectoryName(1)).ok()) << "the room should be free again";
   }

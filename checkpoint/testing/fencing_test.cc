@@ -2,16 +2,19 @@
 // swapped out or cut off from its file system, while the other one works. In tests/worlds/jobs
 // whole jobs never meet on a disk, because they lock their folder.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
@@ -22,6 +25,7 @@
 #include "gtest/gtest.h"
 #include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -32,11 +36,15 @@ constexpr int64_t kElements = 1024;
 constexpr int64_t kStep = 7;
 
 // Saves `value` in every element.
-absl::Status SaveValue(Storage& storage, float value, int64_t step = kStep) {
+absl::Status SaveValue(Storage& storage, float value, int64_t step = kStep,
+                       bool overwrite = false) {
   std::vector<float> elements(kElements, value);
   return CheckpointFolder(storage)
-      .Save(step, OneTensor(elements), {.checksum_chunk_bytes = 1024})
+      .Save(step, OneTensor(elements), {.overwrite = overwrite, .checksum_chunk_bytes = 1024})
       .status();
+}
+absl::Status Overwrite(Storage& storage, float value) {
+  return SaveValue(storage, value, kStep, /*overwrite=*/true);
 }
 
 // The value of the committed checkpoint, whose every byte and element is checked; -1: there is
@@ -54,6 +62,27 @@ float SavedValue(Storage& storage) {
   for (const float element : *elements) EXPECT_EQ(element, elements->front());
   return elements->front();
 }
+
+// Whether nothing is left of other attempts than the one that has committed.
+testing::AssertionResult HasOneAttempt(Storage& storage) {
+  std::vector<std::string> names = *storage.List(StepDirectoryName(kStep));
+  std::erase(names, kFencedFileName);
+  if (names.size() == 2) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << absl::StrJoin(names, " ");
+}
+
+// The storages that differ in how a manifest is replaced, each new and empty.
+struct Place {
+  std::string name;
+  std::function<std::shared_ptr<Storage>(const std::string& folder)> open;
+};
+const Place kPlaces[] = {{"a disk",
+                          [](const std::string& folder) -> std::shared_ptr<Storage> {
+                            return *OpenPosixStorage(folder);
+                          }},
+                         {"an object store", [](const std::string&) -> std::shared_ptr<Storage> {
+                            return std::make_shared<MemoryStorage>(/*renames_directories=*/false);
+                          }}};
 
 // A storage of which one operation, in the order of their arrival, is preceded by a call.
 class Interrupted {
@@ -160,6 +189,188 @@ TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
       committed += late.ok() ? 1 : 0;
     }
     EXPECT_GT(committed, 1);
+  }
+}
+
+TEST(OverwriteTest, ARunMayDieAtAnyOperation) {
+  for (const Place& place : kPlaces) {
+    int old = 0;
+    absl::Status died = absl::UnknownError("not yet");
+    for (int64_t operation = 0; !died.ok(); ++operation) {
+      SCOPED_TRACE(absl::StrCat(place.name, ", at operation ", operation));
+      const TestFolder folder;
+      const std::shared_ptr<Storage> storage = place.open(folder.path());
+      ASSERT_OK(SaveValue(*storage, 3));
+      FaultInjectingStorage dying(*storage);
+      dying.DieAt(operation, /*torn_bytes=*/3);
+      died = Overwrite(dying, 1);
+      const float value = SavedValue(*storage);
+      EXPECT_TRUE(value == 1 || (value == 3 && !died.ok())) << value << ", " << died;
+      old += value == 3;
+      ASSERT_OK(Overwrite(*storage, 2));
+      EXPECT_EQ(SavedValue(*storage), 2);
+      EXPECT_TRUE(HasOneAttempt(*storage));
+    }
+    EXPECT_GT(old, 10);
+  }
+}
+
+// Readers at each moment of the save find the old checkpoint, and then the new one.
+TEST(OverwriteTest, ThereIsAWholeCheckpointAtEveryMoment) {
+  for (const Place& place : kPlaces) {
+    bool happened = true;
+    float last = 3;
+    for (int64_t operation = 0; happened; ++operation) {
+      SCOPED_TRACE(absl::StrCat(place.name, ", before operation ", operation));
+      const TestFolder folder;
+      const std::shared_ptr<Storage> storage = place.open(folder.path());
+      ASSERT_OK(SaveValue(*storage, 3));
+      Interrupted interrupted(*storage, operation, [&] {
+        const float value = SavedValue(*storage);
+        EXPECT_TRUE(value == last || value == 1) << value;
+        last = value;
+        EXPECT_EQ(CheckpointFolder(*storage).FindLatest()->step, kStep);
+      });
+      EXPECT_OK(Overwrite(interrupted.storage(), 1));
+      happened = interrupted.happened();
+      EXPECT_EQ(SavedValue(*storage), 1);
+      EXPECT_TRUE(HasOneAttempt(*storage));
+    }
+    EXPECT_EQ(last, 1);
+  }
+}
+
+// A reader stands at each of its operations while a run overwrites what it reads.
+TEST(OverwriteTest, AReaderGetsOneCheckpointOrAnError) {
+  for (const Place& place : kPlaces) {
+    const bool has_locks = &place == kPlaces;
+    bool happened = true;
+    int old = 0, failed = 0;
+    for (int64_t operation = 0; happened; ++operation) {
+      SCOPED_TRACE(absl::StrCat(place.name, ", before operation ", operation));
+      const TestFolder folder;
+      const std::shared_ptr<Storage> storage = place.open(folder.path());
+      ASSERT_OK(SaveValue(*storage, 3));
+      Interrupted interrupted(*storage, operation, [&] { EXPECT_OK(Overwrite(*storage, 1)); });
+      const auto opened = Checkpoint::Open(interrupted.storage(), StepDirectoryName(kStep));
+      const auto read = opened.ok() ? opened->LoadTensor<float>("weight")
+                                    : absl::StatusOr<std::vector<float>>(opened.status());
+      happened = interrupted.happened();
+      if (!read.ok()) {
+        EXPECT_FALSE(has_locks) << read.status();
+        EXPECT_TRUE(absl::IsNotFound(read.status())) << read.status();
+        ++failed;
+        continue;
+      }
+      EXPECT_TRUE(*read == std::vector<float>(kElements, 3) ||
+                  *read == std::vector<float>(kElements, 1));
+      old += read->front() == 3;
+    }
+    EXPECT_GT(old, 1);
+    EXPECT_EQ(failed > 0, !has_locks);
+  }
+}
+
+TEST(OverwriteTest, FilesThatAReaderKeepsGoWithTheNextSave) {
+  const TestFolder folder;
+  const auto posix = *OpenPosixStorage(folder.path());
+  ASSERT_OK(SaveValue(*posix, 3));
+  const std::string signature = StepDirectoryName(kStep) + "/manifest.sig";
+  ASSERT_OK(WriteAll(*posix, signature, "of the old manifest"));
+  {
+    const auto reader = Checkpoint::Open(*posix, StepDirectoryName(kStep));
+    ASSERT_OK(Overwrite(*posix, 1));
+    EXPECT_FALSE(HasOneAttempt(*posix));
+    EXPECT_TRUE(absl::IsNotFound(posix->Open(signature).status()));
+    EXPECT_EQ(reader->LoadTensor<float>("weight")->front(), 3);
+  }
+  EXPECT_EQ(SavedValue(*posix), 1);
+  ASSERT_OK(Overwrite(*posix, 2));
+  EXPECT_TRUE(HasOneAttempt(*posix));
+}
+
+// A run stands still at each of its operations while another one overwrites the same checkpoint.
+TEST(OverwriteTest, OfTwoRunsTheLastOneThatSucceedsIsThere) {
+  for (const Place& place : kPlaces) {
+    bool happened = true;
+    int refused = 0;
+    for (int64_t operation = 0; happened; ++operation) {
+      SCOPED_TRACE(absl::StrCat(place.name, ", before operation ", operation));
+      const TestFolder folder;
+      const std::shared_ptr<Storage> storage = place.open(folder.path());
+      ASSERT_OK(SaveValue(*storage, 3));
+      Interrupted interrupted(*storage, operation, [&] {
+        EXPECT_OK(Overwrite(*storage, 2));
+        EXPECT_EQ(SavedValue(*storage), 2);
+      });
+      const absl::Status first = Overwrite(interrupted.storage(), 1);
+      happened = interrupted.happened();
+      EXPECT_TRUE(first.ok() || absl::IsAlreadyExists(first) || absl::IsAborted(first)) << first;
+      refused += !first.ok();
+      // The first one begins to overwrite the second one's checkpoint, or is overwritten by it.
+      const float value = SavedValue(*storage);
+      EXPECT_TRUE(value == (happened ? 2 : 1) || (value == 1 && refused == 0)) << value;
+      // Files stay where both have just deleted some.
+      if (first.ok()) ASSERT_OK(Overwrite(*storage, 4));
+      EXPECT_TRUE(HasOneAttempt(*storage)) << first;
+    }
+    EXPECT_GT(refused, 5);
+  }
+}
+
+// Both have made their manifests, and have looked whether the old one is there.
+TEST(OverwriteTest, OneOfTwoCommitsAtTheSameMomentSucceeds) {
+  const TestFolder folder;
+  const auto posix = *OpenPosixStorage(folder.path());
+  ASSERT_OK(SaveValue(*posix, 3));
+  std::promise<void> stands, continues;
+  absl::Status late;
+  std::thread run([&] {
+    FaultInjectingStorage storage(*posix);
+    storage.FailWhere(
+        [&](const Operation& operation) {
+          if (operation.kind == OperationKind::kReplace) {
+            stands.set_value();
+            continues.get_future().wait();
+          }
+          return false;
+        },
+        absl::InternalError("no operation fails"));
+    late = Overwrite(storage, 1);
+  });
+  stands.get_future().wait();
+  EXPECT_OK(Overwrite(*posix, 2));
+  continues.set_value();
+  run.join();
+  EXPECT_TRUE(absl::IsAlreadyExists(late)) << late;
+  EXPECT_EQ(SavedValue(*posix), 2);
+  EXPECT_TRUE(HasOneAttempt(*posix));
+}
+
+// Another program deletes the new files while they are committed: the old checkpoint returns.
+TEST(OverwriteTest, ACommitWithoutItsFilesIsTakenBack) {
+  for (const Place& place : kPlaces) {
+    SCOPED_TRACE(place.name);
+    const TestFolder folder;
+    const std::shared_ptr<Storage> storage = place.open(folder.path());
+    ASSERT_OK(SaveValue(*storage, 3));
+    const std::string directory = StepDirectoryName(kStep);
+    const std::vector<std::string> old = *storage->List(directory);
+    FaultInjectingStorage committing(*storage);
+    committing.FailWhere(
+        [&](const Operation& operation) {
+          if (operation.kind != OperationKind::kReplace) return false;
+          const std::vector<std::string> names = *storage->List(directory);
+          for (const std::string& name : names) {
+            const bool is_new = name.ends_with(".safetensors") && !std::ranges::count(old, name);
+            if (is_new) EXPECT_OK(storage->Delete(JoinPath(directory, name)));
+          }
+          return false;
+        },
+        absl::InternalError("no operation fails"));
+    const absl::Status saved = Overwrite(committing, 1);
+    EXPECT_TRUE(absl::IsAborted(saved)) << saved;
+    EXPECT_EQ(SavedValue(*storage), 3);
   }
 }
 

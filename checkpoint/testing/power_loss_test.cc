@@ -71,6 +71,9 @@ class MachineStorage final : public ForwardingStorage {
   absl::Status Rename(std::string_view from, std::string_view to) override {
     return Change({from, to}, [&] { return base().Rename(from, to); });
   }
+  absl::Status Replace(std::string_view from, std::string_view to) override {
+    return Change({from, to}, [&] { return base().Replace(from, to); });
+  }
   absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                     const WriteCondition& condition) override {
     return Storage::Write(path, contents, condition);
@@ -117,21 +120,23 @@ SaveOptions SmallFiles() {
 
 enum class Mode { kForeground, kBackground };
 
-absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
+absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode, bool overwrite = false) {
   const std::vector<WholeTensor> tensors = Tensors();
   std::vector<absl::Status> statuses(kRanks);
+  SaveOptions options = SmallFiles();
+  options.overwrite = overwrite;
   RunRanks(kRanks, [&](ProcessGroup& group) {
     const auto posix = *OpenPosixStorage(root);
     MachineStorage storage(*posix, group.rank(), "");
     const LocalState state = RowsOf(tensors, group.rank(), kRanks);
     absl::Status& status = statuses[group.rank()];
     if (mode == Mode::kForeground) {
-      status =
-          SaveNow(storage, {.step = step}, state.dict, On(group, SmallFiles()), {.root = "run"})
-              .status();
+      status = SaveNow(storage, {.step = step, .metadata = {.program = overwrite ? "new" : "old"}},
+                       state.dict, On(group, options), {.root = "run"})
+                   .status();
     } else {
       const std::unique_ptr<AsyncSaver> saver =
-          HookedSavers::Make(storage, {.save = On(group, SmallFiles())}, {.root = "run"});
+          HookedSavers::Make(storage, {.save = On(group, options)}, {.root = "run"});
       saver->Start(step, state.dict);
       status = saver->Finish()[0].report.status();
     }
@@ -203,6 +208,39 @@ TEST_F(PowerLossTest, ASaveByTwoMachines) {
                             "run/step-00000001/optimizer-00001-of-00002.safetensors",
                             "run/step-00000001/optimizer-00002-of-00002.safetensors"));
   }
+}
+
+TEST_F(PowerLossTest, ASaveOverAnotherByTwoMachines) {
+  PowerLossScenario scenario;
+  scenario.prepare = [](const std::string& root) {
+    ASSERT_OK(SaveByAll(root, 1, Mode::kForeground));
+  };
+  scenario.run = [](const std::string& root) {
+    return SaveByAll(root, 1, Mode::kForeground, /*overwrite=*/true);
+  };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    MemoryStorage storage;
+    Fill(image, storage);
+    const std::string problem = Check(storage, "run", {1});
+    if (!problem.empty() || !finished) return problem;
+    return ReadManifest(storage, "run/step-00000001")->producer().program() == "new"
+               ? ""
+               : "the old checkpoint is back";
+  };
+  std::vector<std::string> syncs;
+  // The names of the directories are durable already, which a save cannot know.
+  EXPECT_EQ(CheckEverySync(scenario, directory_.path() + "/root", &syncs),
+            "nothing is wrong without the sync of \"\"\n"
+            "nothing is wrong without the sync of \"run\"\n");
+  EXPECT_THAT(syncs, ElementsAre("", "run",
+                                 "run/step-00000001",    // each rank: the names of its files
+                                 "run/step-00000001#2",  //
+                                 "run/step-00000001#3",  // rank 0: the commit
+                                 "run/step-00000001/manifest.pb.tmp",
+                                 "run/step-00000001/model-00001-of-00002.safetensors",
+                                 "run/step-00000001/model-00002-of-00002.safetensors",
+                                 "run/step-00000001/optimizer-00001-of-00002.safetensors",
+                                 "run/step-00000001/optimizer-00002-of-00002.safetensors"));
 }
 
 // The leftovers of a save that died are replaced, and never mixed with the new files.

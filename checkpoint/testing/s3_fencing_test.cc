@@ -62,6 +62,13 @@ class S3FencingTest : public ::testing::Test {
                    {.choose_root = rolling ? ChooseRoot(slot) : nullptr})
         .status();
   }
+  // Saves `value` over what is committed there.
+  absl::Status Overwrite(int64_t step, float value) {
+    std::vector<float> elements(64, value);
+    return CheckpointFolder(MustOpen())
+        .Save(step, OneTensor(elements), {.overwrite = true})
+        .status();
+  }
   absl::Status Retain(int64_t newest) {
     return Retention(*storage_, {.newest = newest}).Apply(absl::Now());
   }
@@ -396,6 +403,90 @@ TEST_F(S3FencingTest, TombstonesGoAfterADay) {
   }
 }
 
+TEST_F(S3FencingTest, ACheckpointIsOverwrittenOnRequest) {
+  ASSERT_OK(SaveStep(8, 8));
+  for (const float value : {80, 81}) {
+    ASSERT_OK(Overwrite(8, value));
+    EXPECT_EQ(Value("step-00000008"), value);
+    EXPECT_EQ(DataOf("step-00000008").size(), 1);
+  }
+  // Also over a tombstone, and over nothing.
+  ASSERT_OK(AbandonLater(*storage_, 4));
+  ASSERT_OK(Overwrite(8, 82));
+  ASSERT_OK(Overwrite(9, 9));
+  EXPECT_THAT(Steps(), ElementsAre(9, 8));
+}
+
+// The run dies at each of its requests.
+TEST_F(S3FencingTest, OverwritingMayBeInterruptedAnywhere) {
+  int old = 0;
+  bool done = false;
+  for (int number = 0; !done; ++number) {
+    SCOPED_TRACE(absl::StrCat("request ", number));
+    ASSERT_LT(number, 100);
+    ASSERT_OK(SaveStep(8, 8));
+    server_.AddFault({.status = 403, .code = "AccessDenied", .skip = number, .times = kForever});
+    const int before = server_.fault_count();
+    const bool saved = Overwrite(8, 80).ok();
+    done = server_.fault_count() == before;
+    server_.ClearFaults();
+    const float value = Value("step-00000008");
+    EXPECT_TRUE(value == 80 || (value == 8 && !saved)) << value;
+    old += value == 8;
+    EXPECT_THAT(Steps(), ElementsAre(8));
+    ASSERT_OK(Overwrite(8, 81));
+    EXPECT_EQ(Value("step-00000008"), 81);
+    EXPECT_EQ(DataOf("step-00000008").size(), 1);
+    DeleteAll();
+  }
+  EXPECT_GT(old, 5);
+}
+
+// While the request that overwrites is on its way, others do the same, delete, and set aside.
+TEST_F(S3FencingTest, ALateCommitOverACheckpointReplacesNoOther) {
+  const std::vector<std::pair<std::function<void()>, float>> ways = {
+      {[&] { ASSERT_OK(Overwrite(8, 81)); }, 81},
+      {[&] {
+         ASSERT_OK(SaveStep(12, 12));
+         ASSERT_OK(Retain(1));
+       },
+       -1},
+      {[&] { ASSERT_OK(AbandonLater(*storage_, 4)); }, -1},
+      {[&] {
+         ASSERT_OK(AbandonLater(*storage_, 4));
+         ASSERT_OK(SaveStep(8, 82));
+       },
+       82}};
+  for (const auto& [other, value] : ways) {
+    SCOPED_TRACE(value);
+    ASSERT_OK(SaveStep(8, 8));
+    WhileCommitting("step-00000008", other, /*replaces_tombstone=*/true);
+    const absl::Status late = Overwrite(8, 80);
+    EXPECT_FALSE(late.ok());
+    EXPECT_EQ(Value("step-00000008"), value) << late;
+    Steps();
+    ASSERT_OK(Overwrite(8, 83));
+    EXPECT_EQ(Value("step-00000008"), 83);
+    ASSERT_OK(storage_->DeleteTree("step-00000008"));
+    DeleteAll();
+  }
+}
+
+// The client gives the first request up, and it arrives when the checkpoint is overwritten again.
+TEST_F(S3FencingTest, AnOverwritingCommitThatArrivesAgainIsRefused) {
+  ASSERT_OK(SaveStep(8, 8));
+  std::promise<void> overwritten;
+  WhileCommitting(
+      "step-00000008", [&] { overwritten.get_future().wait(); }, /*replaces_tombstone=*/true);
+  ASSERT_OK(Overwrite(8, 80));
+  ASSERT_OK(Overwrite(8, 81));
+  overwritten.set_value();
+  for (int i = 0; i < 20; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+    ASSERT_EQ(Value("step-00000008"), 81);
+  }
+}
+
 // Folders that releases before attempts had folders of their own have left.
 TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   std::vector<float> elements(64, 5);
@@ -406,6 +497,27 @@ TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   EXPECT_THAT(Steps(), ElementsAre(7, 6));
   ASSERT_OK(SaveStep(8, 8, /*rolling=*/true));
   EXPECT_THAT(Steps(), ElementsAre(8, 7));
+}
+
+// Stores that cannot replace a version, and say so or do not.
+class S3WithoutReplacementTest : public S3FencingTest,
+                                 public ::testing::WithParamInterface<S3ServerOptions> {
+ protected:
+  S3WithoutReplacementTest() : S3FencingTest(GetParam()) {}
+};
+INSTANTIATE_TEST_SUITE_P(Stores, S3WithoutReplacementTest,
+                         ::testing::Values(S3ServerOptions{.vendor = s3::Vendor::kAliyun},
+                                           S3ServerOptions{.ignores_matches = true}));
+
+TEST_P(S3WithoutReplacementTest, OverwritingIsRefusedByName) {
+  ASSERT_OK(SaveStep(8, 8));
+  const Ledger before = DataOf("step-00000008");
+  const absl::Status refused = Overwrite(8, 80);
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("step-00000008"));
+  EXPECT_EQ(Value("step-00000008"), 8);
+  EXPECT_EQ(DataOf("step-00000008"), before);
+  ASSERT_OK(Overwrite(9, 9)) << "nothing is there to be replaced";
 }
 
 class S3WithoutMetadataTest : public S3FencingTest {

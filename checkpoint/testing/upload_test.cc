@@ -73,6 +73,17 @@ TEST_F(UploadTest, ASaveIsWholeInTheRemoteStorage) {
   EXPECT_TRUE(verified.damage.empty());
 }
 
+TEST_F(UploadTest, SoIsOneThatOverwritesAnother) {
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
+  weight_[0] = 7;
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_), {.overwrite = true}));
+  ExpectLoads();
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       VerifyCheckpoint(remote_files_, directory_, {.digests = true}));
+  EXPECT_TRUE(verified.damage.empty());
+  EXPECT_EQ(nearby_files_.List(directory_)->size(), 1) << "the staged files of the old one";
+}
+
 TEST_F(UploadTest, SoIsOneInTheBackground) {
   AsyncSaver saver(*storage_, {});
   saver.Start(1, OneTensor(weight_));

@@ -73,8 +73,8 @@ class AsyncSaver:
     """
 
     def __init__(self, folder: PathLike, group: Any = None, *, lazy_copy: bool = False,
-                 skip_when_busy: bool = False, keep: Optional[int] = None, staging_bytes: int = 0,
-                 io_threads: int = 0,
+                 skip_when_busy: bool = False, keep: Optional[int] = None, overwrite: bool = False,
+                 staging_bytes: int = 0, io_threads: int = 0,
                  timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
                  progress: Progress = None) -> None:
         """Collective over the group, of which it makes one of its own.
@@ -84,6 +84,7 @@ class AsyncSaver:
           skip_when_busy: a save that begins while another runs is skipped; by default, it waits.
           keep: how many checkpoints stay in the folder; all by default. The oldest are deleted as
             prune() does when poll(), finish() or close() find that a save has succeeded.
+          overwrite: as for tessera_ckpt.save().
           staging_bytes: the limit of the memory for the copy of the state; without one by default.
           progress: a function of the bytes that are done and in all.
         """
@@ -98,7 +99,8 @@ class AsyncSaver:
                 group=None if self._group is None else self._group.pointer(),
                 timeout_seconds=timeout_seconds, io_threads=integer(io_threads, "io_threads", 32),
                 staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
-                progress=self._progress, cancelled=ctypes.pointer(self._cancelled))
+                progress=self._progress, cancelled=ctypes.pointer(self._cancelled),
+                overwrite=bool(overwrite))
         self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
                               ctypes.byref(options), of_process="AsyncSaver")
         # By step, in the order of the calls: they keep the memory of saves in flight alive.

@@ -413,11 +413,11 @@ def open_foreign(name: PathLike, format: str = "",
 
 def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
          entries: Optional[Mapping[str, bytes]] = None, program: str = "tessera_ckpt",
-         per_rank: Iterable[str] = (), keep: Optional[int] = None, io_threads: int = 0,
-         timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
+         per_rank: Iterable[str] = (), keep: Optional[int] = None, overwrite: bool = False,
+         io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> SaveReport:
     """Saves a checkpoint of a step. It exists when, and only when, all of it is durable; no
-    checkpoint that is there is ever touched.
+    checkpoint that is there is ever touched, unless it is overwritten.
 
     Args:
       folder: a directory, which is made where it is not there, or a name such as
@@ -434,6 +434,8 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
       per_rank: names, or patterns such as "rng*", of leaves and branches of which each rank has its
         own. A load gives them back to the same ranks. For another number of ranks, those of new
         ranks are missing, and those of ranks that are gone unexpected.
+      overwrite: replaces the checkpoint of the step, if there is one. Whatever happens, the old one
+        or the new one is there as a whole. The same on all ranks.
       progress: True for a bar, a bar of tqdm, or a function of the bytes that are done and in all.
     """
     found_group = group_of(group, timeout_seconds=timeout_seconds)
@@ -450,7 +452,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
     with shown(progress, "saving") as callback, cancelling() as cancelled:
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
                               timeout_seconds=timeout_seconds, io_threads=threads,
-                              progress=callback, cancelled=cancelled)
+                              progress=callback, cancelled=cancelled, overwrite=bool(overwrite))
         found = report(lib.save, opened.handle, number, description.handle,
                        ctypes.byref(options))
     saved = save_report(opened, number, found, newest if is_first(found_group) else None)

@@ -149,6 +149,7 @@ class SaveOptions(_Struct):
         ("progress_context", c_void_p),
         ("skip_when_busy", c_int32),
         ("cancelled", POINTER(c_int32)),
+        ("overwrite", c_int32),
     ]
 
 

@@ -82,8 +82,8 @@ class Writer(_Plain, storage.StorageWriter):
     """Writes a checkpoint of Tessera for dcp.save() and dcp.async_save()."""
 
     def __init__(self, path: Optional[PathLike] = None, *, step: Optional[int] = None,
-                 group: Any = None, timeout_seconds: float = TIMEOUT_SECONDS,
-                 s3_endpoint: str = "") -> None:
+                 group: Any = None, overwrite: bool = False,
+                 timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "") -> None:
         """Collective over the group.
 
         Args:
@@ -92,9 +92,11 @@ class Writer(_Plain, storage.StorageWriter):
           step: of the training; by default what the last part of the path says, as in "step-100",
             or else the next one in the folder.
           group: the ranks that save; by default all. tessera_ckpt.ALONE goes with no_dist=True.
+          overwrite: as for tessera_ckpt.save().
         """
         self._group = _own_group(group)
         self._timeout_seconds, self._s3_endpoint = timeout_seconds, s3_endpoint
+        self._overwrite = bool(overwrite)
         self._path, self._step = None if path is None else os.fspath(path), step
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -122,7 +124,8 @@ class Writer(_Plain, storage.StorageWriter):
         description.set_entries(self._entries(mine))
         with cancelling() as cancelled:
             options = SaveOptions(group=None if self._group is None else self._group.pointer(),
-                                  timeout_seconds=self._timeout_seconds, cancelled=cancelled)
+                                  timeout_seconds=self._timeout_seconds, cancelled=cancelled,
+                                  overwrite=self._overwrite)
             found = report(lib.save, folder.handle, step, description.handle, options)
         _checkpoints.save_report(folder, step, found)
         future: "Future[List[WriteResult]]" = Future()

@@ -155,6 +155,36 @@ class FolderTest(Case):
         tessera_ckpt.Folder(self.folder).prune(2)
         self.assertEqual([i.step for i in tessera_ckpt.list_checkpoints(self.folder)], [3, 20])
 
+    def test_overwrite(self):
+        directory = self.save({"a": np.zeros(3)}, 7).path
+        for value in (1, 2):
+            self.save({"a": np.full(3, value)}, 7, overwrite=True)
+            self.assertEqual(tessera_ckpt.load(self.folder)["a"].tolist(), [value] * 3)
+            self.assertEqual(len(os.listdir(directory)), 2)
+        with tessera_ckpt.AsyncSaver(self.folder, overwrite=True) as saver:
+            saver.save(7, {"a": np.full(3, 3)})
+            saver.save(7, {"a": np.full(3, 4)})
+        # One that is open is read to its end.
+        opened = tessera_ckpt.open(self.folder)
+        self.save({"a": np.full(3, 5)}, 7, overwrite=True)
+        self.assertEqual(opened.read("a").tolist(), [4] * 3)
+        opened.close()
+        self.assertTrue(tessera_ckpt.verify(self.folder, digests=True))
+        self.save({"a": np.full(3, 6)}, 7, overwrite=True)
+        self.assertEqual(len(os.listdir(directory)), 2)
+
+    def test_overwrite_in_a_group(self):
+        def save(transport, value, overwrite):
+            rows = Box(np.full((2, 3), value), (2 * transport.rank, 0), (6, 3))
+            tessera_ckpt.save(self.folder, 7, {"a": rows}, transport, overwrite=overwrite)
+
+        for value in (1, 2):
+            self.assertEqual(run_ranks(3, lambda each: save(each, value, True)), [None] * 3)
+        for error in run_ranks(3, lambda each: save(each, 3, each.rank == 1)):
+            self.assertIsInstance(error, tessera_ckpt.InvalidArgumentError)
+            self.assertIn("rank 1 overwrites", str(error))
+        self.assertEqual(tessera_ckpt.load(self.folder)["a"].tolist(), [[2] * 3] * 6)
+
     def test_diff_and_convert(self):
         state = {"model": {"w": np.arange(6.0).reshape(2, 3)}, "n": 5}
         self.save(state, 1)

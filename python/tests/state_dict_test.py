@@ -481,8 +481,10 @@ class TorchTest(Case):
         from tessera_ckpt.dcp import Writer
         state = {"model": {"a.b": torch.ones(3, dtype=torch.bfloat16)}, "step": 5,
                  "groups": [{"lr": 0.5, "params": [0, 1]}, {"0": torch.arange(2)}]}
-        dcp.save(state, storage_writer=Writer(self.folder, group=tessera_ckpt.ALONE), no_dist=True)
-        self.assertEqual(difference(state, tessera_ckpt.load(self.folder)), "")
+        for state["step"] in (5, 6):
+            writer = Writer(self.folder, step=1, group=tessera_ckpt.ALONE, overwrite=True)
+            dcp.save(state, storage_writer=writer, no_dist=True)
+            self.assertEqual(difference(state, tessera_ckpt.load(self.folder)), "")
 
     def test_a_fresh_optimizer_continues_as_the_saved_one(self):
         for make_optimizer in (torch.optim.AdamW, torch.optim.Adagrad, torch.optim.LBFGS,

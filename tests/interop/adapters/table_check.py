@@ -19,6 +19,12 @@ import tessera_ckpt
 state = {"model": torch.nn.Linear(3, 4).state_dict(), "step": 7}
 step = 7
 """),
+    "torch.save, one file": ("torch", """
+import torch
+import tessera_ckpt
+state = {"model": torch.nn.Linear(3, 4).state_dict(), "step": 7}
+tessera_ckpt.save("runs/best", 0, {"model": {}, "step": 3})
+"""),
     "DCP": ("torch", """
 import torch
 import torch.distributed.checkpoint as dcp
