@@ -39,8 +39,9 @@ struct LoadOptions {
   // Called with the saved size of the elements that were placed in this rank's memory, and of all
   // that it wants, by one thread at a time. Null: not called.
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
-  // Called often, by any thread, while this rank reads. True ends the load with Cancelled, after
-  // which the state is as after any other failed read.
+  // Called often, by any thread and by several at once, while this rank reads: must be thread-safe
+  // and quick. True ends the load with Cancelled, after which the state is as after any other
+  // failed read.
   std::function<bool()> is_cancelled;
 };
 

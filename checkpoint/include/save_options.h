@@ -73,8 +73,9 @@ struct SaveOptions {
   // Called with the bytes of this rank's data files that are written, and with their total, by one
   // thread at a time. Null: not called.
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
-  // Called often, by any thread, until this rank's data is written. True ends the save with
-  // Cancelled, within the time of a few writes of 4 MiB.
+  // Called often, by any thread, with a lock of the save held, until this rank's data is written:
+  // must be thread-safe and quick, and must not call the saver. True ends the save with Cancelled,
+  // within the time of a few writes of 4 MiB.
   std::function<bool()> is_cancelled;
 
   // Called by the saving thread, on every rank that set it, once this rank's data is durable and
