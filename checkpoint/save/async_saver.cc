@@ -84,7 +84,7 @@ class AsyncSaver::Background {
   }
 
   void Refuse(int64_t step, const absl::Status& error) {
-    Enqueue({.kind = Kind::kRefuse, .save = {.step = step}, .start = Clock::now(), .error = error});
+    Enqueue({.kind = Kind::kRefuse, .save = {.step = step}, .error = error});
   }
 
   void Wait(const std::function<void(DataWriter&)>& wait) {
