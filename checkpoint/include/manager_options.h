@@ -23,7 +23,7 @@ struct SaveScheduleOptions {
   // decided.
   bool saves = true;
 
-  // Permanent checkpoints. Zero: not for this reason. The last step of a run is always saved.
+  // Permanent checkpoints. Zero: not for this reason.
   int64_t interval_steps = 0;
   absl::Duration interval = absl::ZeroDuration();  // since the last permanent one
   bool continuous = false;                         // the next one begins when the last one is done
@@ -34,6 +34,7 @@ struct SaveScheduleOptions {
 
   // Ends of the run, each of which saves a permanent checkpoint.
   int64_t last_step = 0;
+  bool saves_last_step = true;      // false: it is saved like any other step
   int64_t exit_interval_steps = 0;  // at the first step that is a multiple of this; 0: never
   absl::Duration exit_after = absl::InfiniteDuration();
   bool saves_at_signals = true;  // false: a signal ends the run without a checkpoint

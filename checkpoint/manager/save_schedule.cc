@@ -95,7 +95,9 @@ SaveDecision SaveSchedule::AfterStep(const KnownFacts& facts) {
   if (!ends || facts.trouble == SaveTrouble::kFolderTaken) decision.trouble = facts.trouble;
   if (!options_.saves) return decision;
   NoteDue(facts);
-  const bool asked = decision.end == EndReason::kSignal ? options_.saves_at_signals : ends;
+  const bool asked = decision.end == EndReason::kSignal     ? options_.saves_at_signals
+                     : decision.end == EndReason::kLastStep ? options_.saves_last_step
+                                                            : ends;
   if (asked || facts.stop_file != StopFileAsks::kNothing) {
     decision.save = SaveKind::kPermanent;
   } else if (facts.healthy) {

@@ -94,6 +94,15 @@ TEST(SaveScheduleTest, RollingOnesGiveWayToPermanentOnes) {
                        {13, "permanent last"}}));
 }
 
+TEST(SaveScheduleTest, TheLastStepIsSavedUnlessItIsLikeAnyOther) {
+  EXPECT_EQ(Schedule({.last_step = 5}).To(5).decisions, (Decisions{{5, "permanent last"}}));
+  EXPECT_EQ(Schedule({.last_step = 5, .saves_last_step = false}).To(5).decisions,
+            (Decisions{{5, "nothing last"}}));
+  EXPECT_EQ(
+      Schedule({.interval_steps = 5, .last_step = 5, .saves_last_step = false}).To(5).decisions,
+      (Decisions{{5, "permanent last"}}));
+}
+
 TEST(SaveScheduleTest, ByTheClock) {
   EXPECT_EQ(Schedule({.interval = absl::Seconds(4), .last_step = 100}).To(13).decisions,
             (Decisions{{4, "permanent"}, {8, "permanent"}, {12, "permanent"}}));

@@ -78,6 +78,10 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
   ASSERT_OK(Train(weights_only));
   EXPECT_FALSE(DataFile(StepDir("weights-only", 4), "model-").empty());
   EXPECT_TRUE(DataFile(StepDir("weights-only", 4), "optimizer-").empty());
+  weights_only.mutable_training()->set_train_iters(6);
+  ASSERT_OK_AND_ASSIGN(const std::string notes, Train(weights_only));
+  EXPECT_THAT(notes, HasSubstr("no optimizer state was saved: the optimizer begins afresh"));
+  EXPECT_TRUE(fs::exists(StepDir("weights-only", 6)));
 
   TrainConfig resumed = From("from-weights-only");
   resumed.mutable_checkpoint()->set_load(Checkpoints("weights-only").string());

@@ -109,6 +109,11 @@ RunSaverHooks HooksOf(const std::shared_ptr<Saving>& saving, const NoteSink& not
 absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
                         const std::shared_ptr<RunReplicas>& replicas, const NoteSink& notes,
                         Session& session) {
+  const CheckpointConfig& checkpoint = session.config.checkpoint();
+  if (session.trains && !Saves(session.config) && checkpoint.enable_save_ckpt() &&
+      !checkpoint.save().empty()) {
+    notes("no checkpoint is saved: --save-interval=0 without another setting that says when");
+  }
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   const bool is_stored = saved.has_value() && saved->is_own && !saved->in_memory;
   TESSERA_RETURN_IF_ERROR(
@@ -121,7 +126,7 @@ absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
         saved.has_value() && saved->in_memory,
         [&manager = saver.manager()] { return manager.CheckFolder(); }, notes));
   }
-  if (session.config.checkpoint().async_save() || replicas != nullptr) {
+  if (checkpoint.async_save() || replicas != nullptr) {
     session.trainer->set_before_overwrite(
         [&saver](const TensorView& memory) { saver.BeforeOverwrite(memory); },
         [&saver] { return saver.reads_state(); });

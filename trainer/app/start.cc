@@ -85,6 +85,9 @@ absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, Tra
 }
 
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes) {
+  if (config.checkpoint().strict_topology()) {
+    TESSERA_RETURN_IF_ERROR(InCheckpoint(saved, CheckSameTopology(saved.manifest(), config)));
+  }
   if (!LoadContentOf(config.checkpoint()).has_tensors()) return absl::OkStatus();
   const absl::Status same = CheckSameModel(saved.manifest(), config.model());
   const LoadPolicy policy = PolicyOf(config.checkpoint(), /*has_optimizer=*/true);

@@ -24,7 +24,7 @@ namespace tessera {
 absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, TrainConfig* config);
 
 // Returns FailedPrecondition if tensors would be loaded from another model; only a note if the
-// settings allow differences.
+// settings allow differences. With strict_topology, also if the topology differs.
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes);
 
 // Finds the model file of llm.c that llmc_filepath names. FailedPrecondition if it is another

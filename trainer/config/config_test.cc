@@ -236,6 +236,19 @@ TEST(ResolveConfigTest, WhatAFlagSwitchesOffTakesItsDependentsAlong) {
   EXPECT_OK(ResolveFile("checkpoint { enable_save_ckpt: false async_save: true }", {}));
 }
 
+TEST(ResolveConfigTest, AnIntervalOf0SavesTheLastStepByItsOwnSettingAlone) {
+  const auto saves_last_step = [](const std::vector<std::string>& flags) {
+    const auto config = ResolveFile("checkpoint { save: \"s\" }", flags);
+    EXPECT_OK(config.status());
+    return config.ok() && config->checkpoint().save_last_step();
+  };
+  EXPECT_TRUE(saves_last_step({}));
+  EXPECT_TRUE(saves_last_step({"--save-interval=5"}));
+  EXPECT_FALSE(saves_last_step({"--save-interval=5", "--save-last-step=false"}));
+  EXPECT_FALSE(saves_last_step({"--save-interval=0"}));
+  EXPECT_TRUE(saves_last_step({"--save-interval=0", "--save-last-step"}));
+}
+
 TEST(ResolveConfigTest, ContradictionsAreToldAtOnceWithTheirOrigins) {
   const auto message = [](const std::string& text, const std::vector<std::string>& flags) {
     std::string told(ResolveFile(text, flags).status().message());

@@ -52,6 +52,13 @@ void FillSave(TrainConfig* config) {
   checkpoint.set_save(saves ? run_dir + "/checkpoints" : "");
 }
 
+// Precondition: defaults are not filled in, so that a save_interval of 0 is the user's.
+void FillSaveLastStep(CheckpointConfig* checkpoint) {
+  if (checkpoint->has_save_last_step()) return;
+  checkpoint->set_save_last_step(!checkpoint->has_save_interval() ||
+                                 checkpoint->save_interval() > 0);
+}
+
 void FillDependentDefaults(TrainConfig* config) {
   TrainingConfig& training = *config->mutable_training();
   if (!training.has_global_batch_size()) {
@@ -276,6 +283,7 @@ absl::Status Complete(const TrainConfig& given, const ResolveOptions& options,
   }
   TESSERA_ASSIGN_OR_RETURN(ModelConfig model, ChooseModel(*resolved, options));
   TESSERA_ASSIGN_OR_RETURN(*resolved->mutable_model(), ResolveModelConfig(std::move(model)));
+  FillSaveLastStep(resolved->mutable_checkpoint());
   FillDeclaredDefaults(resolved);
   const bool is_auto = HasAutoTopology(given);
   if (is_auto && !given.training().has_global_batch_size()) {

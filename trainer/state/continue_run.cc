@@ -13,6 +13,7 @@
 #include "checkpoint/include/damage.h"
 #include "trainer/config/load_content.h"
 #include "trainer/state/describe_saved.h"
+#include "trainer/state/load_tensors.h"
 #include "trainer/state/save_storage.h"
 
 namespace tessera {
@@ -163,13 +164,18 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
 }
 
 TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved) {
-  if (!saved.has_value() || !saved->is_own || LoadsItsOwn(config.checkpoint())) return config;
+  if (!saved.has_value() || !saved->is_own) return config;
   CheckpointConfig& checkpoint = *config.mutable_checkpoint();
+  // The same command resumes a run that saves no optimizer state.
+  const bool begins_afresh = (checkpoint.no_save_optim() || checkpoint.no_load_optim()) &&
+                             !HasRole(saved->manifest(), ckpt::TensorRole::kOptimizerState);
+  if (begins_afresh) checkpoint.set_no_load_optim(true);
+  if (LoadsItsOwn(checkpoint)) return config;
   checkpoint.clear_ckpt_step();
   checkpoint.clear_consumed_samples();
   checkpoint.set_load_content("all");
   checkpoint.set_finetune(false);
-  checkpoint.set_no_load_optim(false);
+  checkpoint.set_no_load_optim(begins_afresh);
   checkpoint.set_no_load_rng(false);
   checkpoint.set_load_tensors("");
   checkpoint.set_allow_missing(false);

@@ -55,7 +55,7 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
 
 // Returns the settings for a run that continues from `saved`. Settings that concern a start from
 // another folder (finetune, no_load_optim and so on) do not apply to a resume from the run's own
-// folder.
+// folder; without saved optimizer state, no_load_optim does, and no_save_optim implies it.
 TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved);
 
 }  // namespace tessera

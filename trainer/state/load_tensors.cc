@@ -21,19 +21,20 @@
 #include "trainer/config/load_content.h"
 
 namespace tessera {
-namespace {
-
-std::unordered_set<std::string> SavedNames(const ckpt::Manifest& manifest) {
-  std::unordered_set<std::string> names;
-  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) names.insert(tensor.name());
-  return names;
-}
 
 bool HasRole(const ckpt::Manifest& manifest, ckpt::TensorRole role) {
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
     if (ckpt::FromProto(tensor.role()) == role) return true;
   }
   return false;
+}
+
+namespace {
+
+std::unordered_set<std::string> SavedNames(const ckpt::Manifest& manifest) {
+  std::unordered_set<std::string> names;
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) names.insert(tensor.name());
+  return names;
 }
 
 // Requests the saved master weight in place of every fp32 weight that was saved rounded. Returns
@@ -287,6 +288,9 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
     return absl::FailedPreconditionError(absl::StrCat(
         saved.Describe(),
         " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
+  }
+  if (saved.is_own && !HasRole(saved.manifest(), ckpt::TensorRole::kOptimizerState)) {
+    notes.sentences.emplace_back("no optimizer state was saved: the optimizer begins afresh");
   }
   if (!policy.with_weights && !policy.with_optimizer) return notes;
   ckpt::StateDict wanted;

@@ -50,6 +50,9 @@ struct LoadNotes {
   int64_t matching_parameters = 0;
 };
 
+// Returns whether a tensor of this role was saved.
+bool HasRole(const ckpt::Manifest& manifest, ckpt::TensorRole role);
+
 // Loads weights and, if the policy includes them, master weights and moments, which the manifest's
 // mapping assigns to parameters, whatever their names. Differences of precision are bridged: fp32
 // weights come from saved master weights; master weights that were not saved come from the saved

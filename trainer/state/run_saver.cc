@@ -35,6 +35,7 @@ ckpt::SaveScheduleOptions ToSchedule(const TrainConfig& config) {
           .continuous = checkpoint.save_continuously(),
           .rolling_interval_steps = checkpoint.non_persistent_save_interval(),
           .last_step = config.training().train_iters(),
+          .saves_last_step = checkpoint.save_last_step(),
           .exit_interval_steps = config.training().exit_interval(),
           .exit_after = exit_minutes > 0 ? absl::Minutes(exit_minutes) : absl::InfiniteDuration(),
           .saves_at_signals = checkpoint.exit_signal_handler()};

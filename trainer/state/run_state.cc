@@ -190,13 +190,22 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const T
                      absl::StrJoin(NumericsDifferences(before, numerics, "here"), "; "),
                      "): the bits of later losses differ from the saved run's"));
   }
-  // Sequence parallelism splits no weights, and older checkpoints do not record it.
-  Topology before = ckpt::FromProto(manifest.topology()), now = ConfigTopology(config);
-  before.sequence_parallel = now.sequence_parallel = false;
-  if (before != now) {
-    sentences.push_back(absl::StrCat("resharded from ", ToString(before), " to ", ToString(now)));
+  if (const absl::Status same = CheckSameTopology(manifest, config); !same.ok()) {
+    sentences.emplace_back(same.message());
   }
   return sentences;
+}
+
+// Older checkpoints do not record sequence parallelism, which splits no weights: it counts as off.
+absl::Status CheckSameTopology(const ckpt::Manifest& manifest, const TrainConfig& config) {
+  if (!manifest.has_topology()) return absl::OkStatus();
+  Topology before = ckpt::FromProto(manifest.topology());
+  const Topology now = ConfigTopology(config);
+  if (before == now) return absl::OkStatus();
+  const std::string was = ToString(before);
+  before.sequence_parallel = now.sequence_parallel;
+  return absl::FailedPreconditionError(
+      absl::StrCat(before == now ? "changed" : "resharded", " from ", was, " to ", ToString(now)));
 }
 
 absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest) {

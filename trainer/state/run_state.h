@@ -72,6 +72,10 @@ std::string SavedTopology(const ckpt::Manifest& manifest);
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics);
 
+// Checks that the run has the topology of the saved one, sequence parallelism included.
+// FailedPrecondition, naming both; a checkpoint that does not record its topology passes.
+absl::Status CheckSameTopology(const ckpt::Manifest& manifest, const TrainConfig& config);
+
 // Checks that random numbers keyed by the saved seed equal those of the saved run.
 // FailedPrecondition, naming both algorithms; a checkpoint without random numbers passes.
 absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest);

@@ -101,6 +101,17 @@ TEST(RunStateTest, WhatChangesTheBitsIsSaid) {
   config.mutable_parallel()->set_numerics(Numerics::FAST);
   EXPECT_EQ(DescribeChanges(manifest, config, numerics),
             std::vector<std::string>{"resharded from single to dp2"});
+  config.mutable_parallel()->set_data_parallel_size(1);
+  config.mutable_parallel()->set_tensor_model_parallel_size(2);
+  manifest = DescribeRun(config, ModelConfig(), {}, {}, numerics);
+  EXPECT_OK(CheckSameTopology(manifest, config));
+  config.mutable_parallel()->set_sequence_parallel(true);
+  EXPECT_EQ(DescribeChanges(manifest, config, numerics),
+            std::vector<std::string>{"changed from tp2 to tp2_sp"});
+  ExpectNames(CheckSameTopology(manifest, config), absl::StatusCode::kFailedPrecondition,
+              {"tp2 to tp2_sp"});
+  manifest.clear_topology();
+  EXPECT_OK(CheckSameTopology(manifest, config));
 }
 
 TEST(RunStateTest, OtherArithmeticThanTheSavedRunsIsSaid) {

@@ -63,7 +63,12 @@ absl::Status CheckApart(const TrainConfig& config, const char* setting, const st
 }  // namespace
 
 bool Saves(const TrainConfig& config) {
-  return !config.checkpoint().save().empty() && config.checkpoint().enable_save_ckpt() &&
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const bool ever = checkpoint.save_last_step() || checkpoint.save_interval() > 0 ||
+                    checkpoint.non_persistent_save_interval() > 0 ||
+                    checkpoint.save_interval_minutes() > 0 || checkpoint.save_continuously() ||
+                    !checkpoint.stop_file_path().empty();
+  return ever && !checkpoint.save().empty() && checkpoint.enable_save_ckpt() &&
          config.training().train_iters() > 0;
 }
 

@@ -20,7 +20,7 @@ namespace tessera {
 // Returns the options with which storages are opened whose names are in the settings.
 OpenStorageOptions StoresOf(const CheckpointConfig& config);
 
-// Returns whether the run saves: it has a folder `save`, and saves are not disabled.
+// Returns whether the run saves: it has a folder `save`, and settings that say when.
 bool Saves(const TrainConfig& config);
 
 // Opens the storage. With async_upload, it is a TieredStorage over StagingFolderOf(), which may
