@@ -84,15 +84,6 @@ absl::Status List(const CheckpointFolder& folder, char** report) {
   return GiveJson(json, report);
 }
 
-absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out) {
-  TESSERA_RETURN_IF_ERROR(opened.status());
-  auto checkpoint =
-      std::unique_ptr<tessera_checkpoint>(new tessera_checkpoint{.checkpoint = *std::move(opened)});
-  checkpoint->metadata = checkpoint->checkpoint.metadata();
-  *out = checkpoint.release();
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Checkpoint> OpenByName(const std::string& name, const OpenStorageOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(name, options));
   absl::StatusOr<Checkpoint> itself = Checkpoint::Open(name, options);
@@ -169,6 +160,15 @@ absl::Status Poll(AsyncSaver& saver, bool wait, char** report) {
 }
 
 }  // namespace
+
+absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out) {
+  TESSERA_RETURN_IF_ERROR(opened.status());
+  auto checkpoint =
+      std::unique_ptr<tessera_checkpoint>(new tessera_checkpoint{.checkpoint = *std::move(opened)});
+  checkpoint->metadata = checkpoint->checkpoint.metadata();
+  *out = checkpoint.release();
+  return absl::OkStatus();
+}
 
 absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options) {
   TESSERA_RETURN_IF_ERROR(SetTimeout(from.timeout_seconds, options.timeout));

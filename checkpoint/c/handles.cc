@@ -7,6 +7,7 @@ namespace tessera::ckpt::c {
 namespace {
 
 thread_local std::string error_message;
+thread_local absl::Status last_error;  // of that message
 
 }  // namespace
 
@@ -16,10 +17,18 @@ int32_t Report(const absl::Status& status) noexcept {
     error_message = std::string(status.message());
     // It is a C string.
     std::ranges::replace(error_message, '\0', ' ');
+    last_error = status;
   } catch (...) {
     error_message.clear();
   }
   return static_cast<int32_t>(status.code());
+}
+
+absl::Status ErrorOf(int32_t code) {
+  if (last_error.raw_code() == code && !error_message.empty()) return last_error;
+  const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
+  return {known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+          error_message.empty() ? absl::StrCat("a callback returned ", code) : error_message};
 }
 
 absl::Status CheckPointer(const void* pointer, std::string_view name) {
@@ -76,7 +85,9 @@ int32_t tessera_abi_version(void) { return TESSERA_ABI_VERSION; }
 const char* tessera_error_message(void) { return error_message.c_str(); }
 
 void tessera_set_error_message(const char* message) {
-  tessera::ckpt::c::Report(absl::UnknownError(message == nullptr ? "" : message));
+  const char* const text = message == nullptr ? "" : message;
+  // A callback hands the error of a function on that it has called.
+  if (*text == 0 || text != error_message) tessera::ckpt::c::Report(absl::UnknownError(text));
 }
 
 void tessera_text_free(char* text) { std::free(text); }

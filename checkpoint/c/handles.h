@@ -93,16 +93,15 @@ int32_t Run(const Body& body) noexcept {
   }
 }
 
+// Returns the error with the message that was kept last, of which a callback has returned the code.
+absl::Status ErrorOf(int32_t code);
+
 // Calls a function of the program. Returns what went wrong there.
 template <typename Call>
 absl::Status CallBack(const Call& call) {
   tessera_set_error_message("");
   const int32_t code = call();
-  if (code == TESSERA_OK) return absl::OkStatus();
-  const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
-  const std::string message = tessera_error_message();
-  return {known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-          message.empty() ? absl::StrCat("a callback returned ", code) : message};
+  return code == TESSERA_OK ? absl::OkStatus() : ErrorOf(code);
 }
 
 template <typename Handle>
@@ -178,6 +177,9 @@ absl::Status SetCount(int32_t value, std::string_view name, int& to);
 
 // Sets `options`, which has the defaults, except for the group.
 absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options);
+
+// Hands an opened checkpoint to the program.
+absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out);
 
 // Returns [{"step", "directory", ...}, ...].
 nlohmann::ordered_json ToJson(const std::vector<SaveOutcome>& outcomes);

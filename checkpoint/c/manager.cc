@@ -31,6 +31,7 @@ absl::StatusOr<SaveScheduleOptions> ScheduleOf(const tessera_manager_options& fr
                                   .interval = absl::Seconds(from.interval_seconds),
                                   .rolling_interval_steps = from.rolling_interval_steps};
   schedule.last_step = from.last_step > 0 ? from.last_step : std::numeric_limits<int64_t>::max();
+  schedule.saves = from.never_saves == 0;
   if (from.exit_after_seconds > 0) schedule.exit_after = absl::Seconds(from.exit_after_seconds);
   return schedule;
 }
@@ -64,6 +65,8 @@ absl::Status OpenManager(const std::string& name, const tessera_manager_options*
   TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_every_steps, "keep_every_steps"));
   options.keep = {.newest = copy.keep_newest, .every_steps = copy.keep_every_steps};
   options.stop_file = TextOrEmpty(copy.stop_file);
+  TESSERA_RETURN_IF_ERROR(CheckSeconds(copy.lock_wait_seconds, "lock_wait_seconds"));
+  if (copy.lock_wait_seconds > 0) options.lock_wait = absl::Seconds(copy.lock_wait_seconds);
   TESSERA_ASSIGN_OR_RETURN(manager->manager,
                            CheckpointManager::Open(name, std::move(options),
                                                    {.s3_endpoint = TextOrEmpty(copy.s3_endpoint)}));
@@ -71,8 +74,10 @@ absl::Status OpenManager(const std::string& name, const tessera_manager_options*
   return absl::OkStatus();
 }
 
-absl::Status Resume(CheckpointManager& manager, const StateDict& state, char** report) {
-  TESSERA_ASSIGN_OR_RETURN(const ResumeResult resumed, manager.TryResume(state));
+absl::Status ReportResumed(CheckpointManager& manager, const absl::StatusOr<ResumeResult>& result,
+                           char** report) {
+  TESSERA_RETURN_IF_ERROR(result.status());
+  const ResumeResult& resumed = *result;
   Json json = {{"step", nullptr}, {"directory", nullptr}, {"skipped", Json::array()}};
   if (resumed.checkpoint.has_value()) {
     json["step"] = resumed.checkpoint->step();
@@ -84,10 +89,21 @@ absl::Status Resume(CheckpointManager& manager, const StateDict& state, char** r
   return GiveJson(json, report);
 }
 
-absl::Status Save(CheckpointManager& manager, const StepState& now, const tessera_state& state,
+absl::StatusOr<ResumeResult> ResumeBy(CheckpointManager& manager, tessera_load_checkpoint load,
+                                      void* context, bool begin_anew) {
+  const LoadOnThisRank load_here = [&](const Checkpoint& checkpoint) -> absl::Status {
+    tessera_checkpoint* handle = nullptr;
+    TESSERA_RETURN_IF_ERROR(Give(checkpoint, &handle));
+    const absl::Status loaded = CallBack([&] { return load(context, handle); });
+    Free(handle);
+    return loaded;
+  };
+  return manager.TryResume(load_here, {.ignore_no_valid = begin_anew});
+}
+
+absl::Status Save(CheckpointManager& manager, const StepState& now, const GiveStateToSave& describe,
                   char** report) {
-  TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision,
-                           manager.TrySave(now, state.dict, state.metadata));
+  TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision, manager.TrySave(now, describe));
   constexpr const char* kSaves[] = {nullptr, "rolling", "permanent"};
   constexpr const char* kEnds[] = {nullptr,     "last step", "signal",       "records",
                                    "stop file", "duration",  "exit interval"};
@@ -122,19 +138,57 @@ int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* st
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
-    return Resume(*manager->manager, state->dict, report);
+    return ReportResumed(*manager->manager, manager->manager->TryResume(state->dict), report);
+  });
+}
+
+int32_t tessera_manager_resume_by(tessera_manager* manager, tessera_load_checkpoint load,
+                                  void* context, int32_t begin_anew, char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+    TESSERA_RETURN_IF_ERROR(CheckPointer(reinterpret_cast<const void*>(load), "load"));
+    return ReportResumed(*manager->manager,
+                         ResumeBy(*manager->manager, load, context, begin_anew != 0), report);
   });
 }
 
 int32_t tessera_manager_save(tessera_manager* manager, int64_t step, int32_t stop_signal,
                              int32_t healthy, const tessera_state* state, char** report) {
+  if (const absl::Status is_state = CheckHandle(state, "state"); !is_state.ok()) {
+    return Report(is_state);
+  }
+  const auto give = [](void* context, const tessera_state** to) {
+    *to = static_cast<const tessera_state*>(context);
+    return static_cast<int32_t>(TESSERA_OK);
+  };
+  return tessera_manager_save_by(manager, step, stop_signal, healthy, give,
+                                 const_cast<tessera_state*>(state), report);
+}
+
+int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step, int32_t stop_signal,
+                                int32_t healthy, tessera_describe_state describe, void* context,
+                                char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+    TESSERA_RETURN_IF_ERROR(CheckPointer(reinterpret_cast<const void*>(describe), "describe"));
     TESSERA_RETURN_IF_ERROR(CheckCount(step, "step"));
-    return Save(*manager->manager,
-                {.step = step, .stop_signal = stop_signal, .healthy = healthy != 0}, *state,
-                report);
+    const tessera::ckpt::StepState now = {
+        .step = step, .stop_signal = stop_signal, .healthy = healthy != 0};
+    const auto call = [&]() -> absl::StatusOr<tessera::ckpt::StateToSave> {
+      const tessera_state* state = nullptr;
+      TESSERA_RETURN_IF_ERROR(CallBack([&] { return describe(context, &state); }));
+      TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+      return tessera::ckpt::StateToSave{&state->dict, &state->metadata};
+    };
+    return Save(*manager->manager, now, call, report);
+  });
+}
+
+int32_t tessera_manager_poll(tessera_manager* manager, int32_t wait, char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+    return GiveJson(ToJson(wait != 0 ? manager->manager->Finish() : manager->manager->Poll()),
+                    report);
   });
 }
 

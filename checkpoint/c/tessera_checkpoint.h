@@ -384,6 +384,8 @@ typedef struct {
   /* What stays, of permanent checkpoints: all, where each is 0. */
   int64_t keep_newest;
   int64_t keep_every_steps;
+  int32_t never_saves;      /* a job that only loads: nothing is created, locked or renamed */
+  double lock_wait_seconds; /* for another job to give the folder back; 0: 10 */
 } tessera_manager_options;
 
 /* Opens the folder, creates it where it is not there, and locks it; collective over the group, as
@@ -398,6 +400,19 @@ TESSERA_API void tessera_manager_free(tessera_manager* manager);
 TESSERA_API int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state,
                                            char** report);
 
+/* Loads the checkpoint that is offered, on this rank, for a program that loads by itself: as
+ * LoadOnThisRank in checkpoint_manager.h. The checkpoint is freed when the callback returns.
+ * Returns a tessera_code, and sets tessera_error_message() if that is not TESSERA_OK: the code and
+ * the message of a function of this library mean what they meant there. */
+typedef int32_t (*tessera_load_checkpoint)(void* context, tessera_checkpoint* checkpoint);
+
+/* Offers the checkpoints of the folder, newest first, until the callback succeeds, with one that is
+ * not damaged on any rank. With `begin_anew`, checkpoints of which none is valid are as none. The
+ * report is that of tessera_manager_resume(). */
+TESSERA_API int32_t tessera_manager_resume_by(tessera_manager* manager,
+                                              tessera_load_checkpoint load, void* context,
+                                              int32_t begin_anew, char** report);
+
 /* Call after each step: saves if it is time. What one rank says counts for all: `stop_signal` (0:
  * none) ends the job; in a step that is not `healthy` nothing is saved for the time being. The
  * report: {"save": "permanent", "rolling" or null, "end": why the job ends, or null, "outcomes": as
@@ -405,6 +420,19 @@ TESSERA_API int32_t tessera_manager_resume(tessera_manager* manager, const tesse
 TESSERA_API int32_t tessera_manager_save(tessera_manager* manager, int64_t step,
                                          int32_t stop_signal, int32_t healthy,
                                          const tessera_state* state, char** report);
+
+/* As tessera_manager_save(), for a program whose state takes time to describe: the callback does so
+ * if the step is saved. The state that it gives is not freed before tessera_manager_wait_copied().
+ * Returns the same tessera_code on all ranks, and sets tessera_error_message() if that is not
+ * TESSERA_OK. */
+typedef int32_t (*tessera_describe_state)(void* context, const tessera_state** state);
+TESSERA_API int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step,
+                                            int32_t stop_signal, int32_t healthy,
+                                            tessera_describe_state describe, void* context,
+                                            char** report);
+
+/* As tessera_saver_poll(). */
+TESSERA_API int32_t tessera_manager_poll(tessera_manager* manager, int32_t wait, char** report);
 
 /* As tessera_saver_wait_copied(). */
 TESSERA_API int32_t tessera_manager_wait_copied(tessera_manager* manager, const void* data,

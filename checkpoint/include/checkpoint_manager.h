@@ -56,6 +56,15 @@ struct CheckpointManagerOptions {
 // (damage.h).
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
+// A function that describes this rank's state, and what is saved beside it, for a step that is
+// saved. The memory of the result must stay valid as that of TrySave()'s arguments. Returns the
+// same status on all ranks, as LoadOnThisRank does.
+struct StateToSave {
+  const StateDict* state;
+  const Metadata* metadata;
+};
+using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
+
 // Manages the checkpoints of one job in one folder: decides when the job saves, which checkpoints
 // it keeps, and where it resumes.
 //
@@ -139,8 +148,15 @@ class CheckpointManager {
   // decision that ends the job waits for all saves. A trouble is returned as an error.
   //
   // Cost: one exchange of about 100 bytes for each rank.
-  virtual absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
-                                               const Metadata& metadata = {}) = 0;
+  absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
+                                       const Metadata& metadata = {}) {
+    return TrySave(now, [&]() -> absl::StatusOr<StateToSave> {
+      return StateToSave{&state, &metadata};
+    });
+  }
+  // Calls `describe` if the step is saved.
+  virtual absl::StatusOr<SaveDecision> TrySave(const StepState& now,
+                                               const GiveStateToSave& describe) = 0;
 
   // Perform the parts of TrySave(), for a program whose own exchange after each step can carry the
   // facts, or that acts between the decision and the save:

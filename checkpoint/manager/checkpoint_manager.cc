@@ -113,16 +113,17 @@ class Manager final : public CheckpointManager {
     began_ = SteadyNow();
   }
 
-  absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
-                                       const Metadata& metadata) override {
+  absl::StatusOr<SaveDecision> TrySave(const StepState& now,
+                                       const GiveStateToSave& describe) override {
     TESSERA_ASSIGN_OR_RETURN(const StepFacts all, Exchange(Observe(now)));
     const SaveDecision decision = Decide(now.step, all);
     TESSERA_RETURN_IF_ERROR(Check(decision.trouble));
     const bool ends = decision.end != EndReason::kNone;
     if (ends) WaitForSaves();  // so that the last save is not skipped
     if (decision.save != SaveKind::kNone) {
+      TESSERA_ASSIGN_OR_RETURN(const StateToSave what, describe());
       TESSERA_RETURN_IF_ERROR(
-          Save({now.step, decision.save == SaveKind::kRolling, metadata}, state));
+          Save({now.step, decision.save == SaveKind::kRolling, *what.metadata}, *what.state));
     }
     if (ends) WaitForSaves();
     return decision;

@@ -17,16 +17,18 @@ from ._library import (AbortedError, AccessError, AlreadyExistsError, CancelledE
                        DeadlineExceededError, InternalError, InvalidArgumentError, MismatchError,
                        NotFoundError, ResourceExhaustedError, TesseraError, UnavailableError,
                        UnimplementedError)
+from ._manager import CheckpointManager, Decision
 from ._operations import (ConvertReport, Damage, DiffReport, VerifyReport, convert, diff, verify)
 from ._state import Box, FlatShard, TensorInfo
 from ._version import __version__
 
 __all__ = [
     "ALONE", "AbortedError", "AccessError", "AlreadyExistsError", "AsyncSaver", "Box",
-    "CancelledError", "Checkpoint", "CheckpointInfo", "ConvertReport", "Damage", "DataLossError",
-    "DeadlineExceededError", "DiffReport", "FlatShard", "Folder", "InternalError",
-    "InvalidArgumentError", "LoadReport", "MismatchError", "NotFoundError",
-    "ResourceExhaustedError", "SaveOutcome", "SaveReport", "TensorInfo", "TesseraError",
-    "Transport", "UnavailableError", "UnimplementedError", "VerifyReport", "__version__", "convert",
-    "diff", "latest", "list_checkpoints", "load", "open", "open_foreign", "prune", "save", "verify",
+    "CancelledError", "Checkpoint", "CheckpointInfo", "CheckpointManager", "ConvertReport",
+    "Damage", "DataLossError", "DeadlineExceededError", "Decision", "DiffReport", "FlatShard",
+    "Folder", "InternalError", "InvalidArgumentError", "LoadReport", "MismatchError",
+    "NotFoundError", "ResourceExhaustedError", "SaveOutcome", "SaveReport", "TensorInfo",
+    "TesseraError", "Transport", "UnavailableError", "UnimplementedError", "VerifyReport",
+    "__version__", "convert", "diff", "latest", "list_checkpoints", "load", "open", "open_foreign",
+    "prune", "save", "verify",
 ]

@@ -36,6 +36,19 @@ class SaveOutcome:
         return self.report
 
 
+def outcome_of(folder: Folder, found: Mapping[str, Any],
+               keep: Optional[int] = None) -> SaveOutcome:
+    """An outcome that the library has reported; see save_report()."""
+    step = found["step"]
+    if "error" not in found:
+        return SaveOutcome(step, save_report(folder, step, found, keep))
+    error = error_of(found["code"], found["error"])
+    skipped = found["code"] == _library.CANCELLED
+    LOGGER.log(logging.INFO if skipped else logging.ERROR, "the save of step %d %s: %s", step,
+               "was skipped" if skipped else "failed", error)
+    return SaveOutcome(step, None, error)
+
+
 # Savers whose saves are to be finished before the interpreter ends.
 _open: "weakref.WeakSet[AsyncSaver]" = weakref.WeakSet()
 
@@ -192,17 +205,8 @@ class AsyncSaver:
         keep = self._keep if is_first(self._group) else None
         poll = functools.partial(report, lib.saver_poll, self._handle, wait)
         for found in self._wait(poll) if wait else poll():
-            if "error" in found:
-                error = error_of(found["code"], found["error"])
-                outcomes.append(SaveOutcome(found["step"], None, error))
-                skipped = found["code"] == _library.CANCELLED
-                LOGGER.log(logging.INFO if skipped else logging.ERROR, "the save of step %d %s: %s",
-                           found["step"], "was skipped" if skipped else "failed", error)
-                self._forget(found["step"], skipped=skipped)
-            else:
-                outcomes.append(SaveOutcome(found["step"], save_report(
-                    self._folder, found["step"], found, keep)))
-                self._forget(found["step"])
+            outcomes.append(outcome_of(self._folder, found, keep))
+            self._forget(found["step"], skipped=found.get("code") == _library.CANCELLED)
         return outcomes
 
     def _forget(self, step: int, skipped: bool = False) -> None:

@@ -52,6 +52,11 @@ class Transport(abc.ABC):
         KeyboardInterrupt runs it in another thread."""
         return body()
 
+    def duplicate(self) -> "Transport":
+        """A transport of the same ranks for saves in the background, whose messages meet no others.
+        Collective. By default this one, which nothing else may use then."""
+        return self
+
     @abc.abstractmethod
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         """Starts to send. Returns a function that waits for the end, so many seconds at most."""
@@ -185,7 +190,9 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
             return _jax_transport(own)
         group = dist.group.WORLD
     if isinstance(group, Transport):
-        return group if group.size > 1 else None
+        if group.size == 1:
+            return None
+        return group.duplicate() if own else group
     if dist is not None and dist.is_available() and isinstance(group, dist.ProcessGroup):
         if dist.get_world_size(group) == 1:
             return None

@@ -114,6 +114,10 @@ UNITE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_size_t, POINTER(c_int32), POINTER(
                          POINTER(c_size_t), c_void_p)
 
 
+LOAD_CHECKPOINT = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p)
+DESCRIBE_STATE = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_void_p))
+
+
 class _Struct(ctypes.Structure):
     """A structure that knows its size."""
 
@@ -167,6 +171,25 @@ class LoadOptions(_Struct):
         ("progress", PROGRESS),
         ("progress_context", c_void_p),
         ("cancelled", POINTER(c_int32)),
+    ]
+
+
+class ManagerOptions(_Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("s3_endpoint", c_char_p),
+        ("save", POINTER(SaveOptions)),
+        ("background", POINTER(SaveOptions)),
+        ("last_step", c_int64),
+        ("interval_steps", c_int64),
+        ("rolling_interval_steps", c_int64),
+        ("interval_seconds", c_double),
+        ("exit_after_seconds", c_double),
+        ("stop_file", c_char_p),
+        ("keep_newest", c_int64),
+        ("keep_every_steps", c_int64),
+        ("never_saves", c_int32),
+        ("lock_wait_seconds", c_double),
     ]
 
 
@@ -226,6 +249,12 @@ _FUNCTIONS = {
     "saver_refuse": [c_void_p, c_int64, c_int32, c_char_p],
     "saver_wait_copied": [c_void_p, c_void_p, c_size_t],
     "saver_poll": [c_void_p, c_int32, _OUT],
+    "manager_open": [c_char_p, POINTER(ManagerOptions), _OUT],
+    "manager_resume_by": [c_void_p, LOAD_CHECKPOINT, c_void_p, c_int32, _OUT],
+    "manager_save_by":
+        [c_void_p, c_int64, c_int32, c_int32, DESCRIBE_STATE, c_void_p, _OUT],
+    "manager_poll": [c_void_p, c_int32, _OUT],
+    "manager_wait_copied": [c_void_p, c_void_p, c_size_t],
     "verify": [c_char_p, c_int32, POINTER(ReadOptions), _OUT],
     "diff": [c_char_p, c_char_p, c_int32, POINTER(ReadOptions), _OUT],
     "convert": [c_char_p, c_char_p, c_char_p, POINTER(ReadOptions), POINTER(WriteOptions), _OUT],
@@ -237,6 +266,7 @@ _VOID = {
     "folder_free": [c_void_p],
     "checkpoint_free": [c_void_p],
     "saver_free": [c_void_p],
+    "manager_free": [c_void_p],
 }
 
 

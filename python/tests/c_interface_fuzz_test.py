@@ -34,11 +34,20 @@ class Fuzz:
         self.raw = ctypes.CDLL(str(_library.library_path()))
         self.raw.tessera_error_message.restype = ctypes.c_char_p
         self.memory = np.zeros(4096)
-        self.handles = {kind: [] for kind in ("state", "folder", "checkpoint", "saver")}
+        self.handles = {kind: [] for kind in ("state", "folder", "checkpoint", "saver",
+                                              "manager")}
         self.kept = []  # of structures
         self.unites = (_library.UNITE(), _library.UNITE(lambda *_: 9),
                        _library.uniting(lambda by_rank: by_rank[0]))
+        self.loads = (_library.LOAD_CHECKPOINT(), _library.LOAD_CHECKPOINT(lambda *_: 9),
+                      _library.LOAD_CHECKPOINT(lambda *_: 0))
+        self.describes = (_library.DESCRIBE_STATE(), _library.DESCRIBE_STATE(lambda *_: 9),
+                          _library.DESCRIBE_STATE(self.describe))
         self.codes = {}
+
+    def describe(self, _context, state):
+        state[0] = self.handle("state")
+        return 0
 
     def number(self, bits):
         choice = self.random.choice(NUMBERS) if self.random.random() < 0.5 else (
@@ -103,6 +112,10 @@ class Fuzz:
 
     def call(self):
         name, types = self.random.choice(list(_library._FUNCTIONS.items()))
+        if name == "manager_open":  # which waits where another one has the folder
+            for manager in self.handles["manager"]:
+                self.raw.tessera_manager_free(manager)
+            self.handles["manager"].clear()
         out = ctypes.c_void_p()
         arguments = []
         for position, kind in enumerate(types):
@@ -131,6 +144,10 @@ class Fuzz:
                                      if self.random.random() < 0.9 else None)
             elif kind is _library.UNITE:
                 arguments.append(self.random.choice(self.unites))
+            elif kind is _library.LOAD_CHECKPOINT:
+                arguments.append(self.random.choice(self.loads))
+            elif kind is _library.DESCRIBE_STATE:
+                arguments.append(self.random.choice(self.describes))
             elif kind is ctypes.POINTER(ctypes.c_size_t):
                 arguments.append(ctypes.byref(ctypes.c_size_t()))
             else:
@@ -161,7 +178,7 @@ class Fuzz:
     def take(self, name, code, out):
         kind = {"state_create": "state", "folder_open": "folder", "open_latest": "checkpoint",
                 "open_step": "checkpoint", "open": "checkpoint", "open_foreign": "checkpoint",
-                "saver_create": "saver"}.get(name)
+                "saver_create": "saver", "manager_open": "manager"}.get(name)
         if code != 0 or not out.value or name == "entry":
             return
         if kind is None:

@@ -19,17 +19,25 @@ class _Hub:
 class ThreadTransport(tessera_ckpt.Transport):
     """Messages between threads."""
 
-    def __init__(self, hub, rank, size):
+    def __init__(self, hub, rank, size, number=0):
         self._hub, self.rank, self.size = hub, rank, size
+        self._number, self._duplicates = number, 0
+
+    def duplicate(self):
+        self._duplicates += 1
+        return ThreadTransport(self._hub, self.rank, self.size,
+                               100 * self._number + self._duplicates)
 
     def send(self, data, destination, tag):
-        self._hub.queue(self.rank, destination, tag).put(bytes(data))
+        self._hub.queue(self._number, self.rank, destination, tag).put(bytes(data))
         return lambda seconds: None
 
     def receive(self, size, source, tag):
+        messages = self._hub.queue(self._number, source, self.rank, tag)
+
         def wait(seconds):
             try:
-                return self._hub.queue(source, self.rank, tag).get(timeout=max(seconds, 0))
+                return messages.get(timeout=max(seconds, 0))
             except queue.Empty:
                 raise DeadlineExceededError(f"missing ranks: {source}") from None
         return wait

@@ -1,0 +1,302 @@
+"""The checkpoints of a job: when it saves, which it keeps, where it resumes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
+
+from . import _checkpoints
+from ._async_saver import SaveOutcome, outcome_of
+from ._checkpoints import Checkpoint, Folder, LoadReport, PathLike, describe
+from ._group import TIMEOUT_SECONDS, group_of, together
+from ._interrupt import cancelling
+from ._library import (DESCRIBE_STATE, LOAD_CHECKPOINT, LOGGER, Handle, InvalidArgumentError,
+                       ManagerOptions, NotFoundError, SaveOptions, guarded, integer, lib, report,
+                       text)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the job does after a step; the same on all ranks."""
+
+    save: Optional[str]  # "permanent", "rolling", or None
+    end: Optional[str]  # why the job ends: "last step", "signal", "stop file", "duration", or None
+    outcomes: List[SaveOutcome]  # of saves that are over
+
+
+class CheckpointManager:
+    """Decides when a job saves, which checkpoints it keeps, and where it resumes.
+
+        manager = CheckpointManager("/runs/a", interval_steps=100, last_step=1000, keep=3)
+        manager.try_resume(state)
+        while not (ends := manager.step >= 1000):
+            one step of training
+            ends = manager.try_save_checkpoint(state).end is not None
+
+    A folder is one job's: a second one is refused while the first has it. Rolling checkpoints
+    are frequent ones, of which the last two are kept. A signal, a stop file or a bad step of one
+    rank counts for all.
+    """
+
+    def __init__(self, folder: PathLike, group: Any = None, *, interval_steps: int = 0,
+                 rolling_interval_steps: int = 0, interval_minutes: float = 0,
+                 last_step: int = 0, exit_after_minutes: float = 0, stop_file: PathLike = "",
+                 keep: int = 0, keep_every_steps: int = 0, background: bool = False,
+                 lazy_copy: bool = False, skip_when_busy: bool = False, saves: bool = True,
+                 auto_resume: bool = True, load: PathLike = "", load_content: Iterable[str] = (),
+                 load_format: str = "", lock_wait_seconds: float = 10, s3_endpoint: str = "",
+                 timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Collective over the group, of which it makes one of its own if it saves in the
+        background.
+
+        Args:
+          folder: of the checkpoints, which is made where it is not there; a directory or a name
+            such as "s3://bucket/prefix".
+          group: as for save().
+          interval_steps: steps between permanent checkpoints; 0: none for this reason.
+          rolling_interval_steps: steps between rolling ones; 0: none.
+          interval_minutes: minutes between permanent ones; 0: none for this reason.
+          last_step: ends the job, and is saved; 0: the job has no last step.
+          exit_after_minutes: ends the job after so long, with a checkpoint; 0: never.
+          stop_file: a file of this machine, of one rank, in which a person writes a step: 500 saves
+            at step 500 and ends the job, -500 saves and continues.
+          keep: how many permanent checkpoints stay; 0: all, unless the next says otherwise.
+          keep_every_steps: those of steps that this divides stay, too.
+          background: saves while the program continues, as AsyncSaver does, of which lazy_copy and
+            skip_when_busy are the arguments.
+          saves: False for a job that only resumes; nothing is made, locked or renamed.
+          auto_resume: resumes from the newest valid checkpoint of the folder.
+          load: another checkpoint, or folder of them, of any format, for a folder without any.
+          load_content: the keys of the state to load from there, all by default.
+          load_format: its format; found out by default.
+          lock_wait_seconds: how long to wait for another job that has the folder.
+        """
+        self._group = group_of(group, timeout_seconds=timeout_seconds)
+        self._lazy_copy, self._auto_resume = lazy_copy, auto_resume
+        self._load, self._load_content, self._load_format = load, list(load_content), load_format
+        self._s3_endpoint, self._timeout_seconds = s3_endpoint, timeout_seconds
+        self.step = 0  # the steps that are done
+        # By step, in the order of the calls: they keep the memory of saves in flight alive.
+        self._descriptions: List[Tuple[int, Any]] = []
+        self._cancelled = ctypes.c_int32(0)
+        background_group = group_of(group, own=True, timeout_seconds=timeout_seconds) if (
+            background) else None
+        self._background_group, self._is_background = background_group, background
+        with together(self._group):
+            if self._group is not None and background_group is not None and (
+                    self._group.collectives.transport is background_group.collectives.transport):
+                raise InvalidArgumentError("saves in the background need a transport of their own: "
+                                           f"{type(group).__name__}.duplicate()")
+            self._name = os.fsdecode(text(folder, "folder"))
+            # Without saves, the folder may not be there.
+            self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint) if saves else None
+            save = self._save_options(self._group)
+            behind = self._save_options(background_group)
+            behind.skip_when_busy = bool(skip_when_busy)
+            options = ManagerOptions(
+                s3_endpoint=text(s3_endpoint, "s3_endpoint"), save=ctypes.pointer(save),
+                background=ctypes.pointer(behind) if background else None,
+                last_step=integer(last_step, "last_step"),
+                interval_steps=integer(interval_steps, "interval_steps"),
+                rolling_interval_steps=integer(rolling_interval_steps, "rolling_interval_steps"),
+                interval_seconds=60.0 * interval_minutes,
+                exit_after_seconds=60.0 * exit_after_minutes,
+                stop_file=text(stop_file, "stop_file"), keep_newest=integer(keep, "keep"),
+                keep_every_steps=integer(keep_every_steps, "keep_every_steps"),
+                never_saves=not saves, lock_wait_seconds=lock_wait_seconds)
+        self._handle = Handle(lib.manager_open, lib.manager_free, text(folder, "folder"),
+                              ctypes.byref(options), of_process="CheckpointManager")
+
+    @classmethod
+    def of_internevo(cls, ckpt: Mapping[str, Any], group: Any = None,
+                     **options: Any) -> "CheckpointManager":
+        """A manager by the `ckpt = dict(...)` of InternEvo's configurations.
+
+        Checkpoints of ckpt_type "internlm" and "internevo" are what is there: Tessera's, or
+        InternEvo's own. With async_upload, saves are in the background, and go to the folder at
+        once: async_upload_tmp_folder is not needed.
+
+        Args:
+          options: of CheckpointManager(), beside those of ckpt.
+        """
+        unknown = ckpt.keys() - _INTERNEVO
+        if unknown:
+            raise InvalidArgumentError(f"ckpt: unknown keys {', '.join(sorted(unknown))}")
+        every = ckpt.get("checkpoint_every") or 0
+        info = ckpt.get("load_ckpt_info") or {}
+        old = ckpt.get("load_ckpt_folder") or ""
+        info = dict(info) if info else dict(old) if isinstance(old, Mapping) else dict(path=old)
+        content = info.get("content") or ()
+        content = [content] if isinstance(content, str) else list(content)
+        kind = info.get("ckpt_type") or ""
+        found: Dict[str, Any] = dict(
+            saves=bool(ckpt.get("enable_save_ckpt", False)),
+            interval_steps=0 if every == float("inf") else every,
+            rolling_interval_steps=ckpt.get("oss_snapshot_freq") or 0,
+            stop_file=ckpt.get("stop_file_path") or "", load=info.get("path") or "",
+            load_content=[] if "all" in content else content,
+            load_format="" if kind in _ANY_FORMAT else kind,
+            auto_resume=bool(ckpt.get("auto_resume", True)),
+            background=bool(ckpt.get("async_upload", False)))
+        folder = ckpt.get("save_ckpt_folder")
+        if not folder:
+            raise InvalidArgumentError("ckpt: save_ckpt_folder is not set")
+        return cls(folder, group, **{**found, **options})
+
+    def __enter__(self) -> "CheckpointManager":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        outcomes = self.finish()
+        self.close()
+        if kind is None:
+            for outcome in outcomes:
+                outcome.result()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self.close()  # while the memory of saves in flight is still there
+
+    def try_resume(self, state: MutableMapping[Any, Any], *,
+                   begin_anew: bool = False) -> Optional[LoadReport]:
+        """Loads the newest valid checkpoint of the folder into `state`, in place, or what `load`
+        names where the folder has none. Newer ones, which are damaged on some rank, are renamed.
+
+        Args:
+          begin_anew: where checkpoints are there and none is valid, begins without one; otherwise
+            that is an error.
+
+        Returns: what was loaded, or None: the job begins anew.
+        """
+        self._handle.check()
+        found: List[LoadReport] = []
+
+        def offer(_context: Any, offered: int) -> int:
+            def body() -> None:
+                borrowed = Handle(lambda pointer: _set(pointer, offered), lambda pointer: None)
+                checkpoint = Checkpoint(borrowed, self._name)
+                found.append(checkpoint._load(state, self._group,
+                                              timeout_seconds=self._timeout_seconds))
+            return guarded(body)
+
+        if self._auto_resume:
+            resumed = report(lib.manager_resume_by, self._handle, LOAD_CHECKPOINT(offer), None,
+                             bool(begin_anew))
+            for sentence in resumed["skipped"]:
+                LOGGER.warning("%s", sentence)
+            if resumed["step"] is not None:
+                self.step = resumed["step"]
+                LOGGER.info("resumed from %s", found[-1].path)
+                return found[-1]
+        return self._load_other(state) if self._load else None
+
+    def _load_other(self, state: MutableMapping[Any, Any]) -> LoadReport:
+        """What `load` names. The job begins at its step if all of the state is from there."""
+        wanted: MutableMapping[Any, Any] = state
+        with together(self._group):
+            lacks = [key for key in self._load_content if key not in state]
+            if lacks:
+                raise InvalidArgumentError(f"load_content: the state has no {', '.join(lacks)}")
+            if self._load_content:
+                wanted = {key: state[key] for key in self._load_content}
+            checkpoint = self._open_other()
+        loaded: LoadReport = checkpoint._load(wanted, self._group,
+                                              allow_unexpected=bool(self._load_content),
+                                              timeout_seconds=self._timeout_seconds)
+        if self._load_content:
+            state.update(wanted)
+        else:
+            self.step = loaded.step
+        LOGGER.info("loaded %s", loaded.path)
+        return loaded
+
+    def _open_other(self) -> Checkpoint:
+        if not self._load_format:
+            try:
+                return _checkpoints.open(self._load, s3_endpoint=self._s3_endpoint)
+            except (InvalidArgumentError, NotFoundError):
+                pass
+        return _checkpoints.open_foreign(self._load, self._load_format,
+                                         s3_endpoint=self._s3_endpoint)
+
+    def try_save_checkpoint(self, state: Any, step: Optional[int] = None, *, stop_signal: int = 0,
+                            healthy: bool = True, entries: Optional[Mapping[str, bytes]] = None,
+                            program: str = "tessera_ckpt",
+                            per_rank: Iterable[str] = ()) -> Decision:
+        """Call after each step, on every rank: saves if it is time, and says whether the job ends.
+
+        In the foreground, a save that fails is an error. In the background, its outcome is in a
+        later decision; a decision that ends the job waits for all saves.
+
+        Args:
+          state: as for save().
+          step: that is done; one more than before by default.
+          stop_signal: the number of a signal that this rank has got, which ends the job with a
+            checkpoint.
+          healthy: False where the state of this step is none to keep, as after a loss of NaN:
+            a checkpoint that is due waits for a better one.
+        """
+        self._handle.check()
+        number = self.step + 1 if step is None else integer(step, "step")
+
+        def give(_context: Any, to: Any) -> int:
+            def body() -> None:
+                with together(self._group):
+                    description = describe(state, entries, program, per_rank, self._group)
+                self._descriptions.append((number, description))
+                to[0] = description.handle._as_parameter_
+            return guarded(body)
+
+        with cancelling(self._cancelled):
+            found = report(lib.manager_save_by, self._handle, number,
+                           integer(stop_signal, "stop_signal", 32), bool(healthy),
+                           DESCRIBE_STATE(give), None)
+        self.step = number
+        if found["save"] is not None and self._is_background and not self._lazy_copy:
+            lib.manager_wait_copied(self._handle, None, 0)
+        return Decision(found["save"], found["end"], self._outcomes(found["outcomes"]))
+
+    def wait_copied(self) -> None:
+        """Returns once the state may change, after a save with lazy_copy."""
+        self._handle.check()
+        lib.manager_wait_copied(self._handle, None, 0)
+
+    def poll(self) -> List[SaveOutcome]:
+        """The saves that have finished since the last call. Never waits."""
+        return self._outcomes(report(lib.manager_poll, self._handle, False))
+
+    def finish(self) -> List[SaveOutcome]:
+        """Waits for the saves in flight, and returns those that were not reported."""
+        return self._outcomes(report(lib.manager_poll, self._handle, True))
+
+    def close(self) -> None:
+        """Waits for saves in flight, gives the folder back, and frees everything."""
+        self._handle.close()
+        self._descriptions.clear()
+
+    def _outcomes(self, found: List[Mapping[str, Any]]) -> List[SaveOutcome]:
+        assert self._folder is not None or not found
+        outcomes = [outcome_of(self._folder, each) for each in found if self._folder is not None]
+        for outcome in outcomes:
+            self._descriptions = [(step, description) for step, description in self._descriptions
+                                  if step != outcome.step]
+        return outcomes
+
+    def _save_options(self, group: Any) -> SaveOptions:
+        return SaveOptions(group=None if group is None else group.pointer(),
+                           timeout_seconds=self._timeout_seconds,
+                           cancelled=ctypes.pointer(self._cancelled))
+
+
+# The keys of InternEvo's ckpt.
+_INTERNEVO = {"enable_save_ckpt", "save_ckpt_folder", "load_ckpt_folder", "load_ckpt_info",
+              "auto_resume", "checkpoint_every", "async_upload", "async_upload_tmp_folder",
+              "oss_snapshot_freq", "stop_file_path"}
+# Its ckpt_types that stand for what is there.
+_ANY_FORMAT = ("", "internlm", "internevo", "normal")
+
+
+def _set(pointer: Any, value: int) -> None:
+    pointer._obj.value = value

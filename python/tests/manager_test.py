@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""CheckpointManager: jobs of one and of two ranks, as threads, that end and are started again."""
+
+import os
+import pathlib
+import tempfile
+import unittest
+
+import numpy as np
+import tessera_ckpt
+from ranks import run_ranks
+from tessera_ckpt import CheckpointManager
+
+LAST_STEP = 10
+
+
+def new_state():
+    return {"model": {"w": np.zeros(6)}, "trainer": {"step": 0, "lr": 0.5}}
+
+
+def train(manager, state, signal_at=0):
+    """Steps whose sum depends on each state before. Returns the decisions that did something."""
+    decisions = []
+    while True:
+        step = manager.step + 1
+        manager.wait_copied()
+        state["model"]["w"] = state["model"]["w"] * 1.5 + step
+        state["trainer"]["step"] = step
+        decision = manager.try_save_checkpoint(state, stop_signal=15 if step == signal_at else 0)
+        if decision.save or decision.end:
+            decisions.append((step, decision.save, decision.end))
+        if decision.end:
+            return decisions
+
+
+def expected():
+    w = np.zeros(6)
+    for step in range(1, LAST_STEP + 1):
+        w = w * 1.5 + step
+    return w
+
+
+class ManagerTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.scratch = scratch.name
+        self.folder = scratch.name + "/runs"
+
+    def check_ranks(self, results):
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
+
+    def steps(self):
+        return [info.step for info in tessera_ckpt.list_checkpoints(self.folder)]
+
+    def test_a_job_that_a_signal_ends_goes_on(self):
+        for size in (1, 2):
+            for background in (False, True):
+                self.folder = f"{self.scratch}/{size}{background}"
+                for run in range(2):
+                    def body(transport, run=run):
+                        state = new_state()
+                        with CheckpointManager(
+                                self.folder, transport if size > 1 else None, interval_steps=4,
+                                rolling_interval_steps=2, last_step=LAST_STEP, keep=2,
+                                background=background) as manager:
+                            resumed = manager.try_resume(state)
+                            self.assertEqual(manager.step, 7 * run)
+                            self.assertEqual(state["trainer"]["step"], 7 * run)
+                            self.assertEqual(resumed is None, run == 0)
+                            # A signal to one rank alone.
+                            is_hit = run == 0 and transport.rank == size - 1
+                            return train(manager, state, 7 if is_hit else 0), state
+                    for decisions, state in self.check_ranks(run_ranks(size, body)):
+                        self.assertEqual(decisions, [
+                            (2, "rolling", None), (4, "permanent", None), (6, "rolling", None),
+                            (7, "permanent", "signal")] if run == 0 else [
+                                (8, "permanent", None), (10, "permanent", "last step")])
+                        if run == 1:
+                            np.testing.assert_array_equal(state["model"]["w"], expected())
+                self.assertEqual(self.steps(), [8, 10])
+
+    def test_a_damaged_checkpoint_is_skipped_and_renamed(self):
+        with CheckpointManager(self.folder, interval_steps=4, last_step=LAST_STEP) as manager:
+            train(manager, new_state())
+        data = next(pathlib.Path(self.folder, "step-00000010").glob("*.safetensors"))
+        data.write_bytes(data.read_bytes()[:-8] + b"\x11" * 8)
+
+        def body(transport):
+            state = new_state()
+            with CheckpointManager(self.folder, transport) as manager:
+                report = manager.try_resume(state)
+            return report.step, state["trainer"]["step"]
+        with self.assertLogs("tessera_ckpt", "WARNING") as logs:
+            self.assertEqual(self.check_ranks(run_ranks(2, body)), [(8, 8), (8, 8)])
+        self.assertIn("step-00000010.damaged", "\n".join(logs.output))
+        self.assertIn("step-00000010.damaged", os.listdir(self.folder))
+
+    def test_where_none_is_valid_the_job_begins_anew_if_it_may(self):
+        with CheckpointManager(self.folder, last_step=1) as manager:
+            train(manager, new_state())
+        data = next(pathlib.Path(self.folder, "step-00000001").glob("*.safetensors"))
+        data.write_bytes(b"")
+        with CheckpointManager(self.folder) as manager:
+            with self.assertRaises(tessera_ckpt.MismatchError):
+                manager.try_resume(new_state())
+            self.assertIsNone(manager.try_resume(new_state(), begin_anew=True))
+
+    def test_a_stop_file_saves_and_ends(self):
+        stop = self.scratch + "/stop"
+        pathlib.Path(stop).write_text("3")
+        with CheckpointManager(self.folder, last_step=LAST_STEP, stop_file=stop) as manager:
+            self.assertEqual(train(manager, new_state()), [(3, "permanent", "stop file")])
+
+    def test_a_folder_is_of_one_job(self):
+        with CheckpointManager(self.folder):
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, "is in use"):
+                CheckpointManager(self.folder, lock_wait_seconds=0.1)
+
+    def test_a_step_that_is_not_saved_describes_nothing(self):
+        with CheckpointManager(self.folder, interval_steps=2) as manager:
+            self.assertIsNone(manager.try_save_checkpoint({"bad": object()}).save)
+            with self.assertRaisesRegex(tessera_ckpt.TesseraError, "bad"):
+                manager.try_save_checkpoint({"bad": object()})
+
+    def test_what_one_rank_cannot_save_is_an_error_on_all(self):
+        def body(transport):
+            with CheckpointManager(self.folder, transport, interval_steps=1,
+                                   timeout_seconds=30) as manager:
+                state = new_state()
+                if transport.rank == 1:
+                    state["bad"] = object()
+                with self.assertRaisesRegex(tessera_ckpt.TesseraError, "bad"):
+                    manager.try_save_checkpoint(state)
+        self.check_ranks(run_ranks(2, body))
+        self.assertEqual(self.steps(), [])
+
+    def test_the_ckpt_of_internevo(self):
+        ckpt = dict(
+            enable_save_ckpt=True, save_ckpt_folder="local:" + self.folder, auto_resume=True,
+            checkpoint_every=4, async_upload=True, oss_snapshot_freq=2,
+            async_upload_tmp_folder="/dev/shm/internlm_tmp_ckpt/",
+            stop_file_path=self.scratch + "/stop", load_ckpt_info=None)
+        with CheckpointManager.of_internevo(ckpt, last_step=LAST_STEP) as manager:
+            self.assertIsNone(manager.try_resume(new_state()))
+            decisions = train(manager, new_state())
+        self.assertEqual([(step, save) for step, save, _ in decisions], [
+            (2, "rolling"), (4, "permanent"), (6, "rolling"), (8, "permanent"),
+            (10, "permanent")])
+        # The model alone, of a checkpoint in Tessera's format, for a job without a folder yet.
+        other = dict(
+            enable_save_ckpt=False, save_ckpt_folder=self.scratch + "/other", auto_resume=False,
+            checkpoint_every=float("inf"), load_ckpt_info=dict(
+                path=self.folder, content=("model",), ckpt_type="internlm"))
+        state = new_state()
+        with CheckpointManager.of_internevo(other) as manager:
+            self.assertEqual(manager.try_resume(state).step, 10)
+            self.assertEqual(manager.step, 0)
+            self.assertIsNone(manager.try_save_checkpoint(state).save)
+        np.testing.assert_array_equal(state["model"]["w"], expected())
+        self.assertEqual(state["trainer"], new_state()["trainer"])
+        self.assertFalse(os.path.exists(self.scratch + "/other"))
+        for bad, message in ((dict(ckpt, every=5), "unknown keys every"),
+                             (dict(enable_save_ckpt=True), "save_ckpt_folder is not set")):
+            with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, message):
+                CheckpointManager.of_internevo(bad)
+        other["load_ckpt_info"]["content"] = ("sampler",)
+        with CheckpointManager.of_internevo(other) as manager:
+            with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "no sampler"):
+                manager.try_resume(new_state())
+
+
+if __name__ == "__main__":
+    unittest.main()
