@@ -124,7 +124,7 @@ uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
   Words d = LoadVector(at + 3 * kVectorBytes);
   for (at += kStepBytes, size -= kStepBytes; size >= kStepBytes;
        at += kStepBytes, size -= kStepBytes) {
-    HWY_UNROLL()
+    HWY_UNROLL(64)
     for (size_t line = 0; line < kStepBytes; line += kCacheLineBytes) {
       hwy::Prefetch(at + kPrefetchBytes + line);
     }

@@ -104,7 +104,7 @@ HWY_INLINE LogicalDigest DigestWords(uint64_t first_index, const std::byte* at, 
   const size_t lines = count / kLineElements;
   for (size_t line = 0; line < lines; ++line, at += kLineBytes) {
     on_line(line, at);
-    HWY_UNROLL()
+    HWY_UNROLL(64)
     for (size_t i = 0; i < kLineElements; i += lanes) {
       mixer.Add(index_terms, LoadWidened<Word>(at + i * sizeof(Word)), sums);
       index_terms = hn::Add(index_terms, step);
@@ -175,7 +175,7 @@ LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& 
       first_index, data, kStripBytes / sizeof(Word), [&](size_t line, const std::byte* from) {
         hwy::Prefetch(from + kStripBytes);
         const std::byte* const at = data + line * (kLineBytes / 2);
-        HWY_UNROLL()
+        HWY_UNROLL(64)
         for (size_t i = 0; i < kLineBytes / 2; i += sizeof(uint64_t)) {
           front = AddWord(front, at + i);
           back = AddWord(back, at + kHalf + i);
