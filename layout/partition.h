@@ -32,7 +32,7 @@ struct Partition {
   int dim = -1;         // that tensor parallelism cuts; -1: none, every rank has the whole
   int sections = 1;     // equal parts of `dim`, each of which is cut: q, k and v in one matrix
   bool padded = false;  // rows are padded in memory before they are cut; `dim` is 0
-  Place place;
+  Place place = {};
 
   bool operator==(const Partition&) const = default;
 };

@@ -72,7 +72,7 @@ struct AsyncSaveOptions {
 
   // Returns the available memory in bytes. Null: as the system and the process's control group
   // report it.
-  std::function<uint64_t()> available_memory_bytes;
+  std::function<uint64_t()> available_memory_bytes = {};
 };
 
 // The outcome of a finished save.

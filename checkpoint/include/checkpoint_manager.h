@@ -25,28 +25,28 @@ namespace tessera::ckpt {
 struct CheckpointManagerOptions {
   // The ranks of the job, the timeout, the layout of the files, before_commit. `metadata` is not
   // used, since each save has its own.
-  SaveOptions save;
+  SaveOptions save = {};
 
   // If set, saves are in the background. `background.save.group` must be a group of the same ranks
   // as save.group that nothing else uses.
-  std::optional<AsyncSaveOptions> background;
+  std::optional<AsyncSaveOptions> background = {};
 
-  SaveScheduleOptions schedule;  // when the job saves and ends
-  FailedSavesOptions failures;   // when it ends because it cannot save
-  RetentionOptions keep;         // which permanent checkpoints stay; by default all
+  SaveScheduleOptions schedule = {};  // when the job saves and ends
+  FailedSavesOptions failures = {};   // when it ends because it cannot save
+  RetentionOptions keep = {};         // which permanent checkpoints stay; by default all
 
   // A file of the local file system by which a person asks the job to save or to end (stop_file.h);
   // empty: none. Set it on one rank only: each rank with a file reads it, and a request that one
   // rank reads counts for all. The folder records in ".stop_file" the request that ended the job,
   // so that it does not end a later one.
-  std::string stop_file;
+  std::string stop_file = {};
 
   absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder
   // Receives sentences for the user, on the rank that has news. May be null.
-  std::function<void(const std::string&)> notes;
+  std::function<void(const std::string&)> notes = {};
   // Called on rank 0 by the saving thread once a checkpoint is committed, before superfluous ones
   // are deleted. May be null.
-  std::function<void(const SaveReport&)> on_commit;
+  std::function<void(const SaveReport&)> on_commit = {};
 };
 
 // A function that loads a checkpoint on this rank. Collective; returns the same status on all

@@ -38,11 +38,11 @@ struct LoadOptions {
   uint64_t staging_bytes = uint64_t{64} << 20;
   // Called with the saved size of the elements that were placed in this rank's memory, and of all
   // that it wants, by one thread at a time. Null: not called.
-  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
   // Called often, by any thread and by several at once, while this rank reads: must be thread-safe
   // and quick. True ends the load with Cancelled, after which the state is as after any other
   // failed read.
-  std::function<bool()> is_cancelled;
+  std::function<bool()> is_cancelled = {};
 };
 
 struct LoadReport {

@@ -126,7 +126,7 @@ struct ResumeOptions {
   // Step of the checkpoint from which to continue, instead of the latest valid one. An error if it
   // is missing or damaged. Once it is loaded, checkpoints of later steps are quarantined as
   // "abandoned".
-  std::optional<int64_t> step;
+  std::optional<int64_t> step = {};
   // Whether to begin without a checkpoint if there have been some but none is valid.
   bool ignore_no_valid = false;
 };

@@ -47,9 +47,9 @@ struct PeerReplicaOptions {
   // A folder in memory (in /dev/shm, or another tmpfs) that outlives the processes, used by this
   // job alone on each host. Created with access for this user only. Ranks that see the same folder
   // are on one host.
-  std::string folder;
+  std::string folder = {};
   // The host's name in messages. Empty: the system's.
-  std::string host;
+  std::string host = {};
   // The folder of the job's permanent checkpoints, locked by the job (FolderLock). Its file
   // ".replicas" names the replicas of the present job. Used on rank 0; must outlive this object.
   Storage* store = nullptr;

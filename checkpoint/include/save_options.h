@@ -24,23 +24,23 @@ using UniteEntry =
 
 // The data of a checkpoint besides its tensors. In a group, rank 0's metadata is saved.
 struct Metadata {
-  std::string program;                         // the saving program, for people: "my_trainer 1.2"
-  std::map<std::string, std::string> entries;  // the program's own data: any bytes by name
+  std::string program = {};  // the saving program, for people: "my_trainer 1.2"
+  std::map<std::string, std::string> entries = {};  // the program's own data: any bytes by name
   // By name, the entries of which not only rank 0's counts; the same names on all ranks. If a rank
   // has other bytes than rank 0, the function is called on rank 0, by the saving thread, before
   // anything is written, and what it returns is saved.
-  std::map<std::string, UniteEntry> unite;
+  std::map<std::string, UniteEntry> unite = {};
 
   // Fields of the manifest that the program fills in itself (topology, model, optimizer). Tensors
   // and files must be empty, the step is ignored, and the fields above are added. May be null.
-  std::shared_ptr<const Manifest> manifest;
+  std::shared_ptr<const Manifest> manifest = {};
 };
 
 // One save: its step, its kind, and what is stored with the tensors.
 struct SaveRequest {
   int64_t step = 0;
   bool rolling = false;  // goes to a rolling slot, in a CheckpointManager
-  Metadata metadata;
+  Metadata metadata = {};
 };
 
 struct SaveOptions {
@@ -58,7 +58,7 @@ struct SaveOptions {
 
   // Metadata that is stored with the tensors. Ignored by AsyncSaver and CheckpointManager, which
   // take it with each save.
-  Metadata metadata;
+  Metadata metadata = {};
 
   // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; its
   // size must be a multiple of 8.
@@ -72,16 +72,16 @@ struct SaveOptions {
 
   // Called with the bytes of this rank's data files that are written, and with their total, by one
   // thread at a time. Null: not called.
-  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
   // Called often, by any thread, with a lock of the save held, until this rank's data is written:
   // must be thread-safe and quick, and must not call the saver. True ends the save with Cancelled,
   // within the time of a few writes of 4 MiB.
-  std::function<bool()> is_cancelled;
+  std::function<bool()> is_cancelled = {};
 
   // Called by the saving thread, on every rank that set it, once this rank's data is durable and
   // before the checkpoint is committed, to make durable what the checkpoint depends on, for example
   // a log. An error fails the save.
-  std::function<absl::Status()> before_commit;
+  std::function<absl::Status()> before_commit = {};
 };
 
 struct SaveReport {

@@ -30,7 +30,7 @@ class DeviceMemory;  // checkpoint/include/device_memory.h
 // Memory of a device is copied by `device` alone. Its `data` is an address that is never
 // dereferenced: it and the strides say which bytes AsyncSaver::WaitUntilCopied() is called for.
 struct Shard {
-  Box box;
+  Box box = {};
   void* data = nullptr;          // the element at box.global_offset
   std::vector<int64_t> strides;  // in elements, one per dim; empty: contiguous row-major
 
@@ -67,14 +67,15 @@ struct Shard {
 // One process's part of a logical tensor: its properties, and the boxes of it that this process
 // holds (possibly none).
 struct ShardedTensor {
-  std::string name;
+  std::string name = {};
   TensorRole role = TensorRole::kWeight;
   DType dtype = DType::kUnspecified;  // unspecified: that of the shards
-  Shape global_shape;
-  Shape padded_shape;                  // in memory, where rows pad it; never saved. Empty: none
-  std::string alias_of;                // not empty: a second name of that tensor; carries no shards
-  std::optional<Partition> partition;  // how it may be cut, where that is known; not of an alias
-  std::vector<Shard> shards;
+  Shape global_shape = {};
+  Shape padded_shape = {};    // in memory, where rows pad it; never saved. Empty: none
+  std::string alias_of = {};  // not empty: a second name of that tensor; carries no shards
+  // How it may be cut, where that is known; not of an alias.
+  std::optional<Partition> partition = {};
+  std::vector<Shard> shards = {};
 };
 
 // A process's contribution to a save, or its wants of a load. Boxes of one tensor must not overlap
@@ -83,7 +84,7 @@ struct ShardedTensor {
 // Files have the tensors in this order. If it is the order of memory, tensors that are parts of one
 // buffer are written together, in place.
 struct StateDict {
-  std::vector<ShardedTensor> tensors;
+  std::vector<ShardedTensor> tensors = {};
 };
 
 }  // namespace tessera::ckpt

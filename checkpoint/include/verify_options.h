@@ -16,8 +16,8 @@ struct VerifyOptions {
   bool contents = true;
   int io_threads = 4;
   // Called with the bytes read so far and in total, by one thread at a time. Null: not called.
-  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
-  std::function<bool()> is_cancelled;  // as in LoadOptions; true ends with Cancelled
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
+  std::function<bool()> is_cancelled = {};  // as in LoadOptions; true ends with Cancelled
 };
 
 // A place in a checkpoint that does not hold the bytes that were written there.
