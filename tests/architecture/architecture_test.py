@@ -13,12 +13,12 @@ import xml.etree.ElementTree
 
 OURS = (
     "base", "checkpoint", "comm", "compute", "convert", "layout", "models", "operations", "python",
-    "storage", "tensor", "tests", "tokenizer", "tools", "trainer",
+    "sdk", "storage", "tensor", "tests", "tokenizer", "tools", "trainer",
 )
 
 # (from, to): no path, of any length, leads from one folder to the other. A folder stands for what
 # is below it, too.
-_ABOVE = ("convert", "models", "operations", "python", "tests", "tools", "trainer")
+_ABOVE = ("convert", "models", "operations", "python", "sdk", "tests", "tools", "trainer")
 NO_PATH = (
     ("base", tuple(sorted(set(OURS) - {"base"}))),
     ("layout", tuple(sorted(set(OURS) - {"base", "layout"}))),
@@ -39,7 +39,7 @@ NO_PATH = (
     ("trainer", ("tests", "tools")),
 )
 # Folders that only their own targets may use.
-ENDS = ("trainer/app", "tools", "tests", "python")
+ENDS = ("trainer/app", "tools", "tests", "python", "sdk")
 
 # What the repository builds for use, apart from tests.
 RULES = ("cc_binary", "cc_folder", "cc_library", "cc_proto")

@@ -17,7 +17,8 @@ The word after a block's fence says what is done with it:
   text       Nothing: a picture, a formula, or output.
 
 A block of FORMAT.md with a file's name after that word is compared by
-//checkpoint/format:format_doc_test. Flags that are named outside of blocks are looked up, too.
+//checkpoint/format:format_doc_test; one of docs/library.md is run, or compared, by
+//tests/outside. Flags that are named outside of blocks are looked up, too.
 """
 
 import os
@@ -33,7 +34,8 @@ TOOLS = ("train", "ckpt", "prepare_data", "compare_runs")
 # What a block may start besides the stand-ins.
 REAL_PROGRAMS = ("grep", "ls", "sort", "uniq")
 # Flags of Bazel, mpirun and launch.py that the documents name.
-FLAGS_OF_OTHERS = {"config", "enable-recovery", "hostfile", "test-arg", "test-env"}
+FLAGS_OF_OTHERS = {"config", "cxxopt", "enable-recovery", "features", "hostfile", "test-arg",
+                   "test-env"}
 # Where flags of programs that are not built for this test are declared.
 OTHER_SOURCES = ("tests/worlds/jobs", "tests/crash", "tests/device/check", "tests/peers",
                  "tests/reshard", "tests/resume", "tests/support", "trainer/tools")
@@ -214,7 +216,8 @@ def check_block(document, info, text, world, tools):
         run(tools["train"], f"--config={world}/block.textproto", *rest, "--print-launch")
     elif info == ["python"]:
         compile(text, str(document), "exec")
-    elif info not in (["c++"], ["text"]) and (document.name != "FORMAT.md" or len(info) != 2):
+    elif info not in (["c++"], ["text"]) and (
+            len(info) != 2 or document.name not in ("FORMAT.md", "library.md")):
         raise Fault(f'a block of the kind "{" ".join(info)}"; see {__file__}')
 
 

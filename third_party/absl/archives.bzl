@@ -66,3 +66,20 @@ ABSL_ARCHIVES = [
     "time",
     "time_zone",
 ]
+
+# What //checkpoint uses, as Abseil's own BUILD files name it.
+ABSL_TARGETS = [
+    "//absl/base:core_headers",
+    "//absl/container:flat_hash_map",
+    "//absl/container:flat_hash_set",
+    "//absl/container:inlined_vector",
+    "//absl/functional:function_ref",
+    "//absl/hash",
+    "//absl/status",
+    "//absl/status:statusor",
+    "//absl/strings",
+    "//absl/strings:cord",
+    "//absl/strings:str_format",
+    "//absl/time",
+    "//absl/types:optional",
+]

@@ -70,13 +70,20 @@ def precompiled_header(name, srcs, copts = []):
         textual_hdrs = [":" + name],
     )
 
-def _is_ours():
-    return native.repository_name() == "@" and not native.package_name().startswith("third_party")
+def is_ours():
+    """Whether this repository is the workspace, not a part of somebody else's."""
+    return native.repository_name() == "@"
 
 def _with(header, rule, name, copts, deps, precompiled = True, **others):
+    if not is_ours():
+        # What .bazelrc has for all of the workspace. The layering was checked in ours.
+        copts = ["-std=c++20", "-fno-math-errno"] + copts
+        others["features"] = others.get("features", []) + ["-layering_check"]
+
     # The compiler refuses a header that was compiled without it.
     differs = any([option.startswith("-fsanitize=") for option in copts])
-    if _is_ours() and precompiled and not differs:
+    third_party = native.package_name().startswith("third_party")
+    if is_ours() and not third_party and precompiled and not differs:
         copts = ["-include-pch", "$(BINDIR)/third_party/pch/%s.pch" % header] + copts
         deps = deps + ["//third_party/pch:%s_headers" % header]
     rule(name = name, copts = copts, deps = deps, **others)
