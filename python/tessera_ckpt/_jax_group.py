@@ -16,13 +16,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import (Client, Connection, answer_challenge,
+                                        deliver_challenge)
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ._group import Transport
 from ._library import DeadlineExceededError, UnavailableError
 
 _CONNECT_SECONDS = 300
+_ACCEPT_SECONDS = 1.0
 
 
 class JaxTransport(Transport):
@@ -35,17 +37,17 @@ class JaxTransport(Transport):
         from jax._src import distributed  # type: ignore[import-not-found,unused-ignore]
         self.rank, self.size = jax.process_index(), jax.process_count()
         self._lock, self._gone = threading.Lock(), set()  # type: Any, Set[int]
+        self._connected: Set[int] = set()
         self._received: Dict[Tuple[int, int], "queue.Queue[Any]"] = {}
         state: Any = distributed.global_state
         store, prefix = state.client, f"tessera_ckpt/{number}"
         if self.rank == 0:
             store.key_value_set_bytes(f"{prefix}/secret", os.urandom(32))
         secret = store.blocking_key_value_get_bytes(f"{prefix}/secret", _CONNECT_SECONDS * 1000)
-        listener = Listener((_own_address(state.coordinator_address), 0), backlog=self.size,
-                            authkey=secret)
-        store.key_value_set(f"{prefix}/{self.rank}", "{}:{}".format(*listener.address))
-        accepting = threading.Thread(target=self._accept, args=(listener,), daemon=True)
-        accepting.start()
+        listener = socket.create_server((_own_address(state.coordinator_address), 0),
+                                        backlog=self.size)
+        threading.Thread(target=self._accept, args=(listener, secret), daemon=True).start()
+        store.key_value_set(f"{prefix}/{self.rank}", "{}:{}".format(*listener.getsockname()))
         self._senders: Dict[int, Tuple[Any, ThreadPoolExecutor]] = {}
         for peer in set(range(self.size)) - {self.rank}:
             address = store.blocking_key_value_get(f"{prefix}/{peer}", _CONNECT_SECONDS * 1000)
@@ -54,17 +56,29 @@ class JaxTransport(Transport):
             connection.send_bytes(struct.pack("<q", self.rank))
             self._senders[peer] = connection, ThreadPoolExecutor(1)
 
-    def _accept(self, listener: Listener) -> None:
+    def _accept(self, listener: socket.socket, secret: bytes) -> None:
+        listener.settimeout(_ACCEPT_SECONDS)  # the others may all be there by then
         with listener:
-            accepted = 0
-            while accepted < self.size - 1:
+            while len(self._connected) < self.size - 1:
                 try:
-                    connection = listener.accept()
-                    peer, = struct.unpack("<q", connection.recv_bytes(8))
-                except (AuthenticationError, EOFError, OSError):
-                    continue  # it was another program
-                threading.Thread(target=self._read, args=(connection, peer), daemon=True).start()
-                accepted += 1
+                    accepted, _ = listener.accept()
+                except OSError:
+                    continue
+                accepted.settimeout(None)
+                threading.Thread(target=self._greet, args=(Connection(accepted.detach()), secret),
+                                 daemon=True).start()
+
+    def _greet(self, connection: Any, secret: bytes) -> None:
+        """In a thread of its own: another program may connect, and stay silent."""
+        try:
+            deliver_challenge(connection, secret)
+            answer_challenge(connection, secret)
+            peer, = struct.unpack("<q", connection.recv_bytes(8))
+        except (AuthenticationError, EOFError, OSError):
+            connection.close()  # it was another program
+            return
+        self._connected.add(peer)
+        self._read(connection, peer)
 
     def _read(self, connection: Any, peer: int) -> None:
         try:

@@ -6,12 +6,14 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
 import time
+import types
 import unittest
 import unittest.mock
 
@@ -19,7 +21,7 @@ import numpy as np
 import tessera_ckpt
 from gpt2_files import write_gpt2, write_tokenizer
 from ranks import run_ranks
-from tessera_ckpt import Box, FlatShard
+from tessera_ckpt import Box, FlatShard, _jax_group
 
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
           "uint16", "uint32", "uint64")
@@ -518,6 +520,57 @@ class GroupTest(Case):
 
             self.assertEqual(run_ranks(saved, save), [None] * saved)
             self.assertEqual(run_ranks(loaded, load), [None] * loaded)
+
+
+class JaxGroupTest(unittest.TestCase):
+    def test_other_programs_that_connect_hold_nobody(self):
+        store, written, this = {}, threading.Condition(), threading.local()
+        strangers = []
+
+        class Store:
+            """The key-value store of jax.distributed. Others connect at once to each listener."""
+
+            def key_value_set_bytes(self, key, value):
+                with written:
+                    store[key] = value
+                    written.notify_all()
+
+            def key_value_set(self, key, address):
+                host, _, port = address.rpartition(":")
+                for said in (b"", b"\0\0\0\x01x"):
+                    strangers.append(socket.create_connection((host, int(port))))
+                    strangers[-1].sendall(said)
+                self.key_value_set_bytes(key, address)
+
+            def blocking_key_value_get(self, key, _milliseconds):
+                with written:
+                    assert written.wait_for(lambda: key in store, 60), key
+                    return store[key]
+
+            blocking_key_value_get_bytes = blocking_key_value_get
+
+        def rank(number):
+            this.number = number
+            transport = _jax_group.JaxTransport(0)
+            sent = transport.send(b"from %d" % number, 1 - number, 7)
+            got.append(transport.receive(6, 1 - number, 7)(60))
+            sent(60)
+
+        got = []
+        inner = types.ModuleType("jax._src")
+        inner.distributed = types.SimpleNamespace(global_state=types.SimpleNamespace(
+            client=Store(), coordinator_address="127.0.0.1:1"))
+        outer = types.SimpleNamespace(process_index=lambda: this.number, process_count=lambda: 2)
+        with unittest.mock.patch.dict(sys.modules, {"jax": outer, "jax._src": inner}):
+            threads = [threading.Thread(target=rank, args=(number,), daemon=True)
+                       for number in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        for stranger in strangers:
+            stranger.close()
+        self.assertEqual(sorted(got), [b"from 0", b"from 1"])
 
 
 class AsyncTest(Case):
