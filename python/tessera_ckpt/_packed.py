@@ -1,12 +1,14 @@
 """Large values as tensors, whose elements go through the data files: bytes, texts, and lists and
-tuples of ints or of floats. An entry says of which type each was; checkpoint/FORMAT.md."""
+tuples of ints, of floats or of bytes. An entry says of which type each was; checkpoint/FORMAT.md.
+"""
 
 from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 import json
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set
 
 from . import _tensors
 from ._library import DataLossError, MismatchError, UnimplementedError
@@ -18,6 +20,8 @@ PACKED = "tessera_ckpt.packed"
 MIN_BYTES = 1 << 16
 
 _MAX_NAME_BYTES = 1 << 12
+
+_OF_BYTES = " of bytes"
 
 _U8, _I64, _F64 = (_tensors.DTYPES[name] for name in ("uint8", "int64", "float64"))
 _CODES = {_I64: "q", _F64: "d"}  # of array.array
@@ -36,17 +40,37 @@ def pack(value: Any, name: str) -> Optional[Packed]:
     kind = type(value)
     if kind not in (bytes, bytearray, str, list, tuple) or not _is_name_of_tensor(name):
         return None
-    if kind in (list, tuple):
-        return _pack_numbers(value) if len(value) >= max(MIN_BYTES // 8, 1) else None
-    if len(value) < max(MIN_BYTES, 1):
+    kinds = set(map(type, value)) if kind in (list, tuple) else None
+    of_bytes = kinds == {bytes}
+    if kinds is not None and not of_bytes:
+        return _pack_numbers(value, kinds) if len(value) >= max(MIN_BYTES // 8, 1) else None
+    if (sum(map(len, value)) if of_bytes else len(value)) < max(MIN_BYTES, 1):
         return None
-    data = value.encode("utf-8", "surrogatepass") if kind is str else bytes(value)
+    data = _joined(value) if of_bytes else (
+        value.encode("utf-8", "surrogatepass") if kind is str else bytes(value))
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-    return Packed(kind.__name__, _memory(address, _U8, len(data), data))
+    return Packed(kind.__name__ + (_OF_BYTES if of_bytes else ""),
+                  _memory(address, _U8, len(data), data))
 
 
-def _pack_numbers(items: Any) -> Optional[Packed]:
-    kinds = set(map(type, items))
+def _joined(items: Any) -> bytes:
+    """Items of bytes as one: their number, their lengths, and then all of them."""
+    lengths = array.array("q", [len(items), *map(len, items)])
+    return b"".join([lengths.tobytes(), *items])
+
+
+def _split(data: bytearray) -> List[bytes]:
+    """The items. A ValueError if they are not exactly what the data has."""
+    count = int.from_bytes(data[:8], "little")
+    lengths = array.array("q", bytes(data[8:8 * (1 + count)]))
+    ends = list(itertools.accumulate(lengths, initial=8 * (1 + count)))
+    if len(lengths) != count or min(lengths, default=0) < 0 or ends[-1] != len(data):
+        raise ValueError(f"{count} items do not have {len(data)} bytes")
+    view = memoryview(data)
+    return [bytes(view[begin:end]) for begin, end in zip(ends, ends[1:])]
+
+
+def _pack_numbers(items: Any, kinds: Set[type]) -> Optional[Packed]:
     dtype = _I64 if kinds == {int} else _F64 if kinds == {float} else None
     if dtype is None:
         return None
@@ -96,7 +120,7 @@ def to_fill(kind: str, dtype: str, shape: Any, name: str) -> ToFill:
 def _made_of_bytes(kind: str, data: bytearray, name: str) -> Any:
     try:
         return _MAKE[kind](data)
-    except UnicodeDecodeError as error:
+    except ValueError as error:  # no UTF-8, or no items
         raise DataLossError(f"value {name}: {error}") from None
 
 
@@ -106,6 +130,8 @@ _MAKE: Dict[str, Callable[[Any], Any]] = {
     "str": lambda data: data.decode("utf-8", "surrogatepass"),
     "list": list,
     "tuple": tuple,
+    "list" + _OF_BYTES: _split,
+    "tuple" + _OF_BYTES: lambda data: tuple(_split(data)),
 }
 
 

@@ -14,16 +14,17 @@ complete, has checksums that every read verifies, and the tools and the library 
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
+import struct
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata,
                                                    Metadata, StorageMeta, TensorProperties,
                                                    TensorStorageMetadata)
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from . import _checkpoints, _state, _values
+from . import _checkpoints, _packed, _state, _values
 from ._structure import PLACES
 from ._group import ALONE, TIMEOUT_SECONDS, Group, group_of
 from ._interrupt import cancelling
@@ -40,6 +41,9 @@ from ._checkpoints import Checkpoint, Folder, PathLike
 
 # Entries of a checkpoint: what torch has pickled, by name.
 _BYTES = "torch.distributed.checkpoint/"
+
+# How planners pickle, unless they have a way of their own.
+_TRANSFORM = DefaultSavePlanner.transform_object
 
 _groups: "weakref.WeakKeyDictionary[Any, Group]" = weakref.WeakKeyDictionary()
 
@@ -78,6 +82,54 @@ class _Plain:
         return isinstance(checkpoint_id, (str, os.PathLike))
 
 
+class _Values:
+    """What a plan has besides tensors. Small values are stored as torch pickles them and, where
+    their types are known, as this package does; large ones that can be packed only as tensors."""
+
+    def __init__(self) -> None:
+        self.pickled: Dict[str, bytes] = {}
+        self.places: Dict[str, Any] = {}
+        self.values: Dict[str, Any] = {}
+        self.kinds: Dict[str, str] = {}
+        self.packed: Dict[str, _packed.Packed] = {}
+
+    def add(self, name: str, item: Any, planner: Any) -> None:
+        plain = getattr(type(planner), "transform_object", None) is _TRANSFORM
+        packed = _packed.pack(planner.lookup_object(item.index), name) if plain else None
+        if packed is not None:
+            self.packed[name], self.kinds[name] = packed, packed.kind
+            return
+        self.pickled[name] = planner.resolve_data(item).getvalue()
+        try:  # readable without torch
+            self.values[name] = _values.encode(planner.lookup_object(item.index), name)
+        except (AttributeError, TesseraError):
+            pass
+
+    def encoded(self) -> bytes:
+        """All but the packed values, for rank 0."""
+        sizes = {name: len(data) for name, data in self.pickled.items()}
+        head = json.dumps([sizes, self.places, self.values, self.kinds]).encode()
+        return b"".join([struct.pack("<q", len(head)), head, *self.pickled.values()])
+
+    def take(self, message: bytes) -> None:
+        """Adds what another rank has."""
+        begin = 8 + struct.unpack_from("<q", message)[0]
+        sizes, *others = json.loads(message[8:begin])
+        for mine, its in zip((self.places, self.values, self.kinds), others):
+            mine.update(its)
+        for name, size in sizes.items():
+            self.pickled[name] = message[begin:begin + size]
+            begin += size
+
+    def entries(self) -> Dict[str, bytes]:
+        made = {_BYTES + name: data for name, data in self.pickled.items()}
+        made[PLACES] = json.dumps(self.places).encode()
+        made[_state.VALUES] = json.dumps(self.values).encode()
+        if self.kinds:
+            made[_packed.PACKED] = _packed.encode(self.kinds)
+        return made
+
+
 class Writer(_Plain, storage.StorageWriter):
     """Writes a checkpoint of Tessera for dcp.save() and dcp.async_save()."""
 
@@ -108,14 +160,17 @@ class Writer(_Plain, storage.StorageWriter):
 
     def write_data(self, plan: Any, planner: Any) -> "Future[List[WriteResult]]":
         """Saves, together with the other ranks."""
-        failed, folder, description, step, mine = None, None, None, self._step, b""
+        failed, folder, description, step = None, None, None, self._step
+        mine = _Values()
         try:
             name, in_path = _checkpoints.place(_given(self._path))
             step = in_path if step is None else step
             if name != self._path and step != in_path:
                 raise InvalidArgumentError(f"{self._path} is not that of step {step}")
-            boxes, mine = self._resolve(plan, planner)
+            boxes = self._resolve(plan, planner, mine)
             description = _state.Description(boxes, program="torch.distributed.checkpoint")
+            for value, packed in mine.packed.items():
+                description.add_packed(value, packed.memory)
             folder = Folder(name, create=True, s3_endpoint=self._s3_endpoint)
         except Exception as error:
             failed = error
@@ -157,47 +212,32 @@ class Writer(_Plain, storage.StorageWriter):
         return step
 
     @staticmethod
-    def _resolve(plan: Any, planner: Any) -> Tuple[Dict[str, Any], bytes]:
-        """This rank's boxes, and what else it has to save, as JSON."""
+    def _resolve(plan: Any, planner: Any, values: _Values) -> Dict[str, Any]:
+        """This rank's boxes; adds what else it has to save to the values."""
         parts: Dict[str, _state.Boxes] = {}
-        pickled: Dict[str, str] = {}
-        values: Dict[str, Any] = {}
         for item in plan.items:
-            name, data = item.index.fqn, planner.resolve_data(item)
+            name = item.index.fqn
             if item.type == WriteItemType.BYTE_IO:
-                pickled[name] = base64.b64encode(data.getbuffer()).decode()
-                try:  # readable without torch, where it is of a type that _values knows
-                    values[name] = _values.encode(planner.lookup_object(item.index), name)
-                except (AttributeError, TesseraError):
-                    pass
+                values.add(name, item, planner)
                 continue
-            chunk = item.tensor_data.chunk
+            data, chunk = planner.resolve_data(item), item.tensor_data.chunk
             if tuple(data.shape) != tuple(chunk.sizes):
                 raise InvalidArgumentError(f"{name}: a part of shape {tuple(data.shape)}, planned "
                                            f"was {tuple(chunk.sizes)}")
             boxes = parts.setdefault(name, _state.Boxes([], tuple(item.tensor_data.size)))
             boxes.parts.append((data, tuple(chunk.offsets)))
-        places = {name: list(path) for name, path in (plan.planner_data or {}).items()} if (
-            isinstance(plan.planner_data, dict)) else {}
-        return parts, json.dumps([pickled, places, values]).encode()
+        if isinstance(plan.planner_data, dict):
+            values.places = {name: list(path) for name, path in plan.planner_data.items()}
+        return parts
 
-    def _entries(self, mine: bytes) -> Dict[str, bytes]:
+    def _entries(self, mine: _Values) -> Dict[str, bytes]:
         """What all ranks have besides tensors, on rank 0."""
-        gathered = [mine]
+        all_values = mine
         if self._group is not None:
-            gathered = self._group.collectives.gather(mine, self._timeout_seconds)
-        entries: Dict[str, bytes] = {}
-        places: Dict[str, Any] = {}
-        values: Dict[str, Any] = {}
-        for message in gathered:
-            pickled, its_places, its_values = json.loads(message)
-            places.update(its_places)
-            values.update(its_values)
-            for name, encoded in pickled.items():
-                entries[_BYTES + name] = base64.b64decode(encoded)
-        entries[PLACES] = json.dumps(places).encode()
-        entries[_state.VALUES] = json.dumps(values).encode()
-        return entries
+            all_values = _Values()
+            for message in self._group.collectives.gather(mine.encoded(), self._timeout_seconds):
+                all_values.take(message)
+        return all_values.entries()
 
 
 class Reader(_Plain, storage.StorageReader):
@@ -287,5 +327,6 @@ class Reader(_Plain, storage.StorageReader):
         if _BYTES + name in checkpoint._entry_names:
             return checkpoint.entry(_BYTES + name)
         data = io.BytesIO()
-        torch.save(checkpoint._value(name, checkpoint._stored_values(), _values.Types.EXACT), data)
+        value = checkpoint._value(name, checkpoint._stored_values(), _values.Types.EXACT)
+        torch.save(value, data, pickle_protocol=4)  # the first that has bytes as they are
         return data.getvalue()

@@ -350,7 +350,9 @@ class LargeValuesTest(Case):
             "ints": [rng.randrange(-(1 << 63), 1 << 63) for _ in range(20_000)],
             "floats": [*odd, math.inf, *(rng.random() for _ in range(20_000))],
             "tuple": tuple(range(20_000)), "text": "täst\ud800\0" * 20_000,
-            "raw": rng.randbytes(300_000), "array": bytearray(rng.randbytes(70_000))}
+            "raw": rng.randbytes(300_000), "array": bytearray(rng.randbytes(70_000)),
+            "items": [rng.randbytes(n % 500) for n in range(1_000)],
+            "two": (rng.randbytes(70_000), b"")}
         self.others = {
             "truths": [True] * 20_000, "mixed": [1, True] * 10_000, "both": [1, 1.0] * 10_000,
             "large": [1 << 63] + [1] * 20_000, "nested": [[[n] * 99] for n in range(500)],
@@ -452,7 +454,8 @@ class LargeValuesTest(Case):
                 found = torch.load(f"{report.path}/checkpoint.pt")["loader"]
                 self.assertEqual({name: str(found[name].dtype) for name in found}, {
                     "ints": "torch.int64", "floats": "torch.float64", "tuple": "torch.int64",
-                    "text": "torch.uint8", "raw": "torch.uint8", "array": "torch.uint8"})
+                    "text": "torch.uint8", "raw": "torch.uint8", "array": "torch.uint8",
+                    "items": "torch.uint8", "two": "torch.uint8"})
                 self.assertEqual(found["raw"].numpy().tobytes(), self.packed["raw"])
                 self.assertEqual(found["ints"].tolist(), self.packed["ints"])
 
@@ -465,7 +468,10 @@ class LargeValuesTest(Case):
                 (b'{"x": "bytes"}', np.zeros(3), "value x: a bytes cannot be a tensor of float64"),
                 (b'{"x": "list"}', np.zeros(3, "f4"), "value x: a list cannot be"),
                 (b'{"x": "list"}', np.zeros((3, 1)), "value x: a list cannot be"),
-                (b'{"x": "str"}', np.full(3, 255, "u1"), "value x: .*can't decode byte 0xff"))):
+                (b'{"x": "str"}', np.full(3, 255, "u1"), "value x: .*can't decode byte 0xff"),
+                *((b'{"x": "list of bytes"}', np.frombuffer(data, "u1"), "value x: .* items do not")
+                  for data in (b"\1", struct.pack("q", 1), struct.pack("2q", 1 << 60, 1),
+                               struct.pack("2q", 1, 1), struct.pack("3qx", 2, 2, -1))))):
             description = tessera_ckpt._state.Description(
                 {"x": tensor}, entries={tessera_ckpt._packed.PACKED: bad})
             tessera_ckpt._library.report(tessera_ckpt._library.lib.save, folder.handle, step,
@@ -485,6 +491,30 @@ class TorchTest(Case):
             writer = Writer(self.folder, step=1, group=tessera_ckpt.ALONE, overwrite=True)
             dcp.save(state, storage_writer=writer, no_dist=True)
             self.assertEqual(difference(state, tessera_ckpt.load(self.folder)), "")
+
+    def test_large_values_of_dcp_are_not_pickled(self):
+        import torch.distributed.checkpoint as dcp
+        from tessera_ckpt.dcp import Reader, Writer
+
+        class Own(dcp.DefaultSavePlanner):
+            def transform_object(self, write_item, data):
+                own = ["own", data] if write_item.index.fqn == "raw" else data
+                return super().transform_object(write_item, own)
+
+        large = {"items": [b"x" * 100] * 1_000, "raw": b"y" * 100_000, "ints": tuple(range(9_000))}
+        state = {**large, "mixed": [b"z" * 100_000, 1], "small": b"x", "w": torch.ones(3)}
+        alone = {"group": tessera_ckpt.ALONE}
+        dcp.save(state, storage_writer=Writer(self.folder, **alone), no_dist=True)
+        checkpoint = tessera_ckpt.open(self.folder)
+        self.assertEqual(sorted(name.rpartition("/")[2] for name in checkpoint.entries
+                                if "checkpoint/" in name), ["mixed", "small"])
+        self.assertEqual(difference(state, tessera_ckpt.load(self.folder)), "")
+        target = {**dict.fromkeys(state), "w": torch.zeros(3)}
+        dcp.load(target, storage_reader=Reader(self.folder, **alone), no_dist=True)
+        self.assertEqual(difference(state, target), "")
+        dcp.save(state, storage_writer=Writer(self.folder, **alone), planner=Own(), no_dist=True)
+        dcp.load(target, storage_reader=Reader(self.folder, **alone), no_dist=True)
+        self.assertEqual(target["raw"], ["own", state["raw"]])
 
     def test_a_fresh_optimizer_continues_as_the_saved_one(self):
         for make_optimizer in (torch.optim.AdamW, torch.optim.Adagrad, torch.optim.LBFGS,
