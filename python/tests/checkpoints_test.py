@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -21,6 +20,7 @@ import numpy as np
 import tessera_ckpt
 from gpt2_files import write_gpt2, write_tokenizer
 from ranks import run_ranks
+from scratch import Case
 from tessera_ckpt import Box, FlatShard, _jax_group
 
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
@@ -29,16 +29,6 @@ DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "u
 
 def data_file(path):
     return next(pathlib.Path(path).glob("*.safetensors"))
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.folder = scratch.name + "/runs"
-
-    def save(self, state, step=1, **options):
-        return tessera_ckpt.save(self.folder, step, state, **options)
 
 
 class StateTest(Case):

@@ -14,7 +14,6 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
 import textwrap
 import traceback
 import types
@@ -26,17 +25,8 @@ import tessera_ckpt
 from generated_states import Pair, difference, torch
 from gpt2_files import write_gpt2
 from ranks import run_ranks
+from scratch import Case
 from tessera_ckpt import Box
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.folder = scratch.name + "/runs"
-
-    def save(self, state, step=1, **options):
-        return tessera_ckpt.save(self.folder, step, state, **options)
 
 
 class LoadWithoutAStateTest(Case):
