@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Optional
 
 from . import _checkpoints
-from ._checkpoints import Folder, PathLike, SaveReport
-from ._group import group_of, together
+from ._checkpoints import PathLike, SaveReport
+from ._group import group_of
 from ._library import TesseraError
 
 
@@ -32,8 +31,4 @@ def save_in_place(path: PathLike, step: int, state: Any, group: Any = None,
         step = found_group.collectives.agree(failed, step)
     elif failed is not None:
         raise failed
-    report = _checkpoints.save(path, step, state, group, **options)
-    with together(found_group):
-        if found_group is None or found_group.collectives.transport.rank == 0:
-            Folder(os.fspath(path)).prune(keep=1)
-    return report
+    return _checkpoints.save(path, step, state, group, keep=1, **options)
