@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import signal
 import socket
 import threading
 from ctypes import c_int32, pointer
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 
 def raises_interrupt() -> bool:
@@ -38,7 +39,7 @@ def cancelling(flag: Optional[c_int32] = None) -> Iterator[Any]:
     # From here on to the end, SIGINT raises nothing, so that no step below is left out.
     signal.signal(signal.SIGINT, _handle)
     try:
-        with _watching(number):
+        with _watcher.watching(number):
             yield pointer(number)
     except Exception as error:
         failed = error
@@ -53,33 +54,60 @@ def cancelling(flag: Optional[c_int32] = None) -> Iterator[Any]:
         raise failed
 
 
-@contextlib.contextmanager
-def _watching(number: c_int32) -> Iterator[None]:
-    """Sets the number at SIGINT while the main thread is in the library, and handles no signal."""
-    signals, writer = socket.socketpair()
-    writer.setblocking(False)
-    seen: List[bytes] = []
+class _Watcher:
+    """A thread that sees SIGINT while the main thread is in the library, and handles no signal."""
 
-    def watch() -> None:
-        while numbers := signals.recv(64):
-            seen.append(numbers)
-            if signal.SIGINT in numbers:
-                number.value = 1
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held while signals are taken from the socket
+        self._ends: Optional[Tuple[socket.socket, socket.socket]] = None
+        self._number = c_int32(0)
+        self._previous = -1  # the descriptor of an event loop of the program's
+        os.register_at_fork(after_in_child=self._forget)  # a fork copies no threads
 
-    watcher = threading.Thread(target=watch, daemon=True, name="tessera_ckpt signals")
-    watcher.start()
-    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(previous)
-        writer.close()
-        watcher.join()
-        signals.close()
-        if previous >= 0:  # an event loop of the program's
-            with contextlib.suppress(OSError):
-                os.write(previous, b"".join(seen))
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        if self._ends is not None:
+            for end in self._ends:
+                end.close()
+        self._ends = None
 
+    @contextlib.contextmanager
+    def watching(self, number: c_int32) -> Iterator[None]:
+        """A block in which SIGINT sets the number."""
+        if self._ends is None:
+            self._ends = socket.socketpair()
+            for end in self._ends:
+                end.setblocking(False)
+            threading.Thread(target=self._watch, args=(self._ends[0],), daemon=True,
+                             name="tessera_ckpt signals").start()
+        self._number = number
+        self._previous = signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(self._previous)
+            with self._lock:  # nothing of this block is left for the next one
+                self._take(self._ends[0])
+
+    def _watch(self, signals: socket.socket) -> None:
+        poll = select.poll()
+        poll.register(signals, select.POLLIN)
+        while True:
+            poll.poll()
+            with self._lock:
+                self._take(signals)
+
+    def _take(self, signals: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while numbers := signals.recv(64):
+                if signal.SIGINT in numbers:
+                    self._number.value = 1
+                if self._previous >= 0:
+                    with contextlib.suppress(OSError):
+                        os.write(self._previous, numbers)
+
+
+_watcher = _Watcher()
 
 # The number of the call that the main thread is in, and whether it waits in a callback of it.
 _running: Optional[c_int32] = None

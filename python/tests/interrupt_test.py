@@ -13,9 +13,11 @@ import textwrap
 import threading
 import time
 import unittest
+import unittest.mock
 
 import numpy as np
 import tessera_ckpt
+from tessera_ckpt import _interrupt
 
 SIZE = 96 << 20  # many pieces for every thread
 
@@ -89,6 +91,31 @@ class InterruptTest(unittest.TestCase):
         finally:
             self.assertEqual(signal.set_wakeup_fd(-1), writer)
         self.assertEqual(os.read(reader, 10), bytes([signal.SIGINT]))
+
+    def test_a_thread_sees_the_signal_while_the_main_one_handles_none(self):
+        """As in a call of the library, from which no callback comes."""
+        for _ in range(20):
+            with unittest.mock.patch.object(_interrupt, "_handle", lambda *_: None), (
+                    self.assertRaises(KeyboardInterrupt)), _interrupt.cancelling() as number:
+                os.kill(os.getpid(), signal.SIGINT)
+                end = time.monotonic() + 100
+                while number.contents.value == 0 and time.monotonic() < end:
+                    time.sleep(0.001)
+                seen = number.contents.value
+            self.assertEqual(seen, 1)
+            with _interrupt.cancelling() as number:  # of which nothing is left
+                self.assertEqual(number.contents.value, 0)
+
+    def test_a_forked_process_has_a_thread_of_its_own(self):
+        with _interrupt.cancelling():
+            pass
+        child = os.fork()
+        if child == 0:
+            try:
+                self.test_a_thread_sees_the_signal_while_the_main_one_handles_none()
+            finally:
+                os._exit(0 if sys.exc_info()[0] is None else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
 
     def test_a_signal_at_any_time_leaves_all_in_order(self):
         small, interrupted = {"w": np.ones(100_000, np.float32)}, 0
