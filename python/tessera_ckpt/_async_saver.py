@@ -77,7 +77,9 @@ class AsyncSaver:
 
     save() returns once the state is copied, and the state may change. With lazy_copy=True it
     returns at once, and the state must not change until wait_copied() has returned: between
-    backward() and optimizer.step(), say, so that the copy takes none of the program's time.
+    backward() and optimizer.step(), say, so that the copy takes none of the program's time. For
+    tensors on a device both return earlier: once the copies are started, and the device's current
+    stream will wait for them.
 
     It makes the checkpoints that save() makes, by the same protocol. In a group, every rank has a
     saver and makes the same calls in the same order. A save that fails is told by poll() and
@@ -152,17 +154,20 @@ class AsyncSaver:
         lib.saver_start(self._handle, number, description.handle)
         self._descriptions.append((number, description))
         if not self._lazy_copy:
-            self._wait(lambda: lib.saver_wait_copied(self._handle, None, 0))
+            self.wait_copied()
 
     def wait_copied(self, tensor: Any = None) -> None:
-        """Returns once a tensor, or all of the state, may be changed."""
+        """Returns once a tensor, or all of the state, may be changed. What is on a device may be
+        changed by work of the current stream of torch, which waits there for the copies; this
+        thread waits until they are started."""
         self._handle.check()
         if tensor is None:
             self._wait(lambda: lib.saver_wait_copied(self._handle, None, 0))
+            self._order(None)
             return
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
-        if _tensors.is_copied(tensor):
+        if _tensors.is_jax(tensor):
             return
         memory = _tensors.memory_of(tensor, "tensor")
         if memory.finish is not None or 0 in memory.shape:
@@ -173,6 +178,13 @@ class AsyncSaver:
         size = _tensors.item_bytes(memory.dtype)
         address, size_bytes = memory.address + first * size, (last - first) * size
         self._wait(lambda: lib.saver_wait_copied(self._handle, address, size_bytes))
+        if memory.on_device is not None:
+            self._order(memory.on_device)
+
+    def _order(self, tensor: Any) -> None:
+        """Makes the current streams wait for the copies of a tensor, or of all."""
+        for _, description in self._descriptions:
+            description.on_devices.wait_here(tensor)
 
     def _wait(self, call: Callable[[], Any]) -> Any:
         """Waits for saves in flight. SIGINT ends them, and the wait."""

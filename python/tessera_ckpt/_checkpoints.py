@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Tuple,
                     Union, overload)
 
-from . import _new_state, _packed, _shared_memory, _state, _structure, _tensors, _values
+from . import (_device, _host_memory, _new_state, _packed, _shared_memory, _state, _structure,
+               _tensors, _values)
 from ._group import TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
@@ -233,10 +234,16 @@ class Checkpoint:
             raise InvalidArgumentError(f"out has the shape {memory.shape}, expected {box}")
         if memory.read_only:
             raise InvalidArgumentError("out is read-only")
+        target, address, strides = memory.on_device, memory.address, memory.strides
+        if target is not None:
+            elements = _host_memory.empty_bytes(target.numel() * target.element_size())
+            address, strides = elements.data_ptr(), _tensors.contiguous_strides(box)
         lib.read_tensor(self._handle, text(name, "name"), memory.dtype, len(box),
                         numbers(begin), None if begin is None else numbers(box),
-                        numbers(memory.strides), memory.address, -1)
-        if memory.finish is not None:
+                        numbers(strides), address, -1)
+        if target is not None:
+            _device.fill(target, elements)
+        elif memory.finish is not None:
             memory.finish()
         return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -118,6 +119,23 @@ LOAD_CHECKPOINT = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p)
 DESCRIBE_STATE = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_void_p))
 
 
+class BoxCopy(ctypes.Structure):
+    _fields_ = [
+        ("handle", c_void_p),
+        ("dims", c_int32),
+        ("offset", POINTER(c_int64)),
+        ("shape", POINTER(c_int64)),
+        ("host", c_void_p),
+        ("host_dtype", c_int32),
+    ]
+
+
+START_COPIES = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(BoxCopy), c_size_t, c_int32,
+                                POINTER(c_void_p))
+WAIT_COPIES = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p)
+ALLOCATE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_size_t, POINTER(c_void_p))
+
+
 class _Struct(ctypes.Structure):
     """A structure that knows its size."""
 
@@ -137,6 +155,18 @@ class Group(_Struct):
         ("start_receive", START_TRANSFER),
         ("wait", WAIT),
         ("release", RELEASE),
+    ]
+
+
+class Device(_Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("context", c_void_p),
+        ("start_copies", START_COPIES),
+        ("wait", WAIT_COPIES),
+        ("release", RELEASE),
+        ("allocate", ALLOCATE),
+        ("free", RELEASE),
     ]
 
 
@@ -226,6 +256,9 @@ _FUNCTIONS = {
     "state_add_tensor": [c_void_p, c_char_p, c_int32, c_int32, c_int32, _NUMBERS],
     "state_add_alias": [c_void_p, c_char_p, c_char_p],
     "state_add_shard": [c_void_p, c_void_p, c_int64, _NUMBERS, _NUMBERS, _NUMBERS, c_int32],
+    "state_add_device_shard":
+        [c_void_p, POINTER(Device), c_void_p, c_void_p, c_int64, c_int32, _NUMBERS, _NUMBERS,
+         _NUMBERS, c_int32],
     "state_add_flat_range":
         [c_void_p, c_void_p, _NUMBERS, _NUMBERS, c_int64, c_int64, c_int32],
     "state_set_entry": [c_void_p, c_char_p, c_char_p, c_size_t],
@@ -324,16 +357,21 @@ class _Library:
 lib = _Library()
 
 
-def guarded(body: Callable[[], None]) -> int:
-    """Runs a callback's body. No exception crosses into C: it becomes a code and a message."""
+def guarded(body: Callable[[], None], interruptible: bool = True) -> int:
+    """Runs a callback's body. No exception crosses into C: it becomes a code and a message.
+
+    Args:
+      interruptible: SIGINT raises KeyboardInterrupt in the body; otherwise the library alone ends
+        its call soon after.
+    """
     try:
-        with _interrupt.waiting():
+        with _interrupt.waiting() if interruptible else contextlib.nullcontext():
             body()
         return OK
     except BaseException as error:
-        message = str(error) if isinstance(error, TesseraError) else repr(error)
-        lib.set_error_message(message.encode("utf-8", "replace"))
-        return getattr(error, "code", UNAVAILABLE)
+        is_ours = isinstance(error, TesseraError)
+        lib.set_error_message((str(error) if is_ours else repr(error)).encode("utf-8", "replace"))
+        return error.code if isinstance(error, TesseraError) else UNAVAILABLE
 
 
 def uniting(unite: Callable[[Dict[int, bytes]], bytes]) -> Any:

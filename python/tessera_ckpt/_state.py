@@ -4,12 +4,13 @@ and the boxes of them in this process's memory."""
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import (Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set,
                     Tuple)
 
-from . import _shared_memory, _tensors, _values
+from . import _device, _shared_memory, _tensors, _values
 from ._library import (READ_ONLY, Handle, InvalidArgumentError, TesseraError, UnimplementedError,
                        lib, numbers)
 
@@ -295,6 +296,27 @@ class _NoElements(NamedTuple):
     dtype: Any
 
 
+def _boxes_of_range(shape: Tuple[int, ...], begin: int, end: int
+                    ) -> Iterator[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+    """The offsets and shapes of the boxes that a range of a flattened tensor consists of, in the
+    order of the elements."""
+    if not shape:
+        yield (), ()
+        return
+    row = math.prod(shape[1:])
+    while begin < end:
+        index, within = divmod(begin, row)
+        if within == 0 and end - begin >= row:
+            count = (end - begin) // row
+            yield (index, *[0] * len(shape[1:])), (count, *shape[1:])
+            begin += count * row
+            continue
+        stop = min(end, (index + 1) * row)
+        for offset, box in _boxes_of_range(shape[1:], within, stop - index * row):
+            yield (index, *offset), (1, *box)
+        begin = stop
+
+
 def role_of(name: str) -> int:
     """State of the optimizer is what stands below a key that says so."""
     return OPTIMIZER_STATE if any(part in _OPTIMIZER for part in name.split(".")) else WEIGHT
@@ -317,9 +339,11 @@ class Description:
         self._finish: List[Tuple[str, Any, Callable[[], Any]]] = []
         self.parts: List[_shared_memory.Part] = []
         self._owners: List[Any] = []
+        self.on_devices = _device.Shards()
         self._names: Dict[Tuple[Any, ...], str] = {}
         self._unites = bool(unite)
         self.alike: Dict[str, str] = {}  # digests of small tensors that all ranks have alike
+        self._alike_on_devices: Dict[str, Any] = {}  # these tensors, where devices have them
         for name, value in leaves.items():
             try:
                 self._add(name, value)
@@ -328,6 +352,9 @@ class Description:
             except Exception as error:  # of the tensor's own library
                 raise UnimplementedError(f"{name}: the elements of a {type(value).__name__} cannot "
                                          f"be reached: {error}") from error
+        digests = map(_tensors.digest_of_bytes,
+                      _device.read(list(self._alike_on_devices.values())))
+        self.alike.update(zip(self._alike_on_devices, digests))
         self.set_entries(entries or {})
         for key, function in (unite or {}).items():
             lib.state_unite_entry(self.handle, _name(key), function, None)
@@ -373,9 +400,9 @@ class Description:
         else:
             first = self._memory_of(dtype_of, name)
             dtype = first.dtype
-            if self._unites and getattr(dtype_of, "whole", dtype_of) is value:
-                digest = _tensors.digest_of(first)
-                self.alike.update({} if digest is None else {name: digest})
+            if self._unites and getattr(dtype_of, "whole", dtype_of) is value and (
+                    _tensors.is_digested(first)):
+                self._digest(name, first)
             memories = [first if part.data is dtype_of else self._memory_of(part.data, name)
                         for part in parts]
             if first.elements is not None:
@@ -394,13 +421,27 @@ class Description:
             if len(part.offset) != len(memory.shape):
                 raise InvalidArgumentError(f"{name}: a part of {len(memory.shape)} dims, and the "
                                            f"tensor has {len(shape)}")
-            lib.state_add_shard(self.handle, memory.address, -1, numbers(part.offset),
-                                numbers(memory.shape), numbers(memory.strides),
-                                READ_ONLY if memory.read_only else 0)
+            self._add_shard(memory, part.offset)
             self._keep(memory, name, value)
             if memory.elements is not None and 0 not in memory.shape:
                 self.parts.append(_shared_memory.Part(name, part.offset, memory.elements))
         return None
+
+    def _add_shard(self, memory: _tensors.Memory, offset: Tuple[int, ...]) -> None:
+        place = (numbers(offset), numbers(memory.shape), numbers(memory.strides),
+                 READ_ONLY if memory.read_only else 0)
+        if memory.on_device is None:
+            lib.state_add_shard(self.handle, memory.address, -1, *place)
+        else:
+            lib.state_add_device_shard(self.handle, _device.CALLBACKS,
+                                       self.on_devices.add(memory.on_device), memory.address, -1,
+                                       memory.dtype, *place)
+
+    def _digest(self, name: str, memory: _tensors.Memory) -> None:
+        if memory.on_device is None:
+            self.alike[name] = _tensors.digest_of_all(memory)
+        else:
+            self._alike_on_devices[name] = memory.on_device
 
     def _add_flat(self, name: str, flat: FlatShard) -> None:
         memory = self._memory_of(flat.data, name)
@@ -409,7 +450,17 @@ class Description:
         shape = tuple(flat.shape)
         lib.state_add_tensor(self.handle, _name(name), self._role(name), memory.dtype, len(shape),
                              numbers(shape))
-        if memory.shape[0] > 0:
+        if memory.on_device is not None:
+            begin = 0
+            for offset, extents in _boxes_of_range(shape, flat.begin,
+                                                   flat.begin + memory.shape[0]):
+                size = math.prod(extents)
+                box = memory.on_device[begin:begin + size].view(extents)
+                self._add_shard(memory._replace(
+                    address=box.data_ptr(), shape=extents, strides=tuple(box.stride()),
+                    on_device=box), offset)
+                begin += size
+        elif memory.shape[0] > 0:
             lib.state_add_flat_range(self.handle, memory.address, numbers((0,) * len(shape)),
                                      numbers(shape), flat.begin, flat.begin + memory.shape[0],
                                      READ_ONLY if memory.read_only else 0)
@@ -421,7 +472,7 @@ class Description:
             self._finish.append((name, value, memory.finish))
 
     def finish_load(self, missing: Iterable[str]) -> Dict[str, Any]:
-        """Copies what was loaded to tensors that are not in the memory of the host. Returns the
+        """Copies what was loaded to tensors that show the negative of their memory. Returns the
         tensors that were made anew."""
         left, made = set(missing), {}
         for name, value, finish in self._finish:

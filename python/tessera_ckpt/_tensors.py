@@ -1,7 +1,7 @@
 """Where the elements of a tensor are in memory: of numpy, torch, JAX, or any library that speaks
 DLPack.
 
-Nothing is copied, unless the tensor is on a GPU or the negative of what is in memory. Neither numpy
+Nothing is copied, unless the tensor is the negative of what is in memory. Neither numpy
 nor torch is imported here: a tensor of theirs can only be given by a program that has done it.
 """
 
@@ -46,7 +46,7 @@ class Elements(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Elements in this process's memory."""
+    """Elements in this process's memory, or in that of a device."""
 
     address: int  # of the first element
     dtype: int
@@ -58,6 +58,7 @@ class Memory(NamedTuple):
     # Where this is not the tensor's own memory: what follows a load. Returns None, or a new tensor
     # that takes the place of one that cannot be written to.
     finish: Optional[Callable[[], Any]] = None
+    on_device: Any = None  # the tensor of torch that is there: the address is not this process's
 
     @property
     def is_contiguous(self) -> bool:
@@ -116,8 +117,7 @@ def memory_of(value: Any, name: str) -> Memory:
 
 def memory_to_fill(value: Any, name: str) -> Memory:
     """The memory of a tensor that is to be loaded. For an array of JAX, or a read-only one of
-    numpy: memory of which a new array is made. For a tensor on a device: memory that is copied
-    there afterwards; what the device has is not copied to it."""
+    numpy: memory of which a new array is made."""
     if isinstance(value, JaxPart):
         return value.memory_to_fill(name)
     if torch_of(value) is not None:
@@ -258,18 +258,9 @@ def _dtype(dtype_name: str, name: str) -> int:
     return DTYPES[dtype_name]
 
 
-def is_copied(value: Any) -> bool:
-    """Whether memory_of() copies the elements because they are elsewhere: a change of the tensor
-    does not reach the copy."""
-    return is_jax(value) or (torch_of(value) is not None and not _is_on_host(value))
-
-
-def _is_on_host(tensor: Any) -> bool:
-    return bool(tensor.device.type == "cpu")
-
-
-def _copy_to_host(tensor: Any) -> Any:
-    return tensor.to("cpu")
+def device_of(tensor: Any) -> Any:
+    """Where the elements of a tensor of torch are."""
+    return tensor.device
 
 
 def _torch_memory(tensor: Any, name: str, to_fill: bool = False) -> Memory:
@@ -289,24 +280,25 @@ def _torch_memory(tensor: Any, name: str, to_fill: bool = False) -> Memory:
     if tensor.device.type == "meta":
         raise InvalidArgumentError(f"{name}: a tensor on the meta device has no elements")
     dtype = _dtype(str(tensor.dtype).replace("torch.", ""), name)
-    target = host = tensor.detach()
+    host = target = tensor.detach().as_subclass(torch.Tensor)
+    device = device_of(target)
+    on_device = target if device.type != "cpu" else None
     negative = host.is_neg() or host.is_conj()
-    is_copy = negative or not _is_on_host(tensor)
+    is_copy = negative and on_device is None
     if is_copy and to_fill:
-        host = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+        host = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
     elif is_copy:
         host = host.resolve_neg().resolve_conj()
-        host = host if _is_on_host(host) else _copy_to_host(host)
     address = host.data_ptr()
     if address == 0 and host.numel() > 0:
         raise UnimplementedError(f"{name}: a {type(tensor).__name__} whose elements have no memory")
     finish = (lambda: _copy_to(target, host)) if is_copy else None
     # Tied tensors have one storage on a rank that has no elements of them, too.
     place = target.data_ptr() if host.numel() > 0 else target.untyped_storage()._cdata
-    elements = Elements(str(tensor.device), place, negative, dtype, tuple(tensor.shape),
+    elements = Elements(str(device), place, negative, dtype, tuple(tensor.shape),
                         tuple(tensor.stride()))
     return Memory(address, dtype, tuple(host.shape), tuple(host.stride()), False, host, elements,
-                  finish)
+                  finish, on_device)
 
 
 def _copy_to(target: Any, host: Any) -> None:
@@ -414,19 +406,21 @@ _WHOLE = frozenset((5, 6, 7, 8, 9, 10, 11, 12, 13))
 _MOST_DIGESTED = 1 << 16
 
 
-def digest_of(memory: Memory) -> Optional[str]:
-    """A digest of a small tensor of whole numbers; None for any other."""
+def is_digested(memory: Memory) -> bool:
+    """Whether it is a small tensor of whole numbers, which all ranks must have alike."""
     size = math.prod(memory.shape) * item_bytes(memory.dtype)
-    if memory.dtype not in _WHOLE or size > _MOST_DIGESTED or not memory.is_contiguous:
-        return None
-    return digest_of_all(memory)
+    return memory.dtype in _WHOLE and size <= _MOST_DIGESTED and memory.is_contiguous
 
 
 def digest_of_all(memory: Memory) -> str:
-    """A digest of contiguous elements."""
+    """A digest of contiguous elements, on the host."""
     size = math.prod(memory.shape) * item_bytes(memory.dtype)
-    return hashlib.sha1((ctypes.c_char * size).from_address(memory.address) if size else b""
-                        ).hexdigest()
+    return digest_of_bytes((ctypes.c_char * size).from_address(memory.address) if size else b"")
+
+
+def digest_of_bytes(elements: Any) -> str:
+    """A digest of elements."""
+    return hashlib.sha1(elements).hexdigest()
 
 
 def contiguous_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:

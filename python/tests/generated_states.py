@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import decimal
 import enum
+import functools
 import math
 import random
 import time
@@ -119,11 +120,12 @@ if jax is not None:
 
 
 class Memory:
-    """Pieces of memory, of which leaves show parts. Two with different contents have one layout."""
+    """Pieces of memory, of which leaves show parts. Two with different contents have one layout.
+    `device`: a FakeDevice, which has every other piece of torch's."""
 
-    def __init__(self, seed, fill=None):
+    def __init__(self, seed, fill=None, device=None):
         self._random = random.Random(seed)
-        self._fill = fill
+        self._fill, self._device = fill, device
         self.pieces = {}
 
     def bytes(self, kind, number):
@@ -137,12 +139,21 @@ class Memory:
             array = np.frombuffer(data, "u1")
             if "torch" in kind:
                 array = torch.from_numpy(array.copy())
+            if self._is_on_device(key):
+                self._device.put(array)
             self.pieces[key] = array
         return self.pieces[key]
 
+    def _is_on_device(self, key):
+        return self._device is not None and "torch" in key[0] and key[1] % 2 == 0
+
     def invert(self):
-        for piece in self.pieces.values():
-            piece ^= 255
+        """Changes all. What is on the device changes behind what was enqueued there."""
+        for key, piece in self.pieces.items():
+            if self._is_on_device(key):
+                self._device.kernel(functools.partial(piece.bitwise_xor_, 255))
+            else:
+                piece ^= 255
 
     def contents(self):
         return {key: np.asarray(piece).tobytes() for key, piece in self.pieces.items()}
@@ -443,7 +454,7 @@ def bits(tensor):
         tensor = tensor.array
     if torch is not None and isinstance(tensor, torch.Tensor):
         whole = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
-        return bytes(whole.view(torch.uint8).tolist()) if whole.numel() else b""
+        return whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
     return np.asarray(tensor).tobytes()
 
 

@@ -30,6 +30,7 @@ from tessera_ckpt.dcp import Reader, Writer
 
 RANKS = pathlib.Path(__file__).resolve().parent / "python_ranks.py"
 STATES = "python/tests/state_property_test.py"
+DEVICES = "python/tests/device_test.py"
 CKPT = ""
 SPEED_MIB = 1024
 STATE_COUNT = 500
@@ -141,6 +142,12 @@ def mpi(folder):
 def states(folder):
     """Generated states with torch, and those of optax: what is saved comes back."""
     subprocess.run([sys.executable, "-W", "ignore", STATES, "1000", str(STATE_COUNT)], check=True,
+                   env=dict(os.environ, TMPDIR=folder))
+
+
+def devices(folder):
+    """Tensors on a device, which is a fake one."""
+    subprocess.run([sys.executable, "-W", "ignore", DEVICES], check=True,
                    env=dict(os.environ, TMPDIR=folder))
 
 
@@ -321,8 +328,8 @@ def types(folder):
     assert "LoadReport" in wrong.stdout and wrong.stdout.count(": error:") == 1, wrong.stdout
 
 
-SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, kills, damage, types,
-             speed, value_speed)
+SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, devices, kills, damage,
+             types, speed, value_speed)
 
 
 def main():
