@@ -255,13 +255,16 @@ class CheckpointManager:
                            DESCRIBE_STATE(give), None)
         self.step = number
         if found["save"] is not None and self._is_background and not self._lazy_copy:
-            lib.manager_wait_copied(self._handle, None, 0)
+            self.wait_copied()
         return Decision(found["save"], found["end"], self._outcomes(found["outcomes"]))
 
     def wait_copied(self) -> None:
-        """Returns once the state may change, after a save with lazy_copy."""
+        """Returns once the state may change, after a save with lazy_copy; see
+        AsyncSaver.wait_copied()."""
         self._handle.check()
         lib.manager_wait_copied(self._handle, None, 0)
+        for _, description in self._descriptions:
+            description.on_devices.wait_here()
 
     def poll(self) -> List[SaveOutcome]:
         """The saves that have finished since the last call. Never waits."""
