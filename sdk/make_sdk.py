@@ -31,7 +31,7 @@ PACKAGES = {
     "pugixml": ("pugixml", "libpugixml-dev"),
     "uring": ("liburing", "liburing-dev"),
 }
-# Where a file of the SDK comes from, where it is not of that name.
+# Files whose place in the SDK is not the one in the sources.
 PLACES = {"sdk/repositories.bzl": "third_party/repositories.bzl", "sdk/sdk.BUILD": "BUILD.bazel"}
 TEMPLATES = {
     "TesseraCheckpointConfig.cmake": "lib/cmake/TesseraCheckpoint",
