@@ -18,7 +18,6 @@
 #include "storage/lock/folder_lock.h"
 #include "storage/s3/s3_storage.h"
 #include "storage/s3/testing/s3_server.h"
-#include "storage/testing/memory_storage.h"
 
 namespace tessera {
 namespace {
@@ -191,11 +190,6 @@ TEST(LeaseWarningTest, GenerationsAreConditionsToo) {
   EXPECT_EQ(first->warning(), "");
   EXPECT_TRUE(absl::IsFailedPrecondition(acquire().status()));
   EXPECT_OK(first->Confirm());
-}
-
-TEST(LeaseWarningTest, SoIsAStorageWithoutVersions) {
-  ASSERT_OK_AND_ASSIGN(const auto lock, FolderLock::Acquire(std::make_unique<MemoryStorage>(), {}));
-  EXPECT_THAT(lock->warning(), HasSubstr("it has no condition under which it replaces a file"));
 }
 
 }  // namespace
