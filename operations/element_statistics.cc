@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "checkpoint/elements/copy_elements.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt {
 namespace {

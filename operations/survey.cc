@@ -11,10 +11,10 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/scan/scan.h"
+#include "layout/elements/box_runs.h"
 #include "operations/verify.h"
 
 namespace tessera::ckpt {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/crc32c.h"
-#include "checkpoint/elements/strided.h"
+#include "layout/elements/strided.h"
 
 namespace tessera::ckpt {
 namespace {

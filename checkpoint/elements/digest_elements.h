@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/digest.h"
 #include "layout/box.h"
+#include "layout/elements/box_runs.h"
 
 namespace tessera::ckpt {
 

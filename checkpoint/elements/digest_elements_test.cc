@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "checkpoint/elements/strided.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
+#include "layout/elements/strided.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/include/device_memory.h"
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/load_plan.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt {
 

@@ -12,13 +12,13 @@
 
 #include "absl/status/statusor.h"
 #include "base/byte_progress.h"
-#include "checkpoint/elements/box_runs.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/device_slots.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/scan/scan.h"
+#include "layout/elements/box_runs.h"
 
 namespace tessera::ckpt {
 

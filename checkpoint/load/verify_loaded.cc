@@ -13,7 +13,6 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/device_copies.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
@@ -24,6 +23,7 @@
 #include "checkpoint/plan/save_plan.h"
 #include "layout/box.h"
 #include "layout/coverage.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt {
 namespace {

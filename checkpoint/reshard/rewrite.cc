@@ -17,8 +17,6 @@
 #include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/elements/box_runs.h"
-#include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
@@ -32,6 +30,8 @@
 #include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/box.h"
+#include "layout/elements/box_runs.h"
+#include "layout/elements/copy_elements.h"
 #include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt {

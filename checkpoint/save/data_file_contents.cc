@@ -9,11 +9,11 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
-#include "checkpoint/elements/strided.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
+#include "layout/elements/strided.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

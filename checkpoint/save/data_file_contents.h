@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/device_copies.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
+#include "layout/elements/box_runs.h"
 
 namespace tessera::ckpt {
 

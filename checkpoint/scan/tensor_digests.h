@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "checkpoint/directory/file_map.h"
-#include "checkpoint/elements/box_runs.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/verify_options.h"
 #include "checkpoint/scan/scan.h"
+#include "layout/elements/box_runs.h"
 
 namespace tessera::ckpt {
 

@@ -18,7 +18,6 @@
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -28,6 +27,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/dtype.h"
+#include "layout/elements/copy_elements.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {

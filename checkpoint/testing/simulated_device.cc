@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/plan/rank_states.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt {
 namespace {

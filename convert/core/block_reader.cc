@@ -7,12 +7,12 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
-#include "checkpoint/elements/strided.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_states.h"
+#include "layout/elements/strided.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "checkpoint/elements/box_runs.h"
 #include "layout/box.h"
+#include "layout/elements/box_runs.h"
 
 namespace tessera {
 namespace {
@@ -44,9 +44,8 @@ void ForEachRun(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard, Fun
   const auto size = ElementSize(tensor.dtype);
   const std::vector<int64_t> strides =
       shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
-  const ckpt::BoxRuns runs(WholeBox(tensor.global_shape), shard.box, shard.box.global_offset,
-                           strides);
-  runs.ForEach(0, ElementCount(tensor.global_shape), [&](const ckpt::BoxRuns::Run& run) {
+  const BoxRuns runs(WholeBox(tensor.global_shape), shard.box, shard.box.global_offset, strides);
+  runs.ForEach(0, ElementCount(tensor.global_shape), [&](const BoxRuns::Run& run) {
     fn(run.outer_element, static_cast<std::byte*>(shard.data) + run.strided_element * size,
        run.count, runs.run_stride());
   });

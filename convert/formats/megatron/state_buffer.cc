@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/elements/copy_elements.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt::convert {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/elements/copy_elements.h"
+#include "layout/elements/copy_elements.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "base/testing.h"
 #include "gtest/gtest.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 template <typename To, typename From>
@@ -133,4 +133,4 @@ TEST(CopyElementsTest, ConvertsToElementsThatAreApart) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

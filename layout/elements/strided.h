@@ -1,12 +1,12 @@
-#ifndef TESSERA_CHECKPOINT_ELEMENTS_STRIDED_H_
-#define TESSERA_CHECKPOINT_ELEMENTS_STRIDED_H_
+#ifndef TESSERA_LAYOUT_ELEMENTS_STRIDED_H_
+#define TESSERA_LAYOUT_ELEMENTS_STRIDED_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // One dim of a region that is stored twice, with strides of its own on each side. In elements.
 struct StridedDim {
@@ -31,6 +31,6 @@ std::vector<StridedDim> MergeDims(std::span<const StridedDim> dims);
 void CopyStrided(std::span<const StridedDim> dims, size_t element_bytes, const std::byte* from,
                  std::byte* to);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_ELEMENTS_STRIDED_H_
+#endif  // TESSERA_LAYOUT_ELEMENTS_STRIDED_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/elements/strided.h"
+#include "layout/elements/strided.h"
 
 #include <algorithm>
 #include <numeric>
@@ -8,7 +8,7 @@
 #include "base/testing.h"
 #include "gtest/gtest.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 // Strides of dims that follow each other in memory in a random order, with or without gaps, and the
@@ -78,4 +78,4 @@ TEST(StridedTest, DimsThatAreOneOnBothSidesAreMerged) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -1,13 +1,12 @@
-#ifndef TESSERA_CHECKPOINT_ELEMENTS_COPY_ELEMENTS_H_
-#define TESSERA_CHECKPOINT_ELEMENTS_COPY_ELEMENTS_H_
+#ifndef TESSERA_LAYOUT_ELEMENTS_COPY_ELEMENTS_H_
+#define TESSERA_LAYOUT_ELEMENTS_COPY_ELEMENTS_H_
 
 #include <cstddef>
 #include <cstdint>
 
-#include "checkpoint/include/manifest.pb.h"
 #include "layout/dtype.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Copies `count` contiguous elements at `from` to elements `to_stride` apart at `to`. Neither
 // pointer needs alignment.
@@ -19,6 +18,6 @@ using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count
 // NaN. nullptr if the conversion is not supported.
 CopyElements FindCopy(DType from, DType to);
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_ELEMENTS_COPY_ELEMENTS_H_
+#endif  // TESSERA_LAYOUT_ELEMENTS_COPY_ELEMENTS_H_

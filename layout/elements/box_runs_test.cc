@@ -1,4 +1,4 @@
-#include "checkpoint/elements/box_runs.h"
+#include "layout/elements/box_runs.h"
 
 #include <random>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "base/testing.h"
 #include "gtest/gtest.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 // Pairs (element of outer's storage, element of the strided storage), computed one element at a
@@ -95,4 +95,4 @@ TEST(BoxRunsTest, WholeTensorIsOneRun) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_ELEMENTS_BOX_RUNS_H_
-#define TESSERA_CHECKPOINT_ELEMENTS_BOX_RUNS_H_
+#ifndef TESSERA_LAYOUT_ELEMENTS_BOX_RUNS_H_
+#define TESSERA_LAYOUT_ELEMENTS_BOX_RUNS_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/elements/strided.h"
 #include "layout/box.h"
+#include "layout/elements/strided.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // Translates between two storages of one region: `outer`'s own row-major storage, which a data file
 // holds and which is split at arbitrary elements, and a strided one (a caller's memory, or the
@@ -140,6 +140,6 @@ void ForEachStored(const Boxes& boxes, uint64_t begin, uint64_t end, Function&& 
   }
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_ELEMENTS_BOX_RUNS_H_
+#endif  // TESSERA_LAYOUT_ELEMENTS_BOX_RUNS_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/elements/copy_elements.h"
+#include "layout/elements/copy_elements.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -10,9 +10,9 @@
 #include <cstring>
 #include <iterator>
 
-#include "checkpoint/elements/strided.h"
+#include "layout/elements/strided.h"
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 struct Bf16 {
@@ -184,4 +184,4 @@ CopyElements FindCopy(DType from, DType to) {
   return std::max(row, column) < std::ssize(kFloats) ? kConversions[row][column] : nullptr;
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "checkpoint/elements/strided.h"
+#include "layout/elements/strided.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-namespace tessera::ckpt {
+namespace tessera {
 namespace {
 
 // A dim with strides in bytes.
@@ -190,4 +190,4 @@ void CopyStrided(std::span<const StridedDim> dims, size_t element_bytes, const s
   }
 }
 
-}  // namespace tessera::ckpt
+}  // namespace tessera
