@@ -25,6 +25,7 @@ from ._library import guarded
 
 # Copies of fewer bytes, whose places in host memory adjoin, cross the bus together.
 _SMALL_BYTES = 1 << 18
+_MAX_GAP = 63  # between those to a device: what aligns them
 
 def _torch() -> Any:
     return sys.modules["torch"]
@@ -175,17 +176,18 @@ def _enqueue(queue: CopyStream, device: Device, copies: List[_Copy], to_device: 
 def _move(copies: List[_Copy], to_device: bool, is_async: bool) -> None:
     # A tensor that was made in this mode can be changed in it alone; every other one can, too.
     with _torch().inference_mode():
-        for run in _runs(copies):
+        for run in _runs(copies, max_gap=_MAX_GAP if to_device else 0):
             (_to_device if to_device else _to_host)(run, is_async)
 
 
-def _runs(copies: List[_Copy]) -> Iterator[List[_Copy]]:
-    """Small copies whose places adjoin, and each of the others by itself."""
+def _runs(copies: List[_Copy], max_gap: int) -> Iterator[List[_Copy]]:
+    """Small copies whose places adjoin, but for gaps of so many bytes, and each of the others by
+    itself."""
     run: List[_Copy] = []
     end: Optional[int] = None  # of the run, where it may go on
     for copy in copies:
         is_small = copy.size < _SMALL_BYTES
-        if run and not (is_small and copy.host == end):
+        if run and (end is None or not is_small or not 0 <= copy.host - end <= max_gap):
             yield run
             run = []
         run.append(copy)
@@ -203,20 +205,19 @@ def _to_host(run: List[_Copy], is_async: bool) -> None:
 
 def _to_device(run: List[_Copy], is_async: bool) -> None:
     torch = _torch()
-    host = _allocations.bytes_at(run[0].host, sum(copy.size for copy in run))
+    host = _allocations.bytes_at(run[0].host, run[-1].host + run[-1].size - run[0].host)
     elements = run[0].elements
     if len(run) == 1 and _is_plain(elements) and elements.dtype == run[0].dtype:
         _bytes_of(elements).copy_(host, non_blocking=is_async)
         return
     arrived = elements.new_empty(host.numel(), dtype=torch.uint8)
     arrived.copy_(host, non_blocking=is_async)
-    begin = 0
     plain: Tuple[List[Any], List[Any]] = ([], [])
     for copy in run:
+        begin = copy.host - run[0].host
         source = arrived[begin:begin + copy.size]
         if begin % (copy.size // copy.elements.numel()):
             source = source.clone()  # for its alignment
-        begin += copy.size
         source = source.view(copy.dtype).view(copy.elements.shape)
         if _is_plain(copy.elements):
             plain[0].append(copy.elements)

@@ -389,6 +389,13 @@ class StateTest(DeviceCase):
         self.assertEqual(tessera_ckpt.open(self.folder).read("w").reshape(-1).tolist(),
                          list(range(60)))
 
+        def load(transport):
+            mine = part(transport.rank, 0)
+            tessera_ckpt.load(self.folder, mine, transport)
+            self.assertEqual(bits(mine["w"].data), bits(part(transport.rank, None)["w"].data))
+
+        self.assertEqual(run_ranks(3, load), [None] * 3)
+
     def test_an_asynchronous_save_waits_for_no_copy(self):
         """The program's stream does: its later work changes nothing that is saved."""
         for lazy in (False, True):
@@ -403,12 +410,16 @@ class StateTest(DeviceCase):
                     if lazy:
                         saver.wait_copied(state["large"])
                         fake.kernel(lambda: state["large"].fill_(8))
+                        if step == 2:  # the stream is faster than the library
+                            fake.default.synchronize()
                         saver.wait_copied(state["small.8"])
                         saver.wait_copied(state["empty"])
                         saver.wait_copied()
                     fake.kernel(functools.partial(self.fill, state, changed))
                     if step == 1:
                         self.assertEqual(fake.default.done, 0)
+                    elif step == 2:
+                        fake.default.synchronize()
                     fake.gate.set()
                     self.assertEqual([outcome.result().step for outcome in saver.finish()], [step])
                     if step == 1:
@@ -442,6 +453,44 @@ class StateTest(DeviceCase):
                 self.assertRegex(str(outcome.error), message)
             self.assertIsNone(tessera_ckpt.latest(self.folder))
         self.assertEqual((_device._pending, _device._allocations._tensors), ({}, []))
+
+    def test_a_state_is_loaded(self):
+        for has_streams in (True, False):
+            with self.subTest(has_streams), FakeDevice(has_streams=has_streams) as fake:
+                state, loaded = self.state(fake, 3), self.state(fake, 4)
+                tessera_ckpt.save(self.folder, int(has_streams), state)
+                del fake.log[:]
+                tessera_ckpt.load(self.folder, loaded)
+                if has_streams:
+                    self.assert_bounded(fake.log, "to device")
+                self.assert_same(self.contents(state), self.contents(loaded))
+                tessera_ckpt.load(self.folder, loaded, verify_digests=True)
+
+    def test_errors_of_a_load(self):
+        fake = self.fake()
+        state = self.state(fake, 3)
+        tessera_ckpt.save(self.folder, 1, state)
+        for failing, message in (("copy_", "copy_ has failed on the fake"),
+                                 ("allocate", "no memory on the fake")):
+            fake.failing = failing
+            with self.assertRaisesRegex(tessera_ckpt.UnavailableError, message):
+                tessera_ckpt.load(self.folder, state)
+            fake.failing = None
+            tessera_ckpt.load(self.folder, state)
+            self.assertEqual((_device._pending, _device._allocations._tensors), ({}, []))
+
+    def test_every_conversion_has_the_bits_of_the_host(self):
+        fake, floats = self.fake(), [F32, BF16, F16, torch.float64]
+        rng = random.Random(8)
+        for step, saved in enumerate(floats):
+            source = random_bits(rng, saved, 5000)
+            source = torch.where(source.isnan(), torch.zeros_like(source), source)
+            tessera_ckpt.save(self.folder, step, {"w": source, "v": source.clone()})
+            for wanted in floats:
+                host, device = torch.zeros(5000, dtype=wanted), fake.put(
+                    torch.zeros(10000, dtype=wanted))
+                tessera_ckpt.load(self.folder, {"w": host, "v": device[::2]})
+                self.assertEqual(bits(host), bits(device[::2]), (saved, wanted))
 
     def test_ranks_have_small_whole_tensors_alike(self):
         fake = self.fake()

@@ -1,8 +1,8 @@
-"""A device without a GPU: tensors of the host that stand for those of a device, whose operations run
-late, on streams, in no other order than the program has asked for.
+"""A device without a GPU: tensors of the host that stand for those of a device, whose operations
+run late, on streams, in no other order than the program has asked for.
 
-An operation runs when somebody waits for an event behind it, in this process's thread that waits;
-until then, its results are garbage, and its operands may still change. With `seed`, some run before.
+An operation runs when somebody waits for an event behind it, in the thread that waits; until then,
+its results are garbage, and its operands may still change. With `seed`, some run before.
 The addresses that the library gets are such that it cannot reach the elements.
 """
 

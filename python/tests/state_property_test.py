@@ -8,6 +8,7 @@ Uses torch and JAX, too, where they are installed.
 """
 
 import collections
+import contextlib
 import itertools
 import logging
 import random
@@ -25,20 +26,30 @@ from generated_states import Memory, States, build, difference, jax, jnp, torch
 from ranks import run_ranks
 from tessera_ckpt import ALONE, Box, _library, _packed, _shared_memory, _state, _tensors
 
+if torch is not None:
+    from fake_device import FakeDevice
+
 SEED, CASES = 1, 200
 
 
-class Case:
-    """One state: saved, and loaded into another one of the same structure."""
+def device(seed):
+    """A device for tensors of torch, on which some seeds run all as late as they can."""
+    return FakeDevice(seed if seed % 3 else None, has_streams=seed % 5 > 0) if (
+        torch is not None) else contextlib.nullcontext()
 
-    def __init__(self, seed, folder):
+
+class Case:
+    """One state: saved, and loaded into another one of the same structure. `fake`: the device that
+    has some of the tensors."""
+
+    def __init__(self, seed, folder, fake):
         self.random = random.Random(seed)
         self.states = States(seed)
         self.description = self.states.description()
-        self.seed, self.folder = seed, folder
+        self.seed, self.folder, self.fake = seed, folder, fake
         self.overwrites = seed % 4 == 0
         self.other = {"other": np.arange(100), "large": bytes(1000)}
-        self.memory = Memory(seed)
+        self.memory = Memory(seed, device=fake)
         self.state = build(self.description, self.memory)
 
     def save(self):
@@ -57,9 +68,11 @@ class Case:
                 saver.wait_copied()
             self.memory.invert()
         self.memory.invert()
+        if self.fake is not None:
+            self.fake.synchronize()
 
     def target(self):
-        memory = Memory(self.seed + 1_000_000_007)
+        memory = Memory(self.seed + 1_000_000_007, device=self.fake)
         return memory, build(self.description, memory, scramble=True)
 
     def expected_contents(self, memory):
@@ -161,10 +174,11 @@ class StatePropertyTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as scratch:
             for seed in range(SEED, SEED + CASES):
                 folder = f"{scratch}/{seed}"
-                case = Case(seed, folder)
                 least = random.Random(seed).choice((1, 16, _packed.MIN_BYTES))
                 try:
-                    with unittest.mock.patch.object(_packed, "MIN_BYTES", least):
+                    with device(seed) as fake, unittest.mock.patch.object(
+                            _packed, "MIN_BYTES", least):
+                        case = Case(seed, folder, fake)
                         counts[case.run()] += 1
                 except Exception as error:
                     raise AssertionError(f"seed {seed}: {error}") from error
@@ -186,13 +200,13 @@ class StatePropertyTest(unittest.TestCase):
             if any(each.refused + each.refused_as_values for each in states.values()):
                 continue
 
-            def state_of(rank, scramble=False):
-                return {f"of {key}": build(described[key], Memory(-seed if scramble else seed),
-                                           scramble=scramble)
+            def state_of(rank, scramble=False, on=None):
+                return {f"of {key}": build(
+                    described[key], Memory(-seed if scramble else seed, device=on), scramble)
                         for key in (-1, rank) if rank % 3 != 1 or key == -1}
 
             def save(transport, folder):
-                mine = state_of(transport.rank)
+                mine = state_of(transport.rank, on=fake)
                 if seed % 2 == 0:
                     tessera_ckpt.save(folder, 1, mine, transport)
                     return
@@ -200,14 +214,15 @@ class StatePropertyTest(unittest.TestCase):
                     saver.save(1, mine)
 
             def load(transport, folder):
-                mine = state_of(transport.rank, scramble=True)
+                mine = state_of(transport.rank, scramble=True, on=fake)
                 report = tessera_ckpt.load(folder, mine, transport)
                 return (difference(state_of(transport.rank), mine), report.missing,
                         report.unexpected)
 
             least = random.Random(seed).choice((1, _packed.MIN_BYTES))
-            with self.subTest(seed=seed), tempfile.TemporaryDirectory() as folder, (
-                    unittest.mock.patch.object(_packed, "MIN_BYTES", least)):
+            patched = unittest.mock.patch.object(_packed, "MIN_BYTES", least)
+            with self.subTest(seed=seed), tempfile.TemporaryDirectory() as folder, patched, (
+                    device(seed)) as fake:
                 saved = run_ranks(ranks, lambda transport: save(transport, folder))
                 if saved != [None] * ranks:
                     self.assertIn("two leaves have the name", str(saved))
