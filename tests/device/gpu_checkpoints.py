@@ -271,7 +271,7 @@ def table(results):
               "| median | GB/s | x bus | x disk |\n| --- | ---: | ---: | ---: | ---: | ---: |")
         for name, seconds in best.items():
             is_load = "load" in name or "to the device" in name
-            bus = best["one pinned copy to the device" if is_load else "one pinned copy to the host"]
+            bus = best[f"one pinned copy to the {'device' if is_load else 'host'}"]
             disk = best["disk: read" if is_load else "disk: write"]
             median = statistics.median(found["seconds"][name])
             print(f"| {name} | {seconds:.4f} | {median:.4f} | {gigabytes / seconds:.2f} "
