@@ -303,7 +303,8 @@ class CopiesTest(DeviceCase):
             _device._free(None, host.pointer.value)
             shards.wait_here()
             del shards
-            os._exit(0 if queued == len(fake.copying.tasks) > 0 and not _copy_stream._streams else 1)
+            is_left = queued == len(fake.copying.tasks) > 0 and not _copy_stream._streams
+            os._exit(0 if is_left else 1)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         host.finish(pending)
         self.assertEqual(host.contents(), bits(tensor))
