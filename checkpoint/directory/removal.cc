@@ -122,6 +122,10 @@ class InPlaceRemoval : public Removal {
 
   absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir, const Manifest& committed,
                                    const std::vector<std::string>& names) override {
+    if (Contains(names, kManifestSignatureFileName)) {  // of the manifest that was replaced
+      const std::string signature(kManifestSignatureFileName);
+      TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(checkpoint_dir, {signature}));
+    }
     TESSERA_ASSIGN_OR_RETURN(std::optional<Names> kept,
                              FindQuarantined(storage_, checkpoint_dir, names));
     if (!kept.has_value()) return absl::OkStatus();
@@ -129,10 +133,6 @@ class InPlaceRemoval : public Removal {
     const std::vector<std::string> others = FindData(names, *kept);
     if (others.empty()) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(FenceOthers(checkpoint_dir));
-    if (Contains(others, kManifestSignatureFileName)) {  // of the manifest that was replaced
-      const std::string signature(kManifestSignatureFileName);
-      TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(checkpoint_dir, {signature}));
-    }
     absl::Status deleted;
     UnlessRead(storage_, checkpoint_dir,
                [&] { deleted = storage_.DeleteFiles(checkpoint_dir, others); });

@@ -70,7 +70,8 @@ absl::Status DeviceSlots::StartFirst() {
   Slot* const slot = open_.front();
   open_.pop_front();
   mutex_.unlock();
-  const absl::Status started = slot->copies.Start(DeviceMemory::Direction::kToDevice);
+  const absl::Status started = CatchNoMemory(
+      "copy to a device", [&] { return slot->copies.Start(DeviceMemory::Direction::kToDevice); });
   mutex_.lock();
   in_flight_.push_back(slot);
   changed_.NotifyAll();
@@ -81,7 +82,7 @@ absl::Status DeviceSlots::AwaitFirst() {
   Slot* const slot = in_flight_.front();
   in_flight_.pop_front();
   mutex_.unlock();
-  const absl::Status ended = slot->copies.Wait();
+  const absl::Status ended = CatchNoMemory("copy to a device", [&] { return slot->copies.Wait(); });
   mutex_.lock();
   slot->used_bytes = 0;
   open_.push_back(slot);

@@ -310,10 +310,10 @@ absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worke
     TraceSpan span("save", task.buffer != nullptr ? "write" : "write in place");
     span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
     for (const std::unique_ptr<PendingIo>& part : worker.writes) status.Update(part->Wait());
+    if (status.ok()) progress_->Add(piece.end - piece.begin);
     return status;
   });
   worker.writes.clear();
-  if (written.ok()) progress_->Add(piece.end - piece.begin);
   mutex_.lock();
   End(task, &worker.table, {.ok = written.ok()}, Clock::now());
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));

@@ -81,7 +81,7 @@ TEST_F(UploadTest, SoIsOneThatOverwritesAnother) {
   ASSERT_OK_AND_ASSIGN(const auto verified,
                        VerifyCheckpoint(remote_files_, directory_, {.digests = true}));
   EXPECT_TRUE(verified.damage.empty());
-  EXPECT_EQ(nearby_files_.List(directory_)->size(), 1) << "the staged files of the old one";
+  EXPECT_EQ(staged_files_.List(directory_)->size(), 1) << "the staged files of the old one";
 }
 
 TEST_F(UploadTest, SoIsOneInTheBackground) {

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
@@ -15,8 +16,10 @@ from . import _library, _tensors
 from ._checkpoints import (Folder, PathLike, SaveReport, check_keep, describe, is_first,
                            save_report)
 from ._group import TIMEOUT_SECONDS, group_of, together
+from ._copy_stream import threads_of_program
 from ._interrupt import cancelling
-from ._library import LOGGER, Handle, SaveOptions, TesseraError, error_of, integer, lib, report
+from ._library import (LOGGER, Handle, SaveOptions, TesseraError, error_of, finish_freeing, integer,
+                       lib, report)
 from ._progress import Progress
 
 
@@ -36,6 +39,18 @@ class SaveOutcome:
         return self.report
 
 
+def wait_for_saves(cancelled: ctypes.c_int32, call: Callable[[], Any]) -> Any:
+    """Makes a call that waits for saves, which SIGINT ends. This thread helps with their copies."""
+    thread = threading.get_ident()
+    threads_of_program.add(thread)
+    try:
+        with cancelling(cancelled):
+            return call()
+    finally:
+        cancelled.value = 0
+        threads_of_program.discard(thread)
+
+
 def outcome_of(folder: Folder, found: Mapping[str, Any],
                keep: Optional[int] = None) -> SaveOutcome:
     """An outcome that the library has reported; see save_report()."""
@@ -50,7 +65,13 @@ def outcome_of(folder: Folder, found: Mapping[str, Any],
 
 
 # Savers whose saves are to be finished before the interpreter ends.
-_open: "weakref.WeakSet[AsyncSaver]" = weakref.WeakSet()
+_open: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def finish_at_exit(saver: Any) -> None:
+    """Closes a saver, or a manager, before the interpreter ends."""
+    _open.add(saver)
+    _finish_at_exit()
 
 
 @functools.lru_cache(maxsize=None)
@@ -63,6 +84,7 @@ def _finish_at_exit() -> None:
 def _finish_all() -> None:
     for saver in list(_open):
         saver.close()
+    finish_freeing()
 
 
 class AsyncSaver:
@@ -116,12 +138,12 @@ class AsyncSaver:
                 staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
                 progress=self._progress, cancelled=ctypes.pointer(self._cancelled),
                 overwrite=bool(overwrite))
-        self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
-                              ctypes.byref(options), of_process="AsyncSaver")
         # By step, in the order of the calls: they keep the memory of saves in flight alive.
         self._descriptions: List[Tuple[int, Any]] = []
-        _open.add(self)
-        _finish_at_exit()
+        self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
+                              ctypes.byref(options), of_process="AsyncSaver",
+                              keeps=(self._descriptions, self._group, options))
+        finish_at_exit(self)
 
     def __enter__(self) -> "AsyncSaver":
         return self
@@ -132,10 +154,6 @@ class AsyncSaver:
         if kind is None:
             for outcome in outcomes:
                 outcome.result()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptions"):
-            self.close()  # while the memory of saves in flight is still there
 
     def save(self, step: int, state: Any, *, entries: Optional[Mapping[str, bytes]] = None,
              program: str = "tessera_ckpt", per_rank: Iterable[str] = ()) -> None:
@@ -188,11 +206,7 @@ class AsyncSaver:
 
     def _wait(self, call: Callable[[], Any]) -> Any:
         """Waits for saves in flight. SIGINT ends them, and the wait."""
-        try:
-            with cancelling(self._cancelled):
-                return call()
-        finally:
-            self._cancelled.value = 0
+        return wait_for_saves(self._cancelled, call)
 
     def poll(self) -> List[SaveOutcome]:
         """The saves that have finished since the last call. Never waits."""
@@ -218,14 +232,15 @@ class AsyncSaver:
         poll = functools.partial(report, lib.saver_poll, self._handle, wait)
         for found in self._wait(poll) if wait else poll():
             outcomes.append(outcome_of(self._folder, found, keep))
-            self._forget(found["step"], skipped=found.get("code") == _library.CANCELLED)
+            forget(self._descriptions, found)
         return outcomes
 
-    def _forget(self, step: int, skipped: bool = False) -> None:
-        """A save is over. One that was skipped began after the one that still runs."""
-        places = [i for i, (began, _) in enumerate(self._descriptions) if began == step]
-        if places:
-            del self._descriptions[places[-1 if skipped else 0]]
+
+def forget(descriptions: List[Tuple[int, Any]], found: Mapping[str, Any]) -> None:
+    """A save is over. One that was skipped began after the one that still runs."""
+    places = [i for i, (began, _) in enumerate(descriptions) if began == found["step"]]
+    if places:
+        del descriptions[places[-1 if found.get("code") == _library.CANCELLED else 0]]
 
 
 def _limit(size: int) -> int:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import threading
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 Device = Any  # torch.device
 
@@ -14,6 +14,10 @@ Device = Any  # torch.device
 def module_of(device: Device) -> Any:
     """The module of torch for a type of device, such as torch.cuda."""
     return getattr(sys.modules["torch"], device.type, None)
+
+
+# Threads of the program that wait for copies, and help.
+threads_of_program: Set[int] = set()
 
 
 class CopyStream:
@@ -46,9 +50,12 @@ class CopyStream:
         self._module.current_stream(self._device).wait_event(event)
 
     def selected(self, thread: int) -> Any:
-        """A block whose operations go to the stream. A thread of the library, which is any other
-        than `thread`, stays on the device: a return to device 0 would make a context there."""
-        if threading.get_ident() != thread and hasattr(self._module, "set_device"):
+        """A block whose operations go to the stream. A thread of the library, which is neither
+        `thread` nor one that waits, stays on the device: a return to device 0 would make a context
+        there."""
+        current = threading.get_ident()
+        if current != thread and current not in threads_of_program and (
+                hasattr(self._module, "set_device")):
             self._module.set_device(self._device)
         return self._module.stream(self.stream)
 

@@ -95,6 +95,13 @@ class Shards:
         self._handles.append(handle)
         return handle
 
+    def order_behind_here(self) -> None:
+        """Copies that are not started yet wait for all that is on the current streams now."""
+        for device in self._order.before:
+            queue = stream_of(device)
+            if queue is not None:
+                self._order.before[device] = queue.event_here()
+
     def wait_here(self, tensor: Any = None) -> None:
         """Makes this thread's current streams wait for the copies to the host that were started:
         those of all tensors, or of one."""

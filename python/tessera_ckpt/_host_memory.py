@@ -107,11 +107,12 @@ class Allocations:
     def bytes_at(self, address: int, size: int) -> Any:
         """A tensor of the bytes there. It is a part of the one that was allocated there, by which
         torch knows that the memory is page-locked, and in use by a copy."""
+        tensor, begin = None, 0
         with self._lock:
             place = bisect.bisect(self._addresses, address) - 1
             if place >= 0:
                 begin, tensor = address - self._addresses[place], self._tensors[place]
-                if begin + size <= tensor.numel():
-                    return tensor[begin:begin + size]
+        if tensor is not None and begin + size <= tensor.numel():
+            return tensor[begin:begin + size]
         memory = (ctypes.c_char * size).from_address(address)
         return _torch().frombuffer(memory, dtype=_torch().uint8)

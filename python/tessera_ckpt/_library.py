@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import logging
 import os
 import pathlib
+import queue
+import threading
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
@@ -390,14 +393,25 @@ class Handle:
 
     Args:
       of_process: what has the handle, where it is of no use to other processes; for messages.
+        Such a handle has threads, for whose end it waits when it is freed.
+      keeps: what lives until it is freed.
     """
 
     def __init__(self, make: Callable[..., Any], free: Callable[[Any], None], *arguments: Any,
-                 of_process: str = "") -> None:
+                 of_process: str = "", keeps: Any = None) -> None:
         pointer = c_void_p()
         make(*arguments, ctypes.byref(pointer))
         self._pointer, self._process, self._of_process = pointer, os.getpid(), of_process
-        self.close = weakref.finalize(self, _free_in, self._process, free, pointer)
+        if of_process:
+            _start_freeing(os.getpid())
+        self._finalizer = weakref.finalize(self, _free_later if of_process else _free_in,
+                                           self._process, free, pointer, keeps)
+
+    def close(self) -> None:
+        """Frees it now; nothing happens where that was done."""
+        found = self._finalizer.detach()
+        if found is not None:
+            _free_in(*found[2])
 
     def check(self) -> None:
         """An error if it was closed, or is another process's."""
@@ -405,7 +419,7 @@ class Handle:
             raise InvalidArgumentError(
                 f"this {self._of_process} is that of process {self._process}, which has its "
                 f"threads; process {os.getpid()}, which was forked from it, needs one of its own")
-        if not self.close.alive:
+        if not self._finalizer.alive:
             raise InvalidArgumentError("it was closed")
 
     @property
@@ -414,9 +428,35 @@ class Handle:
         return self._pointer
 
 
-def _free_in(process: int, free: Callable[[Any], None], pointer: c_void_p) -> None:
+def _free_in(process: int, free: Callable[[Any], None], pointer: c_void_p, _keeps: Any) -> None:
     if os.getpid() == process:
         free(pointer)
+
+
+# A garbage collection may run in any thread, those of a saver among them, and under any lock: what
+# waits for threads is freed in a thread of its own.
+_to_free: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+
+
+def _free_later(*arguments: Any) -> None:
+    _to_free.put(arguments)
+
+
+def finish_freeing() -> None:
+    """Waits until all is freed that was dropped: saves in flight are finished then."""
+    done = threading.Event()
+    _start_freeing(os.getpid())
+    _to_free.put((os.getpid(), lambda _: done.set(), c_void_p(), None))
+    done.wait()
+
+
+@functools.lru_cache(maxsize=None)
+def _start_freeing(_process: int) -> None:
+    """Once in each process: a fork copies no threads."""
+    def work() -> None:
+        while True:
+            _free_in(*_to_free.get())
+    threading.Thread(target=work, daemon=True, name="tessera_ckpt free").start()
 
 
 def report(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
 
 from . import _checkpoints
-from ._async_saver import SaveOutcome, outcome_of
+from ._async_saver import SaveOutcome, finish_at_exit, forget, outcome_of, wait_for_saves
 from ._checkpoints import Checkpoint, Folder, LoadReport, PathLike, describe
 from ._group import TIMEOUT_SECONDS, group_of, together
-from ._interrupt import cancelling
 from ._library import (DESCRIBE_STATE, LOAD_CHECKPOINT, LOGGER, Handle, InvalidArgumentError,
                        ManagerOptions, NotFoundError, SaveOptions, guarded, integer, lib, report,
                        text)
@@ -107,7 +106,10 @@ class CheckpointManager:
                 keep_every_steps=integer(keep_every_steps, "keep_every_steps"),
                 never_saves=not saves, lock_wait_seconds=lock_wait_seconds)
         self._handle = Handle(lib.manager_open, lib.manager_free, text(folder, "folder"),
-                              ctypes.byref(options), of_process="CheckpointManager")
+                              ctypes.byref(options), of_process="CheckpointManager",
+                              keeps=(self._descriptions, self._group, background_group, options,
+                                     save, behind))
+        finish_at_exit(self)
 
     @classmethod
     def of_internevo(cls, ckpt: Mapping[str, Any], group: Any = None,
@@ -155,10 +157,6 @@ class CheckpointManager:
             for outcome in outcomes:
                 outcome.result()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            self.close()  # while the memory of saves in flight is still there
-
     def try_resume(self, state: MutableMapping[Any, Any], *,
                    begin_anew: bool = False) -> Optional[LoadReport]:
         """Loads the newest valid checkpoint of the folder into `state`, in place, or what `load`
@@ -179,11 +177,13 @@ class CheckpointManager:
                 checkpoint = Checkpoint(borrowed, self._name)
                 found.append(checkpoint._load(state, self._group,
                                               timeout_seconds=self._timeout_seconds))
-            return guarded(body)
+            return guarded(ended.by(body))
 
+        ended = _Ended()
         if self._auto_resume:
-            resumed = report(lib.manager_resume_by, self._handle, LOAD_CHECKPOINT(offer), None,
-                             bool(begin_anew))
+            with ended:
+                resumed = report(lib.manager_resume_by, self._handle, LOAD_CHECKPOINT(offer), None,
+                                 bool(begin_anew))
             for sentence in resumed["skipped"]:
                 LOGGER.warning("%s", sentence)
             if resumed["step"] is not None:
@@ -247,13 +247,19 @@ class CheckpointManager:
                     description = describe(state, entries, program, per_rank, self._group)
                 self._descriptions.append((number, description))
                 to[0] = description.handle._as_parameter_
-            return guarded(body)
+            return guarded(ended.by(body))
 
-        with cancelling(self._cancelled):
-            found = report(lib.manager_save_by, self._handle, number,
-                           integer(stop_signal, "stop_signal", 32), bool(healthy),
-                           DESCRIBE_STATE(give), None)
-        self.step = number
+        ended = _Ended()
+        signal = integer(stop_signal, "stop_signal", 32)
+        self.step = number  # it is done, whether or not it can be saved
+        try:
+            with ended:
+                found = wait_for_saves(self._cancelled, lambda: report(
+                    lib.manager_save_by, self._handle, number, signal, bool(healthy),
+                    DESCRIBE_STATE(give), None))
+        finally:
+            if not self._is_background:
+                self._descriptions.clear()
         if found["save"] is not None and self._is_background and not self._lazy_copy:
             self.wait_copied()
         return Decision(found["save"], found["end"], self._outcomes(found["outcomes"]))
@@ -262,7 +268,7 @@ class CheckpointManager:
         """Returns once the state may change, after a save with lazy_copy; see
         AsyncSaver.wait_copied()."""
         self._handle.check()
-        lib.manager_wait_copied(self._handle, None, 0)
+        wait_for_saves(self._cancelled, lambda: lib.manager_wait_copied(self._handle, None, 0))
         for _, description in self._descriptions:
             description.on_devices.wait_here()
 
@@ -272,7 +278,8 @@ class CheckpointManager:
 
     def finish(self) -> List[SaveOutcome]:
         """Waits for the saves in flight, and returns those that were not reported."""
-        return self._outcomes(report(lib.manager_poll, self._handle, True))
+        return self._outcomes(wait_for_saves(self._cancelled, lambda: report(
+            lib.manager_poll, self._handle, True)))
 
     def close(self) -> None:
         """Waits for saves in flight, gives the folder back, and frees everything."""
@@ -281,16 +288,39 @@ class CheckpointManager:
 
     def _outcomes(self, found: List[Mapping[str, Any]]) -> List[SaveOutcome]:
         assert self._folder is not None or not found
-        outcomes = [outcome_of(self._folder, each) for each in found if self._folder is not None]
-        for outcome in outcomes:
-            self._descriptions = [(step, description) for step, description in self._descriptions
-                                  if step != outcome.step]
-        return outcomes
+        for each in found:
+            forget(self._descriptions, each)
+        return [outcome_of(self._folder, each) for each in found if self._folder is not None]
 
     def _save_options(self, group: Any) -> SaveOptions:
         return SaveOptions(group=None if group is None else group.pointer(),
                            timeout_seconds=self._timeout_seconds,
                            cancelled=ctypes.pointer(self._cancelled))
+
+
+class _Ended:
+    """A call of the library whose callback may be ended by what is no Exception, such as
+    KeyboardInterrupt: the block raises that, and not the error that the library makes of it."""
+
+    def __init__(self) -> None:
+        self._error: Optional[BaseException] = None
+
+    def by(self, body: Callable[[], None]) -> Callable[[], None]:
+        """A callback's body, whose end is noticed."""
+        def call() -> None:
+            try:
+                body()
+            except BaseException as error:
+                self._error = None if isinstance(error, Exception) else error
+                raise
+        return call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        if self._error is not None:
+            raise self._error
 
 
 # The keys of InternEvo's ckpt.

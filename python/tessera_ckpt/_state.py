@@ -352,6 +352,8 @@ class Description:
             except Exception as error:  # of the tensor's own library
                 raise UnimplementedError(f"{name}: the elements of a {type(value).__name__} cannot "
                                          f"be reached: {error}") from error
+        # To describe a tensor can be work on its stream: a collective is waited for there.
+        self.on_devices.order_behind_here()
         digests = map(_tensors.digest_of_bytes,
                       _device.read(list(self._alike_on_devices.values())))
         self.alike.update(zip(self._alike_on_devices, digests))

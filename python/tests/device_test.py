@@ -397,6 +397,22 @@ class StateTest(DeviceCase):
 
         self.assertEqual(run_ranks(3, load), [None] * 3)
 
+    def test_copies_come_after_what_describing_the_state_enqueues(self):
+        """As the result of a collective does, for which the current stream waits then."""
+        class Collective(torch.Tensor):
+            def wait(self):
+                fake.kernel(lambda: self.result.fill_(7))
+                return self.result
+
+        with FakeDevice() as fake:
+            first, result = fake.put(torch.ones(1000)), fake.put(torch.zeros(1000))
+            last = result.as_subclass(Collective)
+            last.result = result
+            tessera_ckpt.save(self.folder, 1, {"first": first, "last": last})
+        saved = {"first": torch.zeros(1000), "last": torch.zeros(1000)}
+        tessera_ckpt.load(self.folder, saved)
+        self.assertEqual([float(saved[name].sum()) for name in saved], [1000, 7000])
+
     def test_an_asynchronous_save_waits_for_no_copy(self):
         """The program's stream does: its later work changes nothing that is saved."""
         for lazy in (False, True):

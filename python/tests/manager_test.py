@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """CheckpointManager: jobs of one and of two ranks, as threads, that end and are started again."""
 
+import contextlib
+import gc
 import os
 import pathlib
 import tempfile
@@ -10,6 +12,7 @@ import numpy as np
 import tessera_ckpt
 from ranks import run_ranks
 from tessera_ckpt import CheckpointManager
+from tessera_ckpt._library import finish_freeing
 
 LAST_STEP = 10
 
@@ -137,6 +140,52 @@ class ManagerTest(unittest.TestCase):
                     manager.try_save_checkpoint(state)
         self.check_ranks(run_ranks(2, body))
         self.assertEqual(self.steps(), [])
+
+    def test_a_step_that_cannot_be_saved_is_done_all_the_same(self):
+        with CheckpointManager(self.folder, interval_steps=1) as manager:
+            for state in ({"a": 1}, {"bad": object()}, {"a": 3}):
+                with contextlib.suppress(tessera_ckpt.TesseraError):
+                    manager.try_save_checkpoint(state)
+                self.assertEqual(manager._descriptions, [])
+        self.assertEqual(self.steps(), [1, 3])
+
+    def test_an_interruption_is_raised_and_the_next_save_works(self):
+        class Interrupting(dict):
+            def items(self):
+                raise KeyboardInterrupt
+
+        for background in (False, True):
+            self.folder = f"{self.scratch}/{background}"
+            with CheckpointManager(self.folder, interval_steps=1,
+                                   background=background) as manager:
+                with self.assertRaises(KeyboardInterrupt):
+                    manager.try_save_checkpoint(Interrupting(a=1))
+                manager._cancelled.value = 1  # as a signal leaves it that comes during the wait
+                with self.assertRaises(KeyboardInterrupt):
+                    manager.try_save_checkpoint({"a": 2})
+                manager.try_save_checkpoint({"a": 3}, stop_signal=2)
+                with self.assertRaises(KeyboardInterrupt):
+                    manager.try_resume(Interrupting(a=1))
+            self.assertEqual(self.steps(), [3])
+
+    def test_what_is_dropped_without_close_is_finished(self):
+        for make in (lambda: tessera_ckpt.AsyncSaver(self.folder),
+                     lambda: CheckpointManager(self.folder, interval_steps=1, background=True)):
+            self.folder += "x"
+
+            class Trainer:  # which refers to itself: a garbage collection finds it
+                def __init__(self):
+                    self.me, self.saver = self, make()
+
+            trainer = Trainer()
+            if isinstance(trainer.saver, CheckpointManager):
+                trainer.saver.try_save_checkpoint({"w": np.ones(1 << 20)})
+            else:
+                trainer.saver.save(1, {"w": np.ones(1 << 20)})
+            del trainer
+            gc.collect()
+            finish_freeing()
+            self.assertEqual(self.steps(), [1])
 
     def test_the_ckpt_of_internevo(self):
         ckpt = dict(

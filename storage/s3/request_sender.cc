@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/no_memory.h"
 #include "base/steady_time.h"
 #include "storage/s3/xml.h"
 
@@ -224,7 +225,8 @@ absl::Status RequestSender::RenewCredentials(const Credentials& refused) {
 void RequestSender::ReadCredentials() {
   reading_ = true;
   mutex_.unlock();
-  absl::StatusOr<Credentials> read = options_.read_credentials();
+  absl::StatusOr<Credentials> read =
+      CatchNoMemory("read credentials", [&] { return options_.read_credentials(); });
   mutex_.lock();
   reading_ = false;
   credentials_error_ = read.status();

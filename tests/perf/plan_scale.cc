@@ -113,7 +113,7 @@ absl::StatusOr<SaveTask> RunRank(SimulatedGroup& group, const StateDict& state, 
                                  Manifest* manifest) {
   if (const absl::Status checked = CheckStateDict(state); !checked.ok()) return checked;
   return AgreeOnSave(
-      group, DescribeState(state), 1, Metadata(), SavePlanOptions(), cache,
+      group, DescribeState(state), 1, /*overwrite=*/false, Metadata(), SavePlanOptions(), cache,
       [&](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
         if (planned.is_new) *manifest = planned.layout;
         return SaveTarget{.directory = "step-00000001", .attempt = "1a2b3c4d"};
