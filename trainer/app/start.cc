@@ -86,7 +86,11 @@ absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, Tra
 
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes) {
   if (config.checkpoint().strict_topology()) {
-    TESSERA_RETURN_IF_ERROR(InCheckpoint(saved, CheckSameTopology(saved.manifest(), config)));
+    const absl::Status same = CheckSameTopology(saved.manifest(), config);
+    if (!same.ok()) {
+      return absl::Status(same.code(), absl::StrCat(saved.Describe(), " would be ", same.message(),
+                                                    ", which --strict-topology refuses"));
+    }
   }
   if (!LoadContentOf(config.checkpoint()).has_tensors()) return absl::OkStatus();
   const absl::Status same = CheckSameModel(saved.manifest(), config.model());
