@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
 from . import _library, _tensors
 from ._checkpoints import (Folder, PathLike, SaveReport, check_keep, describe, is_first,
@@ -87,7 +87,32 @@ def _finish_all() -> None:
     finish_freeing()
 
 
-class AsyncSaver:
+_Self = TypeVar("_Self", bound="Finishing")
+
+
+class Finishing:
+    """What finishes its saves at the end of a block, and raises the error of one that failed."""
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        outcomes = self.finish()
+        self.close()
+        if kind is None:
+            for outcome in outcomes:
+                outcome.result()
+
+    def finish(self) -> List[SaveOutcome]:
+        """Waits for the saves in flight, and returns those that were not reported."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Waits for the saves in flight, and frees everything."""
+        raise NotImplementedError
+
+
+class AsyncSaver(Finishing):
     """Writes checkpoints while the program continues.
 
         saver = AsyncSaver("/runs/a")
@@ -144,16 +169,6 @@ class AsyncSaver:
                               ctypes.byref(options), of_process="AsyncSaver",
                               keeps=(self._descriptions, self._group, options))
         finish_at_exit(self)
-
-    def __enter__(self) -> "AsyncSaver":
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        outcomes = self.finish()
-        self.close()
-        if kind is None:
-            for outcome in outcomes:
-                outcome.result()
 
     def save(self, step: int, state: Any, *, entries: Optional[Mapping[str, bytes]] = None,
              program: str = "tessera_ckpt", per_rank: Iterable[str] = ()) -> None:

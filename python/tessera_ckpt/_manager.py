@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
 
 from . import _checkpoints
-from ._async_saver import SaveOutcome, finish_at_exit, forget, outcome_of, wait_for_saves
+from ._async_saver import (Finishing, SaveOutcome, finish_at_exit, forget, outcome_of,
+                           wait_for_saves)
 from ._checkpoints import Checkpoint, Folder, LoadReport, PathLike, describe
 from ._group import TIMEOUT_SECONDS, group_of, together
 from ._library import (DESCRIBE_STATE, LOAD_CHECKPOINT, LOGGER, Handle, InvalidArgumentError,
@@ -25,7 +26,7 @@ class Decision:
     outcomes: List[SaveOutcome]  # of saves that are over
 
 
-class CheckpointManager:
+class CheckpointManager(Finishing):
     """Decides when a job saves, which checkpoints it keeps, and where it resumes.
 
         manager = CheckpointManager("/runs/a", interval_steps=100, last_step=1000, keep=3)
@@ -146,16 +147,6 @@ class CheckpointManager:
         if not folder:
             raise InvalidArgumentError("ckpt: save_ckpt_folder is not set")
         return cls(folder, group, **{**found, **options})
-
-    def __enter__(self) -> "CheckpointManager":
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        outcomes = self.finish()
-        self.close()
-        if kind is None:
-            for outcome in outcomes:
-                outcome.result()
 
     def try_resume(self, state: MutableMapping[Any, Any], *,
                    begin_anew: bool = False) -> Optional[LoadReport]:
