@@ -38,8 +38,8 @@ class FileContents {
   // may split an element: multiples of 8 never do.
   void Copy(uint64_t begin, uint64_t end, std::byte* out) const;
 
-  // Returns whether a device holds an element in bytes [begin, end). Of the functions that read the
-  // state, only StartCopy() then reads all of the range.
+  // Returns whether a device holds an element in bytes [begin, end). Only StartCopy() can read such
+  // a range.
   bool OnDevice(uint64_t begin, uint64_t end) const;
   // Copies bytes [begin, end), of which `copies` are in flight when it returns.
   absl::Status StartCopy(uint64_t begin, uint64_t end, std::byte* out, DeviceCopies& copies) const;
