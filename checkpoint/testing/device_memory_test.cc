@@ -344,13 +344,13 @@ TEST_F(DeviceMemoryTest, ALoadSharesCopiesAmongSmallTensorsAndHasSeveralInFlight
     device_.Take(state.dict);
     device_.StartToFill(std::byte{0});
     const size_t started = Started(), waited = device_.Count(Call::kWait);
-    ASSERT_OK(LoadCheckpoint(storage, StepDirectoryName(1), state.dict, {.io_threads = 2}));
+    // With more threads, how many copies are in flight depends on who runs when.
+    ASSERT_OK(LoadCheckpoint(storage, StepDirectoryName(1), state.dict, {.io_threads = 1}));
     if (count == 200) {
       EXPECT_EQ(Started(), started + 1);
     } else {
-      EXPECT_LE(Started(), started + 12)
-          << "8 MiB in slots of 2 MiB, of which 2 may be partly full";
-      EXPECT_GE(device_.most_in_flight(), 4);
+      EXPECT_EQ(Started(), started + 2) << "8 MiB in slots of 4 MiB";
+      EXPECT_EQ(device_.most_in_flight(), 2);
     }
     EXPECT_EQ(device_.Count(Call::kWait) - waited, Started() - started);
     const std::vector<Shard> shards = device_.ReadBack();
