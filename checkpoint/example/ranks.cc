@@ -1,56 +1,62 @@
-// Four ranks save the rows of one matrix together, and two ranks load its columns.
-//   ranks DIRECTORY
-// Ranks are threads here. A program of many processes passes its own ProcessGroup to Save() and
-// Load() instead, which sends messages with the program's communication library.
+// The ranks of an MPI program save the rows of one matrix together, and load its columns, with any
+// number of ranks that divides 4.
+//   mpirun -n 4 ranks save DIRECTORY
+//   mpirun -n 2 ranks load DIRECTORY
+// A program with another communication library implements ProcessGroup over it, as MpiGroup does.
 
+#include <cstdint>
 #include <iostream>
 #include <numeric>
+#include <string_view>
 #include <vector>
 
-#include "checkpoint/collective/testing/thread_process_group.h"
+#include "absl/status/status.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/process_group.h"
+#include "checkpoint/mpi/mpi_group.h"
 
 namespace ckpt = tessera::ckpt;
 
-// Every rank has two rows of the 8 x 4 matrix.
-absl::Status SaveRows(const ckpt::CheckpointFolder& folder, ckpt::ProcessGroup& ranks) {
-  const int64_t first = 2 * ranks.rank();
-  std::vector<float> rows(2 * 4);
-  std::iota(rows.begin(), rows.end(), static_cast<float>(first * 4));
-  ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
-  weight.shards = {ckpt::Shard::Of(rows, {.global_offset = {first, 0}, .shape = {2, 4}})};
-  return folder.Save(/*step=*/100, {{weight}}, {.group = &ranks}).status();
+constexpr int64_t kRows = 8, kColumns = 4;
+
+absl::Status SaveRows(const char* directory, ckpt::ProcessGroup& ranks) {
+  const int64_t count = kRows / ranks.size(), first = count * ranks.rank();
+  std::vector<float> rows(count * kColumns);
+  std::iota(rows.begin(), rows.end(), static_cast<float>(first * kColumns));
+  ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {kRows, kColumns}};
+  weight.shards = {
+      ckpt::Shard::Of(rows, {.global_offset = {first, 0}, .shape = {count, kColumns}})};
+  const auto folder = ckpt::CheckpointFolder::Open(directory, {.create_root = true});
+  if (!folder.ok()) return folder.status();
+  return folder->Save(/*step=*/100, {{weight}}, {.group = &ranks}).status();
 }
 
-// Every rank wants two columns.
-absl::Status LoadColumns(const ckpt::Checkpoint& checkpoint, ckpt::ProcessGroup& ranks,
-                         std::vector<float>& columns) {
-  columns.resize(8 * 2);
-  ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
+absl::Status LoadColumns(const char* directory, ckpt::ProcessGroup& ranks) {
+  const int64_t count = kColumns / ranks.size(), first = count * ranks.rank();
+  std::vector<float> columns(kRows * count);
+  ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {kRows, kColumns}};
   weight.shards = {
-      ckpt::Shard::Of(columns, {.global_offset = {0, 2 * ranks.rank()}, .shape = {8, 2}})};
-  return checkpoint.Load({{weight}}, {.group = &ranks}).status();
+      ckpt::Shard::Of(columns, {.global_offset = {0, first}, .shape = {kRows, count}})};
+  const auto folder = ckpt::CheckpointFolder::Open(directory);
+  if (!folder.ok()) return folder.status();
+  const auto checkpoint = folder->Latest();
+  if (!checkpoint.ok()) return checkpoint.status();
+  const absl::Status loaded = checkpoint->Load({{weight}}, {.group = &ranks}).status();
+  if (loaded.ok() && ranks.rank() == ranks.size() - 1) {
+    for (const float element : columns) std::cout << element << "\n";
+  }
+  return loaded;
 }
 
 int main(int argc, char** argv) {
-  // value() ends the program with the error where there is one.
-  const auto folder =
-      ckpt::CheckpointFolder::Open(argc > 1 ? argv[1] : ".", {.create_root = true}).value();
-  std::vector<absl::Status> saved(4), loaded(2);
-  ckpt::RunRanks(4,
-                 [&](ckpt::ProcessGroup& ranks) { saved[ranks.rank()] = SaveRows(folder, ranks); });
-  std::vector<std::vector<float>> columns(2);
-  const auto checkpoint = folder.Latest().value();
-  ckpt::RunRanks(2, [&](ckpt::ProcessGroup& ranks) {
-    loaded[ranks.rank()] = LoadColumns(checkpoint, ranks, columns[ranks.rank()]);
-  });
-  for (const auto& statuses : {saved, loaded}) {
-    for (const absl::Status& status : statuses) {
-      if (!status.ok()) return std::cerr << status << "\n", 1;
-    }
+  MPI_Init(&argc, &argv);
+  if (argc != 3) return std::cerr << "ranks save|load DIRECTORY\n", MPI_Abort(MPI_COMM_WORLD, 2);
+  absl::Status status;
+  {
+    ckpt::MpiGroup ranks(MPI_COMM_WORLD);  // destroyed before MPI ends
+    status = std::string_view(argv[1]) == "save" ? SaveRows(argv[2], ranks)
+                                                 : LoadColumns(argv[2], ranks);
   }
-  for (const std::vector<float>& of_rank : columns) {
-    for (const float element : of_rank) std::cout << element << "\n";
-  }
+  // Other ranks may still wait for this one: MPI_Finalize() would wait for them.
+  if (!status.ok()) return std::cerr << status << "\n", MPI_Abort(MPI_COMM_WORLD, 1);
+  MPI_Finalize();
 }

@@ -21,8 +21,8 @@ import local_names  # pylint: disable=wrong-import-position
 MAX_FILE_BYTES = 1000000
 MAX_COLUMNS = 100
 # Packages that any other may use.
-LIBRARIES = ("base/", "checkpoint/c/", "comm/", "convert/", "layout/", "storage/", "tensor/",
-             "tests/worlds/power/")
+LIBRARIES = ("base/", "checkpoint/c/", "checkpoint/mpi/", "comm/", "convert/", "layout/",
+             "storage/", "tensor/", "tests/worlds/power/")
 FIX_COMMAND = "./bazelw run //tests/format:fix"
 FILES_PER_FORMATTER = 16
 

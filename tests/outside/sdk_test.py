@@ -15,9 +15,12 @@ import unittest
 
 TMP = pathlib.Path(os.environ["TEST_TMPDIR"])
 PAGE = pathlib.Path("docs/library.md").read_text()
+RANKS = pathlib.Path("checkpoint/example/ranks.cc").resolve()
 EXAMPLE = pathlib.Path("examples/outside_cmake").resolve()
 SDK = None
 COMPILERS = {"gcc": "g++", "clang": "clang++"}
+MPI = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+       "TMPDIR": str(TMP), "OMPI_MCA_btl_vader_backing_directory": str(TMP)}
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 PACKAGES = {"libabsl-dev", "libcurl4-openssl-dev", "libhwy-dev", "libprotobuf-dev",
             "libpugixml-dev", "libssl-dev", "liburing-dev"}
@@ -116,13 +119,20 @@ class SdkTest(unittest.TestCase):
         packed.parent.mkdir(parents=True)
         packed.symlink_to(SDK)
         commands = re.findall(r"^```sh (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-        self.assertEqual([name for name, _ in commands], ["unpack", "cmake", "pkg-config"])
+        self.assertEqual([name for name, _ in commands], ["unpack", "cmake", "pkg-config", "mpi"])
         installed = set(re.findall(r"lib\S+-dev", commands[0][1]))
         self.assertEqual(installed, PACKAGES)
         for name, text in commands:
             text = re.sub(r"apt-get (.*\\\n)*.*\n", "", text).replace("/opt", str(opt))
-            run("bash", "-euc", text, cwd=self.program)
-            if name != "unpack":
+            if name == "mpi":
+                shutil.copy(RANKS, self.program)
+                text = exports + text.replace("mpirun", "mpirun --oversubscribe --bind-to none")
+            exports = "".join(re.findall(r"^export .*\n", text, re.MULTILINE))
+            output = run("bash", "-euc", text, cwd=self.program, env=MPI)
+            if name == "mpi":
+                columns = [4 * row + column for row in range(8) for column in (2, 3)]
+                self.assertEqual(output.split(), list(map(str, columns)))
+            elif name != "unpack":
                 self.check_programs(self.program / "build" if name == "cmake" else self.program)
 
     def test_file_of_the_page(self):
@@ -138,8 +148,9 @@ class SdkTest(unittest.TestCase):
             decoy.write_text('#error "the program\'s own"\n')
         (self.program / "all.cc").write_text("".join(
             f'#include "{self.sdk}/include/{header}"\n' for header in self.headers))
+        mpi = ["-DOMPI_SKIP_MPICXX", *run("mpicxx", "--showme:compile").split()]
         for cxx in COMPILERS.values():
-            run(cxx, "-std=c++20", *WARNINGS, f"-I{self.program}", "-fsyntax-only",
+            run(cxx, "-std=c++20", *WARNINGS, *mpi, f"-I{self.program}", "-fsyntax-only",
                 self.program / "all.cc")
         for cc in COMPILERS:
             run(cc, "-std=c99", "-pedantic", *WARNINGS, "-x", "c", "-fsyntax-only",

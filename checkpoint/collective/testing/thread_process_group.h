@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_COLLECTIVE_TESTING_THREAD_PROCESS_GROUP_H_
 #define TESSERA_CHECKPOINT_COLLECTIVE_TESTING_THREAD_PROCESS_GROUP_H_
 
-// A process group whose ranks are threads of one process, for tests and examples.
+// A process group whose ranks are threads of one process.
 
 #include <chrono>
 #include <cstring>
