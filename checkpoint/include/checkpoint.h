@@ -60,7 +60,8 @@ class Storage;  // storage/storage.h
 
 namespace tessera::ckpt {
 
-class ReadLock;  // checkpoint/include/read_lock.h
+class NamedTensors;  // checkpoint/load/named_tensors.h
+class ReadLock;      // checkpoint/include/read_lock.h
 
 // Returns the options for a storage to which checkpoints are saved: its root is created, and
 // uploads that dead saves left behind are removed.
@@ -155,6 +156,7 @@ class Checkpoint {
   std::shared_ptr<Storage> storage_;
   std::string directory_;
   std::shared_ptr<const Manifest> manifest_;
+  std::shared_ptr<const NamedTensors> names_;
   std::shared_ptr<const ReadLock> reading_;
 };
 

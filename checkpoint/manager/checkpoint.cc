@@ -10,6 +10,7 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/read_lock.h"
 #include "checkpoint/load/load.h"
+#include "checkpoint/load/named_tensors.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
@@ -68,6 +69,7 @@ Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view direct
     : storage_(std::move(storage)),
       directory_(directory),
       manifest_(std::make_shared<const Manifest>(std::move(manifest))),
+      names_(std::make_shared<const NamedTensors>(*manifest_)),
       reading_(std::move(reading)) {}
 
 Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest)
@@ -87,9 +89,7 @@ std::vector<TensorInfo> Checkpoint::tensors() const {
 }
 
 absl::StatusOr<TensorInfo> Checkpoint::Find(std::string_view name) const {
-  const auto found = std::ranges::find_if(
-      manifest_->tensors(), [&](const LogicalTensor& tensor) { return tensor.name() == name; });
-  if (found != manifest_->tensors().end()) return ToInfo(*found);
+  if (const LogicalTensor* found = names_->Find(name)) return ToInfo(*found);
   return absl::NotFoundError(absl::StrCat("no tensor ", std::string(name), " in ",
                                           storage_->Describe(directory_), ", which has ",
                                           manifest_->tensors_size()));
@@ -121,8 +121,8 @@ absl::Status Checkpoint::LoadTensor(std::string_view name, const Shard& destinat
   if (destination.dtype == DType::kUnspecified) wanted.dtype = saved.dtype;
   LoadOptions alone = options;
   alone.group = nullptr;
-  alone.allow_unexpected = true;
-  return Load({{std::move(wanted)}}, alone).status();
+  const Manifest part = names_->ManifestOf({&saved.name, 1});
+  return LoadWithManifest(*storage_, directory_, part, {{std::move(wanted)}}, alone).status();
 }
 
 absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,

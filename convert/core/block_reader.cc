@@ -1,7 +1,7 @@
 #include "convert/core/block_reader.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -52,12 +52,12 @@ bool IsRange(const Shape& shape, const StoredPiece& piece) {
   return true;
 }
 
-BlockReader::BlockReader(const Checkpoint& source, EndChunks& ends) : source_(source) {
+BlockReader::BlockReader(const Checkpoint& source, EndChunks& ends)
+    : source_(source), tensors_(source.manifest()) {
   staging_.ends = &ends;
   options_.io_threads = 1;
   options_.allow_unexpected = true;
   options_.staging_bytes = kStagingBytes;
-  for (const LogicalTensor& tensor : source.manifest().tensors()) tensors_[tensor.name()] = &tensor;
 }
 
 absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
@@ -125,7 +125,10 @@ absl::Status BlockReader::LoadShards(const OutputTensor& tensor, std::vector<Sha
 absl::Status BlockReader::Load(std::vector<ShardedTensor> wanted) {
   std::vector<std::string> names;
   for (const ShardedTensor& tensor : wanted) names.push_back(tensor.name);
-  if (current_ != names) UseManifestOf(std::move(names));
+  if (current_ != names) {
+    manifest_ = tensors_.ManifestOf(names);
+    current_ = std::move(names);
+  }
   return LoadWithManifest(source_.storage(), source_.directory(), manifest_, {std::move(wanted)},
                           options_, &staging_)
       .status();
@@ -163,32 +166,6 @@ absl::Status BlockReader::LoadBoxes(const OutputTensor& tensor,
     at += ElementCount(piece.box.shape) * size;
   }
   return LoadShards(tensor, std::move(shards));
-}
-
-void BlockReader::UseManifestOf(std::vector<std::string> names) {
-  manifest_.Clear();
-  manifest_.set_format_major(source_.manifest().format_major());
-  manifest_.set_format_minor(source_.manifest().format_minor());
-  std::map<uint32_t, uint32_t> files;  // from indices in the whole manifest
-  std::set<std::string> added;
-  for (const std::string& name : names) {
-    for (auto found = tensors_.find(name);
-         found != tensors_.end() && added.insert(found->first).second;
-         found = tensors_.find(found->second->alias_of())) {
-      AddToManifest(*found->second, files);
-    }
-  }
-  current_ = std::move(names);
-}
-
-void BlockReader::AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, uint32_t>& files) {
-  LogicalTensor& added = *manifest_.add_tensors();
-  added = tensor;
-  for (uint32_t& file : *added.mutable_shards()->mutable_file_index()) {
-    const auto [at, is_new] = files.emplace(file, files.size());
-    if (is_new) *manifest_.add_files() = source_.manifest().files(static_cast<int>(file));
-    file = at->second;
-  }
 }
 
 }  // namespace tessera::ckpt::convert

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
+#include "checkpoint/load/named_tensors.h"
 #include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/scan.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -66,12 +66,10 @@ class BlockReader {
   // Read into scratch_: the tensor, or the boxes of the pieces, one after the other.
   absl::Status LoadWhole(const OutputTensor& tensor);
   absl::Status LoadBoxes(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces);
-  void UseManifestOf(std::vector<std::string> names);
-  void AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, uint32_t>& files);
 
   const Checkpoint& source_;
   LoadOptions options_;
-  std::map<std::string, const LogicalTensor*> tensors_;
+  const NamedTensors tensors_;
   ScanBuffers staging_;
   std::vector<std::string> current_;  // the tensors that manifest_ has
   Manifest manifest_;

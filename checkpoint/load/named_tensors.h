@@ -1,0 +1,36 @@
+#ifndef TESSERA_CHECKPOINT_LOAD_NAMED_TENSORS_H_
+#define TESSERA_CHECKPOINT_LOAD_NAMED_TENSORS_H_
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/container/flat_hash_map.h"
+#include "checkpoint/include/manifest.pb.h"
+
+namespace tessera::ckpt {
+
+// The tensors of a valid manifest by their names, for loads of a few tensors of many: a load with
+// ManifestOf() these costs the same whatever else the checkpoint has. Thread-safe. The manifest
+// must outlive the object.
+class NamedTensors {
+ public:
+  explicit NamedTensors(const Manifest& manifest);
+
+  // Returns null if there is no such tensor.
+  const LogicalTensor* Find(std::string_view name) const;
+
+  // Returns a manifest that has those of the tensors that exist, the tensors of which they are
+  // aliases, and the files that hold them.
+  Manifest ManifestOf(std::span<const std::string> names) const;
+
+ private:
+  const Manifest& manifest_;
+  absl::flat_hash_map<std::string_view, const LogicalTensor*> tensors_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_LOAD_NAMED_TENSORS_H_
