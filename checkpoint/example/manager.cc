@@ -2,6 +2,8 @@
 // checkpoints, and continues from the newest valid one.
 //   manager FOLDER LAST_STEP
 
+#include <cstdint>
+#include <cstdlib>
 #include <iostream>
 #include <vector>
 
