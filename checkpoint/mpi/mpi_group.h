@@ -65,11 +65,8 @@ class MpiGroup final : public ProcessGroup {
     std::vector<std::string> all;
     if (mine.size() > kPartBytes) return absl::InvalidArgumentError("more than 1 GiB to gather");
     if (rank_ != 0) {
-      Message message(*this, 0, mine, nullptr);
-      message.Begin([&](void* part, int bytes, MPI_Request* request) {
-        return MPI_Isend(part, bytes, MPI_BYTE, 0, kGather, comm_, request);
-      });
-      if (absl::Status status = message.Await(deadline); !status.ok()) return status;
+      const absl::Status sent = Send(mine, 0, kGather)->Await(deadline);
+      if (!sent.ok()) return sent;
       return all;
     }
     all.emplace_back(mine);
@@ -77,11 +74,9 @@ class MpiGroup final : public ProcessGroup {
       absl::StatusOr<size_t> bytes = AwaitSize(source, deadline);
       if (!bytes.ok()) return bytes.status();
       std::string& theirs = all.emplace_back(*bytes, '\0');
-      Message message(*this, source, theirs, theirs.data());
-      message.Begin([&](void* part, int bytes, MPI_Request* request) {
-        return MPI_Irecv(part, bytes, MPI_BYTE, source, kGather, comm_, request);
-      });
-      if (absl::Status status = message.Await(deadline); !status.ok()) return status;
+      const absl::Status received =
+          Receive(theirs.data(), *bytes, source, kGather)->Await(deadline);
+      if (!received.ok()) return received;
     }
     return all;
   }
@@ -99,21 +94,11 @@ class MpiGroup final : public ProcessGroup {
 
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                             int destination) override {
-    const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
-    auto message = std::make_unique<Message>(*this, destination, bytes, nullptr);
-    message->Begin([&](void* part, int size, MPI_Request* request) {
-      return MPI_Isend(part, size, MPI_BYTE, destination, kTransfer, comm_, request);
-    });
-    return message;
+    const auto* bytes = reinterpret_cast<const char*>(data.data());
+    return Send({bytes, data.size()}, destination, kTransfer);
   }
-
   std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
-    const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
-    auto message = std::make_unique<Message>(*this, source, bytes, data.data());
-    message->Begin([&](void* part, int size, MPI_Request* request) {
-      return MPI_Irecv(part, size, MPI_BYTE, source, kTransfer, comm_, request);
-    });
-    return message;
+    return Receive(data.data(), data.size(), source, kTransfer);
   }
 
  private:
@@ -123,9 +108,9 @@ class MpiGroup final : public ProcessGroup {
 
   class Message final : public PendingMessage {
    public:
-    // `to`: where a message is received, of as many bytes; null for one that is sent.
-    Message(MpiGroup& group, int peer, std::string_view bytes, void* to)
-        : group_(group), peer_(peer), to_(to), state_(new State{std::string(bytes)}) {}
+    // `to` receives as many bytes; null for a message that is sent.
+    Message(MpiGroup& group, int peer, std::string bytes, void* to)
+        : group_(group), peer_(peer), to_(to), state_(new State{std::move(bytes)}) {}
     ~Message() override {
       if (state_ == nullptr) return;
       group_.failed_ = true;
@@ -178,6 +163,21 @@ class MpiGroup final : public ProcessGroup {
     std::unique_ptr<State> state_;  // until the message has ended
     int error_ = MPI_SUCCESS;
   };
+
+  std::unique_ptr<Message> Send(std::string_view bytes, int destination, Tag tag) {
+    auto message = std::make_unique<Message>(*this, destination, std::string(bytes), nullptr);
+    message->Begin([&](void* part, int size, MPI_Request* request) {
+      return MPI_Isend(part, size, MPI_BYTE, destination, tag, comm_, request);
+    });
+    return message;
+  }
+  std::unique_ptr<Message> Receive(void* to, size_t bytes, int source, Tag tag) {
+    auto message = std::make_unique<Message>(*this, source, std::string(bytes, '\0'), to);
+    message->Begin([&](void* part, int size, MPI_Request* request) {
+      return MPI_Irecv(part, size, MPI_BYTE, source, tag, comm_, request);
+    });
+    return message;
+  }
 
   // Returns the size of the message that a rank has sent to Gather().
   absl::StatusOr<size_t> AwaitSize(int source, Deadline deadline) {

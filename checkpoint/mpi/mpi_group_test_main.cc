@@ -99,7 +99,7 @@ void SavesAndLoads(const std::string& name, ProcessGroup& group, ProcessGroup& b
   }
 }
 
-// Rank 1 does not come: the others say so, and nobody hangs.
+// While rank 1 sleeps, the errors of the others name it, and later calls fail at once.
 void NamesTheMissing(ProcessGroup& group) {
   if (group.rank() == 1) return absl::SleepFor(absl::Seconds(4));
   std::vector<std::byte> memory(8);
