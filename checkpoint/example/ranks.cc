@@ -49,12 +49,14 @@ absl::Status LoadColumns(const char* directory, ckpt::ProcessGroup& ranks) {
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
-  if (argc != 3) return std::cerr << "ranks save|load DIRECTORY\n", MPI_Abort(MPI_COMM_WORLD, 2);
+  const std::string_view command = argc == 3 ? argv[1] : "";
+  if (command != "save" && command != "load") {
+    return std::cerr << "ranks save|load DIRECTORY\n", MPI_Abort(MPI_COMM_WORLD, 2);
+  }
   absl::Status status;
   {
     ckpt::MpiGroup ranks(MPI_COMM_WORLD);  // destroyed before MPI ends
-    status = std::string_view(argv[1]) == "save" ? SaveRows(argv[2], ranks)
-                                                 : LoadColumns(argv[2], ranks);
+    status = command == "save" ? SaveRows(argv[2], ranks) : LoadColumns(argv[2], ranks);
   }
   // Other ranks may still wait for this one: MPI_Finalize() would wait for them.
   if (!status.ok()) return std::cerr << status << "\n", MPI_Abort(MPI_COMM_WORLD, 1);
