@@ -14,6 +14,7 @@
 
 #include "base/testing.h"
 #include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/storage.h"
@@ -123,6 +124,26 @@ TEST_F(PublicInterfaceTest, OneTensorByItsName) {
   EXPECT_EQ(ElementSize(info.dtype), sizeof(float));
   ASSERT_OK(checkpoint.LoadTensor("matrix", Shard::Untyped(untyped, info.dtype, column)));
   EXPECT_THAT(untyped, ElementsAre(5, 8, 11));
+}
+
+TEST_F(PublicInterfaceTest, OneOfManyTensorsAndItsAlias) {
+  std::vector<std::vector<float>> memory(40, std::vector<float>(2));
+  StateDict state;
+  for (size_t i = 0; i < memory.size(); ++i) {
+    memory[i] = {1.0f * i, 0.5f * i};
+    state.tensors.push_back({.name = "t" + std::to_string(i),
+                             .global_shape = {2},
+                             .shards = {Shard::Of(memory[i], WholeBox({2}))}});
+  }
+  state.tensors.push_back(
+      {.name = "a", .dtype = DType::kF32, .global_shape = {2}, .alias_of = "t9"});
+  ASSERT_OK(folder_->Save(7, state, {.max_file_bytes = 64}));  // several files
+  const Checkpoint checkpoint = *folder_->At(7);
+  EXPECT_GT(checkpoint.manifest().files_size(), 3);
+  for (size_t i = 0; i < memory.size(); ++i) {
+    EXPECT_EQ(*checkpoint.LoadTensor<float>("t" + std::to_string(i)), memory[i]);
+  }
+  EXPECT_EQ(*checkpoint.LoadTensor<float>("a"), memory[9]);
 }
 
 TEST_F(PublicInterfaceTest, ATensorThatCannotBeLoadedIsNamed) {

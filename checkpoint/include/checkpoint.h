@@ -126,8 +126,8 @@ class Checkpoint {
 
   // Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,
   // whose box, dtype and strides say what is wanted and where it goes. Reads only what the box
-  // needs, in this process alone; role and group do not matter. NotFound: no such tensor; otherwise
-  // as Load().
+  // needs, in this process alone; role and group do not matter. The cost does not depend on the
+  // number of tensors. NotFound: no such tensor; otherwise as Load().
   absl::Status LoadTensor(std::string_view name, const Shard& destination,
                           const LoadOptions& options = {}) const;
 

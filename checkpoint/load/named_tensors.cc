@@ -1,5 +1,7 @@
 #include "checkpoint/load/named_tensors.h"
 
+#include <cstdint>
+#include <map>
 #include <set>
 
 namespace tessera::ckpt {

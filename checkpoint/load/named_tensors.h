@@ -1,8 +1,6 @@
 #ifndef TESSERA_CHECKPOINT_LOAD_NAMED_TENSORS_H_
 #define TESSERA_CHECKPOINT_LOAD_NAMED_TENSORS_H_
 
-#include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,9 +10,9 @@
 
 namespace tessera::ckpt {
 
-// The tensors of a valid manifest by their names, for loads of a few tensors of many: a load with
-// ManifestOf() these costs the same whatever else the checkpoint has. Thread-safe. The manifest
-// must outlive the object.
+// The tensors of a valid manifest by their names. A load of a few tensors of many uses the manifest
+// of these (ManifestOf()), so that its cost does not depend on the others. Thread-safe. The whole
+// manifest must outlive the object.
 class NamedTensors {
  public:
   explicit NamedTensors(const Manifest& manifest);
