@@ -56,7 +56,11 @@ int main(int argc, char** argv) {
   absl::Status status;
   {
     ckpt::MpiGroup ranks(MPI_COMM_WORLD);  // destroyed before MPI ends
-    status = command == "save" ? SaveRows(argv[2], ranks) : LoadColumns(argv[2], ranks);
+    if (kColumns % ranks.size() != 0) {
+      status = absl::InvalidArgumentError("the number of ranks does not divide 4");
+    } else {
+      status = command == "save" ? SaveRows(argv[2], ranks) : LoadColumns(argv[2], ranks);
+    }
   }
   // Other ranks may still wait for this one: MPI_Finalize() would wait for them.
   if (!status.ok()) return std::cerr << status << "\n", MPI_Abort(MPI_COMM_WORLD, 1);
