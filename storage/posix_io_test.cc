@@ -423,6 +423,16 @@ TEST_F(DualFileTest, ErrorsAreReportedFromEveryPart) {
   }
 }
 
+TEST_F(DualFileTest, CloseReportsTheErrorOfEitherDescriptor) {
+  EXPECT_EQ(file_->Close(), 0);
+  MakeFile();
+  close(kernel.direct_fd);
+  EXPECT_EQ(file_->Close(), EBADF);
+  MakeFile();
+  close(file_->fd());
+  EXPECT_EQ(file_->Close(), EBADF);
+}
+
 TEST_F(DualFileTest, OffsetsBeyondTheSystemsAreTooBig) {
   size_t found = 0;
   for (uint64_t offset :

@@ -46,7 +46,8 @@ TEST(StorageNameTest, Buckets) {
 TEST(StorageNameTest, OtherNamesAreRefusedWithTheFormsThatExist) {
   for (const char* name :
        {"", "local:", "az://bucket/a", "boto3:bucket/a", "boto3:gs://b/a", "volc:vc://bucket/a",
-        "oss2:ali://bucket", "s3://", "s3:///a", "s3://user@host/a", "boto3:s3://.endpoint/a"}) {
+        "vc://bucket/a", "oss2:ali://bucket", "ali://bucket", "s3://", "s3:///a",
+        "s3://user@host/a", "boto3:s3://.endpoint/a"}) {
     EXPECT_EQ(Parse(name), "INVALID_ARGUMENT") << name;
   }
   EXPECT_NE(ParseStorageName("az://b").status().ToString().find("s3://bucket/prefix"),
