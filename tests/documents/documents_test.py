@@ -34,8 +34,8 @@ TOOLS = ("train", "ckpt", "prepare_data", "compare_runs")
 # What a block may start besides the stand-ins.
 REAL_PROGRAMS = ("grep", "ls", "sort", "uniq")
 # Flags of Bazel, mpirun and launch.py that the documents name.
-FLAGS_OF_OTHERS = {"config", "cxxopt", "enable-recovery", "features", "hostfile", "test-arg",
-                   "test-env"}
+FLAGS_OF_OTHERS = {"config", "cxxopt", "disk-cache", "enable-recovery", "features", "hostfile",
+                   "test-arg", "test-env"}
 # Where flags of programs that are not built for this test are declared.
 OTHER_SOURCES = ("tests/worlds/jobs", "tests/crash", "tests/device/check", "tests/peers",
                  "tests/reshard", "tests/resume", "tests/support", "trainer/tools")
@@ -98,6 +98,8 @@ def check_flags(words, text):
 
 def package_of(label):
     package, _, name = label.removeprefix("//").partition(":")
+    if package.endswith("/...") and (SOURCE / package.removesuffix("/...")).is_dir():
+        return package
     build = SOURCE / package / "BUILD.bazel"
     name = name or build.parent.name
     declared = build.read_text() if build.exists() else ""
