@@ -10,7 +10,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "storage/open_storage.h"
 
 namespace tessera::ckpt::convert {

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"

@@ -17,7 +17,7 @@
 #include "base/steady_time.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"

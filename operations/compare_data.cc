@@ -10,7 +10,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/rank_states.h"

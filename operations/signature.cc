@@ -15,7 +15,7 @@
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "convert/sealing.h"
 
 namespace tessera::ckpt {

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt {

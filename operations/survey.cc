@@ -11,7 +11,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/elements/box_runs.h"

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "base/memory.h"
+#include "base/system_memory.h"
 #include "storage/storage.h"
 
 namespace tessera {

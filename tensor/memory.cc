@@ -15,9 +15,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "base/checked_math.h"
-#include "base/memory.h"
 #include "base/mutex.h"
 #include "base/no_memory.h"
+#include "base/system_memory.h"
 
 namespace tessera {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/directory/read_lock.h"
+#include "checkpoint/include/read_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <optional>
 #include <string>
+
+#include "checkpoint/directory/removal.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -33,13 +35,6 @@ void UnlessRead(const Storage& storage, std::string_view dir, const std::functio
   const bool is_read = fd >= 0 && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
   if (!is_read) call();
   if (fd >= 0) ::close(fd);
-}
-
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
-                                      const CheckpointInfo& dir) {
-  absl::StatusOr<bool> deleted = false;
-  UnlessRead(storage, dir.directory, [&] { deleted = removal.Delete(dir); });
-  return deleted;
 }
 
 ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir)

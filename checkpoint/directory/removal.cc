@@ -11,8 +11,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/read_lock.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/damage.h"
 
 namespace tessera::ckpt {
@@ -405,6 +404,13 @@ class FencingRemoval final : public InPlaceRemoval {
 std::unique_ptr<Removal> Removal::In(Storage& storage) {
   if (storage.Traits().renames_directories) return std::make_unique<RenamingRemoval>(storage);
   return std::make_unique<FencingRemoval>(storage);
+}
+
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
+                                      const CheckpointInfo& dir) {
+  absl::StatusOr<bool> deleted = false;
+  UnlessRead(storage, dir.directory, [&] { deleted = removal.Delete(dir); });
+  return deleted;
 }
 
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {

@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_DIRECTORY_REMOVAL_H_
 #define TESSERA_CHECKPOINT_DIRECTORY_REMOVAL_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -74,6 +75,14 @@ class Removal {
   // Returns whether no files of other attempts can appear under the name of a deleted directory.
   virtual bool frees_names() const = 0;
 };
+
+// Calls `call` with the lock of a checkpoint (include/read_lock.h), unless the checkpoint is being
+// read.
+void UnlessRead(const Storage& storage, std::string_view dir, const std::function<void()>& call);
+
+// Calls removal.Delete() and returns true, unless the checkpoint is being read.
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
+                                      const CheckpointInfo& dir);
 
 // Deletes the directories in `folder` that interrupted deletions have renamed and left. A directory
 // in which another attempt had just committed gets its name back.

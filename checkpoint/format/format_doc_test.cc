@@ -14,7 +14,7 @@
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/safetensors.h"
 
 namespace tessera::ckpt {

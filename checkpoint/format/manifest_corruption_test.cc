@@ -7,7 +7,7 @@
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/testing/test_manifest.h"
 
 namespace tessera::ckpt {

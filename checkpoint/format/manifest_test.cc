@@ -1,5 +1,3 @@
-#include "checkpoint/format/manifest.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "base/testing.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/testing/test_manifest.h"
 
 namespace tessera::ckpt {

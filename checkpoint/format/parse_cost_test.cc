@@ -8,7 +8,7 @@
 #include <random>
 #include <string>
 
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/testing/test_manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "gtest/gtest.h"

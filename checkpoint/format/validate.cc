@@ -13,7 +13,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "layout/box.h"
 #include "layout/coverage.h"

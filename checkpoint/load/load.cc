@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/damage.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/read_lock.h"

@@ -6,7 +6,7 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/directory/file_map.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {

@@ -6,7 +6,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/read_lock.h"
 #include "checkpoint/load/load.h"

@@ -13,7 +13,7 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/read_lock.h"

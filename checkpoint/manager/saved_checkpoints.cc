@@ -11,8 +11,8 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/directory/file_map.h"
-#include "checkpoint/directory/read_lock.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/directory/removal.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/damage.h"
 #include "checkpoint/scan/verify.h"
 

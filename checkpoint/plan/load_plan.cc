@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/plan/box_index.h"
 #include "checkpoint/plan/rank_states.h"
 

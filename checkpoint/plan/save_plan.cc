@@ -5,7 +5,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/plan/least_loaded.h"
 #include "checkpoint/plan/rank_states.h"

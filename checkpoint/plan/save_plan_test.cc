@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/plan/rank_states.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

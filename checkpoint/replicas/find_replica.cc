@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"

@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/scan/scan.h"
 #include "storage/aligned_buffer.h"

@@ -19,7 +19,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/placer.h"

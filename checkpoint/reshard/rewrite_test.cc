@@ -9,7 +9,7 @@
 
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/scan/verify.h"

@@ -11,7 +11,7 @@
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt {
 

@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/save/save_messages.pb.h"
 
 namespace tessera::ckpt {

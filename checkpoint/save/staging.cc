@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "base/memory.h"
 #include "base/status_macros.h"
+#include "base/system_memory.h"
 #include "base/units.h"
 #include "checkpoint/format/pieces.h"
 #include "storage/storage.h"

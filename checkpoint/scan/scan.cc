@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/include/damage.h"
 #include "checkpoint/scan/end_chunks.h"

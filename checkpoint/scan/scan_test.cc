@@ -15,7 +15,7 @@
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/damage.h"
 #include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/tensor_digests.h"

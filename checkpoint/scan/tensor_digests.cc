@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "checkpoint/elements/digest_elements.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt {
 

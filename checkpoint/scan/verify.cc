@@ -15,7 +15,7 @@
 #include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/read_lock.h"

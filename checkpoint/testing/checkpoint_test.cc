@@ -16,7 +16,7 @@
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"

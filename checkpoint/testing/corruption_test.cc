@@ -15,7 +15,7 @@
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/scan/scan.h"

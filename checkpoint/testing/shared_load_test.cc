@@ -19,7 +19,7 @@
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/load/host_memory.h"

@@ -7,7 +7,7 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/load/load.h"

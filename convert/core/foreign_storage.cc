@@ -15,7 +15,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "convert/core/block_reader.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/testing.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/strided_read.h"
 #include "gmock/gmock.h"

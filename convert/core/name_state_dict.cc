@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "convert/core/find_naming.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"

@@ -14,7 +14,7 @@
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/tensor_digests.h"
 #include "convert/core/block_reader.h"

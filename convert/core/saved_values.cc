@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/text.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "nlohmann/json.hpp"

@@ -17,7 +17,7 @@
 #include "base/parse_cost.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "layout/box.h"
 

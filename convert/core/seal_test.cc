@@ -5,7 +5,7 @@
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
-#include "base/memory.h"
+#include "base/system_memory.h"
 
 namespace tessera {
 namespace {

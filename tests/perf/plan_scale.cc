@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_states.h"

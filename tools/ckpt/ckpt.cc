@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "base/text.h"
 #include "base/version.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "convert/write_foreign.h"
 #include "operations/partition_rules.h"
 #include "tools/ckpt/commands.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "gtest/gtest.h"

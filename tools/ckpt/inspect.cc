@@ -16,7 +16,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/saved_values.h"

@@ -20,7 +20,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "base/version.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "nlohmann/json.hpp"
 #include "operations/diff.h"

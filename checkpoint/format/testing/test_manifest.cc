@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt {
 namespace {

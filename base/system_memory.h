@@ -1,5 +1,5 @@
-#ifndef TESSERA_BASE_MEMORY_H_
-#define TESSERA_BASE_MEMORY_H_
+#ifndef TESSERA_BASE_SYSTEM_MEMORY_H_
+#define TESSERA_BASE_SYSTEM_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -32,4 +32,4 @@ void* MapOnHugePages(size_t size_bytes, int flags = 0);
 
 }  // namespace tessera
 
-#endif  // TESSERA_BASE_MEMORY_H_
+#endif  // TESSERA_BASE_SYSTEM_MEMORY_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
-#define TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
+#ifndef TESSERA_CHECKPOINT_FORMAT_MANIFEST_CODEC_H_
+#define TESSERA_CHECKPOINT_FORMAT_MANIFEST_CODEC_H_
 
 // The manifest codec: Manifest message <-> bytes of manifest.pb, as specified by FORMAT.md. Pure:
 // no I/O.
@@ -96,4 +96,4 @@ std::string DataFileName(std::string_view planned_name, std::string_view attempt
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
+#endif  // TESSERA_CHECKPOINT_FORMAT_MANIFEST_CODEC_H_

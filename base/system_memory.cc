@@ -1,4 +1,4 @@
-#include "base/memory.h"
+#include "base/system_memory.h"
 
 #include <sys/mman.h>
 
