@@ -63,9 +63,6 @@ class ForwardingStorage : public Storage {
     return base_.LocalPath(path);
   }
   Storage* staging() override { return base_.staging(); }
-  std::vector<uint32_t> ReadersOf(std::string_view path) const override {
-    return base_.ReadersOf(path);
-  }
   std::string Describe(std::string_view path) const override { return base_.Describe(path); }
   void Abandon() override { base_.Abandon(); }
 

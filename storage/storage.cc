@@ -150,8 +150,6 @@ absl::StatusOr<uint64_t> Storage::FreeBytes() {
   return absl::UnimplementedError(absl::StrCat(Describe(""), ": free space is not known"));
 }
 
-std::vector<uint32_t> Storage::ReadersOf(std::string_view /*path*/) const { return {}; }
-
 absl::StatusOr<std::string> ReadAll(Storage& storage, std::string_view path, uint64_t max_bytes) {
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
   if (!file.ok()) return file.status();

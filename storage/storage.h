@@ -296,11 +296,6 @@ class Storage {
   // none. Copies may vanish at any time.
   virtual Storage* staging() { return nullptr; }
 
-  // Returns which of the processes that opened the storage together can read the file, by their
-  // numbers, ascending. Empty: all of them, the default. The other processes can open the file, but
-  // cannot read it.
-  virtual std::vector<uint32_t> ReadersOf(std::string_view path) const;
-
   // Returns the path as messages name it: "/data/a" or "s3://bucket/a".
   virtual std::string Describe(std::string_view path) const = 0;
 

@@ -89,9 +89,12 @@ class Checkpoint {
   // storage must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
   // Makes a checkpoint from a manifest that was read already, for example by another rank. If
-  // `reading` is null, nothing keeps the checkpoint from being deleted.
+  // `reading` is null, nothing keeps the checkpoint from being deleted. `readers` has for each data
+  // file, ascending, the ranks that can read it, which read it for the others in Load(); empty: all
+  // ranks can read all files.
   Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
-             std::shared_ptr<const ReadLock> reading = nullptr);
+             std::shared_ptr<const ReadLock> reading = nullptr,
+             std::vector<std::vector<uint32_t>> readers = {});
   // Makes a checkpoint from a manifest over a storage that must outlive the checkpoint.
   Checkpoint(Storage& storage, std::string_view directory, Manifest manifest);
 
@@ -158,6 +161,7 @@ class Checkpoint {
   std::shared_ptr<const Manifest> manifest_;
   std::shared_ptr<const NamedTensors> names_;
   std::shared_ptr<const ReadLock> reading_;
+  std::vector<std::vector<uint32_t>> readers_;
 };
 
 // A folder of checkpoints, each in a directory that is named for its step: "step-00000042". Copies

@@ -102,17 +102,6 @@ absl::StatusOr<Manifest> ShareManifest(const Manifest& own, const StateDict& sta
   return manifest;
 }
 
-// By file, the ranks that can read it; empty: all of them.
-std::vector<RankList> FindOpeners(Storage& storage, std::string_view checkpoint_dir,
-                                  const Manifest& manifest) {
-  std::vector<RankList> openers;
-  for (const DataFile& file : manifest.files()) {
-    openers.push_back(storage.ReadersOf(JoinPath(checkpoint_dir, file.path())));
-  }
-  const bool by_all = std::ranges::all_of(openers, &RankList::empty);
-  return by_all ? std::vector<RankList>() : openers;
-}
-
 // Assigns reads: sends what this rank needs, or its error, to rank 0 and returns its part of the
 // answer.
 absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
@@ -137,8 +126,9 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
 
 // Steps 3 and 4.
 absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manifest& manifest,
-                  const Comparison& comparison, ProcessGroup& group, const LoadOptions& options,
-                  ScanBuffers* buffers, LoadReport& report) {
+                  const Comparison& comparison, std::span<const RankList> readers,
+                  ProcessGroup& group, const LoadOptions& options, ScanBuffers* buffers,
+                  LoadReport& report) {
   const absl::StatusOr<LoadPlan> plan = PlanLoad(manifest, comparison.wanted);
   Scanner scanner(storage, checkpoint_dir, manifest,
                   {.io_threads = options.io_threads,
@@ -148,11 +138,11 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
   const absl::Status opened = plan.ok() ? scanner.Open(FilesOf(*plan)) : plan.status();
   const absl::StatusOr<Placer> placer =
       opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations, options) : opened;
-  // Without a part of its own it is the manifest that asks for what cannot be read.
-  TESSERA_ASSIGN_OR_RETURN(
-      const ReadShare share,
-      ShareReading(manifest, WithDamagedParts(placer.status(), {}), placer.ok() ? &*plan : nullptr,
-                   FindOpeners(storage, checkpoint_dir, manifest), group, options));
+  // An error that names no damaged part is damage of the manifest, which asks for bytes that cannot
+  // be read.
+  TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
+                           ShareReading(manifest, WithDamagedParts(placer.status(), {}),
+                                        placer.ok() ? &*plan : nullptr, readers, group, options));
   report.bytes_needed = plan->bytes;  // ShareReading() has returned the error of a failed plan
   if (share.any_shared()) {
     return ReadTogether(manifest, scanner, *placer, share, group, options, report);
@@ -179,8 +169,8 @@ absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison
 // Steps 2 to 5.
 absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoint_dir,
                                      const Manifest& manifest, const StateDict& state,
-                                     ProcessGroup& group, const LoadOptions& options,
-                                     ScanBuffers* buffers) {
+                                     std::span<const RankList> readers, ProcessGroup& group,
+                                     const LoadOptions& options, ScanBuffers* buffers) {
   Comparison comparison = Compare(manifest, state, options);
   TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
                            Agree(
@@ -195,8 +185,8 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
 
   LoadReport report;
   if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
-  TESSERA_RETURN_IF_ERROR(
-      Read(storage, checkpoint_dir, manifest, comparison, group, options, buffers, report));
+  TESSERA_RETURN_IF_ERROR(Read(storage, checkpoint_dir, manifest, comparison, readers, group,
+                               options, buffers, report));
   if (options.verify_digests) {
     TESSERA_RETURN_IF_ERROR(CheckDigests(manifest, comparison, group, options, report));
   }
@@ -210,7 +200,8 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
 
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
                                             const Manifest& manifest, const StateDict& state,
-                                            const LoadOptions& options, ScanBuffers* buffers) {
+                                            const LoadOptions& options, ScanBuffers* buffers,
+                                            std::span<const RankList> readers) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.group != nullptr ? *options.group : alone;
   const absl::Duration start = SteadyNow();
@@ -223,7 +214,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
   }
   TESSERA_ASSIGN_OR_RETURN(LoadReport report,
                            LoadState(storage, checkpoint_dir, group.size() == 1 ? manifest : shared,
-                                     state, group, options, buffers));
+                                     state, readers, group, options, buffers));
   report.seconds = SecondsSince(start);
   return report;
 }

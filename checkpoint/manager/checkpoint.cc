@@ -65,12 +65,14 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view c
 }
 
 Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory,
-                       Manifest manifest, std::shared_ptr<const ReadLock> reading)
+                       Manifest manifest, std::shared_ptr<const ReadLock> reading,
+                       std::vector<std::vector<uint32_t>> readers)
     : storage_(std::move(storage)),
       directory_(directory),
       manifest_(std::make_shared<const Manifest>(std::move(manifest))),
       names_(std::make_shared<const NamedTensors>(*manifest_)),
-      reading_(std::move(reading)) {}
+      reading_(std::move(reading)),
+      readers_(std::move(readers)) {}
 
 Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest)
     : Checkpoint(Borrow(storage), directory, std::move(manifest)) {}
@@ -105,7 +107,8 @@ absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional
 
 absl::StatusOr<LoadReport> Checkpoint::Load(const StateDict& state,
                                             const LoadOptions& options) const {
-  return LoadWithManifest(*storage_, directory_, *manifest_, state, options);
+  return LoadWithManifest(*storage_, directory_, *manifest_, state, options, /*buffers=*/nullptr,
+                          readers_);
 }
 
 absl::StatusOr<VerifyReport> Checkpoint::Verify(const VerifyOptions& options) const {

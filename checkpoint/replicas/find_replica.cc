@@ -56,7 +56,6 @@ class HeldStorage final : public ReadOnlyStorage {
  public:
   struct Held {
     uint64_t size_bytes = 0;
-    RankList ranks;  // ascending
     bool here = false;
   };
 
@@ -76,10 +75,6 @@ class HeldStorage final : public ReadOnlyStorage {
   }
   std::string Describe(std::string_view path) const override {
     return absl::StrCat(StepOf(std::string(path)), " in the memory of ", where_);
-  }
-  RankList ReadersOf(std::string_view path) const override {
-    const auto held = files_.find(std::string(path));
-    return held == files_.end() ? RankList() : held->second.ranks;
   }
 
  private:
@@ -312,23 +307,24 @@ class Finder {
     if (request.kind() == FindRequest::NONE) return found;
     TESSERA_ASSIGN_OR_RETURN(Manifest manifest, DecodeManifest(request.manifest()));
     std::map<std::string, HeldStorage::Held> files;
+    std::vector<RankList> readers(manifest.files_size());
     std::set<uint32_t> all_hosts;
     for (int f = 0; f < manifest.files_size(); ++f) {
       HeldStorage::Held& held = files[JoinPath(request.directory(), manifest.files(f).path())];
       held.size_bytes = manifest.files(f).size_bytes();
       for (const uint32_t host : request.holders(f).host()) {
         const std::vector<uint32_t>& ranks = hosts_.ranks(host);
-        held.ranks.insert(held.ranks.end(), ranks.begin(), ranks.end());
+        readers[f].insert(readers[f].end(), ranks.begin(), ranks.end());
         held.here |= static_cast<int>(host) == hosts_.of(group_.rank());
         all_hosts.insert(host);
       }
-      std::ranges::sort(held.ranks);
+      std::ranges::sort(readers[f]);
     }
     found.checkpoint.emplace(
         std::make_shared<HeldStorage>(
             folder_, std::move(files),
             hosts_.Names(std::vector<uint32_t>(all_hosts.begin(), all_hosts.end()))),
-        request.directory(), std::move(manifest));
+        request.directory(), std::move(manifest), /*reading=*/nullptr, std::move(readers));
     return found;
   }
 
