@@ -30,6 +30,8 @@
 
 namespace tessera {
 
+class StatedChecksums;  // storage/stated_checksums.h
+
 // A transfer needs no copy between the disk and the caller's buffer if the buffer's address, the
 // file offset and the length are multiples of this many bytes.
 inline constexpr size_t kIoAlignmentBytes = 4096;
@@ -55,25 +57,6 @@ struct ChunkChecksums {
   ChunkChecksums From(uint64_t offset_bytes) const;
   // Returns the CRC-32C of a range that consists of whole chunks; nullopt for other ranges.
   std::optional<uint32_t> OfRange(uint64_t offset_bytes, uint64_t size_bytes) const;
-};
-
-// Receives checksums that a file states of its own parts, as zip archives do, from the code that
-// parses the file. A file that has such a receiver compares the parts with what is read of them.
-// Thread-safe.
-class StatedChecksums {
- public:
-  virtual ~StatedChecksums() = default;
-
-  // A part of a file with its CRC-32 as zlib computes it.
-  struct Part {
-    std::string name;  // for messages
-    uint64_t offset_bytes = 0;
-    uint64_t size_bytes = 0;
-    uint32_t crc32 = 0;
-  };
-  virtual void Add(Part part) = 0;
-  // Reports that the file could have stated checksums, but its writer left them out.
-  virtual void AddUnchecked() = 0;
 };
 
 // A file that is being written. Threads may write at any offset and in any order, but each byte is
@@ -138,8 +121,8 @@ class ReadableFile {
     return offset_bytes % kIoAlignmentBytes;
   }
 
-  // Returns where to report the checksums that the file states of its parts. Null: nothing compares
-  // them.
+  // Returns where the code that parses the file reports the checksums that the file states of its
+  // parts. Null: nothing compares them.
   virtual StatedChecksums* stated_checksums() const { return nullptr; }
 
   // Returns the size at the time of Open().

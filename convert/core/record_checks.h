@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "storage/read_only_storage.h"
+#include "storage/stated_checksums.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
