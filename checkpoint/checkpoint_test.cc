@@ -56,8 +56,8 @@ class PublicInterfaceTest : public testing::Test {
               .global_shape = {4, 3},
               .shards = {Shard::Of(matrix_, WholeBox({4, 3}))}}}};
   }
-  Checkpoint Saved(const SaveOptions& options = {}) {
-    const auto saved = folder_->Save(7, Matrix(), options);
+  Checkpoint Saved(const Metadata& metadata = {}) {
+    const auto saved = folder_->Save(7, Matrix(), {}, metadata);
     EXPECT_OK(saved);
     return *folder_->At(7);
   }
@@ -165,8 +165,7 @@ TEST_F(PublicInterfaceTest, ATensorThatCannotBeLoadedIsNamed) {
 
 TEST_F(PublicInterfaceTest, ACheckpointTellsWhatIsInIt) {
   const std::string bytes("\0\1\2", 3);
-  const Checkpoint checkpoint =
-      Saved({.metadata = {.program = "mine 1.2", .entries = {{"cursor", bytes}}}});
+  const Checkpoint checkpoint = Saved({.program = "mine 1.2", .entries = {{"cursor", bytes}}});
   EXPECT_EQ(checkpoint.step(), 7);
   EXPECT_EQ(checkpoint.directory(), "step-00000007");
   EXPECT_EQ(checkpoint.metadata().program, "mine 1.2");

@@ -220,11 +220,12 @@ int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* 
     TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
     TESSERA_ASSIGN_OR_RETURN(const tessera_save_options copy, ReadStruct(options, "options"));
-    tessera::ckpt::SaveOptions save = {.metadata = state->metadata};
+    tessera::ckpt::SaveOptions save;
     TESSERA_RETURN_IF_ERROR(ReadSaveOptions(copy, save));
     TESSERA_ASSIGN_OR_RETURN(const auto group, MakeGroup(copy.group));
     save.group = group.get();
-    TESSERA_ASSIGN_OR_RETURN(const auto saved, folder->folder.Save(step, state->dict, save));
+    TESSERA_ASSIGN_OR_RETURN(const auto saved,
+                             folder->folder.Save(step, state->dict, save, state->metadata));
     return GiveJson(ToJson(saved), report);
   });
 }

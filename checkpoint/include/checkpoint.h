@@ -179,9 +179,10 @@ class CheckpointFolder {
 
   Storage& storage() const { return *storage_; }
 
-  // Saves the checkpoint of a step, which exists if and only if its manifest is committed. No file
-  // of a committed checkpoint is ever touched, unless it is overwritten (SaveOptions::overwrite). A
-  // half-written directory of the same step is removed first.
+  // Saves the checkpoint of a step, which exists if and only if its manifest is committed. In a
+  // group, rank 0's metadata is saved. No file of a committed checkpoint is ever touched, unless it
+  // is overwritten (SaveOptions::overwrite). A half-written directory of the same step is removed
+  // first.
   //
   // Errors, the same on every rank, with nothing committed: InvalidArgument (options, metadata,
   // state: lists every problem, also a tensor that the ranks together do not cover), AlreadyExists
@@ -195,7 +196,8 @@ class CheckpointFolder {
   // plus the plan. Cost: each byte of the state passes once through the cache (copy, digest,
   // checksum) and goes to the disk past the page cache. AsyncSaver does the same in the background.
   absl::StatusOr<SaveReport> Save(int64_t step, const StateDict& state,
-                                  const SaveOptions& options = {}) const;
+                                  const SaveOptions& options = {},
+                                  const Metadata& metadata = {}) const;
 
   // Returns the committed checkpoints, ascending by step. Steps come from the directories' names;
   // manifests are not read. Empty if the folder does not exist. Unreadable directories are left out

@@ -23,8 +23,7 @@
 namespace tessera::ckpt {
 
 struct CheckpointManagerOptions {
-  // The ranks of the job, the timeout, the layout of the files, before_commit. `metadata` is not
-  // used, since each save has its own.
+  // The ranks of the job, the timeout, the layout of the files, before_commit.
   SaveOptions save = {};
 
   // If set, saves are in the background. `background.save.group` must be a group of the same ranks

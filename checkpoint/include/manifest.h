@@ -31,8 +31,8 @@ namespace tessera::ckpt {
 // whose name states no step may hold any step.
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
-// Wraps a manifest for SaveOptions::metadata and AsyncSaver::Start(). Its tensors and files must be
-// empty.
+// Wraps a manifest for CheckpointFolder::Save() and AsyncSaver::Start(). Its tensors and files must
+// be empty.
 inline Metadata ToMetadata(Manifest manifest) {
   return {.manifest = std::make_shared<const Manifest>(std::move(manifest))};
 }

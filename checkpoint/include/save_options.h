@@ -56,10 +56,6 @@ struct SaveOptions {
   // both. Unimplemented, with nothing changed, in an object store without conditional replacement.
   bool overwrite = false;
 
-  // Metadata that is stored with the tensors. Ignored by AsyncSaver and CheckpointManager, which
-  // take it with each save.
-  Metadata metadata = {};
-
   // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; its
   // size must be a multiple of 8.
   uint32_t checksum_chunk_bytes = 1 << 20;

@@ -138,8 +138,9 @@ absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,
 CheckpointFolder::CheckpointFolder(Storage& storage) : storage_(Borrow(storage)) {}
 
 absl::StatusOr<SaveReport> CheckpointFolder::Save(int64_t step, const StateDict& state,
-                                                  const SaveOptions& options) const {
-  return SaveNow(*storage_, {.step = step, .metadata = options.metadata}, state, options);
+                                                  const SaveOptions& options,
+                                                  const Metadata& metadata) const {
+  return SaveNow(*storage_, {.step = step, .metadata = metadata}, state, options);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::List(

@@ -31,8 +31,7 @@ struct SaveContext {
 };
 
 // Saves on the calling thread. The checkpoint exists if and only if its manifest is committed; see
-// CheckpointFolder::Save() in checkpoint.h. options.metadata is ignored, since the request has
-// metadata.
+// CheckpointFolder::Save() in checkpoint.h.
 absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
                                    const StateDict& state, const SaveOptions& options = {},
                                    const SaveHooks& hooks = {});

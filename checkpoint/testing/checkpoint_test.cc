@@ -65,7 +65,7 @@ class CheckpointTest : public testing::Test {
   absl::Status TrySave(const StateDict& state, const Manifest& metadata = AtStep(1),
                        const SaveOptions& options = {}) {
     return CheckpointFolder(storage_)
-        .Save(metadata.trainer().step(), state, With(metadata, options))
+        .Save(metadata.trainer().step(), state, options, ToMetadata(metadata))
         .status();
   }
 

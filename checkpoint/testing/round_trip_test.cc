@@ -109,10 +109,9 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     save_options.staging_bytes = 1 << (random() % 16);
     std::string directory;
     RunRanks(savers, [&](ProcessGroup& group) {
-      ASSERT_OK_AND_ASSIGN(
-          const auto report,
-          SaveNow(storage, {.step = round, .metadata = save_options.metadata},
-                  saved[group.rank()]->dict, On(group, save_options), {.root = "run"}));
+      ASSERT_OK_AND_ASSIGN(const auto report,
+                           SaveNow(storage, {.step = round}, saved[group.rank()]->dict,
+                                   On(group, save_options), {.root = "run"}));
       if (group.rank() == 0) directory = report.directory;
     });
     ASSERT_EQ(directory, "run/" + StepDirectoryName(round));

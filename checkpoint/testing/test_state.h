@@ -34,14 +34,6 @@ inline AsyncSaveOptions On(ProcessGroup& group, AsyncSaveOptions options) {
   return options;
 }
 
-// Returns the options with metadata and, if there is one, a group.
-inline SaveOptions With(Manifest metadata, SaveOptions options = {},
-                        ProcessGroup* group = nullptr) {
-  options.metadata = ToMetadata(std::move(metadata));
-  options.group = group;
-  return options;
-}
-
 // Adds up the bytes that its rank sends to rank 0.
 class CountingGroup final : public ForwardingGroup {
  public:

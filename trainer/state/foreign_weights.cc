@@ -129,9 +129,10 @@ absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfi
   ckpt::SaveOptions options;
   options.group = &group.ranks;
   options.timeout = group.timeout;
-  options.metadata = ckpt::ToMetadata(std::move(run));
   absl::Status status =
-      ckpt::CheckpointFolder(**storage).Save(/*step=*/0, WeightState(chunks), options).status();
+      ckpt::CheckpointFolder(**storage)
+          .Save(/*step=*/0, WeightState(chunks), options, ckpt::ToMetadata(std::move(run)))
+          .status();
   storage->reset();
   if (status.ok() && is_first) status = Convert(folder, weights);
   if (is_first) RemoveUnfinished(folder);
