@@ -28,11 +28,9 @@ enum class Leftovers {
 //
 // - Quarantined checkpoints stay, the manifest and every file that it names. If such a manifest
 //   cannot be read, nothing in its directory is deleted.
-// - Data to delete is first taken out of other writers' reach, so that none of them can commit it.
-//   In a file system, the directory is renamed and examined again: a checkpoint that was committed
-//   just before gets its name back. In an object store, which has no directories to rename, the
-//   files to delete are listed, a tombstone (directory.h) replaces the manifest, and only the
-//   listed files are deleted: the attempts that wrote them can no longer commit.
+// - Data to delete is first taken out of other writers' reach, so that none of them can commit it:
+//   by renaming the directory, or by a tombstone (directory.h) in a storage that cannot rename it.
+//   FORMAT.md, "Commit protocol", has the order of the steps.
 class Removal {
  public:
   // Returns the implementation for a storage, which must outlive it.

@@ -19,58 +19,18 @@
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 
-// The commit protocol
+// The steps of a save. FORMAT.md, "Commit protocol", has the same numbers and gives the reasons:
+// what a crash after each step leaves, why two attempts at one step cannot harm each other, and
+// what is different for an overwrite and in an object store.
 //
-// 1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is
-//    not covered, a disagreement between ranks, metadata that no manifest can hold, an already
-//    committed checkpoint of the same step (unless it is overwritten, see below) and a lack of
-//    space end the save here, before anything is written.
-// 2. Rank 0 gives the attempt a random name, which the names of its files contain. It sets an
-//    incomplete directory of the same step aside and deletes it, creates the directory and makes
-//    its name durable. It has no manifest, so no reader treats it as a checkpoint.
-// 3. Every rank writes its data files, makes their contents durable and then, by syncing the
-//    directory itself, their names: a manifest must never be visible without its data, and on a
-//    file system that several machines share, one machine's sync need not cover what others
-//    created. It looks whether the files have their sizes, and calls SaveOptions::before_commit.
-// 4. Every rank reports its error, or its checksums and digests. One error fails the save on all
-//    ranks.
-// 5. Rank 0 writes the manifest under a temporary name, makes its contents durable, and looks
-//    whether every file is there.
-// 6. Rank 0 renames the manifest to its final name, unless there is one. From here on the
-//    checkpoint exists. If the name is taken, the manifest that has it is read: this one's bytes
-//    mean that it was renamed, and the reply was lost.
-// 7. Rank 0 makes the rename durable, looks once more whether every file is there, and reports
-//    success to all ranks. A manifest without its files is taken back, and the save fails.
-//
-// A crash before 6 leaves a directory without a manifest, which the next save of that step replaces
-// and Prune removes. A crash after it leaves the complete checkpoint. A power loss between 6 and 7
-// leaves either.
-//
-// Two attempts at one step: ranks of a run that lost its rank 0, or that stood still, can wake up
-// while a new run saves the same step, or has saved it. They write to files of names of their own.
-// A late rank 0 cannot commit: its directory was set aside by the new run's step 2, with the
-// temporary manifest of 5 or before it could see its files there; or there is a manifest already.
-// A failed attempt deletes files of its own names only, and none once it may be committed.
-//
-// An object store has no directories to set aside. There, a save deletes no data of another attempt
-// before its own commit (step 2 only aborts uploads that are not complete), and the commit is one
-// conditional request: the creation of an object that does not exist yet. A rolling save has a
-// folder of its own. Whatever deletes data that is not committed (retention, Prune, the emptying of
-// a rolling slot) does so behind a committed checkpoint of the same step or a later one, and puts a
-// tombstone (checkpoint/directory/directory.h) in the manifest's place before, so that a late
-// commit fails. A later save of that step replaces the tombstone that its step 2 has found: if it
-// has been fenced itself since then, another tombstone is there, and its commit fails.
-
-// Overwriting (SaveOptions::overwrite): step 2 reads the committed manifest, and keeps the
-// directory. The new files lie beside the old ones, none of which is touched. Step 6 replaces the
-// manifest, on the condition that it is still the one that was read: one rename or one request is
-// the commit. A crash before it leaves the old checkpoint and files that no manifest names; a
-// crash after it leaves the new checkpoint and the old one's files. The next save that overwrites
-// the step deletes both. If two attempts overwrite the same checkpoint, the commit of one fails. A
-// reader has opened the old manifest or the new one. After 7, rank 0 deletes the files that it saw
-// in 5: their writers have read another manifest than the new one, and cannot commit any more.
-// Files stay while a reader of this machine has the directory open (include/read_lock.h). A reader
-// elsewhere that is not done gets NotFound, as when retention deletes its checkpoint.
+// 1. Plan(): every rank describes its state, and rank 0 makes one plan. Whatever is wrong with the
+//    request ends the save here, before anything is written.
+// 2. Coordinator::Prepare(): rank 0 discards what earlier attempts left and creates the directory.
+// 3. Write(): every rank writes its data files, makes their contents and then their names durable,
+//    checks their sizes, and calls SaveOptions::before_commit.
+// 4. Agree() in RunSave(): every rank reports checksums and digests, or its error, which fails all.
+// 5. to 7. Coordinator::Commit(): rank 0 writes the manifest under a temporary name, renames it,
+//    which is the commit, and checks before and after that all data files are there.
 
 namespace tessera::ckpt {
 namespace {
