@@ -170,7 +170,8 @@ absl::StatusOr<Struct> ReadStruct(const Struct* from, std::string_view name) {
 // Hands a JSON text to the program, which frees it. `out` may be null.
 absl::Status GiveJson(const nlohmann::ordered_json& json, char** out);
 
-// Returns a function that tells whether another thread has set a number; null for no number.
+// Returns a function that returns whether `*number`, which another thread may set, differs from 0.
+// Null if `number` is null.
 std::function<bool()> IsSet(const int32_t* number);
 // Sets a count, unless `value` is 0, which stands for the default.
 absl::Status SetCount(int32_t value, std::string_view name, int& to);

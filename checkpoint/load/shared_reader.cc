@@ -164,8 +164,9 @@ class SharedReader {
     return owners.SerializeAsString();
   }
 
-  // Pieces that others wait for come first; pieces that only this rank needs are read while no
-  // buffer for a shared one is free. Nullopt: nothing is left, or, unless `may_wait`, has a buffer.
+  // Returns the next read to start. Pieces for which other ranks wait come first; a piece that only
+  // this rank needs is read while no buffer is free for a shared one. Returns nullopt if nothing is
+  // left and, unless `may_wait`, if no buffer is free.
   std::optional<Task> NextTask(bool may_wait) {
     MutexLock lock(&mutex_);
     while (true) {
