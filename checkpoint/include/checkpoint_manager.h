@@ -195,6 +195,10 @@ class CheckpointManager {
   // Returns the outcome of the newest finished save that was not skipped.
   virtual const absl::Status& last_save() const = 0;
 
+  // Returns the error with which a job ends for a trouble; OK for kNone. For kNoRoom, waits for
+  // saves in flight, which may find room.
+  virtual absl::Status ErrorOf(SaveTrouble trouble) = 0;
+
   // Returns FailedPrecondition once it is known that another job has taken the folder over. Never
   // waits. On rank 0.
   virtual absl::Status CheckFolder() const = 0;

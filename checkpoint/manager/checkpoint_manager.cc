@@ -117,7 +117,7 @@ class Manager final : public CheckpointManager {
                                        const GiveStateToSave& describe) override {
     TESSERA_ASSIGN_OR_RETURN(const StepFacts all, Exchange(Observe(now)));
     const SaveDecision decision = Decide(now.step, all);
-    TESSERA_RETURN_IF_ERROR(Check(decision.trouble));
+    TESSERA_RETURN_IF_ERROR(ErrorOf(decision.trouble));
     const bool ends = decision.end != EndReason::kNone;
     if (ends) WaitForSaves();  // so that the last save is not skipped
     if (decision.save != SaveKind::kNone) {
@@ -203,6 +203,34 @@ class Manager final : public CheckpointManager {
 
   const absl::Status& last_save() const override { return failed_saves_.last(); }
 
+  absl::Status ErrorOf(SaveTrouble trouble) override {
+    const std::string last =
+        last_save().ok() ? "" : absl::StrCat("; the last one: ", last_save().message());
+    switch (trouble) {
+      case SaveTrouble::kNone:
+        return absl::OkStatus();
+      case SaveTrouble::kNoRoom:
+        WaitForSaves();
+        return last_save();
+      case SaveTrouble::kFailures:
+        return absl::AbortedError(absl::StrCat("nothing can be saved to ", storage_->Describe(""),
+                                               ": ", options_.failures.max_failed_saves,
+                                               " saves in a row have failed (max_failed_saves)",
+                                               last));
+      case SaveTrouble::kTooLong:
+        return absl::AbortedError(
+            absl::StrCat("no checkpoint has been saved to ", storage_->Describe(""), " for ",
+                         absl::FormatDuration(options_.failures.max_without_checkpoint),
+                         " (max_without_checkpoint)", last));
+      case SaveTrouble::kFolderTaken:
+        // Rank 0 alone knows more.
+        TESSERA_RETURN_IF_ERROR(CheckFolder());
+        return absl::FailedPreconditionError(
+            absl::StrCat("another job saves to ", storage_->Describe("")));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status CheckFolder() const override {
     return lock_ != nullptr ? lock_->Check() : absl::OkStatus();
   }
@@ -262,32 +290,6 @@ class Manager final : public CheckpointManager {
     }
     std::memcpy(facts.counts.data(), all.data(), all.size());
     return facts;
-  }
-
-  absl::Status Check(SaveTrouble trouble) {
-    const std::string last =
-        last_save().ok() ? "" : absl::StrCat("; the last one: ", last_save().message());
-    switch (trouble) {
-      case SaveTrouble::kNone:
-        return absl::OkStatus();
-      case SaveTrouble::kNoRoom:
-        WaitForSaves();
-        return last_save();
-      case SaveTrouble::kFailures:
-        return absl::AbortedError(absl::StrCat("nothing can be saved to ", storage_->Describe(""),
-                                               ": ", options_.failures.max_failed_saves,
-                                               " saves in a row have failed", last));
-      case SaveTrouble::kTooLong:
-        return absl::AbortedError(
-            absl::StrCat("no checkpoint has been saved to ", storage_->Describe(""), " for ",
-                         absl::FormatDuration(options_.failures.max_without_checkpoint), last));
-      case SaveTrouble::kFolderTaken:
-        // Rank 0 alone knows more.
-        TESSERA_RETURN_IF_ERROR(CheckFolder());
-        return absl::FailedPreconditionError(
-            absl::StrCat("another job saves to ", storage_->Describe("")));
-    }
-    return absl::OkStatus();
   }
 
   void NoteStarted() {

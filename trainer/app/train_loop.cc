@@ -421,31 +421,11 @@ absl::Status TrainLoop::CheckSaves() {
 }
 
 absl::Status TrainLoop::DescribeTrouble() {
-  const CheckpointConfig& checkpoint = config_.checkpoint();
-  const absl::Status& newest = manager_.last_save();
-  const std::string last = newest.ok() ? "" : absl::StrCat("; the last one: ", newest.message());
-  constexpr char kWhatToDo[] =
-      "; the same command resumes from the newest checkpoint once it can save";
-  switch (decision_.trouble) {
-    case ckpt::SaveTrouble::kNone:
-      break;
-    case ckpt::SaveTrouble::kNoRoom:
-      return FinishSaves();
-    case ckpt::SaveTrouble::kFailures:
-      return absl::AbortedError(absl::StrFormat(
-          "nothing can be saved to %s: %d saves in a row have failed (max_failed_saves)%s%s",
-          checkpoint.save(), checkpoint.max_failed_saves(), last, kWhatToDo));
-    case ckpt::SaveTrouble::kTooLong:
-      return absl::AbortedError(absl::StrFormat(
-          "no checkpoint has been saved to %s for %g minutes (max_minutes_without_checkpoint)%s%s",
-          checkpoint.save(), checkpoint.max_minutes_without_checkpoint(), last, kWhatToDo));
-    case ckpt::SaveTrouble::kFolderTaken:
-      // Rank 0 alone knows more.
-      TESSERA_RETURN_IF_ERROR(manager_.CheckFolder());
-      return absl::FailedPreconditionError(
-          absl::StrFormat("another job saves to %s: this run ends", checkpoint.save()));
-  }
-  return absl::OkStatus();
+  if (decision_.trouble == ckpt::SaveTrouble::kNoRoom) return FinishSaves();
+  const absl::Status error = manager_.ErrorOf(decision_.trouble);
+  if (!absl::IsAborted(error)) return error;
+  return absl::AbortedError(absl::StrCat(
+      error.message(), "; the same command resumes from the newest checkpoint once it can save"));
 }
 
 absl::Status TrainLoop::CheckRecords() const {
