@@ -124,24 +124,12 @@ absl::Status RunTasks(int workers, size_t count,
   return first_failure.error();
 }
 
-namespace {
-
-// ioprio_set(2), whose header <linux/ioprio.h> is not valid C++ in every version.
-constexpr int kWhoProcess = 1;
-constexpr int kIdleClass = 3;
-constexpr int kClassShift = 13;
-
-}  // namespace
-
-void LowerThreadPriority(int nice, bool idle_io_priority) {
-  // On Linux both apply to the calling thread only, despite their names.
+void LowerThreadPriority(int nice) {
+  // On Linux this applies to the calling thread only, despite the name.
   const id_t thread = static_cast<id_t>(syscall(SYS_gettid));
   errno = 0;
   const int current = getpriority(PRIO_PROCESS, thread);
   if (nice > 0 && errno == 0) setpriority(PRIO_PROCESS, thread, current + nice);
-  if (idle_io_priority) {
-    syscall(SYS_ioprio_set, kWhoProcess, thread, kIdleClass << kClassShift);
-  }
 }
 
 double ThreadProcessorSeconds() {

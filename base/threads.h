@@ -32,10 +32,9 @@ void LimitThreads(int left);
 absl::Status RunTasks(int workers, size_t count,
                       const std::function<absl::Status(int worker, size_t i)>& task);
 
-// Lowers the calling thread's processor priority by `nice` steps and, if requested, its disk
-// priority to the lowest. Threads that it starts inherit both. Best effort: what the system refuses
-// stays unchanged.
-void LowerThreadPriority(int nice, bool idle_io_priority);
+// Lowers the calling thread's processor priority by `nice` steps. Threads that it starts inherit
+// it. Best effort: if the system refuses, the priority stays unchanged.
+void LowerThreadPriority(int nice);
 
 // Returns the processor time that the calling thread has used.
 double ThreadProcessorSeconds();

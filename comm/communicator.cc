@@ -144,7 +144,7 @@ Communicator::Communicator(Endpoint* endpoint)
     : Communicator(endpoint, {.id = 0,
                               .rank = endpoint->rank(),
                               .world_ranks = WholeWorld(endpoint->size()),
-                              .name = endpoint->options().world_name}) {}
+                              .name = "world"}) {}
 
 Communicator::Communicator(Endpoint* endpoint, CommGroup group)
     : endpoint_(endpoint), group_(std::move(group)), name_(endpoint->KeepName(group_.name)) {}

@@ -163,7 +163,6 @@ struct CommOptions {
   // A wait that has lasted this long asks, once per such period, whether the ranks that it waits
   // for still exist. A rank that no longer exists ends the wait immediately.
   absl::Duration probe_interval = absl::Seconds(1);
-  std::string world_name = "world";
   // Longer messages are sent in parts (MPI counts bytes in an int). At most INT_MAX.
   int64_t part_bytes = int64_t{1} << 30;
 };

@@ -67,8 +67,7 @@ struct AsyncSaveOptions {
   // The memory that Prepare() prefaults for tensors that are written in place, since the first save
   // does not know yet whether an update comes before the disk.
   uint64_t copy_ahead_bytes = uint64_t{56} << 20;
-  int nice = 5;                   // added to the niceness of the background's threads
-  bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
+  int nice = 5;  // added to the niceness of the background's threads
 
   // Returns the available memory in bytes. Null: as the system and the process's control group
   // report it.

@@ -85,7 +85,6 @@ class FailedSaves {
 
   SaveTrouble Judge(absl::Duration elapsed) const;
 
-  int64_t in_a_row() const { return in_a_row_; }
   const absl::Status& last() const { return last_; }  // of those that were not skipped
 
  private:

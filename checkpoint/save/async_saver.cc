@@ -159,7 +159,7 @@ class AsyncSaver::Background {
 
   void Work() {
     background_id_ = std::this_thread::get_id();
-    LowerThreadPriority(options_.nice, options_.idle_io_priority);
+    LowerThreadPriority(options_.nice);
     MutexLock lock(&mutex_);
     while (true) {
       while (!stopping_ && queue_.empty()) changed_.Wait(&mutex_);

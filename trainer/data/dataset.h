@@ -35,7 +35,6 @@ class TokenDataset {
 
   int64_t num_samples() const { return first_samples_.back(); }
   int64_t num_tokens() const { return num_tokens_; }
-  int64_t num_shards() const { return static_cast<int64_t>(shards_.size()); }
   int64_t sequence_length() const { return sequence_length_; }
   int64_t vocab_size() const { return vocab_size_; }
 
