@@ -65,12 +65,18 @@ bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& want
 // not saved itself.
 using FromWeight = std::function<bool(const ckpt::ShardedTensor&)>;
 
+// Returns the parameter of a tensor, which is its weight or its optimizer state.
+std::string ParameterOf(std::string_view tensor, bool is_optimizer_state) {
+  if (!is_optimizer_state) return std::string(tensor);
+  return std::string(tensor.substr(0, tensor.rfind('.')));
+}
+
 // Requests weights in place of these master weights: "x.master" becomes "x".
 ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer, const FromWeight& from_weight) {
   ckpt::StateDict masters;
   for (ckpt::ShardedTensor& tensor : optimizer.tensors) {
     if (!from_weight(tensor)) continue;
-    tensor.name.resize(tensor.name.size() - kMaster.size() - 1);
+    tensor.name = ParameterOf(tensor.name, /*is_optimizer_state=*/true);
     tensor.role = ckpt::TensorRole::kWeight;
     masters.tensors.push_back(std::move(tensor));
   }
@@ -89,12 +95,6 @@ bool LacksSomeMasters(const ckpt::Manifest& manifest) {
 
 void Append(ckpt::StateDict from, ckpt::StateDict& to) {
   for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
-}
-
-// Returns the parameter of a tensor, which is its weight or its optimizer state.
-std::string ParameterOf(std::string_view tensor, bool is_optimizer_state) {
-  if (!is_optimizer_state) return std::string(tensor);
-  return std::string(tensor.substr(0, tensor.rfind('.')));
 }
 
 bool Matches(const LoadPolicy& policy, std::string_view tensor, bool is_optimizer_state) {
