@@ -260,7 +260,7 @@ class Replicas final : public PeerReplicas {
     const absl::Duration start = SteadyNow();
     absl::Status spread =
         storage_->Spread(report.directory, hosts_, *background_group_, background_timeout_);
-    report.seconds += absl::ToDoubleSeconds(SteadyNow() - start);
+    report.seconds += SecondsSince(start);
     const std::optional<int64_t> step =
         ParseStepDirectoryName(report.directory.substr(report.directory.rfind('/') + 1));
     if (spread.ok() || !step.has_value()) return;

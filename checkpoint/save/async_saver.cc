@@ -11,8 +11,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "base/no_memory.h"
+#include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/trace.h"
 #include "checkpoint/collective/forwarding_group.h"
@@ -23,8 +25,6 @@
 
 namespace tessera::ckpt {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Ratio of idle time to prefault time while the program wants the processors.
 constexpr int kBackoffRatio = 50;
@@ -66,7 +66,7 @@ class AsyncSaver::Background {
   void Prepare(const StateDict& state) { Enqueue({.kind = Kind::kPrepare, .state = state}); }
 
   void Start(const SaveRequest& request, const StateDict& state) {
-    const Clock::time_point start = Clock::now();
+    const absl::Duration start = SteadyNow();
     const TraceSpan span("save", "start of a save");
     MutexLock lock(&mutex_);
     const bool skip =
@@ -89,7 +89,7 @@ class AsyncSaver::Background {
 
   void Wait(const std::function<void(DataWriter&)>& wait) {
     if (!reads_state_.load(std::memory_order_acquire)) return;
-    const Clock::time_point start = Clock::now();
+    const absl::Duration start = SteadyNow();
     const TraceSpan span("save", "wait for the copy of what is overwritten");
     MutexLock lock(&mutex_);
     while (reads_state_ && writer_ == nullptr) changed_.Wait(&mutex_);
@@ -121,7 +121,7 @@ class AsyncSaver::Background {
     Kind kind;
     SaveRequest save = {};
     StateDict state = {};
-    Clock::time_point start = {};                    // of kSave
+    absl::Duration start = {};                       // of kSave
     absl::Status error = absl::OkStatus();           // of kRefuse
     std::shared_ptr<TraceRecorder> trace = nullptr;  // of the caller; may be null
   };
@@ -153,8 +153,8 @@ class AsyncSaver::Background {
     if (!TryToStartThread()) HandleNext();
   }
 
-  void AddBlocked(Clock::time_point since) {
-    blocked_ns_ += std::chrono::nanoseconds(Clock::now() - since).count();
+  void AddBlocked(absl::Duration since) {
+    blocked_ns_ += absl::ToInt64Nanoseconds(SteadyNow() - since);
   }
 
   void Work() {
@@ -234,20 +234,18 @@ class AsyncSaver::Background {
   void MakeStagingPresent() {
     bool left = true;
     while (left) {
-      const Clock::time_point start = Clock::now();
+      const absl::Duration start = SteadyNow();
       const double processor_start = ThreadProcessorSeconds();
       left = staging_.Prefault();
-      const std::chrono::duration<double> used(ThreadProcessorSeconds() - processor_start);
-      const bool wanted = Clock::now() - start > 1.5 * used;
-      if (IsNeeded(Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      wanted ? kBackoffRatio * used : 0 * used))) {
-        return;
-      }
+      const double used = ThreadProcessorSeconds() - processor_start;
+      const bool wanted = SecondsSince(start) > 1.5 * used;
+      if (IsNeededWithin(absl::Seconds(wanted ? kBackoffRatio * used : 0))) return;
     }
   }
 
-  // Waits until `deadline` for something else to do; returns whether there is.
-  bool IsNeeded(Clock::time_point deadline) {
+  // Waits for something else to do; returns whether there is.
+  bool IsNeededWithin(absl::Duration limit) {
+    const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(limit);
     const MutexLock lock(&mutex_);
     bool in_time = true;
     while (in_time && !stopping_ && idle_waiters_ == 0 && queue_.empty()) {
@@ -258,7 +256,7 @@ class AsyncSaver::Background {
 
   // Adds the time before RunSave(), which counts from its call.
   void AddTimes(const Request& request, SaveReport& report) const {
-    const double seconds = std::chrono::duration<double>(Clock::now() - request.start).count();
+    const double seconds = SecondsSince(request.start);
     report.copied_seconds += seconds - report.seconds;
     report.seconds = seconds;
     report.blocked_seconds = blocked_ns_ * 1e-9;

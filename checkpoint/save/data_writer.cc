@@ -8,6 +8,7 @@
 
 #include "base/no_memory.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/trace.h"
 #include "checkpoint/save/phase.h"
@@ -197,7 +198,7 @@ void DataWriter::End(const PieceTable::Task& task, PieceTable::Worker* worker,
                      const PieceTable::Result& result, Clock::time_point now) {
   table_.End(task, worker, result, now);
   if (table_.all_released() && !copied_at_.has_value()) {
-    copied_at_ = now;
+    copied_at_ = SteadyNow();
     released_.store(true, std::memory_order_release);
   }
   changed_.NotifyAll();
@@ -249,7 +250,7 @@ absl::Status DataWriter::Read(const PieceTable::Task& task, PieceTable::Worker* 
   Piece& piece = pieces_[task.piece];
   const bool starts = task.what == Do::kCopy && table_.on_device(task.piece);
   mutex_.unlock();
-  const Clock::time_point start = Clock::now();
+  const absl::Duration start = SteadyNow();
   const double processor_start = ThreadProcessorSeconds();
   const absl::Status read = CatchNoMemory(task.what == Do::kCopy ? "copy" : "check", [&] {
     const FileContents& contents = piece.file->contents();
@@ -266,13 +267,9 @@ absl::Status DataWriter::Read(const PieceTable::Task& task, PieceTable::Worker* 
     return absl::OkStatus();
   });
   const double used = ThreadProcessorSeconds() - processor_start;
-  const Clock::time_point end = Clock::now();
+  const double seconds = SecondsSince(start);
   mutex_.lock();
-  End(task, worker,
-      {.ok = read.ok(),
-       .processor_seconds = used,
-       .seconds = std::chrono::duration<double>(end - start).count()},
-      end);
+  End(task, worker, {.ok = read.ok(), .processor_seconds = used, .seconds = seconds}, Clock::now());
   return read;
 }
 

@@ -2,7 +2,6 @@
 #define TESSERA_CHECKPOINT_SAVE_DATA_WRITER_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/byte_progress.h"
 #include "base/mutex.h"
 #include "checkpoint/elements/device_copies.h"
@@ -64,7 +64,7 @@ class DataWriter {
   uint64_t staged_bytes() const { return staged_bytes_ + ahead_bytes_; }
 
   // Returns the time at which the last piece was copied, or written in place; nullopt before that.
-  std::optional<std::chrono::steady_clock::time_point> copied_at() const {
+  std::optional<absl::Duration> copied_at() const {
     const MutexLock lock(&mutex_);
     return copied_at_;
   }
@@ -146,7 +146,7 @@ class DataWriter {
   std::vector<Digests*> idle_digests_ ABSL_GUARDED_BY(mutex_);
   double processor_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
-  std::optional<std::chrono::steady_clock::time_point> copied_at_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Duration> copied_at_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> released_ = false;  // everything is copied, or Run() has returned
 };
 

@@ -1,6 +1,5 @@
 #include "checkpoint/save/run_save.h"
 
-#include <chrono>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -9,6 +8,7 @@
 #include "absl/time/time.h"
 #include "base/no_memory.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/trace.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/format/pieces.h"
@@ -34,8 +34,6 @@
 
 namespace tessera::ckpt {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Not a real step: for plans made ahead of the first save.
 constexpr int64_t kNoStep = -1;
@@ -118,10 +116,6 @@ absl::StatusOr<std::string> Write(
   return report.SerializeAsString();
 }
 
-double SecondsSince(Clock::time_point start, Clock::time_point end) {
-  return std::chrono::duration<double>(end - start).count();
-}
-
 // Returns the initial manifest of a save, without tensors and files.
 Manifest MakeManifest(const SaveRequest& request) {
   const Metadata& metadata = request.metadata;
@@ -143,7 +137,7 @@ Manifest MakeManifest(const SaveRequest& request) {
 absl::StatusOr<SaveReport> RunSave(
     const SaveContext& context, const SaveRequest& request, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
-  const Clock::time_point start = Clock::now();
+  const absl::Duration start = SteadyNow();
   TraceSpan span("save", "save");
   span.Add("step", request.step);
   const Manifest manifest = MakeManifest(request);
@@ -190,8 +184,8 @@ absl::StatusOr<SaveReport> RunSave(
   if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
     return absl::InternalError("rank 0 sent a bad report");
   }
-  report.seconds = SecondsSince(start, Clock::now());
-  report.copied_seconds = SecondsSince(start, (*writer)->copied_at().value_or(start));
+  report.seconds = SecondsSince(start);
+  report.copied_seconds = absl::ToDoubleSeconds((*writer)->copied_at().value_or(start) - start);
   report.processor_seconds = (*writer)->processor_seconds();
   report.note = context.staging.note();
   return report;

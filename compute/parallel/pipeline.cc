@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/trace.h"
 #include "glog/logging.h"
 #include "tensor/memory.h"
@@ -19,9 +20,7 @@ namespace {
 
 constexpr int kBuffers = Pipeline::kBuffers;
 
-double SteadySeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double SteadySeconds() { return absl::ToDoubleSeconds(SteadyNow()); }
 
 // Adds up the time that one run spends waiting for the neighbours.
 class Stopwatch {

@@ -253,6 +253,9 @@ HOMES = (
     # StartThread() of base/threads.h reports what the system refuses, and missing memory.
     ("starts a thread", r"\bstd::(jthread\(|thread\(|thread \w+\(|async\()", (),
      ("base/threads.cc",)),
+    # SecondsSince() of base/steady_time.h.
+    ("counts seconds", r"duration<double>[^;]*\bnow\(\) -|ToDoubleSeconds\(SteadyNow\(\) -", (),
+     ("base/steady_time.h",)),
     # RunProgram() of base/program.h sets them.
     ("sets a signal", r"\bsigaction\(|\bstd::signal\(|(?<![\w.])signal\(SIG", (),
      ("base/program.cc", "trainer/app/signals.cc")),

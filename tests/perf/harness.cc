@@ -5,18 +5,17 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double Now() { return absl::ToDoubleSeconds(SteadyNow()); }
 
 double ProcessorSeconds() {
   rusage usage = {};

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "storage/aligned_buffer.h"
 
 namespace tessera {
@@ -100,14 +101,14 @@ absl::StatusOr<double> RawDiskFile::TransferOnce(const RawDiskShape& shape, bool
   }
   std::atomic<uint64_t> next = 0;
   std::atomic<int> error = 0;
-  const absl::Time start = absl::Now();
+  const absl::Duration start = SteadyNow();
   std::vector<std::thread> threads;
   for (AlignedBuffer& buffer : buffers) {
     threads.emplace_back(Transfer, fd_, write, bytes_, &buffer, &next, &error);
   }
   for (std::thread& thread : threads) thread.join();
   if (error == 0 && write && fdatasync(fd_) != 0) error = errno;
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double seconds = SecondsSince(start);
   if (error != 0) return Failed(write ? "write" : "read", error);
   return static_cast<double>(bytes_) / seconds;
 }

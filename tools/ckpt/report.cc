@@ -132,11 +132,11 @@ ProgressBar::~ProgressBar() {
 }
 
 void ProgressBar::Update(uint64_t done, uint64_t total) {
-  const Clock::time_point now = Clock::now();
-  if (stream_ == nullptr || (drawn_ && now - last_ < std::chrono::milliseconds(100))) return;
+  const absl::Duration now = SteadyNow();
+  if (stream_ == nullptr || (drawn_ && now - last_ < absl::Milliseconds(100))) return;
   drawn_ = true;
   last_ = now;
-  const double seconds = std::chrono::duration<double>(now - start_).count();
+  const double seconds = absl::ToDoubleSeconds(now - start_);
   const double part = total == 0 ? 1 : static_cast<double>(done) / total;
   const int filled = static_cast<int>(part * kBarWidth);
   *stream_ << absl::StreamFormat("\r[%s%s] %3.0f%%  %s  %s left \033[K", std::string(filled, '#'),

@@ -1,7 +1,6 @@
 #ifndef TESSERA_TOOLS_CKPT_REPORT_H_
 #define TESSERA_TOOLS_CKPT_REPORT_H_
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "checkpoint/include/checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
@@ -88,7 +89,7 @@ class Table {
 class ProgressBar {
  public:
   // If `stream` is null, nothing is shown.
-  explicit ProgressBar(std::ostream* stream) : stream_(stream), start_(Clock::now()) {}
+  explicit ProgressBar(std::ostream* stream) : stream_(stream), start_(SteadyNow()) {}
   ~ProgressBar();
 
   void Update(uint64_t done, uint64_t total);
@@ -98,10 +99,9 @@ class ProgressBar {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   std::ostream* const stream_;
-  const Clock::time_point start_;
-  Clock::time_point last_;
+  const absl::Duration start_;
+  absl::Duration last_;
   bool drawn_ = false;
 };
 

@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -40,14 +39,8 @@
 namespace tessera {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // After this many consecutive updates with broken gradients, continuing is pointless.
 constexpr int64_t kMaxSkippedInARow = 10;
-
-double Seconds(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Returns the largest products of one micro-batch on one rank.
 std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
@@ -147,9 +140,9 @@ absl::Status TrainLoop::Train() {
   const Progress& progress = session_.progress;
   while (progress.step < config_.training().train_iters()) {
     if (timeline_ != nullptr) TESSERA_RETURN_IF_ERROR(timeline_->NextStep(progress.step + 1));
-    const Clock::time_point start = Clock::now();
+    const absl::Duration start = SteadyNow();
     TESSERA_ASSIGN_OR_RETURN(StepMetrics metrics, TrainStep());
-    rates_->Measure(Seconds(start), &metrics);
+    rates_->Measure(SecondsSince(start), &metrics);
     TESSERA_RETURN_IF_ERROR(Report(metrics));
     TESSERA_RETURN_IF_ERROR(CheckMemory("train"));
     ReportSaves(session_.saver->Poll());
@@ -447,7 +440,7 @@ absl::Status TrainLoop::CheckNotDiverged() const {
 
 absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {
   const TrainingConfig& training = session.config.training();
-  const Clock::time_point start = Clock::now();
+  const absl::Duration start = SteadyNow();
   TESSERA_ASSIGN_OR_RETURN(
       const EvaluationResult result,
       session.trainer->Evaluate(*session.valid_data->loader,
@@ -455,7 +448,7 @@ absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {
   return EvalMetrics{.step = session.progress.step,
                      .loss = result.loss,
                      .tokens = result.tokens,
-                     .seconds = Seconds(start)};
+                     .seconds = SecondsSince(start)};
 }
 
 bool TrainLoop::AtInterval(int64_t interval) const {

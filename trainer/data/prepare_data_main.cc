@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -14,9 +13,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "base/cpu_level.h"
 #include "base/invocation_dir.h"
 #include "base/program.h"
+#include "base/steady_time.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/prepare_data.h"
 
@@ -57,7 +58,7 @@ class ProgressLine {
     if (phase == phase_ && done_bytes / step == done_steps_) return;
     const bool new_phase = phase != phase_;
     if (new_phase && terminal_ && !phase_.empty()) std::fputc('\n', stderr);
-    if (new_phase) start_ = Clock::now();
+    if (new_phase) start_ = tessera::SteadyNow();
     phase_ = phase;
     done_steps_ = done_bytes / step;
     if (terminal_) {
@@ -77,8 +78,6 @@ class ProgressLine {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // Returns "encoding [=====     ] 25 of 50 MiB, 12 MiB/s"
   std::string Text(int64_t done_bytes, int64_t total_bytes) const {
     constexpr int64_t kWidth = 20;
@@ -90,16 +89,16 @@ class ProgressLine {
     absl::StrAppend(&line, " ", done_bytes >> 20);
     if (total_bytes > 0) absl::StrAppend(&line, " of ", total_bytes >> 20);
     absl::StrAppend(&line, " MiB");
-    const std::chrono::duration<double> elapsed = Clock::now() - start_;
-    if (elapsed.count() < 1) return line;
-    const double rate = static_cast<double>(done_bytes >> 20) / elapsed.count();
+    const double seconds = tessera::SecondsSince(start_);
+    if (seconds < 1) return line;
+    const double rate = static_cast<double>(done_bytes >> 20) / seconds;
     return absl::StrCat(line, ", ", static_cast<int64_t>(rate), " MiB/s");
   }
 
   const bool terminal_ = isatty(STDERR_FILENO) != 0;
   std::string phase_;
   int64_t done_steps_ = 0;
-  Clock::time_point start_;
+  absl::Duration start_;
 };
 
 int Fail(const absl::Status& status) {

@@ -11,7 +11,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
@@ -38,8 +37,6 @@ std::string LittleEndian(Word word) {
 std::string MaskedCrc(std::string_view data) {
   return LittleEndian<uint32_t>(std::rotr(Crc32c(data), 15) + 0xA282EAD8u);
 }
-
-double SecondsSince1970() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
 // Returns the numbers of a record of metrics.jsonl; nullopt if it is not about a step.
 std::optional<Event> EventOfRecord(const nlohmann::json& record) {

@@ -3,11 +3,15 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/parse_json.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 
 namespace tessera {
+
+double SecondsSince1970() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
 absl::StatusOr<std::unique_ptr<RecordFile>> RecordFile::Replace(const std::string& path,
                                                                 std::string_view contents) {

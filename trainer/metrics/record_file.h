@@ -20,6 +20,9 @@
 
 namespace tessera {
 
+// Returns the time of a record that is made now.
+double SecondsSince1970();
+
 // An open file to which only this process, the holder of the run's folder, adds. If somebody else
 // has deleted, moved or replaced the file, the next write returns an error.
 //

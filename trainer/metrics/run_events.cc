@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 
@@ -15,8 +14,6 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-double SecondsSince1970() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
 Json ToJson(const RunEvent& event) {
   Json json = {

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/threads.h"
 #include "glog/logging.h"
 
@@ -63,18 +65,16 @@ absl::Status DeviceMirror::Add(const TensorView& buffer) {
 }
 
 absl::StatusOr<int64_t> DeviceMirror::MeasurePieceBytes() {
-  using Clock = std::chrono::steady_clock;
   if (ranges_.empty()) return int64_t{1} << 20;
   const Range& range = ranges_[0];
   const int64_t small = std::min<int64_t>(range.bytes, 4096);
   const int64_t large = std::min<int64_t>(range.bytes, int64_t{16} << 20);
   double best[2] = {HUGE_VAL, HUGE_VAL};
   for (int i = 0; i < 6; ++i) {
-    const Clock::time_point start = Clock::now();
+    const absl::Duration start = SteadyNow();
     copy_.Copy(range.device, i % 2 == 0 ? small : large, range.host.data());
     TESSERA_RETURN_IF_ERROR(copy_.Synchronize());
-    best[i % 2] =
-        std::min(best[i % 2], std::chrono::duration<double>(Clock::now() - start).count());
+    best[i % 2] = std::min(best[i % 2], SecondsSince(start));
   }
   std::memset(range.host.data(), 0, static_cast<size_t>(large));
   return MirrorPieceBytes(best[0], best[1], large);

@@ -77,8 +77,7 @@ absl::StatusOr<std::optional<SavedRun>> RunReplicas::Find(const NoteSink& notes)
   if (ranks_->rank() == 0) {
     const ckpt::Checkpoint& replica = *found->checkpoint;
     notes(absl::StrFormat("replicas: %s: complete and intact, found in %.2f s",
-                          replica.storage().Describe(replica.directory()),
-                          absl::ToDoubleSeconds(SteadyNow() - start)));
+                          replica.storage().Describe(replica.directory()), SecondsSince(start)));
   }
   return SavedRun{.checkpoint = *std::move(found->checkpoint), .is_own = true, .in_memory = true};
 }
