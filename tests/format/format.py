@@ -17,6 +17,7 @@ import sys
 
 sys.dont_write_bytecode = True  # the test leaves nothing in the source tree
 import local_names  # pylint: disable=wrong-import-position
+import std_includes  # pylint: disable=wrong-import-position
 
 MAX_FILE_BYTES = 1000000
 MAX_COLUMNS = 100
@@ -138,6 +139,8 @@ def file_faults(name):
         yield from header_guard_faults(name, text)
     if CPP.search(name):
         yield from comment_faults(name, text)
+        for header in std_includes.missing(name, text):
+            yield f"{name}: uses names of <{header}>, which it does not include"
     if os.path.basename(name) in ("BUILD", "BUILD.bazel"):
         yield from visibility_faults(name, text)
 
@@ -166,14 +169,15 @@ def check():
         faults.append(f"no source files found in {os.getcwd()}")
     if faults:
         print(*faults, sep="\n")
-        print(f"Formatting and trailing whitespace are mended by: {FIX_COMMAND}")
+        print(f"Formatting, trailing whitespace and includes are mended by: {FIX_COMMAND}")
         return 1
     print(f"{len(files)} files, {len(cpp)} of them formatted by clang-format: all well")
     return 0
 
 
 def fix():
-    """Mends layout, spaces at ends of lines, and missing last newlines; returns the exit status."""
+    """Mends layout, spaces at ends of lines, missing last newlines and missing includes of the
+    standard library; returns the exit status."""
     files = list_files("--cached", "--others", "--exclude-standard")
     # Only files that need it are written, so that nothing is rebuilt for nothing.
     for name in files:
@@ -182,6 +186,8 @@ def fix():
             continue
         mended = TRAILING_SPACE.sub("", text)
         mended += "" if not mended or mended.endswith("\n") else "\n"
+        if headers := std_includes.missing(name, mended):
+            mended = std_includes.add(headers, mended)
         if mended != text:
             pathlib.Path(name).write_bytes(mended.encode(errors="surrogateescape"))
     errors = list(run_formatter([name for name in files if CPP.search(name)], "-i"))
