@@ -19,6 +19,7 @@
 #include "checkpoint/include/manifest.h"
 #include "convert/core/saved_weights.h"
 #include "trainer/config/load_content.h"
+#include "trainer/state/describe_saved.h"
 
 namespace tessera {
 
