@@ -64,7 +64,9 @@ absl::Status OpenManager(const std::string& name, const tessera_manager_options*
   TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_newest, "keep_newest"));
   TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_every_steps, "keep_every_steps"));
   options.keep = {.newest = copy.keep_newest, .every_steps = copy.keep_every_steps};
-  options.stop_file = TextOrEmpty(copy.stop_file);
+  options.stop_file_path = TextOrEmpty(copy.stop_file_path);
+  options.async_upload = copy.async_upload != 0;
+  options.async_upload_tmp_folder = TextOrEmpty(copy.async_upload_tmp_folder);
   TESSERA_RETURN_IF_ERROR(CheckSeconds(copy.lock_wait_seconds, "lock_wait_seconds"));
   if (copy.lock_wait_seconds > 0) options.lock_wait = absl::Seconds(copy.lock_wait_seconds);
   TESSERA_ASSIGN_OR_RETURN(manager->manager,

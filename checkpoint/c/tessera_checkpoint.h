@@ -380,12 +380,16 @@ typedef struct {
   int64_t rolling_interval_steps;
   double interval_seconds;
   double exit_after_seconds;
-  const char* stop_file; /* on one rank; NULL: none */
+  const char* stop_file_path; /* on one rank; NULL: none */
   /* What stays, of permanent checkpoints: all, where each is 0. */
   int64_t keep_newest;
   int64_t keep_every_steps;
   int32_t never_saves;      /* a job that only loads: nothing is created, locked or renamed */
   double lock_wait_seconds; /* for another job to give the folder back; 0: 10 */
+  /* Saves in the background go through a staging folder of this machine. Not with a NULL
+   * `background`. */
+  int32_t async_upload;
+  const char* async_upload_tmp_folder; /* NULL: in memory */
 } tessera_manager_options;
 
 /* Opens the folder, creates it where it is not there, and locks it; collective over the group, as

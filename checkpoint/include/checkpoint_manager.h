@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,18 @@ struct CheckpointManagerOptions {
   // as save.group that nothing else uses.
   std::optional<AsyncSaveOptions> background = {};
 
+  // For saves in the background to a slow or remote folder, which is opened by its name: each rank
+  // writes files to a staging folder of its machine first, StagingFolderOf(), and uploads them from
+  // there, so that the memory of their copies is free early. A checkpoint still exists only once
+  // all of it is in the remote folder. A job that is started again reads files that are staged and
+  // intact. The staging folder holds the newest checkpoint and the one that is being saved; the
+  // job deletes it after its last step. Files for which it lacks room, or would need more than half
+  // of the available memory, are written to the remote folder directly.
+  bool async_upload = false;
+  // The folder in which the staging folder is made. Empty: in memory, "/dev/shm". InvalidArgument
+  // if it is, contains or lies in the folder of checkpoints.
+  std::string async_upload_tmp_folder = {};
+
   SaveScheduleOptions schedule = {};  // when the job saves and ends
   FailedSavesOptions failures = {};   // when it ends because it cannot save
   RetentionOptions keep = {};         // which permanent checkpoints stay; by default all
@@ -38,7 +51,7 @@ struct CheckpointManagerOptions {
   // empty: none. Set it on one rank only: each rank with a file reads it, and a request that one
   // rank reads counts for all. The folder records in ".stop_file" the request that ended the job,
   // so that it does not end a later one.
-  std::string stop_file = {};
+  std::string stop_file_path = {};
 
   absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder
   // Receives sentences for the user, on the rank that has news. May be null.
@@ -63,6 +76,15 @@ struct StateToSave {
   const Metadata* metadata;
 };
 using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
+
+// Adds up each count over all ranks, in place, as an all-reduce does. The meaning of each count is
+// internal to the library.
+using SumOverRanks = std::function<absl::Status(std::span<int64_t> counts)>;
+
+// Returns the path of the staging folder that ranks of this user make for the folder `name` with
+// async_upload: "/dev/shm/tessera-1000-89abcdef_tmp_ckpt". It may be deleted while no job uses it.
+std::string StagingFolderOf(std::string_view name, const std::string& async_upload_tmp_folder = "",
+                            const OpenStorageOptions& open = {});
 
 // Manages the checkpoints of one job in one folder: decides when the job saves, which checkpoints
 // it keeps, and where it resumes.
@@ -93,8 +115,11 @@ class CheckpointManager {
  public:
   // Opens the folder that `name` names (OpenStorage()), creates it if it is missing, and locks it
   // until the manager is destroyed, so that no two jobs save there. A job that does not save
-  // (schedule.saves) neither creates nor locks the folder. FailedPrecondition, on every rank, while
-  // another job holds the lock; InvalidArgument for a bad name; the errors of OpenStorage().
+  // (schedule.saves) neither creates nor locks the folder, and `name` may be empty.
+  //
+  // Errors, on every rank: FailedPrecondition while another job holds the lock, and if nothing can
+  // be written to the folder; InvalidArgument for a bad name, and for that of a checkpoint; the
+  // errors of OpenStorage().
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
       std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
 
@@ -158,26 +183,21 @@ class CheckpointManager {
                                                const GiveStateToSave& describe) = 0;
 
   // Perform the parts of TrySave(), for a program whose own exchange after each step can carry the
-  // facts, or that acts between the decision and the save:
+  // counts, or that acts between the decision and the save:
   //
-  //   StepFacts facts = manager.Observe({.step = step});
-  //   ...adds facts.counts of all ranks, in the program's own all-reduce...
-  //   const SaveDecision decision = manager.Decide(step, facts);
-  //   if (decision.trouble != SaveTrouble::kNone) ...ends with an error...
-  //   if (decision.end != EndReason::kNone) manager.Finish();
-  //   if (decision.save != SaveKind::kNone) manager.Save(...);
+  //   const auto decision = manager.Decide({.step = step}, my_all_reduce);
+  //   if (decision->trouble != SaveTrouble::kNone) ...ends with an error...
+  //   if (decision->end != EndReason::kNone) manager.Finish();
+  //   if (decision->save != SaveKind::kNone) manager.Save(...);
   //
-  // Returns the facts of this rank. Never waits for other ranks.
-  virtual StepFacts Observe(const StepState& now) = 0;
-  // Returns what all ranks do, from the sum of their facts; equal on every rank.
-  virtual SaveDecision Decide(int64_t step, const StepFacts& of_all_ranks) = 0;
-  // Saves now, in the foreground or background.
+  // Returns what all ranks do after this step; equal on every rank. `sum` is called once; null: the
+  // ranks of save.group exchange the counts.
+  virtual absl::StatusOr<SaveDecision> Decide(const StepState& now,
+                                              const SumOverRanks& sum = nullptr) = 0;
+  // Saves now, in the foreground or background. In the background, the call for a decision may come
+  // after later steps, when the state is in memory; until then, the save counts as in flight.
   virtual absl::Status Save(const SaveRequest& request, const StateDict& state) = 0;
-
-  // Counts a save as in flight whose state is not in memory yet; Save() or Refuse() begins it
-  // later. In the background only.
-  virtual void Announce() = 0;
-  // Calls AsyncSaver::Refuse(); in the background only.
+  // Replaces Save(), in the background, as AsyncSaver::Refuse() replaces Start().
   virtual void Refuse(int64_t step, const absl::Status& error) = 0;
 
   // Call the methods of AsyncSaver. Without saves in the background, return immediately.
@@ -185,7 +205,7 @@ class CheckpointManager {
   virtual void WaitUntilCopied(const void* data, uint64_t size_bytes) = 0;
   virtual void WaitUntilAllCopied() = 0;
 
-  // Returns whether a save was started in the background whose outcome Observe(), Poll() and
+  // Returns whether a save was decided upon in the background whose outcome Decide(), Poll() and
   // Finish() have not seen yet.
   virtual bool save_in_flight() const = 0;
   // Returns the saves that have finished since the last call, oldest first. Never waits.

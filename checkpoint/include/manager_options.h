@@ -4,7 +4,6 @@
 // The options and results of a CheckpointManager (checkpoint_manager.h), which decides when a job
 // saves, which checkpoints it keeps, and where it resumes.
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -56,18 +55,6 @@ struct StepState {
   // for a step that is healthy on every rank, so that retention and rolling slots keep good ones.
   // Checkpoints at the end of the run or requested by a stop file do not wait.
   bool healthy = true;
-};
-
-// The facts of one rank after a step, or the sum of several ranks' counts, which an all-reduce
-// adds. The meaning of each count is internal to the library.
-struct StepFacts {
-  static constexpr int kCounts = 9;
-  std::array<int64_t, kCounts> counts = {};
-
-  StepFacts& operator+=(const StepFacts& other) {
-    for (int i = 0; i < kCounts; ++i) counts[i] += other.counts[i];
-    return *this;
-  }
 };
 
 enum class SaveKind { kNone, kRolling, kPermanent };

@@ -9,8 +9,11 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/units.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/include/stop_file.h"
+#include "checkpoint/manager/open_folder.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/save_schedule.h"
@@ -54,8 +57,8 @@ class Manager final : public CheckpointManager {
           CheckpointManagerOptions options)
       : lock_(std::move(lock)),
         storage_(std::move(storage)),
-        staging_(storage_ != nullptr ? storage_->staging() : nullptr),
         options_(std::move(options)),
+        staging_(storage_ != nullptr && options_.schedule.saves ? storage_->staging() : nullptr),
         schedule_(options_.schedule),
         failed_saves_(options_.failures),
         began_(SteadyNow()) {
@@ -83,6 +86,10 @@ class Manager final : public CheckpointManager {
 
   absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
                                          const ResumeOptions& options) override {
+    const LoadOnThisRank load_intact = [&](const Checkpoint& checkpoint) {
+      CheckStagedFiles(checkpoint);
+      return load(checkpoint);
+    };
     TESSERA_ASSIGN_OR_RETURN(ResumeResult resumed,
                              ResumeFromLatest(storage_, group(),
                                               {.quarantine = options_.schedule.saves,
@@ -90,8 +97,10 @@ class Manager final : public CheckpointManager {
                                                .ignore_no_valid = options.ignore_no_valid,
                                                .lock = lock_.get(),
                                                .timeout = options_.save.timeout},
-                                              load));
-    Begin(resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0, std::nullopt);
+                                              load_intact));
+    const bool resumes = resumed.checkpoint.has_value();
+    resumed_directory_ = resumes ? resumed.checkpoint->directory() : "";
+    Begin(resumes ? resumed.checkpoint->step() : 0, std::nullopt);
     return resumed;
   }
 
@@ -111,47 +120,48 @@ class Manager final : public CheckpointManager {
     stop_requests_ = StopRequests(step);
     schedule_ = SaveSchedule(options_.schedule);
     began_ = SteadyNow();
+    end_ = EndReason::kNone;
+    // What a killed job has left and no load needs; a failure does no harm.
+    if (staging_ != nullptr) DeleteStagedFilesBut(*staging_, resumed_directory_).IgnoreError();
   }
 
   absl::StatusOr<SaveDecision> TrySave(const StepState& now,
                                        const GiveStateToSave& describe) override {
-    TESSERA_ASSIGN_OR_RETURN(const StepFacts all, Exchange(Observe(now)));
-    const SaveDecision decision = Decide(now.step, all);
+    TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision, Decide(now, nullptr));
     TESSERA_RETURN_IF_ERROR(ErrorOf(decision.trouble));
     const bool ends = decision.end != EndReason::kNone;
     if (ends) WaitForSaves();  // so that the last save is not skipped
     if (decision.save != SaveKind::kNone) {
-      TESSERA_ASSIGN_OR_RETURN(const StateToSave what, describe());
+      const absl::StatusOr<StateToSave> what = describe();
+      if (!what.ok()) TakeAnnounced();
+      TESSERA_RETURN_IF_ERROR(what.status());
       TESSERA_RETURN_IF_ERROR(
-          Save({now.step, decision.save == SaveKind::kRolling, *what.metadata}, *what.state));
+          Save({now.step, decision.save == SaveKind::kRolling, *what->metadata}, *what->state));
     }
-    if (ends) WaitForSaves();
+    if (ends) {
+      WaitForSaves();
+      DeleteStagedFilesOfCompleteJob();
+    }
     return decision;
   }
 
-  StepFacts Observe(const StepState& now) override {
-    CollectOutcomes();
-    KnownFacts known = {.step = now.step,
-                        .stop_signal = now.stop_signal,
-                        .records_fail = now.records_fail,
-                        .healthy = now.healthy};
-    if (stop_file_ != nullptr) {
-      const std::string note = stop_file_->TakeNote();
-      if (!note.empty()) Say(note);
-      known.stop_file = stop_requests_.AfterStep(now.step, stop_file_->Poll());
-      if (known.stop_file == StopFileAsks::kSaveAndEnd) stopped_at_ = now.step;
+  absl::StatusOr<SaveDecision> Decide(const StepState& now, const SumOverRanks& sum) override {
+    StepFacts facts = Observe(now);
+    if (sum != nullptr) {
+      TESSERA_RETURN_IF_ERROR(sum(facts.counts));
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(facts, Exchange(facts));
     }
-    known.elapsed = SteadyNow() - began_;
-    known.save_in_flight = save_in_flight();
-    known.trouble =
-        CheckFolder().ok() ? failed_saves_.Judge(known.elapsed) : SaveTrouble::kFolderTaken;
-    return Encode(known, /*is_rank_0=*/group().rank() == 0);
-  }
-
-  SaveDecision Decide(int64_t step, const StepFacts& of_all_ranks) override {
-    const KnownFacts known = Decode(step, of_all_ranks);
+    const KnownFacts known = Decode(now.step, facts);
     elapsed_ = known.elapsed;
-    return schedule_.AfterStep(known);
+    const SaveDecision decision = schedule_.AfterStep(known);
+    end_ = decision.end;
+    const bool saves = decision.save != SaveKind::kNone && decision.trouble == SaveTrouble::kNone;
+    if (background_ != nullptr && saves) {
+      ++announced_;
+      ++started_;
+    }
+    return decision;
   }
 
   absl::Status Save(const SaveRequest& request, const StateDict& state) override {
@@ -165,11 +175,6 @@ class Manager final : public CheckpointManager {
     AfterCommit(report);
     Add({.step = request.step, .report = std::move(report)});
     return absl::OkStatus();
-  }
-
-  void Announce() override {
-    announced_ = true;
-    ++started_;
   }
 
   void Refuse(int64_t step, const absl::Status& error) override {
@@ -198,6 +203,7 @@ class Manager final : public CheckpointManager {
 
   std::vector<SaveOutcome> Finish() override {
     WaitForSaves();
+    DeleteStagedFilesOfCompleteJob();
     return std::exchange(done_, {});
   }
 
@@ -264,12 +270,12 @@ class Manager final : public CheckpointManager {
   }
 
   void OpenStopFile() {
-    if (options_.stop_file.empty()) return;
+    if (options_.stop_file_path.empty()) return;
     std::string obeyed;
     if (storage_ != nullptr && options_.schedule.saves) {
       obeyed = ReadAll(*storage_, kObeyedStopFile, kMaxIdentityBytes).value_or("");
     }
-    stop_file_ = std::make_unique<StopFile>(options_.stop_file, obeyed);
+    stop_file_ = std::make_unique<StopFile>(options_.stop_file_path, obeyed);
   }
 
   // Ignores failures, which do no harm.
@@ -277,6 +283,52 @@ class Manager final : public CheckpointManager {
     WriteAll(*storage_, kObeyedStopFile, stop_file_->Identity(stop_requests_.handled_version()))
         .IgnoreError();
     if (staging_ != nullptr) staging_->Delete(kObeyedStopFile).IgnoreError();
+  }
+
+  // Returns the facts of this rank after a step.
+  StepFacts Observe(const StepState& now) {
+    CollectOutcomes();
+    KnownFacts known = {.step = now.step,
+                        .stop_signal = now.stop_signal,
+                        .records_fail = now.records_fail,
+                        .healthy = now.healthy};
+    if (stop_file_ != nullptr) {
+      const std::string note = stop_file_->TakeNote();
+      if (!note.empty()) Say(note);
+      known.stop_file = stop_requests_.AfterStep(now.step, stop_file_->Poll());
+      if (known.stop_file == StopFileAsks::kSaveAndEnd) stopped_at_ = now.step;
+    }
+    known.elapsed = SteadyNow() - began_;
+    known.save_in_flight = save_in_flight();
+    known.trouble =
+        CheckFolder().ok() ? failed_saves_.Judge(known.elapsed) : SaveTrouble::kFolderTaken;
+    return Encode(known, /*is_rank_0=*/group().rank() == 0);
+  }
+
+  // Deletes damaged copies. A load would read their originals all the same.
+  void CheckStagedFiles(const Checkpoint& checkpoint) const {
+    if (staging_ == nullptr) return;
+    const std::string from = staging_->Describe("");
+    const absl::StatusOr<StagedFiles> staged =
+        DeleteDamagedStagedFiles(*storage_, checkpoint.directory());
+    if (!staged.ok()) {
+      return Say(absl::StrCat("copies in ", from, " are not checked: ", staged.status().message()));
+    }
+    if (staged->intact_bytes > 0) {
+      Say(absl::StrCat("reading ", HumanBytes(staged->intact_bytes), " of ",
+                       storage_->Describe(checkpoint.directory()), " from copies in ", from));
+    }
+    if (staged->deleted_files > 0) {
+      Say(absl::StrCat(staged->deleted_files, " damaged copies in ", from, " are deleted"));
+    }
+  }
+
+  // No restart will need them. Ignores failures, which do no harm.
+  void DeleteStagedFilesOfCompleteJob() {
+    const bool is_complete = end_ == EndReason::kLastStep && announced_ == 0 && last_save().ok();
+    if (staging_ == nullptr || !is_complete) return;
+    DeleteStagedFilesBut(*staging_, "").IgnoreError();
+    RemoveStagingFolder(*staging_);
   }
 
   absl::StatusOr<StepFacts> Exchange(StepFacts facts) {
@@ -293,7 +345,17 @@ class Manager final : public CheckpointManager {
   }
 
   void NoteStarted() {
-    if (!std::exchange(announced_, false)) ++started_;
+    if (announced_ > 0) {
+      --announced_;
+    } else {
+      ++started_;
+    }
+  }
+
+  void TakeAnnounced() {
+    if (announced_ == 0) return;
+    --announced_;
+    --started_;
   }
 
   void Add(SaveOutcome outcome) {
@@ -359,8 +421,8 @@ class Manager final : public CheckpointManager {
 
   const std::unique_ptr<FolderLock> lock_;  // on rank 0
   const std::shared_ptr<Storage> storage_;  // null: a job that does not save has none
-  Storage* const staging_;                  // its staging tier; may be null
   CheckpointManagerOptions options_;
+  Storage* const staging_;  // its staging tier, if the job saves; may be null
   SingleProcessGroup alone_;
   std::optional<Retention> retention_;  // used by the saving thread
   std::string room_note_;               // used by the saving thread: what was deleted to make room
@@ -372,12 +434,14 @@ class Manager final : public CheckpointManager {
   std::optional<int64_t> stopped_at_;    // the step at which this rank's has asked for the end
   FailedSaves failed_saves_;
   absl::Duration began_;
-  absl::Duration elapsed_;  // since then, when ranks decided last
+  absl::Duration elapsed_;            // since then, when ranks decided last
+  EndReason end_ = EndReason::kNone;  // which they decided then
+  std::string resumed_directory_;     // whose staged files stay until the next save
 
   std::vector<SaveOutcome> done_;  // not returned yet
-  int64_t started_ = 0;            // saves in the background
+  int64_t started_ = 0;            // saves in the background, decided upon or begun
   int64_t finished_ = 0;
-  bool announced_ = false;                  // the last of those that are counted as started
+  int64_t announced_ = 0;                   // those of them that have not begun
   std::unique_ptr<AsyncSaver> background_;  // its thread uses the members above
 };
 
@@ -387,16 +451,11 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
     std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
-  const bool saves = options.schedule.saves;
-  const OpenStorageOptions opening = saves ? ForSaving(open) : open;
-  absl::StatusOr<std::unique_ptr<Storage>> to_lock = nullptr;
-  absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name, opening);
-  if (!saves && absl::IsNotFound(storage.status())) storage = nullptr;
-  if (saves && group.rank() == 0) to_lock = OpenStorage(name, opening);
-  absl::Status opened = storage.status();
-  opened.Update(to_lock.status());
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, opened, options.save.timeout));
-  return Open(*std::move(storage), *std::move(to_lock), std::move(options));
+  absl::StatusOr<OpenedFolder> opened = OpenFolder(name, options, open, group.rank() == 0);
+  const absl::Status agreed = AgreeOnStatus(group, opened.status(), options.save.timeout);
+  TESSERA_RETURN_IF_ERROR(opened.ok() ? agreed : opened.status());
+  options.async_upload = false;  // the storage does it
+  return Open(std::move(opened->storage), std::move(opened->to_lock), std::move(options));
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
@@ -404,6 +463,9 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
     CheckpointManagerOptions options) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
+  if (options.async_upload) {
+    return absl::InvalidArgumentError("async_upload is for a folder that is opened by its name");
+  }
   absl::StatusOr<std::unique_ptr<FolderLock>> lock = nullptr;
   if (to_lock != nullptr && group.rank() == 0) {
     lock = FolderLock::Acquire(std::move(to_lock),

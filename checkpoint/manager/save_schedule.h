@@ -3,6 +3,7 @@
 
 // The policy of when a run saves and ends: pure, without I/O and without a clock.
 
+#include <array>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -44,6 +45,17 @@ struct KnownFacts {
   absl::Duration elapsed;       // since the run began
   bool save_in_flight = false;  // a save in the background is not finished
   SaveTrouble trouble = SaveTrouble::kNone;
+};
+
+// The facts of one rank after a step, or the sum of several ranks' counts.
+struct StepFacts {
+  static constexpr int kCounts = 9;
+  std::array<int64_t, kCounts> counts = {};
+
+  StepFacts& operator+=(const StepFacts& other) {
+    for (int i = 0; i < kCounts; ++i) counts[i] += other.counts[i];
+    return *this;
+  }
 };
 
 // Encodes the facts of one rank, with times in whole microseconds, for an exchange in which ranks

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "compute/parallel/tensor_parallel.h"
@@ -22,7 +23,8 @@ namespace tessera {
 // which the family has allocated.
 struct DecoderParts {
   std::unique_ptr<ParameterSet> parameters;
-  int64_t hidden_size = 0;  // C
+  std::vector<std::string> names;  // of the whole model's tensors, in torch's order
+  int64_t hidden_size = 0;         // C
   TensorParallel tensor_parallel;
   bool sums_by_unit = false;
   std::optional<Embedding> embedding;    // first stage
@@ -55,6 +57,7 @@ class Decoder final : public Model {
 
   ParameterSet& parameters() override { return *parts_.parameters; }
   const ParameterSet& parameters() const override { return *parts_.parameters; }
+  Module module() const override { return Module(*parts_.parameters, parts_.names); }
   std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                               ActivationUse use) override;
   int64_t ActivationBytes(int64_t batch, int64_t sequence, ActivationUse use) const override;

@@ -197,6 +197,35 @@ class DecoderAssembly {
 
 }  // namespace
 
+std::vector<std::string> NamesInTorchOrder(const DecoderFamily& family, const ModelConfig& config) {
+  std::vector<std::string> names = {family.token_embedding};
+  if (family.position_embedding != nullptr) names.emplace_back(family.position_embedding);
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    const auto add = [&](std::span<const TensorNames> tensors) {
+      for (const TensorNames& tensor : tensors) {
+        for (const char* const name : {tensor.weight, tensor.bias}) {
+          if (name != nullptr) names.push_back(family.layer_name(layer, name));
+        }
+      }
+    };
+    const std::span<const TensorNames> attention_norm(&family.attention_norm, 1);
+    const std::span<const TensorNames> mlp_norm(&family.mlp_norm, 1);
+    if (!family.norms_come_last) add(attention_norm);
+    add(family.qkv);
+    add({&family.projection, 1});
+    if (!family.norms_come_last) add(mlp_norm);
+    add(family.up);
+    add({&family.down, 1});
+    if (!family.norms_come_last) continue;
+    add(attention_norm);
+    add(mlp_norm);
+  }
+  for (const char* const name : {family.final_norm.weight, family.final_norm.bias, family.head}) {
+    if (name != nullptr) names.emplace_back(name);
+  }
+  return names;
+}
+
 DecoderParameters DeclareDecoder(const DecoderFamily& family, const ModelConfig& config,
                                  const ModelOptions& options, ParameterSet& set) {
   const ChunkLayers& stage = *options.stage;
@@ -250,6 +279,7 @@ std::unique_ptr<Model> MakeDecoder(const DecoderFamily& family, const ModelConfi
   parts.parameters = std::make_unique<ParameterSet>();
   const DecoderParameters p = DeclareDecoder(family, config, options, *parts.parameters);
   parts.parameters->Allocate(options.compute_dtype, backend.device(), options.with_gradients);
+  parts.names = NamesInTorchOrder(family, config);
   parts.hidden_size = config.hidden_size();
   parts.tensor_parallel = *options.tensor_parallel;
   parts.sums_by_unit = options.sums_by_unit;

@@ -58,6 +58,9 @@ struct DecoderFamily {
   std::span<const TensorNames> up;  // C to U; with SwiGLU gate and up
   TensorNames down;                 // F to C
   const char* down_dropout = nullptr;
+
+  // Whether torch's module of a layer has the norms after attention and MLP, and not each before.
+  bool norms_come_last = false;
 };
 
 // A weight in memory and its bias; null for none.
@@ -87,6 +90,10 @@ struct DecoderParameters {
   std::vector<VocabularyShard> head;  // [Vp/S,C]: last stage; `table` if tied and on one stage
   DecoderLayout layout;
 };
+
+// Returns the names of all logical tensors of a model, in the order in which torch's module
+// registers them; an alias is one of them.
+std::vector<std::string> NamesInTorchOrder(const DecoderFamily& family, const ModelConfig& config);
 
 // Declares the parameters of this rank's virtual shards of the stage, in the order of the forward
 // pass. Configs are resolved, here and below. Precondition: options.stage is set and in range.

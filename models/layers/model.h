@@ -13,6 +13,7 @@
 #include "compute/parallel/tensor_parallel.h"
 #include "layout/dtype.h"
 #include "layout/topology.h"
+#include "models/layers/module.h"
 #include "models/layers/parameter.h"
 #include "tensor/tensor.h"
 
@@ -78,6 +79,9 @@ class Model {
 
   virtual ParameterSet& parameters() = 0;
   virtual const ParameterSet& parameters() const = 0;
+
+  // Returns the root of the tree of modules, whose NamedParameters() have torch's order and names.
+  virtual Module module() const = 0;
 
   // Allocates buffers for micro-batches of [batch, sequence], reusable for any number of
   // forward/backward pairs of that shape.

@@ -131,7 +131,8 @@ constexpr DecoderFamily kFamily = {.normalization = Normalization::kRmsNorm,
                                    .mlp_norm = {kNorm2},
                                    .up = kGateUp,
                                    .down = {kDown},
-                                   .down_dropout = "mlp.residual_dropout"};
+                                   .down_dropout = "mlp.residual_dropout",
+                                   .norms_come_last = true};
 
 constexpr const ForeignFormat* kForeignFormats[] = {
     &kGgufFormat,     &kInfiniTrainFormat, &kInternEvoFormat, &kInternEvoPairedFormat,

@@ -1,9 +1,12 @@
 /* A program in C, linked to the shared library: saves a part of a tensor, lists, loads all of it in
  * another type, verifies, and is told what is wrong. */
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "checkpoint/c/tessera_checkpoint.h"
 
@@ -114,6 +117,61 @@ static int Manage(const char* folder_name) {
   }
   options.keep_newest = -1;
   CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_INVALID_ARGUMENT);
+  tessera_state_free(state);
+  return 0;
+}
+
+static void KillAtTheEnd(void* context, uint64_t done_bytes, uint64_t total_bytes) {
+  if (*(const int*)context && done_bytes == total_bytes) raise(SIGKILL);
+}
+
+/* A job whose second save is killed once all of it is staged, before the upload, and that is started
+ * again: it has lost the second step alone. */
+static int Upload(const char* folder_name, const char* tmp_folder) {
+  const int64_t shape[] = {2}, all[] = {0};
+  float memory[2] = {0};
+  int kills = 0;
+  tessera_state* state = NULL;
+  tessera_manager* manager = NULL;
+  char* report = NULL;
+  tessera_save_options background = {.struct_bytes = sizeof(background),
+                                     .progress = KillAtTheEnd,
+                                     .progress_context = &kills};
+  tessera_manager_options options = {.struct_bytes = sizeof(options),
+                                     .background = &background,
+                                     .last_step = 2,
+                                     .interval_steps = 1,
+                                     .async_upload = 1,
+                                     .async_upload_tmp_folder = tmp_folder};
+  CHECK(tessera_state_create(&state) == TESSERA_OK);
+  CHECK(tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F32, 1, shape) == TESSERA_OK);
+  CHECK(tessera_state_add_shard(state, memory, 2, all, shape, NULL, 0) == TESSERA_OK);
+  for (int run = 0; run < 2; ++run) {
+    const pid_t child = run == 0 ? fork() : 0;
+    if (child > 0) {
+      int status = 0;
+      CHECK(waitpid(child, &status, 0) == child);
+      CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+      continue;
+    }
+    CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
+    CHECK(tessera_manager_resume(manager, state, &report) == TESSERA_OK);
+    CHECK(strstr(report, run == 0 ? "\"step\":null" : "\"step\":1") != NULL);
+    CHECK(memory[0] == (float)run);
+    tessera_text_free(report);
+    for (int64_t step = run + 1; step <= 2; ++step) {
+      kills = run == 0 && step == 2;
+      CHECK(tessera_manager_wait_copied(manager, NULL, 0) == TESSERA_OK);
+      memory[0] = memory[1] = (float)step;
+      CHECK(tessera_manager_save(manager, step, 0, 1, state, NULL) == TESSERA_OK);
+      CHECK(tessera_manager_poll(manager, 1, &report) == TESSERA_OK);
+      tessera_text_free(report);
+    }
+    tessera_manager_free(manager);
+  }
+  options.background = NULL;
+  CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_INVALID_ARGUMENT);
+  CHECK(strstr(tessera_error_message(), "async_upload") != NULL);
   tessera_state_free(state);
   return 0;
 }
@@ -270,5 +328,9 @@ int main(void) {
   if (Save(folder, rows) || Load(folder, rows) || Refuse(folder)) return 1;
   if (SaveAndLoadOnDevice(folder, rows)) return 1;
   strcat(folder, "-managed");
-  return Manage(folder);
+  if (Manage(folder)) return 1;
+  char uploads[1100];
+  snprintf(uploads, sizeof(uploads), "%.1024s-uploads", folder);
+  strcat(folder, "-remote");
+  return Upload(folder, uploads);
 }

@@ -218,11 +218,13 @@ class ManagerOptions(_Struct):
         ("rolling_interval_steps", c_int64),
         ("interval_seconds", c_double),
         ("exit_after_seconds", c_double),
-        ("stop_file", c_char_p),
+        ("stop_file_path", c_char_p),
         ("keep_newest", c_int64),
         ("keep_every_steps", c_int64),
         ("never_saves", c_int32),
         ("lock_wait_seconds", c_double),
+        ("async_upload", c_int32),
+        ("async_upload_tmp_folder", c_char_p),
     ]
 
 

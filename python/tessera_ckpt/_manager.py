@@ -42,9 +42,11 @@ class CheckpointManager(Finishing):
 
     def __init__(self, folder: PathLike, group: Any = None, *, interval_steps: int = 0,
                  rolling_interval_steps: int = 0, interval_minutes: float = 0,
-                 last_step: int = 0, exit_after_minutes: float = 0, stop_file: PathLike = "",
-                 keep: int = 0, keep_every_steps: int = 0, background: bool = False,
-                 lazy_copy: bool = False, skip_when_busy: bool = False, saves: bool = True,
+                 last_step: int = 0, exit_after_minutes: float = 0, stop_file_path: PathLike = "",
+                 stop_file_rank: int = 0, keep: int = 0, keep_every_steps: int = 0,
+                 background: bool = False, async_upload: bool = False,
+                 async_upload_tmp_folder: PathLike = "", lazy_copy: bool = False,
+                 skip_when_busy: bool = False, saves: bool = True,
                  auto_resume: bool = True, load: PathLike = "", load_content: Iterable[str] = (),
                  load_format: str = "", lock_wait_seconds: float = 10, s3_endpoint: str = "",
                  timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -60,12 +62,17 @@ class CheckpointManager(Finishing):
           interval_minutes: minutes between permanent ones; 0: none for this reason.
           last_step: ends the job, and is saved; 0: the job has no last step.
           exit_after_minutes: ends the job after so long, with a checkpoint; 0: never.
-          stop_file: a file of this machine, of one rank, in which a person writes a step: 500 saves
-            at step 500 and ends the job, -500 saves and continues.
+          stop_file_path: a file in which a person writes a step: 500 saves at step 500 and ends
+            the job, -500 saves and continues. One rank reads it, for all of them.
+          stop_file_rank: that rank.
           keep: how many permanent checkpoints stay; 0: all, unless the next says otherwise.
           keep_every_steps: those of steps that this divides stay, too.
           background: saves while the program continues, as AsyncSaver does, of which lazy_copy and
             skip_when_busy are the arguments.
+          async_upload: for a slow or remote folder, saves in the background by way of a folder of
+            this machine, from which files are uploaded. A job that starts again on the machine
+            reads what is still there. After the last step it is deleted.
+          async_upload_tmp_folder: where that folder is made; in memory, /dev/shm, by default.
           saves: False for a job that only resumes; nothing is made, locked or renamed.
           auto_resume: resumes from the newest valid checkpoint of the folder.
           load: another checkpoint, or folder of them, of any format, for a folder without any.
@@ -81,6 +88,7 @@ class CheckpointManager(Finishing):
         # By step, in the order of the calls: they keep the memory of saves in flight alive.
         self._descriptions: List[Tuple[int, Any]] = []
         self._cancelled = ctypes.c_int32(0)
+        background = background or async_upload
         background_group = group_of(group, own=True, timeout_seconds=timeout_seconds) if (
             background) else None
         self._background_group, self._is_background = background_group, background
@@ -92,6 +100,10 @@ class CheckpointManager(Finishing):
             self._name = os.fsdecode(text(folder, "folder"))
             # Without saves, the folder may not be there.
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint) if saves else None
+            ranks = None if self._group is None else self._group.collectives.transport
+            if not 0 <= integer(stop_file_rank, "stop_file_rank") < (ranks.size if ranks else 1):
+                raise InvalidArgumentError(f"stop_file_rank: there is no rank {stop_file_rank}")
+            is_reader = stop_file_rank == (ranks.rank if ranks else 0)
             save = self._save_options(self._group)
             behind = self._save_options(background_group)
             behind.skip_when_busy = bool(skip_when_busy)
@@ -103,9 +115,12 @@ class CheckpointManager(Finishing):
                 rolling_interval_steps=integer(rolling_interval_steps, "rolling_interval_steps"),
                 interval_seconds=60.0 * interval_minutes,
                 exit_after_seconds=60.0 * exit_after_minutes,
-                stop_file=text(stop_file, "stop_file"), keep_newest=integer(keep, "keep"),
+                stop_file_path=text(stop_file_path if is_reader else "", "stop_file_path"),
+                keep_newest=integer(keep, "keep"),
                 keep_every_steps=integer(keep_every_steps, "keep_every_steps"),
-                never_saves=not saves, lock_wait_seconds=lock_wait_seconds)
+                never_saves=not saves, lock_wait_seconds=lock_wait_seconds,
+                async_upload=bool(async_upload),
+                async_upload_tmp_folder=text(async_upload_tmp_folder, "async_upload_tmp_folder"))
         self._handle = Handle(lib.manager_open, lib.manager_free, text(folder, "folder"),
                               ctypes.byref(options), of_process="CheckpointManager",
                               keeps=(self._descriptions, self._group, background_group, options,
@@ -118,8 +133,9 @@ class CheckpointManager(Finishing):
         """A manager by the `ckpt = dict(...)` of InternEvo's configurations.
 
         Checkpoints of ckpt_type "internlm" and "internevo" are what is there: Tessera's, or
-        InternEvo's own. With async_upload, saves are in the background, and go to the folder at
-        once: async_upload_tmp_folder is not needed.
+        InternEvo's own. Without save_ckpt_folder, which InternEvo allows where enable_save_ckpt is
+        False, there is nothing to resume from. Where auto_resume finds no checkpoint, the job
+        begins with what load_ckpt_info names; InternEvo itself does not read it then.
 
         Args:
           options: of CheckpointManager(), beside those of ckpt.
@@ -138,13 +154,14 @@ class CheckpointManager(Finishing):
             saves=bool(ckpt.get("enable_save_ckpt", False)),
             interval_steps=0 if every == float("inf") else every,
             rolling_interval_steps=ckpt.get("oss_snapshot_freq") or 0,
-            stop_file=ckpt.get("stop_file_path") or "", load=info.get("path") or "",
+            stop_file_path=ckpt.get("stop_file_path") or "", load=info.get("path") or "",
             load_content=[] if "all" in content else content,
             load_format="" if kind in _ANY_FORMAT else kind,
             auto_resume=bool(ckpt.get("auto_resume", True)),
-            background=bool(ckpt.get("async_upload", False)))
-        folder = ckpt.get("save_ckpt_folder")
-        if not folder:
+            async_upload=bool(ckpt.get("async_upload", False)),
+            async_upload_tmp_folder=ckpt.get("async_upload_tmp_folder") or "")
+        folder = ckpt.get("save_ckpt_folder") or ""
+        if found["saves"] and not folder:
             raise InvalidArgumentError("ckpt: save_ckpt_folder is not set")
         return cls(folder, group, **{**found, **options})
 

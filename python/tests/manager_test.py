@@ -3,9 +3,12 @@
 
 import contextlib
 import gc
+import glob
 import os
 import pathlib
+import signal
 import tempfile
+import time
 import unittest
 
 import numpy as np
@@ -115,8 +118,74 @@ class ManagerTest(unittest.TestCase):
     def test_a_stop_file_saves_and_ends(self):
         stop = self.scratch + "/stop"
         pathlib.Path(stop).write_text("3")
-        with CheckpointManager(self.folder, last_step=LAST_STEP, stop_file=stop) as manager:
+        with CheckpointManager(self.folder, last_step=LAST_STEP, stop_file_path=stop) as manager:
             self.assertEqual(train(manager, new_state()), [(3, "permanent", "stop file")])
+
+    def test_one_rank_reads_the_stop_file_for_all(self):
+        missing = self.scratch + "/stop"  # a rank that reads it finds no request
+        for reader in (0, 1):
+            self.folder = f"{self.scratch}/read-by-{reader}"
+            stop = f"{self.scratch}/stop-{reader}"
+            pathlib.Path(stop).write_text("3")
+
+            def body(transport, reader=reader, stop=stop):
+                path = stop if transport.rank == reader else missing
+                with CheckpointManager(self.folder, transport, last_step=LAST_STEP,
+                                       stop_file_path=path, stop_file_rank=reader) as manager:
+                    ended = train(manager, new_state())
+                with CheckpointManager(self.folder + "-other", transport, last_step=4,
+                                       stop_file_path=missing if transport.rank == 0 else stop
+                                       ) as manager:
+                    return ended, train(manager, new_state())
+            for ended, of_rank_0 in self.check_ranks(run_ranks(2, body)):
+                self.assertEqual(ended, [(3, "permanent", "stop file")])
+                self.assertEqual(of_rank_0, [(4, "permanent", "last step")])
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "there is no rank 1"):
+            CheckpointManager(self.folder, stop_file_path=stop, stop_file_rank=1)
+
+    def test_a_killed_job_loses_nothing_that_was_uploaded(self):
+        staging = self.scratch + "/staging"
+        options = dict(interval_steps=1, async_upload=True, async_upload_tmp_folder=staging)
+        state = {"w": np.zeros(1 << 21), "step": 0}
+        done = 0
+        for kill in range(3):
+            child = os.fork()
+            if child == 0:
+                with CheckpointManager(self.folder, keep=2, **options) as manager:
+                    manager.try_resume(state)
+                    while True:
+                        state["w"] += 1
+                        state["step"] = manager.step + 1
+                        manager.try_save_checkpoint(state)
+            wanted = f"{self.folder}/step-{done + 2:08}/manifest.pb"
+            until = time.monotonic() + 60
+            while not os.path.exists(wanted) and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(0.02 * kill)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            committed = max(self.steps())
+            self.assertGreaterEqual(committed, done + 2)
+            self.assertTrue(glob.glob(staging + "/tessera-*_tmp_ckpt/.tessera-staging"))
+            found = {"w": np.zeros(1 << 21), "step": 0}
+            with CheckpointManager(self.folder, last_step=committed + 1, **options) as manager:
+                manager.try_resume(found)
+                self.assertEqual((manager.step, found["step"]), (committed, committed))
+                np.testing.assert_array_equal(found["w"], np.full(1 << 21, float(committed)))
+                found["w"] += 1
+                found["step"] += 1
+                self.assertEqual(manager.try_save_checkpoint(found).end, "last step")
+            done = committed + 1
+            self.assertEqual(max(self.steps()), done)
+            # The job is complete.
+            self.assertEqual(os.listdir(staging), [])
+
+    def test_a_folder_for_uploads_that_cannot_be_used_is_an_error(self):
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "async_upload_tmp_folder="):
+            CheckpointManager(self.folder, async_upload=True,
+                              async_upload_tmp_folder=self.folder + "/inside")
+        with self.assertRaisesRegex(tessera_ckpt.TesseraError, "manager_test"):
+            CheckpointManager(self.folder, async_upload=True, async_upload_tmp_folder=__file__)
 
     def test_a_folder_is_of_one_job(self):
         with CheckpointManager(self.folder):
@@ -191,9 +260,10 @@ class ManagerTest(unittest.TestCase):
         ckpt = dict(
             enable_save_ckpt=True, save_ckpt_folder="local:" + self.folder, auto_resume=True,
             checkpoint_every=4, async_upload=True, oss_snapshot_freq=2,
-            async_upload_tmp_folder="/dev/shm/internlm_tmp_ckpt/",
+            async_upload_tmp_folder=self.scratch + "/internlm_tmp_ckpt/",
             stop_file_path=self.scratch + "/stop", load_ckpt_info=None)
         with CheckpointManager.of_internevo(ckpt, last_step=LAST_STEP) as manager:
+            self.assertEqual(len(os.listdir(self.scratch + "/internlm_tmp_ckpt")), 1)
             self.assertIsNone(manager.try_resume(new_state()))
             decisions = train(manager, new_state())
         self.assertEqual([(step, save) for step, save, _ in decisions], [
@@ -212,6 +282,11 @@ class ManagerTest(unittest.TestCase):
         np.testing.assert_array_equal(state["model"]["w"], expected())
         self.assertEqual(state["trainer"], new_state()["trainer"])
         self.assertFalse(os.path.exists(self.scratch + "/other"))
+        # InternEvo's own defaults: nothing is saved, and there is no folder.
+        unsaved = dict(enable_save_ckpt=False, save_ckpt_folder=None, auto_resume=True,
+                       load_ckpt_info=None, checkpoint_every=float("inf"), async_upload=False)
+        with CheckpointManager.of_internevo(unsaved) as manager:
+            self.assertIsNone(manager.try_resume(new_state()))
         for bad, message in ((dict(ckpt, every=5), "unknown keys every"),
                              (dict(enable_save_ckpt=True), "save_ckpt_folder is not set")):
             with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, message):

@@ -4,12 +4,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "storage/posix_storage.h"
@@ -43,6 +46,17 @@ bool IsAbove(const fs::path& folder, const fs::path& inner) {
     if (path == folder || fs::equivalent(path, folder, ignored)) return true;
     if (path == path.parent_path()) return false;
   }
+}
+
+// Returns the address of the store that OpenStorage() opens for a name without one. Empty for
+// Amazon's, and for one that a profile names.
+std::string Endpoint(const OpenStorageOptions& options) {
+  if (!options.s3_endpoint.empty()) return options.s3_endpoint;
+  for (const char* const name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return "";
 }
 
 absl::StatusOr<fs::path> WithoutLinks(const std::string& path) {
@@ -79,6 +93,15 @@ absl::Status ForgetBelow(Storage& staging, const std::string& directory, std::st
 }
 
 }  // namespace
+
+std::string LocalFolderFor(std::string_view name, const OpenStorageOptions& options,
+                           const std::string& parent, std::string_view suffix) {
+  const std::optional<std::string> path = LocalPathOfName(name);
+  const std::string place =
+      path.has_value() ? fs::absolute(*path).string() : Endpoint(options) + std::string(name);
+  return absl::StrFormat("%s/tessera-%d-%08x%s", parent.empty() ? "/dev/shm" : parent, geteuid(),
+                         Crc32c(place), View(suffix));
+}
 
 absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,

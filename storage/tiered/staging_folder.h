@@ -7,12 +7,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/open_storage.h"
 #include "storage/storage.h"
 
 namespace tessera {
 
 // The file that marks a staging folder, in which everything else may be deleted.
 inline constexpr std::string_view kStagingMarker = ".tessera-staging";
+
+// Returns the path of a folder in `parent` (empty: in memory) for files of this user that belong to
+// the storage that `name` names: "/dev/shm/tessera-1000-89abcdef" and `suffix`. Buckets of one name
+// in stores of different addresses (options.s3_endpoint, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)
+// have one each.
+std::string LocalFolderFor(std::string_view name, const OpenStorageOptions& options,
+                           const std::string& parent, std::string_view suffix);
 
 // Opens a folder of this machine as the staging tier of a TieredStorage: a private one (mode 0700,
 // this user's, not a link), with its marker. Creates it if it is missing. FailedPrecondition for a

@@ -26,6 +26,7 @@ LIBRARIES = ("base/", "checkpoint/c/", "checkpoint/mpi/", "comm/", "convert/", "
              "storage/", "tensor/", "tests/worlds/power/")
 FIX_COMMAND = "./bazelw run //tests/format:fix"
 FILES_PER_FORMATTER = 16
+CLANG_FORMAT_MAJOR = 14  # other versions format some lines otherwise
 
 CPP = re.compile(r"\.(cc|h|cu|cuh|proto)$")
 WRAPPED = re.compile(r"(\.(cc|h|cu|cuh|proto|py|sh|bzl|bazel|md|html|textproto)|/\.ci/run)$")
@@ -145,6 +146,17 @@ def file_faults(name):
         yield from visibility_faults(name, text)
 
 
+def formatter_fault(version):
+    """What is wrong with the clang-format that says this of its version; None: nothing."""
+    major = re.search(r"version (\d+)\.", version)
+    if major and int(major[1]) == CLANG_FORMAT_MAJOR:
+        return None
+    return (f"clang-format is \"{version.strip()}\", and the sources are formatted by version "
+            f"{CLANG_FORMAT_MAJOR}, Debian 12's: install the package "
+            f"clang-format-{CLANG_FORMAT_MAJOR} and have its program come first in PATH as "
+            "clang-format")
+
+
 def run_formatter(names, *options):
     """Runs clang-format over many files, two processes at a time; returns what they say."""
     def run(batch):
@@ -206,6 +218,10 @@ def main():
         sys.exit(f"{os.getcwd()} is not the source tree: run this test outside the sandbox")
     if not shutil.which("clang-format"):
         sys.exit("clang-format is missing: run ./bazelw once")
+    fault = formatter_fault(subprocess.run(["clang-format", "--version"], capture_output=True,
+                                           text=True, check=True).stdout)
+    if fault:
+        sys.exit(fault)
     sys.exit(check() if sys.argv[1] == "check" else fix())
 
 

@@ -128,7 +128,7 @@ absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
   TESSERA_RETURN_IF_ERROR(status);
   if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Sync());
   const bool is_complete = session.progress.step == session.config.training().train_iters();
-  if (is_complete) TESSERA_RETURN_IF_ERROR(session.saver->DeleteStagedFilesAndReplicas());
+  if (is_complete) TESSERA_RETURN_IF_ERROR(session.saver->DeleteReplicas());
   return loop.stopped_by();
 }
 

@@ -115,12 +115,9 @@ absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
     notes("no checkpoint is saved: --save-interval=0 without another setting that says when");
   }
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
-  const bool is_stored = saved.has_value() && saved->is_own && !saved->in_memory;
-  TESSERA_RETURN_IF_ERROR(
-      saver.Begin(session.state(),
-                  {.resumed_directory = is_stored ? saved->checkpoint.directory() : std::string(),
-                   .loaded = saved.has_value() ? &saved->manifest() : nullptr,
-                   .replicas = replicas}));
+  TESSERA_RETURN_IF_ERROR(saver.Begin(
+      session.state(),
+      {.loaded = saved.has_value() ? &saved->manifest() : nullptr, .replicas = replicas}));
   if (replicas != nullptr) {
     TESSERA_RETURN_IF_ERROR(saver.BeginReplicas(
         saved.has_value() && saved->in_memory,
@@ -348,11 +345,6 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run,
   const bool loads = saved.has_value() || !config.checkpoint().llmc_filepath().empty();
   run.saving->session = session;
   TESSERA_ASSIGN_OR_RETURN(run.saving->spare_memory, BuildModel(*session, loads, run.host));
-  if (from_own) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string staged,
-                             CheckStagedFiles(config.checkpoint(), saved->checkpoint));
-    if (!staged.empty()) run.notes(staged);
-  }
   TESSERA_RETURN_IF_ERROR(FillSession(saved, *session, run.notes));
   TESSERA_RETURN_IF_ERROR(BeginSaves(*run.saver, saved, run.replicas, run.notes, *session));
   if (!session->trains || !Saves(config)) session->mirror = nullptr;

@@ -41,8 +41,6 @@ struct Counts {
     kGpuMemory,
     kTime,
     kTimeEnd = kTime + static_cast<int>(kTimeFields.size()) - 1,
-    kFacts,
-    kFactsEnd = kFacts + ckpt::StepFacts::kCounts - 1,
     kTraffic
   };
   std::array<int64_t, kTraffic + kGroups.size()* kCommOpCount> values = {};
@@ -73,13 +71,12 @@ std::vector<WireBytes> WireOf(Counts& counts) {
 
 }  // namespace
 
-absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, const ckpt::StepFacts& facts,
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, std::span<int64_t> manager_counts,
                                           double pipeline_wait_share, const TimeSplit& time,
                                           const UsedMemory& memory) {
-  StepAgreement agreement{.facts = facts, .memory = memory, .time = time};
+  StepAgreement agreement{.memory = memory, .time = time};
   if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
   Counts counts;
-  std::ranges::copy(facts.counts, counts.values.begin() + Counts::kFacts);
   counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
   counts.values[Counts::kHostMemory] = memory.host;
   counts.values[Counts::kGpuMemory] = memory.gpu;
@@ -89,10 +86,13 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, const ckpt::StepFacts& fac
   for (const WireTraffic& traffic : mesh.TakeTraffic()) {
     counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
   }
-  TESSERA_RETURN_IF_ERROR(mesh.world()->AllReduce(std::span<int64_t>(counts.values), ReduceOp::kSum,
+  std::vector<int64_t> all(counts.values.begin(), counts.values.end());
+  all.insert(all.end(), manager_counts.begin(), manager_counts.end());
+  TESSERA_RETURN_IF_ERROR(mesh.world()->AllReduce(std::span<int64_t>(all), ReduceOp::kSum,
                                                   {.what = "signals and counters of a step"}));
-  std::copy_n(counts.values.begin() + Counts::kFacts, ckpt::StepFacts::kCounts,
-              agreement.facts.counts.begin());
+  std::copy_n(all.begin(), counts.values.size(), counts.values.begin());
+  std::copy_n(all.end() - static_cast<int64_t>(manager_counts.size()), manager_counts.size(),
+              manager_counts.begin());
   agreement.memory = {.host = counts.values[Counts::kHostMemory],
                       .gpu = counts.values[Counts::kGpuMemory]};
   if (mesh.pipeline() != nullptr) {

@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_APP_STEP_AGREEMENT_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/program.h"
-#include "checkpoint/include/manager_options.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "compute/parallel/mesh.h"
 #include "trainer/config/config.h"
@@ -28,16 +28,16 @@ struct UsedMemory {
 
 // The result of an agreement after a step, the same on each rank.
 struct StepAgreement {
-  ckpt::StepFacts facts;            // of all ranks together, for CheckpointManager::Decide()
   double pipeline_wait_share = -1;  // mean over ranks; negative without a pipeline
   UsedMemory memory;                // of all ranks together
   std::vector<WireBytes> wire;  // sent by all ranks since the last agreement; empty for one rank
   TimeSplit time;               // mean over ranks
 };
 
-// Combines the facts of each rank's CheckpointManager and its measurements. Collective; one
-// all-reduce of about 500 bytes, the only exchange of a step beside its computation.
-absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, const ckpt::StepFacts& facts,
+// Adds up `counts`, of CheckpointManager::Decide(), over all ranks, and combines their
+// measurements. Collective; one all-reduce of about 500 bytes, the only exchange of a step beside
+// its computation.
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, std::span<int64_t> counts,
                                           double pipeline_wait_share, const TimeSplit& time = {},
                                           const UsedMemory& memory = {});
 

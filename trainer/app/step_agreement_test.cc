@@ -44,18 +44,16 @@ TEST(AgreeOnStepTest, TheTimeIsTheMeanOverRanks) {
   }));
 }
 
-TEST(AgreeOnStepTest, FactsAndMemoryAreAddedUp) {
+TEST(AgreeOnStepTest, CountsAndMemoryAreAddedUp) {
   EXPECT_OK(ThreadWorld(4).Run([](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto mesh,
                              Mesh::Create(Topology{.data = 2, .pipeline = 2}, &comm));
-    ckpt::StepFacts facts;
-    for (int i = 0; i < ckpt::StepFacts::kCounts; ++i) facts.counts[i] = i + mesh->rank();
+    std::vector<int64_t> counts = {0, 1, 2};
+    for (int64_t& count : counts) count += mesh->rank();
     TESSERA_ASSIGN_OR_RETURN(
         const StepAgreement agreed,
-        AgreeOnStep(*mesh, facts, 0.5 * mesh->rank(), {}, {.host = 100 + mesh->rank(), .gpu = 7}));
-    for (int i = 0; i < ckpt::StepFacts::kCounts; ++i) {
-      EXPECT_EQ(agreed.facts.counts[i], 4 * i + 6);
-    }
+        AgreeOnStep(*mesh, counts, 0.5 * mesh->rank(), {}, {.host = 100 + mesh->rank(), .gpu = 7}));
+    EXPECT_EQ(counts, (std::vector<int64_t>{6, 10, 14}));
     EXPECT_EQ(agreed.memory.host, 406);
     EXPECT_EQ(agreed.memory.gpu, 28);
     EXPECT_DOUBLE_EQ(agreed.pipeline_wait_share, 0.75);

@@ -201,17 +201,21 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
                                                   {.step = progress.step,
                                                    .consumed_samples = progress.consumed_samples}));
   healthy_ = result.updated && IsSaneLoss(result.loss, config_.model().vocab_size());
-  const ckpt::StepFacts facts = manager_.Observe(
-      {.step = progress.step + 1,
-       .stop_signal = StopSignal(),
-       .records_fail = session_.metrics != nullptr && !session_.metrics->status().ok(),
-       .healthy = healthy_});
-  const TimeSplit time = TakeTimeSplit();
-  TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed,
-                           AgreeOnStep(*session_.mesh, facts, result.pipeline_wait_share, time,
-                                       MeasureMemory(session_)));
+  StepAgreement agreed;
+  const auto agree = [&](std::span<int64_t> counts) -> absl::Status {
+    const TimeSplit time = TakeTimeSplit();
+    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*session_.mesh, counts, result.pipeline_wait_share,
+                                                 time, MeasureMemory(session_)));
+    return absl::OkStatus();
+  };
+  TESSERA_ASSIGN_OR_RETURN(decision_,
+                           manager_.Decide({.step = progress.step + 1,
+                                            .stop_signal = StopSignal(),
+                                            .records_fail = session_.metrics != nullptr &&
+                                                            !session_.metrics->status().ok(),
+                                            .healthy = healthy_},
+                                           agree));
   progress.step += 1;
-  decision_ = manager_.Decide(progress.step, agreed.facts);
   progress.updates = session_.trainer->updates();
   const int64_t first_sample = progress.consumed_samples;
   progress.consumed_samples += config_.training().global_batch_size();

@@ -39,15 +39,11 @@ void NoteAbandoned(const CheckpointConfig& config, const std::vector<std::string
 // Opens a manager of `save` that changes nothing there.
 absl::StatusOr<std::unique_ptr<ckpt::CheckpointManager>> OpenToLook(const CheckpointConfig& config,
                                                                     const RankGroup& group) {
-  absl::StatusOr<std::shared_ptr<Storage>> storage = nullptr;
-  if (!config.save().empty()) storage = OpenSaveStorage(config);
-  if (absl::IsNotFound(storage.status())) storage = nullptr;
-  TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, storage.status(), group.timeout));
   ckpt::CheckpointManagerOptions options;
   options.save.group = &group.ranks;
   options.save.timeout = group.timeout;
   options.schedule.saves = false;
-  return ckpt::CheckpointManager::Open(*std::move(storage), nullptr, std::move(options));
+  return ckpt::CheckpointManager::Open(config.save(), std::move(options), StoresOf(config));
 }
 
 // Uses a replica. Returns false, with a note, if it is damaged. `stored_step` belongs to the

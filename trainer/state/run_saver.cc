@@ -1,21 +1,13 @@
 #include "trainer/state/run_saver.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/trace.h"
-#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "storage/tiered/staging_folder.h"
 #include "trainer/config/config.h"
 #include "trainer/state/save_storage.h"
 
@@ -56,24 +48,6 @@ ckpt::RetentionOptions ToRetention(const CheckpointConfig& config) {
           .within = absl::Minutes(config.save_retain_minutes())};
 }
 
-// `save` for its lock, once it is known that a run can save there. An existing folder may be
-// read-only, which the first save would find out late; a checkpoint in place of the folder that
-// contains it would look like a folder without any.
-absl::StatusOr<std::unique_ptr<Storage>> OpenToLock(const CheckpointConfig& config) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
-                           OpenStorage(config.save(), StoresOf(config).ForWriting()));
-  if (!absl::IsNotFound(ckpt::ReadManifest(*storage, "").status())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "save=", config.save(), " is a single checkpoint: expected the folder above it"));
-  }
-  const std::optional<std::string> folder = storage->LocalPath("");
-  if (!folder.has_value() || faccessat(AT_FDCWD, folder->c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
-    return storage;
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat("save: nothing can be written to ", *folder, ": ", std::strerror(errno)));
-}
-
 }  // namespace
 
 RunSaver::RunSaver(const TrainConfig& config, Communicator* world, RunSaverHooks hooks)
@@ -90,23 +64,8 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Open(const TrainConfig& conf
                                                          Communicator* world, RunSaverHooks hooks,
                                                          absl::Duration lock_wait) {
   std::unique_ptr<RunSaver> saver(new RunSaver(config, world, std::move(hooks)));
-  const bool saves = Saves(config);
-  ckpt::ProcessGroup& ranks = *saver->ranks_;
-  absl::StatusOr<std::unique_ptr<Storage>> to_lock = nullptr;
-  if (saves && ranks.rank() == 0) to_lock = OpenToLock(config.checkpoint());
-  absl::StatusOr<std::shared_ptr<Storage>> storage = nullptr;
-  if (to_lock.ok() && !config.checkpoint().save().empty()) {
-    const auto has_room = [hooks = &saver->hooks_](uint64_t size_bytes) {
-      return !hooks->available_memory_bytes || size_bytes <= hooks->available_memory_bytes() / 2;
-    };
-    storage = OpenSaveStorage(config.checkpoint(), /*create_root=*/saves, has_room);
-    if (!saves && absl::IsNotFound(storage.status())) storage = nullptr;
-  }
-  absl::Status opened = to_lock.status();
-  opened.Update(storage.status());
-  const absl::Status agreed = ckpt::AgreeOnStatus(ranks, opened, saver->group_.timeout);
-  TESSERA_RETURN_IF_ERROR(opened.ok() ? agreed : opened);
-  if (saves && config.checkpoint().async_save()) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  if (Saves(config) && checkpoint.async_save()) {
     if (world != nullptr) {
       TESSERA_ASSIGN_OR_RETURN(saver->background_communicator_,
                                world->Split(/*color=*/0, world->rank(), "saves"));
@@ -117,17 +76,13 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Open(const TrainConfig& conf
   options.lock_wait = lock_wait;
   TESSERA_ASSIGN_OR_RETURN(
       saver->manager_,
-      ckpt::CheckpointManager::Open(*std::move(storage), *std::move(to_lock), std::move(options)));
+      ckpt::CheckpointManager::Open(checkpoint.save(), std::move(options), StoresOf(checkpoint)));
   return saver;
 }
 
 absl::Status RunSaver::Begin(std::vector<StateChunk> chunks, SavedBefore before) {
   chunks_ = std::move(chunks);
   before_ = std::move(before);
-  Storage* const staging = manager_->storage().staging();
-  if (staging != nullptr) {
-    TESSERA_RETURN_IF_ERROR(DeleteStagedFilesBut(*staging, before_.resumed_directory));
-  }
   if (!config_.checkpoint().no_save_optim()) {
     TESSERA_ASSIGN_OR_RETURN(optimizer_names_, OptimizerNames(chunks_, config_.optimizer(),
                                                               group_.ranks, group_.timeout));
@@ -137,13 +92,8 @@ absl::Status RunSaver::Begin(std::vector<StateChunk> chunks, SavedBefore before)
   return absl::OkStatus();
 }
 
-absl::Status RunSaver::DeleteStagedFilesAndReplicas() {
-  if (before_.replicas != nullptr) TESSERA_RETURN_IF_ERROR(before_.replicas->replicas().Remove());
-  Storage* const staging = Saves(config_) ? manager_->storage().staging() : nullptr;
-  if (staging == nullptr) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(DeleteStagedFilesBut(*staging, ""));
-  RemoveStagingFolder(*staging);
-  return absl::OkStatus();
+absl::Status RunSaver::DeleteReplicas() {
+  return before_.replicas == nullptr ? absl::OkStatus() : before_.replicas->replicas().Remove();
 }
 
 ckpt::CheckpointManagerOptions RunSaver::ManagerOptions() const {
@@ -156,7 +106,9 @@ ckpt::CheckpointManagerOptions RunSaver::ManagerOptions() const {
   options.schedule = ToSchedule(config_);
   options.failures = ToFailures(config_);
   options.keep = ToRetention(checkpoint);
-  if (group_.ranks.rank() == 0) options.stop_file = checkpoint.stop_file_path();
+  options.async_upload = checkpoint.async_upload();
+  options.async_upload_tmp_folder = checkpoint.async_upload_tmp_folder();
+  if (group_.ranks.rank() == 0) options.stop_file_path = checkpoint.stop_file_path();
   options.notes = hooks_.notes;
   return options;
 }
@@ -203,7 +155,6 @@ absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
   if (mirror() == nullptr) return manager_->Save(request, State());
   TESSERA_RETURN_IF_ERROR(StartMirror());
   if (config_.checkpoint().async_save()) {
-    manager_->Announce();
     mirrored_ = {.request = std::move(request), .saves = true};
     return absl::OkStatus();
   }

@@ -41,9 +41,6 @@ struct RunSaverHooks {
 
 // The state from which a run continues, as far as its saves depend on it.
 struct SavedBefore {
-  // With async_upload: the checkpoint in `save` from which the run has resumed, whose staged files
-  // are kept until the next save. May be empty.
-  std::string resumed_directory;
   // The manifest from which the run continues, whose names of parameters in other frameworks are
   // saved again. Null: none. Used by Begin() only.
   const ckpt::Manifest* loaded = nullptr;
@@ -126,9 +123,9 @@ class RunSaver {
   // Returns the manifest of a checkpoint that this run has saved, by the directory in its report.
   absl::StatusOr<ckpt::Manifest> Saved(const std::string& directory) const;
 
-  // Deletes staged files and replicas, when no restart will need them, and their folders. No save
-  // may be in flight. Collective.
-  absl::Status DeleteStagedFilesAndReplicas();
+  // Deletes the replicas, when no restart will need them, and their folders. No save may be in
+  // flight. Collective.
+  absl::Status DeleteReplicas();
 
  private:
   RunSaver(const TrainConfig& config, Communicator* world, RunSaverHooks hooks);

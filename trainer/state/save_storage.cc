@@ -1,45 +1,15 @@
 #include "trainer/state/save_storage.h"
 
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "base/crc32c.h"
 #include "base/status_macros.h"
-#include "base/units.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/include/checkpoint_manager.h"
 #include "storage/tiered/staging_folder.h"
-#include "storage/tiered/tiered_storage.h"
 
 namespace tessera {
 namespace {
-
-// Returns the address of the store that OpenStorage() opens for a name without one. Empty for
-// Amazon's, and for one that a profile names.
-std::string Endpoint(const CheckpointConfig& config) {
-  if (!config.s3_endpoint().empty()) return config.s3_endpoint();
-  for (const char* const name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
-    const char* const value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
-  }
-  return "";
-}
-
-// Returns the name of a folder in `parent`, or in memory, that belongs to this user and this
-// `save`.
-std::string OwnFolder(const CheckpointConfig& config, const std::string& parent,
-                      const std::string& suffix) {
-  const std::optional<std::string> path = LocalPathOfName(config.save());
-  const std::string job = path.has_value() ? std::filesystem::absolute(*path).string()
-                                           : absl::StrCat(Endpoint(config), config.save());
-  return absl::StrFormat("%s/tessera-%d-%08x%s", parent.empty() ? "/dev/shm" : parent, geteuid(),
-                         Crc32c(job), suffix);
-}
 
 // InvalidArgument where a folder for copies in memory, which a setting names or not, is, contains
 // or lies in one of the run's.
@@ -77,21 +47,8 @@ OpenStorageOptions StoresOf(const CheckpointConfig& config) {
   return {.s3_endpoint = config.s3_endpoint()};
 }
 
-absl::StatusOr<std::unique_ptr<Storage>> OpenSaveStorage(
-    const CheckpointConfig& config, bool create_root,
-    std::function<bool(uint64_t size_bytes)> has_room) {
-  const OpenStorageOptions open = StoresOf(config);
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> remote,
-                           OpenStorage(config.save(), create_root ? ckpt::ForSaving(open) : open));
-  if (!config.async_upload()) return remote;
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> staging,
-                           OpenStagingFolder(StagingFolderOf(config)));
-  return std::make_unique<TieredStorage>(std::move(staging), std::move(remote),
-                                         std::move(has_room));
-}
-
 std::string StagingFolderOf(const CheckpointConfig& config) {
-  return OwnFolder(config, config.async_upload_tmp_folder(), "_tmp_ckpt");
+  return ckpt::StagingFolderOf(config.save(), config.async_upload_tmp_folder(), StoresOf(config));
 }
 
 std::string ReplicaFolder(const CheckpointConfig& config, int rank) {
@@ -99,7 +56,7 @@ std::string ReplicaFolder(const CheckpointConfig& config, int rank) {
   if (config.replicate_ranks_per_node() > 0) {
     absl::StrAppend(&suffix, "-node", rank / config.replicate_ranks_per_node());
   }
-  return OwnFolder(config, config.replicate_folder(), suffix);
+  return LocalFolderFor(config.save(), StoresOf(config), config.replicate_folder(), suffix);
 }
 
 absl::Status CheckFoldersApart(const TrainConfig& config) {
@@ -112,24 +69,6 @@ absl::Status CheckFoldersApart(const TrainConfig& config) {
   if (!checkpoint.replicate_to_peers()) return absl::OkStatus();
   return CheckApart(config, "replicate_folder", checkpoint.replicate_folder(),
                     ReplicaFolder(checkpoint, 0));
-}
-
-absl::StatusOr<std::string> CheckStagedFiles(const CheckpointConfig& config,
-                                             const ckpt::Checkpoint& checkpoint) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const ckpt::StagedFiles staged,
-      ckpt::DeleteDamagedStagedFiles(checkpoint.storage(), checkpoint.directory()));
-  std::string sentence;
-  if (staged.intact_bytes > 0) {
-    sentence = absl::StrCat("reading ", HumanBytes(staged.intact_bytes), " of ",
-                            checkpoint.storage().Describe(checkpoint.directory()),
-                            " from copies in ", StagingFolderOf(config));
-  }
-  if (staged.deleted_files > 0) {
-    absl::StrAppend(&sentence, sentence.empty() ? "" : "; ", staged.deleted_files,
-                    " damaged copies are deleted");
-  }
-  return sentence;
 }
 
 }  // namespace tessera

@@ -97,7 +97,7 @@ absl::Status Job::OpenManager(Rank& rank) {
                       .rolling_interval_steps = phase_.rolling_interval};
   options.keep = script_.retention;
   options.lock_wait = absl::Minutes(2);
-  if (phase_.stops && rank.number() == Chosen(1)) options.stop_file = site_.StopFile();
+  if (phase_.stops && rank.number() == Chosen(1)) options.stop_file_path = site_.StopFile();
   options.on_commit = [this](const ckpt::SaveReport& report) { Committed(report); };
   TESSERA_ASSIGN_OR_RETURN(
       rank.manager,

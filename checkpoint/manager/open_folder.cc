@@ -1,0 +1,113 @@
+#include "checkpoint/manager/open_folder.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/memory.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "storage/tiered/staging_folder.h"
+#include "storage/tiered/tiered_storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// An existing folder may be read-only, which the first save would find out late; a checkpoint in
+// place of the folder that contains it would look like a folder without any.
+absl::Status CheckCanSave(Storage& storage) {
+  if (!absl::IsNotFound(ReadManifest(storage, "").status())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        storage.Describe(""), " is a single checkpoint: expected the folder above it"));
+  }
+  const std::optional<std::string> folder = storage.LocalPath("");
+  if (!folder.has_value() || faccessat(AT_FDCWD, folder->c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("nothing can be written to ", *folder, ": ", std::strerror(errno)));
+}
+
+absl::Status CheckApart(std::string_view name, const std::string& tmp_folder) {
+  const std::optional<std::string> path = LocalPathOfName(name);
+  if (!path.has_value()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const bool overlap, FoldersOverlap(tmp_folder, *path));
+  if (!overlap) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("async_upload_tmp_folder=", tmp_folder, " and ", *path,
+                   ": one of them is, or contains, the other; name a folder of its own"));
+}
+
+bool IsInMemory(const std::string& folder) {
+  struct statfs found = {};
+  return statfs(folder.c_str(), &found) == 0 &&
+         (found.f_type == TMPFS_MAGIC || found.f_type == RAMFS_MAGIC);
+}
+
+// Adds the staging tier. One in memory gets no file that would take most of what is left to others.
+absl::StatusOr<std::unique_ptr<Storage>> WithStaging(std::string_view name,
+                                                     const CheckpointManagerOptions& options,
+                                                     const OpenStorageOptions& open,
+                                                     std::unique_ptr<Storage> remote) {
+  const std::string& parent = options.async_upload_tmp_folder;
+  const std::string folder = StagingFolderOf(name, parent, open);
+  TESSERA_RETURN_IF_ERROR(CheckApart(name, parent.empty() ? folder : parent));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> staging, OpenStagingFolder(folder));
+  std::function<bool(uint64_t)> has_room;
+  if (IsInMemory(folder)) {
+    std::function<uint64_t()> available = options.background->available_memory_bytes;
+    if (!available) available = AvailableMemoryBytes;
+    has_room = [available = std::move(available)](uint64_t size_bytes) {
+      return size_bytes <= available() / 2;
+    };
+  }
+  return std::make_unique<TieredStorage>(std::move(staging), std::move(remote),
+                                         std::move(has_room));
+}
+
+}  // namespace
+
+std::string StagingFolderOf(std::string_view name, const std::string& tmp_folder,
+                            const OpenStorageOptions& open) {
+  return LocalFolderFor(name, open, tmp_folder, "_tmp_ckpt");
+}
+
+absl::StatusOr<OpenedFolder> OpenFolder(std::string_view name,
+                                        const CheckpointManagerOptions& options,
+                                        const OpenStorageOptions& open, bool is_rank_0) {
+  OpenedFolder opened;
+  if (!options.schedule.saves) {
+    if (name.empty()) return opened;
+    absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name, open);
+    if (absl::IsNotFound(storage.status())) return opened;
+    TESSERA_ASSIGN_OR_RETURN(opened.storage, std::move(storage));
+    return opened;
+  }
+  if (options.async_upload && !options.background.has_value()) {
+    return absl::InvalidArgumentError("async_upload is for saves in the background");
+  }
+  const OpenStorageOptions for_saving = ForSaving(open);
+  if (is_rank_0) {
+    TESSERA_ASSIGN_OR_RETURN(opened.to_lock, OpenStorage(name, for_saving));
+    TESSERA_RETURN_IF_ERROR(CheckCanSave(*opened.to_lock));
+  }
+  TESSERA_ASSIGN_OR_RETURN(opened.storage, OpenStorage(name, for_saving));
+  if (!options.async_upload) return opened;
+  TESSERA_ASSIGN_OR_RETURN(opened.storage,
+                           WithStaging(name, options, open, std::move(opened.storage)));
+  return opened;
+}
+
+}  // namespace tessera::ckpt
