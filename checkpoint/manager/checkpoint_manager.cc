@@ -73,6 +73,11 @@ class Manager final : public CheckpointManager {
     background_ = HookedSavers::Make(*storage_, *options_.background, Hooks());
   }
 
+  ~Manager() override {
+    background_ = nullptr;  // waits for a save in flight
+    if (staging_ != nullptr) RemoveStagingFolder(*staging_);
+  }
+
   absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
                                          const ResumeOptions& options) override {
     const LoadOnThisRank load = [&](const Checkpoint& checkpoint) {

@@ -26,7 +26,7 @@ struct NamedParameter {
 // outlive it.
 class Module {
  public:
-  // The whole model, or what a rank has of it. `names` are those of all logical tensors, in the
+  // Makes the root: the whole model, or what a rank has of it. `names`: all logical tensors, in the
   // order in which torch's module registers them.
   Module(const ParameterSet& parameters, const std::vector<std::string>& names);
 

@@ -134,9 +134,8 @@ static int Upload(const char* folder_name, const char* tmp_folder) {
   tessera_state* state = NULL;
   tessera_manager* manager = NULL;
   char* report = NULL;
-  tessera_save_options background = {.struct_bytes = sizeof(background),
-                                     .progress = KillAtTheEnd,
-                                     .progress_context = &kills};
+  tessera_save_options background = {
+      .struct_bytes = sizeof(background), .progress = KillAtTheEnd, .progress_context = &kills};
   tessera_manager_options options = {.struct_bytes = sizeof(options),
                                      .background = &background,
                                      .last_step = 2,
@@ -191,8 +190,7 @@ static int32_t StartCopies(void* context, const tessera_box_copy* copies, size_t
     float* host = copy->host;
     if (copy->dims != 2 || copy->host_dtype != TESSERA_F32) return TESSERA_INTERNAL;
     for (int64_t row = 0; row < copy->shape[0]; ++row) {
-      float* const device =
-          (float*)copy->handle + (copy->offset[0] + row) * 3 + copy->offset[1];
+      float* const device = (float*)copy->handle + (copy->offset[0] + row) * 3 + copy->offset[1];
       const size_t bytes = (size_t)copy->shape[1] * sizeof(float);
       memcpy(to_device ? device : host, to_device ? host : device, bytes);
       host += copy->shape[1];

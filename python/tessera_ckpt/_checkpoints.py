@@ -423,8 +423,8 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
          per_rank: Iterable[str] = (), keep: Optional[int] = None, overwrite: bool = False,
          io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> SaveReport:
-    """Saves a checkpoint of a step. It exists when, and only when, all of it is durable; no
-    checkpoint that is there is ever touched, unless it is overwritten.
+    """Saves a checkpoint of a step. It exists when, and only when, all of it is durable. Other
+    checkpoints are left alone, but for those that `overwrite` replaces and `keep` deletes.
 
     Args:
       folder: a directory, which is made where it is not there, or a name such as
@@ -438,6 +438,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         initialized. Every rank makes this call.
       entries: bytes that are stored beside the state, by name; in a group those of rank 0.
       program: what saves, for people.
+      keep: after the save, all but so many of the newest checkpoints of the folder are deleted.
       per_rank: names, or patterns such as "rng*", of leaves and branches of which each rank has its
         own. A load gives them back to the same ranks. For another number of ranks, those of new
         ranks are missing, and those of ranks that are gone unexpected.

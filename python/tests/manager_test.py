@@ -151,14 +151,17 @@ class ManagerTest(unittest.TestCase):
         for kill in range(3):
             child = os.fork()
             if child == 0:
-                with CheckpointManager(self.folder, keep=2, **options) as manager:
+                try:
+                    manager = CheckpointManager(self.folder, keep=2, **options)
                     manager.try_resume(state)
                     while True:
                         state["w"] += 1
                         state["step"] = manager.step + 1
                         manager.try_save_checkpoint(state)
+                finally:
+                    os._exit(1)
             wanted = f"{self.folder}/step-{done + 2:08}/manifest.pb"
-            until = time.monotonic() + 60
+            until = time.monotonic() + 120
             while not os.path.exists(wanted) and time.monotonic() < until:
                 time.sleep(0.001)
             time.sleep(0.02 * kill)

@@ -277,8 +277,20 @@ TEST_F(ForeignCommandTest, LlamaIsInternEvosNameOfTheFilesOfMetasRanks) {
   MustTrain("found", 2, {load, "--finetune"});
   MustTrain("named", 2, {load, "--load-content=model", "--ckpt-type=llama"});
   EXPECT_EQ(Losses("named"), Losses("found"));
-  ExpectRefused({load, "--load-content=model", "--ckpt-type=internlm", "--size=llama3-tiny"}, 1,
+  ExpectRefused({load, "--load-content=model", "--load-format=internlm", "--size=llama3-tiny"}, 1,
                 "no checkpoint in the format internlm");
+}
+
+// InternEvo's name of its own format.
+TEST_F(ForeignCommandTest, InternlmIsTheFormatOfWhatIsThere) {
+  UseModel("");
+  const std::string load = "--load=" + Runfile(kInterop + "state_dict/llama_ranks");
+  MustTrain("found", 2, {load, "--finetune"});
+  MustTrain("named", 2, {load, "--load-content=model", "--ckpt-type=internlm"});
+  EXPECT_EQ(Losses("named"), Losses("found"));
+  MustTrain("continued", 4, {"--load=" + Checkpoints("found").string(), "--ckpt-type=internlm"});
+  MustTrain("undisturbed", 4, {load, "--finetune"});
+  EXPECT_EQ(Losses("continued").back(), Losses("undisturbed").back());
 }
 
 // A PaddleNLP checkpoint of the optimizer alone, which does not name its parameters.

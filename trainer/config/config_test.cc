@@ -410,7 +410,7 @@ TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
                                "ckpt_type: \"internlm\" }"));
   EXPECT_EQ(info.checkpoint().load(), "a");
   EXPECT_EQ(info.checkpoint().load_content(), "sampler,scheduler");
-  EXPECT_EQ(info.checkpoint().load_format(), "internlm");
+  EXPECT_EQ(info.checkpoint().load_format(), "");
   EXPECT_FALSE(info.checkpoint().has_load_ckpt_info());
 
   EXPECT_FALSE(resolve("load: \"b\" load_ckpt_folder { path: \"a\" }").ok());

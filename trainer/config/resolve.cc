@@ -160,9 +160,13 @@ absl::Status CheckParameterNames(CheckpointConfig* checkpoint) {
                " exclude each other: it is for the format paddle");
 }
 
-// ckpt_type is another name of load_format. The weights in a single model file of llm.c are what
-// llmc_filepath names.
+// ckpt_type is another name of load_format, but InternEvo's types for checkpoints of the program
+// itself stand for the format of what is there. The weights in a single model file of llm.c are
+// what llmc_filepath names.
 absl::Status ReplaceCkptType(CheckpointConfig* checkpoint) {
+  if (checkpoint->ckpt_type() == "internlm" || checkpoint->ckpt_type() == "internevo") {
+    checkpoint->clear_ckpt_type();
+  }
   const char* const name = checkpoint->has_ckpt_type() ? "ckpt_type" : "load_format";
   const std::string format =
       checkpoint->has_ckpt_type() ? checkpoint->ckpt_type() : checkpoint->load_format();
