@@ -12,19 +12,9 @@
 // buffers as they are into one file and syncs that, and reads them back into the same memory. It
 // has no checksums, no digests, no index, and fits no other topology.
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <span>
 #include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -36,6 +26,7 @@
 #include "storage/storage.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"
+#include "tests/perf/naive_file.h"
 #include "tests/perf/raw_disk.h"
 
 ABSL_FLAG(std::string, directory, "", "where to write about 5.3 GB; default: a new one under /tmp");
@@ -44,59 +35,6 @@ ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine");
 
 namespace tessera {
 namespace {
-
-using Buffers = std::vector<std::span<std::byte>>;
-
-// The file of a naive format: see above.
-class NaiveFile {
- public:
-  NaiveFile(std::string path, Buffers buffers)
-      : path_(std::move(path)), buffers_(std::move(buffers)) {}
-  ~NaiveFile() { unlink(path_.c_str()); }
-
-  // Both return bytes per second.
-  absl::StatusOr<double> Save() const {
-    return Timed(O_WRONLY | O_CREAT | O_TRUNC,
-                 [](int fd, std::byte* data, size_t size) { return write(fd, data, size); });
-  }
-  // Past the page cache, from which a restarted job has nothing.
-  absl::StatusOr<double> Load() const {
-    const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    if (fd >= 0) close(fd);
-    return Timed(O_RDONLY,
-                 [](int fd, std::byte* data, size_t size) { return read(fd, data, size); });
-  }
-
- private:
-  template <typename Transfer>
-  absl::StatusOr<double> Timed(int flags, const Transfer& transfer) const {
-    constexpr size_t kMostAtOnce = size_t{1} << 30;
-    const double begin = Now();
-    const int fd = open(path_.c_str(), flags | O_CLOEXEC, 0644);
-    bool ok = fd >= 0;
-    uint64_t bytes = 0;
-    for (const std::span<std::byte> buffer : buffers_) {
-      for (size_t done = 0; ok && done < buffer.size();) {
-        const ssize_t n =
-            transfer(fd, buffer.data() + done, std::min(kMostAtOnce, buffer.size() - done));
-        if (n < 0 && errno == EINTR) continue;
-        ok = n > 0;
-        done += ok ? n : 0;
-      }
-      bytes += buffer.size();
-    }
-    if (ok && flags != O_RDONLY) ok = fsync(fd) == 0;
-    const int error = errno;
-    if (fd >= 0) close(fd);
-    if (ok) return static_cast<double>(bytes) / (Now() - begin);
-    return absl::UnavailableError(
-        absl::StrCat(path_, ": ", std::generic_category().message(error)));
-  }
-
-  const std::string path_;
-  const Buffers buffers_;
-};
 
 void PrintNaive(const char* name, const Pairs& pairs) {
   std::printf("%s: a naive file %.0f MB/s\n", name, pairs.theirs() / 1e6);

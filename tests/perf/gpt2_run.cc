@@ -40,12 +40,13 @@ absl::Status WriteTokens(const std::string& path, int64_t vocabulary) {
 }
 
 absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::string& tokens) {
-  TESSERA_ASSIGN_OR_RETURN(TrainConfig config, ParseConfig("model { size: 'gpt2-124m' }"
-                                                           "training { train_iters: 1000 }"
-                                                           "optimizer { lr: 1e-4 }",
-                                                           "built in"));
-  config.mutable_model()->set_num_layers(options.layers);
-  config.mutable_model()->set_vocab_size(Vocabulary(options.layers));
+  const std::string first_layers = absl::StrCat("size: 'gpt2-124m' num_layers: ", options.layers,
+                                                " vocab_size: ", Vocabulary(options.layers));
+  TESSERA_ASSIGN_OR_RETURN(
+      TrainConfig config,
+      ParseConfig(absl::StrCat("model { ", options.model.empty() ? first_layers : options.model,
+                               " } training { train_iters: 1000 } optimizer { lr: 1e-4 }"),
+                  "built in"));
   config.mutable_data()->set_train_data_path(tokens);
   TrainingConfig& training = *config.mutable_training();
   training.set_bf16(options.bf16);
@@ -79,8 +80,10 @@ absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& o
   TESSERA_ASSIGN_OR_RETURN(run->mesh_, Mesh::Create(ConfigTopology(config), world));
   TESSERA_ASSIGN_OR_RETURN(run->trainer_,
                            Trainer::Create(config, {.seed = 1}, *run->mesh_, *run->backend_));
-  run->trainer_->InitializeWeights(1);
-  run->trainer_->ResetOptimizer();
+  if (options.initialize) {
+    run->trainer_->InitializeWeights(1);
+    run->trainer_->ResetOptimizer();
+  }
   return run;
 }
 

@@ -22,6 +22,8 @@
 namespace tessera {
 
 struct Gpt2RunOptions {
+  // A ModelConfig in text format, which replaces GPT-2 124M and `layers`; empty: those.
+  std::string model = {};
   // Number of layers; GPT-2 124M has twelve. With fewer layers, the vocabulary is smaller in
   // proportion, so that computing, messages, memory and files shrink alike while shapes stay the
   // same.
@@ -33,6 +35,9 @@ struct Gpt2RunOptions {
   int64_t micro_batch = 1;
   int64_t micro_batches = 1;  // of the global batch
   int64_t sequence = 1024;
+  // Whether weights and optimizer state have their initial values. Otherwise nothing has touched
+  // them, and they take addresses but no memory.
+  bool initialize = true;
 };
 
 // A training run on random tokens, ready to step.

@@ -19,6 +19,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "storage/aligned_buffer.h"
+#include "storage/storage.h"
 
 namespace tessera {
 namespace {
@@ -71,6 +72,13 @@ absl::StatusOr<RawDiskFile> RawDiskFile::Create(const std::string& directory, ui
   // Only the descriptor keeps the file: its space is freed however this process ends.
   unlink(path.c_str());
   return RawDiskFile(fd, (bytes + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes);
+}
+
+absl::StatusOr<RawDiskFile> RawDiskFile::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (fd < 0) return Failed(path.c_str(), errno);
+  const off_t bytes = lseek(fd, 0, SEEK_END);
+  return RawDiskFile(fd, static_cast<uint64_t>(bytes) / kIoAlignmentBytes * kIoAlignmentBytes);
 }
 
 RawDiskFile::RawDiskFile(RawDiskFile&& other) noexcept

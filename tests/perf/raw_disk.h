@@ -19,12 +19,14 @@ struct RawDiskShape {
   int threads = 2;
 };
 
-// An unnamed file in a directory, read and written with direct I/O from front to back; it vanishes
-// when the process ends. Errors: those of the system, Unavailable.
+// A file that is read and written with direct I/O from front to back. Errors: those of the system, Unavailable.
 class RawDiskFile {
  public:
-  // Creates a file; `bytes` is rounded up to a multiple of 64 MiB.
+  // Creates an unnamed file in a directory, which vanishes when the process ends; `bytes` is rounded
+  // up to a multiple of 64 MiB.
   static absl::StatusOr<RawDiskFile> Create(const std::string& directory, uint64_t bytes);
+  // Opens an existing file to be read, as far as it consists of whole blocks of 4096 bytes.
+  static absl::StatusOr<RawDiskFile> Open(const std::string& path);
   RawDiskFile(RawDiskFile&& other) noexcept;
   RawDiskFile& operator=(RawDiskFile&&) = delete;
   ~RawDiskFile();
@@ -35,7 +37,7 @@ class RawDiskFile {
   // the clock starts. The data cannot be compressed.
   absl::StatusOr<double> WriteOnce(const RawDiskShape& shape);
 
-  // Reads the whole file and returns bytes per second. Precondition: WriteOnce().
+  // Reads the whole file and returns bytes per second. Precondition: WriteOnce(), or opened.
   absl::StatusOr<double> ReadOnce(const RawDiskShape& shape);
 
  private:

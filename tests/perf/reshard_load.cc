@@ -42,6 +42,7 @@
 #include "checkpoint/include/process_group.h"
 #include "comm/mpi/mpi_world.h"
 #include "tests/perf/harness.h"
+#include "tests/perf/ranks.h"
 #include "tests/perf/raw_disk.h"
 #include "tests/perf/reshard_load_state.h"
 #include "trainer/state/communicator_group.h"
@@ -137,17 +138,6 @@ class Pair {
     return ChooseRawThreads();
   }
 
-  // The slowest rank's `seconds`, returned on every rank.
-  absl::StatusOr<double> Slowest(double seconds) {
-    TESSERA_RETURN_IF_ERROR(world_.AllReduce(std::span(&seconds, 1), ReduceOp::kMax));
-    return seconds;
-  }
-  absl::StatusOr<int64_t> Sum(uint64_t value) {
-    auto sum = static_cast<int64_t>(value);
-    TESSERA_RETURN_IF_ERROR(world_.AllReduce(std::span(&sum, 1), ReduceOp::kSum));
-    return sum;
-  }
-
   // As many at a time as the load has in flight or fewer, whichever read fastest.
   absl::Status ChooseRawThreads() {
     double best = 0;
@@ -169,7 +159,7 @@ class Pair {
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     TESSERA_ASSIGN_OR_RETURN(const double rate, raw_->ReadOnce(raw_shape_));
     TESSERA_ASSIGN_OR_RETURN(const double seconds,
-                             Slowest(static_cast<double>(raw_->bytes()) / rate));
+                             Slowest(world_, static_cast<double>(raw_->bytes()) / rate));
     return kRanks * static_cast<double>(raw_->bytes()) / seconds;
   }
 
@@ -192,11 +182,11 @@ class Pair {
         const ckpt::LoadReport report,
         from.checkpoint->Load(to.state->dict(),
                               {.group = &*group_, .io_threads = absl::GetFlag(FLAGS_io_threads)}));
-    TESSERA_ASSIGN_OR_RETURN(const double seconds, Slowest(Now() - start));
+    TESSERA_ASSIGN_OR_RETURN(const double seconds, Slowest(world_, Now() - start));
     TESSERA_RETURN_IF_ERROR(to.state->Check());
-    TESSERA_ASSIGN_OR_RETURN(const int64_t read, Sum(report.bytes_read));
-    TESSERA_ASSIGN_OR_RETURN(const int64_t received, Sum(report.bytes_received));
-    TESSERA_ASSIGN_OR_RETURN(const int64_t wanted, Sum(to.state->local_bytes()));
+    TESSERA_ASSIGN_OR_RETURN(const int64_t read, Sum(world_, report.bytes_read));
+    TESSERA_ASSIGN_OR_RETURN(const int64_t received, Sum(world_, report.bytes_received));
+    TESSERA_ASSIGN_OR_RETURN(const int64_t wanted, Sum(world_, to.state->local_bytes()));
     if (world_.rank() != 0) return absl::OkStatus();
     std::printf("load %s %s %.4f %ld %ld %ld\n", from.state->topology().c_str(),
                 to.state->topology().c_str(), seconds, wanted, read, received);
