@@ -6,9 +6,9 @@
 // and reads it back. The state is generated (generated_state.h), so that it may be larger than the
 // memory; every element that was loaded is compared. For each ROW of the table
 //   figure job_times.ROW.seconds      until the slowest rank is done
-//   figure job_times.ROW.disk_ratio   the rate in bytes written, or needed from the files, over that
-//                                     of direct writes, or reads of the checkpoint's files, by as
-//                                     many processes, and nothing else, right before it
+//   figure job_times.ROW.disk_ratio   rate in bytes of files, over that of direct writes, or of
+//                                     direct reads of the checkpoint's files, by as many processes
+//                                     and nothing else, right before it
 // Medians over the rounds. Files take three times the state's bytes.
 //
 // Started without --rank_of, it starts mpirun and itself, for one job after the other. --into

@@ -22,8 +22,8 @@ struct RawDiskShape {
 // A file that is read and written with direct I/O from front to back. Errors: those of the system, Unavailable.
 class RawDiskFile {
  public:
-  // Creates an unnamed file in a directory, which vanishes when the process ends; `bytes` is rounded
-  // up to a multiple of 64 MiB.
+  // Creates an unnamed file in a directory, which vanishes when the process ends; `bytes` is
+  // rounded up to a multiple of 64 MiB.
   static absl::StatusOr<RawDiskFile> Create(const std::string& directory, uint64_t bytes);
   // Opens an existing file to be read, as far as it consists of whole blocks of 4096 bytes.
   static absl::StatusOr<RawDiskFile> Open(const std::string& path);
