@@ -19,8 +19,8 @@ namespace tessera {
 class GeneratedMemory;
 
 // The training state of a GPT-2 (bf16 weights; fp32 master weights and two moments) on one rank of
-// a topology, which may be larger than the memory of the machine. Shards are those of the trainer,
-// but on a device (checkpoint/include/device_memory.h) that keeps no element. A save receives
+// a topology, which may be larger than the memory of the machine. Its shards have the trainer's
+// boxes, on a device (checkpoint/include/device_memory.h) that keeps no element. A save receives
 // values that are derived from the tensor's name and the element's index in the tensor; a load's
 // elements are compared with these values. Values come from a table of 8 MiB by memcpy(), about as
 // fast as from memory.

@@ -19,7 +19,8 @@ struct RawDiskShape {
   int threads = 2;
 };
 
-// A file that is read and written with direct I/O from front to back. Errors: those of the system, Unavailable.
+// A file that is read and written with direct I/O from front to back. Errors: those of the system,
+// Unavailable.
 class RawDiskFile {
  public:
   // Creates an unnamed file in a directory, which vanishes when the process ends; `bytes` is
