@@ -88,7 +88,7 @@ def sources(package):
 
 def check_flags(words, text):
     """Whether help or a source in `text` has the flags among these words."""
-    known = re.findall(r"(?:--|FLAG\(\w+, )([a-z][\w-]*)", text)
+    known = re.findall(r"(?:--|FLAG\([\w:<>]+, )([a-z][\w-]*)", text)
     known = {name.replace("_", "-") for name in known} | FLAGS_OF_OTHERS
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")

@@ -122,10 +122,10 @@ class Runs:
             records = [json.loads(line) for line in file if line.endswith("\n")]
         return {r["step"]: r for r in records if r["kind"] == "step"}
 
-    def tokens_per_second(self, name):
-        """The median of the run's steps, the first one left out."""
+    def median_of_steps(self, name, field):
+        """The median of a field of the run's steps, the first one left out."""
         steps = list(self.records(name).values())
-        return statistics.median(record["tokens_per_second"] for record in steps[1:])
+        return statistics.median(record[field] for record in steps[1:])
 
     def seconds(self, name, what):
         """The median of what the run's log reports: of its saves ("saved"), or its load."""
