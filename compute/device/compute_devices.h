@@ -23,11 +23,12 @@ class ComputeDevices {
   virtual absl::StatusOr<std::vector<std::string>> Find() = 0;
 
   // Opens GPU `index` of Find(), which becomes the current device of the calling thread. With
-  // `exact_products`, products of fp32 operands have the bits that processors compute in EXACT
-  // numerics.
-  virtual absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, bool exact_products) = 0;
+  // DeviceNumerics::kExact, FailedPrecondition if its arithmetic is not IEEE 754's
+  // (kernels/cuda/device_backend.h).
+  virtual absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index,
+                                                               DeviceNumerics numerics) = 0;
 
-  // Returns what the bits of the device's results depend on.
+  // Returns what the bits of the device's results depend on in FAST numerics.
   virtual NumericsFingerprint Numerics(TrainingDevice& device) = 0;
 
   // Opens NCCL for a rank. `device` and this object must outlive it.

@@ -57,9 +57,10 @@ class CudaDevices final : public ComputeDevices {
     }
     return names;
   }
-  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, bool exact_products) override {
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index,
+                                                       DeviceNumerics numerics) override {
     CudaDeviceOptions options = options_;
-    options.exact_products = exact_products;
+    options.numerics = numerics;
     return OpenCudaDevice(index, options);
   }
   NumericsFingerprint Numerics(TrainingDevice& device) override {
@@ -102,8 +103,16 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
           std::move(cublaslt), *opened->compute,
           {.allow_tf32 = options.allow_tf32, .gelu_epilogues = CudaComputeMajor(index) >= 9}));
   opened->backend = cuda::MakeDeviceBackend(opened->device, *opened->compute, std::move(products),
-                                            options.exact_products);
+                                            options.numerics);
+  opened->make_exact_backend = [&device = *opened] {
+    return cuda::MakeDeviceBackend(device.device, *device.compute, /*products=*/nullptr,
+                                   DeviceNumerics::kExact);
+  };
   opened->reducer = MakeKernelReducer();
+  if (options.numerics == DeviceNumerics::kExact) {
+    TESSERA_RETURN_IF_ERROR(cuda::CheckArithmetic(
+        absl::StrCat("GPU ", index, " (", opened->type, ")"), *opened->compute, *opened->copies));
+  }
   return opened;
 }
 

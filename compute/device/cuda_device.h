@@ -6,14 +6,14 @@
 #include "absl/status/statusor.h"
 #include "compute/device/compute_devices.h"
 #include "compute/device/training_device.h"
+#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 
 struct CudaDeviceOptions {
   // Products of fp32 operands are computed in TF32.
   bool allow_tf32 = false;
-  // Products of fp32 operands are a kernel of ours (kernels/cuda/device_backend.h).
-  bool exact_products = false;
+  DeviceNumerics numerics = DeviceNumerics::kFast;
 };
 
 // Returns the number of GPUs that this process sees; 0 in a program that was built without CUDA.
@@ -23,7 +23,8 @@ int CudaDeviceCount();
 // threads call Select() of the context's runtime before they use objects made from the device.
 //
 // Errors: FailedPrecondition in a program that was built without CUDA, and for a GPU that the
-// program was not built for; NotFound if there is no such GPU or no cuBLASLt.
+// program was not built for, or whose arithmetic is not IEEE 754's where `numerics` is kExact;
+// NotFound if there is no such GPU or no cuBLASLt.
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
     int index, const CudaDeviceOptions& options = {});
 

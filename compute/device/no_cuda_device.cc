@@ -24,7 +24,7 @@ class NoCudaDevices final : public ComputeDevices {
  public:
   absl::StatusOr<std::vector<std::string>> Find() override { return BuiltWithoutCuda(); }
   absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int /*index*/,
-                                                       bool /*exact_products*/) override {
+                                                       DeviceNumerics /*numerics*/) override {
     return BuiltWithoutCuda();
   }
   NumericsFingerprint Numerics(TrainingDevice& /*device*/) override { return {}; }

@@ -2,6 +2,7 @@
 #define TESSERA_COMPUTE_DEVICE_TRAINING_DEVICE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -32,6 +33,9 @@ struct TrainingDevice {
   std::unique_ptr<DeviceTensors> tensors;
   std::unique_ptr<HostCopies> copies;      // on `compute`
   std::unique_ptr<Backend> backend;        // on `compute`
+  // Returns another backend on `compute`, which computes the bits of processors in EXACT numerics
+  // (DeviceNumerics::kExact).
+  std::function<std::unique_ptr<Backend>()> make_exact_backend;
   std::unique_ptr<DeviceReducer> reducer;  // for NcclWorld
 };
 

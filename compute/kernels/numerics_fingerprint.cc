@@ -257,13 +257,15 @@ void HashUpdate(Backend& backend, DType dtype, Hash& hash) {
 
 }  // namespace
 
-FixedResults ComputeFixedResults(Backend& backend) {
+FixedResults ComputeFixedResults(Backend& backend, bool bf16) {
   Hash products(backend), loops(backend);
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  std::vector<DType> dtypes = {DType::kF32};
+  if (bf16) dtypes.push_back(DType::kBF16);
+  for (const DType dtype : dtypes) {
     HashProducts(backend, dtype, dtype == DType::kF32 ? 768 : 192, products);
     HashAttention(backend, dtype, products);
   }
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : dtypes) {
     HashNorms(backend, dtype, loops);
     HashElementwise(backend, dtype, loops);
     HashEmbeddingAndLoss(backend, dtype, loops);

@@ -9,6 +9,13 @@
 
 namespace tessera {
 
+// Which of a GPU's operations compute the bits of processors in EXACT numerics.
+enum class DeviceNumerics {
+  kFast,           // none by contract
+  kExactProducts,  // products of fp32 operands
+  kExact,          // all, of fp32 operands
+};
+
 // The contract of our own loops on processors (cpu/vector-inl.h); its number changes with every
 // change of a bit.
 inline constexpr char kAnyInstructionSet[] = "any (contract 1)";
@@ -39,10 +46,10 @@ struct FixedResults {
   bool operator==(const FixedResults&) const = default;
 };
 
-// Computes fixed examples in fp32 and bf16: products have shapes that use packed and blocked code
+// Computes fixed examples in fp32 and, with `bf16`, in bf16: products have shapes that use packed and blocked code
 // paths, long sums among them, because how these are split depends on instruction set, caches and
 // version of the library.
-FixedResults ComputeFixedResults(Backend& backend);
+FixedResults ComputeFixedResults(Backend& backend, bool bf16 = true);
 
 }  // namespace tessera
 

@@ -1,10 +1,15 @@
 #include "trainer/app/rank_device.h"
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 namespace {
@@ -12,6 +17,27 @@ namespace {
 int ThreadCount(const TrainConfig& config, const HostShare& host) {
   if (config.training().threads() > 0) return static_cast<int>(config.training().threads());
   return host.threads();
+}
+
+DeviceNumerics DeviceNumericsOf(const TrainConfig& config) {
+  if (config.parallel().numerics() == Numerics::EXACT) return DeviceNumerics::kExact;
+  return config.training().exact_products() ? DeviceNumerics::kExactProducts
+                                            : DeviceNumerics::kFast;
+}
+
+// Computes the examples of the contract on a GPU. FailedPrecondition if it has other bits than
+// processors.
+absl::StatusOr<NumericsFingerprint> ExactNumericsOf(TrainingDevice& gpu) {
+  const NumericsFingerprint& contract = ExactNumericsFingerprint(/*bf16=*/false);
+  const FixedResults results = ComputeFixedResults(*gpu.backend, /*bf16=*/false);
+  NumericsFingerprint found = contract;
+  found.products_hash = results.products_hash;
+  found.loops_hash = results.loops_hash;
+  const std::vector<std::string> differences = NumericsDifferences(contract, found, "there");
+  if (differences.empty()) return found;
+  return absl::FailedPreconditionError(
+      absl::StrCat("device=cuda: the GPU (", gpu.type, ") is faulty, or has another build: EXACT ",
+                   "numerics have ", absl::StrJoin(differences, ", "), " there"));
 }
 
 // Returns the GPU of this rank among those that it sees.
@@ -36,7 +62,8 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& 
   } else {
     const bool exact = config.parallel().numerics() == Numerics::EXACT;
     device->cpu_ = MakeCpuBackend(ThreadCount(config, host), exact);
-    device->numerics_ = CpuNumericsFingerprint(exact);
+    device->numerics_ = exact ? ExactNumericsFingerprint(config.training().bf16())
+                              : CpuNumericsFingerprint();
   }
   return device;
 }
@@ -44,10 +71,15 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& 
 absl::Status RankDevice::OpenGpu(const TrainConfig& config, const HostShare& host,
                                  Communicator* world, ComputeDevices& devices) {
   TESSERA_ASSIGN_OR_RETURN(const int index, ChooseGpu(host, devices));
-  TESSERA_ASSIGN_OR_RETURN(gpu_, devices.Open(index, config.training().exact_products()));
-  numerics_ = devices.Numerics(*gpu_);
-  if (config.training().exact_products()) {
-    numerics_.library = CpuNumericsFingerprint(/*exact=*/true).library;
+  const DeviceNumerics numerics = DeviceNumericsOf(config);
+  TESSERA_ASSIGN_OR_RETURN(gpu_, devices.Open(index, numerics));
+  if (numerics == DeviceNumerics::kExact) {
+    TESSERA_ASSIGN_OR_RETURN(numerics_, ExactNumericsOf(*gpu_));
+  } else {
+    numerics_ = devices.Numerics(*gpu_);
+  }
+  if (numerics == DeviceNumerics::kExactProducts) {
+    numerics_.library = ExactNumericsFingerprint(/*bf16=*/false).library;
   }
   if (world == nullptr || world->size() == 1) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(nccl_, devices.OpenNccl(*gpu_));

@@ -201,7 +201,7 @@ absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const Tra
       return absl::InvalidArgumentError(
           absl::StrCat("numerics: EXACT needs ranks that compute the same bits, but ", differences,
                        device == ComputeDevice::CUDA
-                           ? "; EXACT needs GPUs of one type and one version of cuBLASLt"
+                           ? "; one of the GPUs is faulty, or has another build"
                            : "; TESSERA_CPU holds all ranks to instructions that each has",
                        ", --numerics=FAST does without"));
     }

@@ -84,6 +84,11 @@ void CheckTraining(const TrainConfig& config, Problems& problems) {
   if (training.exact_products() && training.bf16()) {
     problems.Add("exact_products is set but bf16=true: it is about products of fp32 numbers");
   }
+  if (training.device() == ComputeDevice::CUDA && training.bf16() &&
+      config.parallel().numerics() == Numerics::EXACT) {
+    problems.Add("numerics=exact and bf16=true, but device=cuda: tensor cores do not add in the "
+                 "order of processors (docs/exact.md), so that EXACT on GPUs needs bf16=false");
+  }
   if (training.threads() > kMaxThreads) {
     problems.Add("threads=", training.threads(), ": must be at most ", kMaxThreads);
   }

@@ -37,7 +37,7 @@ std::shared_ptr<FakeFabric> MakeGuardedFabric(size_t address_bytes) {
 }
 
 std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDeviceOptions& options,
-                                                     bool exact_products) {
+                                                     DeviceNumerics numerics) {
   constexpr int64_t kSmall = 1 << 16;
   auto opened = std::make_unique<SimulatedDevice>();
   opened->device = {DeviceType::kCuda, index};
@@ -53,7 +53,11 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
       cuda::MakeDeviceBackend(opened->device, *opened->compute,
                               OrDie(cuda::MakeCublasLtProducts(opened->cublaslt, *opened->compute,
                                                                {.workspace_bytes = kSmall})),
-                              exact_products);
+                              numerics);
+  opened->make_exact_backend = [&device = *opened] {
+    return cuda::MakeDeviceBackend(device.device, *device.compute, /*products=*/nullptr,
+                                   DeviceNumerics::kExact);
+  };
   opened->reducer = MakeKernelReducer();
   return opened;
 }

@@ -6,6 +6,7 @@
 
 #include "compute/device/training_device.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
@@ -25,7 +26,7 @@ std::shared_ptr<FakeFabric> MakeGuardedFabric(size_t address_bytes = size_t{1} <
 // errors.
 std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index,
                                                      const FakeDeviceOptions& options = {},
-                                                     bool exact_products = false);
+                                                     DeviceNumerics numerics = DeviceNumerics::kFast);
 
 }  // namespace tessera
 

@@ -2,7 +2,10 @@
 
 #include <cstddef>
 
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/cuda/device_backend.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
 
 namespace tessera {
@@ -29,12 +32,17 @@ absl::StatusOr<std::vector<std::string>> SimulatedDevices::Find() {
 }
 
 absl::StatusOr<std::unique_ptr<TrainingDevice>> SimulatedDevices::Open(int index,
-                                                                       bool exact_products) {
+                                                                       DeviceNumerics numerics) {
   const FakeDeviceOptions options = DeviceOptions(index);
   simt::SetSimulatorOptions({.seed = options.seed + 1});
-  std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(index, options, exact_products);
+  simt::SetSimulatedArithmetic(options_.arithmetic);
+  std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(index, options, numerics);
   device->type = options_.type ? options_.type(index) : "simulated GPU";
   device->products = "fake cuBLASLt";
+  if (numerics == DeviceNumerics::kExact) {
+    TESSERA_RETURN_IF_ERROR(cuda::CheckArithmetic(
+        absl::StrCat("GPU ", index, " (", device->type, ")"), *device->compute, *device->copies));
+  }
   return device;
 }
 

@@ -12,6 +12,7 @@
 #include "comm/nccl/testing/fake_nccl.h"
 #include "compute/device/compute_devices.h"
 #include "compute/device/training_device.h"
+#include "compute/kernels/cuda/testing/simulated_arithmetic.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/testing/fake_device_runtime.h"
 
@@ -27,6 +28,7 @@ struct SimulatedDevicesOptions {
   std::function<int64_t(int)> memory_bytes;
   std::function<std::string(int)> type;
   int64_t shared_bytes_of_block = FakeDeviceOptions().shared_bytes_of_block;
+  simt::Arithmetic arithmetic = simt::Arithmetic::kIeee;
 };
 
 // The GPUs of a machine whose ranks are threads: simulated devices, whose memory host code cannot
@@ -36,7 +38,7 @@ class SimulatedDevices final : public ComputeDevices {
   explicit SimulatedDevices(const SimulatedDevicesOptions& options);
 
   absl::StatusOr<std::vector<std::string>> Find() override;
-  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, bool exact_products) override;
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, DeviceNumerics numerics) override;
   NumericsFingerprint Numerics(TrainingDevice& device) override;
   absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& device) override;
 

@@ -19,58 +19,32 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// GELU, tanh form: y = x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3). As (1 + tanh(u)) /
-// 2 = sigmoid(2u) = s, y = x s and dy/dx = s + x s (1 - s) 2u'. Sigmoids do not cancel where 1 +
-// tanh(u) does.
-
-constexpr float kTwoSqrt2OverPi = 1.5957691216057308f;  // 2 sqrt(2/pi)
-constexpr float kCubic = 0.044715f;
-
 template <typename T>
 void GeluForwardRange(const T* x, int64_t count, T* out) {
-  ForLanes(count, [&](int64_t i, auto load, auto store) HWY_ATTR {
-    const F32x16 value = load(x + i);
-    const F32x16 u2 = kTwoSqrt2OverPi * MulAdd(kCubic * value * value, value, value);
-    store(value * Sigmoid(u2), out + i);
-  });
+  ForLanes(count, [&](int64_t i, auto load, auto store)
+                      HWY_ATTR { store(Gelu(load(x + i)), out + i); });
 }
 
 template <typename T>
 void GeluBackwardRange(const T* d_out, const T* x, int64_t count, T* d_x) {
-  ForLanes(count, [&](int64_t i, auto load, auto store) HWY_ATTR {
-    const F32x16 value = load(x + i);
-    const F32x16 square = value * value;
-    const F32x16 u2 = kTwoSqrt2OverPi * MulAdd(kCubic * square, value, value);
-    const F32x16 slope = kTwoSqrt2OverPi * MulAdd(3.0f * kCubic, square, 1.0f);
-    const F32x16 s = Sigmoid(u2);
-    // For large |x|, s is 0 or 1 and x * slope may be infinite: avoid 0 * infinity.
-    const F32x16 bell = s * (1.0f - s);
-    const F32x16 curve = ZeroWhere(bell == 0.0f, value * slope * bell);
-    store(load(d_out + i) * (s + curve), d_x + i);
-  });
+  ForLanes(count, [&](int64_t i, auto load, auto store)
+                      HWY_ATTR { store(GeluGradient(load(d_out + i), load(x + i)), d_x + i); });
 }
-
-// y = silu(g) * u with silu(g) = g * sigmoid(g). With s = sigmoid(g): d_u = d_y g s, d_g = d_y u s
-// (1 + g (1 - s)).
 
 template <typename T>
 void SwiGluForwardRange(const T* gate, const T* up, int64_t count, T* out) {
-  ForLanes(count, [&](int64_t i, auto load, auto store) HWY_ATTR {
-    const F32x16 g = load(gate + i);
-    store(g * Sigmoid(g) * load(up + i), out + i);
-  });
+  ForLanes(count, [&](int64_t i, auto load, auto store)
+                      HWY_ATTR { store(SwiGlu(load(gate + i), load(up + i)), out + i); });
 }
 
 template <typename T>
 void SwiGluBackwardRange(const T* d_out, const T* gate, const T* up, int64_t count, T* d_gate,
                          T* d_up) {
   ForLanes(count, [&](int64_t i, auto load, auto store) HWY_ATTR {
-    const F32x16 d = load(d_out + i);
-    const F32x16 g = load(gate + i);
-    const F32x16 u = load(up + i);
-    const F32x16 s = Sigmoid(g);
-    store(d * u * s * MulAdd(g, 1.0f - s, 1.0f), d_gate + i);
-    store(d * g * s, d_up + i);
+    F32x16 of_gate, of_up;
+    SwiGluGradient(load(d_out + i), load(gate + i), load(up + i), &of_gate, &of_up);
+    store(of_gate, d_gate + i);
+    store(of_up, d_up + i);
   });
 }
 

@@ -30,8 +30,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-constexpr float kLn2 = 0.693147180559945309f;
-
 struct RowSum {
   float max;
   float sum;  // of the powers

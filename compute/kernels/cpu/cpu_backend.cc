@@ -18,9 +18,9 @@ std::unique_ptr<Backend> MakeCpuBackend(int threads, bool exact) {
 
 namespace {
 
-NumericsFingerprint Compute(bool exact) {
+NumericsFingerprint Compute(bool exact, bool bf16) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend(1, exact);
-  const FixedResults results = ComputeFixedResults(*backend);
+  const FixedResults results = ComputeFixedResults(*backend, bf16);
   return {.instruction_set = kAnyInstructionSet,
           .library = exact ? absl::StrCat("contract ", kGemmContract) : GemmLibrary(),
           .products_hash = results.products_hash,
@@ -29,13 +29,18 @@ NumericsFingerprint Compute(bool exact) {
 
 }  // namespace
 
-const NumericsFingerprint& CpuNumericsFingerprint(bool exact) {
-  if (exact) {
-    static const auto& of_contract = *new NumericsFingerprint(Compute(true));
-    return of_contract;
-  }
-  static const auto& numerics = *new NumericsFingerprint(Compute(false));
+const NumericsFingerprint& CpuNumericsFingerprint() {
+  static const auto& numerics = *new NumericsFingerprint(Compute(/*exact=*/false, /*bf16=*/true));
   return numerics;
+}
+
+const NumericsFingerprint& ExactNumericsFingerprint(bool bf16) {
+  if (bf16) {
+    static const auto& of_both = *new NumericsFingerprint(Compute(/*exact=*/true, /*bf16=*/true));
+    return of_both;
+  }
+  static const auto& of_fp32 = *new NumericsFingerprint(Compute(/*exact=*/true, /*bf16=*/false));
+  return of_fp32;
 }
 
 }  // namespace tessera

@@ -23,9 +23,12 @@ std::unique_ptr<Backend> MakeCpuBackend(int threads, bool exact = false);
 // the packed and blocked code paths, and long sums, which a library splits depending on instruction
 // set, caches and version. Computed on the first call, on the calling thread. Thread-safe.
 //
-// `exact`: the numerics name the contract of products instead of the library, and are the same on
-// every processor.
-const NumericsFingerprint& CpuNumericsFingerprint(bool exact = false);
+const NumericsFingerprint& CpuNumericsFingerprint();
+
+// Returns the EXACT numerics of a process that computes in fp32 alone, or, with `bf16`, in both:
+// they name the contract of products instead of the library, and are the same on every processor,
+// and in fp32 on every GPU. Likewise computed once, and thread-safe.
+const NumericsFingerprint& ExactNumericsFingerprint(bool bf16);
 
 }  // namespace tessera
 

@@ -44,8 +44,11 @@ NumericsFingerprint Of(const std::string& environment, bool exact = false) {
 
 TEST(CpuNumericsFingerprintTest, IsComputedOnce) {
   for (const bool exact : {false, true}) {
-    const NumericsFingerprint& own = CpuNumericsFingerprint(exact);
-    EXPECT_EQ(&own, &CpuNumericsFingerprint(exact));
+    const auto of_process = [=]() -> const NumericsFingerprint& {
+      return exact ? ExactNumericsFingerprint(/*bf16=*/true) : CpuNumericsFingerprint();
+    };
+    const NumericsFingerprint& own = of_process();
+    EXPECT_EQ(&own, &of_process());
     EXPECT_NE(own.products_hash, 0u);
     EXPECT_NE(own.loops_hash, 0u);
     std::printf("fingerprint|%d|%s|%s|%lx|%lx\n", static_cast<int>(exact),
@@ -57,7 +60,7 @@ TEST(CpuNumericsFingerprintTest, IsComputedOnce) {
 // Ranks on unlike processors train together: with and without multiply-adds and bf16 products,
 // whatever this machine has, and with another limit of the library's.
 TEST(CpuNumericsFingerprintTest, OfExactNumericsIsTheSameOnEveryProcessor) {
-  const NumericsFingerprint& own = CpuNumericsFingerprint(/*exact=*/true);
+  const NumericsFingerprint& own = ExactNumericsFingerprint(/*bf16=*/true);
   EXPECT_EQ(own.library, "contract 1");
   EXPECT_EQ(own.instruction_set, kAnyInstructionSet);
   for (const char* environment : {"TESSERA_CPU=sse4", "TESSERA_CPU=avx2", "TESSERA_CPU=avx512",

@@ -23,7 +23,6 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
-#include <limits>
 
 #include "compute/kernels/cpu/gemm/registers-inl.h"
 #include "tensor/bfloat16.h"
@@ -32,8 +31,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 
 inline constexpr int kLanes = 16;
-inline constexpr float kLog2E = 1.44269504088896341f;
-inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 inline constexpr int kRegisters = kLanes / kRegisterLanes;
 
@@ -265,85 +262,29 @@ TESSERA_INLINE float ReduceMax(F32x16 x) {
 // Returns lane 0.
 TESSERA_INLINE float First(F32x16 x) { return hn::GetLane(x.parts[0]); }
 
-// Adding kRoundingShift rounds to an integer n; n + 127 is then in the low bits, as in an exponent.
-inline constexpr float kRoundingShift = 12582912.0f + 127.0f;  // 1.5 * 2^23 + 127
+using Number = F32x16;
 
-// Returns 2^(n + r) for |r| <= 1/2; n = shifted - kRoundingShift from -127, for which the result is
-// 0, to 128, for which it is infinity.
-TESSERA_INLINE F32x16 PowerOf2(F32x16 shifted, F32x16 r) {
-  // Minimax, relative error 3e-9.
-  F32x16 p = 1.55946775e-4f;
-  p = MulAdd(p, r, 1.34066439e-3f);
-  p = MulAdd(p, r, 9.61769297e-3f);
-  p = MulAdd(p, r, 5.55031055e-2f);
-  p = MulAdd(p, r, 2.40226528e-1f);
-  p = MulAdd(p, r, 6.93147215e-1f);
-  p = MulAdd(p, r, 1.0f);
-  const F32x16 scale = Map(
-      [](auto x) HWY_ATTR {
-        return hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(WordTag(), x)));
+TESSERA_INLINE F32x16 ShiftIntoExponent(F32x16 x) {
+  return Map(
+      [](auto part) HWY_ATTR {
+        return hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(WordTag(), part)));
       },
-      shifted);
-  return p * scale;
+      x);
 }
 
-// Returns e^x for x from -88, for which the result is 0, to 88.7, for which it is infinity.
-TESSERA_INLINE F32x16 ExpInRange(F32x16 x) {
-  const F32x16 shifted = MulAdd(x, kLog2E, kRoundingShift);
-  const F32x16 n = shifted - kRoundingShift;
-  constexpr float kLog2ELow = 1.92596303e-8f;  // log2(e) - kLog2E
-  // x * kLog2E - n is exact.
-  return PowerOf2(shifted, MulAdd(x, kLog2ELow, MulSub(x, kLog2E, n)));
-}
-
-// Returns e^x, within 1.5 ulp; below -87.3 the result is 0, from 88.4 on infinity; NaN is
-// preserved.
-TESSERA_INLINE F32x16 Exp(F32x16 x) {
-  return ZeroWhere(x < -87.33654f, ExpInRange(Clamp(x, -88.0f, 88.7f)));
-}
-
-// Returns 2^x, within 1.5 ulp; below -126 the result is 0, from 127.5 on infinity; NaN is
-// preserved.
-TESSERA_INLINE F32x16 Exp2(F32x16 x) {
-  const F32x16 clamped = Clamp(x, -127.0f, 128.0f);
-  const F32x16 shifted = clamped + kRoundingShift;
-  const F32x16 n = shifted - kRoundingShift;
-  return ZeroWhere(x < -126.0f, PowerOf2(shifted, clamped - n));
-}
-
-// Returns 1 / (1 + e^-x), within 3 ulp; 0 below -87. Does not preserve NaN: callers multiply by x.
-TESSERA_INLINE F32x16 Sigmoid(F32x16 x) {
-  const F32x16 result = 1.0f / (1.0f + ExpInRange(0.0f - Clamp(x, -87.0f, 87.0f)));
-  return ZeroWhere(x < -87.0f, result);
-}
-
-// Returns ln(x) for normal x, within 1.5 ulp; -infinity for 0; infinity and NaN are preserved.
-TESSERA_INLINE F32x16 Log(F32x16 x) {
-  // x = m 2^exponent with m in [sqrt(1/2), sqrt(2)).
-  F32x16 m, exponent;
+TESSERA_INLINE F32x16 SplitExponent(F32x16 x, F32x16* exponent) {
+  F32x16 m;
   for (int i = 0; i < kRegisters; ++i) {
     const hn::RebindToSigned<WordTag> integers;
     const auto word = hn::BitCast(integers, x.parts[i]);
     const auto shifted = hn::ShiftRight<23>(hn::Sub(word, hn::Set(integers, 0x3f3504f3)));
     m.parts[i] = hn::BitCast(FloatTag(), hn::Sub(word, hn::ShiftLeft<23>(shifted)));
-    exponent.parts[i] = hn::ConvertTo(FloatTag(), shifted);
+    exponent->parts[i] = hn::ConvertTo(FloatTag(), shifted);
   }
-  // Cephes' polynomial for ln(1 + f) = f - f^2 / 2 + f^3 p(f).
-  const F32x16 f = m - 1.0f, square = f * f;
-  F32x16 p = 7.0376836292e-2f;
-  p = MulAdd(p, f, -1.1514610310e-1f);
-  p = MulAdd(p, f, 1.1676998740e-1f);
-  p = MulAdd(p, f, -1.2420140846e-1f);
-  p = MulAdd(p, f, 1.4249322787e-1f);
-  p = MulAdd(p, f, -1.6668057665e-1f);
-  p = MulAdd(p, f, 2.0000714765e-1f);
-  p = MulAdd(p, f, -2.4999993993e-1f);
-  p = MulAdd(p, f, 3.3333331174e-1f);
-  constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-  const F32x16 small = MulAdd(p * f, square, NegMulAdd(square, 0.5f, exponent * kLn2Low));
-  const F32x16 result = MulAdd(exponent, kLn2High, f + small);
-  return Select(0.0f < x, Select(x < kInfinity, result, x), Select(x == 0.0f, -kInfinity, x));
+  return m;
 }
+
+#include "compute/kernels/cpu/functions-inl.h"
 
 }  // namespace tessera::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

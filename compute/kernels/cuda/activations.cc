@@ -52,13 +52,6 @@ struct SwiGluGradient {
   }
 };
 
-// Returns half `which` of the columns: the gates, or the ups.
-template <typename T>
-Rows<T> HalfOf(const TensorView& gate_up, int which) {
-  const Rows<T> all = AsRows<T>(gate_up);
-  return {all.data + which * (all.columns / 2), all.rows, all.columns / 2, all.stride};
-}
-
 template <typename T>
 struct DropoutBody {
   Rows<T> x;

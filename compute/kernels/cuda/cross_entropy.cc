@@ -1,7 +1,5 @@
 // Softmax cross-entropy over a vocabulary that may be split: R rows, V local columns, S shards.
 
-#include <glog/logging.h>
-
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -18,7 +16,6 @@ namespace {
 constexpr int kStatsThreads = 256;
 constexpr int kStatsWarps = kStatsThreads / simt::kWarpSize;
 constexpr int kLossThreads = 128;
-constexpr int kMaxShardLevels = 32;
 
 // A part of a row: its maximum, and the sum of exp(logit - max).
 struct SoftmaxPart {
@@ -151,25 +148,16 @@ void LaunchCrossEntropyRows(simt::Stream stream, const SoftmaxRows<T>& rows,
   });
 }
 
-// Runs one thread per row. Shards are combined in a binary tree, whose cuts are at powers of two:
-// when shard i is there, it is combined with one result per trailing one bit of i, and at the end
-// with all that are left.
+// Runs one thread per row.
 TESSERA_KERNEL void CrossEntropyLossRows(const Stats* stats, int64_t shards, int64_t rows,
                                          const int32_t* targets, Stats* combined, float* losses) {
   const int64_t row = simt::BlockX() * simt::ThreadCount() + simt::ThreadIndex();
   if (row >= rows) return;
-  Stats levels[kMaxShardLevels];
-  int occupied = 0;
-  Stats total = {};
-  for (int64_t shard = 0; shard < shards; ++shard) {
-    total = stats[shard * rows + row];
-    const bool last = shard + 1 == shards;
-    for (int64_t bits = shard; occupied > 0 && (last || bits % 2 == 1); bits /= 2) {
-      const Stats& left = levels[--occupied];
-      total = {Combine(left.part, total.part), left.target + total.target};
-    }
-    levels[occupied++] = total;
-  }
+  const Stats total = CombineInTree<Stats>(
+      shards, [&](int64_t shard) { return stats[shard * rows + row]; },
+      [](const Stats& a, const Stats& b) {
+        return Stats{Combine(a.part, b.part), a.target + b.target};
+      });
   combined[row] = total;
   losses[row] = LossOf(total, targets[row]);
 }
@@ -211,7 +199,7 @@ void DeviceKernels::Run(const ops::CrossEntropyGradient& op) {
 void DeviceKernels::Run(const ops::CrossEntropyLoss& op) {
   const Operation here("CrossEntropyLoss", op.stats, op.targets, op.combined, op.losses);
   const int64_t shards = op.stats.dim(0), rows = op.stats.dim(1);
-  CHECK(shards >= 1 && shards < int64_t{1} << (kMaxShardLevels - 1)) << shards;
+  CheckTreeLeaves(shards);
   simt::Launch<CrossEntropyLossRows>({simt::BlocksOf(rows, kLossThreads)}, kLossThreads, 0,
                                      stream(), static_cast<const Stats*>(op.stats.as<Stats>()),
                                      shards, rows,

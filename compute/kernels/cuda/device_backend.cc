@@ -18,6 +18,7 @@
 #include "compute/kernels/cuda/kernel_stream.h"
 #include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/tree_reduce.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "layout/dtype.h"
 #include "tensor/device.h"
 #include "tensor/host_copies.h"
@@ -65,13 +66,13 @@ struct KernelStreamHolder {
 class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
  public:
   DeviceBackend(Device device, Stream& compute, std::unique_ptr<Products> products,
-                bool exact_products)
+                DeviceNumerics numerics)
       : KernelStreamHolder(compute),
         DeviceKernels(kernels.get()),
         device_(device),
         compute_(compute),
         products_(std::move(products)),
-        exact_products_(exact_products) {}
+        numerics_(numerics) {}
 
   Device device() const override { return device_; }
   absl::Status Synchronize() override {
@@ -96,6 +97,12 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   void Run(const ops::MatMulTree& op) override;
   void Run(const ops::MatMulGelu& op) override;
   void Run(const ops::MatMulGeluBackward& op) override;
+#define TESSERA_RUN_EXACT(Result, Name)                                                      \
+  Result Run(const ops::Name& op) override {                                                 \
+    return numerics_ == DeviceNumerics::kExact ? RunExact(op) : DeviceKernels::Run(op);      \
+  }
+  TESSERA_EXACT_OPERATIONS(TESSERA_RUN_EXACT)
+#undef TESSERA_RUN_EXACT
 
   // A read before a write is seen on the simulated device.
   void* Scratch(int64_t bytes) override {
@@ -122,13 +129,13 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
                  const TensorView& aux, const TensorView& c);
   void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
   bool IsExact(const TensorView& operand) const {
-    return exact_products_ && operand.dtype() == DType::kF32;
+    return numerics_ != DeviceNumerics::kFast && operand.dtype() == DType::kF32;
   }
 
   const Device device_;
   Stream& compute_;
   const std::unique_ptr<Products> products_;
-  const bool exact_products_;
+  const DeviceNumerics numerics_;
   std::optional<DeviceBuffer> scratch_;
   std::optional<DeviceBuffer> aligned_;  // copies of operands
   std::optional<DeviceBuffer> sums_;     // of MatMulTree()
@@ -276,8 +283,8 @@ void DeviceBackend::ReduceSums(std::span<const TensorView> sums, const TensorVie
 
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
                                            std::unique_ptr<Products> products,
-                                           bool exact_products) {
-  return std::make_unique<DeviceBackend>(device, compute, std::move(products), exact_products);
+                                           DeviceNumerics numerics) {
+  return std::make_unique<DeviceBackend>(device, compute, std::move(products), numerics);
 }
 
 }  // namespace tessera::cuda

@@ -2,10 +2,14 @@
 #define TESSERA_COMPUTE_KERNELS_CUDA_DEVICE_BACKEND_H_
 
 #include <memory>
+#include <string>
 
+#include "absl/status/status.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/products.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/device.h"
+#include "tensor/host_copies.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {
@@ -21,13 +25,19 @@ namespace tessera::cuda {
 // Memory: scratch memory grows to the need of the largest operation, and stays. An operation for
 // which too little memory is left does nothing, and Synchronize() reports the error.
 //
-// `exact_products`: products of fp32 operands are a kernel of ours, with the bits of the contract
-// of cpu/gemm/gemm.h, instead of `products`.
+// `numerics`: with kExactProducts, products of fp32 operands are a kernel of ours, with the bits of
+// the contract of cpu/gemm/gemm.h, instead of `products`. With kExact, so is every operation, which
+// then computes the bits of processors in EXACT numerics; operands must be fp32.
 //
 // `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
                                            std::unique_ptr<Products> products,
-                                           bool exact_products = false);
+                                           DeviceNumerics numerics = DeviceNumerics::kFast);
+
+// Checks on fixed examples whether the device's sums, products, multiply-adds, quotients and square
+// roots are those of IEEE 754, rounded to nearest, with subnormal numbers. FailedPrecondition names
+// `device`, which EXACT numerics cannot use, and the first that is not. Waits.
+absl::Status CheckArithmetic(const std::string& device, Stream& compute, HostCopies& copies);
 
 }  // namespace tessera::cuda
 

@@ -13,6 +13,28 @@
 
 namespace tessera::cuda {
 
+// Calls V(type of the result, name) for the operations that round otherwise in EXACT numerics: as
+// processors do (docs/exact.md), in fp32. All others, but for products, have the bits of processors
+// anyway.
+#define TESSERA_EXACT_OPERATIONS(V) \
+  V(void, SumRows)                  \
+  V(void, LayerNormForward)         \
+  V(void, LayerNormBackward)        \
+  V(void, RmsNormForward)           \
+  V(void, RmsNormBackward)          \
+  V(void, AddLayerNormForward)      \
+  V(void, AddRmsNormForward)        \
+  V(void, GeluForward)              \
+  V(void, GeluBackward)             \
+  V(void, SwiGluForward)            \
+  V(void, SwiGluBackward)           \
+  V(void, AttentionForward)         \
+  V(void, AttentionBackward)        \
+  V(void, CrossEntropyStats)        \
+  V(void, CrossEntropyLoss)         \
+  V(void, CrossEntropyBackward)     \
+  V(void, CrossEntropyGradient)
+
 // Operations are queued on one stream. Every sum has a fixed order, a function of shapes alone. A
 // derived class adds matrix products and memory, and reports the errors of launches.
 class DeviceKernels : public Backend {
@@ -35,8 +57,11 @@ class DeviceKernels : public Backend {
   // Copies device memory to the host, after all queued work, and waits for the copy.
   virtual void CopyToHost(const void* from, int64_t bytes, void* to) = 0;
 
-  // Computes an fp32 product with the bits that processors compute in EXACT numerics.
+  // Compute fp32 operands with the bits that processors compute in EXACT numerics.
   void RunInChains(const ops::MatMul& op);
+#define TESSERA_DECLARE_EXACT(Result, Name) Result RunExact(const ops::Name& op);
+  TESSERA_EXACT_OPERATIONS(TESSERA_DECLARE_EXACT)
+#undef TESSERA_DECLARE_EXACT
   // x[R,C] += bias[C], by row; each fp32 or bf16.
   void AddBiasTo(const TensorView& bias, const TensorView& x);
 

@@ -296,7 +296,7 @@ INSTANTIATE_TEST_SUITE_P(DTypes, DeviceKernelsTest, ::testing::Values(DType::kF3
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 TEST(ExactProductsTest, HaveTheBitsOfProcessors) {
-  const auto device = MakeSimulatedBackend({}, /*exact_products=*/true);
+  const auto device = MakeSimulatedBackend({}, DeviceNumerics::kExactProducts);
   const auto cpu = MakeCpuBackend(1, /*exact=*/true);
   testing::RandomTensors random(3);
   for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{

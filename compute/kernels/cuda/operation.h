@@ -68,6 +68,13 @@ Rows<T> AsOneRow(const TensorView& x, int64_t rows = 1) {
   return {x.as<T>(), rows, x.elements(), rows == 1 ? x.elements() : 0};
 }
 
+// Returns half `which` of the columns: the gates of a SwiGLU, or its ups.
+template <typename T>
+Rows<T> HalfOf(const TensorView& gate_up, int which) {
+  const Rows<T> all = AsRows<T>(gate_up);
+  return {all.data + which * (all.columns / 2), all.rows, all.columns / 2, all.stride};
+}
+
 // Number of elements that a thread loads at once if all operands allow it: 16 bytes of the smallest
 // type.
 template <typename... T>

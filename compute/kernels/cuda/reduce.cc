@@ -15,7 +15,7 @@ namespace tessera::cuda {
 namespace {
 
 // The size of a block in Sum and SumOfSquares.
-constexpr int64_t kBlock = 4096;
+constexpr int64_t kBlock = 65536;
 // Blocks that one block of a grid adds: a power of two, so that they are a subtree.
 constexpr int64_t kGroupBlocks = 32;
 constexpr int kSumThreads = 256;
@@ -63,15 +63,23 @@ TESSERA_DEVICE void AddInTree(const Sums& sums, int64_t count) {
   }
 }
 
-// Sums a block in an order that depends on its length alone: lane i has elements i, i + 32, ...
+// Sums a block as processors do (cpu/reduce.cc): lane i of 32 has elements i, i + 32, ..., for four
+// sums of eight lanes; lanes 8 apart are added first, then those 16, 4, 2 and 1 apart, and at the
+// end, one after the other, the elements behind the last whole 32.
 template <typename T>
 TESSERA_DEVICE double SumBlock(const T* x, int64_t count, bool squares) {
-  double sum = 0;
-  for (int64_t i = simt::Lane(); i < count; i += simt::kWarpSize) {
+  const auto term = [&](int64_t i) {
     const double value = static_cast<double>(simt::ToFloat(x[i]));
-    sum += squares ? value * value : value;
+    return squares ? value * value : value;
+  };
+  const int64_t whole = count / simt::kWarpSize * simt::kWarpSize;
+  double sum = 0;
+  for (int64_t i = simt::Lane(); i < whole; i += simt::kWarpSize) sum += term(i);
+  for (const int distance : {8, 16, 4, 2, 1}) {
+    sum += simt::ShuffleXor(simt::kAllLanes, sum, distance);
   }
-  return simt::WarpSum(sum);
+  for (int64_t i = whole; i < count; ++i) sum += term(i);
+  return sum;
 }
 
 // groups[BlockX()] = the sum of a group of blocks, each of which a warp adds.

@@ -3,6 +3,8 @@
 
 // Parts of kernels over whole rows: norms, losses, sums over rows.
 
+#include <glog/logging.h>
+
 #include <cstdint>
 
 #include "compute/kernels/cuda/operation.h"
@@ -81,6 +83,31 @@ template <bool kAdds, typename T>
 bool AllowsPacks(const NormInput<kAdds, T>& input) {
   constexpr int kPack = kPackOf<T>;
   return AllowsPacks<kPack>(input.x) && (!kAdds || AllowsPacks<kPack>(input.a, input.b));
+}
+
+// The most leaves of CombineInTree(), whose partial results are on the stack of a thread.
+inline constexpr int kMaxTreeLevels = 32;
+
+inline void CheckTreeLeaves(int64_t count) {
+  CHECK(count >= 1 && count < int64_t{1} << (kMaxTreeLevels - 1)) << count;
+}
+
+// Combines leaf(0), ..., leaf(count - 1) in a binary tree, whose cuts are at powers of two: leaf i
+// is combined with one result per trailing one bit of i, and the last one with all that are left.
+template <typename T, typename Leaf, typename Combine>
+TESSERA_DEVICE T CombineInTree(int64_t count, const Leaf& leaf, const Combine& combine) {
+  T levels[kMaxTreeLevels];
+  int occupied = 0;
+  T total = {};
+  for (int64_t i = 0; i < count; ++i) {
+    total = leaf(i);
+    const bool last = i + 1 == count;
+    for (int64_t bits = i; occupied > 0 && (last || bits % 2 == 1); bits /= 2) {
+      total = combine(levels[--occupied], total);
+    }
+    levels[occupied++] = total;
+  }
+  return total;
 }
 
 // Sums over the rows of a matrix, by column: the gradients of weights and biases. Runs of rows are

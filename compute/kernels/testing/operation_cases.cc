@@ -456,6 +456,14 @@ const TensorView& CaseViews::operator[](std::string_view name) const {
   LOG(FATAL) << "the case has no operand " << name;
 }
 
+std::vector<Tensor> RunCase(const OperationCase& one, Backend& backend) {
+  std::vector<Tensor> memory;
+  for (const CaseOperand& operand : one.operands) memory.push_back(Cloned(operand.value));
+  const std::vector<TensorView> views(memory.begin(), memory.end());
+  one.run(backend, CaseViews(one.operands, views), /*first_row=*/0);
+  return memory;
+}
+
 std::vector<OperationCase> OperationCases(DType dtype, RandomTensors& random) {
   return Table(dtype, random).Make();
 }

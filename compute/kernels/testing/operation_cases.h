@@ -69,6 +69,9 @@ struct OperationCase {
   }
 };
 
+// Runs a case on copies of its operands, which are in the backend's memory, and returns them.
+std::vector<Tensor> RunCase(const OperationCase& one, Backend& backend);
+
 // Returns the cases of every operation, in a compute dtype. Operands that are written begin as
 // random numbers.
 std::vector<OperationCase> OperationCases(DType dtype, RandomTensors& random);

@@ -234,15 +234,6 @@ class TypicalCases {
   std::vector<OperationCase> cases_;
 };
 
-// The operands after a run. Those of `backend` are in host memory.
-std::vector<Tensor> RunCase(const OperationCase& one, Backend& backend) {
-  std::vector<Tensor> memory;
-  for (const CaseOperand& operand : one.operands) memory.push_back(Cloned(operand.value));
-  const std::vector<TensorView> views(memory.begin(), memory.end());
-  one.run(backend, CaseViews(one.operands, views), /*first_row=*/0);
-  return memory;
-}
-
 // A case is in the group of its name without the shape: "MatMul [17,33]" in "MatMul".
 OperationResult& GroupOf(const std::string& name, DType dtype,
                          std::vector<OperationResult>& results) {

@@ -1,6 +1,7 @@
 #include "compute/kernels/cuda/testing/simt_host.h"
 
 #include <glog/logging.h>
+#include <xmmintrin.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +19,7 @@
 #include "compute/kernels/cuda/simt_common.h"
 #include "compute/kernels/cuda/testing/fiber.h"
 #include "compute/kernels/cuda/testing/memory_access.h"
+#include "compute/kernels/cuda/testing/simulated_arithmetic.h"
 
 namespace tessera::simt {
 namespace internal {
@@ -25,6 +27,18 @@ namespace internal {
 thread_local Position position;
 
 namespace {
+
+thread_local Arithmetic arithmetic = Arithmetic::kIeee;
+
+// Makes the calling fiber compute so. Switches between fibers keep it.
+void ApplyArithmetic() {
+  constexpr unsigned kDenormalsAreZero = 0x40, kFlushToZero = 0x8000, kTowardZero = 0x6000;
+  constexpr unsigned kMasks = 0x1f80;  // no exception is a signal
+  _mm_setcsr(kMasks | (arithmetic == Arithmetic::kFlushesSubnormals
+                           ? kDenormalsAreZero | kFlushToZero
+                       : arithmetic == Arithmetic::kRoundsTowardZero ? kTowardZero
+                                                                     : 0));
+}
 
 enum class State { kNotStarted, kReady, kAtBarrier, kAtMeeting, kDone };
 
@@ -56,7 +70,9 @@ class Simulator {
     options_ = options;
     random_.seed(options.seed);
   }
-  Counters TakeCounters() { return std::exchange(counters_, {}); }
+  void SetSimulatedArithmetic(Arithmetic arithmetic) { internal::arithmetic = arithmetic; }
+
+Counters TakeCounters() { return std::exchange(counters_, {}); }
 
   void Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
            int64_t max_shared_bytes, const std::string& scope,
@@ -163,10 +179,14 @@ void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_
   if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
     ++counters_.launches;
     global_.Reset();
+    const std::function<void()> body = [&thread_body] {
+      ApplyArithmetic();
+      thread_body();
+    };
     for (const int64_t block : BlockOrder(grid.x * grid.y * grid.z)) {
       position.block = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
       block_index_ = block;
-      RunBlock(threads, shared_bytes, thread_body);
+      RunBlock(threads, shared_bytes, body);
       if (!error_.empty()) break;
     }
   }
@@ -433,6 +453,8 @@ void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t sha
 void SetSimulatorOptions(const SimulatorOptions& options) {
   internal::ThisSimulator().SetOptions(options);
 }
+
+void SetSimulatedArithmetic(Arithmetic arithmetic) { internal::arithmetic = arithmetic; }
 
 Counters TakeCounters() { return internal::ThisSimulator().TakeCounters(); }
 

@@ -14,6 +14,7 @@
 #include "compute/kernels/cuda/device_backend.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 #include "tensor/testing/fake_device_runtime.h"
@@ -48,14 +49,14 @@ struct OwnDevice {
 }  // namespace
 
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options,
-                                              bool exact_products) {
+                                              DeviceNumerics numerics) {
   simt::SetSimulatorOptions(options);
   const auto own = std::make_shared<OwnDevice>();
   return MakeDeviceBackend(
       {DeviceType::kCpu, 0}, own->compute,
       OrDie(MakeCublasLtProducts(std::shared_ptr<CublasLtApi>(own, &own->cublaslt), own->compute,
                                  {.workspace_bytes = 1 << 16})),
-      exact_products);
+      numerics);
 }
 
 }  // namespace tessera::cuda

@@ -5,14 +5,15 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
+#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera::cuda {
 
 // Returns a device backend on a simulated device of its own, over host memory: any host tensor may
 // be an operand. Every operation runs before its call returns. A fake cuBLASLt computes matrix
-// products, except those with `exact_products` (device_backend.h).
+// products, except exact ones (device_backend.h).
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options = {},
-                                              bool exact_products = false);
+                                              DeviceNumerics numerics = DeviceNumerics::kFast);
 
 }  // namespace tessera::cuda
 
