@@ -26,7 +26,8 @@ absl::Status RunOnSimulatedGpus(
   std::vector<std::unique_ptr<SimulatedDevice>> gpus;
   for (int rank = 0; rank < ranks; ++rank) {
     gpus.push_back(OpenSimulatedDevice(
-        rank, {.seed = seed_of(rank), .fabric = fabric, .drops_wait = settings.drops_wait}));
+        rank, {.seed = seed_of(rank), .fabric = fabric, .drops_wait = settings.drops_wait},
+        settings.numerics));
   }
   ThreadWorld world(ranks);
   return world.Run([&](Communicator& host) -> absl::Status {

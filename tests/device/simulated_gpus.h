@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "comm/communicator.h"
 #include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 
@@ -15,6 +16,7 @@ struct SimulationSettings {
   // work runs as late as possible.
   uint64_t seed = 0;
   std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
+  DeviceNumerics numerics = DeviceNumerics::kExact;
 };
 
 // Runs `main` on `ranks` threads with a GPU each, whose memory host code cannot touch. `devices` is

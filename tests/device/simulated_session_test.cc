@@ -47,6 +47,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int64_t kSavedStep = 2;
 constexpr int64_t kLastStep = 3;
@@ -84,10 +85,12 @@ class SimulatedSessionTest : public ::testing::Test {
   }
 
   // The config of the run `name`, which saves in its folder after kSavedStep and kLastStep steps.
-  TrainConfig Config(const std::string& name, const std::string& topology, bool on_gpus) const {
+  TrainConfig Config(const std::string& name, const std::string& topology, bool on_gpus,
+                     bool exact = false) const {
     TrainConfig config = OrFail(testing::MakeConfig({.model = kModel,
                                                      .tokens = root_ / "tokens.bin",
                                                      .topology = topology,
+                                                     .exact_shards = exact ? 2 : 0,
                                                      .micro_batch_size = 1,
                                                      .global_batch_size = 4,
                                                      .seq_length = 8,
@@ -144,6 +147,16 @@ class SimulatedSessionTest : public ::testing::Test {
           std::bit_cast<double>(static_cast<uint64_t>(std::strtoull(bits.c_str(), nullptr, 16)));
     }
     return losses;
+  }
+
+  std::vector<std::string> LedgerOf(const std::string& name) const {
+    std::vector<std::string> ledger;
+    std::ifstream file(root_ / name / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const nlohmann::json record = nlohmann::json::parse(line);
+      if (record["kind"] == "step") ledger.push_back(record["ledger"].get<std::string>());
+    }
+    return ledger;
   }
 
   Digests DigestsOf(const std::string& name, int64_t step) const {
@@ -285,17 +298,49 @@ TEST_F(SimulatedSessionTest, MoreRanksThanGpusAreRefused) {
                         "of its own"));
 }
 
-TEST_F(SimulatedSessionTest, ExactNumericsNeedOneTypeOfGpu) {
+// GPUs of two types train together, and continue where processors have begun, and the reverse: one
+// chain of the ledger, and one state.
+TEST_F(SimulatedSessionTest, ExactNumericsAreThoseOfProcessorsOnGpusOfAnyType) {
   SimulatedDevices devices(
-      {.count = 2, .type = [](int index) { return absl::StrCat("type ", index); }});
-  TrainConfig config = Config("run", "dp2", true);
-  ASSERT_OK_AND_ASSIGN(const std::string notes, Run(config, devices, Train));
+      {.count = 2, .seed = 3, .type = [](int index) { return absl::StrCat("type ", index); }});
+  ASSERT_OK_AND_ASSIGN(std::string notes, Run(Config("fast", "dp2", true), devices, Train));
   EXPECT_THAT(notes, HasSubstr("not all ranks compute the same bits: rank 1 differs from rank 0: "
                                "instruction set type 0, there type 1"));
-  config = Config("exact", "dp2", true);
-  config.mutable_parallel()->set_numerics(Numerics::EXACT);
-  EXPECT_THAT(std::string(Run(config, devices, Train).status().message()),
-              HasSubstr("instruction set type 0, there type 1; EXACT needs GPUs of one type"));
+  ASSERT_OK(Run(Config("cpu", "single", false, /*exact=*/true), Train));
+  const std::vector<std::string> ledger = LedgerOf("cpu");
+  ASSERT_EQ(ledger.size(), kLastStep);
+  for (const std::string topology : {"dp2_zero2", "tp2", "pp2"}) {
+    ASSERT_OK_AND_ASSIGN(notes, Run(Config(topology, topology, true, true), devices, Train));
+    EXPECT_THAT(notes, Not(HasSubstr("compute the same bits")));
+    EXPECT_EQ(LedgerOf(topology), ledger) << topology;
+    EXPECT_EQ(DigestsOf(topology, kLastStep), DigestsOf("cpu", kLastStep)) << topology;
+  }
+  for (const bool to_gpus : {false, true}) {
+    const std::string name = absl::StrCat("resumed", to_gpus), from = to_gpus ? "cpu" : "tp2";
+    TrainConfig config = Config(name, to_gpus ? "dp2_zero2" : "single", to_gpus, true);
+    ASSERT_OK_AND_ASSIGN(notes, Run(After(from, kSavedStep, config), devices, Train));
+    EXPECT_THAT(notes, Not(HasSubstr("are computed otherwise")));
+    EXPECT_EQ(LedgerOf(name), std::vector<std::string>{ledger.back()});
+    EXPECT_EQ(DigestsOf(name, kLastStep), DigestsOf("cpu", kLastStep));
+  }
+}
+
+TEST_F(SimulatedSessionTest, AGpuThatDoesNotComputeByIeeeIsRefusedInExactNumerics) {
+  const auto error = [&](simt::Arithmetic arithmetic, bool exact) {
+    SimulatedDevices devices({.arithmetic = arithmetic});
+    const auto status = Run(Config("run", "single", true, exact), devices, [](Session&) {
+                          return absl::OkStatus();
+                        }).status();
+    EXPECT_TRUE(status.ok() || absl::IsFailedPrecondition(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error(simt::Arithmetic::kIeee, true), "");
+  EXPECT_EQ(error(simt::Arithmetic::kFlushesSubnormals, false), "");
+  EXPECT_THAT(error(simt::Arithmetic::kFlushesSubnormals, true),
+              HasSubstr("GPU 0 (simulated GPU) flushes subnormal numbers: one of its quotients of"));
+  EXPECT_THAT(error(simt::Arithmetic::kRoundsTowardZero, true),
+              HasSubstr("GPU 0 (simulated GPU): one of its quotients of"));
+  simt::SetSimulatedArithmetic(simt::Arithmetic::kIeee);
 }
 
 // A clock that is set two hours ahead does not end a run that may take one hour.

@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
+#include "compute/device/testing/simulated_devices.h"
+#include "compute/kernels/backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -22,6 +24,7 @@
 #include "tests/support/command.h"
 #include "tests/support/session_run.h"
 #include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/ledger.h"
 
@@ -32,18 +35,24 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Flips a bit of the element in the middle; bit 0 is the lowest of its mantissa.
-void FlipBitOf(const TensorView& values, int bit) {
-  auto* const element = static_cast<std::byte*>(values.data()) + values.bytes() / 8 * 4;
-  element[bit / 8] ^= std::byte{1} << bit % 8;
+// Flips a bit of the element in the middle, in the memory of a device or of the host; bit 0 is the
+// lowest of its mantissa.
+void FlipBitOf(Backend& backend, const TensorView& values, int bit) {
+  const int64_t middle = values.elements() / 2;
+  const TensorView element = values.Reshape({values.elements()}).Slice(0, middle, middle + 1);
+  uint32_t bits = 0;
+  backend.Download(element, &bits);
+  bits ^= uint32_t{1} << bit;
+  backend.Upload(&bits, element);
 }
 
 class AuditBisectTest : public AuditTest {
  protected:
-  using Fault = std::function<void(const AdamW::ParameterState&)>;
+  using Fault = std::function<void(Backend&, const AdamW::ParameterState&)>;
 
-  // A run in this process, whose memory changes after step 14.
-  void Train(int save_interval, const Fault& fault) const {
+  // A run in this process, whose memory changes after step 14: on the processors, or on a simulated
+  // GPU.
+  void Train(int save_interval, const Fault& fault, bool on_gpu = false) const {
     const Words words = Joined(Joined({"train", Config()}, kExact),
                                Saving("run", 24,
                                       {absl::StrCat("--save-interval=", save_interval),
@@ -52,12 +61,14 @@ class AuditBisectTest : public AuditTest {
     for (const std::string& word : words) arguments.push_back(word.c_str());
     ASSERT_OK_AND_ASSIGN(const auto line,
                          ParseCommandLine(static_cast<int>(arguments.size()), arguments.data()));
-    ASSERT_OK_AND_ASSIGN(const auto config, ResolveConfig(line.config));
-    const auto trained = testing::TrainOnProcessors(config, [&](Session& session) -> absl::Status {
+    ASSERT_OK_AND_ASSIGN(auto config, ResolveConfig(line.config));
+    if (on_gpu) config.mutable_training()->set_device(ComputeDevice::CUDA);
+    SimulatedDevices devices({.seed = 3});
+    const auto trained = testing::RunSessions(config, devices, [&](Session& session) -> absl::Status {
       TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
-      fault(session.trainer->chunks()[0].optimizer->State(3));
+      fault(session.device->backend(), session.trainer->chunks()[0].optimizer->State(3));
       TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
       return session.metrics->status();
     });
@@ -71,7 +82,7 @@ class AuditBisectTest : public AuditTest {
 };
 
 TEST_F(AuditBisectTest, WithoutAFaultAllStepsFollow) {
-  Train(/*save_interval=*/4, [](const auto&) {});
+  Train(/*save_interval=*/4, [](Backend&, const auto&) {});
   for (const int step : {4, 8, 16}) fs::remove_all(StepDir("run", step));
   const Result result = MustAudit({"--bisect", "--data-parallel-size=2", "--zero-stage=1"});
   EXPECT_THAT(result.out, HasSubstr("3 checkpoints are whole, and hold what the records say"));
@@ -82,7 +93,9 @@ TEST_F(AuditBisectTest, WithoutAFaultAllStepsFollow) {
 }
 
 TEST_F(AuditBisectTest, ABitOfAWeightInMemory) {
-  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.value, 21); });
+  Train(/*save_interval=*/4, [](Backend& backend, const auto& state) {
+    FlipBitOf(backend, state.value, 21);
+  });
   ExpectBetween12And16("the first line that differs is that of step 15: loss_bits is ");
   EXPECT_THAT(Audit({"--bisect"}).out, HasSubstr("2 replays executed "));
   // Replays that save nothing between are halved, too.
@@ -93,12 +106,36 @@ TEST_F(AuditBisectTest, ABitOfAWeightInMemory) {
 }
 
 TEST_F(AuditBisectTest, ABitOfAMomentInMemoryShowsOneStepLater) {
-  Train(/*save_interval=*/4, [](const auto& state) { FlipBitOf(state.exp_avg, 22); });
+  Train(/*save_interval=*/4, [](Backend& backend, const auto& state) {
+    FlipBitOf(backend, state.exp_avg, 22);
+  });
   ExpectBetween12And16("the first line that differs is that of step 16: ");
 }
 
+// Processors execute the steps of a GPU.
+TEST_F(AuditBisectTest, ARunOnAGpuIsProvenOnProcessors) {
+  Train(/*save_interval=*/8, [](Backend&, const auto&) {}, /*on_gpu=*/true);
+  EXPECT_THAT(ReadFile(RunDir("run") / "config.textproto"), HasSubstr("device: CUDA"));
+  ExpectProven({"--bisect", "--device=cpu"},
+               "all 24 steps from the beginning to step 24 follow, and so do ");
+  ExpectProven({"--steps=9-18", "--device=cpu", "--tensor-model-parallel-size=2"},
+               "proven: steps 9 to 18, executed again from the checkpoint of step 8");
+}
+
+TEST_F(AuditBisectTest, ABitInTheMemoryOfAGpu) {
+  Train(
+      /*save_interval=*/4,
+      [](Backend& backend, const auto& state) { FlipBitOf(backend, state.exp_avg, 22); },
+      /*on_gpu=*/true);
+  ExpectNotProven({"--bisect", "--device=cpu"},
+                  "between step 12, whose state follows, and step 16, whose state does not; the "
+                  "first line that differs is that of step 16: ");
+}
+
 TEST_F(AuditBisectTest, ARunThatSavesEveryStepNamesTheStep) {
-  Train(/*save_interval=*/1, [](const auto& state) { FlipBitOf(state.exp_avg, 12); });
+  Train(/*save_interval=*/1, [](Backend& backend, const auto& state) {
+    FlipBitOf(backend, state.exp_avg, 12);
+  });
   ExpectNotProven({"--bisect"},
                   "the state of step 15 does not follow from that of step 14; no line up to step "
                   "15 differs");

@@ -106,6 +106,19 @@ std::vector<std::string> Check(const std::vector<TrainConfig>& configs) {
   return found;
 }
 
+// GPUs and processors exchange no messages.
+TEST(SameRunTest, AGpuBesideProcessorsIsNamed) {
+  std::vector<TrainConfig> configs(2);
+  for (TrainConfig& config : configs) {
+    config.mutable_training()->set_device(ComputeDevice::CPU);
+    config.mutable_parallel()->set_numerics(Numerics::EXACT);
+  }
+  configs[1].mutable_training()->set_device(ComputeDevice::CUDA);
+  EXPECT_EQ(Check(configs),
+            (std::vector<std::string>{"", "this process was started with other settings than rank "
+                                          "0: training.device: CPU -> CUDA"}));
+}
+
 TEST(SameRunTest, OtherSettingsAreNamedWhereTheyAre) {
   std::vector<TrainConfig> configs(3);
   for (TrainConfig& config : configs) {

@@ -73,6 +73,9 @@ const Contradiction kContradictions[] = {
      "pipeline_model_parallel_size=1: must be at most 1048576 processes"},
     {{"--zero-stage=3"}, "zero_stage=3: expected 0, 1 or 2"},
     {{"--exact-tp-shards=2"}, "exact_tp_shards is set but numerics=fast"},
+    {{"--numerics=exact", "--device=cuda", "--bf16"},
+     "numerics=exact and bf16=true, but device=cuda: tensor cores do not add in the order of "
+     "processors (docs/exact.md), so that EXACT on GPUs needs bf16=false"},
     {{"--ddp-bucket-size=0"}, "ddp_bucket_size=0: must be at least 1"},
     {{"--distributed-timeout-minutes=0"}, "distributed_timeout_minutes=0: must be more than 0"},
     {{"--data-parallel-size=2", "--global-batch-size=3"},

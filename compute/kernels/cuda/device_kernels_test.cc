@@ -300,7 +300,8 @@ TEST(ExactProductsTest, HaveTheBitsOfProcessors) {
   const auto cpu = MakeCpuBackend(1, /*exact=*/true);
   testing::RandomTensors random(3);
   for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
-           {1, 1, 1}, {1, 65, 3}, {67, 5, 16}, {64, 64, 33}, {70, 130, 100}, {3, 2, 700}}) {
+           {1, 1, 1}, {1, 65, 3}, {67, 5, 16}, {64, 64, 33}, {70, 130, 100}, {3, 2, 700},
+           {16300, 70, 21}}) {
     const Tensor a[] = {random.Normal(DType::kF32, {m, k}), random.Normal(DType::kF32, {k, m})};
     const Tensor b[] = {random.Normal(DType::kF32, {k, n}), random.Normal(DType::kF32, {n, k})};
     const Tensor bias = random.Normal(DType::kF32, {n}), c = random.Normal(DType::kF32, {m, n});
@@ -313,6 +314,7 @@ TEST(ExactProductsTest, HaveTheBitsOfProcessors) {
       device->MatMul({left, right, actual, /*accumulate=*/i / 8 == 0, added});
       testing::ExpectBitwiseEqual(actual, expected);
     }
+    if (m > 1000) continue;  // large tiles alone
     std::vector<MatMulOperands> products;
     for (int i = 0; i < 5; ++i) products.push_back({a[0], b[0]});
     const Tensor expected(DType::kF32, {m, n}), actual(DType::kF32, {m, n});

@@ -89,3 +89,13 @@ def kernels(contents):
     for kernel in found:
         kernel.name = names[kernel.name]
     return found
+
+
+def intermediate_code(contents):
+    """[(kernel, its text)] of the PTX in the bytes of an object file."""
+    found = []
+    for match in re.finditer(rb"\.version \d+\.\d+\s+\.target [^\0]*", contents):
+        for entry in match[0].decode().split(".entry ")[1:]:
+            found.append((re.match(r"\w+", entry)[0], entry))
+    names = short_names(sorted({name for name, _ in found}))
+    return [(names[name], text) for name, text in found]

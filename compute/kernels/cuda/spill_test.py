@@ -17,7 +17,7 @@ import machine_code
 # names, and the bytes of stack that it takes. None is hot: they read a few partial results, or add
 # the gradients of embeddings in EXACT numerics.
 ALLOWED_STACK = {
-    "CrossEntropyLossRows": 384,
+    "CrossEntropyLoss": 384,
     "AddRunsILi2E": 16,
     "AddListsILb1E": 264,
     "AddPositionsBackwardBodyILb1E": 264,
@@ -29,6 +29,12 @@ PROPERTIES = re.compile(
 )
 USED = re.compile(r"Used (\d+) registers(?:.* (\d+) bytes smem)?")
 ARCHITECTURES = {"sm_80", "sm_90a"}
+
+# Kernels that FAST numerics alone run, with functions by approximation.
+APPROXIMATING = re.compile(r"\b(Gelu|GeluGradient|SwiGlu|SwiGluGradient|Attention\w*|CrossEntropy\w*)\b")
+ARITHMETIC = re.compile(
+    r"\b(?:add|sub|mul|mad|fma|div|rcp|sqrt|rsqrt|ex2|lg2|tanh|sin|cos)(?:\.\w+)*\.f(?:32|64)\b"
+)
 
 
 def entries(report):
@@ -68,6 +74,30 @@ def excess(table, kernel, architecture, used):
         for what, limit in limits.items()
         if used.get(what, 0) > limit
     ]
+
+
+def inexact(text):
+    """The instructions that do not round once, to the nearest: approximations, those that flush, and
+    products and sums that ptxas may contract, as it does where they are not marked as rounded."""
+    return sorted(
+        {i for i in ARITHMETIC.findall(text) if not re.fullmatch(r"\w+\.rn\.f(32|64)", i)}
+    )
+
+
+class ExactTest(unittest.TestCase):
+    """What EXACT numerics run computes by IEEE 754."""
+
+    def test_every_instruction_rounds_once(self):
+        kernels = [k for path in OBJECTS for k in machine_code.intermediate_code(path.read_bytes())]
+        exact = [(name, text) for name, text in kernels if not APPROXIMATING.search(name)]
+        self.assertEqual([(name, inexact(text)) for name, text in exact if inexact(text)], [])
+        for part in ("ExactAttention", "ExactNorm", "ExactCrossEntropy", "ExactGelu",
+                     "MultiplyChains", "SumRowBlocks", "SumGroups", "UpdateParts", "ComputeExamples"):
+            self.assertTrue(any(part in name and ".rn.f" in text for name, text in exact), part)
+
+    def test_what_does_not_is_found(self):
+        text = "fma.rn.f32 %f1; add.f32 %f2; mul.rn.ftz.f32; ex2.approx.f32; add.s32; sqrt.rn.f64"
+        self.assertEqual(inexact(text), ["add.f32", "ex2.approx.f32", "mul.rn.ftz.f32"])
 
 
 class SpillTest(unittest.TestCase):

@@ -53,6 +53,7 @@ std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions
       {"curves", [training] { return OutcomeOf(training.Curves()); }},
       {"resume", [training] { return OutcomeOf(training.Resume()); }},
       {"same_bits", [training] { return OutcomeOf(training.SameBits()); }},
+      {"exact", [training] { return OutcomeOf(training.Exact()); }},
   };
 }
 

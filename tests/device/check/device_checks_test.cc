@@ -16,6 +16,8 @@
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "models/testing/profiling_backend.h"
 #include "tensor/tensor.h"
 #include "tests/device/check/check.h"
@@ -69,6 +71,8 @@ class DeviceChecksTest : public ::testing::Test {
         OpenSimulatedDevice(0, {.seed = 3, .fabric = MakeGuardedFabric()});
     const std::unique_ptr<Backend> right = std::move(device->backend);
     device->backend = std::make_unique<WrongBackend>(*right, what);
+    const std::unique_ptr<Backend> exact = device->make_exact_backend();
+    device->make_exact_backend = [&] { return std::make_unique<WrongBackend>(*exact, what); };
     std::map<std::string, CheckOutcome> outcomes;
     const TestFolder folder;
     for (const Check& check :
@@ -91,7 +95,8 @@ class DeviceChecksTest : public ::testing::Test {
 
 TEST_F(DeviceChecksTest, ARightDevicePasses) {
   ExpectAll(
-      Run(WrongBackend::kNothing, {"operations", "gradients", "curves", "resume", "same_bits"}),
+      Run(WrongBackend::kNothing,
+          {"operations", "gradients", "curves", "resume", "same_bits", "exact"}),
       CheckOutcome::kPassed);
 }
 
@@ -118,6 +123,19 @@ TEST_F(DeviceChecksTest, AWrongUpdateIsFound) {
 
 TEST_F(DeviceChecksTest, ResultsThatChangeFromRunToRunAreFound) {
   ExpectAll(Run(WrongBackend::kRandomNorm, {"same_bits"}), CheckOutcome::kFailed);
+}
+
+// As small as a rounding.
+TEST_F(DeviceChecksTest, OtherBitsThanThoseOfProcessorsAreFound) {
+  ExpectAll(Run(WrongBackend::kRandomNorm, {"exact"}), CheckOutcome::kFailed);
+  ExpectAll(Run(WrongBackend::kAdamW, {"exact"}), CheckOutcome::kFailed);
+}
+
+TEST_F(DeviceChecksTest, TheCommittedDigestsAreThoseOfProcessors) {
+  const std::unique_ptr<Backend> cpu = MakeCpuBackend(1, /*exact=*/true);
+  const FixedResults results = ComputeFixedResults(*cpu, /*bf16=*/false);
+  EXPECT_EQ(results, kExactResults)
+      << std::hex << results.products_hash << " " << results.loops_hash;
 }
 
 TEST_F(DeviceChecksTest, ModelsForGpusCanBeBuilt) {

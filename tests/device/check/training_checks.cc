@@ -20,6 +20,7 @@
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/tensor.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
@@ -60,6 +61,17 @@ struct Run {
   std::vector<double> losses, grad_norms;  // by step, from the first that this run has taken
   int64_t first_step = 0;
   std::vector<std::vector<float>> moments;  // of each weight, after the last step
+
+  bool operator==(const Run&) const = default;
+};
+
+// A device of a run, and the backend with which it computes; null for the CPU.
+struct Place {
+  Place(TrainingDevice* on) : device(on), backend(on == nullptr ? nullptr : on->backend.get()) {}
+  Place(TrainingDevice& on, Backend& by) : device(&on), backend(&by) {}
+
+  TrainingDevice* device;
+  Backend* backend;
 };
 
 std::vector<std::vector<float>> Moments(const Trainer& trainer, Backend& backend) {
@@ -77,12 +89,12 @@ std::vector<std::vector<float>> Moments(const Trainer& trainer, Backend& backend
 
 // Trains to the config's last step, from its checkpoint if there is one; saves after step
 // `saved_step`.
-absl::Status TrainRank(const TrainConfig& config, int64_t saved_step, TrainingDevice* device,
+absl::Status TrainRank(const TrainConfig& config, int64_t saved_step, const Place& place,
                        Communicator& world, Run* run) {
   const std::unique_ptr<Backend> cpu = MakeCpuBackend(1);
   RankDevice rank_device;
-  if (device != nullptr) {
-    rank_device = {.backend = device->backend.get(), .compute = device->compute.get()};
+  if (place.device != nullptr) {
+    rank_device = {.backend = place.backend, .compute = place.device->compute.get()};
   }
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
                            TrainingRank::Create(config, kSeed, world, nullptr, rank_device));
@@ -104,18 +116,18 @@ absl::Status TrainRank(const TrainConfig& config, int64_t saved_step, TrainingDe
   // A run that has only loaded saves what it has loaded.
   if (run->losses.empty() && saved_step > 0) TESSERA_RETURN_IF_ERROR(rank->Save());
   TESSERA_RETURN_IF_ERROR(rank->FinishSaves().status());
-  run->moments = Moments(rank->trainer(), device != nullptr ? *device->backend : *cpu);
-  return device != nullptr ? device->backend->Synchronize() : absl::OkStatus();
+  run->moments = Moments(rank->trainer(), place.backend != nullptr ? *place.backend : *cpu);
+  return place.backend != nullptr ? place.backend->Synchronize() : absl::OkStatus();
 }
 
-// On the CPU where `device` is null.
-absl::StatusOr<Run> Train(const TrainConfig& config, TrainingDevice* device,
-                          int64_t saved_step = 0) {
+absl::StatusOr<Run> Train(const TrainConfig& config, const Place& place, int64_t saved_step = 0) {
   Run run;
   ThreadWorld world(1);
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
-    if (device != nullptr) TESSERA_RETURN_IF_ERROR(device->context->runtime().Select());
-    return TrainRank(config, saved_step, device, rank, &run);
+    if (place.device != nullptr) {
+      TESSERA_RETURN_IF_ERROR(place.device->context->runtime().Select());
+    }
+    return TrainRank(config, saved_step, place, rank, &run);
   }));
   return run;
 }
@@ -293,6 +305,33 @@ absl::StatusOr<std::string> TrainingChecks::SameBits() const {
   }
   return absl::StrCat(steps, " steps of GPT-2 and Llama-3, fp32 and bf16: losses, norms and ",
                       "moments are equal");
+}
+
+absl::StatusOr<std::string> TrainingChecks::Exact() const {
+  const std::unique_ptr<Backend> backend = device.make_exact_backend();
+  const FixedResults results = ComputeFixedResults(*backend, /*bf16=*/false);
+  TESSERA_RETURN_IF_ERROR(backend->Synchronize());
+  if (results != kExactResults) {
+    return absl::InternalError(absl::StrFormat(
+        "the fixed examples have the digests %016x and %016x, on processors %016x and %016x",
+        results.products_hash, results.loops_hash, kExactResults.products_hash,
+        kExactResults.loops_hash));
+  }
+  const int64_t steps = sizes.exact_steps;
+  for (const auto& [name, model] : Models(sizes)) {
+    TESSERA_ASSIGN_OR_RETURN(TrainConfig config,
+                             Config(sizes, folder, model, /*bf16=*/false, steps));
+    config.mutable_parallel()->set_numerics(Numerics::EXACT);
+    config.mutable_parallel()->set_exact_tp_shards(2);
+    TESSERA_ASSIGN_OR_RETURN(const Run cpu, Train(config, nullptr));
+    TESSERA_ASSIGN_OR_RETURN(const Run gpu, Train(config, Place(device, *backend)));
+    if (cpu.losses.empty() || gpu != cpu) {
+      return absl::InternalError(absl::StrCat(name, ": ", steps, " steps do not have the bits of ",
+                                              "processors"));
+    }
+  }
+  return absl::StrCat("fixed examples, and ", steps, " steps of GPT-2 and Llama-3 in fp32: losses, ",
+                      "norms and moments have the bits of processors");
 }
 
 }  // namespace tessera::testing

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/device/training_device.h"
+#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera::testing {
 
@@ -21,6 +22,7 @@ struct TrainingSizes {
   int64_t batch = 0;  // sequences of a step, in two micro-batches
   int64_t curve_steps = 0;
   int64_t same_bits_steps = 0;
+  int64_t exact_steps = 10;
   int threads = 1;  // of the CPU
 };
 
@@ -28,6 +30,9 @@ struct TrainingSizes {
 TrainingSizes SmallTraining();
 // Returns sizes for a GPU: models of three to four million weights, 100 steps; fewer with `quick`.
 TrainingSizes FullTraining(bool quick);
+
+// The results of fixed examples in EXACT numerics in fp32, as processors have computed them.
+inline constexpr FixedResults kExactResults = {.products_hash = 0, .loops_hash = 0};
 
 // Checks whether configs of these sizes can be made, for tests of FullTraining().
 absl::Status CheckSizes(const TrainingSizes& sizes, const std::string& folder);
@@ -47,6 +52,9 @@ struct TrainingChecks {
   absl::StatusOr<std::string> Resume() const;
   // Compares losses, norms and moments of two runs from the same start, with dropout, bit for bit.
   absl::StatusOr<std::string> SameBits() const;
+  // Compares the fixed examples with kExactResults, and executes the first steps of a run of the CPU
+  // in EXACT numerics again, in fp32: losses, norms and moments, bit for bit.
+  absl::StatusOr<std::string> Exact() const;
 };
 
 }  // namespace tessera::testing
