@@ -152,6 +152,8 @@ constexpr Format kFormats[] = {
          [](const SourcePlace& place, const OpenForeignOptions& options) {
            return ReadPaddlePlace(*place.storage, options);
          },
+     .plan = PlanPaddle,
+     .holds = Holds::kStep,
      .has_unread_values = true},
     // Before torch, whose files it consists of.
     {.name = kInternEvo,

@@ -7,7 +7,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
@@ -82,6 +84,29 @@ absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescriptio
   return absl::InvalidArgumentError(
       absl::StrCat("only ", found, " of ", model.parameters.size(), " parameters have ", state,
                    ", or in several dtypes: --weights-only leaves optimizer state out"));
+}
+
+// A trainer that skips steps counts its updates apart.
+double UpdatesOf(const Manifest& manifest) {
+  const auto updates = manifest.trainer().extra().find("optimizer_updates");
+  int64_t count = 0;
+  const bool is_known =
+      updates != manifest.trainer().extra().end() && absl::SimpleAtoi(updates->second, &count);
+  return static_cast<double>(is_known ? count : manifest.trainer().step());
+}
+
+absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,
+                                                 const ModelDescription& model,
+                                                 const PlanOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights, FindWeights(manifest, model));
+  TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options.dtype));
+  std::vector<SavedKind> kinds = {{kForeignWeight, dtype}};
+  if (options.weights_only) return kinds;
+  for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq, kForeignMaster}) {
+    TESSERA_ASSIGN_OR_RETURN(const DType state, StateDType(manifest, model, kind.state));
+    if (state != DType::kUnspecified) kinds.push_back({kind, state});
+  }
+  return kinds;
 }
 
 namespace {

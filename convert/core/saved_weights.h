@@ -7,7 +7,9 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
+#include "convert/core/output_file.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
@@ -35,6 +37,22 @@ absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType
 // has it. InvalidArgument if only some have it, or in several dtypes.
 absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
                                  const std::string& state);
+
+// Returns how often the optimizer has updated the weights.
+double UpdatesOf(const Manifest& manifest);
+
+// A kind of tensor that all parameters have, and its dtype.
+struct SavedKind {
+  ForeignKind kind;
+  DType dtype = DType::kUnspecified;
+};
+
+// Returns what a format that has AdamW's state writes of each parameter: the weight first, in the
+// wanted dtype, then, unless only weights are wanted, the moments and the master weight that exist.
+// Errors: those of FindWeights(), WeightDType() and StateDType().
+absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,
+                                                 const ModelDescription& model,
+                                                 const PlanOptions& options);
 
 // Returns the checkpoint with the name "<parameter>.<state>" (transformer.wte.weight.exp_avg) for
 // each tensor of optimizer state that the manifest's mapping assigns to a parameter, whatever its

@@ -1,5 +1,6 @@
 #include "convert/pickle/numpy_array.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -71,6 +72,33 @@ std::vector<int64_t> StridesOf(const Shape& shape, bool is_fortran) {
 }
 
 }  // namespace
+
+void BeginNumpyArray(DType dtype, const Shape& shape, Writer& writer) {
+  writer.Global("numpy.core.multiarray", "_reconstruct");
+  writer.BeginTuple();
+  writer.Global("numpy", "ndarray");
+  writer.IntTuple({0});
+  writer.Bytes("b");
+  writer.EndTuple();
+  writer.Call();
+  writer.BeginTuple();  // the state
+  writer.Int(1);
+  writer.IntTuple(shape);
+  writer.Global("numpy", "dtype");
+  writer.BeginTuple();
+  writer.Text(std::ranges::find(kDTypes, dtype, &NamedDType::dtype)->name);
+  writer.Bool(false);
+  writer.Bool(true);
+  writer.EndTuple();
+  writer.Call();
+  writer.Bool(false);  // in the order of C
+  writer.BeginBytes(static_cast<uint64_t>(ElementCount(shape)) * ElementSize(dtype));
+}
+
+void EndNumpyArray(Writer& writer) {
+  writer.EndTuple();
+  writer.SetState();
+}
 
 std::optional<std::vector<int64_t>> Integers(const Value& value) {
   if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/pickle/value.h"
+#include "convert/pickle/write.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -32,6 +33,11 @@ bool IsNumpyArray(const Value& value);
 // and for arrays whose bytes are stored as text, as Python 3 does with protocol 2. Precondition:
 // IsNumpyArray(value).
 absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value);
+
+// Writes an array as numpy 1 does, which numpy 2 reads, too, less its elements, which the caller
+// puts between the two calls (Writer::BeginBytes()). Precondition: a dtype that numpy has.
+void BeginNumpyArray(DType dtype, const Shape& shape, Writer& writer);
+void EndNumpyArray(Writer& writer);
 
 // Returns the integers of a tuple or a list; nullopt if it holds anything else.
 std::optional<std::vector<int64_t>> Integers(const Value& value);

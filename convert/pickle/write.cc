@@ -48,6 +48,32 @@ void Writer::Bytes(std::string_view bytes) {
   Call();
 }
 
+void Writer::BeginBytes(uint64_t size_bytes) {
+  bytes_ += '\x8e';  // BINBYTES8
+  AppendLittleEndian(size_bytes, bytes_);
+}
+
+void Writer::Memoize(uint32_t number) {
+  bytes_ += 'r';  // LONG_BINPUT
+  AppendLittleEndian(number, bytes_);
+}
+
+void Writer::Recall(uint32_t number) {
+  bytes_ += 'j';  // LONG_BINGET
+  AppendLittleEndian(number, bytes_);
+}
+
+void Writer::BeginObject(std::string_view module, std::string_view name) {
+  Global(module, name);
+  NewObject();
+  BeginDict();
+}
+
+void Writer::EndObject() {
+  EndDict();
+  SetState();
+}
+
 void Writer::Global(std::string_view module, std::string_view name) {
   bytes_.append("c").append(module).append("\n").append(name).append("\n");
 }

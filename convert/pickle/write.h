@@ -9,9 +9,9 @@
 
 namespace tessera::ckpt::pickle {
 
-// Writes a pickle of protocol 2, which every version of Python 3 and of torch reads. Each call
-// appends one object; a container gets the objects between its Begin and End calls. The caller must
-// nest the calls correctly, which is not checked.
+// Writes a pickle of protocol 2, which every version of Python 3 and of torch reads, unless calls
+// say otherwise. Each call appends one object; a container gets the objects between its Begin and
+// End calls. The caller must nest the calls correctly, which is not checked.
 //
 //   Writer writer;
 //   writer.BeginDict();
@@ -29,6 +29,10 @@ class Writer {
   void Float(double value);
   void Text(std::string_view utf8);
   void Bytes(std::string_view bytes);
+  // Appends bytes as protocol 4 does, less their contents, which the caller puts here: by Raw(), or
+  // in a file after what Take() returns.
+  void BeginBytes(uint64_t size_bytes);
+  void Raw(std::string_view contents) { bytes_ += contents; }
   void Global(std::string_view module, std::string_view name);
 
   // Begins a dict; append keys and values in turn.
@@ -45,9 +49,19 @@ class Writer {
   // Replaces a global by an object of that class. A state, and then SetState(), may follow.
   void NewObject() { bytes_ += ")\x81"; }
   void SetState() { bytes_ += 'b'; }
+  // Begins an object of a class; append names and values of its fields in turn.
+  void BeginObject(std::string_view module, std::string_view name);
+  void EndObject();
   // Replaces an object, a persistent id, by the object that the loading program has under it.
   void PersistentId() { bytes_ += 'Q'; }
 
+  // Gives the last object a number, under which Recall() appends it again.
+  void Memoize(uint32_t number);
+  void Recall(uint32_t number);
+
+  // Returns what was written since the last call, for pickles with contents from elsewhere.
+  std::string Take() { return std::exchange(bytes_, {}); }
+  void End() { bytes_ += '.'; }  // of a pickle whose last part Take() returns
   std::string Finish() && { return std::move(bytes_ += '.'); }
 
  private:

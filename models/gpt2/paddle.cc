@@ -11,6 +11,9 @@
 namespace tessera::gpt2 {
 namespace {
 
+// All norms have this one, whatever layer_norm_eps says.
+constexpr double kNormEpsilon = 1e-5;
+
 bool Describes(const JsonFields& fields) {
   return fields.Text("model_type", "").value_or("") == "gpt";
 }
@@ -30,9 +33,27 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
                   {"intermediate_size", &ModelConfig::set_ffn_hidden_size, 3072},
                   {"max_position_embeddings", &ModelConfig::set_max_position_embeddings, 512}},
                  config));
-  // All norms have this one, whatever layer_norm_eps says.
-  config.set_norm_epsilon(1e-5);
+  config.set_norm_epsilon(kNormEpsilon);
   return absl::OkStatus();
+}
+
+void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+  json["model_type"] = "gpt";
+  json["architectures"] = {"GPTForCausalLM"};
+  json["vocab_size"] = config.vocab_size();
+  json["num_hidden_layers"] = config.num_layers();
+  json["hidden_size"] = config.hidden_size();
+  json["num_attention_heads"] = config.num_attention_heads();
+  json["intermediate_size"] = config.ffn_hidden_size();
+  json["max_position_embeddings"] = config.max_position_embeddings();
+  json["fuse_attention_qkv"] = false;
+}
+
+absl::Status Check(const ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(CheckHasBiases(config));
+  if (config.norm_epsilon() == kNormEpsilon) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("its norm_epsilon is ", config.norm_epsilon(), ", not ", kNormEpsilon));
 }
 
 // Columns of a fused logical tensor, and where they are in the parameter.
@@ -138,7 +159,8 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 constinit const ForeignFormat kPaddleFormat = {.framework = kPaddle,
                                                .describes = Describes,
                                                .read_config = ReadConfig,
-                                               .check = CheckHasBiases,
+                                               .write_config = WriteConfig,
+                                               .check = Check,
                                                .parameters = Parameters};
 
 }  // namespace tessera::gpt2

@@ -44,6 +44,29 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
+void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+  json["model_type"] = "llama";
+  json["architectures"] = {"LlamaForCausalLM"};
+  json["vocab_size"] = config.vocab_size();
+  json["num_hidden_layers"] = config.num_layers();
+  json["hidden_size"] = config.hidden_size();
+  json["num_attention_heads"] = config.num_attention_heads();
+  json["num_key_value_heads"] = config.num_query_groups();
+  json["intermediate_size"] = config.ffn_hidden_size();
+  json["max_position_embeddings"] = config.max_position_embeddings();
+  json["rms_norm_eps"] = config.norm_epsilon();
+  json["rope_theta"] = config.rotary_base();
+  json["tie_word_embeddings"] = false;
+}
+
+absl::Status Check(const ModelConfig& config) {
+  if (config.use_rope_scaling()) {
+    return absl::InvalidArgumentError("its rotary frequencies are scaled (use_rope_scaling)");
+  }
+  if (config.untie_embeddings_and_output_weights()) return absl::OkStatus();
+  return absl::InvalidArgumentError("its head is tied to the embeddings");
+}
+
 // Names of a layer's parameters are the same here and there.
 std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t layer) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
@@ -97,6 +120,8 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 constinit const ForeignFormat kPaddleFormat = {.framework = kPaddle,
                                                .describes = Describes,
                                                .read_config = ReadConfig,
+                                               .write_config = WriteConfig,
+                                               .check = Check,
                                                .parameters = Parameters};
 
 }  // namespace tessera::llama3

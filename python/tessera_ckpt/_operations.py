@@ -116,7 +116,7 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
       source: a checkpoint of any format, or a folder of them, whose newest is meant.
       destination: a folder (of gguf: a file) that does not exist yet; with to="tessera", a folder
         of checkpoints.
-      to: "hf", "torch", "dcp", "llmc", "megatron", "gguf" or "tessera".
+      to: "hf", "torch", "dcp", "llmc", "megatron", "paddle", "gguf" or "tessera".
       topology: with to="tessera", for which the files are cut: "dp2_tp2", for example.
       dtype: of the weights, in other formats; as saved by default.
       weights_only: leaves the state of the optimizer out, in other formats.

@@ -56,6 +56,9 @@ std::ostream& operator<<(std::ostream& out, const Layout& layout) { return out <
 #define PADDLE(name, bf16)                                                                        \
   "paddle_" #name, "interop/paddle/testdata/" #name, "interop/paddle/testdata/state.safetensors", \
       3, 0, bf16, ""
+#define PADDLE_DEGREE(degree, name, bf16)            \
+  "paddle_" #name, "interop/paddle/testdata/" #name, \
+      "interop/paddle/testdata/degree" #degree ".safetensors", 3, 0, bf16, ""
 #define PADDLE_GPT(name, bf16)                                                                     \
   "paddle_" #name, "interop/paddle/testdata/" #name, "interop/paddle/testdata/gpt.safetensors", 3, \
       0, bf16, ""
@@ -143,6 +146,22 @@ constexpr Layout kLayouts[] = {
     {PADDLE(mp2_pp2_sharding2_v2, false), {2, 2, 1, 2}},
     {PADDLE(mp2_pp2_sharding2_v2_master, true), {2, 2, 1, 2}},
     {PADDLE(sharding2_stage3, true), {1, 1, 1, 2}},
+    {PADDLE(sharding3_stage2, false), {1, 1, 1, 3}},
+    {PADDLE(sharding4_stage2, false), {1, 1, 1, 4}},
+    {PADDLE(auto_llama_1, false)},
+    {PADDLE(auto_llama_4, false)},
+    {PADDLE(sharded_llama_3, true)},
+    {PADDLE_DEGREE(3, mp3, false), {3, 1, 1, 1}},
+    {PADDLE_DEGREE(3, pp3, true), {1, 3, 1, 1}},
+    {PADDLE_DEGREE(3, sharding3_v1_meta, false), {1, 1, 1, 3}},
+    {PADDLE_DEGREE(3, sharding3_v2, true), {1, 1, 1, 3}},
+    {PADDLE_DEGREE(3, mp3_pp3_sharding2_v2_meta, false), {3, 3, 1, 2}},
+    {PADDLE_DEGREE(4, mp4, false), {4, 1, 1, 1}},
+    {PADDLE_DEGREE(4, pp4, true), {1, 4, 1, 1}},
+    {PADDLE_DEGREE(4, sharding4_v1_meta, false), {1, 1, 1, 4}},
+    {PADDLE_DEGREE(4, sharding4_v2, true), {1, 1, 1, 4}},
+    {PADDLE_DEGREE(4, mp4_pp4_sharding2_v2_meta, false), {4, 4, 1, 2}},
+    {PADDLE_GPT(auto_gpt_2, false)},
     {PADDLE_GPT(gpt_dp, false), {1, 1, 1, 1}},
     {PADDLE_GPT(gpt_mp2_pp2, false), {2, 2, 1, 1}},
     {PADDLE_GPT(gpt_fused_mp2_pp2, true), {2, 2, 1, 1}},
@@ -263,7 +282,7 @@ TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, WrittenTest,
-                         ::testing::Values("llmc", "torch", "dcp", "megatron"),
+                         ::testing::Values("llmc", "torch", "dcp", "megatron", "paddle"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

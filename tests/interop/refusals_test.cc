@@ -247,7 +247,8 @@ std::vector<Refusal> MegatronRefusals() {
 
 std::vector<Refusal> PaddleRefusals() {
   const std::string folder = "paddle/testdata/", grid = folder + "mp2_pp2_sharding2_v2_meta",
-                    v2 = folder + "sharding2_v2_meta", v1 = folder + "sharding2_v1_meta";
+                    v2 = folder + "sharding2_v2_meta", v1 = folder + "sharding2_v1_meta",
+                    autos = folder + "auto_llama_4", shards = folder + "sharded_llama_3";
   return {
       {"MissingFiles",
        grid,
@@ -296,6 +297,35 @@ std::vector<Refusal> PaddleRefusals() {
        Write("trainer_state.json", R"({"global_step": 4})"),
        {"step 4, scheduler.pdparams says 3"}},
       {"MissingConfig", v1, Remove({"config.json"}), {"no config.json, which describes the model"}},
+      {"ShardsWithoutMetadata",
+       autos,
+       Remove({"dist_ckpt/0.metadata"}),
+       {"dist_ckpt: there are files of shards, but no 0.metadata"}},
+      {"MissingShards", autos, Remove({"dist_ckpt/2_0.distcp"}), {"dist_ckpt/2_0.distcp"}},
+      {"ShardsOfAnotherRank",
+       autos,
+       CopyFrom(autos + "/dist_ckpt/0_0.distcp", "dist_ckpt/1_0.distcp"),
+       {"dist_ckpt/1_0.distcp: no tensor ", ", which dist_ckpt/0.metadata says is there"}},
+      {"ShardsOfAnotherShape",
+       autos,
+       CopyFrom(folder + "auto_llama_1/dist_ckpt/0.metadata", "dist_ckpt/0.metadata"),
+       {"dist_ckpt/0_0.distcp: model.", "F32 [8,4], dist_ckpt/0.metadata says F32 [8,8]"}},
+      {"ShardsBeyondTheParameter",
+       autos,
+       EditJson("config.json", [](nlohmann::json& json) { json["vocab_size"] = 16; }),
+       {"embed_tokens.weight"}},
+      {"UnknownDType",
+       shards,
+       Replace("0.metadata", "bfloat16", "float164"),
+       {"0.metadata: llama.", "the dtype float164"}},
+      {"FilesOutsideTheFolder",
+       shards,
+       Replace("0.metadata", "1_0.distcp", "../.distcp"),
+       {"0.metadata", "is no name of a file"}},
+      {"MetadataOfAnotherProgram",
+       shards,
+       Write("0.metadata", "\x80\x02}."),
+       {"0.metadata: not written by Paddle"}},
   };
 }
 

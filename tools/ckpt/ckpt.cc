@@ -162,12 +162,13 @@ Writes the checkpoint at PATH, of any topology or another framework's, in anothe
                                megatron: a folder that Megatron-Core loads (torch_dist)
                                torch: one file for torch.load(), checkpoint.pt
                                dcp: a folder of torch.distributed.checkpoint
+                               paddle: a folder of Paddle's auto parallel (dist.load_state_dict())
                                gguf: one file for llama.cpp and Ollama, not quantised
                                tessera: FOLDER/step-N, for one rank or for --topology
   --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera);
                                vectors are f32 in gguf
   --weights-only               leaves optimizer state out (hf and gguf never have it)
-  --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp)
+  --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp, paddle)
   --tokenizer=PATH             the model's, as for prepare_data: writes the files by which
                                transformers finds it (hf), or puts it into the file (gguf)
   --ckpt-step=N                of the checkpoint in the folder PATH, or, where PATH is a single one,

@@ -258,18 +258,6 @@ using pickle::Writer;
 
 constexpr char kMetadataModule[] = "torch.distributed.checkpoint.metadata";
 
-// Begins an object of a dataclass. Write its fields next, and then call EndObject().
-void BeginObject(const char* module, const char* name, Writer& writer) {
-  writer.Global(module, name);
-  writer.NewObject();
-  writer.BeginDict();
-}
-
-void EndObject(Writer& writer) {
-  writer.EndDict();
-  writer.SetState();
-}
-
 void WriteSize(const std::vector<int64_t>& values, Writer& writer) {
   writer.Global("torch", "Size");
   writer.BeginTuple();
@@ -299,16 +287,16 @@ void WriteProperties(DType dtype, Writer& writer) {
 }
 
 void WriteChunkMetadata(const Box& box, Writer& writer) {
-  BeginObject(kMetadataModule, "ChunkStorageMetadata", writer);
+  writer.BeginObject(kMetadataModule, "ChunkStorageMetadata");
   writer.Text("offsets");
   WriteSize(box.global_offset, writer);
   writer.Text("sizes");
   WriteSize(box.shape, writer);
-  EndObject(writer);
+  writer.EndObject();
 }
 
 void WriteTensorMetadata(const DcpTensor& tensor, Writer& writer) {
-  BeginObject(kMetadataModule, "TensorStorageMetadata", writer);
+  writer.BeginObject(kMetadataModule, "TensorStorageMetadata");
   writer.Text("properties");
   WriteProperties(tensor.dtype, writer);
   writer.Text("size");
@@ -317,13 +305,13 @@ void WriteTensorMetadata(const DcpTensor& tensor, Writer& writer) {
   writer.BeginList();
   for (const DcpChunk& chunk : tensor.chunks) WriteChunkMetadata(chunk.box, writer);
   writer.EndList();
-  EndObject(writer);
+  writer.EndObject();
 }
 
 // Writes the key of a chunk of a tensor or, with null, of an object.
 void WriteIndex(const std::string& name, const std::vector<int64_t>* offset, int64_t index,
                 Writer& writer) {
-  BeginObject(kMetadataModule, "MetadataIndex", writer);
+  writer.BeginObject(kMetadataModule, "MetadataIndex");
   writer.Text("fqn");
   writer.Text(name);
   writer.Text("offset");
@@ -338,18 +326,18 @@ void WriteIndex(const std::string& name, const std::vector<int64_t>* offset, int
   } else {
     writer.None();
   }
-  EndObject(writer);
+  writer.EndObject();
 }
 
 void WriteStorageInfo(const DcpBlob& blob, Writer& writer) {
-  BeginObject("torch.distributed.checkpoint.filesystem", "_StorageInfo", writer);
+  writer.BeginObject("torch.distributed.checkpoint.filesystem", "_StorageInfo");
   writer.Text("relative_path");
   writer.Text(blob.file);
   writer.Text("offset");
   writer.Int(static_cast<int64_t>(blob.part.offset));
   writer.Text("length");
   writer.Int(static_cast<int64_t>(blob.part.length));
-  EndObject(writer);
+  writer.EndObject();
 }
 
 // Writes the path of a name in the state dict. torch makes a list of what has indices.
@@ -371,7 +359,7 @@ void WritePath(const std::string& name, const Path& path, Writer& writer) {
 
 std::string DcpMetadataPickle(const DcpMetadata& metadata) {
   Writer writer;
-  BeginObject(kMetadataModule, "Metadata", writer);
+  writer.BeginObject(kMetadataModule, "Metadata");
   writer.Text("state_dict_metadata");
   writer.BeginDict();
   for (const DcpTensor& tensor : metadata.tensors) {
@@ -406,7 +394,7 @@ std::string DcpMetadataPickle(const DcpMetadata& metadata) {
   writer.EndDict();
   writer.Text("storage_meta");
   writer.None();
-  EndObject(writer);
+  writer.EndObject();
   return std::move(writer).Finish();
 }
 

@@ -12,6 +12,7 @@
 #include "checkpoint/include/manifest.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/saved_values.h"
+#include "convert/core/saved_weights.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/torch/write.h"

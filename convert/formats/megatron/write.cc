@@ -65,12 +65,12 @@ std::vector<ForeignParameter> Stacked(std::vector<ForeignParameter> parameters) 
   return parameters;
 }
 
-// What is to be written of each parameter, and how its name begins.
-struct Written {
-  ForeignKind kind;
-  DType dtype;
-  std::string prefix;
-};
+// Returns how the names of tensors of this kind begin.
+std::string PrefixOf(const ForeignKind& kind) {
+  if (kind.state.empty()) return "";
+  const bool is_master = kind.role == TensorRole::kMasterWeight;
+  return absl::StrCat("optimizer.state.", is_master ? "param" : kind.state, ".");
+}
 
 // Plans a torch_dist folder. ChooseStates() decides which states are written and as which dtype;
 // Files() then lays out their chunks.
@@ -89,27 +89,18 @@ class MegatronPlan {
   }
 
   absl::Status ChooseStates() {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
-                             FindWeights(manifest_, model_));
-    TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options_.dtype));
-    written_.push_back({kForeignWeight, dtype, ""});
-    if (options_.weights_only) return absl::OkStatus();
-    for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq, kForeignMaster}) {
-      TESSERA_ASSIGN_OR_RETURN(const DType state, StateDType(manifest_, model_, kind.state));
-      if (state == DType::kUnspecified) continue;
-      const bool is_master = kind.role == TensorRole::kMasterWeight;
-      has_master_ |= is_master;
-      written_.push_back(
-          {kind, state, absl::StrCat("optimizer.state.", is_master ? "param" : kind.state, ".")});
+    TESSERA_ASSIGN_OR_RETURN(kinds_, FindKinds(manifest_, model_, options_));
+    for (const SavedKind& saved : kinds_) {
+      has_master_ |= saved.kind.role == TensorRole::kMasterWeight;
     }
     return absl::OkStatus();
   }
 
   std::vector<OutputFile> Files(const std::vector<ForeignParameter>& parameters) && {
     DcpMetadata metadata;
-    for (const Written& written : written_) {
+    for (const SavedKind& saved : kinds_) {
       for (const ForeignParameter& parameter : parameters) {
-        metadata.tensors.push_back(AddTensor(written, parameter));
+        metadata.tensors.push_back(AddTensor(saved, parameter));
       }
     }
     std::vector<OutputFile> files = std::move(data_).Finish();
@@ -122,22 +113,22 @@ class MegatronPlan {
 
  private:
   // Describes a tensor whose chunks are the blocks; padding belongs to the last chunk before it.
-  DcpTensor AddTensor(const Written& written, const ForeignParameter& parameter) {
-    DcpTensor tensor = {
-        .name = written.prefix + parameter.name, .dtype = written.dtype, .shape = parameter.shape};
+  DcpTensor AddTensor(const SavedKind& saved, const ForeignParameter& parameter) {
+    DcpTensor tensor = {.name = PrefixOf(saved.kind) + parameter.name,
+                        .dtype = saved.dtype,
+                        .shape = parameter.shape};
     for (const ForeignBlock& block : parameter.blocks) {
       Box box = ForeignBox(parameter, block);
       if (parameter.padded) box.shape[0] = parameter.shape[0];
-      const std::string name = written.kind.state.empty()
-                                   ? block.name
-                                   : absl::StrCat(block.name, ".", written.kind.state);
+      const std::string name =
+          saved.kind.state.empty() ? block.name : absl::StrCat(block.name, ".", saved.kind.state);
       OutputTensor output = {.name = name,
                              .source_name = name,
-                             .role = written.kind.role,
-                             .dtype = written.dtype,
+                             .role = saved.kind.role,
+                             .dtype = saved.dtype,
                              .shape = parameters_.at(block.name)->shape,
                              .elements = ElementCount(box.shape)};
-      output.pieces = [block, box, dtype = written.dtype](int64_t begin, int64_t end) {
+      output.pieces = [block, box, dtype = saved.dtype](int64_t begin, int64_t end) {
         return BlockPieces(block, box, begin, end, dtype);
       };
       DcpBlob blob = data_.Add(box.shape, std::move(output));
@@ -220,7 +211,7 @@ class MegatronPlan {
     writer.SetState();
     WriteEntry("checkpoint_version", 3.0, writer);
     WriteEntry("iteration", manifest_.trainer().step(), writer);
-    if (written_.size() > 1) WriteOptimizer(writer);
+    if (kinds_.size() > 1) WriteOptimizer(writer);
     WriteEntry("content_metadata",
                {{"distrib_optim_sharding_type", "fully_reshardable"},
                 {"chained_optim_avoid_prefix", true}},
@@ -234,7 +225,7 @@ class MegatronPlan {
   const nlohmann::ordered_json arguments_;
   const PlanOptions& options_;
   std::map<std::string, const LogicalParameter*> parameters_;
-  std::vector<Written> written_;
+  std::vector<SavedKind> kinds_;
   bool has_master_ = false;
   DcpDataFiles data_;
 };

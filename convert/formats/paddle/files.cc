@@ -260,10 +260,10 @@ struct Suffix {
   std::string_view text;
   PaddleState state;
 };
-constexpr Suffix kSuffixes[] = {{"_moment1", PaddleState::kMoment1},
-                                {"_moment2", PaddleState::kMoment2},
-                                {"_beta1_pow_acc", PaddleState::kBeta1Power},
-                                {"_beta2_pow_acc", PaddleState::kBeta2Power}};
+constexpr Suffix kSuffixes[] = {{"moment1", PaddleState::kMoment1},
+                                {"moment2", PaddleState::kMoment2},
+                                {"beta1_pow_acc", PaddleState::kBeta1Power},
+                                {"beta2_pow_acc", PaddleState::kBeta2Power}};
 
 // Removes "_0" or another number from the end.
 bool RemoveNumber(std::string_view& text) {
@@ -290,7 +290,7 @@ bool RemoveSlice(std::string_view& text) {
 std::string_view PaddleStateName(PaddleState state) {
   if (state == PaddleState::kMasterWeight) return "master_weights";
   for (const Suffix& suffix : kSuffixes) {
-    if (suffix.state == state) return suffix.text.substr(1);
+    if (suffix.state == state) return suffix.text;
   }
   return "";
 }
@@ -300,7 +300,8 @@ std::optional<PaddleStateKey> ParsePaddleStateKey(std::string_view key) {
   parsed.sliced = RemoveSlice(key);
   if (!RemoveNumber(key)) return std::nullopt;
   for (const Suffix& suffix : kSuffixes) {
-    if (!RemoveEnd(key, suffix.text)) continue;
+    // A name of a parameter ends with a point (sharded_state_dict()).
+    if (!RemoveEnd(key, suffix.text) || !(RemoveEnd(key, "_") || RemoveEnd(key, "."))) continue;
     // States of master weights are named after those.
     std::string_view owner = key;
     if (RemoveNumber(owner) && RemoveEnd(owner, kMaster)) key = owner;

@@ -16,6 +16,7 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
 #include "convert/core/reading.h"
+#include "convert/formats/paddle/distributed_files.h"
 #include "convert/formats/paddle/files.h"
 #include "convert/formats/paddle/paddle.h"
 #include "convert/formats/paddle/state_file.h"
@@ -82,16 +83,11 @@ class PaddleReader {
   absl::StatusOr<ForeignCheckpoint> Read() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(""));
     has_.insert(names.begin(), names.end());
-    TESSERA_ASSIGN_OR_RETURN(files_, At(storage_, "", FindPaddleRankFiles(names)));
-    TESSERA_RETURN_IF_ERROR(ReadMeta());
-    TESSERA_RETURN_IF_ERROR(ReadFiles(files_.models, models_));
-    TESSERA_RETURN_IF_ERROR(ReadFiles(files_.optimizers, optimizers_));
+    TESSERA_ASSIGN_OR_RETURN(metadata_file_, FindPaddleMetadata(storage_));
+    TESSERA_RETURN_IF_ERROR(metadata_file_.empty() ? ReadRankFiles() : ReadShardFiles());
     TESSERA_RETURN_IF_ERROR(ReadConfig());
     ForeignTensorSet set(model_->description());
-    TESSERA_RETURN_IF_ERROR(AddWeights(set));
-    TESSERA_RETURN_IF_ERROR(CollectStates());
-    TESSERA_RETURN_IF_ERROR(CheckSlices());
-    for (const auto& [key, stored] : states_) TESSERA_RETURN_IF_ERROR(AddState(key, stored, set));
+    TESSERA_RETURN_IF_ERROR(metadata_file_.empty() ? AddRanks(set) : AddShards(set));
     ForeignCheckpoint checkpoint = {.format = kPaddle};
     TESSERA_RETURN_IF_ERROR(Describe(set, checkpoint));
     checkpoint.tensors = std::move(set).Finish();
@@ -104,6 +100,93 @@ class PaddleReader {
   // Tensor-parallel and pipeline rank, the parameter's index, and the state.
   using StateKey = std::tuple<int64_t, int64_t, size_t, PaddleState>;
   using Ranks = std::pair<int64_t, int64_t>;
+
+  absl::Status ReadRankFiles() {
+    const std::vector<std::string> names(has_.begin(), has_.end());
+    TESSERA_ASSIGN_OR_RETURN(files_, At(storage_, "", FindPaddleRankFiles(names)));
+    TESSERA_RETURN_IF_ERROR(ReadMeta());
+    TESSERA_RETURN_IF_ERROR(ReadFiles(files_.models, models_));
+    return ReadFiles(files_.optimizers, optimizers_);
+  }
+
+  // Reads the files that the metadata of auto parallel names.
+  absl::Status ReadShardFiles() {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
+                             storage_.Open(metadata_file_));
+    TESSERA_ASSIGN_OR_RETURN(shards_, At(storage_, metadata_file_, ReadPaddleMetadata(*open)));
+    std::set<std::string> names;
+    const std::string folder = metadata_file_.substr(0, metadata_file_.rfind('/') + 1);
+    for (PaddleShard& shard : shards_) {
+      shard.file = folder + shard.file;
+      names.insert(shard.file);
+    }
+    for (const std::string& name : names) files_.models.push_back({.name = name});
+    return ReadFiles(files_.models, models_);
+  }
+
+  absl::Status AddRanks(ForeignTensorSet& set) {
+    TESSERA_RETURN_IF_ERROR(AddWeights(set));
+    TESSERA_RETURN_IF_ERROR(CollectStates());
+    TESSERA_RETURN_IF_ERROR(CheckSlices());
+    for (const auto& [key, stored] : states_) TESSERA_RETURN_IF_ERROR(AddState(key, stored, set));
+    return absl::OkStatus();
+  }
+
+  // Adds each shard's array. The names of the model's tensors, by which states are called, may be
+  // in files of other ranks.
+  absl::Status AddShards(ForeignTensorSet& set) {
+    std::map<std::pair<std::string, std::string>, const PaddleArray*> arrays;  // by file, key
+    std::map<std::string, const PaddleRankFile*> files;
+    for (const OpenedFile& opened : models_) {
+      files[opened.file->name] = opened.file;
+      for (const PaddleArray& array : opened.contents.arrays) {
+        arrays[{opened.file->name, array.key}] = &array;
+        const PaddleShardKey key = ParsePaddleShardKey(array.key);
+        if (key.state) continue;
+        const std::optional<size_t> parameter = FindParameter(key.name);
+        if (parameter) AddName(*opened.file, array.tensor_name, *parameter);
+      }
+    }
+    for (const PaddleShard& shard : shards_) {
+      const auto array = arrays.find({shard.file, shard.key});
+      if (array == arrays.end()) {
+        return Damaged(
+            storage_, shard.file,
+            absl::StrCat("no tensor ", shard.key, ", which ", metadata_file_, " says is there"));
+      }
+      TESSERA_RETURN_IF_ERROR(AddShard(*files[shard.file], shard, *array->second, set));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddShard(const PaddleRankFile& file, const PaddleShard& shard,
+                        const PaddleArray& array, ForeignTensorSet& set) {
+    if (array.shape != shard.box.shape || array.dtype != shard.dtype) {
+      return Damaged(storage_, file.name,
+                     absl::StrCat(shard.key, ": ", ProtoName(array.dtype), " ",
+                                  ShapeToString(array.shape), ", ", metadata_file_, " says ",
+                                  ProtoName(shard.dtype), " ", ShapeToString(shard.box.shape)));
+    }
+    const PaddleShardKey key = ParsePaddleShardKey(shard.key);
+    std::optional<size_t> parameter = FindParameter(key.name);
+    if (!parameter && key.state) {
+      TESSERA_ASSIGN_OR_RETURN(parameter, ParameterOf(file, key.name));
+    }
+    if (!parameter) {
+      left_out_.insert(shard.key);
+      return absl::OkStatus();
+    }
+    const std::optional<ForeignKind> kind = key.state ? KindOf(*key.state) : kForeignWeight;
+    if (!kind) return CheckPower(file, array, *key.state);
+    if (key.state) tensor_names_.emplace(*parameter, key.name);
+    if (array.parts.size() != 1) {
+      return absl::UnimplementedError(absl::StrCat(storage_.Describe(file.name), ": ", shard.key,
+                                                   ": a shard in several arrays"));
+    }
+    const pickle::NumpyArray& elements = array.parts[0];
+    return set.AddBox(ParameterAt(*parameter), {}, *kind, shard.box,
+                      {file.name, elements.offset_bytes, array.dtype}, elements.strides);
+  }
 
   static Ranks RanksOf(const PaddleRankFile& file) { return {file.tensor, file.pipeline}; }
 
@@ -463,21 +546,15 @@ class PaddleReader {
     Manifest& manifest = checkpoint.description;
     manifest.mutable_producer()->set_program("PaddleNLP");
     *manifest.mutable_model() = model_->description().config;
-    SetTopology({.data = files_.degrees.sharding,
-                 .tensor = files_.degrees.tensor,
-                 .pipeline = files_.degrees.pipeline,
-                 .virtual_pipeline = VirtualPipeline(),
-                 .zero_stage = files_.degrees.sharding == 1 ? 0u
-                               : is_sliced_                 ? 3
-                                                            : 1},
-                manifest);
+    // Auto parallel places each tensor on its own.
+    if (metadata_file_.empty()) SetRanks(manifest);
     TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step, ReadStep());
     if (step) {
       SetProgress(*step, std::nullopt, manifest);
     } else {
       checkpoint.notes.emplace_back("No file tells the step.");
     }
-    if (states_.empty()) {
+    if (!set.has_states()) {
       checkpoint.notes.emplace_back("There is no optimizer state.");
       return absl::OkStatus();
     }
@@ -486,6 +563,17 @@ class PaddleReader {
     if (step) AddBetas(*step, optimizer);
     AddTensorNames(optimizer);
     return absl::OkStatus();
+  }
+
+  void SetRanks(Manifest& manifest) const {
+    SetTopology({.data = files_.degrees.sharding,
+                 .tensor = files_.degrees.tensor,
+                 .pipeline = files_.degrees.pipeline,
+                 .virtual_pipeline = VirtualPipeline(),
+                 .zero_stage = files_.degrees.sharding == 1 ? 0u
+                               : is_sliced_                 ? 3
+                                                            : 1},
+                manifest);
   }
 
   int64_t VirtualPipeline() const {
@@ -544,6 +632,8 @@ class PaddleReader {
   std::set<std::string> has_;  // names of files
   PaddleRankFiles files_;
   PaddleModelMeta meta_;
+  std::string metadata_file_;  // of auto parallel; empty: there are files of ranks
+  std::vector<PaddleShard> shards_;
   std::vector<OpenedFile> models_, optimizers_;
   uint64_t file_bytes_ = 0;
   int64_t tensor_count_ = 0;
@@ -564,7 +654,9 @@ class PaddleReader {
 
 absl::StatusOr<bool> IsPaddle(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  return std::ranges::any_of(names, IsPaddleStateName);
+  if (std::ranges::any_of(names, IsPaddleStateName)) return true;
+  const absl::StatusOr<std::string> metadata = FindPaddleMetadata(storage);
+  return metadata.ok() ? !metadata->empty() : absl::IsDataLoss(metadata.status());
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadPaddle(

@@ -175,19 +175,6 @@ SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manif
   return settings;
 }
 
-}  // namespace
-
-// A trainer that skips steps counts its updates apart.
-double UpdatesOf(const Manifest& manifest) {
-  const auto updates = manifest.trainer().extra().find("optimizer_updates");
-  int64_t count = 0;
-  const bool is_known =
-      updates != manifest.trainer().extra().end() && absl::SimpleAtoi(updates->second, &count);
-  return static_cast<double>(is_known ? count : manifest.trainer().step());
-}
-
-namespace {
-
 SavedValue TensorLeaf(const TorchOutputTensor& tensor) {
   return {SavedValue::Tensor{tensor.logical->name()}};
 }

@@ -48,9 +48,6 @@ uint64_t StoredBytes(const TorchOutputTensor& tensor);
 // Returns a contiguous tensor at that place of a file.
 OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes);
 
-// Returns how often the optimizer has updated the weights.
-double UpdatesOf(const Manifest& manifest);
-
 // A state dict to write.
 struct TorchStateDict {
   TorchOutputTensors tensors;

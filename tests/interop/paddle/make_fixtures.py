@@ -2,12 +2,20 @@
 
 Needs paddlepaddle 2.6.2 and paddlenlp 2.8.0 (CPU):
     python make_fixtures.py testdata
+    python make_fixtures.py testdata 3
+    python make_fixtures.py testdata 4
 
 PaddleNLP trains a small Llama, and a small GPT, for five steps on the CPU. The state after three of
 them is written as single-process training saves it, and, cut as its trainer cuts it, by
 paddle.save() in every hybrid-parallel layout; the losses of steps 4 and 5 are those to be
 reproduced. PaddleNLP's own GPT with a fused matrix of queries, keys and values, which is filled
-here from a GPT without, must have the same logits.
+here from a GPT without, must have the same logits. With a degree, the model is another one, which
+as many tensor, pipeline or sharding ranks divide.
+
+What is real here: the state, the folders of a single process (`dp`, `gpt_dp`, `degree3`, `degree4`)
+and every pickle. What is imitated: which rank has what, and under which name, in all the others,
+since ranks of PaddleNLP's hybrid parallelism need a GPU each. make_distributed_fixtures.py makes
+what processes of Paddle write on CPUs.
 """
 
 import aiohttp  # noqa: F401  (libraries that bring their own zlib before paddle does)
@@ -25,7 +33,10 @@ from paddlenlp.transformers import (
     GPTConfig, GPTForCausalLM, LlamaConfig, LlamaForCausalLM)
 from safetensors.numpy import save_file
 
-LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB, POSITIONS = 4, 8, 16, 4, 2, 32, 16
+DEGREE = int(sys.argv[2]) if len(sys.argv) > 2 else None
+LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB, POSITIONS = {
+    None: (4, 8, 16, 4, 2, 32, 16), 3: (3, 12, 12, 6, 3, 36, 16), 4: (4, 16, 16, 8, 4, 32, 16),
+}[DEGREE]
 HEAD = HIDDEN // HEADS
 SAVED_STEP, LAST_STEP, SEQUENCE = 3, 5, 12
 # Numbers of the token file that the test writes: its period is the sequence's length.
@@ -515,7 +526,7 @@ def save_losses(name, losses):
         json.dump({"tokens": TOKENS, "losses": losses[SAVED_STEP:]}, f)
 
 
-def save_oracle(state):
+def save_oracle(state, file="state.safetensors"):
     """The consolidated state, with logical names and shapes."""
     tensors = {}
     for name in state.names:
@@ -525,11 +536,28 @@ def save_oracle(state):
             array = arrays[name]
             is_linear = array.ndim == 2 and "embed" not in name
             tensors[logical + end] = np.ascontiguousarray(array.T if is_linear else array)
-    save_file(tensors, os.path.join(out, "state.safetensors"))
+    save_file(tensors, os.path.join(out, file))
+
+
+def write_degree():
+    """Layouts of three or four ranks on an axis."""
+    name = f"degree{DEGREE}"
+    if not os.path.exists(os.path.join(out, name)):
+        save_losses(f"{name}_losses.json", train(make_model(), name))
+    state = read_single(name, LlamaConfig)
+    save_oracle(state, f"{name}.safetensors")
+    write_layout(state, f"mp{DEGREE}", tps=DEGREE)
+    write_layout(state, f"pp{DEGREE}", pps=DEGREE, keys="pipeline", bf16=True)
+    write_layout(state, f"sharding{DEGREE}_v1_meta", shards=DEGREE, sharding="v1", meta=True)
+    write_layout(state, f"sharding{DEGREE}_v2", shards=DEGREE, sharding="v2", bf16=True)
+    write_layout(state, f"mp{DEGREE}_pp{DEGREE}_sharding2_v2_meta", tps=DEGREE, pps=DEGREE,
+                 shards=2, sharding="v2", meta=True)
 
 
 def main():
     os.makedirs(out, exist_ok=True)
+    if DEGREE:
+        return write_degree()
     # Another CPU may train to other bits: a state that is there already is that of all layouts.
     if not os.path.exists(os.path.join(out, "dp")):
         save_losses("losses.json", train(make_model(), "dp"))
