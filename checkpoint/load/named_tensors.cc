@@ -8,6 +8,10 @@ namespace tessera::ckpt {
 
 NamedTensors::NamedTensors(const Manifest& manifest) : manifest_(manifest) {
   for (const LogicalTensor& tensor : manifest.tensors()) tensors_[tensor.name()] = &tensor;
+  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const auto master = parameter.states().find("master");
+    if (master != parameter.states().end()) masters_[parameter.parameter()] = &master->second;
+  }
 }
 
 const LogicalTensor* NamedTensors::Find(std::string_view name) const {
@@ -21,9 +25,17 @@ Manifest NamedTensors::ManifestOf(std::span<const std::string> names) const {
   part.set_format_minor(manifest_.format_minor());
   std::map<uint32_t, uint32_t> files;  // from indices in the whole manifest
   std::set<const LogicalTensor*> added;
+  std::set<std::string_view> from_masters;
   for (const std::string& name : names) {
-    for (const LogicalTensor* tensor = Find(name); tensor != nullptr && added.insert(tensor).second;
-         tensor = Find(tensor->alias_of())) {
+    const auto master = Find(name) == nullptr ? masters_.find(name) : masters_.end();
+    if (master != masters_.end() && from_masters.insert(name).second) {
+      OptimizerParameter& parameter = *part.mutable_optimizer()->add_parameters();
+      parameter.set_parameter(name);
+      (*parameter.mutable_states())["master"] = *master->second;
+    }
+    const std::string& saved = master == masters_.end() ? name : *master->second;
+    for (const LogicalTensor* tensor = Find(saved);
+         tensor != nullptr && added.insert(tensor).second; tensor = Find(tensor->alias_of())) {
       LogicalTensor& copy = *part.add_tensors();
       copy = *tensor;
       for (uint32_t& file : *copy.mutable_shards()->mutable_file_index()) {

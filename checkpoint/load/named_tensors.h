@@ -21,12 +21,13 @@ class NamedTensors {
   const LogicalTensor* Find(std::string_view name) const;
 
   // Returns a manifest that has those of the tensors that exist, the tensors of which they are
-  // aliases, and the files that hold them.
+  // aliases, and the files that hold them; for a weight that was not saved, its master weight.
   Manifest ManifestOf(std::span<const std::string> names) const;
 
  private:
   const Manifest& manifest_;
   absl::flat_hash_map<std::string_view, const LogicalTensor*> tensors_;
+  absl::flat_hash_map<std::string_view, const std::string*> masters_;  // their names, by parameter
 };
 
 }  // namespace tessera::ckpt

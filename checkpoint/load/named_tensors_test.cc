@@ -67,5 +67,21 @@ TEST(NamedTensorsTest, APartIsAValidManifest) {
   EXPECT_EQ(named.ManifestOf({}).tensors_size(), 0);
 }
 
+TEST(NamedTensorsTest, AWeightThatWasNotSavedIsItsMasterWeight) {
+  Manifest whole = TenTensors();
+  const auto name_master = [&](const char* parameter, const char* master) {
+    OptimizerParameter& entry = *whole.mutable_optimizer()->add_parameters();
+    entry.set_parameter(parameter);
+    (*entry.mutable_states())["master"] = master;
+  };
+  name_master("t3", "t1");
+  name_master("w", "t2");
+  const Manifest part = NamedTensors(whole).ManifestOf(std::vector<std::string>{"w", "t3", "w"});
+  EXPECT_THAT(NamesOf(part), ElementsAre("t2 model-1", "t3 model-1"));
+  ASSERT_EQ(part.optimizer().parameters_size(), 1);
+  EXPECT_EQ(part.optimizer().parameters(0).parameter(), "w");
+  EXPECT_EQ(part.optimizer().parameters(0).states().at("master"), "t2");
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

@@ -375,6 +375,14 @@ TEST_F(ReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
       }
     }
   }
+  for (const std::string format : {"hf", "paddle"}) {
+    ASSERT_EQ(Run({"convert", copy, In(format), "--to=" + format, "--dtype=bf16"}), ckpt::kExitOk)
+        << err_;
+  }
+  ASSERT_OK_AND_ASSIGN(const auto written, Load(In("paddle"), "single", /*bf16=*/true));
+  for (const auto& [name, tensor] : expected) {
+    EXPECT_TRUE(written.state.at(name) == tensor) << name;
+  }
 }
 
 // The settings with which PaddleNLP itself took the next two steps.

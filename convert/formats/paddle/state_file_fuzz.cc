@@ -1,9 +1,11 @@
-// A fuzz target: any bytes are a state dict whose arrays lie inside the file, or an error.
+// A fuzz target: any bytes are a state dict whose arrays lie inside the file, or an error, and the
+// metadata of shards that have files and as many offsets as extents, or an error.
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "convert/formats/paddle/distributed_files.h"
 #include "convert/formats/paddle/files.h"
 #include "convert/formats/paddle/state_file.h"
 #include "convert/testing/fuzz_check.h"
@@ -29,6 +31,12 @@ void CheckArray(const ckpt::convert::PaddleArray& array, size_t file_bytes) {
 
 void FuzzOneInput(const std::string& input) {
   const ckpt::convert::StringFile file(input);
+  const auto shards = ckpt::convert::ReadPaddleMetadata(file);
+  for (size_t i = 0; shards.ok() && i < shards->size(); ++i) {
+    const ckpt::convert::PaddleShard& shard = (*shards)[i];
+    Check(!shard.file.empty() && shard.box.shape.size() == shard.box.global_offset.size());
+    ckpt::convert::ParsePaddleShardKey(shard.key);
+  }
   const auto state = ckpt::convert::ReadPaddleStateFile(file);
   if (!state.ok()) return;
   for (const auto& array : state->arrays) CheckArray(array, input.size());
