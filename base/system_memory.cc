@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <new>
+#include <string>
 #include <system_error>
 #include <utility>
 

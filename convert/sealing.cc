@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <span>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 

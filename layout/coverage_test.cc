@@ -7,6 +7,7 @@
 #include <ctime>
 #include <map>
 #include <random>
+#include <utility>
 
 #include "base/testing.h"
 #include "layout/box.h"

@@ -2,6 +2,7 @@
 
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/gradient_check.h"

@@ -1,6 +1,7 @@
 #include "models/model_config.h"
 
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"

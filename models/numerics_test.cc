@@ -1,6 +1,7 @@
 // The CPU backend's models against the fp64 reference; equalities that hold bit for bit.
 
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>

@@ -1,5 +1,8 @@
 #include "models/registry.h"
 
+#include <cstdint>
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 #include "models/gpt2/architecture.h"

@@ -5,6 +5,7 @@
 #include <openssl/pem.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 #include <vector>

@@ -12,6 +12,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"

@@ -1,6 +1,12 @@
 // Memory of a device that the program's callbacks copy.
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/mutex.h"
 #include "checkpoint/c/handles.h"

@@ -1,7 +1,13 @@
 // Folders of checkpoints, checkpoints, and saves in the background.
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"

@@ -1,5 +1,14 @@
 // A group of ranks that communicate by the program's callbacks.
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
 

@@ -4,6 +4,7 @@
 // The objects behind the handles of tessera_checkpoint.h, and the parts of its functions: none of
 // them throws, each checks its arguments, and errors become a code and a message.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

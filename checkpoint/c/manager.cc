@@ -1,6 +1,10 @@
 // The checkpoints of a job.
 
+#include <cstdint>
 #include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/time/time.h"

@@ -1,8 +1,13 @@
 // State: tensors, and the boxes of them in the program's memory.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <map>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "checkpoint/c/handles.h"

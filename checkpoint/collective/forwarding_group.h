@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_COLLECTIVE_FORWARDING_GROUP_H_
 #define TESSERA_CHECKPOINT_COLLECTIVE_FORWARDING_GROUP_H_
 
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>

@@ -3,6 +3,8 @@
 
 #include "checkpoint/include/process_group.h"
 
+#include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>

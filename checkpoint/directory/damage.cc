@@ -1,5 +1,10 @@
 #include "checkpoint/include/damage.h"
 
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
 // The payload is text, since absl::Status prints it: a line "4096 8192 model.safetensors" for each
 // part. An agreement puts the rank in front; where errors are agreed upon twice, it does so twice.
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/directory/removal.h"
 

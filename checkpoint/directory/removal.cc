@@ -1,6 +1,7 @@
 #include "checkpoint/directory/removal.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <random>
 #include <set>

@@ -1,5 +1,6 @@
 #include "checkpoint/elements/device_copies.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "base/no_memory.h"

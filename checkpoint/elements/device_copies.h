@@ -2,6 +2,7 @@
 #define TESSERA_CHECKPOINT_ELEMENTS_DEVICE_COPIES_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/crc32c.h"
 #include "layout/elements/strided.h"

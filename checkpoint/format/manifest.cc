@@ -1,6 +1,7 @@
 #include "checkpoint/include/manifest.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <vector>
 

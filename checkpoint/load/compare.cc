@@ -1,5 +1,6 @@
 #include "checkpoint/load/compare.h"
 
+#include <cstddef>
 #include <optional>
 #include <string_view>
 #include <utility>

@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_LOAD_COMPARE_H_
 #define TESSERA_CHECKPOINT_LOAD_COMPARE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>

@@ -1,6 +1,7 @@
 #include "checkpoint/load/load.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <span>

@@ -1,5 +1,6 @@
 #include "checkpoint/load/named_tensors.h"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,8 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <optional>
 #include <tuple>
 #include <utility>

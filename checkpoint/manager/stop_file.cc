@@ -6,6 +6,10 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 

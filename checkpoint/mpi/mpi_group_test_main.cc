@@ -2,6 +2,7 @@
 //   mpi_group_test_main conformance FOLDER
 //   mpi_group_test_main missing
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
@@ -9,6 +10,7 @@
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -1,8 +1,10 @@
 #include "checkpoint/plan/box_index.h"
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace tessera::ckpt {
 namespace {

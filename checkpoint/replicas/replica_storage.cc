@@ -1,7 +1,9 @@
 #include "checkpoint/replicas/replica_storage.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
+#include <optional>
 #include <span>
 #include <utility>
 

@@ -1,6 +1,7 @@
 #include "checkpoint/reshard/rewrite.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <utility>

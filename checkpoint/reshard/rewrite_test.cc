@@ -3,6 +3,7 @@
 
 #include "checkpoint/reshard/rewrite.h"
 
+#include <cstddef>
 #include <random>
 #include <string>
 #include <vector>

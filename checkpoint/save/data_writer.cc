@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <utility>
 

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstddef>
 #include <random>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

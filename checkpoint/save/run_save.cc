@@ -1,5 +1,6 @@
 #include "checkpoint/save/run_save.h"
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/strings/numbers.h"

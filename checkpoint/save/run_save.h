@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_SAVE_RUN_SAVE_H_
 #define TESSERA_CHECKPOINT_SAVE_RUN_SAVE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

@@ -4,9 +4,11 @@
 #include "checkpoint/include/async_saver.h"
 
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <latch>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>

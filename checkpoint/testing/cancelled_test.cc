@@ -2,6 +2,7 @@
 // file is left of a save, and the next call works.
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <random>

@@ -4,6 +4,8 @@
 #include "checkpoint/include/device_memory.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>

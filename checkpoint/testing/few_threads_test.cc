@@ -1,5 +1,6 @@
 // A system that permits few more threads, or none: everything works with the available ones.
 
+#include <cstdint>
 #include <random>
 #include <string>
 #include <vector>

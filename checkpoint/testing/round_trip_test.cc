@@ -1,6 +1,7 @@
 // Random tensors, shardings, replicas and memory layouts, saved by some ranks and loaded by others,
 // compared with whole tensors.
 
+#include <cstdint>
 #include <memory>
 #include <random>
 #include <string>

@@ -1,6 +1,7 @@
 // Checkpoints in an object store: saved by some ranks and loaded by others, through failures that
 // pass.
 
+#include <cstdint>
 #include <memory>
 #include <random>
 #include <regex>

@@ -4,6 +4,7 @@
 // The oracle for saves and loads: logical tensors held whole in memory, and split into shards one
 // element at a time.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>

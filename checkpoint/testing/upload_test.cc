@@ -1,6 +1,7 @@
 // Saves through a TieredStorage and restarts that find staged files: whole, damaged and old ones.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <numeric>
 #include <string>

@@ -2,6 +2,8 @@
 // that is digested in place, one that changes later; on any rank, and without false alarms.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <span>
 #include <tuple>
 #include <vector>
 

@@ -31,8 +31,8 @@ struct TrainingDevice {
   std::unique_ptr<DeviceContext> context;
   std::unique_ptr<Stream> compute;
   std::unique_ptr<DeviceTensors> tensors;
-  std::unique_ptr<HostCopies> copies;      // on `compute`
-  std::unique_ptr<Backend> backend;        // on `compute`
+  std::unique_ptr<HostCopies> copies;  // on `compute`
+  std::unique_ptr<Backend> backend;    // on `compute`
   // Returns another backend on `compute`, which computes the bits of processors in EXACT numerics
   // (DeviceNumerics::kExact).
   std::function<std::unique_ptr<Backend>()> make_exact_backend;

@@ -1,5 +1,7 @@
 #include "compute/parallel/micro_batches.h"
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <span>

@@ -2,6 +2,7 @@
 #define TESSERA_CONVERT_CORE_FOREIGN_STORAGE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>

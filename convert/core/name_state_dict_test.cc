@@ -4,8 +4,10 @@
 #include "convert/core/name_state_dict.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/testing.h"

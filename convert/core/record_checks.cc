@@ -1,6 +1,9 @@
 #include "convert/core/record_checks.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <span>
 #include <utility>
 
 #include "absl/strings/escaping.h"

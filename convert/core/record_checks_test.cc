@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <random>
 #include <span>
+#include <utility>
 
 #include "base/testing.h"
 #include "base/threads.h"

@@ -1,6 +1,7 @@
 #include "convert/core/saved_weights.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <utility>

@@ -1,5 +1,6 @@
 #include "convert/core/seal.h"
 
+#include <tuple>
 #include <utility>
 
 #include "base/byte_order.h"

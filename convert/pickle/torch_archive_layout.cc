@@ -1,6 +1,10 @@
 #include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "convert/pickle/torch_archive.h"

@@ -1,6 +1,7 @@
 #include "convert/pickle/zip.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <type_traits>

@@ -1,5 +1,7 @@
 #include "layout/elements/copy_elements.h"
 
+#include <type_traits>
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif

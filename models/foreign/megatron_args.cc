@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

@@ -1,3 +1,5 @@
+#include <string_view>
+
 #include "base/status_macros.h"
 #include "models/config/config_checks.h"
 #include "models/gpt2/foreign.h"

@@ -1,6 +1,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "models/foreign/megatron_args.h"

@@ -1,6 +1,7 @@
 #include "models/layers/decoder.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "base/status_macros.h"

@@ -4,6 +4,7 @@
 // Legend: B batch, T sequence, R = B*T rows, r of them on this rank (Pass), C channels,
 // V vocabulary.
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

@@ -1,6 +1,8 @@
 #ifndef TESSERA_MODELS_LAYERS_LINEAR_H_
 #define TESSERA_MODELS_LAYERS_LINEAR_H_
 
+#include <cstdint>
+
 #include "compute/kernels/backend.h"
 #include "models/layers/parameter.h"
 #include "models/layers/sums.h"

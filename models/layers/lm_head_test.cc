@@ -1,5 +1,7 @@
 #include "models/layers/lm_head.h"
 
+#include <algorithm>
+
 #include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"

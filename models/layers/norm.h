@@ -1,6 +1,7 @@
 #ifndef TESSERA_MODELS_LAYERS_NORM_H_
 #define TESSERA_MODELS_LAYERS_NORM_H_
 
+#include <cstdint>
 #include <span>
 
 #include "absl/status/status.h"

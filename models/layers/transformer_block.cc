@@ -1,6 +1,7 @@
 #include "models/layers/transformer_block.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "base/status_macros.h"
 #include "models/layers/sums.h"

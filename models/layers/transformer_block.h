@@ -5,8 +5,10 @@
 // regions, C channels; of one virtual shard: H query heads, K key/value heads, D head size, U
 // columns before the activation, F after it.
 
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

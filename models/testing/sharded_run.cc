@@ -1,6 +1,7 @@
 #include "models/testing/sharded_run.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "base/status_macros.h"

@@ -3,7 +3,9 @@
 //   bazel run //models/testing:step_profile -- gpt2-124m 4 64 float32 [threads [shards]]
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <thread>

@@ -1,6 +1,7 @@
 #include "models/testing/test_model.h"
 
 #include <utility>
+#include <vector>
 
 #include "compute/random/philox.h"
 #include "glog/logging.h"

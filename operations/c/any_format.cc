@@ -1,6 +1,8 @@
 // The part of the C interface that knows checkpoints of every format: opening, verifying, comparing
 // and converting them by their names.
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>

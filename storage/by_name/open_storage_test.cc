@@ -1,6 +1,10 @@
 #include "storage/open_storage.h"
 
 #include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"

@@ -1,5 +1,7 @@
+#include <optional>
 #include <pugixml.hpp>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <random>
+#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -2,6 +2,7 @@
 
 #include <pugixml.hpp>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"

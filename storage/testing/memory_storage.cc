@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <span>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"

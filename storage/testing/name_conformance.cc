@@ -1,6 +1,7 @@
 // The part of the contract that is about names: what is where, and how it comes and goes.
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -336,8 +336,9 @@ TEST_F(SimulatedSessionTest, AGpuThatDoesNotComputeByIeeeIsRefusedInExactNumeric
   };
   EXPECT_EQ(error(simt::Arithmetic::kIeee, true), "");
   EXPECT_EQ(error(simt::Arithmetic::kFlushesSubnormals, false), "");
-  EXPECT_THAT(error(simt::Arithmetic::kFlushesSubnormals, true),
-              HasSubstr("GPU 0 (simulated GPU) flushes subnormal numbers: one of its quotients of"));
+  EXPECT_THAT(
+      error(simt::Arithmetic::kFlushesSubnormals, true),
+      HasSubstr("GPU 0 (simulated GPU) flushes subnormal numbers: one of its quotients of"));
   EXPECT_THAT(error(simt::Arithmetic::kRoundsTowardZero, true),
               HasSubstr("GPU 0 (simulated GPU): one of its quotients of"));
   simt::SetSimulatedArithmetic(simt::Arithmetic::kIeee);

@@ -117,8 +117,8 @@ INSTANTIATE_TEST_SUITE_P(Models, SimulatedTrainingTest, ::testing::Values(kGpt2,
 TEST_P(SimulatedTrainingTest, HasTheBitsOfTheCpuOnEveryTopology) {
   ASSERT_OK_AND_ASSIGN(const Curve cpu, TrainOnCpu(Config(GetParam(), "single")));
   uint64_t seed = 0;
-  for (const std::string topology : {"single", "dp2", "dp2_zero1", "dp2_zero2", "tp2", "tp2_sp",
-                                     "pp2", "dp2_zero2_tp2_pp2"}) {
+  for (const std::string topology :
+       {"single", "dp2", "dp2_zero1", "dp2_zero2", "tp2", "tp2_sp", "pp2", "dp2_zero2_tp2_pp2"}) {
     ASSERT_OK_AND_ASSIGN(const Curve device,
                          TrainOnDevices(Config(GetParam(), topology), {.seed = seed++}));
     EXPECT_EQ(device, cpu) << topology;

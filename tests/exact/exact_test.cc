@@ -2,6 +2,7 @@
 // same on every topology. FAST: the same up to rounding, and the same bits whenever the same
 // topology runs again.
 
+#include <cstdint>
 #include <map>
 #include <ostream>
 #include <string>

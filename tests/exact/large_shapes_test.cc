@@ -1,6 +1,7 @@
 // EXACT numerics at the shapes of GPT-2 124M (except for the vocabulary and the number of layers):
 // products with several tiles, packed operands and long sums, none of which a tiny model has.
 
+#include <cstdint>
 #include <map>
 #include <ostream>
 #include <string>

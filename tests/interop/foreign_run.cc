@@ -1,6 +1,7 @@
 #include "tests/interop/foreign_run.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <memory>

@@ -1,5 +1,6 @@
 // Loss, logits and gradients against Hugging Face's models, through llm.c's model files.
 
+#include <cstdint>
 #include <cstring>
 #include <ostream>
 #include <set>

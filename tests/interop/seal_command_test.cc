@@ -1,5 +1,6 @@
 // `ckpt seal`, and what is proven by a seal.
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>

@@ -7,6 +7,8 @@
 //   figure dcp_index.memory_over_metadata     largest memory, over the bytes of .metadata
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <memory>

@@ -64,14 +64,15 @@ class AuditBisectTest : public AuditTest {
     ASSERT_OK_AND_ASSIGN(auto config, ResolveConfig(line.config));
     if (on_gpu) config.mutable_training()->set_device(ComputeDevice::CUDA);
     SimulatedDevices devices({.seed = 3});
-    const auto trained = testing::RunSessions(config, devices, [&](Session& session) -> absl::Status {
-      TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
-      TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
-      TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
-      fault(session.device->backend(), session.trainer->chunks()[0].optimizer->State(3));
-      TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
-      return session.metrics->status();
-    });
+    const auto trained =
+        testing::RunSessions(config, devices, [&](Session& session) -> absl::Status {
+          TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
+          fault(session.device->backend(), session.trainer->chunks()[0].optimizer->State(3));
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
+          return session.metrics->status();
+        });
     ASSERT_OK(trained);
   }
   void ExpectBetween12And16(const std::string& line) const {
@@ -93,9 +94,8 @@ TEST_F(AuditBisectTest, WithoutAFaultAllStepsFollow) {
 }
 
 TEST_F(AuditBisectTest, ABitOfAWeightInMemory) {
-  Train(/*save_interval=*/4, [](Backend& backend, const auto& state) {
-    FlipBitOf(backend, state.value, 21);
-  });
+  Train(/*save_interval=*/4,
+        [](Backend& backend, const auto& state) { FlipBitOf(backend, state.value, 21); });
   ExpectBetween12And16("the first line that differs is that of step 15: loss_bits is ");
   EXPECT_THAT(Audit({"--bisect"}).out, HasSubstr("2 replays executed "));
   // Replays that save nothing between are halved, too.
@@ -106,9 +106,8 @@ TEST_F(AuditBisectTest, ABitOfAWeightInMemory) {
 }
 
 TEST_F(AuditBisectTest, ABitOfAMomentInMemoryShowsOneStepLater) {
-  Train(/*save_interval=*/4, [](Backend& backend, const auto& state) {
-    FlipBitOf(backend, state.exp_avg, 22);
-  });
+  Train(/*save_interval=*/4,
+        [](Backend& backend, const auto& state) { FlipBitOf(backend, state.exp_avg, 22); });
   ExpectBetween12And16("the first line that differs is that of step 16: ");
 }
 
@@ -133,9 +132,8 @@ TEST_F(AuditBisectTest, ABitInTheMemoryOfAGpu) {
 }
 
 TEST_F(AuditBisectTest, ARunThatSavesEveryStepNamesTheStep) {
-  Train(/*save_interval=*/1, [](Backend& backend, const auto& state) {
-    FlipBitOf(backend, state.exp_avg, 12);
-  });
+  Train(/*save_interval=*/1,
+        [](Backend& backend, const auto& state) { FlipBitOf(backend, state.exp_avg, 12); });
   ExpectNotProven({"--bisect"},
                   "the state of step 15 does not follow from that of step 14; no line up to step "
                   "15 differs");

@@ -1,6 +1,7 @@
 // What a run takes from a checkpoint, and what it says about it.
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>

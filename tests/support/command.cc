@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <fstream>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "base/files.h"

@@ -1,6 +1,7 @@
 #include "tokenizer/files/tiktoken.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"

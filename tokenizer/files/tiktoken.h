@@ -6,6 +6,7 @@
 // know, and these files are recognised by their number of tokens.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

@@ -1,6 +1,8 @@
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>

@@ -1,10 +1,15 @@
 #include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <set>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"

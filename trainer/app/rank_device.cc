@@ -62,8 +62,8 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& 
   } else {
     const bool exact = config.parallel().numerics() == Numerics::EXACT;
     device->cpu_ = MakeCpuBackend(ThreadCount(config, host), exact);
-    device->numerics_ = exact ? ExactNumericsFingerprint(config.training().bf16())
-                              : CpuNumericsFingerprint();
+    device->numerics_ =
+        exact ? ExactNumericsFingerprint(config.training().bf16()) : CpuNumericsFingerprint();
   }
   return device;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -115,8 +116,9 @@ TEST(SameRunTest, AGpuBesideProcessorsIsNamed) {
   }
   configs[1].mutable_training()->set_device(ComputeDevice::CUDA);
   EXPECT_EQ(Check(configs),
-            (std::vector<std::string>{"", "this process was started with other settings than rank "
-                                          "0: training.device: CPU -> CUDA"}));
+            (std::vector<std::string>{"",
+                                      "this process was started with other settings than rank "
+                                      "0: training.device: CPU -> CUDA"}));
 }
 
 TEST(SameRunTest, OtherSettingsAreNamedWhereTheyAre) {

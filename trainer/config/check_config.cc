@@ -86,8 +86,9 @@ void CheckTraining(const TrainConfig& config, Problems& problems) {
   }
   if (training.device() == ComputeDevice::CUDA && training.bf16() &&
       config.parallel().numerics() == Numerics::EXACT) {
-    problems.Add("numerics=exact and bf16=true, but device=cuda: tensor cores do not add in the "
-                 "order of processors (docs/exact.md), so that EXACT on GPUs needs bf16=false");
+    problems.Add(
+        "numerics=exact and bf16=true, but device=cuda: tensor cores do not add in the "
+        "order of processors (docs/exact.md), so that EXACT on GPUs needs bf16=false");
   }
   if (training.threads() > kMaxThreads) {
     problems.Add("threads=", training.threads(), ": must be at most ", kMaxThreads);

@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>

@@ -1,5 +1,6 @@
 #include "trainer/metrics/progress.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <string>

@@ -1,5 +1,6 @@
 #include "trainer/state/continue_run.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

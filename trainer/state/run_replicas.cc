@@ -1,5 +1,7 @@
 #include "trainer/state/run_replicas.h"
 
+#include <cstdint>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

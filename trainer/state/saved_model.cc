@@ -1,7 +1,9 @@
 #include "trainer/state/saved_model.h"
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

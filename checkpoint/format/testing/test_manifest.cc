@@ -1,6 +1,8 @@
 #include "checkpoint/format/testing/test_manifest.h"
 
+#include <cstdint>
 #include <limits>
+#include <string>
 
 #include "checkpoint/format/manifest_codec.h"
 

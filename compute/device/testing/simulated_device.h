@@ -24,9 +24,9 @@ std::shared_ptr<FakeFabric> MakeGuardedFabric(size_t address_bytes = size_t{1} <
 // Opens a simulated device. No other device of the process may have the same `index`; ranks that
 // are threads pass their rank. Launches are checked, and Backend::Synchronize() reports their
 // errors.
-std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index,
-                                                     const FakeDeviceOptions& options = {},
-                                                     DeviceNumerics numerics = DeviceNumerics::kFast);
+std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(
+    int index, const FakeDeviceOptions& options = {},
+    DeviceNumerics numerics = DeviceNumerics::kFast);
 
 }  // namespace tessera
 

@@ -21,8 +21,8 @@ namespace {
 
 template <typename T>
 void GeluForwardRange(const T* x, int64_t count, T* out) {
-  ForLanes(count, [&](int64_t i, auto load, auto store)
-                      HWY_ATTR { store(Gelu(load(x + i)), out + i); });
+  ForLanes(count,
+           [&](int64_t i, auto load, auto store) HWY_ATTR { store(Gelu(load(x + i)), out + i); });
 }
 
 template <typename T>

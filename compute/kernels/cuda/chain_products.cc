@@ -50,9 +50,9 @@ class Slice {
       int i, k;
       Find(e, &i, &k);
       const bool inside = first_ + i < chains_.count && begin + k < chains_.depth;
-      next_[e] = inside ? chains_.data[(first_ + i) * chains_.stride +
-                                       (begin + k) * chains_.depth_stride]
-                        : 0.0f;
+      next_[e] =
+          inside ? chains_.data[(first_ + i) * chains_.stride + (begin + k) * chains_.depth_stride]
+                 : 0.0f;
     }
   }
   // Makes what was fetched the slice, between barriers.

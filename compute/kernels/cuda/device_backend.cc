@@ -97,9 +97,9 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   void Run(const ops::MatMulTree& op) override;
   void Run(const ops::MatMulGelu& op) override;
   void Run(const ops::MatMulGeluBackward& op) override;
-#define TESSERA_RUN_EXACT(Result, Name)                                                      \
-  Result Run(const ops::Name& op) override {                                                 \
-    return numerics_ == DeviceNumerics::kExact ? RunExact(op) : DeviceKernels::Run(op);      \
+#define TESSERA_RUN_EXACT(Result, Name)                                                 \
+  Result Run(const ops::Name& op) override {                                            \
+    return numerics_ == DeviceNumerics::kExact ? RunExact(op) : DeviceKernels::Run(op); \
   }
   TESSERA_EXACT_OPERATIONS(TESSERA_RUN_EXACT)
 #undef TESSERA_RUN_EXACT

@@ -299,9 +299,13 @@ TEST(ExactProductsTest, HaveTheBitsOfProcessors) {
   const auto device = MakeSimulatedBackend({}, DeviceNumerics::kExactProducts);
   const auto cpu = MakeCpuBackend(1, /*exact=*/true);
   testing::RandomTensors random(3);
-  for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
-           {1, 1, 1}, {1, 65, 3}, {67, 5, 16}, {64, 64, 33}, {70, 130, 100}, {3, 2, 700},
-           {16300, 70, 21}}) {
+  for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
+                                                                   {1, 65, 3},
+                                                                   {67, 5, 16},
+                                                                   {64, 64, 33},
+                                                                   {70, 130, 100},
+                                                                   {3, 2, 700},
+                                                                   {16300, 70, 21}}) {
     const Tensor a[] = {random.Normal(DType::kF32, {m, k}), random.Normal(DType::kF32, {k, m})};
     const Tensor b[] = {random.Normal(DType::kF32, {k, n}), random.Normal(DType::kF32, {n, k})};
     const Tensor bias = random.Normal(DType::kF32, {n}), c = random.Normal(DType::kF32, {m, n});

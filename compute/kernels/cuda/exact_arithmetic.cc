@@ -59,7 +59,8 @@ std::vector<Example> MakeExamples() {
   for (int i = 0; i < kExamples; ++i) {
     const bool small = i % 4 == 1;
     Example& x = examples[static_cast<size_t>(i)];
-    x = {number(small ? 1 : 60, small ? 0 : 97), number(60, 97), number(small ? 1 : 60, small ? 0 : 97)};
+    x = {number(small ? 1 : 60, small ? 0 : 97), number(60, 97),
+         number(small ? 1 : 60, small ? 0 : 97)};
     if (i % 4 == 2) x.c = -(x.a * x.b);
     if (i % 4 == 3) x = {number(10, 50), number(10, 60), number(1, 0)};  // subnormal products
   }

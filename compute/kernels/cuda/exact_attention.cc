@@ -199,8 +199,7 @@ TESSERA_KERNEL void ExactAttentionForward(AttentionShape shape, Heads<float> q, 
     ForSeen(
         first_query, first,
         [&](int i, int j, int query, int key) {
-          const float power =
-              exact::Exp2(exact::MulSub(scores[i][j], shape.scale_log2, maxima[i]));
+          const float power = exact::Exp2(exact::MulSub(scores[i][j], shape.scale_log2, maxima[i]));
           sums[i] += power;
           set(i, j, power * factors.Of(head, query, key));
         },
@@ -244,9 +243,10 @@ class ExactGradients {
       const int t = first_query + FirstOwn() + i;
       const bool inside = t < op_.shape.sequence;
       const float* const out = op_.out.Row(batch_, inside ? t : 0, head);
-      deltas_[i] = exact::SumInLanes(0, inside ? op_.shape.head_size : 0, [&](int64_t d, float sum) {
-        return exact::MulAdd(d_outs.Get(FirstOwn() + i, static_cast<int>(d)), out[d], sum);
-      });
+      deltas_[i] =
+          exact::SumInLanes(0, inside ? op_.shape.head_size : 0, [&](int64_t d, float sum) {
+            return exact::MulAdd(d_outs.Get(FirstOwn() + i, static_cast<int>(d)), out[d], sum);
+          });
       const int64_t row = (batch_ * op_.shape.heads + head) * op_.shape.sequence + t;
       log2_sums_[i] = inside ? op_.log_sum_exp[row] * std::numbers::log2e_v<float> : 0.0f;
     }

@@ -31,8 +31,7 @@ TESSERA_DEVICE float SumExp(const float* logits, int64_t count, float max) {
   for (int64_t begin = 0; begin < count; begin += kRunColumns) {
     const int64_t left = count - begin, columns = left < kRunColumns ? left : kRunColumns;
     const int64_t whole = begin + columns / exact::kLanes * exact::kLanes;
-    total += exact::SumInLanes(begin, whole,
-                               [&](int64_t i, float sum) { return sum + power(i); });
+    total += exact::SumInLanes(begin, whole, [&](int64_t i, float sum) { return sum + power(i); });
     for (int64_t i = whole; i < begin + columns; ++i) total += power(i);
   }
   return static_cast<float>(total);
@@ -110,12 +109,11 @@ void DeviceKernels::RunExact(const ops::CrossEntropyLoss& op) {
   const Operation here("CrossEntropyLoss", op.stats, op.targets, op.combined, op.losses);
   const int64_t shards = op.stats.dim(0), rows = op.stats.dim(1);
   CheckTreeLeaves(shards);
-  simt::Launch<ExactCrossEntropyLoss>({simt::BlocksOf(rows, kExactLossThreads)}, kExactLossThreads,
-                                      0, stream(),
-                                      static_cast<const ExactStats*>(op.stats.as<ExactStats>()),
-                                      shards, rows,
-                                      static_cast<const int32_t*>(op.targets.as<int32_t>()),
-                                      op.combined.as<ExactStats>(), op.losses.as<float>());
+  simt::Launch<ExactCrossEntropyLoss>(
+      {simt::BlocksOf(rows, kExactLossThreads)}, kExactLossThreads, 0, stream(),
+      static_cast<const ExactStats*>(op.stats.as<ExactStats>()), shards, rows,
+      static_cast<const int32_t*>(op.targets.as<int32_t>()), op.combined.as<ExactStats>(),
+      op.losses.as<float>());
 }
 
 void DeviceKernels::RunExact(const ops::CrossEntropyBackward& op) {

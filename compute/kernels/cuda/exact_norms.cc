@@ -82,11 +82,14 @@ TESSERA_KERNEL void ExactNormBackward(ExactNormGradient<kCenters> op) {
   const auto g = [&](int64_t i) { return dy[i] * op.weight[i]; };
   float mean_g = 0;
   if constexpr (kCenters) {
-    mean_g = exact::SumInLanes(0, columns, [&](int64_t i, float sum) { return sum + g(i); }) / count;
+    mean_g =
+        exact::SumInLanes(0, columns, [&](int64_t i, float sum) { return sum + g(i); }) / count;
   }
-  const float mean_gn = exact::SumInLanes(0, columns, [&](int64_t i, float sum) {
-                          return exact::MulAdd(g(i), op.Normalized(row, i), sum);
-                        }) / count;
+  const float mean_gn = exact::SumInLanes(0, columns,
+                                          [&](int64_t i, float sum) {
+                                            return exact::MulAdd(g(i), op.Normalized(row, i), sum);
+                                          }) /
+                        count;
   for (int64_t i = exact::LaneOfRow(); i < columns; i += exact::kLanes) {
     const float n = op.Normalized(row, i), centered = kCenters ? g(i) - mean_g : g(i);
     const float gradient = op.rstds[row] * exact::NegMulAdd(n, mean_gn, centered);

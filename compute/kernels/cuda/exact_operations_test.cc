@@ -111,16 +111,16 @@ class RandomShapesTest : public ExactOperationsTest {
       backend.LayerNormBackward({x["d_out"], half, x["weight"], x["mean"], x["rstd"], x["d_x"],
                                  true, x["d_weight"], x["d_bias"], true});
       backend.RmsNormForward({half, x["weight"], 1e-5, x["norm"], x["rms"]});
-      backend.RmsNormBackward({x["d_out"], half, x["weight"], x["rms"], x["d_x"], true, x["d_rms"],
-                               false});
+      backend.RmsNormBackward(
+          {x["d_out"], half, x["weight"], x["rms"], x["d_x"], true, x["d_rms"], false});
       backend.GeluForward({half, x["gelu"]});
       backend.GeluBackward({x["d_out"], half, x["d_gelu"]});
       backend.SwiGluForward({x["x"], x["swiglu"]});
       backend.SwiGluBackward({x["d_out"], x["x"], x["d_swiglu"]});
       backend.SumRows({half, x["sums"], true});
       backend.MatMul({x["a"], x["b"], x["product"], true, x["bias"]});
-      backend.CrossEntropyGradient({x["logits"], columns, x["targets"], 0.25, x["stats"],
-                                    x["combined"], x["losses"]});
+      backend.CrossEntropyGradient(
+          {x["logits"], columns, x["targets"], 0.25, x["stats"], x["combined"], x["losses"]});
       x["squares"].as<double>()[0] = backend.SumOfSquares({x["d_x"]});
     };
     return one;

@@ -1,6 +1,7 @@
 #ifndef TESSERA_CONVERT_FORMATS_DCP_DCP_H_
 #define TESSERA_CONVERT_FORMATS_DCP_DCP_H_
 
+#include <string>
 #include <string_view>
 #include <vector>
 

@@ -1,9 +1,11 @@
 #include "convert/formats/paddle/state_file.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 

@@ -94,10 +94,9 @@ class DeviceChecksTest : public ::testing::Test {
 };
 
 TEST_F(DeviceChecksTest, ARightDevicePasses) {
-  ExpectAll(
-      Run(WrongBackend::kNothing,
-          {"operations", "gradients", "curves", "resume", "same_bits", "exact"}),
-      CheckOutcome::kPassed);
+  ExpectAll(Run(WrongBackend::kNothing,
+                {"operations", "gradients", "curves", "resume", "same_bits", "exact"}),
+            CheckOutcome::kPassed);
 }
 
 TEST_F(DeviceChecksTest, AWrongOperationIsNamed) {

@@ -3,6 +3,7 @@
 
 // Comparison of every operation of Backend on a device with the CPU.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -326,11 +326,12 @@ absl::StatusOr<std::string> TrainingChecks::Exact() const {
     TESSERA_ASSIGN_OR_RETURN(const Run cpu, Train(config, nullptr));
     TESSERA_ASSIGN_OR_RETURN(const Run gpu, Train(config, Place(device, *backend)));
     if (cpu.losses.empty() || gpu != cpu) {
-      return absl::InternalError(absl::StrCat(name, ": ", steps, " steps do not have the bits of ",
-                                              "processors"));
+      return absl::InternalError(
+          absl::StrCat(name, ": ", steps, " steps do not have the bits of ", "processors"));
     }
   }
-  return absl::StrCat("fixed examples, and ", steps, " steps of GPT-2 and Llama-3 in fp32: losses, ",
+  return absl::StrCat("fixed examples, and ", steps,
+                      " steps of GPT-2 and Llama-3 in fp32: losses, ",
                       "norms and moments have the bits of processors");
 }
 

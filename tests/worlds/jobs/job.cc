@@ -1,6 +1,7 @@
 #include "tests/worlds/jobs/job.h"
 
 #include <csignal>
+#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"

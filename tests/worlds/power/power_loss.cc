@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <random>
 #include <regex>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"

@@ -34,10 +34,10 @@ thread_local Arithmetic arithmetic = Arithmetic::kIeee;
 void ApplyArithmetic() {
   constexpr unsigned kDenormalsAreZero = 0x40, kFlushToZero = 0x8000, kTowardZero = 0x6000;
   constexpr unsigned kMasks = 0x1f80;  // no exception is a signal
-  _mm_setcsr(kMasks | (arithmetic == Arithmetic::kFlushesSubnormals
-                           ? kDenormalsAreZero | kFlushToZero
-                       : arithmetic == Arithmetic::kRoundsTowardZero ? kTowardZero
-                                                                     : 0));
+  _mm_setcsr(kMasks |
+             (arithmetic == Arithmetic::kFlushesSubnormals  ? kDenormalsAreZero | kFlushToZero
+              : arithmetic == Arithmetic::kRoundsTowardZero ? kTowardZero
+                                                            : 0));
 }
 
 enum class State { kNotStarted, kReady, kAtBarrier, kAtMeeting, kDone };
@@ -72,7 +72,7 @@ class Simulator {
   }
   void SetSimulatedArithmetic(Arithmetic arithmetic) { internal::arithmetic = arithmetic; }
 
-Counters TakeCounters() { return std::exchange(counters_, {}); }
+  Counters TakeCounters() { return std::exchange(counters_, {}); }
 
   void Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
            int64_t max_shared_bytes, const std::string& scope,
