@@ -52,8 +52,8 @@ struct TrainingChecks {
   absl::StatusOr<std::string> Resume() const;
   // Compares losses, norms and moments of two runs from the same start, with dropout, bit for bit.
   absl::StatusOr<std::string> SameBits() const;
-  // Compares the fixed examples with kExactResults, and executes the first steps of a run of the CPU
-  // in EXACT numerics again, in fp32: losses, norms and moments, bit for bit.
+  // Compares the fixed examples with kExactResults, and executes the first steps of a run of the
+  // CPU in EXACT numerics again, in fp32: losses, norms and moments, bit for bit.
   absl::StatusOr<std::string> Exact() const;
 };
 
