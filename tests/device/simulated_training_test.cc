@@ -1,7 +1,7 @@
 // Whole models trained on simulated GPUs, one a rank. Kernels, copies and messages run late and in
 // adversarial order, in memory that host code cannot touch: a transfer between host and device that
 // is not an explicit copy ends the process, and a wait for an event that is missing changes the
-// losses. In EXACT numerics, every bit is that of processors.
+// losses. EXACT numerics have the bits of processors.
 
 #include <gtest/gtest.h>
 
