@@ -7,6 +7,7 @@ namespace tessera {
 
 absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action) {
   const auto* const known = dynamic_cast<const NoMemory*>(&error);
+  if (known != nullptr && !known->error().ok()) return known->error();
   return absl::ResourceExhaustedError(
       absl::StrCat("not enough memory", action.empty() ? "" : " to ", View(action), ": ",
                    known != nullptr ? known->what() : "the system gives no more",

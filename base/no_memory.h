@@ -16,13 +16,18 @@ namespace tessera {
 class NoMemory : public std::bad_alloc {
  public:
   explicit NoMemory(std::string what) : what_(std::move(what)) {}
+  // An error of a device that was to allocate memory.
+  explicit NoMemory(absl::Status error) : what_(error.message()), error_(std::move(error)) {}
   const char* what() const noexcept override { return what_.c_str(); }
+  const absl::Status& error() const { return error_; }
 
  private:
   const std::string what_;
+  const absl::Status error_;
 };
 
-// Returns ResourceExhausted: "not enough memory to ACTION: ..."; `action` may be empty.
+// Returns ResourceExhausted: "not enough memory to ACTION: ..."; `action` may be empty. An error of
+// a device is returned as it is.
 absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action);
 
 // Returns body(), an absl::Status or absl::StatusOr; std::bad_alloc becomes ResourceExhausted.

@@ -49,11 +49,7 @@ class CudaRuntime final : public DeviceRuntime {
     LogError("a stream cannot be destroyed", cudaStreamDestroy(AsStream(stream)));
   }
   absl::Status SynchronizeStream(StreamHandle stream) override {
-    const cudaError_t error = cudaStreamSynchronize(AsStream(stream));
-    if (error == cudaSuccess) return absl::OkStatus();
-    // The device reports only that one of the kernels that were queued has failed.
-    return absl::InternalError(absl::StrCat(cudaGetErrorString(error),
-                                            "; with CUDA_LAUNCH_BLOCKING=1 the kernel is named"));
+    return ToStatus(cudaStreamSynchronize(AsStream(stream)));
   }
 
   absl::StatusOr<EventHandle> CreateEvent() override {
@@ -104,6 +100,19 @@ class CudaRuntime final : public DeviceRuntime {
   }
   absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) override {
     return ToStatus(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), AsStream(stream)));
+  }
+
+  // Errors of single calls are forgotten; only those of failed kernels stay.
+  bool HasFailed() override {
+    cudaGetLastError();
+    size_t free_bytes = 0, total_bytes = 0;
+    return cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess;
+  }
+
+  void TrimMemory() override {
+    cudaMemPool_t pool = nullptr;
+    LogError("no pool of memory", cudaDeviceGetDefaultMemPool(&pool, device_));
+    if (pool != nullptr) LogError("memory cannot be trimmed", cudaMemPoolTrimTo(pool, 0));
   }
 
   absl::StatusOr<MemoryInfo> Memory() override {

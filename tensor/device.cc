@@ -3,13 +3,37 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 
 namespace tessera {
+
+DeviceContext::DeviceContext(std::unique_ptr<DeviceRuntime> runtime)
+    : runtime_(std::move(runtime)), waits_for_operations_([] {
+        const char* const waits = std::getenv("TESSERA_CUDA_SYNC");
+        return waits != nullptr && std::string_view(waits) == "1";
+      }()) {}
+
+absl::Status DeviceContext::Explained(const absl::Status& status) {
+  constexpr absl::string_view kHint = "TESSERA_CUDA_SYNC=1";
+  const char* const operation = operation_.load(std::memory_order_relaxed);
+  if (status.ok() || waits_for_operations_ || operation == nullptr || !runtime_->HasFailed() ||
+      absl::StrContains(status.message(), kHint)) {
+    return status;
+  }
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; ", operation,
+                                   " was queued last, and the error may be an earlier operation's: "
+                                   "with ",
+                                   kHint, " it bears the name of its own"));
+}
 
 absl::Status DeviceContext::TakeError() {
   MutexLock lock(&mutex_);
@@ -18,9 +42,10 @@ absl::Status DeviceContext::TakeError() {
 
 void DeviceContext::KeepError(std::string_view what, const absl::Status& status) {
   if (status.ok()) return;
+  const absl::Status explained = Explained(status);
   MutexLock lock(&mutex_);
   if (!error_.ok()) return;
-  error_ = absl::Status(status.code(), absl::StrCat(std::string(what), ": ", status.message()));
+  error_ = absl::Status(status.code(), absl::StrCat(std::string(what), ": ", explained.message()));
 }
 
 void DeviceContext::SetProgress(std::function<absl::Status()> progress) {
@@ -53,6 +78,13 @@ absl::Status DeviceContext::Await(DeviceRuntime::EventHandle event) {
 void DeviceContext::CountMemory(const std::string& purpose, int64_t bytes) {
   MutexLock lock(&mutex_);
   bytes_by_purpose_[purpose] += bytes;
+}
+
+int64_t DeviceContext::allocated_bytes() const {
+  MutexLock lock(&mutex_);
+  int64_t sum = 0;
+  for (const auto& [purpose, bytes] : bytes_by_purpose_) sum += bytes;
+  return sum;
 }
 
 std::string DeviceContext::DescribeMemory() const {
@@ -112,8 +144,9 @@ absl::Status Stream::Drain() {
   end.Record(*this);
   const absl::Status waited = end.Synchronize();
   // Ends at once, or, after an error of the wait, when what was aborted has ended.
-  TESSERA_RETURN_IF_ERROR(context_->runtime().SynchronizeStream(handle_));
-  return waited;
+  absl::Status drained = context_->runtime().SynchronizeStream(handle_);
+  drained.Update(waited);
+  return context_->Explained(drained);
 }
 
 absl::StatusOr<Event> Event::Create(DeviceContext& context) {
@@ -169,7 +202,10 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(Stream& stream, int64_t byte
                      context.DescribeMemory(), ": ", data.status().message(),
                      DescribeCapacity(context.runtime())));
   }
-  TESSERA_RETURN_IF_ERROR(data.status());
+  if (!data.ok()) {
+    context.KeepError(absl::StrCat("allocating ", bytes, " bytes of ", purpose), data.status());
+    return context.TakeError();  // of work before it, if there is one
+  }
   context.CountMemory(purpose, bytes);
   return DeviceBuffer(stream, *data, bytes, std::move(purpose));
 }

@@ -6,6 +6,7 @@
 // Only methods named Synchronize() and Drain() wait. Queuing work returns no error: the
 // DeviceContext keeps the first one until the end of the step, see TakeError().
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -26,13 +27,22 @@ namespace tessera {
 // Thread-safe.
 class DeviceContext {
  public:
-  explicit DeviceContext(std::unique_ptr<DeviceRuntime> runtime) : runtime_(std::move(runtime)) {}
+  explicit DeviceContext(std::unique_ptr<DeviceRuntime> runtime);
 
   DeviceRuntime& runtime() { return *runtime_; }
 
   // Returns the first error since the last call; its message says what could not be done.
   absl::Status TakeError() ABSL_LOCKS_EXCLUDED(mutex_);
   void KeepError(std::string_view what, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Names the operation that is queued from now on. `name` is a literal.
+  void SetOperation(const char* name) { operation_.store(name, std::memory_order_relaxed); }
+  // Whether each operation is waited for after it was queued, so that its error bears its name: by
+  // the environment's TESSERA_CUDA_SYNC=1. A step is slower then.
+  bool waits_for_operations() const { return waits_for_operations_; }
+  // Returns an error, with the operation that was queued last if work has failed on the device: it
+  // may be that one's, or an earlier one's.
+  absl::Status Explained(const absl::Status& status);
 
   // Sets a function that makes progress on what the device's work depends on besides itself: other
   // ranks. It is called repeatedly, on any thread, while a Synchronize() of this context's streams
@@ -45,11 +55,15 @@ class DeviceContext {
 
   // Adds to the bytes that are used for one purpose.
   void CountMemory(const std::string& purpose, int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns the sum over all purposes.
+  int64_t allocated_bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns "300 bytes of weights, 20 bytes of activations", the largest first.
   std::string DescribeMemory() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   const std::unique_ptr<DeviceRuntime> runtime_;
+  const bool waits_for_operations_;
+  std::atomic<const char*> operation_ = nullptr;
   mutable Mutex mutex_;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> bytes_by_purpose_ ABSL_GUARDED_BY(mutex_);

@@ -55,6 +55,12 @@ class DeviceRuntime {
   // Sets device memory to zeros.
   virtual absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) = 0;
 
+  // Gives memory that was freed, and kept for the next allocations, to other processes.
+  virtual void TrimMemory() {}
+
+  // Returns whether work has failed on the device, after which every call returns that error.
+  virtual bool HasFailed() { return false; }
+
   // Returns the memory of the device at this moment, as all its processes use it.
   virtual absl::StatusOr<MemoryInfo> Memory() = 0;
 };

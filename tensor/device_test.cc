@@ -194,6 +194,52 @@ TEST(DeviceTest, AThreadUsesTheDeviceThatItSelectedLast) {
   EXPECT_TRUE(absl::IsFailedPrecondition(Event::Create(*second.context).status()));
 }
 
+// Every later call has the error of the work, and with it the operation that was queued last.
+TEST(DeviceTest, AfterWorkThatFailedErrorsNameAnOperation) {
+  FakeDevice device({});
+  Stream stream = Must(Stream::Create(*device.context));
+  device.context->SetOperation("GeluForward");
+  device.runtime->Fail(stream.handle());
+  const std::string failure =
+      "an illegal memory access was encountered; GeluForward was queued last, and the error may be "
+      "an earlier operation's: with TESSERA_CUDA_SYNC=1 it bears the name of its own";
+  EXPECT_EQ(stream.Synchronize(), absl::InternalError("the work of a stream: " + failure));
+  EXPECT_EQ(DeviceBuffer::Allocate(stream, 8, "weights").status(),
+            absl::InternalError("allocating 8 bytes of weights: " + failure));
+}
+
+TEST(DeviceTest, CopiesAndFillsTakeTheDevicesMemoryAndPinnedMemory) {
+  FakeDevice device({});
+  ASSERT_EQ(device.context->runtime().Select(), absl::OkStatus());
+  Stream stream = Must(Stream::Create(*device.context));
+  const DeviceBuffer own = Must(DeviceBuffer::Allocate(stream, kBytes, "state"));
+  const PinnedBuffer pinned = Must(PinnedBuffer::Allocate(*device.context, kBytes));
+  char pageable[kBytes] = {};
+  stream.Copy(pinned.data(), kBytes, own.data());
+  stream.Copy(own.data(), kBytes, pinned.data());
+  EXPECT_EQ(stream.Synchronize(), absl::OkStatus());
+  const std::string neither = "touches memory that is neither the device's nor pinned";
+  stream.Copy(pageable, kBytes, own.data());
+  EXPECT_EQ(stream.Synchronize(), absl::InternalError("the work of a stream: a copy " + neither));
+  stream.Copy(own.data(), kBytes + 1, pinned.data());
+  EXPECT_EQ(stream.Synchronize(), absl::InternalError("the work of a stream: a copy " + neither));
+  stream.Copy(own.data(), kBytes, static_cast<char*>(pinned.data()) + 1);
+  EXPECT_EQ(stream.Synchronize(),
+            absl::InternalError("the work of a stream: a copy touches more than a piece of pinned "
+                                "memory"));
+  stream.Zero(pinned.data(), kBytes);
+  EXPECT_EQ(stream.Synchronize(),
+            absl::InternalError("the work of a stream: a fill touches memory that is not the "
+                                "device's"));
+}
+
+TEST(DeviceDeathTest, HostCodeThatTouchesTheDevicesMemoryIsABug) {
+  FakeDevice device({});
+  Stream stream = Must(Stream::Create(*device.context));
+  const DeviceBuffer own = Must(DeviceBuffer::Allocate(stream, kBytes, "state"));
+  EXPECT_DEATH(static_cast<char*>(own.data())[3] = 1, "host code touches memory of a device");
+}
+
 TEST(DeviceDeathTest, WaitingForAnEventThatWasNotRecordedIsABug) {
   FakeDevice device({});
   Stream stream = Must(Stream::Create(*device.context));

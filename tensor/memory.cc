@@ -161,7 +161,7 @@ std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes) {
   }
   absl::StatusOr<std::shared_ptr<void>> allocated = allocate(size_bytes);
   if (!allocated.ok()) {
-    if (current_allocations == nullptr) LOG(FATAL) << allocated.status();
+    if (current_allocations == nullptr) throw NoMemory(allocated.status());
     current_allocations->status_.Update(allocated.status());
     return nullptr;
   }

@@ -61,7 +61,7 @@ int64_t AvailableHostMemory();
 // gives a valid pointer. If memory runs out, the process ends with a message that gives the sizes.
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes);
 
-// A scope in which a GPU without free memory does not end the process. Instead, the calling
+// A scope in which a GPU without free memory ends no caller by an exception. Instead, the calling
 // thread's Tensor is empty, and End(), which must be called before the tensor is used, returns the
 // reason. Scopes nest: the innermost one takes the error.
 //
@@ -75,7 +75,8 @@ class AllocationScope {
   AllocationScope(const AllocationScope&) = delete;
   AllocationScope& operator=(const AllocationScope&) = delete;
 
-  // Ends the scope. Returns its first error: ResourceExhausted, which says what uses the memory.
+  // Ends the scope. Returns its first error: ResourceExhausted, which says what uses the memory, or
+  // the error of work that has failed on the device.
   absl::Status End();
 
  private:
@@ -86,8 +87,8 @@ class AllocationScope {
   absl::Status status_;
 };
 
-// Allocates memory of a GPU, counted like host memory. If the GPU has none left, returns null in an
-// AllocationScope; elsewhere the process ends with a message that says what uses the memory.
+// Allocates memory of a GPU, counted like host memory. If the GPU has none left, or its work has
+// failed, returns null in an AllocationScope; elsewhere throws NoMemory with the error.
 // Precondition: SetDeviceMemory() was called for the GPU.
 std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes);
 // Allocates zeroed memory on one GPU. Thread-safe. See device_tensors.h.

@@ -20,6 +20,13 @@ int64_t TensorView::elements() const { return ElementCount(shape_); }
 
 int64_t TensorView::bytes() const { return elements() * ElementSize(dtype_); }
 
+int64_t TensorView::span_bytes() const {
+  if (elements() == 0) return 0;
+  int64_t last = 0;
+  for (int d = 0; d < rank(); ++d) last += (shape_[d] - 1) * strides_[d];
+  return (last + 1) * ElementSize(dtype_);
+}
+
 bool TensorView::contiguous() const {
   int64_t expected = 1;
   for (int d = rank() - 1; d >= 0; --d) {

@@ -40,7 +40,8 @@ class TensorView {
   int64_t dim(int d) const { return shape_[d]; }
   int64_t stride(int d) const { return strides_[d]; }
   int64_t elements() const;
-  int64_t bytes() const;  // elements * element size, whatever the strides
+  int64_t bytes() const;       // elements * element size, whatever the strides
+  int64_t span_bytes() const;  // from the first element to the end of the last; 0 without elements
   bool contiguous() const;
   bool empty() const { return data_ == nullptr; }  // no tensor (an omitted optional operand)
 

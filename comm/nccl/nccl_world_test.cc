@@ -100,7 +100,7 @@ class Cluster {
 
  private:
   const ClusterOptions options_;
-  const std::shared_ptr<FakeFabric> fabric_ = std::make_shared<FakeFabric>();
+  const std::shared_ptr<FakeFabric> fabric_ = FakeFabric::OverHostMemory();
   ThreadWorld world_;
   FakeNcclNet net_;
   std::vector<std::unique_ptr<FakeGpu>> gpus_;

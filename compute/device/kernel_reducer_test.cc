@@ -30,7 +30,7 @@ class KernelReducerConformance : public testing::TestWithParam<std::tuple<int, i
 TEST_P(KernelReducerConformance, Holds) {
   const auto [which, size] = GetParam();
   const uint64_t seed = 7;
-  const auto fabric = std::make_shared<FakeFabric>();
+  const auto fabric = FakeFabric::OverHostMemory();
   FakeNcclNet net(fabric);
   std::vector<std::unique_ptr<SimulatedDevice>> devices;
   for (int rank = 0; rank < size; ++rank) {
@@ -69,7 +69,8 @@ class ManyRanks : public testing::TestWithParam<int> {};
 TEST_P(ManyRanks, HaveTheBitsOfTheHost) {
   const int ranks = GetParam();
   constexpr int64_t kElements = 5;
-  const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0, {.seed = 3});
+  const std::unique_ptr<SimulatedDevice> device =
+      OpenSimulatedDevice(0, {.seed = 3, .fabric = FakeFabric::OverHostMemory()});
   const auto expect_same = [&]<typename T>(T, CommType type) {
     std::vector<std::vector<T>> pieces(static_cast<size_t>(ranks));
     std::vector<const void*> inputs;

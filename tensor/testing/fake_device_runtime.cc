@@ -1,5 +1,6 @@
 #include "tensor/testing/fake_device_runtime.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,12 @@ constexpr size_t kAlignment = 256;
 thread_local const FakeDeviceRuntime* current_device = nullptr;
 
 }  // namespace
+
+std::shared_ptr<FakeFabric> FakeFabric::OverHostMemory() {
+  auto fabric = std::make_shared<FakeFabric>();
+  fabric->guarded = nullptr;
+  return fabric;
+}
 
 FakeDeviceRuntime::FakeDeviceRuntime(const FakeDeviceOptions& options)
     : options_(options),
@@ -38,6 +45,7 @@ absl::Status FakeDeviceRuntime::Select() {
 }
 
 absl::Status FakeDeviceRuntime::CheckSelected(const char* what) const {
+  if (failed_) return Failure();
   if (current_device == this) return absl::OkStatus();
   return absl::FailedPreconditionError(
       std::string(what) + " on a device that is not the current one of the calling thread");
@@ -58,6 +66,14 @@ void FakeDeviceRuntime::Enqueue(StreamHandle stream, std::function<void()> work)
     work();
     return true;
   });
+}
+
+void FakeDeviceRuntime::Fail(StreamHandle stream) {
+  Enqueue(stream, [this] { failed_ = true; });
+}
+
+absl::Status FakeDeviceRuntime::Failure() {
+  return absl::InternalError("an illegal memory access was encountered");
 }
 
 void FakeDeviceRuntime::EnqueueShared(StreamHandle stream, std::function<bool()> try_run) {
@@ -200,6 +216,7 @@ void* FakeDeviceRuntime::NewBlock(int64_t bytes, bool on_device) {
     block->memory.reset(static_cast<char*>(std::aligned_alloc(kAlignment, rounded)));
   }
   block->bytes = bytes;
+  block->on_device = on_device;
   block->Poison();
   if (guarded != nullptr) guarded->Close();
   char* const memory = block->memory.get();
@@ -209,10 +226,12 @@ void* FakeDeviceRuntime::NewBlock(int64_t bytes, bool on_device) {
 
 absl::StatusOr<void*> FakeDeviceRuntime::Allocate(StreamHandle /*stream*/, int64_t bytes) {
   const MutexLock lock(&fabric_->mutex);
+  if (failed_) return Failure();
   if (bytes > options_.memory_bytes - live_bytes_) {
     return absl::ResourceExhaustedError("the fake device has no more memory");
   }
   live_bytes_ += bytes;
+  peak_bytes_ = std::max(peak_bytes_, live_bytes_);
   return NewBlock(bytes, /*on_device=*/true);
 }
 
@@ -242,12 +261,40 @@ void FakeDeviceRuntime::FreePinned(void* memory) {
   block.Poison();
 }
 
-bool FakeDeviceRuntime::TouchesFreedMemory(const void* address) const {
+const FakeDeviceRuntime::Block* FakeDeviceRuntime::FindBlock(const void* address) const {
   const char* const at = static_cast<const char*>(address);
   auto next = blocks_.upper_bound(at);
-  if (next == blocks_.begin()) return false;
+  if (next == blocks_.begin()) return nullptr;
   const auto& [begin, block] = *--next;
-  return block->freed && at <= begin + block->bytes;
+  return at <= begin + block->bytes ? block.get() : nullptr;
+}
+
+FakeDeviceRuntime::Piece FakeDeviceRuntime::MemoryAt(const void* address) const {
+  const Block* const block = FindBlock(address);
+  const bool freed = block != nullptr && block->freed;
+  if (fabric_->guarded == nullptr && !freed) return {0, UINTPTR_MAX};
+  if (block == nullptr || freed || !block->on_device) return {};
+  const auto begin = reinterpret_cast<uintptr_t>(block->memory.get());
+  return {begin, begin + static_cast<uintptr_t>(block->bytes)};
+}
+
+bool FakeDeviceRuntime::MayTouch(const char* what, const void* address, int64_t bytes,
+                                 bool or_pinned) {
+  const Block* const block = FindBlock(address);
+  const bool pinned = or_pinned && block != nullptr && !block->on_device && !block->freed;
+  const char* wrong = or_pinned ? "memory that is neither the device's nor pinned"
+                                : "memory that is not the device's";
+  if (block != nullptr && block->freed) {
+    wrong = "memory that was given back";
+  } else if (pinned) {
+    if (static_cast<const char*>(address) + bytes <= block->memory.get() + block->bytes)
+      return true;
+    wrong = "more than a piece of pinned memory";
+  } else if (MemoryAt(address).Holds(address, bytes)) {
+    return true;
+  }
+  error_.Update(absl::InternalError(std::string(what) + " touches " + wrong));
+  return false;
 }
 
 absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int64_t bytes,
@@ -255,11 +302,10 @@ absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int6
   const MutexLock lock(&fabric_->mutex);
   TESSERA_RETURN_IF_ERROR(CheckSelected("a copy"));
   Add(stream, {[this, from, bytes, to] {
-                 if (TouchesFreedMemory(from) || TouchesFreedMemory(to)) {
-                   error_.Update(absl::InternalError("a copy touches memory that was given back"));
-                   return true;
+                 if (MayTouch("a copy", from, bytes, /*or_pinned=*/true) &&
+                     MayTouch("a copy", to, bytes, /*or_pinned=*/true)) {
+                   std::memcpy(to, from, static_cast<size_t>(bytes));
                  }
-                 std::memcpy(to, from, static_cast<size_t>(bytes));
                  return true;
                },
                nullptr});
@@ -270,11 +316,9 @@ absl::Status FakeDeviceRuntime::Zero(StreamHandle stream, void* memory, int64_t 
   const MutexLock lock(&fabric_->mutex);
   TESSERA_RETURN_IF_ERROR(CheckSelected("a fill"));
   Add(stream, {[this, memory, bytes] {
-                 if (TouchesFreedMemory(memory)) {
-                   error_.Update(absl::InternalError("a fill touches memory that was given back"));
-                   return true;
+                 if (MayTouch("a fill", memory, bytes)) {
+                   std::memset(memory, 0, static_cast<size_t>(bytes));
                  }
-                 std::memset(memory, 0, static_cast<size_t>(bytes));
                  return true;
                },
                nullptr});

@@ -1,6 +1,7 @@
 #ifndef TESSERA_TENSOR_TESTING_FAKE_DEVICE_RUNTIME_H_
 #define TESSERA_TENSOR_TESTING_FAKE_DEVICE_RUNTIME_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -21,10 +22,16 @@ namespace tessera {
 // State shared by devices that exchange data. Their work runs one at a time, on whichever thread
 // waits for any of it.
 struct FakeFabric {
+  FakeFabric() : guarded(std::make_unique<GuardedMemory>(size_t{64} << 30)) {}
+
+  // Returns a fabric whose devices work on the host's memory, for suites that are written for it:
+  // any code may touch any memory.
+  static std::shared_ptr<FakeFabric> OverHostMemory();
+
   Mutex mutex;
   CondVar changed;  // work was queued or has run
-  // Device memory that only work of the devices may touch: an access by host code ends the process.
-  // Null: host code may touch device memory, too.
+  // Device memory, which only work of the devices may touch: an access by host code ends the
+  // process. Null: device memory is host memory.
   std::unique_ptr<GuardedMemory> guarded;
 };
 
@@ -42,9 +49,9 @@ struct FakeDeviceOptions {
   bool at_once = false;  // work runs when it is queued
 };
 
-// A device in host memory whose streams run late and in adversarial order: only the order that
-// event waits and streams promise is kept. New and freed memory is all ones (NaN). Copies and fills
-// that touch freed memory are errors.
+// A device whose streams run late and in adversarial order: only the order that event waits and
+// streams promise is kept. New and freed memory is all ones (NaN). Copies, fills, and kernels that
+// ask MemoryAt(), get an error for memory that is not the device's, and for freed memory.
 //
 // Work runs on threads that call the devices of its fabric. Thread-safe. IsEventDone() also runs at
 // most one piece of work that the event depends on, so that polling ends.
@@ -61,6 +68,9 @@ class FakeDeviceRuntime final : public DeviceRuntime {
 
   // Queues work of the test, which stands for a kernel.
   void Enqueue(StreamHandle stream, std::function<void()> work);
+  // Queues work that fails: from then on, every call returns an error.
+  void Fail(StreamHandle stream);
+  bool HasFailed() override { return failed_; }
   // Queues work that other devices of the fabric take part in. `try_run` is called with the fabric
   // locked when the work is first in the stream, until it returns true.
   void EnqueueShared(StreamHandle stream, std::function<bool()> try_run);
@@ -68,7 +78,25 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   bool RunNext(StreamHandle stream) { return RunOne(*static_cast<FakeStream*>(stream)); }
   // Wakes threads that wait for work. Call it when shared work has become able to run.
   void Notify() { fabric_->changed.NotifyAll(); }
+  // Returns the most memory that was allocated at once.
+  int64_t peak_bytes() const { return peak_bytes_; }
   int64_t shared_bytes_of_block() const { return options_.shared_bytes_of_block; }
+
+  // A piece of memory that Allocate() returned.
+  struct Piece {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    bool Holds(const void* address, int64_t bytes) const {
+      const auto at = reinterpret_cast<uintptr_t>(address);
+      return at >= begin && at <= end && static_cast<uintptr_t>(bytes) <= end - at;
+    }
+  };
+  // Returns the piece of this device's memory that has the address and was not freed, or an empty
+  // piece; all addresses, over host memory. Called only within work.
+  Piece MemoryAt(const void* address) const;
+  // Returns whether work may touch memory: a live piece of the device's, or of pinned memory if
+  // `or_pinned`. If not, keeps an error that begins with `what`. Called only within work.
+  bool MayTouch(const char* what, const void* address, int64_t bytes, bool or_pinned = false);
 
   absl::StatusOr<StreamHandle> CreateStream() override;
   void DestroyStream(StreamHandle stream) override;
@@ -115,6 +143,7 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   struct Block {
     std::unique_ptr<char, FreeMemory> memory;
     int64_t bytes = 0;
+    bool on_device = false;
     bool freed = false;
 
     void Poison();
@@ -127,11 +156,12 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   bool RunOne(FakeStream& stream);
   bool RunTowards(const Mark& mark);
   void RunSome();
-  bool TouchesFreedMemory(const void* address) const;
+  const Block* FindBlock(const void* address) const;
   void* NewBlock(int64_t bytes, bool on_device);
   // Runs a piece of work with the guarded memory open.
   bool TryRun(const Work& work);
-  absl::Status TakeError() { return std::exchange(error_, absl::OkStatus()); }
+  absl::Status TakeError() { return failed_ ? Failure() : std::exchange(error_, absl::OkStatus()); }
+  static absl::Status Failure();
   // Returns FailedPrecondition if the device is not the calling thread's.
   absl::Status CheckSelected(const char* what) const;
 
@@ -139,7 +169,9 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   const std::shared_ptr<FakeFabric> fabric_;
   std::mt19937_64 random_;
   int64_t live_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
   int64_t waits_ = 0;
+  std::atomic<bool> failed_ = false;
   absl::Status error_;  // of work, until the next synchronization
   std::vector<std::unique_ptr<FakeStream>> streams_;
   std::map<EventHandle, std::unique_ptr<FakeEvent>> events_;

@@ -1,9 +1,13 @@
 #include "tensor/testing/guarded_memory.h"
 
 #include <glog/logging.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 #include "base/checked_math.h"
 #include "base/system_memory.h"
@@ -13,6 +17,48 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
+// The memories of the process, for the handler of a signal.
+struct GuardedRange {
+  std::atomic<char*> begin = nullptr;  // null: free
+  std::atomic<size_t> bytes = 0;
+};
+std::array<GuardedRange, 64> guarded_ranges;
+struct sigaction former_action;
+
+// Says what has happened; the access, made again, then meets the former handler.
+void ExplainFault(int number, siginfo_t* info, void* /*context*/) {
+  const char* const at = static_cast<const char*>(info->si_addr);
+  for (const GuardedRange& range : guarded_ranges) {
+    const char* const begin = range.begin;
+    if (begin == nullptr || at < begin || at >= begin + range.bytes) continue;
+    constexpr char kMessage[] = "host code touches memory of a device\n";
+    if (write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1) < 0) break;
+  }
+  sigaction(number, &former_action, nullptr);
+}
+
+void Register(char* begin, size_t bytes) {
+  static const int installed = [] {
+    struct sigaction action = {};
+    action.sa_sigaction = ExplainFault;
+    action.sa_flags = SA_SIGINFO;
+    return sigaction(SIGSEGV, &action, &former_action);
+  }();
+  PCHECK(installed == 0);
+  for (GuardedRange& range : guarded_ranges) {
+    char* none = nullptr;
+    if (!range.begin.compare_exchange_strong(none, begin)) continue;
+    range.bytes = bytes;
+    return;
+  }
+}
+
+void Unregister(const char* begin) {
+  for (GuardedRange& range : guarded_ranges) {
+    if (range.begin == begin) range.begin = nullptr;
+  }
+}
+
 }  // namespace
 
 GuardedMemory::GuardedMemory(size_t capacity_bytes)
@@ -20,9 +66,13 @@ GuardedMemory::GuardedMemory(size_t capacity_bytes)
       memory_(static_cast<char*>(MapOnHugePages(capacity_bytes, MAP_NORESERVE))) {
   PCHECK(memory_ != MAP_FAILED);
   PCHECK(mprotect(memory_, capacity_bytes_, PROT_NONE) == 0);
+  Register(memory_, capacity_bytes_);
 }
 
-GuardedMemory::~GuardedMemory() { munmap(memory_, capacity_bytes_); }
+GuardedMemory::~GuardedMemory() {
+  Unregister(memory_);
+  munmap(memory_, capacity_bytes_);
+}
 
 char* GuardedMemory::Take(int64_t bytes) {
   // An empty piece has an address of its own, too.

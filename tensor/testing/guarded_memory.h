@@ -7,7 +7,8 @@
 namespace tessera {
 
 // Memory for tests that may be touched only between Open() and Close(), which nest; any other
-// access ends the process. Starts closed. Memory from Take() is never reused. Not thread-safe.
+// access ends the process with a message. Starts closed. Memory from Take() is never reused. Not
+// thread-safe.
 class GuardedMemory {
  public:
   // Reserves that many bytes of addresses; memory is used as it is touched.

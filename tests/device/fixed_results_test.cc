@@ -15,8 +15,7 @@ namespace tessera {
 namespace {
 
 FixedResults OnDevice(uint64_t seed) {
-  const std::unique_ptr<SimulatedDevice> gpu =
-      OpenSimulatedDevice(0, {.seed = seed, .fabric = MakeGuardedFabric()});
+  const std::unique_ptr<SimulatedDevice> gpu = OpenSimulatedDevice(0, {.seed = seed});
   const FixedResults results = ComputeFixedResults(*gpu->backend);
   EXPECT_EQ(gpu->backend->Synchronize(), absl::OkStatus());
   return results;

@@ -1,6 +1,5 @@
 #include "tests/device/simulated_gpus.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -18,7 +17,7 @@ absl::Status RunOnSimulatedGpus(
     int ranks, const SimulationSettings& settings,
     const std::function<absl::Status(Communicator& host, Communicator& devices,
                                      SimulatedDevice& gpu)>& main) {
-  const std::shared_ptr<FakeFabric> fabric = MakeGuardedFabric(size_t{4} << 30);
+  const std::shared_ptr<FakeFabric> fabric = std::make_shared<FakeFabric>();
   FakeNcclNet net(fabric);
   const auto seed_of = [&](int rank) {
     return settings.seed == 0 ? 0 : settings.seed * 100 + static_cast<uint64_t>(rank);

@@ -158,8 +158,7 @@ TEST(SimulatedTrainingWaitTest, MessagesThatDoNotWaitForTheirDataAreFound) {
 }
 
 TEST(SimulatedTrainingDeathTest, HostCodeThatReadsDeviceMemoryIsFound) {
-  const std::unique_ptr<SimulatedDevice> gpu =
-      OpenSimulatedDevice(0, {.fabric = MakeGuardedFabric()});
+  const std::unique_ptr<SimulatedDevice> gpu = OpenSimulatedDevice(0);
   const Tensor tensor(DType::kF32, {4}, {DeviceType::kCuda, 0});
   gpu->backend->Fill({tensor, 3});
   std::vector<float> values(4);

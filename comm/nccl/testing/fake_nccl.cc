@@ -72,6 +72,10 @@ struct FakeClique {
 
 namespace {
 
+bool MayTouch(FakeComm& comm, const void* data, size_t bytes) {
+  return comm.device->MayTouch("NCCL", data, static_cast<int64_t>(bytes), /*or_pinned=*/true);
+}
+
 void MatchMessages(FakeClique& clique, int from, int to) {
   auto& sends = clique.sends[{from, to}];
   auto& receives = clique.receives[{from, to}];
@@ -79,7 +83,10 @@ void MatchMessages(FakeClique& clique, int from, int to) {
     Half& send = *sends.front();
     Half& receive = *receives.front();
     if (send.bytes != receive.bytes) receive.comm->error = NcclApi::kInvalidUsage;
-    std::memcpy(receive.data, send.data, std::min(send.bytes, receive.bytes));
+    if (MayTouch(*send.comm, send.data, send.bytes) &&
+        MayTouch(*receive.comm, receive.data, receive.bytes)) {
+      std::memcpy(receive.data, send.data, std::min(send.bytes, receive.bytes));
+    }
     send.done = receive.done = true;
     sends.pop_front();
     receives.pop_front();
@@ -320,7 +327,9 @@ void FakeNccl::Queue(std::shared_ptr<Launch> launch) {
 void FakeNccl::Post(Launch& launch) {
   launch.posted = true;
   FakeClique& clique = *launch.comm->clique;
-  if (launch.local_from != launch.local_to) {
+  if (launch.local_from != launch.local_to &&
+      MayTouch(*launch.comm, launch.local_from, launch.local_bytes) &&
+      MayTouch(*launch.comm, launch.local_to, launch.local_bytes)) {
     std::memcpy(launch.local_to, launch.local_from, launch.local_bytes);
   }
   for (const std::shared_ptr<Half>& half : launch.halves) {

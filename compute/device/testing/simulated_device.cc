@@ -2,7 +2,6 @@
 
 #include <glog/logging.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -17,7 +16,6 @@
 #include "tensor/host_copies.h"
 #include "tensor/tensor.h"
 #include "tensor/testing/fake_device_runtime.h"
-#include "tensor/testing/guarded_memory.h"
 
 namespace tessera {
 namespace {
@@ -29,12 +27,6 @@ T OrDie(absl::StatusOr<T> value) {
 }
 
 }  // namespace
-
-std::shared_ptr<FakeFabric> MakeGuardedFabric(size_t address_bytes) {
-  auto fabric = std::make_shared<FakeFabric>();
-  fabric->guarded = std::make_unique<GuardedMemory>(address_bytes);
-  return fabric;
-}
 
 std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDeviceOptions& options,
                                                      DeviceNumerics numerics) {

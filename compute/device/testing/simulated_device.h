@@ -1,7 +1,6 @@
 #ifndef TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICE_H_
 #define TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICE_H_
 
-#include <cstddef>
 #include <memory>
 
 #include "compute/device/training_device.h"
@@ -17,9 +16,6 @@ struct SimulatedDevice : TrainingDevice {
   FakeDeviceRuntime* runtime = nullptr;
   std::shared_ptr<cuda::FakeCublasLt> cublaslt;
 };
-
-// A fabric whose device memory host code cannot touch.
-std::shared_ptr<FakeFabric> MakeGuardedFabric(size_t address_bytes = size_t{1} << 30);
 
 // Opens a simulated device. No other device of the process may have the same `index`; ranks that
 // are threads pass their rank. Launches are checked, and Backend::Synchronize() reports their

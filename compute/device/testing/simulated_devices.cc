@@ -11,7 +11,7 @@
 namespace tessera {
 
 SimulatedDevices::SimulatedDevices(const SimulatedDevicesOptions& options)
-    : options_(options), fabric_(MakeGuardedFabric(size_t{16} << 30)), net_(fabric_) {}
+    : options_(options), fabric_(std::make_shared<FakeFabric>()), net_(fabric_) {}
 
 FakeDeviceOptions SimulatedDevices::DeviceOptions(int index) const {
   const uint64_t seed = options_.seed == 0 ? 0 : options_.seed * 100 + static_cast<uint64_t>(index);

@@ -80,14 +80,14 @@ struct DropoutBody {
 }  // namespace
 
 void DeviceKernels::Run(const ops::GeluForward& op) {
-  const Operation here("GeluForward", op.x, op.out);
+  const Operation here(*this, "GeluForward", op.x, op.out);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     LaunchMap(stream(), Gelu(), std::tuple(AsRows<T>(op.x)), std::tuple(AsRows<T>(op.out)));
   });
 }
 
 void DeviceKernels::Run(const ops::GeluBackward& op) {
-  const Operation here("GeluBackward", op.d_out, op.x, op.d_x);
+  const Operation here(*this, "GeluBackward", op.d_out, op.x, op.d_x);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     LaunchMap(stream(), GeluGradient(), std::tuple(AsRows<T>(op.d_out), AsRows<T>(op.x)),
               std::tuple(AsRows<T>(op.d_x)));
@@ -95,7 +95,7 @@ void DeviceKernels::Run(const ops::GeluBackward& op) {
 }
 
 void DeviceKernels::Run(const ops::SwiGluForward& op) {
-  const Operation here("SwiGluForward", op.gate_up, op.out);
+  const Operation here(*this, "SwiGluForward", op.gate_up, op.out);
   WithType(op.out.dtype(), [&]<typename T>(T) {
     LaunchMap(stream(), SwiGlu(), std::tuple(HalfOf<T>(op.gate_up, 0), HalfOf<T>(op.gate_up, 1)),
               std::tuple(AsRows<T>(op.out)));
@@ -103,7 +103,7 @@ void DeviceKernels::Run(const ops::SwiGluForward& op) {
 }
 
 void DeviceKernels::Run(const ops::SwiGluBackward& op) {
-  const Operation here("SwiGluBackward", op.d_out, op.gate_up, op.d_gate_up);
+  const Operation here(*this, "SwiGluBackward", op.d_out, op.gate_up, op.d_gate_up);
   WithType(op.d_out.dtype(), [&]<typename T>(T) {
     LaunchMap(stream(), SwiGluGradient(),
               std::tuple(HalfOf<T>(op.gate_up, 0), HalfOf<T>(op.gate_up, 1), AsRows<T>(op.d_out)),
@@ -112,7 +112,7 @@ void DeviceKernels::Run(const ops::SwiGluBackward& op) {
 }
 
 void DeviceKernels::Run(const ops::ApplyDropout& op) {
-  const Operation here("ApplyDropout", op.x);
+  const Operation here(*this, "ApplyDropout", op.x);
   const Dropout& dropout = op.dropout;
   if (dropout.probability == 0) return;
   WithType(op.x.dtype(), [&]<typename T>(T) {

@@ -115,7 +115,7 @@ void DeviceKernels::Run(const ops::AdamWAll& op) {
   for (size_t first = 0; first < op.parts.size(); first += kMaxParts) {
     const std::span<const AdamWOperands> some =
         op.parts.subspan(first, std::min<size_t>(op.parts.size() - first, kMaxParts));
-    const Operation here("AdamW", some.front().param);
+    const Operation here(*this, "AdamW", some.front().param);
     WithType(some.front().param.dtype(),
              [&]<typename T>(T) { LaunchParts<T>(stream(), op.options, some); });
   }

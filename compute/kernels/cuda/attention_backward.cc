@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <type_traits>
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/attention_tiles.h"
@@ -33,22 +34,59 @@ struct QueryStatistics {
   }
 };
 
-// Runs one warp per query.
-template <typename T>
+// Runs one block per kOwnRows queries of a head. A group of lanes has a query, a run of 16 bytes of
+// its rows each, and each warp loads the rows of several queries before it adds the first, because
+// the kernel is as fast as memory only with many loads in flight. delta is added within runs, in
+// order, then over the lanes of the group, those half a group apart first, whether rows are aligned
+// or not.
+template <int kHead, bool kPacks, typename T>
 TESSERA_KERNEL void AttentionStatistics(AttentionShape shape, Heads<T> d_out, Heads<T> out,
                                         const float* log_sum_exp, QueryStatistics to) {
-  const int t = WarpRow(), head = simt::BlockY(), batch = simt::BlockZ();
-  float sum = 0, lse = INFINITY;
-  if (t < shape.sequence) {
-    const T* const a = d_out.Row(batch, t, head);
-    const T* const b = out.Row(batch, t, head);
-    for (int d = simt::Lane(); d < shape.head_size; d += simt::kWarpSize) {
-      sum = fmaf(simt::ToFloat(a[d]), simt::ToFloat(b[d]), sum);
+  constexpr int kRun = kPackOf<T>, kGroup = kHead / kRun, kGroups = simt::kWarpSize / kGroup;
+  constexpr int kInFlight = 4;  // queries of a group
+  static_assert(kTileRows % (kInFlight * kGroups) == 0);
+  const int head = simt::BlockY(), batch = simt::BlockZ();
+  const int d = simt::Lane() % kGroup * kRun, left = shape.head_size - d;
+  const int first = simt::BlockX() * kOwnRows + simt::WarpIndex() * kTileRows;
+  const int64_t rows = (int64_t{batch} * shape.heads + head) * shape.sequence;
+  for (int begin = 0; begin < kTileRows; begin += kInFlight * kGroups) {
+    const int t = first + begin + simt::Lane() / kGroup;
+    float a[kInFlight][kRun], b[kInFlight][kRun], lse[kInFlight];
+    // Without branches, behind which later loads would wait for the values of earlier ones: what is
+    // beyond the sequence or the head is loaded from their ends, and not used.
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = simt::Min(t + i * kGroups, shape.sequence - 1), column = left > 0 ? d : 0;
+      lse[i] = log_sum_exp[rows + row];
+      LoadRun<kPacks>(d_out.Row(batch, row, head) + column, left, a[i]);
+      LoadRun<kPacks>(out.Row(batch, row, head) + column, left, b[i]);
     }
-    lse = log_sum_exp[(int64_t{batch} * shape.heads + head) * shape.sequence + t];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      float delta = 0;
+      for (int j = 0; j < kRun; ++j) delta = fmaf(a[i][j], b[i][j], delta);
+      const bool exists = t + i * kGroups < shape.sequence;
+      if (!exists || left <= 0) delta = 0;
+      for (int distance = kGroup / 2; distance > 0; distance /= 2) {
+        delta += simt::ShuffleXor(simt::kAllLanes, delta, distance);
+      }
+      const float pair[2] = {exists ? lse[i] * std::numbers::log2e_v<float> : INFINITY, delta};
+      if (d == 0) simt::StorePack(pair, to.Of(shape, batch, head, t + i * kGroups));
+    }
   }
-  const float pair[2] = {lse * std::numbers::log2e_v<float>, simt::WarpSum(sum)};
-  if (simt::Lane() == 0) simt::StorePack(pair, to.Of(shape, batch, head, t));
+}
+
+template <typename T>
+void LaunchStatistics(simt::Stream stream, const AttentionShape& shape, const Heads<T>& d_out,
+                      const Heads<T>& out, const float* log_sum_exp,
+                      const QueryStatistics& statistics) {
+  WithBool(shape.head_size <= kMaxHeadSize / 2, [&]<bool kSmall>(std::bool_constant<kSmall>) {
+    WithBool(d_out.packs && out.packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
+      simt::Launch<AttentionStatistics<kSmall ? kMaxHeadSize / 2 : kMaxHeadSize, kPacks, T>>(
+          {shape.blocks(), shape.heads, shape.batch}, kAttentionThreads, 0, stream, shape, d_out,
+          out, log_sum_exp, statistics);
+    });
+  });
 }
 
 template <typename Kind, typename T>
@@ -184,7 +222,7 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
 }  // namespace
 
 void DeviceKernels::Run(const ops::AttentionBackward& op) {
-  const Operation here("AttentionBackward", op.d_out, op.q, op.k, op.v);
+  const Operation here(*this, "AttentionBackward", op.d_out, op.q, op.k, op.v);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   const int64_t blocks = shape.blocks(), heads = shape.heads, batch = shape.batch;
   const QueryStatistics statistics = {Scratch<float>(batch * heads * blocks * kOwnRows * 2)};
@@ -192,9 +230,8 @@ void DeviceKernels::Run(const ops::AttentionBackward& op) {
   WithType(op.q.dtype(), [&]<typename T>(T) {
     const Heads<T> d_out = AsHeads<T>(op.d_out), q = AsHeads<T>(op.q), k = AsHeads<T>(op.k),
                    v = AsHeads<T>(op.v);
-    simt::Launch<AttentionStatistics<T>>(
-        {blocks * kOwnRows / kWarpRowsPerBlock, heads, batch}, kWarpRowThreads, 0, stream(), shape,
-        d_out, AsHeads<T>(op.out), op.log_sum_exp.as<const float>(), statistics);
+    LaunchStatistics(stream(), shape, d_out, AsHeads<T>(op.out), op.log_sum_exp.as<const float>(),
+                     statistics);
     WithAttentionKind<AttentionPass::kBackwardQueries, T>(shape, [&]<typename Kind>() {
       simt::Launch<AttentionBackwardQueries<Kind, T>>({blocks, heads, batch}, kAttentionThreads,
                                                       Kind::kSharedBytes, stream(), shape, d_out, q,

@@ -138,7 +138,7 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
 }  // namespace
 
 void DeviceKernels::Run(const ops::AttentionForward& op) {
-  const Operation here("AttentionForward", op.q, op.k, op.v, op.out);
+  const Operation here(*this, "AttentionForward", op.q, op.k, op.v, op.out);
   CHECK_EQ(op.k.dim(1), op.q.dim(1)) << "keys of earlier tokens are for the CPU";
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   WithType(op.q.dtype(), [&]<typename T>(T) {

@@ -140,7 +140,7 @@ constexpr int64_t kEnoughTiles = 128;
 }  // namespace
 
 void DeviceKernels::RunInChains(const ops::MatMul& op) {
-  const Operation here("MatMul", op.a, op.b, op.c);
+  const Operation here(*this, "MatMul", op.a, op.b, op.c);
   const Rows<float> c = AsRows<float>(op.c);
   const int64_t depth = op.a.dim(1);
   const Chains a = {op.a.as<float>(), c.rows, depth, op.a.stride(0), op.a.stride(1)};

@@ -182,14 +182,14 @@ SoftmaxRows<T> RowsOf(const Op& op, int64_t first_id, double scale) {
 }  // namespace
 
 void DeviceKernels::Run(const ops::CrossEntropyStats& op) {
-  const Operation here("CrossEntropyStats", op.logits, op.targets, op.stats);
+  const Operation here(*this, "CrossEntropyStats", op.logits, op.targets, op.stats);
   WithType(op.logits.dtype(), [&]<typename T>(T) {
     LaunchCrossEntropyRows<false>(stream(), RowsOf<T>(op, op.first_id, 1), op.stats, {}, {});
   });
 }
 
 void DeviceKernels::Run(const ops::CrossEntropyGradient& op) {
-  const Operation here("CrossEntropyGradient", op.logits, op.targets, op.stats);
+  const Operation here(*this, "CrossEntropyGradient", op.logits, op.targets, op.stats);
   WithType(op.logits.dtype(), [&]<typename T>(T) {
     LaunchCrossEntropyRows<true>(stream(), RowsOf<T>(op, 0, op.grad_scale), op.stats, op.combined,
                                  op.losses);
@@ -197,7 +197,7 @@ void DeviceKernels::Run(const ops::CrossEntropyGradient& op) {
 }
 
 void DeviceKernels::Run(const ops::CrossEntropyLoss& op) {
-  const Operation here("CrossEntropyLoss", op.stats, op.targets, op.combined, op.losses);
+  const Operation here(*this, "CrossEntropyLoss", op.stats, op.targets, op.combined, op.losses);
   const int64_t shards = op.stats.dim(0), rows = op.stats.dim(1);
   CheckTreeLeaves(shards);
   simt::Launch<CrossEntropyLossRows>({simt::BlocksOf(rows, kLossThreads)}, kLossThreads, 0,
@@ -208,7 +208,7 @@ void DeviceKernels::Run(const ops::CrossEntropyLoss& op) {
 }
 
 void DeviceKernels::Run(const ops::CrossEntropyBackward& op) {
-  const Operation here("CrossEntropyBackward", op.combined, op.targets, op.logits);
+  const Operation here(*this, "CrossEntropyBackward", op.combined, op.targets, op.logits);
   WithType(op.logits.dtype(), [&]<typename T>(T) {
     const CrossEntropyBackwardBody<T> body = {op.combined.as<Stats>(),
                                               RowsOf<T>(op, op.first_id, op.grad_scale)};

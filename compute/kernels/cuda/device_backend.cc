@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/kernel_stream.h"
+#include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/tree_reduce.h"
 #include "compute/kernels/numerics_fingerprint.h"
@@ -35,13 +38,6 @@ int64_t RoundedUp(int64_t bytes) {
 
 bool IsAligned(const TensorView& x, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(x.data()) % static_cast<uintptr_t>(bytes) == 0;
-}
-
-// Returns the number of bytes from the first element of a matrix to the end of its last.
-int64_t SpanBytes(const TensorView& x) {
-  int64_t last = 0;
-  for (int d = 0; d < x.rank(); ++d) last += (x.dim(d) - 1) * x.stride(d);
-  return (last + 1) * ElementSize(x.dtype());
 }
 
 // An operand of a product; with an empty view, the product does not have this operand.
@@ -73,6 +69,15 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
         compute_(compute),
         products_(std::move(products)),
         numerics_(numerics) {}
+
+  void OnBegin(const char* name) override { compute_.context().SetOperation(name); }
+  void OnEnd(const std::function<std::string()>& operation) override {
+    if (!compute_.context().waits_for_operations()) return;
+    kernels.KeepErrors();
+    if (const absl::Status drained = compute_.Drain(); !drained.ok()) {
+      compute_.context().KeepError(operation(), drained);
+    }
+  }
 
   Device device() const override { return device_; }
   absl::Status Synchronize() override {
@@ -175,7 +180,7 @@ void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& prod
   for (Operand& operand : operands) {
     if (operand.view.empty() || IsAligned(operand.view, operand.least_alignment())) continue;
     operand.original = operand.view;
-    bytes += RoundedUp(SpanBytes(operand.view));
+    bytes += RoundedUp(operand.view.span_bytes());
   }
   char* next = bytes == 0 ? nullptr : static_cast<char*>(Grow(bytes, &aligned_, "workspace"));
   if (bytes > 0 && next == nullptr) return;
@@ -184,7 +189,7 @@ void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& prod
     if (x.empty()) continue;
     operand.view = TensorView(next, x.dtype(), x.shape(), x.strides());
     if (operand.read) Copy({x, operand.view});
-    next += RoundedUp(SpanBytes(x));
+    next += RoundedUp(x.span_bytes());
   }
   product();
   for (const Operand& operand : operands) {
@@ -194,6 +199,7 @@ void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& prod
 
 void DeviceBackend::Run(const ops::MatMul& op) {
   if (op.c.elements() == 0) return;
+  const Operation here(*this, "MatMul", op.a, op.b, op.c);
   if (IsExact(op.a) && op.a.dim(1) > 0) return RunInChains(op);
   bool product_adds_bias = !op.bias.empty() && op.a.dim(1) > 0 && op.bias.dtype() == op.c.dtype();
   if (op.a.dim(1) == 0) {
@@ -237,11 +243,13 @@ bool DeviceBackend::FusesGelu(GeluUse use, const TensorView& a, const TensorView
 }
 
 void DeviceBackend::Run(const ops::MatMulGelu& op) {
+  const Operation here(*this, "MatMulGelu", op.a, op.b, op.act);
   if (FusesGelu(GeluUse::kForward, op.a, op.b, op.bias, op.pre, op.act)) return;
   DeviceKernels::Run(op);
 }
 
 void DeviceBackend::Run(const ops::MatMulGeluBackward& op) {
+  const Operation here(*this, "MatMulGeluBackward", op.a, op.b, op.d_pre);
   if (FusesGelu(GeluUse::kBackward, op.a, op.b, {}, op.pre, op.d_pre)) return;
   DeviceKernels::Run(op);
 }
@@ -249,6 +257,7 @@ void DeviceBackend::Run(const ops::MatMulGeluBackward& op) {
 // T(0, n) adds adjacent products first. The second one of each pair is added to the first by the
 // product itself, unless it would continue the first one's chains.
 void DeviceBackend::Run(const ops::MatMulTree& op) {
+  const Operation here(*this, "MatMulTree", op.products[0].a, op.products[0].b, op.c);
   const size_t together = IsExact(op.products[0].a) ? 1 : 2;
   const auto pairs = static_cast<int64_t>((op.products.size() + together - 1) / together);
   std::vector<TensorView> sums = {op.c};

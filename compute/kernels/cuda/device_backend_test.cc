@@ -38,7 +38,8 @@ using testing::ExpectClose;
 struct TestDevice {
   explicit TestDevice(uint64_t seed = 0, const FakeCublasLtOptions& options = {})
       : TestDevice(FakeDeviceOptions{.seed = seed}, options) {}
-  explicit TestDevice(const FakeDeviceOptions& device, const FakeCublasLtOptions& options = {}) {
+  explicit TestDevice(FakeDeviceOptions device, const FakeCublasLtOptions& options = {}) {
+    device.fabric = FakeFabric::OverHostMemory();
     auto owned = std::make_unique<FakeDeviceRuntime>(device);
     runtime = owned.get();
     context = std::make_unique<DeviceContext>(std::move(owned));

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
 #include "tensor/tensor.h"
 
@@ -37,7 +38,7 @@ namespace tessera::cuda {
 
 // Operations are queued on one stream. Every sum has a fixed order, a function of shapes alone. A
 // derived class adds matrix products and memory, and reports the errors of launches.
-class DeviceKernels : public Backend {
+class DeviceKernels : public Backend, protected OperationObserver {
  protected:
   using Backend::Run;
   TESSERA_LOOP_OPERATIONS(TESSERA_DECLARE_RUN)

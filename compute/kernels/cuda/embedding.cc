@@ -248,7 +248,7 @@ struct AddPositionsBackwardBody {
 }  // namespace
 
 void DeviceKernels::Run(const ops::EmbeddingForward& op) {
-  const Operation here("EmbeddingForward", op.table, op.ids, op.out);
+  const Operation here(*this, "EmbeddingForward", op.table, op.ids, op.out);
   WithType(op.out.dtype(), [&]<typename T>(T) {
     const EmbeddingForwardBody<T> body = {AsRows<T>(op.table), op.ids.as<int32_t>(), op.first_id,
                                           AsRows<T>(op.out)};
@@ -257,7 +257,7 @@ void DeviceKernels::Run(const ops::EmbeddingForward& op) {
 }
 
 void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
-  const Operation here("EmbeddingBackward", op.d_out, op.ids, op.d_table);
+  const Operation here(*this, "EmbeddingBackward", op.d_out, op.ids, op.d_table);
   WithType(op.d_out.dtype(), [&]<typename T>(T) {
     const Rows<T> from = AsRows<T>(op.d_out);
     const Rows<float> to = AsRows<float>(op.d_table);
@@ -287,7 +287,7 @@ void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
 }
 
 void DeviceKernels::Run(const ops::AddPositions& op) {
-  const Operation here("AddPositions", op.table, op.x);
+  const Operation here(*this, "AddPositions", op.table, op.x);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const Rows<T> x = AsRows<T>(op.x);
     const AddPositionsBody<T> body = {AsRows<T>(op.table), simt::Divisor(op.sequence), x};
@@ -296,7 +296,7 @@ void DeviceKernels::Run(const ops::AddPositions& op) {
 }
 
 void DeviceKernels::Run(const ops::AddPositionsBackward& op) {
-  const Operation here("AddPositionsBackward", op.d_x, op.d_table);
+  const Operation here(*this, "AddPositionsBackward", op.d_x, op.d_table);
   WithType(op.d_x.dtype(), [&]<typename T>(T) {
     const Rows<T> x = AsRows<T>(op.d_x);
     const Rows<float> to = AsRows<float>(op.d_table);
@@ -348,7 +348,7 @@ struct RopeBody {
 }  // namespace
 
 void DeviceKernels::Run(const ops::Rope& op) {
-  const Operation here("Rope", op.cos, op.sin, op.x);
+  const Operation here(*this, "Rope", op.cos, op.sin, op.x);
   const int64_t sequence = op.x.dim(1), heads = op.x.dim(2), half = op.x.dim(3) / 2;
   const int64_t rows = op.x.dim(0) * sequence * heads;
   const Rows<float> cosines = AsRows<float>(op.cos), sines = AsRows<float>(op.sin);

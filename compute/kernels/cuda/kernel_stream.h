@@ -63,6 +63,12 @@ class KernelStream final : private simt::WorkQueue {
   }
 
   int64_t max_shared_bytes() const override { return device_.shared_bytes_of_block(); }
+  simt::GlobalAccess::FindMemory find_memory() const override {
+    return [&device = device_](const void* address) -> simt::Extent {
+      const FakeDeviceRuntime::Piece piece = device.MemoryAt(address);
+      return {piece.begin, piece.end};
+    };
+  }
 
   const Stream& stream_;
   FakeDeviceRuntime& device_;

@@ -196,7 +196,7 @@ struct Scaled {
 }  // namespace
 
 void DeviceKernels::Run(const ops::Fill& op) {
-  const Operation here("Fill", op.x);
+  const Operation here(*this, "Fill", op.x);
   const Strided dims = Merge(op.x, op.x);
   if (InHalves(op.x, dims, [&](int d, int64_t begin, int64_t end) {
         Fill({op.x.Slice(d, begin, end), op.value});
@@ -210,7 +210,7 @@ void DeviceKernels::Run(const ops::Fill& op) {
 }
 
 void DeviceKernels::Run(const ops::Copy& op) {
-  const Operation here("Copy", op.from, op.to);
+  const Operation here(*this, "Copy", op.from, op.to);
   if (op.from.elements() == 0) return;
   const Strided dims = Merge(op.from, op.to);
   if (InHalves(op.from, dims, [&](int d, int64_t begin, int64_t end) {
@@ -231,7 +231,7 @@ void DeviceKernels::Run(const ops::Copy& op) {
 }
 
 void DeviceKernels::Run(const ops::Add& op) {
-  const Operation here("Add", op.a, op.b, op.out);
+  const Operation here(*this, "Add", op.a, op.b, op.out);
   WithType(op.a.dtype(), [&]<typename A>(A) {
     WithType(op.b.dtype(), [&]<typename B>(B) {
       WithType(op.out.dtype(), [&]<typename Out>(Out) {
@@ -243,7 +243,7 @@ void DeviceKernels::Run(const ops::Add& op) {
 }
 
 void DeviceKernels::Run(const ops::Scale& op) {
-  const Operation here("Scale", op.x);
+  const Operation here(*this, "Scale", op.x);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const std::tuple x(AsOneRow<T>(op.x));
     LaunchMap(stream(), Scaled{static_cast<float>(op.factor)}, x, x);
@@ -252,7 +252,7 @@ void DeviceKernels::Run(const ops::Scale& op) {
 
 // The bias is the last step of a sum of products over shards.
 void DeviceKernels::AddBiasTo(const TensorView& bias, const TensorView& x) {
-  const Operation here("AddBiasTo", bias, x);
+  const Operation here(*this, "AddBiasTo", bias, x);
   WithType(x.dtype(), [&]<typename X>(X) {
     WithType(bias.dtype(), [&]<typename T>(T) {
       const Rows<X> rows = AsRows<X>(x);
@@ -262,7 +262,7 @@ void DeviceKernels::AddBiasTo(const TensorView& bias, const TensorView& x) {
 }
 
 void DeviceKernels::Run(const ops::AddBias& op) {
-  const Operation here("AddBias", op.x, op.bias, op.out);
+  const Operation here(*this, "AddBias", op.x, op.bias, op.out);
   if (op.bias.empty()) {
     if (op.x.data() != op.out.data()) Copy({op.x, op.out});
     return;
@@ -293,7 +293,7 @@ TESSERA_KERNEL void SumRuns(Rows<T> x, RowRuns runs, float* partials) {
 }  // namespace
 
 void DeviceKernels::Run(const ops::SumRows& op) {
-  const Operation here("SumRows", op.x, op.out);
+  const Operation here(*this, "SumRows", op.x, op.out);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const Rows<T> x = AsRows<T>(op.x);
     const RowRuns runs(x.rows);

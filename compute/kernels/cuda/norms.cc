@@ -116,26 +116,26 @@ void LaunchNormForward(simt::Stream stream, const NormInput<kAdds, T>& input, co
 }  // namespace
 
 void DeviceKernels::Run(const ops::LayerNormForward& op) {
-  const Operation here("LayerNormForward", op.x, op.weight, op.bias, op.out);
+  const Operation here(*this, "LayerNormForward", op.x, op.weight, op.bias, op.out);
   WithType(op.x.dtype(),
            [&]<typename T>(T) { LaunchNormForward<true>(stream(), NormInputOf<T>(op.x), op); });
 }
 
 void DeviceKernels::Run(const ops::AddLayerNormForward& op) {
-  const Operation here("AddLayerNormForward", op.a, op.b, op.weight, op.out);
+  const Operation here(*this, "AddLayerNormForward", op.a, op.b, op.weight, op.out);
   WithType(op.sum.dtype(), [&]<typename T>(T) {
     LaunchNormForward<true>(stream(), NormInputOf<T>(op.a, op.b, op.sum), op);
   });
 }
 
 void DeviceKernels::Run(const ops::RmsNormForward& op) {
-  const Operation here("RmsNormForward", op.x, op.weight, op.out, op.rstd);
+  const Operation here(*this, "RmsNormForward", op.x, op.weight, op.out, op.rstd);
   WithType(op.x.dtype(),
            [&]<typename T>(T) { LaunchNormForward<false>(stream(), NormInputOf<T>(op.x), op); });
 }
 
 void DeviceKernels::Run(const ops::AddRmsNormForward& op) {
-  const Operation here("AddRmsNormForward", op.a, op.b, op.weight, op.out);
+  const Operation here(*this, "AddRmsNormForward", op.a, op.b, op.weight, op.out);
   WithType(op.sum.dtype(), [&]<typename T>(T) {
     LaunchNormForward<false>(stream(), NormInputOf<T>(op.a, op.b, op.sum), op);
   });
@@ -286,7 +286,7 @@ void LaunchNormBackward(simt::Stream stream, const NormGradient<T>& op, const Ro
 }  // namespace
 
 void DeviceKernels::Run(const ops::LayerNormBackward& op) {
-  const Operation here("LayerNormBackward", op.d_out, op.x, op.weight, op.mean);
+  const Operation here(*this, "LayerNormBackward", op.d_out, op.x, op.weight, op.mean);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const NormGradient<T> gradient = NormGradientOf<T>(op, op.mean.as<float>());
     const RowRuns runs(gradient.x.rows);
@@ -298,7 +298,7 @@ void DeviceKernels::Run(const ops::LayerNormBackward& op) {
 }
 
 void DeviceKernels::Run(const ops::RmsNormBackward& op) {
-  const Operation here("RmsNormBackward", op.d_out, op.x, op.weight, op.rstd);
+  const Operation here(*this, "RmsNormBackward", op.d_out, op.x, op.weight, op.rstd);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const NormGradient<T> gradient = NormGradientOf<T>(op, nullptr);
     const RowRuns runs(gradient.x.rows);

@@ -10,10 +10,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/simt_common.h"
@@ -178,14 +180,27 @@ void LaunchMap(simt::Stream stream, const F& f, const std::tuple<Rows<In>...>& i
       std::tuple_cat(inputs, outputs));
 }
 
+// Is told of each operation that is queued, if it is not a part of another one.
+class OperationObserver {
+ public:
+  virtual ~OperationObserver() = default;
+  virtual void OnBegin(const char* /*name*/) {}
+  // `operation` is its name, with shapes.
+  virtual void OnEnd(const std::function<std::string()>& /*operation*/) {}
+};
+
 // Names an operation of Backend, with the shapes of its first operands, in errors of the launches
 // in its scope. The operands must outlive it.
 class Operation final : private simt::LaunchScope {
  public:
   template <typename... Views>
-  explicit Operation(const char* name, const Views&... operands)
-      : name_(name), operands_{&operands...} {
+  explicit Operation(OperationObserver& observer, const char* name, const Views&... operands)
+      : observer_(observer), name_(name), operands_{&operands...} {
     static_assert(sizeof...(operands) <= kMaxOperands);
+    if (!is_nested()) observer_.OnBegin(name_);
+  }
+  ~Operation() override {
+    if (!is_nested()) observer_.OnEnd([this] { return Describe(); });
   }
 
  private:
@@ -202,6 +217,17 @@ class Operation final : private simt::LaunchScope {
     return text;
   }
 
+  std::vector<simt::Extent> Operands() const override {
+    std::vector<simt::Extent> extents;
+    for (const TensorView* operand : operands_) {
+      if (operand == nullptr) break;
+      const auto begin = reinterpret_cast<uintptr_t>(operand->data());
+      extents.push_back({begin, begin + static_cast<uintptr_t>(operand->span_bytes())});
+    }
+    return extents;
+  }
+
+  OperationObserver& observer_;
   const char* const name_;
   const std::array<const TensorView*, kMaxOperands> operands_;
 };

@@ -144,19 +144,19 @@ void DeviceKernels::SumAll(std::span<const TensorView> tensors, int64_t block, b
 
 void DeviceKernels::Run(const ops::SumsOfSquares& op) {
   if (op.parts.empty()) return;
-  const Operation here("SumsOfSquares", op.parts.front());
+  const Operation here(*this, "SumsOfSquares", op.parts.front());
   SumAll(op.parts, op.block, /*squares=*/true, op.sums);
 }
 
 double DeviceKernels::Run(const ops::SumOfSquares& op) {
-  const Operation here("SumOfSquares", op.x);
+  const Operation here(*this, "SumOfSquares", op.x);
   double sum = 0;
   SumAll({&op.x, 1}, kBlock, /*squares=*/true, {&sum, 1});
   return sum;
 }
 
 double DeviceKernels::Run(const ops::Sum& op) {
-  const Operation here("Sum", op.x);
+  const Operation here(*this, "Sum", op.x);
   double sum = 0;
   SumAll({&op.x, 1}, kBlock, /*squares=*/false, {&sum, 1});
   return sum;

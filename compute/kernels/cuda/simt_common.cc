@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace tessera::simt {
 namespace {
@@ -23,6 +24,10 @@ LaunchScope::~LaunchScope() { current_scope = outer_; }
 
 std::string LaunchScope::DescribeCurrent() {
   return current_scope == nullptr ? "" : " in " + current_scope->Describe();
+}
+
+std::vector<Extent> LaunchScope::CurrentOperands() {
+  return current_scope == nullptr ? std::vector<Extent>() : current_scope->Operands();
 }
 
 std::string& LaunchError() { return first_error; }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::simt {
 
@@ -42,6 +43,12 @@ constexpr std::string_view PrettyKernelName() {
   return __PRETTY_FUNCTION__;
 }
 
+// Addresses [begin, end).
+struct Extent {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+};
+
 // Describes the launches of the calling thread within its scope, in messages of errors. Scopes
 // nest; the innermost counts.
 class LaunchScope {
@@ -53,9 +60,13 @@ class LaunchScope {
 
   // Returns " in " and the description of the calling thread's scope; empty outside of all scopes.
   static std::string DescribeCurrent();
+  // Returns the operands that the calling thread's scope describes, in the description's order.
+  static std::vector<Extent> CurrentOperands();
 
  protected:
+  bool is_nested() const { return outer_ != nullptr; }
   virtual std::string Describe() const = 0;
+  virtual std::vector<Extent> Operands() const = 0;
 
  private:
   const LaunchScope* const outer_;

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,13 +20,6 @@ namespace {
 // that kernels see.
 constexpr int64_t kAlignment = 256;
 
-// Bytes from the first to the last element.
-int64_t SpanBytes(const TensorView& view) {
-  int64_t last = 0;
-  for (int d = 0; d < view.rank(); ++d) last += (view.dim(d) - 1) * view.stride(d);
-  return (last + 1) * ElementSize(view.dtype());
-}
-
 // The operands of one operation on the device: constructed before it, destroyed after it.
 class OnDevice {
  public:
@@ -34,7 +28,7 @@ class OnDevice {
     for (const TensorView* view : views) {
       if (!HasMemory(*view)) continue;
       char* const begin = view->as<char>();
-      regions_.push_back({begin, begin + SpanBytes(*view), Tensor()});
+      regions_.push_back({begin, begin + view->span_bytes(), Tensor()});
     }
     MergeRegions();
     for (Region& region : regions_) {
@@ -111,7 +105,7 @@ constexpr int CountFields() {
 
 // Calls visit(field) for every field of an operation.
 template <typename Op, typename Visit>
-void ForEachField(Op& op, const Visit& visit) {
+constexpr void ForEachField(Op& op, const Visit& visit) {
   const auto all = [&](auto&... fields) { (visit(fields), ...); };
   constexpr int kFields = CountFields<Op>();
   static_assert(kFields <= 10);
@@ -147,6 +141,25 @@ void ForEachField(Op& op, const Visit& visit) {
     all(a, b, c, d, e, f, g, h, i, j);
   }
 }
+
+// Whether values of a type hold no memory: numbers, and structs of such. Of anything else it is not
+// known, and it must be moved.
+template <typename Field>
+consteval bool IsSetting() {
+  if constexpr (std::is_arithmetic_v<Field> || std::is_enum_v<Field>) {
+    return true;
+  } else if constexpr (std::is_aggregate_v<Field>) {
+    bool all = true;
+    Field fields{};
+    ForEachField(fields, [&]<typename Part>(Part&) { all = all && IsSetting<Part>(); });
+    return all;
+  } else {
+    return false;
+  }
+}
+static_assert(IsSetting<double>() && IsSetting<Dropout>() && IsSetting<AdamWOptions>());
+static_assert(!IsSetting<MatMulOperands>() && !IsSetting<std::span<const TensorView>>() &&
+              !IsSetting<const float*>());
 
 // An operation whose operands are to be moved.
 template <typename Op>
@@ -184,8 +197,7 @@ class Movable {
   void Collect(std::span<double>& /*sums*/) {}
   template <typename Setting>
   void Collect(Setting& /*setting*/) {
-    static_assert(
-        !requires(Setting setting) { setting.data(); }, "memory that is not moved");
+    static_assert(IsSetting<Setting>(), "an operand that is not moved");
   }
 
   Op op_;

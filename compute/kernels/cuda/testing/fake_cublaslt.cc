@@ -137,6 +137,23 @@ struct Operation {
   float alpha, beta;
   bool unordered;
 
+  void RunOn(FakeDeviceRuntime& device) const {
+    const auto may_touch = [&](const char* what, const void* data, const Layout& x) {
+      const auto columns = static_cast<int64_t>(x.columns), rows = static_cast<int64_t>(x.rows);
+      const int64_t size = x.type == cublaslt_abi::kReal32F ? 4 : 2;
+      return device.MayTouch(what, data, ((columns - 1) * x.leading_dim + rows) * size);
+    };
+    const Layout bias = {c.type, c.rows, 1, 1};
+    const Layout aux = {c.type, c.rows, c.columns, desc.aux_ld};
+    if (may_touch("operand A of a product", a_data, a) &&
+        may_touch("operand B of a product", b_data, b) &&
+        may_touch("the result of a product", c_data, c) &&
+        (!desc.has_bias() || may_touch("the bias of a product", desc.bias, bias)) &&
+        (!desc.has_gelu() || may_touch("GELU's operand of a product", desc.aux, aux))) {
+      Run();
+    }
+  }
+
   void Run() const {
     const int64_t m = static_cast<int64_t>(c.rows), n = static_cast<int64_t>(c.columns);
     const bool ta = desc.operation_a == kOperationT;
@@ -359,7 +376,7 @@ CublasLtApi::Status FakeCublasLt::RunMatmul(Handle handle, MatmulDesc desc, cons
   }
   ++products_;
   gelu_products_ += descriptor.has_gelu() ? 1 : 0;
-  device_.Enqueue(stream, [operation] { operation.Run(); });
+  device_.Enqueue(stream, [operation, this] { operation.RunOn(device_); });
   return kSuccess;
 }
 

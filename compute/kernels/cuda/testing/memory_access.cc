@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "compute/kernels/cuda/simt_common.h"
 
@@ -112,19 +113,24 @@ void SharedAccess::FinishCopies(int thread) {
   copies_[thread].clear();
 }
 
-void GlobalAccess::Reset() {
+void GlobalAccess::Reset(FindMemory find_memory) {
   ++launch_;
+  find_memory_ = std::move(find_memory);
   if (pages_.size() <= kMaxKeptPages) return;
   pages_.clear();
   recent_ = {};
 }
 
-GlobalAccess::Page& GlobalAccess::FindPage(uintptr_t index) {
+// A page has bytes of one piece of the device's memory only: pieces begin at pages.
+GlobalAccess::Page& GlobalAccess::FindPage(uintptr_t at) {
+  const uintptr_t index = at / kPageBytes;
   std::unique_ptr<Page>& page = pages_[index];
   if (page == nullptr) page = std::make_unique<Page>();
   if (page->launch != launch_) {
     page->index = index;
     page->launch = launch_;
+    page->memory = find_memory_ == nullptr ? Extent{0, UINTPTR_MAX}
+                                           : find_memory_(reinterpret_cast<const void*>(at));
     page->cells.fill({});
   }
   recent_[index % kRecentPages] = page.get();
@@ -136,9 +142,15 @@ bool GlobalAccess::Check(int64_t block, const void* address, int64_t bytes, Kind
   const uint32_t self = static_cast<uint32_t>(block) + 1;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(address) / kCellBytes * kCellBytes;
   const uintptr_t end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
-  Page* page = &PageAt(begin / kPageBytes);
+  Page* page = &PageAt(begin);
+  if (begin < page->memory.begin || end > page->memory.end) {
+    *error += kind == Kind::kRead ? "reads" : "writes";
+    *error += page->memory.end == 0 ? " memory that is not the device's"
+                                    : " beyond a piece of the device's memory";
+    return false;
+  }
   for (uintptr_t at = begin; at < end; at += kCellBytes) {
-    if (at > begin && at % kPageBytes == 0) page = &PageAt(at / kPageBytes);
+    if (at > begin && at % kPageBytes == 0) page = &PageAt(at);
     Cell& cell = page->cells[at % kPageBytes / kCellBytes];
     uint32_t& own = kind == Kind::kRead    ? cell.reader
                     : kind == Kind::kWrite ? cell.writer

@@ -7,10 +7,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "compute/kernels/cuda/simt_common.h"
 
 namespace tessera::simt {
 
@@ -79,6 +82,8 @@ class SharedAccess {
 // The blocks of a launch run in no order. So two of them that touch the same bytes race, unless
 // both only read them, or both by atomic operations.
 //
+// An access to memory that is not the device's is an error, too.
+//
 // The compiler reports the accesses: sources that are compiled with -fsanitize=thread call
 // functions for them, which are defined here in place of ThreadSanitizer's. Memory: six times what
 // a launch touches.
@@ -86,9 +91,12 @@ class GlobalAccess {
  public:
   enum class Kind { kRead, kWrite, kAtomic };
 
-  // Begins a new launch.
-  void Reset();
-  // Records an access of a block, by its number. On a race, appends a description to `error` and
+  // Returns the piece of the device's memory that has an address, or an empty piece.
+  using FindMemory = std::function<Extent(const void*)>;
+
+  // Begins a new launch. Without `find_memory`, all memory is the device's.
+  void Reset(FindMemory find_memory = nullptr);
+  // Records an access of a block, by its number. For an error, appends a description to `error` and
   // returns false.
   bool Check(int64_t block, const void* address, int64_t bytes, Kind kind, std::string* error);
 
@@ -105,19 +113,22 @@ class GlobalAccess {
   struct Page {
     uintptr_t index = 0;
     uint64_t launch = 0;  // whose accesses these are
+    Extent memory;        // the piece that has the first of them
     std::array<Cell, kPageBytes / kCellBytes> cells;
   };
 
-  Page& PageAt(uintptr_t index) {
+  Page& PageAt(uintptr_t at) {
+    const uintptr_t index = at / kPageBytes;
     Page* const recent = recent_[index % kRecentPages];
     if (recent != nullptr && recent->index == index && recent->launch == launch_) return *recent;
-    return FindPage(index);
+    return FindPage(at);
   }
-  Page& FindPage(uintptr_t index);
+  Page& FindPage(uintptr_t at);
 
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
   std::array<Page*, kRecentPages> recent_ = {};  // by index
   uint64_t launch_ = 0;
+  FindMemory find_memory_;
 };
 
 namespace internal {

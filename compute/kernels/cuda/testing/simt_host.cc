@@ -75,8 +75,8 @@ class Simulator {
   Counters TakeCounters() { return std::exchange(counters_, {}); }
 
   void Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-           int64_t max_shared_bytes, const std::string& scope,
-           const std::function<void()>& thread_body);
+           int64_t max_shared_bytes, const GlobalAccess::FindMemory& find_memory,
+           const std::string& scope, const std::vector<Extent>& operands, const ThreadBody& body);
 
   // Called on fibers.
   void SetError(const std::string& what);
@@ -92,6 +92,7 @@ class Simulator {
   std::vector<int64_t> BlockOrder(int64_t blocks);
   void RunBlock(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
   void RunThread(int index, const std::function<void()>& thread_body);
+  std::string DescribeOperand(uintptr_t address) const;
   Fiber* TakeFiber();
   void MakeReady(int index);
   void Wait();
@@ -116,6 +117,8 @@ class Simulator {
   SharedAccess shared_;
   int64_t block_index_ = 0;
   GlobalAccess global_;
+  Extent arguments_;                // of the kernel
+  std::vector<Extent> operands_;    // of the operation
   const Fiber* watched_ = nullptr;  // whose accesses are checked
   std::string race_;
   // The lanes of each warp that wait for all of it, at the place of the first, while no lane of it
@@ -170,23 +173,27 @@ std::vector<int64_t> Simulator::BlockOrder(int64_t blocks) {
 }
 
 void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-                    int64_t max_shared_bytes, const std::string& scope,
-                    const std::function<void()>& thread_body) {
+                    int64_t max_shared_bytes, const GlobalAccess::FindMemory& find_memory,
+                    const std::string& scope, const std::vector<Extent>& operands,
+                    const ThreadBody& body) {
   if (!error_.empty()) return;
   max_shared_bytes_ = max_shared_bytes;
+  const auto arguments = reinterpret_cast<uintptr_t>(body.arguments.get());
+  arguments_ = {arguments, arguments + static_cast<uintptr_t>(body.bytes)};
+  operands_ = operands;
   kernel_ = ShortKernelName(pretty_name);
   grid_ = grid;
   if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
     ++counters_.launches;
-    global_.Reset();
-    const std::function<void()> body = [&thread_body] {
+    global_.Reset(find_memory);
+    const std::function<void()> run = [&body] {
       ApplyArithmetic();
-      thread_body();
+      body.run(body.arguments.get());
     };
     for (const int64_t block : BlockOrder(grid.x * grid.y * grid.z)) {
       position.block = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
       block_index_ = block;
-      RunBlock(threads, shared_bytes, body);
+      RunBlock(threads, shared_bytes, run);
       if (!error_.empty()) break;
     }
   }
@@ -385,13 +392,25 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
 void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
   if (watched_ == nullptr || watched_->HasOnStack(address)) return;
   const char* const at = static_cast<const char*>(address);
+  if (reinterpret_cast<uintptr_t>(at) - arguments_.begin < arguments_.end - arguments_.begin)
+    return;
   if (at >= shared_.data() && at < shared_.data() + shared_.bytes()) return;
   ++counters_.global_accesses;
   if (global_.Check(block_index_, address, bytes, kind, &race_)) return;
   std::ostringstream text;
   text << std::exchange(race_, "") << " (" << bytes << " bytes of global memory at 0x" << std::hex
-       << reinterpret_cast<uintptr_t>(address) << ")";
+       << reinterpret_cast<uintptr_t>(address) << ")"
+       << DescribeOperand(reinterpret_cast<uintptr_t>(address));
   SetError(text.str());
+}
+
+// Returns "; operand 2", in the order of the operation's description, or an empty text.
+std::string Simulator::DescribeOperand(uintptr_t address) const {
+  for (size_t i = 0; i < operands_.size(); ++i) {
+    if (address < operands_[i].begin || address >= operands_[i].end) continue;
+    return "; operand " + std::to_string(i + 1);
+  }
+  return "";
 }
 
 }  // namespace
@@ -435,11 +454,13 @@ void CheckAlignment(const void* address, int64_t alignment) {
 }
 
 void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-               Stream stream, std::function<void()> thread_body) {
+               Stream stream, ThreadBody body) {
   const int64_t max_shared_bytes = stream == nullptr ? kMaxSharedBytes : stream->max_shared_bytes();
-  const auto run = [=, scope = LaunchScope::DescribeCurrent()] {
-    ThisSimulator().Run(pretty_name, grid, threads, shared_bytes, max_shared_bytes, scope,
-                        thread_body);
+  const auto run = [=, find_memory = stream == nullptr ? nullptr : stream->find_memory(),
+                    scope = LaunchScope::DescribeCurrent(),
+                    operands = LaunchScope::CurrentOperands()] {
+    ThisSimulator().Run(pretty_name, grid, threads, shared_bytes, max_shared_bytes, find_memory,
+                        scope, operands, body);
   };
   if (stream == nullptr) {
     run();

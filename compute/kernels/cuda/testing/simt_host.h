@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 
 #include "compute/kernels/cuda/simt_common.h"
@@ -35,6 +37,8 @@ class WorkQueue {
   virtual void Add(std::function<void()> work) = 0;
   // Returns the shared memory that a block may have on the stream's device.
   virtual int64_t max_shared_bytes() const { return kMaxSharedBytes; }
+  // Returns what finds the device's memory while the work runs; null: all memory is the device's.
+  virtual GlobalAccess::FindMemory find_memory() const { return nullptr; }
 };
 using Stream = WorkQueue*;  // null: launches run at once
 
@@ -99,8 +103,15 @@ void CopyAsync(char* to, const void* from);
 int64_t SharedBytes();
 void CheckAlignment(const void* address, int64_t alignment);
 
+// What each thread of a launch does, and the arguments of the kernel: memory that any thread reads.
+struct ThreadBody {
+  std::shared_ptr<const void> arguments;
+  int64_t bytes = 0;
+  void (*run)(const void* arguments) = nullptr;
+};
+
 void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-               Stream stream, std::function<void()> thread_body);
+               Stream stream, ThreadBody body);
 
 }  // namespace internal
 
@@ -250,8 +261,11 @@ void StorePack(const float (&from)[kCount], T* to) {
 
 template <auto kKernel, typename... Arguments>
 void Launch(Grid grid, int threads, int64_t shared_bytes, Stream stream, Arguments... arguments) {
+  using All = std::tuple<Arguments...>;
   internal::RunLaunch(PrettyKernelName<kKernel>(), grid, threads, shared_bytes, stream,
-                      [=] { kKernel(arguments...); });
+                      {std::make_shared<const All>(arguments...), sizeof(All), [](const void* all) {
+                         std::apply(kKernel, *static_cast<const All*>(all));
+                       }});
 }
 
 }  // namespace tessera::simt

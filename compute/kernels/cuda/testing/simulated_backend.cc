@@ -31,8 +31,10 @@ T OrDie(absl::StatusOr<T> value) {
 // What the backend works on, and its products hold on to, so that it outlives the backend's memory.
 struct OwnDevice {
   OwnDevice()
-      : context(std::make_unique<FakeDeviceRuntime>(FakeDeviceOptions{
-            .memory_bytes = std::numeric_limits<int64_t>::max(), .at_once = true})),
+      : context(std::make_unique<FakeDeviceRuntime>(
+            FakeDeviceOptions{.memory_bytes = std::numeric_limits<int64_t>::max(),
+                              .fabric = FakeFabric::OverHostMemory(),
+                              .at_once = true})),
         compute(OrDie(Stream::Create(context))),
         cublaslt(static_cast<FakeDeviceRuntime&>(context.runtime())) {}
   ~OwnDevice() {
