@@ -24,7 +24,6 @@
 #include "layout/dtype.h"
 #include "tensor/device_runtime.h"
 #include "trainer/app/dry_run.h"
-#include "trainer/app/gemm_peak.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/session.h"
 #include "trainer/app/signals.h"
@@ -35,6 +34,7 @@
 #include "trainer/state/run_state.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/state_health.h"
+#include "trainer/step/product_rate.h"
 
 namespace tessera {
 namespace {
@@ -42,26 +42,15 @@ namespace {
 // After this many consecutive updates with broken gradients, continuing is pointless.
 constexpr int64_t kMaxSkippedInARow = 10;
 
-// Returns the largest products of one micro-batch on one rank.
-std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
-  const ModelConfig& model = config.model();
-  const int64_t rows = config.training().micro_batch_size() * config.training().seq_length();
-  const int64_t tensor = ConfigTopology(config).tensor;
-  const int64_t ffn = model.ffn_hidden_size() / tensor;
-  return {{rows, ffn, model.hidden_size()},
-          {rows, model.hidden_size(), ffn},
-          {rows, model.vocab_size() / tensor, model.hidden_size()}};
-}
-
 // Returns the rate of matrix products that all ranks reach together, each with its own threads and
 // at the same time.
 absl::StatusOr<double> MeasurePeak(const Session& session) {
   Communicator* const world = session.mesh->world();
   if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
   TESSERA_ASSIGN_OR_RETURN(
-      double peak, MeasureGemmPeak(session.backend(),
-                                   session.config.training().bf16() ? DType::kBF16 : DType::kF32,
-                                   LargestProducts(session.config)));
+      double peak,
+      MeasureProductRate(session.backend(),
+                         session.config.training().bf16() ? DType::kBF16 : DType::kF32));
   if (world != nullptr) {
     TESSERA_RETURN_IF_ERROR(
         world->AllReduce(std::span(&peak, 1), ReduceOp::kSum, {.what = "speed of the ranks"}));

@@ -47,7 +47,8 @@ struct StepMetrics {
   int64_t first_sample = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;
-  double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate, at most 1; 0: unknown
+  double peak_share =
+      0;  // model FLOP/s over the rate of products (step/product_rate.h), at most 1; 0: unknown
   double eta_seconds = 0;  // until the end of the last step
   // The most memory that all processes together have held until now; 0: unknown. On GPUs, the
   // memory of each GPU that is in use.

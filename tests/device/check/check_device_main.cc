@@ -1,16 +1,19 @@
 // Proves on a GPU what tests cannot prove without one, and measures: see README's "On GPUs".
 //
-//   check_device [--quick] [--only=NAME] [--gpu=INDEX]
+//   check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no]
+//                [--json=FILE]
 //
-// Prints a line for each check. The exit status is 0 only if none has failed, 2 where there is no
-// GPU to check.
+// Prints a line for each check as it ends, then a table. The exit status is 0 only if none has
+// failed, 2 where there is no GPU to check.
 
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,17 +25,26 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "compute/device/cuda_device.h"
 #include "compute/device/training_device.h"
 #include "glog/logging.h"
+#include "layout/dtype.h"
+#include "nlohmann/json.hpp"
 #include "tests/device/check/check.h"
 #include "tests/device/check/device_checks.h"
 #include "tests/device/check/figures.h"
+#include "tests/support/command.h"
+#include "trainer/step/product_rate.h"
 
 ABSL_FLAG(bool, quick, false, "Small shapes, short runs, no sanitizer, no figures");
 ABSL_FLAG(std::string, only, "", "The name of the only check to run");
 ABSL_FLAG(int, gpu, 0, "Index of the GPU");
+ABSL_FLAG(double, deadline, 300, "Seconds; checks that do not fit are left out");
+ABSL_FLAG(bool, pytorch, true, "Also measure PyTorch, whose compilation takes minutes");
+ABSL_FLAG(std::string, json, "", "A file for the results, from which gpus_table.py makes a page");
 
 namespace tessera::testing {
 namespace {
@@ -56,102 +68,150 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
-// Figures of training and what they are compared with, each measured once.
+// Figures of training and what they are compared with.
 class Figures {
  public:
-  Figures(TrainingDevice& device, std::filesystem::path script, std::filesystem::path folder)
-      : device_(device), script_(std::move(script)), folder_(std::move(folder)) {}
+  Figures(TrainingDevice& device, std::filesystem::path script, std::filesystem::path folder,
+          const Deadline& deadline)
+      : device_(device),
+        script_(std::move(script)),
+        folder_(std::move(folder)),
+        deadline_(deadline) {}
 
-  // This object outlives them.
-  std::vector<Check> Checks() {
-    std::vector<Check> checks = {{"products",
-                                  [this] {
-                                    const absl::StatusOr<double> rate = Products();
-                                    if (!rate.ok()) return OutcomeOf(rate.status());
-                                    return OutcomeOf(absl::StrFormat(
-                                        "bf16, 8192 x 8192 x 8192: %.0f TFLOP/s", *rate / 1e12));
-                                  }},
-                                 {"pytorch", [this] { return PytorchOutcome(); }}};
-    for (const TimedModel& model : FullModels()) {
-      checks.push_back({model.check, [this, model] { return OutcomeOf(Describe(model)); }});
-    }
-    return checks;
+  CheckOutcome Products() {
+    const absl::StatusOr<double> rate = ProductRate();
+    if (!rate.ok()) return OutcomeOf(rate.status());
+    return {CheckOutcome::kPassed,
+            absl::StrFormat("bf16, the best of squares up to 8192: %.0f TFLOP/s", *rate / 1e12),
+            {{"flops_per_second", *rate}}};
   }
 
- private:
-  absl::StatusOr<double> Products() {
-    if (products_ == 0) {
-      TESSERA_ASSIGN_OR_RETURN(products_, MeasureGemmRate(*device_.backend, device_.device,
-                                                          /*side=*/8192, /*products=*/10));
-    }
-    return products_;
+  CheckOutcome Training(const TimedModel& model) {
+    const absl::StatusOr<double> products = ProductRate();
+    if (!products.ok()) return OutcomeOf(products.status());
+    const absl::StatusOr<TrainingFigures> figures = MeasureTraining(model, &device_, folder_);
+    if (!figures.ok()) return OutcomeOf(figures.status());
+    rates_[model.name] = figures->tokens_per_second;
+    return OutcomeOf(model, *figures, *products);
   }
 
-  absl::StatusOr<double> Pytorch(const TimedModel& model) {
-    const auto found = pytorch_.find(model.name);
-    if (found != pytorch_.end()) return found->second;
-    return pytorch_
-        .emplace(model.name,
-                 MeasurePytorch(model, FindProgram("python3", {}), script_, "cuda", folder_))
-        .first->second;
-  }
-
-  // Before this process has taken the GPU's memory, of which it gives nothing back.
-  CheckOutcome PytorchOutcome() {
-    CheckOutcome outcome = {CheckOutcome::kPassed, ""};
-    for (const TimedModel& model : FullModels()) {
-      const absl::StatusOr<double> rate = Pytorch(model);
-      if (!rate.ok()) outcome.kind = CheckOutcome::kSkipped;
-      absl::StrAppend(&outcome.detail, outcome.detail.empty() ? "" : "\n", model.name, ": ",
-                      rate.ok() ? absl::StrFormat("%.0f tokens/s", *rate)
-                                : std::string(rate.status().message()));
+  // Beside the rate of Training(), if that was measured.
+  CheckOutcome Pytorch(const TimedModel& model) {
+    device_.context->runtime().TrimMemory();
+    const absl::StatusOr<double> rate =
+        MeasurePytorch(model, FindProgram("python3", {}), script_, "cuda", folder_, deadline_);
+    if (absl::IsDeadlineExceeded(rate.status())) return deadline_.LeftOut();
+    if (!rate.ok()) return {CheckOutcome::kSkipped, std::string(rate.status().message())};
+    CheckOutcome outcome = {CheckOutcome::kPassed,
+                            absl::StrFormat("%s, with compile: %.0f tokens/s", model.name, *rate),
+                            {{"tokens_per_second", *rate}}};
+    if (const auto own = rates_.find(model.name); own != rates_.end()) {
+      absl::StrAppendFormat(&outcome.detail, "; Tessera: %.2f times that", own->second / *rate);
+      outcome.figures["times"] = own->second / *rate;
     }
     return outcome;
   }
 
-  absl::StatusOr<std::string> Describe(const TimedModel& model) {
-    TESSERA_ASSIGN_OR_RETURN(const double products, Products());
-    const absl::StatusOr<double> pytorch = Pytorch(model);
-    TESSERA_ASSIGN_OR_RETURN(const TrainingFigures figures,
-                             MeasureTraining(model, &device_, folder_));
-    return DescribeFigures(model, figures, products, pytorch);
+ private:
+  absl::StatusOr<double> ProductRate() {
+    if (product_rate_ == 0) {
+      TESSERA_ASSIGN_OR_RETURN(product_rate_, MeasureProductRate(*device_.backend, DType::kBF16));
+    }
+    return product_rate_;
   }
 
   TrainingDevice& device_;
   const std::filesystem::path script_;
   const std::filesystem::path folder_;
-  double products_ = 0;  // FLOP/s
-  std::map<std::string, absl::StatusOr<double>> pytorch_;
+  const Deadline& deadline_;
+  double product_rate_ = 0;              // FLOP/s
+  std::map<std::string, double> rates_;  // tokens/s, by model
 };
 
-int Main(const std::filesystem::path& self) {
+// On an H200, with the weights of 1.6 billion parameters that are drawn first, and with what
+// PyTorch compiles.
+constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60;
+
+// The cheapest first, and PyTorch's, which others are compared with, last. `figures` and `deadline`
+// outlive the checks.
+std::vector<Check> AllChecks(TrainingDevice& device, const std::filesystem::path& self,
+                             const std::filesystem::path& scratch, Figures& figures,
+                             const Deadline& deadline) {
   const bool quick = absl::GetFlag(FLAGS_quick);
+  const bool times = !quick || !absl::GetFlag(FLAGS_only).empty();
+  std::vector<Check> checks;
+  if (times) checks.push_back({"products", [&] { return figures.Products(); }});
+  for (Check& check : DeviceChecks(device, {.operations = {.typical = !quick},
+                                           .training = FullTraining(quick),
+                                           .folder = scratch})) {
+    checks.push_back(std::move(check));
+  }
+  checks.insert(checks.end() - 1, Check{"programs", [=, &deadline] {
+                                          return RunTestPrograms(self.parent_path() / "tests",
+                                                                 scratch, deadline);
+                                        }});
+  if (!times) return checks;
+  for (const TimedModel& model : FullModels()) {
+    checks.push_back(
+        {model.check, [=, &figures] { return figures.Training(model); }, kSecondsOfTraining});
+  }
+  for (const char* tool : {"memcheck", "racecheck"}) {
+    checks.push_back(
+        {tool, [=, &deadline] {
+           return RunSanitizer(tool, {self, "--quick", "--only=operations"}, scratch, deadline);
+         }});
+  }
+  for (const TimedModel& model : FullModels()) {
+    if (!absl::GetFlag(FLAGS_pytorch)) break;
+    checks.push_back({"pytorch_" + model.check.substr(model.check.find('_') + 1),
+                      [=, &figures] { return figures.Pytorch(model); }, kSecondsOfPytorch});
+  }
+  return checks;
+}
+
+// Returns the version of NVIDIA's driver, from its description of itself; empty without one.
+std::string DriverVersion() {
+  std::smatch version;
+  const std::string text = ReadFile("/proc/driver/nvidia/version");
+  return std::regex_search(text, version, std::regex("[0-9]+\\.[0-9.]+")) ? version.str() : "";
+}
+
+absl::Status WriteJson(const std::string& path, const TrainingDevice& device,
+                       const std::vector<CheckResult>& results) {
+  const nlohmann::json json = {
+      {"device", device.type},
+      {"driver", DriverVersion()},
+      {"products", device.products},
+      {"date", absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone())},
+      {"checks", JsonOf(results)}};
+  std::ofstream file(path);
+  file << json.dump(1) << "\n";
+  return file.flush() ? absl::OkStatus() : absl::InternalError(absl::StrCat("cannot write ", path));
+}
+
+absl::Status Run(TrainingDevice& device, const std::filesystem::path& self) {
+  const Deadline deadline(absl::GetFlag(FLAGS_deadline));
+  const ScratchFolder scratch;
+  Figures figures(device, self.parent_path() / "pytorch_rate.py", scratch.path(), deadline);
   const std::string only = absl::GetFlag(FLAGS_only);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckResult> results,
+                           RunChecks(AllChecks(device, self, scratch.path(), figures, deadline),
+                                     only, deadline, std::cout));
+  std::cout << "\n" << TableOf(results) << std::flush;
+  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
+    TESSERA_RETURN_IF_ERROR(WriteJson(path, device, results));
+  }
+  return StatusOf(results);
+}
+
+int Main(const std::filesystem::path& self) {
   const absl::StatusOr<std::unique_ptr<TrainingDevice>> device =
       OpenCudaDevice(absl::GetFlag(FLAGS_gpu));
   if (!device.ok()) {
     std::cerr << "check_device: " << device.status().message() << "\n";
     return kNoGpu;
   }
-  const ScratchFolder scratch;
-  std::vector<Check> checks = DeviceChecks(**device, {.operations = {.typical = !quick},
-                                                      .training = FullTraining(quick),
-                                                      .folder = scratch.path()});
-  checks.push_back(
-      {"programs", [&] { return RunTestPrograms(self.parent_path() / "tests", scratch.path()); }});
-  Figures figures(**device, self.parent_path() / "pytorch_rate.py", scratch.path());
-  if (!quick || !only.empty()) {
-    for (const char* tool : {"memcheck", "racecheck"}) {
-      checks.push_back(
-          {tool, [&, tool] {
-             return RunSanitizer(tool, {self, "--quick", "--only=operations"}, scratch.path());
-           }});
-    }
-    for (Check& check : figures.Checks()) {
-      checks.push_back(std::move(check));
-    }
-  }
-  const absl::Status status = RunChecks(checks, only, std::cout);
+  const absl::Status status = Run(**device, self);
   if (status.ok()) return 0;
   std::cerr << "check_device: " << status.message() << "\n";
   return 1;
@@ -161,7 +221,9 @@ int Main(const std::filesystem::path& self) {
 }  // namespace tessera::testing
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("check_device [--quick] [--only=NAME] [--gpu=INDEX]");
+  absl::SetProgramUsageMessage(
+      "check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no] "
+      "[--json=FILE]");
   absl::ParseCommandLine(argc, argv);
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;

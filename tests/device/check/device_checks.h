@@ -19,8 +19,8 @@ struct DeviceCheckOptions {
   std::string folder;  // exists; for token files and checkpoints
 };
 
-// Returns the checks that must pass on a device before anything is trained there: "operations",
-// "gradients", "curves", "resume" and "same_bits". `device` outlives the checks.
+// Returns the checks that must pass on a device before anything is trained there, the cheapest
+// first: "gradients", "same_bits", "resume", "curves", "operations". `device` outlives them.
 std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions& options);
 
 // Makes a backend of the device for operands in host memory. Each operation copies its operands to

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -13,11 +14,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/no_memory.h"
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/numerics_fingerprint.h"
+#include "gmock/gmock.h"
 #include "models/testing/profiling_backend.h"
 #include "tensor/tensor.h"
 #include "tests/device/check/check.h"
@@ -25,6 +28,9 @@
 
 namespace tessera::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A device on which one operation is wrong.
 class WrongBackend : public ProfilingBackend {
@@ -62,23 +68,54 @@ class WrongBackend : public ProfilingBackend {
   int calls_ = 0;
 };
 
+// A device whose work fails at the first gradient of attention.
+class FailingBackend final : public Backend {
+ public:
+  explicit FailingBackend(SimulatedDevice& device)
+      : device_(device), right_(std::move(device.backend)), backend_(*right_) {}
+
+  Device device() const override { return backend_.device(); }
+  absl::Status Synchronize() override { return backend_.Synchronize(); }
+  void Upload(const void* host, TensorView to) override { backend_.Upload(host, to); }
+  void Download(TensorView from, void* host) override { backend_.Download(from, host); }
+
+ protected:
+  TESSERA_OPERATIONS(TESSERA_FORWARD_RUN)
+
+ private:
+  template <typename Op, typename Call>
+  auto Forward(const Op& /*op*/, const std::string& name, const Call& call) -> decltype(call()) {
+    if (name == "AttentionBackward") device_.runtime->Fail(device_.compute->handle());
+    return call();
+  }
+
+  SimulatedDevice& device_;
+  const std::unique_ptr<Backend> right_;
+  Backend& backend_;
+};
+
 class DeviceChecksTest : public ::testing::Test {
  protected:
   // The outcomes by name.
   static std::map<std::string, CheckOutcome> Run(WrongBackend::What what,
                                                  const std::vector<std::string>& only) {
-    const std::unique_ptr<SimulatedDevice> device =
-        OpenSimulatedDevice(0, {.seed = 3, .fabric = MakeGuardedFabric()});
+    const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0, {.seed = 3});
     const std::unique_ptr<Backend> right = std::move(device->backend);
     device->backend = std::make_unique<WrongBackend>(*right, what);
     const std::unique_ptr<Backend> exact = device->make_exact_backend();
     device->make_exact_backend = [&] { return std::make_unique<WrongBackend>(*exact, what); };
+    return Run(*device, only);
+  }
+
+  static std::map<std::string, CheckOutcome> Run(SimulatedDevice& device,
+                                                 const std::vector<std::string>& only) {
     std::map<std::string, CheckOutcome> outcomes;
     const TestFolder folder;
+    std::ostringstream lines;
     for (const Check& check :
-         DeviceChecks(*device, {.training = SmallTraining(), .folder = folder.path()})) {
+         DeviceChecks(device, {.training = SmallTraining(), .folder = folder.path()})) {
       for (const std::string& name : only) {
-        if (name == check.name) outcomes[name] = check.run();
+        if (name == check.name) outcomes[name] = RunChecks({check}, "", {}, lines)->front().outcome;
       }
     }
     EXPECT_EQ(outcomes.size(), only.size());
@@ -137,6 +174,25 @@ TEST_F(DeviceChecksTest, TheCommittedDigestsAreThoseOfProcessors) {
       << std::hex << results.products_hash << " " << results.loops_hash;
 }
 
+// Work that fails on the device fails the check, with the operation's name, and nothing else.
+TEST_F(DeviceChecksTest, AFailureOfTheDeviceNamesTheOperation) {
+  const auto detail_of_failure = [] {
+    const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0, {.seed = 3});
+    device->backend = std::make_unique<FailingBackend>(*device);
+    return Run(*device, {"gradients"}).at("gradients").detail;
+  };
+  const std::string detail = detail_of_failure();
+  EXPECT_THAT(detail, HasSubstr("an illegal memory access was encountered; "));
+  EXPECT_THAT(detail, HasSubstr(" was queued last, and the error may be an earlier operation's: "
+                                "with TESSERA_CUDA_SYNC=1 it bears the name of its own"));
+  setenv("TESSERA_CUDA_SYNC", "1", 1);
+  const std::string exact = detail_of_failure();
+  unsetenv("TESSERA_CUDA_SYNC");
+  EXPECT_THAT(exact, HasSubstr("AttentionBackward of ["));
+  EXPECT_THAT(exact, HasSubstr(": an illegal memory access was encountered"));
+  EXPECT_THAT(exact, Not(HasSubstr("TESSERA_CUDA_SYNC")));
+}
+
 TEST_F(DeviceChecksTest, ModelsForGpusCanBeBuilt) {
   for (const bool quick : {false, true}) {
     EXPECT_OK(CheckSizes(FullTraining(quick), TestFolder().path()));
@@ -153,17 +209,47 @@ TEST(RunChecksTest, TheTableHasALineForEachCheck) {
       {"absent", [] {
          return CheckOutcome{CheckOutcome::kSkipped, "no tool"};
        }}};
-  std::ostringstream table;
-  EXPECT_EQ(RunChecks(checks, "", table), absl::InternalError("failed: bad"));
-  EXPECT_EQ(table.str(),
-            "passed   good            0.0 s  12 tensors\n"
-            "FAILED   bad             0.0 s  wrong\n    below\n"
-            "skipped  absent          0.0 s  no tool\n");
+  std::ostringstream lines;
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, RunChecks(checks, "", {}, lines));
+  EXPECT_EQ(lines.str(),
+            "passed    good             0.0 s\n"
+            "FAILED    bad              0.0 s\n"
+            "skipped   absent           0.0 s\n");
+  EXPECT_EQ(TableOf(results),
+            "passed    good             0.0 s  12 tensors\n"
+            "FAILED    bad              0.0 s  wrong\n    below\n"
+            "skipped   absent           0.0 s  no tool\n");
+  EXPECT_EQ(StatusOf(results), absl::InternalError("failed: bad"));
   std::ostringstream one;
-  EXPECT_OK(RunChecks(checks, "absent", one));
-  EXPECT_EQ(one.str(), "skipped  absent          0.0 s  no tool\n");
-  EXPECT_EQ(RunChecks(checks, "other", one),
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> absent, RunChecks(checks, "absent", {}, one));
+  EXPECT_OK(StatusOf(absent));
+  EXPECT_EQ(one.str(), "skipped   absent           0.0 s\n");
+  EXPECT_EQ(RunChecks(checks, "other", {}, one).status(),
             absl::InvalidArgumentError("no check is named other; there are good, bad, absent"));
+}
+
+TEST(RunChecksTest, WhatDoesNotFitIntoTheDeadlineIsLeftOutByName) {
+  const auto pass = [] { return CheckOutcome{CheckOutcome::kPassed, "", {{"tokens", 3}}}; };
+  std::ostringstream lines;
+  ASSERT_OK_AND_ASSIGN(
+      const std::vector<CheckResult> results,
+      RunChecks({{"short", pass, 10}, {"long", pass, 1000}}, "", Deadline(300), lines));
+  EXPECT_EQ(TableOf(results),
+            "passed    short            0.0 s  \n"
+            "left out  long             0.0 s  does not fit into --deadline=300\n");
+  EXPECT_OK(StatusOf(results));
+  const nlohmann::json json = JsonOf(results);
+  EXPECT_EQ(json[0]["figures"]["tokens"], 3);
+  EXPECT_EQ(json[1]["name"], "long");
+  EXPECT_EQ(json[1]["outcome"], "left out");
+}
+
+TEST(RunChecksTest, MemoryThatCannotBeAllocatedFailsACheck) {
+  const std::vector<Check> checks = {
+      {"large", []() -> CheckOutcome { throw NoMemory(absl::InternalError("a broken GPU")); }}};
+  std::ostringstream lines;
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, RunChecks(checks, "", {}, lines));
+  EXPECT_EQ(TableOf(results), "FAILED    large            0.0 s  a broken GPU\n");
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 #include "tests/device/check/figures.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +19,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
-#include "compute/kernels/backend.h"
-#include "compute/random/philox.h"
-#include "layout/dtype.h"
-#include "tensor/bfloat16.h"
-#include "tensor/tensor.h"
+#include "tests/device/check/check.h"
 #include "tests/support/command.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
@@ -35,19 +31,6 @@ namespace {
 constexpr int kWarmUpSteps = 2;
 // While a save is in flight; more than it can take.
 constexpr int kMaxStepsOfASave = 2000;
-
-// In [-1, 1): zeros would be multiplied faster.
-Tensor RandomMatrix(Backend& backend, Device device, int64_t side, uint64_t stream) {
-  const RandomStream random{.seed = 1, .use = RandomUse::kDataOrder, .stream = stream};
-  std::vector<BFloat16> values(static_cast<size_t>(side * side));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const double word = RandomWord(random, static_cast<uint64_t>(i));
-    values[i] = BFloat16(static_cast<float>(word * 0x1p-31 - 1));
-  }
-  Tensor matrix(DType::kBF16, {side, side}, device);
-  backend.Upload(values.data(), matrix);
-  return matrix;
-}
 
 absl::StatusOr<double> TimedStep(TrainingRank& rank) {
   const absl::Duration start = SteadyNow();
@@ -101,27 +84,6 @@ absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, Tra
 }
 
 }  // namespace
-
-absl::StatusOr<double> MeasureGemmRate(Backend& backend, Device device, int64_t side,
-                                       int products) {
-  constexpr int kRounds = 5;
-  const Tensor a = RandomMatrix(backend, device, side, 1);
-  const Tensor b = RandomMatrix(backend, device, side, 2);
-  const Tensor c(DType::kBF16, {side, side}, device);
-  double best_seconds = HUGE_VAL;
-  for (int round = 0; round <= kRounds; ++round) {
-    TESSERA_RETURN_IF_ERROR(backend.Synchronize());
-    const absl::Duration start = SteadyNow();
-    for (int i = 0; i < products; ++i) {
-      backend.MatMul({a, b.view().Transpose(0, 1), c, /*accumulate=*/false});
-    }
-    TESSERA_RETURN_IF_ERROR(backend.Synchronize());
-    // The first round chooses algorithms.
-    if (round > 0) best_seconds = std::min(best_seconds, SecondsSince(start));
-  }
-  const double cube = static_cast<double>(side) * static_cast<double>(side * side);
-  return 2 * cube * products / best_seconds;
-}
 
 std::vector<TimedModel> FullModels() {
   return {{.name = "GPT-2 124M",
@@ -196,7 +158,8 @@ absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, Trainin
 absl::StatusOr<double> MeasurePytorch(const TimedModel& model, const std::string& python,
                                       const std::filesystem::path& script,
                                       const std::string& device,
-                                      const std::filesystem::path& folder) {
+                                      const std::filesystem::path& folder,
+                                      const Deadline& deadline) {
   if (python.empty()) return absl::UnavailableError("PyTorch: no python3");
   const auto flag = [](const char* name, int64_t value) {
     return absl::StrCat("--", name, "=", value);
@@ -212,39 +175,40 @@ absl::StatusOr<double> MeasurePytorch(const TimedModel& model, const std::string
                                             flag("micro_batch", model.micro_batch),
                                             flag("accumulation", model.accumulation),
                                             flag("steps", model.steps)};
-  const Result result = Process(command, folder).Wait();
+  const std::optional<Result> result = RunWithin(deadline, command, folder);
+  if (!result.has_value()) return absl::DeadlineExceededError(deadline.LeftOut().detail);
   double rate = 0;
-  if (result.exit_code == 0 && absl::SimpleAtod(result.out, &rate)) return rate;
+  if (result->exit_code == 0 && absl::SimpleAtod(result->out, &rate)) return rate;
   // The last line of an error says what it was.
-  std::string error = result.err.empty() ? "no output" : result.err;
+  std::string error = result->err.empty() ? "no output" : result->err;
   while (!error.empty() && error.back() == '\n') error.pop_back();
   return absl::UnavailableError("PyTorch: " + error.substr(error.rfind('\n') + 1));
 }
 
-std::string DescribeFigures(const TimedModel& model, const TrainingFigures& figures,
-                            double gemm_rate, const absl::StatusOr<double>& pytorch) {
+CheckOutcome OutcomeOf(const TimedModel& model, const TrainingFigures& figures,
+                       double product_rate) {
   const double rate = figures.tokens_per_second;
-  std::string text = absl::StrFormat("%s, bf16: %.0f tokens/s, %.2f of the rate of products",
-                                     model.name, rate, figures.flops_per_second / gemm_rate);
+  const double share = figures.flops_per_second / product_rate;
+  CheckOutcome outcome = {CheckOutcome::kPassed,
+                          absl::StrFormat("%s, bf16: %.0f tokens/s, %.2f of the rate of products",
+                                          model.name, rate, share),
+                          {{"tokens_per_second", rate},
+                           {"share_of_products", share},
+                           {"seconds_per_step", figures.seconds_per_step}}};
   if (model.llmc_tokens_per_second > 0) {
-    absl::StrAppend(
-        &text, absl::StrFormat("\nllm.c has published %.0f tokens/s a GPU on H100s: "
-                               "%.2f times that",
-                               model.llmc_tokens_per_second, rate / model.llmc_tokens_per_second));
-  }
-  if (pytorch.ok()) {
-    absl::StrAppend(&text, absl::StrFormat("\nPyTorch with compile, here and now: %.0f tokens/s: "
-                                           "%.2f times that",
-                                           *pytorch, rate / *pytorch));
-  } else {
-    absl::StrAppend(&text, "\nnot compared: ", std::string(pytorch.status().message()));
+    absl::StrAppendFormat(&outcome.detail,
+                          "\nllm.c has published %.0f tokens/s a GPU on H100s: %.2f times that",
+                          model.llmc_tokens_per_second, rate / model.llmc_tokens_per_second);
   }
   if (model.saves) {
-    absl::StrAppend(&text, absl::StrFormat("\na save of %.2f GB: %.3f s blocked, %.3f s lost",
-                                           static_cast<double>(figures.saved_bytes) / 1e9,
-                                           figures.blocked_seconds, figures.lost_seconds));
+    absl::StrAppendFormat(&outcome.detail, "\na save of %.2f GB: %.3f s blocked, %.3f s lost",
+                          static_cast<double>(figures.saved_bytes) / 1e9, figures.blocked_seconds,
+                          figures.lost_seconds);
+    outcome.figures.insert({{"saved_bytes", static_cast<double>(figures.saved_bytes)},
+                            {"blocked_seconds", figures.blocked_seconds},
+                            {"lost_seconds", figures.lost_seconds}});
   }
-  return text;
+  return outcome;
 }
 
 }  // namespace tessera::testing

@@ -10,14 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "compute/device/training_device.h"
-#include "compute/kernels/backend.h"
-#include "tensor/tensor.h"
+#include "tests/device/check/check.h"
 
 namespace tessera::testing {
-
-// Returns the FLOP/s of bf16 products of square matrices with this side and random elements: the
-// best of several rounds, each of which queues `products` and waits for them.
-absl::StatusOr<double> MeasureGemmRate(Backend& backend, Device device, int64_t side, int products);
 
 // A GPT-2 that is timed, by Tessera and by PyTorch.
 struct TimedModel {
@@ -54,15 +49,17 @@ absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, Trainin
                                                 const std::filesystem::path& folder);
 
 // Returns the tokens/s of the model in PyTorch: see pytorch_rate.py. Unavailable, with a sentence,
-// if there is no python3 with PyTorch, or PyTorch cannot use `device` ("cuda", "cpu").
+// if there is no python3 with PyTorch, or PyTorch cannot use `device` ("cuda", "cpu");
+// DeadlineExceeded if it has not ended in time.
 absl::StatusOr<double> MeasurePytorch(const TimedModel& model, const std::string& python,
                                       const std::filesystem::path& script,
                                       const std::string& device,
-                                      const std::filesystem::path& folder);
+                                      const std::filesystem::path& folder,
+                                      const Deadline& deadline = {});
 
-// Returns the figures as lines for people. `pytorch` may be an error.
-std::string DescribeFigures(const TimedModel& model, const TrainingFigures& figures,
-                            double gemm_rate, const absl::StatusOr<double>& pytorch);
+// Returns the figures, and lines of them for people. `product_rate` as MeasureProductRate() has it.
+CheckOutcome OutcomeOf(const TimedModel& model, const TrainingFigures& figures,
+                       double product_rate);
 
 }  // namespace tessera::testing
 

@@ -1,11 +1,15 @@
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -38,18 +42,32 @@ std::vector<std::filesystem::path> ProgramsIn(const std::filesystem::path& folde
 
 }  // namespace
 
+std::optional<Result> RunWithin(const Deadline& deadline, const std::vector<std::string>& command,
+                                const std::filesystem::path& scratch) {
+  const Process process(command, scratch);
+  while (!process.Ended() && deadline.left_seconds() > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const bool ended = process.Ended();
+  if (!ended) process.Kill(SIGKILL);
+  const Result result = process.Wait();
+  if (!ended) return std::nullopt;
+  return result;
+}
+
 CheckOutcome RunTestPrograms(const std::filesystem::path& programs,
-                             const std::filesystem::path& scratch) {
+                             const std::filesystem::path& scratch, const Deadline& deadline) {
   std::string names;
   for (const std::filesystem::path& program : ProgramsIn(programs)) {
     const std::string name = program.filename();
-    const Result result = Process({program}, scratch).Wait();
-    if (result.exit_code != 0) {
+    const std::optional<Result> result = RunWithin(deadline, {program}, scratch);
+    if (!result.has_value()) return deadline.LeftOut();
+    if (result->exit_code != 0) {
       return {CheckOutcome::kFailed,
-              absl::StrCat(name, " ended with ", result.exit_code, "\n", Tail(result))};
+              absl::StrCat(name, " ended with ", result->exit_code, "\n", Tail(*result))};
     }
-    if (result.out.find("[  SKIPPED ]") != std::string::npos) {
-      return {CheckOutcome::kFailed, absl::StrCat(name, " skipped a case\n", Tail(result))};
+    if (result->out.find("[  SKIPPED ]") != std::string::npos) {
+      return {CheckOutcome::kFailed, absl::StrCat(name, " skipped a case\n", Tail(*result))};
     }
     absl::StrAppend(&names, names.empty() ? "" : ", ", name);
   }
@@ -74,16 +92,17 @@ std::string FindProgram(const std::string& name, const std::vector<std::string>&
 }
 
 CheckOutcome RunSanitizer(const std::string& tool, const std::vector<std::string>& command,
-                          const std::filesystem::path& scratch) {
+                          const std::filesystem::path& scratch, const Deadline& deadline) {
   const std::string sanitizer = FindProgram(
       "compute-sanitizer", {"/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"});
   if (sanitizer.empty()) return {CheckOutcome::kSkipped, "no compute-sanitizer"};
   std::vector<std::string> all = {sanitizer, "--tool", tool, "--error-exitcode", "99"};
   all.insert(all.end(), command.begin(), command.end());
-  const Result result = Process(all, scratch).Wait();
-  if (result.exit_code == 0) return {CheckOutcome::kPassed, "nothing found"};
+  const std::optional<Result> result = RunWithin(deadline, all, scratch);
+  if (!result.has_value()) return deadline.LeftOut();
+  if (result->exit_code == 0) return {CheckOutcome::kPassed, "nothing found"};
   return {CheckOutcome::kFailed,
-          absl::StrCat(sanitizer, " ended with ", result.exit_code, "\n", Tail(result))};
+          absl::StrCat(sanitizer, " ended with ", result->exit_code, "\n", Tail(*result))};
 }
 
 }  // namespace tessera::testing
