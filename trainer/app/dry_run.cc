@@ -205,7 +205,10 @@ namespace {
 
 // Returns each rank's memory on rank 0.
 absl::StatusOr<std::vector<Trainer::Memory>> GatherMemory(const Session& session) {
-  const Trainer::Memory mine = session.trainer->memory();
+  Trainer::Memory mine = session.trainer->memory();
+  if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(mine, GpuMemory(session.config, *session.trainer, *gpu));
+  }
   const RankGroup group = session.group();
   std::string message;
   for (const auto& [name, bytes] : kMemoryKinds) absl::StrAppend(&message, mine.*bytes, " ");

@@ -49,14 +49,22 @@ class HostShare {
 
 // The kinds of a rank's memory by the names that users see.
 inline constexpr std::pair<const char*, int64_t Trainer::Memory::*> kMemoryKinds[] = {
-    {"weights", &Trainer::Memory::weights},
-    {"gradients", &Trainer::Memory::gradients},
-    {"optimizer", &Trainer::Memory::optimizer},
-    {"activations", &Trainer::Memory::activations}};
+    {"weights", &Trainer::Memory::weights},       {"gradients", &Trainer::Memory::gradients},
+    {"optimizer", &Trainer::Memory::optimizer},   {"activations", &Trainer::Memory::activations},
+    {"evaluation", &Trainer::Memory::evaluation}, {"workspace", &Trainer::Memory::workspace},
+    {"driver", &Trainer::Memory::driver}};
 
 // Returns the sizes of one rank's part of a model's state, without activations, known before any of
 // it is allocated.
 Trainer::Memory EstimateState(const TrainConfig& config, bool trains);
+
+// Returns all memory that the GPU of a rank will have given at its peak: that of the trainer, which
+// has been allocated; the activations of an evaluation, if the run has any; workspaces of the
+// library of products and of operations; what the driver has taken for itself, for the rounding of
+// allocations, NCCL and other processes. Buffers of exchanges between ranks that last less than a
+// step are left out.
+absl::StatusOr<Trainer::Memory> GpuMemory(const TrainConfig& config, const Trainer& trainer,
+                                          TrainingDevice& gpu);
 
 int64_t SumOf(const Trainer::Memory& memory);
 // Returns "weights 1.00 GiB, gradients ...", the memory of each kind that is not zero.

@@ -549,6 +549,16 @@ double Trainer::FlopsPerToken() const {
   return impl_->chunks().front().model().FlopsPerToken(impl_->config().training().seq_length());
 }
 
+int64_t Trainer::EvaluationBytes() const {
+  const TrainingConfig& training = impl_->config().training();
+  int64_t bytes = 0;
+  for (const ModelChunk& chunk : impl_->chunks()) {
+    bytes += chunk.model().ActivationBytes(training.micro_batch_size(), training.seq_length(),
+                                           ActivationUse::kForwardOnly);
+  }
+  return bytes;
+}
+
 Trainer::Memory Trainer::memory() const {
   Memory sum;
   for (const ModelChunk& chunk : impl_->chunks()) {

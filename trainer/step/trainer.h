@@ -110,8 +110,14 @@ class Trainer {
     int64_t gradients = 0;
     int64_t optimizer = 0;
     int64_t activations = 0;
+    // On a GPU, in addition; see GpuMemory() in trainer/app/host_share.h.
+    int64_t evaluation = 0;
+    int64_t workspace = 0;
+    int64_t driver = 0;
   };
   Memory memory() const;
+  // Returns the activations of an evaluation, which are allocated while it runs.
+  int64_t EvaluationBytes() const;
 
  private:
   class Impl;
