@@ -1,15 +1,16 @@
-"""A model of a micro-batch on a GPU, kernel by kernel.
+"""A model of a micro-batch on a GPU, kernel by kernel, beside what was measured.
 
 roofline.py OBJECT...: objects of kernels, as nvcc wrote them.
 
 Instructions and products of attention are counted in the loops of the compiled kernels; bytes and
 the products of cuBLASLt follow from shapes. A kernel takes as long as the scarcest of what it
-needs: issue slots, tensor cores or one of the memories, at the shares of their rates that `Gpu`
-assumes. Launches, and what is outside of attention's loops, take nothing. Prints tables for
-docs/gpus.md.
+needs: issue slots, tensor cores or one of the memories, at shares of their rates that were measured
+on an H200 (`measured/`); on an A100 they are assumptions. Launches, and what is outside of
+attention's loops, take nothing. Prints tables for docs/gpus.md.
 """
 
 import dataclasses
+import json
 import pathlib
 import re
 import sys
@@ -29,14 +30,16 @@ class Gpu:
     flops: float  # dense bf16
     bandwidth: float  # bytes/s
     mma_share: float  # of `flops`, that mma.sync reaches
-    product_share: float  # of `flops`, that cuBLASLt reaches
-    issue_share: float = 0.7  # of four instructions a cycle and multiprocessor
-    bandwidth_share: float = 0.85
+    product_share: float  # of `flops`, that cuBLASLt reaches in layers
+    head_share: float  # and in the head, whose products are larger
+    issue_share: float = 0.48  # of four instructions a cycle and multiprocessor
+    bandwidth_share: float = 0.77
+    norm_share: float = 0.54  # of the bandwidth, that norms reach
 
 
 GPUS = {
-    "H200": Gpu("sm_90", 132, 1.83e9, 989e12, 4.8e12, 0.55, 0.72),
-    "A100": Gpu("sm_80", 108, 1.41e9, 312e12, 2.04e12, 0.80, 0.80),
+    "H200": Gpu("sm_90", 132, 1.83e9, 989e12, 4.8e12, 0.55, 0.70, 0.80),
+    "A100": Gpu("sm_80", 108, 1.41e9, 312e12, 2.04e12, 0.80, 0.80, 0.80),
 }
 
 
@@ -83,12 +86,14 @@ class Work:
 
     def seconds(self, gpu):
         slots = 4 * gpu.multiprocessors * gpu.clock * gpu.issue_share
+        product_share = gpu.head_share if "head" in self.name else gpu.product_share
+        bandwidth_share = gpu.norm_share if "norms" in self.name else gpu.bandwidth_share
         return max(
             self.instructions.get(gpu.architecture, 0) / slots,
             self.mma * PRODUCT_FLOPS / (gpu.flops * gpu.mma_share),
             self.matrices * 4 / (gpu.multiprocessors * gpu.clock * gpu.bandwidth_share),
-            self.flops / (gpu.flops * gpu.product_share),
-            self.bytes / (gpu.bandwidth * gpu.bandwidth_share),
+            self.flops / (gpu.flops * product_share),
+            self.bytes / (gpu.bandwidth * bandwidth_share),
         )
 
 
@@ -137,12 +142,14 @@ def works(loops, shape):
     yield Work("products of the head", flops=6 * tokens * head, bytes=2 * FP32 * head)
     for number in ATTENTION:
         yield attention(loops, number, shape)
+    # The outputs and their gradients are read, 8 bytes a query and head written.
+    statistics = shape.heads * (2 * BF16 * shape.head_size + 8)
+    yield Work("attention's statistics", bytes=tokens * shape.layers * statistics)
     yield Work("norms, with residuals", bytes=rows * 16 * c)
     if shape.gated:
         yield Work("SwiGLU", bytes=rows * 8 * f)
         yield Work("RoPE", bytes=rows * 4 * (c + kv))
     else:
-        yield Work("GELU's inputs", bytes=rows * 2 * f)
         yield Work("sums for biases", bytes=rows * (5 * c + f))
     yield Work("cross-entropy", bytes=BF16 * tokens * 3 * shape.vocabulary)
     yield Work("embedding", bytes=BF16 * tokens * 6 * c)
@@ -150,21 +157,42 @@ def works(loops, shape):
     yield Work(f"AdamW, a {shape.micro_batches}th of a step", bytes=step / shape.micro_batches)
 
 
+def measurement(title):
+    """What was measured of a model, or None."""
+    for path in sorted((pathlib.Path(__file__).parent / "measured").glob("*.json")):
+        measured = json.loads(path.read_text())
+        if measured["model"] == title:
+            return measured
+    return None
+
+
+def measured_ms(measured, work, shape):
+    if work.name.startswith("AdamW"):
+        return measured["kernels"]["AdamW"]["ms"] / shape.micro_batches
+    return measured["kernels"][work.name]["ms"]
+
+
 def table(title, loops, shape):
-    columns = "1e9 instructions | 1e9 mma | TFLOP | GB | " + " | ".join(f"{g} ms" for g in GPUS)
+    measured = measurement(title)
+    names = [f"{gpu} ms" for gpu in GPUS]
+    if measured:
+        names.append(f"{measured['gpu']} measured")
+    columns = "1e9 instructions | 1e9 mma | TFLOP | GB | " + " | ".join(names)
     lines = [
         f"{title}, {shape.batch}x{shape.sequence}:",
         "",
         f"| kernel | {columns} |",
-        "| --- " * (5 + len(GPUS)) + "|",
+        "| --- " * (5 + len(names)) + "|",
     ]
-    sums = dict.fromkeys(GPUS, 0.0)
+    sums = dict.fromkeys(names, 0.0)
 
     def figure(x):
         return f"{x:.2f}" if x else ""
 
     for work in works(loops, shape):
-        milliseconds = {name: 1e3 * work.seconds(gpu) for name, gpu in GPUS.items()}
+        milliseconds = {f"{name} ms": 1e3 * work.seconds(gpu) for name, gpu in GPUS.items()}
+        if measured:
+            milliseconds[names[-1]] = measured_ms(measured, work, shape)
         for name, value in milliseconds.items():
             sums[name] += value
         cells = [
@@ -176,8 +204,12 @@ def table(title, loops, shape):
             *(f"{value:.1f}" for value in milliseconds.values()),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    rates = [f"{shape.tokens() / sums[name]:.0f}" for name in GPUS]
-    lines.append("| all | | | | | " + " | ".join(f"{sums[name]:.1f}" for name in GPUS) + " |")
+    if measured:
+        between = measured["micro_batch_ms"] - sums[names[-1]]
+        lines.append("| between launches | | | | | " + "| " * len(GPUS) + f"| {between:.1f} |")
+        sums[names[-1]] += between
+    rates = [f"{shape.tokens() / sums[name]:.0f}" for name in names]
+    lines.append("| all | | | | | " + " | ".join(f"{sums[name]:.1f}" for name in names) + " |")
     lines.append("| thousands of tokens a second | | | | | " + " | ".join(rates) + " |")
     return "\n".join(lines)
 
