@@ -1,5 +1,6 @@
 #include "trainer/step/product_rate.h"
 
+#include <cstdint>
 #include <set>
 #include <string>
 

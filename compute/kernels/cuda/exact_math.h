@@ -51,7 +51,8 @@ inline constexpr int kLanes = 16;
 
 TESSERA_DEVICE int LaneOfRow() { return simt::ThreadIndex() % kLanes; }
 
-// Reduces the lanes in pairs: i with i + 8, i + 4, i + 2, i + 1; the lower one is the first operand.
+// Reduces the lanes in pairs: i with i + 8, i + 4, i + 2, i + 1; the lower one is the first
+// operand.
 template <typename Operation>
 TESSERA_DEVICE float ReduceLanes(float x, const Operation& operation) {
   const uint32_t lanes = 0xffffu << (simt::Lane() / kLanes * kLanes);

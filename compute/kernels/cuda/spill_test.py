@@ -78,8 +78,9 @@ def excess(table, kernel, architecture, used):
 
 
 def inexact(text):
-    """The instructions that do not round once, to the nearest: approximations, those that flush, and
-    products and sums that ptxas may contract, as it does where they are not marked as rounded."""
+    """The instructions that do not round once, to the nearest: approximations, those that flush,
+    and products and sums that ptxas may contract, as it does where they are not marked as
+    rounded."""
     return sorted(
         {i for i in ARITHMETIC.findall(text) if not re.fullmatch(r"\w+\.rn\.f(32|64)", i)}
     )
