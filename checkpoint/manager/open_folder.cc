@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/memory.h"
 #include "base/status_macros.h"
+#include "base/system_memory.h"
 #include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
