@@ -186,7 +186,7 @@ class CheckpointManager {
   // counts, or that acts between the decision and the save:
   //
   //   const auto decision = manager.Decide({.step = step}, my_all_reduce);
-  //   if (decision->trouble != SaveTrouble::kNone) ...ends with an error...
+  //   if (decision->trouble != SaveTrouble::kNone) ...ends with ErrorOf()...
   //   if (decision->end != EndReason::kNone) manager.Finish();
   //   if (decision->save != SaveKind::kNone) manager.Save(...);
   //
