@@ -47,6 +47,8 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["intermediate_size"] = config.ffn_hidden_size();
   json["max_position_embeddings"] = config.max_position_embeddings();
   json["fuse_attention_qkv"] = false;
+  json["hidden_dropout_prob"] = config.hidden_dropout();
+  json["attention_probs_dropout_prob"] = config.attention_dropout();
 }
 
 absl::Status Check(const ModelConfig& config) {

@@ -5,7 +5,8 @@
 One process of Paddle, and then two with every matrix cut between them, load the folder by
 paddle.distributed.load_state_dict(), compare every element with the state that make_fixtures.py has
 saved, and save what they have loaded; `ckpt diff` compares that with the source by digests. Where
-PaddleNLP is installed, its models of auto parallel and their optimizer have exactly these keys.
+PaddleNLP is installed, its models of auto parallel and their optimizer have exactly these keys, and
+take the next two steps from the loaded state with the losses of the run that was saved.
 """
 
 import json
@@ -115,8 +116,8 @@ def rank(theirs, back, folder):
     dist.save_state_dict(state, back)
 
 
-def check_names(theirs):
-    """PaddleNLP's model and its optimizer have the keys that were written."""
+def check_run(theirs, losses):
+    """PaddleNLP's model and its optimizer have the keys that were written, and go on from them."""
     accept_old_paddle()
     import scipy  # noqa: F401  (brings its own zlib before paddle does)
     import paddle
@@ -126,18 +127,40 @@ def check_names(theirs):
     from paddlenlp.transformers.gpt.modeling_auto import GPTForCausalLMAuto
     from paddlenlp.transformers.llama.modeling_auto import LlamaForCausalLM3DAuto
 
-    fleet.auto.set_mesh(dist.ProcessMesh([[[0]]], dim_names=["dp", "pp", "mp"]))
+    dist.init_parallel_env()
+    fleet.auto.set_mesh(dist.ProcessMesh([[[0, 1]]], dim_names=["dp", "pp", "mp"]))
     with open(os.path.join(theirs, "config.json")) as f:
         config = json.load(f)
     is_gpt = config["model_type"] == "gpt"
     model = (GPTForCausalLMAuto(GPTConfig.from_dict(config)) if is_gpt
              else LlamaForCausalLM3DAuto(LlamaConfig.from_dict(config)))
-    optimizer = dist.shard_optimizer(
-        paddle.optimizer.AdamW(1e-3, parameters=model.parameters(), beta2=0.95))
-    keys = {f"model.{key}" for key in model.state_dict()}
-    keys |= {f"optimizer.{key}" for key in optimizer.state_dict()}
+    decayed = {p.name for n, p in model.named_parameters() if "norm" not in n and "bias" not in n}
+    optimizer = dist.shard_optimizer(paddle.optimizer.AdamW(
+        1e-3, parameters=model.parameters(), beta1=0.9, beta2=0.95, weight_decay=0.01,
+        apply_decay_param_fun=lambda name: name in decayed))
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    keys = {f"{part}.{key}" for part in state for key in state[part]}
     written = set(paddle.load(os.path.join(theirs, "0.metadata")).state_dict_metadata)
     assert written == keys, written ^ keys
+    if not paddle.is_compiled_with_cuda():
+        paddle.Tensor.cuda = lambda tensor, *_: tensor
+    dist.load_state_dict(state, theirs)
+    # On CPUs, release 3.0 loads into copies.
+    model.set_state_dict(state["model"])
+    optimizer.set_state_dict(state["optimizer"])
+    with open(losses) as f:
+        expected = json.load(f)
+    tokens = expected["tokens"]
+    for loss in expected["losses"]:
+        logits = model(paddle.to_tensor([tokens]))
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        found = paddle.nn.functional.cross_entropy(
+            logits.reshape([-1, config["vocab_size"]]),
+            paddle.to_tensor(tokens[1:] + tokens[:1]))
+        found.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        assert abs(float(found) - loss) < 2e-6, (float(found), loss)
 
 
 def run(command):
@@ -147,6 +170,12 @@ def run(command):
     return result.stdout
 
 
+def launched(processes, scratch):
+    """Python as Paddle's launcher starts it, this many times."""
+    return [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes),
+            "--backend", "gloo", "--log_dir", scratch / "log"]
+
+
 def check(ckpt, testdata, name, single, scratch):
     ours, theirs = scratch / "ours", scratch / "theirs"
     run([ckpt, "convert", testdata / name, ours, "--to=tessera", "--topology=tp2_pp2"])
@@ -154,26 +183,25 @@ def check(ckpt, testdata, name, single, scratch):
     run([ckpt, "convert", ours, theirs, "--to=paddle", "--max-file-size=4000"])
     for processes in (1, 2):
         back = scratch / f"back{processes}"
-        launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes),
-                  "--backend", "gloo", "--log_dir", scratch / "log"] if processes > 1 else []
+        python = launched(processes, scratch) if processes > 1 else [sys.executable]
         back.mkdir()
         for file in ("config.json", "trainer_state.json"):
             shutil.copy(theirs / file, back)
-        run([sys.executable, *launch, __file__, "rank", theirs, back / "dist_ckpt",
-             testdata / single])
+        run([*python, __file__, "rank", theirs, back / "dist_ckpt", testdata / single])
         run([ckpt, "diff", ours, back])
         print(f"{name}: {processes} processes of Paddle have what was written")
     if subprocess.run([sys.executable, "-c", "import scipy, paddlenlp"],
                       capture_output=True).returncode == 0 and name == single:
-        run([sys.executable, __file__, "names", theirs])
-        print(f"{name}: the keys are those of PaddleNLP's model and optimizer")
+        losses = testdata / ("gpt_losses.json" if single == "gpt_dp" else "losses.json")
+        run([*launched(2, scratch), __file__, "run", theirs, losses])
+        print(f"{name}: PaddleNLP's model and optimizer have these keys, and its next losses")
 
 
 def main():
     if sys.argv[1] == "rank":
         return rank(*sys.argv[2:])
-    if sys.argv[1] == "names":
-        return check_names(*sys.argv[2:])
+    if sys.argv[1] == "run":
+        return check_run(*sys.argv[2:])
     ckpt, testdata = (pathlib.Path(path).absolute() for path in sys.argv[1:])
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name, single in (("dp", "dp"), ("sharding2_v2", "dp"), ("gpt_dp", "gpt_dp")):
