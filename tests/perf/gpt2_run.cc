@@ -68,7 +68,8 @@ absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& o
                                                          Communicator* world) {
   std::unique_ptr<Gpt2Run> run(new Gpt2Run);
   const std::string tokens =
-      absl::StrCat(std::filesystem::temp_directory_path().string(), "/gpt2_run.", getpid(), ".bin");
+      absl::StrCat(std::filesystem::temp_directory_path().string(), "/gpt2_run.", getpid(), ".",
+                   world == nullptr ? 0 : world->rank(), ".bin");
   TESSERA_RETURN_IF_ERROR(WriteTokens(tokens, Vocabulary(options.layers)));
   TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(options, tokens));
   TESSERA_ASSIGN_OR_RETURN(

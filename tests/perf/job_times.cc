@@ -218,8 +218,12 @@ class JobRank {
                              world_.Split(0, world_.rank(), "saves"));
     const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&*background);
     ckpt::AsyncSaver saver(folder_->storage(), {.save = SaveOptions(*group)});
-    saver.Prepare(state_->dict());
-    saver.Finish();
+    TESSERA_ASSIGN_OR_RETURN(const double planned, Timed([&] {
+                               saver.Prepare(state_->dict());
+                               saver.Finish();
+                               return absl::OkStatus();
+                             }));
+    Print("plan", planned, 0, raw_write_rate_);
     double started = 0;
     int64_t bytes = 0;
     TESSERA_ASSIGN_OR_RETURN(const double seconds, Timed([&]() -> absl::Status {
@@ -384,14 +388,17 @@ std::string TableText(const std::vector<std::string>& topologies, double load, T
         topology == topologies.front() ? "load, unchanged" : absl::StrCat("load under ", topology),
         absl::StrCat("load_", topology), ParseTopology(topology)->world_size(), table);
   }
+  const auto milliseconds = [&](const char* name) {
+    return Median(table.rows[name].seconds) * 1e3;
+  };
   absl::StrAppendFormat(
       &text,
-      "\n%s, %.0f M parameters, a state of %.2f GB; medians; rounds: %d. `Start()` of the save in\n"
-      "the background returned after %.1f ms. A job took at most %.1f GB of memory. %u cores, "
-      "with\n"
-      "a load of %.1f from other programs at the beginning.\n",
+      "\n%s, %.0f M parameters, a state of %.2f GB; medians; rounds: %d. The plan of a save took\n"
+      "%.0f ms; `Start()` of the save in the background returned after %.1f ms. A job took at "
+      "most\n"
+      "%.1f GB of memory. %u cores, with a load of %.1f from other programs at the beginning.\n",
       absl::GetFlag(FLAGS_size), table.parameters / 1e6, table.state_bytes / 1e9,
-      absl::GetFlag(FLAGS_rounds), Median(table.rows["start"].seconds) * 1e3,
+      absl::GetFlag(FLAGS_rounds), milliseconds("plan"), milliseconds("start"),
       table.peak_bytes / 1e9, std::thread::hardware_concurrency(), load);
   return text;
 }
