@@ -110,7 +110,19 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(Storage& storage,
   return ReadPaddle(storage, *names);
 }
 
-absl::StatusOr<bool> IsDcpFolder(Storage& storage) { return IsDcp(storage, ""); }
+absl::StatusOr<bool> IsDcpFolder(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(storage, ""));
+  if (has_metadata) return true;
+  return AreSafetensorsOfDcp(storage);
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadDcpPlace(const SourcePlace& place,
+                                               const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(*place.storage, ""));
+  if (has_metadata) return WithModelNames(place, options, ReadDcp(*place.storage, ""));
+  return WithModelNames(
+      place, options, WithTrainerFiles(place, options, ReadSafetensorsOfDcp(*place.storage)));
+}
 
 // Returns whether files of a format were found.
 template <typename Files>
@@ -172,10 +184,7 @@ constexpr Format kFormats[] = {
      .has_unread_values = true},
     {.name = kDcp,
      .matches = InFolder<IsDcpFolder>,
-     .read =
-         [](const SourcePlace& place, const OpenForeignOptions& options) {
-           return WithModelNames(place, options, ReadDcp(*place.storage, ""));
-         },
+     .read = ReadDcpPlace,
      .plan = [](const Manifest& manifest, const PlanOptions& options)
          -> absl::StatusOr<std::vector<OutputFile>> { return PlanDcp(manifest, options); },
      .holds = Holds::kEverything},

@@ -130,7 +130,7 @@ void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoi
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
                                                           const OpenForeignOptions& options) {
-  const auto checked = std::make_shared<CheckedStorage>(std::move(place.storage));
+  const auto checked = std::make_shared<CheckedStorage>(std::move(place.storage), place.file);
   place.storage = checked;
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
@@ -200,7 +200,8 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
 
 absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
                                                    const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.stores));
+  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options.stores));
+  place.storage = std::make_shared<CheckedStorage>(std::move(place.storage), place.file);
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());

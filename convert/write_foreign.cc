@@ -399,6 +399,14 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
   FindLeftOut(source.manifest(), state, files, *format, options, lacks.left_out);
   report.left_out = std::move(lacks.left_out);
   report.notes = NotesOf(report.left_out, format->name);
+  std::vector<std::string> cast;
+  for (const auto& [parameter, unused] : MastersWithoutWeights(source.manifest())) {
+    cast.push_back(parameter);
+  }
+  if (!cast.empty()) {
+    report.notes.push_back(absl::StrCat("From the master weights, since the weights were not saved: ",
+                                        JoinFirst(cast, ", "), "."));
+  }
   if (options.tokenizer == nullptr && !format->without_tokenizer.empty()) {
     report.notes.emplace_back(format->without_tokenizer);
   }

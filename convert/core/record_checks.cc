@@ -210,8 +210,10 @@ class CheckedStorage::File final : public ReadableFile {
   const std::shared_ptr<FileRecords> records_;
 };
 
-CheckedStorage::CheckedStorage(std::shared_ptr<Storage> base)
-    : ReadOnlyStorage("files whose checksums are compared are only read"), base_(std::move(base)) {}
+CheckedStorage::CheckedStorage(std::shared_ptr<Storage> base, std::string file)
+    : ReadOnlyStorage("files whose checksums are compared are only read"),
+      base_(std::move(base)),
+      file_(std::move(file)) {}
 
 CheckedStorage::~CheckedStorage() = default;
 

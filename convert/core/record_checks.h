@@ -40,7 +40,9 @@ absl::Status CheckRecord(const ReadableFile& file, const StoredRecord& record);
 // read for the first time.
 class CheckedStorage final : public ReadOnlyStorage {
  public:
-  explicit CheckedStorage(std::shared_ptr<Storage> base);
+  // If the files that matter are one file of the base, `file` is its name, and messages call the
+  // root by it.
+  explicit CheckedStorage(std::shared_ptr<Storage> base, std::string file = "");
   ~CheckedStorage() override;
 
   // Returns whether a record has all of these bytes.
@@ -58,13 +60,16 @@ class CheckedStorage final : public ReadOnlyStorage {
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
     return base_->List(path);
   }
-  std::string Describe(std::string_view path) const override { return base_->Describe(path); }
+  std::string Describe(std::string_view path) const override {
+    return base_->Describe(path.empty() ? file_ : path);
+  }
 
  private:
   class File;
   class FileRecords;
 
   const std::shared_ptr<Storage> base_;
+  const std::string file_;
   mutable Mutex mutex_;
   std::map<std::string, std::shared_ptr<FileRecords>> files_ ABSL_GUARDED_BY(mutex_);
 };

@@ -17,16 +17,23 @@
 
 namespace tessera::ckpt::convert {
 
+std::map<std::string, std::string> MastersWithoutWeights(const Manifest& manifest) {
+  absl::flat_hash_set<std::string> saved;
+  for (const LogicalTensor& tensor : manifest.tensors()) saved.insert(tensor.name());
+  std::map<std::string, std::string> masters;
+  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const auto master = parameter.states().find("master");
+    if (master == parameter.states().end() || saved.contains(parameter.parameter())) continue;
+    if (saved.contains(master->second)) masters[parameter.parameter()] = master->second;
+  }
+  return masters;
+}
+
 absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
                                                      const ModelDescription& model) {
   std::map<std::string, const LogicalTensor*> saved;
   for (const LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
-  // The master weight of a parameter, where the optimizer's state names one.
-  std::map<std::string, std::string> masters;
-  for (const OptimizerParameter& entry : manifest.optimizer().parameters()) {
-    const auto master = entry.states().find("master");
-    if (master != entry.states().end()) masters[entry.parameter()] = master->second;
-  }
+  std::map<std::string, std::string> masters = MastersWithoutWeights(manifest);
   std::vector<std::string> problems;
   std::vector<SavedWeight> weights;
   for (const LogicalParameter& parameter : model.parameters) {

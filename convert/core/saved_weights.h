@@ -1,6 +1,7 @@
 #ifndef TESSERA_CONVERT_CORE_SAVED_WEIGHTS_H_
 #define TESSERA_CONVERT_CORE_SAVED_WEIGHTS_H_
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ struct SavedWeight {
   const LogicalParameter* parameter;
   DType dtype;  // as saved, or of its master weight if only that is saved
 };
+
+// Returns the master weights that stand for weights that were not saved, by the names of the
+// parameters.
+std::map<std::string, std::string> MastersWithoutWeights(const Manifest& manifest);
 
 // Finds the parameters, in the model's order, as weights in the manifest or, if these are missing,
 // as master weights. FailedPrecondition, listing all parameters that are missing or have another

@@ -347,8 +347,9 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   TorchTensor tensor;
   tensor.dtype = with_dtype ? TorchDType(arguments[6]) : storage.elements->dtype;
   if (tensor.dtype == DType::kUnspecified) {
-    return absl::UnimplementedError(absl::StrCat("a tensor of ", Shown(arguments[6].GlobalName()),
-                                                 " in a ", View(storage.elements->storage_class)));
+    return absl::UnimplementedError(absl::StrCat(
+        "a tensor", with_dtype ? absl::StrCat(" of ", Shown(arguments[6].GlobalName())) : "",
+        " in a ", View(storage.elements->storage_class)));
   }
   std::optional<std::vector<int64_t>> shape = TorchIntegers(arguments[2]);
   std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);

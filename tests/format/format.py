@@ -31,7 +31,7 @@ CLANG_FORMAT_MAJOR = 14  # other versions format some lines otherwise
 CPP = re.compile(r"\.(cc|h|cu|cuh|proto)$")
 WRAPPED = re.compile(r"(\.(cc|h|cu|cuh|proto|py|sh|bzl|bazel|md|html|textproto)|/\.ci/run)$")
 # Kept byte for byte, whatever they look like. The folders of tests/interop/NAME are what the
-# program of that name wrote.
+# program of that name wrote, or imitations: docs/convert.md says which.
 FIXTURE = re.compile(r"(^|/)(corpus|fixtures|golden|testdata)/|^tests/interop/[^/]+/[^/]+/")
 # A table's row cannot be wrapped in Markdown, nor can a word.
 UNWRAPPABLE = re.compile(r"\|.*\||[ #/*-]*[^ ]+")

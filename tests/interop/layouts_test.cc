@@ -1,7 +1,7 @@
-// Loads every layout of every format that there is a checkpoint of, under every topology. The
-// state, to the last bit, and the losses of the next two steps must equal a run's that starts from
-// what the writer itself has consolidated. The same must hold for checkpoints that are written
-// here.
+// Loads every layout of every format that there is a checkpoint of, real or imitated, under every
+// topology. The state, to the last bit, and the losses of the next two steps must equal a run's
+// that starts from what the writer, a program or a script, has consolidated. The same must hold for
+// checkpoints that are written here. docs/convert.md says which layouts are real.
 
 #include <cstdint>
 #include <map>

@@ -25,6 +25,7 @@
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "layout/box.h"
 #include "nlohmann/json.hpp"
 #include "tests/interop/foreign_run.h"
 #include "tests/support/command.h"
@@ -36,10 +37,12 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using testing::LogicalState;
 
 std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
@@ -183,16 +186,56 @@ TEST_F(ReadersTest, InfiniTrainsNamesWithoutAModel) {
   EXPECT_THAT(TensorNames(), Contains("state.transformer.wte.weight.exp_avg"));
 }
 
-// A file with a missing comma.
-TEST_F(ReadersTest, InfiniTrainsMomentsByNumberAreLeftOut) {
-  const std::string copy = CopyOf(Fixture("infinitrain/llama3_numbered/checkpoint_step_000003"));
-  fs::copy("tests/interop/pytorch/llama3_untied.hf/config.json", copy + "/config.json");
+// Files that the program wrote. trainer_state.json lacks a comma, and has the sizes of another
+// model.
+class RealInfiniTrainTest : public ReadersTest {
+ protected:
+  // Returns a copy with the config of its model.
+  std::string Copy(const std::string& name) const {
+    const std::string copy = CopyOf(Fixture("infinitrain/" + name));
+    std::ofstream(copy + "/config.json") << R"({"model_type": "gpt2", "n_layer": 2, "n_embd": 48,
+        "n_head": 12, "vocab_size": 512, "n_positions": 32})";
+    return copy;
+  }
+};
+
+TEST_F(RealInfiniTrainTest, NumbersOfMomentsFollowTheOrderOfTheModelsFile) {
+  const std::string copy = Copy("gpt2_adam");
   Open(copy);
-  EXPECT_THAT(storage_->notes(), ElementsAre(HasSubstr("moments by number (adam.m.3)")));
-  EXPECT_FALSE(manifest_.has_optimizer());
-  EXPECT_EQ(manifest_.trainer().step(), 3);
-  EXPECT_FALSE(manifest_.trainer().has_data());
-  EXPECT_EQ(manifest_.tensors_size(), 21);
+  EXPECT_THAT(storage_->notes(),
+              ElementsAre(AllOf(HasSubstr("trainer_state.json: n_embd is 768, but the model's is "
+                                          "48, n_layer is 12, but the model's is 2"),
+                                HasSubstr("the shapes of the tensors decide"))));
+  EXPECT_EQ(manifest_.trainer().step(), 6);
+  EXPECT_EQ(manifest_.optimizer().parameters_size(), 28);
+  EXPECT_THAT(TensorNames(), Contains("transformer.h.0.ln_1.weight.exp_avg_sq"));
+  // Two tensors at each other's places: the tables are not known ones.
+  const std::string one = "h.0.ln_2.bias", other = "h.1.ln_2.bias";
+  Edit(copy, "model.ckpt", {{one, other}, {other, one}});
+  Open(copy);
+  EXPECT_THAT(storage_->notes(), Contains(HasSubstr("Left out: moments by number (adam.m.3)")));
+  EXPECT_THAT(TensorNames(), Not(Contains(HasSubstr("exp_avg"))));
+  EXPECT_EQ(manifest_.tensors_size(), 29);
+}
+
+TEST_F(RealInfiniTrainTest, WrongSizes) {
+  const std::string copy = Copy("gpt2_adam");
+  // Sizes that the shapes do not contradict are true.
+  Edit(copy, "trainer_state", {{"\"n_layer\": 12", "\"n_layer\": 2"},
+                               {"\"n_embd\": 768", "\"n_embd\": 48"},
+                               {"\"n_head\": 12", "\"n_head\": 6"}});
+  EXPECT_THAT(ckpt::convert::OpenForeign(copy, {}).status().message(),
+              HasSubstr("trainer_state.json: n_head is 6, but the model's is 12"));
+  Edit(copy, "config.json", {{"\"n_embd\": 48", "\"n_embd\": 24"}});
+  EXPECT_THAT(ckpt::convert::OpenForeign(copy, {}).status().message(),
+              HasSubstr("expected [512,24], found [512,48]"));
+}
+
+TEST_F(RealInfiniTrainTest, ASgdHasAnOptimizerWithoutState) {
+  Open(Copy("gpt2_sgd"));
+  EXPECT_EQ(manifest_.trainer().step(), 6);
+  EXPECT_TRUE(manifest_.has_optimizer());
+  EXPECT_THAT(TensorNames(), Not(Contains(HasSubstr("exp_avg"))));
 }
 
 TEST_F(ReadersTest, InfiniTrainsStepIsUnknownWhereFilesContradictEachOther) {
@@ -383,6 +426,106 @@ TEST_F(ReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
   for (const auto& [name, tensor] : expected) {
     EXPECT_TRUE(written.state.at(name) == tensor) << name;
   }
+}
+
+TEST_F(ReadersTest, ConvertedWeightsComeFromMasterWeights) {
+  const std::string paddle = Fixture("paddle/testdata/mp2_pp2_sharding2_v2_master");
+  for (const char* format : {"hf", "llmc", "torch", "dcp", "gguf", "megatron"}) {
+    SCOPED_TRACE(format);
+    const std::string written = In(std::string(format) + ".gguf");
+    ASSERT_EQ(Run({"convert", paddle, written, std::string("--to=") + format}), ckpt::kExitOk)
+        << err_;
+    EXPECT_THAT(out_, HasSubstr("From the master weights, since the weights were not saved: "
+                                "lm_head.weight, "));
+    Open(written);
+    EXPECT_THAT(TensorNames(), Contains(HasSubstr("embed_tokens.weight")));
+  }
+}
+
+// Errors name the one file of a checkpoint, not its folder.
+TEST_F(ReadersTest, OneFileIsCalledByItsName) {
+  const std::string file = CopyOf(Fixture("state_dict/gpt2_wrapped.pt"));
+  ckpt::ModelProto model;
+  ASSERT_OK_AND_ASSIGN(const auto described, testing::OpenForeignRun(Fixture("pytorch/gpt2.hf")));
+  model = described.manifest().model();
+  model.set_text(absl::StrReplaceAll(model.text(), {{"vocab_size: 61", "vocab_size: 62"}}));
+  EXPECT_THAT(std::string(ckpt::convert::OpenForeign(file, {.model = &model}).status().message()),
+              HasSubstr("gpt2_wrapped.pt: tensor "));
+}
+
+// What torch's HuggingFaceStorageWriter writes with save_distributed=True: each rank's rows.
+class SafetensorsOfDcpTest : public ReadersTest {
+ protected:
+  void SetUp() override {
+    ReadersTest::SetUp();
+    fs::create_directory(In("shards"));
+    ASSERT_OK_AND_ASSIGN(const LogicalState state, testing::ReadFp32State(kWhole));
+    for (int rank = 0; rank < 2; ++rank) WriteShard(state, rank);
+  }
+  static std::string ShardName(int rank) {
+    return "shard-0000" + std::to_string(rank + 1) + "-model-00001-of-00001.safetensors";
+  }
+  void WriteShard(const LogicalState& state, int rank) const {
+    nlohmann::json header, info;
+    std::string elements;
+    for (const auto& [name, tensor] : state) {
+      const int64_t rows = tensor.shape[0], first = rank == 0 ? 0 : rows / 2;
+      Shape shape = tensor.shape, offset(shape.size(), 0);
+      shape[0] = rank == 0 ? rows / 2 : rows - first;
+      offset[0] = first;
+      const size_t row_bytes = tensor.bytes.size() / rows, begin = elements.size();
+      elements.append(reinterpret_cast<const char*>(tensor.bytes.data()) + first * row_bytes,
+                      shape[0] * row_bytes);
+      header[name] = {{"dtype", "F32"},
+                      {"shape", shape},
+                      {"data_offsets", {begin, elements.size()}}};
+      info[name]["saved_offsets"] = offset;
+    }
+    header["__metadata__"] = {
+        {"DCP_SHARDING_INFO", info.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}};
+    const std::string text = header.dump();
+    std::string length(8, '\0');
+    for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i));
+    std::ofstream(In("shards/" + ShardName(rank)), std::ios::binary) << length << text << elements;
+  }
+  std::string Refused() const {
+    return std::string(ckpt::convert::OpenForeign(In("shards"), {}).status().message());
+  }
+
+  const std::string kWhole = Fixture("pytorch/llama3_untied.hf");
+};
+
+TEST_F(SafetensorsOfDcpTest, PartsOfRanksAreJoined) {
+  Open(In("shards"));
+  EXPECT_EQ(storage_->format(), "dcp");
+  EXPECT_FALSE(manifest_.has_model());
+  fs::copy(kWhole + "/config.json", In("shards/config.json"));
+  EXPECT_EQ(Run({"diff", kWhole, In("shards")}), ckpt::kExitOk) << out_ << err_;
+}
+
+// Its consolidated files have an index, and no config.json.
+TEST_F(SafetensorsOfDcpTest, ConsolidatedFiles) {
+  const std::string copy = CopyOf(kWhole);
+  fs::remove(copy + "/config.json");
+  Open(copy);
+  EXPECT_EQ(storage_->format(), "dcp");
+  ASSERT_OK_AND_ASSIGN(const auto described, testing::OpenForeignRun(kWhole));
+  Open(copy, {.model = &described.manifest().model()});
+  EXPECT_TRUE(manifest_.has_model());
+}
+
+TEST_F(SafetensorsOfDcpTest, DamagedOnes) {
+  fs::copy(kWhole + "/config.json", In("shards/config.json"));
+  const std::string first = ReadFile(In("shards/" + ShardName(0)));
+  Edit(In("shards"), ShardName(0), {{"DCP_SHARDING_INFO", "DCP_SHARDING_INFI"}});
+  EXPECT_THAT(Refused(), HasSubstr(ShardName(0) + ": tensor "));
+  EXPECT_THAT(Refused(), HasSubstr("no saved_offsets in the header's DCP_SHARDING_INFO"));
+  fs::remove(In("shards/" + ShardName(0)));
+  EXPECT_THAT(Refused(), HasSubstr("files of 1 ranks, with " + ShardName(1) + " among them"));
+  // The last rows are missing.
+  std::ofstream(In("shards/" + ShardName(0)), std::ios::binary) << first;
+  fs::remove(In("shards/" + ShardName(1)));
+  EXPECT_THAT(Refused(), HasSubstr("expected [61,16], found [30,16]"));
 }
 
 // The settings with which PaddleNLP itself took the next two steps.

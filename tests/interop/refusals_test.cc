@@ -356,7 +356,7 @@ std::vector<Refusal> InfiniTrainRefusals() {
             Replace("config.json", "\"head_dim\": 4", "\"head_dim\": 8")}),
        {"trainer_state.json: n_head is 4, but the model's is 2"}},
       {"ModelOfOtherShapes",
-       "infinitrain/llama3_numbered/checkpoint_step_000003",
+       llama,
        All({llama_config,
             Replace("config.json", "\"intermediate_size\": 56", "\"intermediate_size\": 48")}),
        {"expected [48,16], found [56,16]"}},

@@ -208,14 +208,58 @@ TEST_F(ForeignCommandTest, WeightsBesideADamagedFileOfTheOptimizer) {
   EXPECT_THAT(fresh.out, HasSubstr("step 8/8 | loss"));
 }
 
+// Files of InfiniTrain's own program, and its losses at the next two steps.
+class RealInfiniTrainTest : public ForeignCommandTest {
+ protected:
+  // Returns the loss of a step on its samples, which are the 128 tokens after those of the steps
+  // before, and the message of the run.
+  double LossAt(int step, const Words& load, const std::string& said) const {
+    std::string tokens = ReadFile(Runfile(kInterop + "infinitrain/tiny.bin"));
+    tokens.replace(8, 4, std::string("\x81\0\0\0", 4));  // their number: 4 samples and a target
+    tokens = tokens.substr(0, 1024) + tokens.substr(1024 + 2 * 128 * (step - 1), 2 * 129);
+    std::ofstream(root_ / "small.bin", std::ios::binary) << tokens;
+    WriteSettings(
+        "model { architecture: GPT2 num_layers: 2 hidden_size: 48 num_attention_heads: 12 "
+        "max_position_embeddings: 32 vocab_size: 512 }",
+        /*seq_length=*/32, "", "small.bin");
+    const std::string run = "step" + std::to_string(step);
+    const Result result = MustTrain(
+        run, step,
+        Joined(load, {kContent, "--global-batch-size=4", "--weight-decay=0", "--clip-grad=0",
+                      "--lr-decay-style=constant", "--save-interval=1"}));
+    EXPECT_THAT(result.out, HasSubstr(said));
+    for (const nlohmann::json& record : Records(run)) {
+      if (record["kind"] == "step" && record["step"] == step) return record["loss"];
+    }
+    return 0;
+  }
+};
+
+TEST_F(RealInfiniTrainTest, AdamGoesOnWithItsMoments) {
+  EXPECT_NEAR(LossAt(7, {"--load=" + Runfile(kInterop + "infinitrain/gpt2_adam")},
+                     "the shapes of the tensors decide"),
+              6.221486, 3e-6);
+  EXPECT_NEAR(LossAt(8, {Load("step7")}, "(step 7)"), 6.221395, 3e-6);
+}
+
+TEST_F(RealInfiniTrainTest, ASgdHasNothingToGoOnWith) {
+  EXPECT_NEAR(LossAt(7, {"--load=" + Runfile(kInterop + "infinitrain/gpt2_sgd")},
+                     "no optimizer state was saved: the optimizer begins afresh"),
+              6.238300, 3e-6);
+}
+
 // Moments that nothing assigns to their parameters are an error where they are wanted.
 TEST_F(ForeignCommandTest, MomentsWithoutNamesAreRefused) {
   UseModel(kTitan);
-  const Words flags = {
-      "--consumed-samples=24",
-      "--load=" + Runfile(kInterop + "infinitrain/llama3_numbered/checkpoint_step_000003")};
+  const fs::path folder = root_ / "numbered";
+  fs::copy(Runfile(kInterop + "infinitrain/llama3/checkpoint_step_000003"), folder);
+  fs::permissions(folder, fs::perms::owner_all);
+  fs::remove(folder / "optimizer.ckpt");
+  fs::copy(Runfile(kInterop + "infinitrain/gpt2_adam/optimizer.ckpt"), folder);
+  fs::remove(folder / "trainer_state.json");
+  const Words flags = {"--consumed-samples=24", "--load=" + folder.string()};
   ExpectRefused(flags, 1, "--no-load-optim");
-  MustTrain("fresh", 5, Joined(flags, {"--no-load-optim"}));
+  MustTrain("fresh", 8, Joined(flags, {"--no-load-optim"}));
 }
 
 // Trainers name the folders of their steps like this. The older one has another model.

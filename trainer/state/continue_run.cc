@@ -160,8 +160,10 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
 }
 
 TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved) {
-  if (!saved.has_value() || !saved->is_own) return config;
+  if (!saved.has_value()) return config;
   CheckpointConfig& checkpoint = *config.mutable_checkpoint();
+  if (IsOfStatelessOptimizer(saved->manifest())) checkpoint.set_no_load_optim(true);
+  if (!saved->is_own) return config;
   // The same command resumes a run that saves no optimizer state.
   const bool begins_afresh = (checkpoint.no_save_optim() || checkpoint.no_load_optim()) &&
                              !HasRole(saved->manifest(), ckpt::TensorRole::kOptimizerState);

@@ -55,7 +55,8 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
 
 // Returns the settings for a run that continues from `saved`. Settings that concern a start from
 // another folder (finetune, no_load_optim and so on) do not apply to a resume from the run's own
-// folder; without saved optimizer state, no_load_optim does, and no_save_optim implies it.
+// folder; without saved optimizer state, no_load_optim does, and no_save_optim implies it. So does
+// another framework's optimizer without state.
 TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved);
 
 }  // namespace tessera

@@ -30,6 +30,10 @@ bool HasRole(const ckpt::Manifest& manifest, ckpt::TensorRole role) {
   return false;
 }
 
+bool IsOfStatelessOptimizer(const ckpt::Manifest& manifest) {
+  return manifest.has_optimizer() && !HasRole(manifest, ckpt::TensorRole::kOptimizerState);
+}
+
 namespace {
 
 std::unordered_set<std::string> SavedNames(const ckpt::Manifest& manifest) {
@@ -290,7 +294,8 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
         saved.Describe(),
         " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
   }
-  if (saved.is_own && !HasRole(saved.manifest(), ckpt::TensorRole::kOptimizerState)) {
+  if ((saved.is_own && !HasRole(saved.manifest(), ckpt::TensorRole::kOptimizerState)) ||
+      IsOfStatelessOptimizer(saved.manifest())) {
     notes.sentences.emplace_back("no optimizer state was saved: the optimizer begins afresh");
   }
   if (!policy.with_weights && !policy.with_optimizer) return notes;

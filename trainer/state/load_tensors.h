@@ -53,6 +53,10 @@ struct LoadNotes {
 // Returns whether a tensor of this role was saved.
 bool HasRole(const ckpt::Manifest& manifest, ckpt::TensorRole role);
 
+// Returns whether the manifest describes an optimizer and holds none of its states: that of a
+// checkpoint of another framework whose optimizer has none, such as SGD.
+bool IsOfStatelessOptimizer(const ckpt::Manifest& manifest);
+
 // Loads weights and, if the policy includes them, master weights and moments, which the manifest's
 // mapping assigns to parameters, whatever their names. Differences of precision are bridged: fp32
 // weights come from saved master weights; master weights that were not saved come from the saved

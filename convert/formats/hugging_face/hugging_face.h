@@ -27,6 +27,16 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 // tensor, for headers, and for tensors in other files than the index says.
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(Storage& storage);
 
+// Returns whether the root of the storage, which IsHuggingFace() is not, has what DCP's
+// HuggingFaceStorageWriter writes: safetensors files with an index, or with save_distributed=True
+// those of the ranks (shard-00001-model-00001-of-00001.safetensors), whose headers say where each
+// part of a tensor belongs.
+absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage);
+
+// Reads them under the names that they have. The shape of a tensor is what its parts cover, since
+// the files do not state it. Errors: those of ReadHuggingFaceTensors().
+absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage);
+
 // Reads the tensors of the model that config.json describes, and checks their shapes. Additions of
 // wrappers to names are ignored (WithoutWrappers()). Tensors that are computed and not learned are
 // left out; a second copy of tied parameters counts as a copy of the first. Errors: also DataLoss,

@@ -17,8 +17,10 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
+#include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/hugging_face/hugging_face.h"
+#include "layout/box.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -28,7 +30,76 @@ constexpr std::string_view kConfig = "config.json";
 constexpr std::string_view kSingle = "model.safetensors";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
 
+// What torch.distributed.checkpoint's HuggingFaceStorageWriter records in the header of each file.
+constexpr char kShardingInfo[] = "DCP_SHARDING_INFO";
+constexpr char kSavedOffsets[] = "saved_offsets";
+constexpr int64_t kMaxOffset = int64_t{1} << 40;
+
 using TensorsByName = std::map<std::string, ForeignTensor>;
+
+// Returns the files of its ranks, each of which saves its own parts of tensors, in `names`.
+absl::StatusOr<std::vector<std::string>> FindShards(const Storage& storage,
+                                                    const std::vector<std::string>& names) {
+  static const auto& pattern = *new RankPattern("shard-{5}-model-{5}-of-{5}.safetensors");
+  std::vector<std::string> files;
+  std::set<int64_t> ranks;  // from 1 on
+  for (const std::string& name : names) {
+    const std::optional<std::vector<int64_t>> numbers = pattern.Parse(name);
+    if (!numbers.has_value()) continue;
+    files.push_back(name);
+    ranks.insert(numbers->front());
+  }
+  if (files.empty() || *ranks.rbegin() == static_cast<int64_t>(ranks.size())) return files;
+  return Damaged(storage, "", absl::StrCat("files of ", ranks.size(), " ranks, with ",
+                                           files.back(), " among them"));
+}
+
+// Returns where a part of a tensor begins in the whole one; nullopt if that is malformed.
+std::optional<Shape> OffsetOf(const nlohmann::json& info, const SafetensorsEntry& entry) {
+  const auto found = info.find(entry.key);
+  if (found == info.end() || !found->is_object() || !found->contains(kSavedOffsets)) {
+    return std::nullopt;
+  }
+  Shape offset;
+  for (const nlohmann::json& number : (*found)[kSavedOffsets]) {
+    if (!number.is_number_unsigned() || number > kMaxOffset) return std::nullopt;
+    offset.push_back(number.get<int64_t>());
+  }
+  return offset.size() == entry.shape.size() ? std::optional(offset) : std::nullopt;
+}
+
+// Adds the parts of tensors in the header of one rank's file. A tensor reaches as far as its parts.
+absl::Status ReadShard(Storage& storage, const std::string& name, TensorsByName& tensors) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(name));
+  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader header,
+                           At(storage, name, ReadSafetensors(*file, 0, file->size_bytes())));
+  const auto text = header.metadata.find(kShardingInfo);
+  const nlohmann::json info =
+      text == header.metadata.end() ? nlohmann::json() : ParseJson(text->second);
+  for (const SafetensorsEntry& entry : header.entries) {
+    const std::optional<Shape> offset = OffsetOf(info, entry);
+    if (!offset.has_value()) {
+      return Damaged(storage, name,
+                     absl::StrCat("tensor ", entry.key, ": no ", kSavedOffsets, " in the header's ",
+                                  kShardingInfo));
+    }
+    const auto [at, is_new] = tensors.try_emplace(
+        entry.key, ForeignTensor{.name = entry.key, .dtype = entry.dtype, .shape = entry.shape});
+    ForeignTensor& tensor = at->second;
+    if (tensor.dtype != entry.dtype || tensor.shape.size() != entry.shape.size()) {
+      return Damaged(storage, name,
+                     absl::StrCat("tensor ", entry.key, ": ", ProtoName(entry.dtype), " ",
+                                  ShapeToString(entry.shape), ", in ", tensor.pieces[0].file, " ",
+                                  ProtoName(tensor.dtype), " ", ShapeToString(tensor.shape)));
+    }
+    for (size_t d = 0; d < entry.shape.size(); ++d) {
+      tensor.shape[d] = std::max(tensor.shape[d], (*offset)[d] + entry.shape[d]);
+    }
+    tensor.pieces.push_back(
+        {{*offset, entry.shape}, name, entry.file_offset, ContiguousStrides(entry.shape)});
+  }
+  return absl::OkStatus();
+}
 
 // Returns the files of the index, with the tensors of each.
 absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& storage) {
@@ -166,6 +237,11 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   TensorsByName tensors;
   if (std::ranges::find(names, kIndex) == names.end()) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> shards, FindShards(storage, names));
+    for (const std::string& shard : shards) {
+      TESSERA_RETURN_IF_ERROR(ReadShard(storage, shard, tensors));
+    }
+    if (!shards.empty()) return tensors;
     TESSERA_RETURN_IF_ERROR(ReadHeader(storage, std::string(kSingle), tensors));
     return tensors;
   }
@@ -192,6 +268,20 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
   if (indexed == tensors.size()) return tensors;
   return Damaged(storage, kIndex,
                  absl::StrCat(indexed, " tensors, the files have ", tensors.size()));
+}
+
+absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> shards, FindShards(storage, names));
+  return !shards.empty() || std::ranges::find(names, kIndex) != names.end();
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHuggingFaceTensors(storage));
+  ForeignCheckpoint checkpoint = {.format = "dcp"};
+  checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
+  for (auto& [unused, tensor] : tensors) checkpoint.tensors.push_back(std::move(tensor));
+  return checkpoint;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {

@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
@@ -22,6 +23,7 @@
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/infinitrain/infinitrain.h"
+#include "convert/formats/infinitrain/module_order.h"
 #include "convert/formats/infinitrain/state_file.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
@@ -113,7 +115,7 @@ absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage) {
 struct Moment {
   std::string parameter;
   const char* state = nullptr;
-  bool numbered = false;
+  std::optional<size_t> number = std::nullopt;  // instead of a name
 };
 
 std::optional<Moment> ParseMoment(const std::string& name) {
@@ -122,8 +124,8 @@ std::optional<Moment> ParseMoment(const std::string& name) {
         {"adam.v.", "exp_avg_sq"}}) {
     if (!name.starts_with(prefix)) continue;
     Moment moment = {.parameter = name.substr(prefix.size()), .state = state};
-    int64_t number = 0;
-    moment.numbered = absl::SimpleAtoi(moment.parameter, &number);
+    size_t number = 0;
+    if (absl::SimpleAtoi(moment.parameter, &number)) moment.number = number;
     return moment;
   }
   return std::nullopt;
@@ -155,25 +157,43 @@ class Reader {
       TESSERA_RETURN_IF_ERROR(AddFile(kModelFile, TensorRole::kWeight));
       TESSERA_ASSIGN_OR_RETURN(const bool has_optimizer,
                                HasStateFile(storage_, PathOf(kOptimizerFile)));
-      if (has_optimizer)
+      if (has_optimizer) {
         TESSERA_RETURN_IF_ERROR(AddFile(kOptimizerFile, TensorRole::kOptimizerState));
+      } else {
+        checkpoint_.description.mutable_optimizer();  // an SGD without state
+      }
       TESSERA_RETURN_IF_ERROR(CheckComplete());
     }
     TESSERA_RETURN_IF_ERROR(DescribeRun());
     return std::move(checkpoint_);
   }
 
-  // FailedPrecondition where the sizes in trainer_state.json are not those of the model.
-  absl::Status CheckModel(const ModelProto& model) const {
-    TESSERA_ASSIGN_OR_RETURN(const std::string text, WriteForeignConfig(kInfiniTrain, model));
+  // Compares the sizes in trainer_state.json with those of the model, which has the shapes of the
+  // tensors. If a shape contradicts them, they are another model's, and a note says so;
+  // FailedPrecondition where only the numbers of heads differ, which no shape shows.
+  absl::Status CheckModel(ForeignCheckpoint& checkpoint) const {
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string text,
+        WriteForeignConfig(kInfiniTrain, checkpoint.description.model()));
     const nlohmann::json sizes = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    std::vector<std::string> differences;
+    bool shapes_differ = false;
     for (const auto& [key, size] : sizes.items()) {
       const std::optional<int64_t> found = FindInfiniTrainNumber(texts_.front(), key);
       if (!found.has_value() || *found == size.get<int64_t>()) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat(storage_.Describe(JoinPath(ranks_.front(), kTrainerStateFile)), ": ", key,
-                       " is ", *found, ", but the model's is ", size.get<int64_t>()));
+      differences.push_back(
+          absl::StrCat(key, " is ", *found, ", but the model's is ", size.get<int64_t>()));
+      shapes_differ = shapes_differ || key == "n_layer" || key == "n_embd";
     }
+    if (differences.empty()) return absl::OkStatus();
+    const std::string problem =
+        absl::StrCat(storage_.Describe(JoinPath(ranks_.front(), kTrainerStateFile)), ": ",
+                     JoinFirst(differences, ", "));
+    if (!shapes_differ) return absl::FailedPreconditionError(problem);
+    checkpoint.notes.push_back(absl::StrCat(
+        "Left out: the sizes in ", problem,
+        ": the shapes of the tensors decide. The program writes those of its default model if it "
+        "began with a file."));
     return absl::OkStatus();
   }
 
@@ -224,6 +244,12 @@ class Reader {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
     TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainTensor> tensors,
                              At(storage_, path, ReadInfiniTrainStateFile(*open)));
+    if (role == TensorRole::kWeight) {
+      weights_.clear();
+      for (const InfiniTrainTensor& tensor : tensors) weights_.push_back(tensor.name);
+    } else {
+      numbered_ = ParametersByNumber(tensors);
+    }
     for (InfiniTrainTensor& tensor : tensors) {
       if (role == TensorRole::kWeight) {
         TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
@@ -236,11 +262,37 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // Returns the parameters of the moments by number; empty if that is unknown.
+  std::vector<std::string> ParametersByNumber(
+      const std::vector<InfiniTrainTensor>& states) const {
+    std::map<size_t, Shape> shapes;
+    for (const InfiniTrainTensor& state : states) {
+      const std::optional<Moment> moment = ParseMoment(state.name);
+      if (!moment.has_value() || !moment->number.has_value()) continue;
+      if (shapes.emplace(*moment->number, state.shape).first->second != state.shape) return {};
+    }
+    if (shapes.empty()) return {};
+    std::vector<std::string> names =
+        OrderInfiniTrainParameters(weights_).value_or(std::vector<std::string>());
+    if (names.size() == shapes.size() + 1) {  // the head is the embedding
+      std::erase_if(names, [](const std::string& name) { return name.ends_with("lm_head.weight"); });
+    }
+    if (names.size() != shapes.size()) return {};
+    for (const auto& [number, shape] : shapes) {
+      if (number >= names.size()) return {};
+      if (checkpoint_.tensors[index_.at(names[number])].shape != shape) return {};
+    }
+    return names;
+  }
+
   absl::Status AddState(std::string_view file, InfiniTrainTensor tensor) {
-    const std::optional<Moment> moment = ParseMoment(tensor.name);
-    if (moment.has_value() && moment->numbered) {
-      has_numbers_ = true;
-      return absl::OkStatus();
+    std::optional<Moment> moment = ParseMoment(tensor.name);
+    if (moment.has_value() && moment->number.has_value()) {
+      if (numbered_.empty()) {
+        has_numbers_ = true;
+        return absl::OkStatus();
+      }
+      moment->parameter = numbered_[*moment->number];
     }
     if (moment.has_value()) {
       tensor.name = absl::StrCat("state.", moment->parameter, ".", moment->state);
@@ -406,8 +458,9 @@ class Reader {
     if (has_numbers_) {
       checkpoint_.notes.emplace_back(
           "Left out: moments by number (adam.m.3): which parameters these are depends on the hash "
-          "tables of the program that wrote them, and is not in the files; later releases of "
-          "InfiniTrain name them (adam.m.transformer.wte.weight).");
+          "tables of the program that wrote them, and the order of the tensors in model.ckpt is "
+          "not that of known ones; later releases of InfiniTrain name the moments "
+          "(adam.m.transformer.wte.weight).");
     }
     const std::optional<int64_t> step = FindInfiniTrainNumber(texts_.front(), "global_step");
     const std::optional<int64_t> samples =
@@ -440,7 +493,9 @@ class Reader {
   std::vector<size_t> copies_;                                             // of each tensor
   std::map<std::string, std::map<std::string, InfiniTrainTensor>> files_;  // with metadata.json
   std::optional<int64_t> updates_;
-  bool has_numbers_ = false;
+  std::vector<std::string> weights_;   // of the rank's model.ckpt, in the file's order
+  std::vector<std::string> numbered_;  // parameters of its moments by number
+  bool has_numbers_ = false;           // that are left out
 };
 
 }  // namespace
@@ -463,7 +518,7 @@ absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelP
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read());
   TESSERA_RETURN_IF_ERROR(NameStateDict(storage, "", model, kInfiniTrain, checkpoint));
   if (checkpoint.description.has_model()) {
-    TESSERA_RETURN_IF_ERROR(reader.CheckModel(checkpoint.description.model()));
+    TESSERA_RETURN_IF_ERROR(reader.CheckModel(checkpoint));
   }
   return checkpoint;
 }

@@ -138,6 +138,7 @@ TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
     EXPECT_THAT(notes, HasSubstr(name));
   }
   EXPECT_THAT(notes, HasSubstr("an expanded tensor: shape [1000,1000]"));
+  EXPECT_THAT(notes, HasSubstr("a tensor in a ComplexFloatStorage"));
 }
 
 TEST(ReadTorchTest, SeveralFilesAreOneStateDict) {

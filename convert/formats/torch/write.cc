@@ -58,22 +58,6 @@ std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
   return found;
 }
 
-// Returns the parameters that have only a master weight, by its name.
-std::map<std::string, std::string> MasterWeights(const Manifest& manifest,
-                                                 const TorchOutputTensors& tensors) {
-  std::set<std::string> weights;
-  for (const TorchOutputTensor& tensor : tensors.all) {
-    if (IsOfModel(tensor)) weights.insert(tensor.logical->name());
-  }
-  std::map<std::string, std::string> parameters;
-  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
-    const auto master = parameter.states().find("master");
-    if (master == parameter.states().end() || weights.contains(parameter.parameter())) continue;
-    parameters[master->second] = parameter.parameter();
-  }
-  return parameters;
-}
-
 }  // namespace
 
 uint64_t StoredBytes(const TorchOutputTensor& tensor) {
@@ -188,7 +172,8 @@ SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& t
       moments.insert({state.exp_avg, state.exp_avg_sq});
     }
   }
-  const std::map<std::string, std::string> masters = MasterWeights(manifest, tensors);
+  std::map<std::string, std::string> masters;  // the parameters that have only these, by their names
+  for (auto& [parameter, master] : MastersWithoutWeights(manifest)) masters[master] = parameter;
   SavedValue::Dict model, root;
   for (size_t i = 0; i < tensors.all.size(); ++i) {
     const TorchOutputTensor& tensor = tensors.all[i];

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the checkpoints of InfiniTrain in this folder.
+"""Writes the imitated checkpoints of InfiniTrain in this folder.
+
+gpt2_adam and gpt2_sgd are real: the program wrote them (BUILD.bazel says how).
 
 Needs numpy and safetensors:
   python make_fixtures.py
 
 Also the files that //convert/formats/infinitrain:infinitrain_fuzz begins with.
 
-The framework itself trains on GPUs. So this script writes its files from their description
+The program needs several GPUs for the layouts of ranks, and its later releases for moments by
+name. So this script writes such files from their description
 (//convert/formats/infinitrain:state_file): the values are those of the state dicts of torch in
 //tests/interop:state_dicts, put into the names and layouts of InfiniTrain's modules. The tensors
 of a file are in no particular order, as those of a hash table. Folders iter_NNNNNNN are those of a
@@ -111,11 +114,11 @@ def llama3(logical):
     return tensors
 
 
-def moments(first, second, updates, key=lambda index, name: name):
+def moments(first, second, updates):
     tensors = {"adam.t": numpy.array(updates, dtype=numpy.int64)}
-    for index, name in enumerate(first):
-        tensors[f"adam.m.{key(index, name)}"] = first[name]
-        tensors[f"adam.v.{key(index, name)}"] = second[name]
+    for name in first:
+        tensors[f"adam.m.{name}"] = first[name]
+        tensors[f"adam.v.{name}"] = second[name]
     return tensors
 
 
@@ -131,15 +134,6 @@ def make_llama3():
         "original_vocab_size": 61, "padded_vocab_size": 61, "global_step": 3,
         "consumed_train_samples": 24, "ddp_size": 1, "tp_size": 1, "sp_size": 1, "pp_size": 1,
         "vpp_size": 1})
-    # Of an earlier release: moments by number, no comma.
-    folder = HERE / "llama3_numbered/checkpoint_step_000003"
-    write_state_dict(folder / "model.ckpt", kinds[0])
-    write_state_dict(folder / "optimizer.ckpt",
-                     moments(kinds[1], kinds[2], 3, key=lambda index, name: index))
-    write_trainer_state(folder / "trainer_state.json", {
-        "n_layer": 2, "n_head": HEADS, "n_kv_head": GROUPS, "n_embd": 16, "vocab_size": 61,
-        "global_step": 3, "consumed_batches": 12, "last_lr": 0.0001, "ddp_size": 1, "tp_size": 1,
-        "sp_size": 1, "pp_size": 1}, missing_comma="vocab_size")
 
 
 def make_gpt2():
