@@ -120,8 +120,8 @@ absl::StatusOr<ForeignCheckpoint> ReadDcpPlace(const SourcePlace& place,
                                                const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(*place.storage, ""));
   if (has_metadata) return WithModelNames(place, options, ReadDcp(*place.storage, ""));
-  return WithModelNames(
-      place, options, WithTrainerFiles(place, options, ReadSafetensorsOfDcp(*place.storage)));
+  return WithModelNames(place, options,
+                        WithTrainerFiles(place, options, ReadSafetensorsOfDcp(*place.storage)));
 }
 
 // Returns whether files of a format were found.

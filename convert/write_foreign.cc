@@ -273,6 +273,19 @@ absl::Status CheckHolds(const Checkpoint& source, const SavedValue& state,
       options.weights_only ? "weights nor buffers to convert" : "tensors nor values to convert"));
 }
 
+// Makes master weights the sources of weights that were not saved.
+void TakeWeights(const std::map<std::string, std::string>& masters,
+                 std::vector<OutputFile>& files) {
+  for (OutputFile& file : files) {
+    for (OutputTensor& tensor : file.tensors) {
+      const auto master = masters.find(tensor.source_name);
+      if (master == masters.end()) continue;
+      tensor.source_name = master->second;
+      tensor.role = TensorRole::kMasterWeight;
+    }
+  }
+}
+
 // Adds what the format has no place for. `--weights-only` wants no more than weights.
 void FindLeftOut(const Manifest& manifest, const SavedValue& state,
                  const std::vector<OutputFile>& files, const Format& format,
@@ -394,18 +407,19 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                        .tokenizer = options.tokenizer,
                                        .tokenizer_path = options.tokenizer_path}));
   TESSERA_RETURN_IF_ERROR(CheckHolds(source, state, files, options));
+  const std::map<std::string, std::string> masters = MastersWithoutWeights(source.manifest());
+  TakeWeights(masters, files);
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
                            WriteFiles(source, files, format->is_file, folder, options));
   FindLeftOut(source.manifest(), state, files, *format, options, lacks.left_out);
   report.left_out = std::move(lacks.left_out);
   report.notes = NotesOf(report.left_out, format->name);
-  std::vector<std::string> cast;
-  for (const auto& [parameter, unused] : MastersWithoutWeights(source.manifest())) {
-    cast.push_back(parameter);
-  }
-  if (!cast.empty()) {
-    report.notes.push_back(absl::StrCat("From the master weights, since the weights were not saved: ",
-                                        JoinFirst(cast, ", "), "."));
+  if (!masters.empty()) {
+    std::vector<std::string> weights;
+    for (const auto& [weight, unused] : masters) weights.push_back(weight);
+    report.notes.push_back(absl::StrCat(
+        "From the master weights, since the weights were not saved: ", JoinFirst(weights, ", "),
+        "."));
   }
   if (options.tokenizer == nullptr && !format->without_tokenizer.empty()) {
     report.notes.emplace_back(format->without_tokenizer);

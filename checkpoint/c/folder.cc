@@ -114,6 +114,10 @@ absl::Status Describe(const tessera_checkpoint& handle, char** report) {
                                {"dtype", static_cast<int>(tensor.dtype)},
                                {"shape", tensor.global_shape},
                                {"alias_of", tensor.alias_of}});
+    const auto foreign = handle.foreign_names.find(tensor.name);
+    if (foreign != handle.foreign_names.end()) {
+      json["tensors"].back()["foreign_name"] = foreign->second;
+    }
   }
   return GiveJson(json, report);
 }

@@ -55,8 +55,9 @@ struct tessera_checkpoint {
   uint32_t kind = kKind;
   std::shared_ptr<tessera::Storage> storage;  // if the checkpoint does not own it
   tessera::ckpt::Checkpoint checkpoint;
-  std::string format;  // empty: this library's, without the next two
+  std::string format;  // empty: this library's, without the next three
   std::vector<std::string> notes;
+  std::map<std::string, std::string> foreign_names;  // by the names of tensors
   nlohmann::ordered_json values = nlohmann::ordered_json::object();
   tessera::ckpt::Metadata metadata;  // whose entries tessera_entry() points to
 };

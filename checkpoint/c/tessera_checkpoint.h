@@ -315,8 +315,9 @@ TESSERA_API int32_t tessera_open_foreign(const char* name, const char* format,
 TESSERA_API void tessera_checkpoint_free(tessera_checkpoint* checkpoint);
 
 /* {"step", "directory", "program", "format", "entries": [names], "notes": [sentences], "values":
- * {name: value}, "tensors": [{"name", "role", "dtype", "shape", "alias_of"}, ...]}. Roles and
- * dtypes are the numbers above; notes and values are of other frameworks' checkpoints. */
+ * {name: value}, "tensors": [{"name", "role", "dtype", "shape", "alias_of", "foreign_name"}, ...]}.
+ * Roles and dtypes are the numbers above; notes and values are of other frameworks' checkpoints.
+ * "foreign_name" is the framework's name for the tensor's parameter, if the files have it. */
 TESSERA_API int32_t tessera_describe(const tessera_checkpoint* checkpoint, char** report);
 
 /* An entry that tessera_state_set_entry() has set: the bytes are the checkpoint's, until it is

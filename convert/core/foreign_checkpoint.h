@@ -31,6 +31,7 @@ struct ForeignTensor {
   TensorRole role = TensorRole::kWeight;
   DType dtype = DType::kUnspecified;  // of the stored elements, which are little-endian
   Shape shape;
+  std::string foreign_name;            // of the parameter in the files; empty: `name` is theirs
   std::string alias_of;                // not empty: a second name of that tensor, without pieces
   std::optional<Partition> partition;  // if the model declares how it may be cut
   std::optional<Digest> digest;        // if the checkpoint is sealed

@@ -208,9 +208,9 @@ absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
                         .role = kind.role,
                         .dtype = place.dtype,
                         .shape = logical.shape,
+                        .foreign_name = parameter.name,
                         .partition = logical.partition},
-             .state = kind.state,
-             .foreign_name = parameter.name};
+             .state = kind.state};
   }
   if (entry.tensor.dtype == place.dtype) return &entry;
   return DamagedParameter(place, parameter,
@@ -333,7 +333,7 @@ void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
       parameter = optimizer.add_parameters();
       parameter->set_parameter(logical.name);
       parameter->set_group(logical.weight_decay ? 0 : 1);
-      (*parameter->mutable_foreign_names())[std::string(framework)] = entry.foreign_name;
+      (*parameter->mutable_foreign_names())[std::string(framework)] = entry.tensor.foreign_name;
       last = key.first;
     }
     (*parameter->mutable_states())[entry.state] = entry.tensor.name;
@@ -365,6 +365,7 @@ std::vector<ForeignTensor> ForeignTensorSet::Finish() && {
     weights.push_back({.name = logical.tied_name,
                        .dtype = tied.dtype,
                        .shape = tied.shape,
+                       .foreign_name = tied.foreign_name,
                        .alias_of = tied.name});
   }
   std::move(states.begin(), states.end(), std::back_inserter(weights));

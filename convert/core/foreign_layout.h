@@ -134,7 +134,6 @@ class ForeignTensorSet {
   struct Entry {
     ForeignTensor tensor;
     std::string state;
-    std::string foreign_name;  // of the parameter that the first piece is of
   };
 
   absl::StatusOr<Entry*> FindEntry(const ForeignParameter& parameter, const std::string& name,

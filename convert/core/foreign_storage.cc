@@ -298,6 +298,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
   manifest.clear_tensors();
   manifest.clear_files();
   for (ForeignTensor& tensor : checkpoint.tensors) {
+    if (!tensor.foreign_name.empty()) storage->foreign_names_[tensor.name] = tensor.foreign_name;
     TESSERA_RETURN_IF_ERROR(storage->AddTensor(std::move(tensor), manifest));
   }
   absl::StatusOr<std::string> bytes = EncodeManifest(std::move(manifest), Checksums::kOptional);

@@ -50,6 +50,9 @@ class ForeignStorage final : public ReadOnlyStorage {
 
   const std::string& format() const { return format_; }
   const std::vector<std::string>& notes() const { return notes_; }
+  // The names that the files have for the parameters of tensors, by the tensors' names; see
+  // ForeignTensor::foreign_name.
+  const std::map<std::string, std::string>& foreign_names() const { return foreign_names_; }
   const std::string& mismatch() const { return mismatch_; }  // see ForeignCheckpoint
   const SavedValue& state() const { return state_; }         // see ForeignCheckpoint
 
@@ -103,6 +106,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   std::string format_;
   std::vector<std::string> notes_;
   std::string mismatch_;
+  std::map<std::string, std::string> foreign_names_;
   SavedValue state_;
   std::string manifest_;                        // bytes of manifest.pb
   std::map<std::string, uint64_t> file_bytes_;  // of the foreign files

@@ -48,11 +48,11 @@ struct PlanOptions {
 struct OutputTensor {
   std::string name;         // in the new files, as their reader names it
   std::string source_name;  // in the source: the same, or the tensor that it is tied to
-  TensorRole role = TensorRole::kWeight;
-  DType dtype = DType::kUnspecified;  // in the file
-  Shape shape;                        // of the logical tensor
-  uint64_t offset_bytes = 0;          // in the file
-  int64_t elements = 0;               // in the file, padding included; padding is zero
+  TensorRole role = TensorRole::kWeight;  // of the source
+  DType dtype = DType::kUnspecified;      // in the file
+  Shape shape;                            // of the logical tensor
+  uint64_t offset_bytes = 0;              // in the file
+  int64_t elements = 0;                   // in the file, padding included; padding is zero
   // Returns elements [begin, end) of the file's tensor as pieces of the logical tensor. Offsets
   // count from the element `begin`. Called by several threads.
   std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> pieces;

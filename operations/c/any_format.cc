@@ -9,6 +9,7 @@
 
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
+#include "convert/core/foreign_storage.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
 #include "convert/write_foreign.h"
@@ -54,6 +55,7 @@ absl::Status Open(const std::string& name, const SourceOptions& options, tessera
                              .checkpoint = *std::move(named.opened),
                              .format = named.format,
                              .notes = named.notes});
+  if (named.foreign != nullptr) handle->foreign_names = named.foreign->foreign_names();
   for (const auto& [name, value] : convert::ValuesByName(named.state)) {
     handle->values[name] = convert::ValueToPlainJson(*value);
   }

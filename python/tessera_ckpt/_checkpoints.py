@@ -138,7 +138,7 @@ class Checkpoint:
             tensor["name"]: TensorInfo(
                 name=tensor["name"], dtype=_tensors.DTYPE_NAMES[tensor["dtype"]],
                 shape=tuple(tensor["shape"]), role=_state.ROLES[tensor["role"]],
-                alias_of=tensor["alias_of"] or None)
+                alias_of=tensor["alias_of"] or None, foreign_name=tensor.get("foreign_name"))
             for tensor in found["tensors"]}
         self._values: Dict[str, Any] = found["values"]
         self._entry_names: List[str] = found["entries"]
@@ -154,6 +154,13 @@ class Checkpoint:
     def close(self) -> None:
         """Frees it; nothing else can be called afterwards."""
         self._handle.close()
+
+    @property
+    def foreign_names(self) -> Dict[str, str]:
+        """What another framework's files call the parameters of tensors, by the tensors' names.
+        Tensors that keep the names of the files are left out."""
+        return {name: tensor.foreign_name for name, tensor in self.tensors.items()
+                if tensor.foreign_name}
 
     @property
     def entries(self) -> Dict[str, bytes]:

@@ -61,6 +61,7 @@ class TensorInfo:
     shape: Tuple[int, ...]
     role: str
     alias_of: Optional[str] = None
+    foreign_name: Optional[str] = None  # of the parameter, in another framework's files
 
 
 class _Ranked(str):

@@ -92,6 +92,11 @@ class LoadWithoutAStateTest(Case):
         self.assertEqual(list(found), list(foreign.tensors))
         for name, tensor in found.items():
             np.testing.assert_array_equal(tensor, foreign.read(name))
+        self.assertEqual(list(foreign.foreign_names), list(foreign.tensors))
+        written = tessera_ckpt.convert(exported, f"{self.folder}.megatron", "megatron").path
+        names = tessera_ckpt.open_foreign(written).foreign_names
+        self.assertEqual(names["transformer.wte.weight"], "embedding.word_embeddings.weight")
+        self.assertEqual(set(names), set(foreign.foreign_names))
         state = {"model": {"a.b": np.ones(3)}, "n": [1, {"x": (2,)}]}
         pair = {"pair": (np.zeros(2), 3)}
         path = self.save({**state, "model": collections.OrderedDict(state["model"]),

@@ -42,8 +42,8 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using testing::LogicalState;
+using ::testing::Not;
 
 std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
 
@@ -221,9 +221,10 @@ TEST_F(RealInfiniTrainTest, NumbersOfMomentsFollowTheOrderOfTheModelsFile) {
 TEST_F(RealInfiniTrainTest, WrongSizes) {
   const std::string copy = Copy("gpt2_adam");
   // Sizes that the shapes do not contradict are true.
-  Edit(copy, "trainer_state", {{"\"n_layer\": 12", "\"n_layer\": 2"},
-                               {"\"n_embd\": 768", "\"n_embd\": 48"},
-                               {"\"n_head\": 12", "\"n_head\": 6"}});
+  Edit(copy, "trainer_state",
+       {{"\"n_layer\": 12", "\"n_layer\": 2"},
+        {"\"n_embd\": 768", "\"n_embd\": 48"},
+        {"\"n_head\": 12", "\"n_head\": 6"}});
   EXPECT_THAT(ckpt::convert::OpenForeign(copy, {}).status().message(),
               HasSubstr("trainer_state.json: n_head is 6, but the model's is 12"));
   Edit(copy, "config.json", {{"\"n_embd\": 48", "\"n_embd\": 24"}});
@@ -476,9 +477,8 @@ class SafetensorsOfDcpTest : public ReadersTest {
       const size_t row_bytes = tensor.bytes.size() / rows, begin = elements.size();
       elements.append(reinterpret_cast<const char*>(tensor.bytes.data()) + first * row_bytes,
                       shape[0] * row_bytes);
-      header[name] = {{"dtype", "F32"},
-                      {"shape", shape},
-                      {"data_offsets", {begin, elements.size()}}};
+      header[name] = {
+          {"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, elements.size()}}};
       info[name]["saved_offsets"] = offset;
     }
     header["__metadata__"] = {
@@ -521,7 +521,7 @@ TEST_F(SafetensorsOfDcpTest, DamagedOnes) {
   EXPECT_THAT(Refused(), HasSubstr(ShardName(0) + ": tensor "));
   EXPECT_THAT(Refused(), HasSubstr("no saved_offsets in the header's DCP_SHARDING_INFO"));
   fs::remove(In("shards/" + ShardName(0)));
-  EXPECT_THAT(Refused(), HasSubstr("files of 1 ranks, with " + ShardName(1) + " among them"));
+  EXPECT_THAT(Refused(), HasSubstr("] is in no file"));
   // The last rows are missing.
   std::ofstream(In("shards/" + ShardName(0)), std::ios::binary) << first;
   fs::remove(In("shards/" + ShardName(1)));

@@ -37,21 +37,10 @@ constexpr int64_t kMaxOffset = int64_t{1} << 40;
 
 using TensorsByName = std::map<std::string, ForeignTensor>;
 
-// Returns the files of its ranks, each of which saves its own parts of tensors, in `names`.
-absl::StatusOr<std::vector<std::string>> FindShards(const Storage& storage,
-                                                    const std::vector<std::string>& names) {
+// Returns whether the file is one rank's, which has its own parts of tensors.
+bool IsShard(const std::string& name) {
   static const auto& pattern = *new RankPattern("shard-{5}-model-{5}-of-{5}.safetensors");
-  std::vector<std::string> files;
-  std::set<int64_t> ranks;  // from 1 on
-  for (const std::string& name : names) {
-    const std::optional<std::vector<int64_t>> numbers = pattern.Parse(name);
-    if (!numbers.has_value()) continue;
-    files.push_back(name);
-    ranks.insert(numbers->front());
-  }
-  if (files.empty() || *ranks.rbegin() == static_cast<int64_t>(ranks.size())) return files;
-  return Damaged(storage, "", absl::StrCat("files of ", ranks.size(), " ranks, with ",
-                                           files.back(), " among them"));
+  return pattern.Parse(name).has_value();
 }
 
 // Returns where a part of a tensor begins in the whole one; nullopt if that is malformed.
@@ -66,39 +55,6 @@ std::optional<Shape> OffsetOf(const nlohmann::json& info, const SafetensorsEntry
     offset.push_back(number.get<int64_t>());
   }
   return offset.size() == entry.shape.size() ? std::optional(offset) : std::nullopt;
-}
-
-// Adds the parts of tensors in the header of one rank's file. A tensor reaches as far as its parts.
-absl::Status ReadShard(Storage& storage, const std::string& name, TensorsByName& tensors) {
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(name));
-  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader header,
-                           At(storage, name, ReadSafetensors(*file, 0, file->size_bytes())));
-  const auto text = header.metadata.find(kShardingInfo);
-  const nlohmann::json info =
-      text == header.metadata.end() ? nlohmann::json() : ParseJson(text->second);
-  for (const SafetensorsEntry& entry : header.entries) {
-    const std::optional<Shape> offset = OffsetOf(info, entry);
-    if (!offset.has_value()) {
-      return Damaged(storage, name,
-                     absl::StrCat("tensor ", entry.key, ": no ", kSavedOffsets, " in the header's ",
-                                  kShardingInfo));
-    }
-    const auto [at, is_new] = tensors.try_emplace(
-        entry.key, ForeignTensor{.name = entry.key, .dtype = entry.dtype, .shape = entry.shape});
-    ForeignTensor& tensor = at->second;
-    if (tensor.dtype != entry.dtype || tensor.shape.size() != entry.shape.size()) {
-      return Damaged(storage, name,
-                     absl::StrCat("tensor ", entry.key, ": ", ProtoName(entry.dtype), " ",
-                                  ShapeToString(entry.shape), ", in ", tensor.pieces[0].file, " ",
-                                  ProtoName(tensor.dtype), " ", ShapeToString(tensor.shape)));
-    }
-    for (size_t d = 0; d < entry.shape.size(); ++d) {
-      tensor.shape[d] = std::max(tensor.shape[d], (*offset)[d] + entry.shape[d]);
-    }
-    tensor.pieces.push_back(
-        {{*offset, entry.shape}, name, entry.file_offset, ContiguousStrides(entry.shape)});
-  }
-  return absl::OkStatus();
 }
 
 // Returns the files of the index, with the tensors of each.
@@ -119,24 +75,41 @@ absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& 
   return files;
 }
 
-// Adds the tensors in the header of one file.
+// Adds the tensors in the header of one file. A tensor of which shards have parts reaches as far as
+// they do.
 absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName& tensors) {
   const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(name);
   if (absl::IsInvalidArgument(file.status())) {
     return Damaged(storage, kIndex, file.status().message());
   }
   TESSERA_RETURN_IF_ERROR(file.status());
-  TESSERA_ASSIGN_OR_RETURN(SafetensorsHeader header,
+  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader header,
                            At(storage, name, ReadSafetensors(**file, 0, (*file)->size_bytes())));
-  for (SafetensorsEntry& entry : header.entries) {
-    ForeignTensor tensor = {.name = entry.key, .dtype = entry.dtype, .shape = entry.shape};
-    tensor.pieces = {
-        {WholeBox(entry.shape), name, entry.file_offset, ContiguousStrides(entry.shape)}};
-    const auto [at, is_new] = tensors.emplace(entry.key, std::move(tensor));
-    if (is_new) continue;
-    return Damaged(
-        storage, name,
-        absl::StrCat("tensor ", at->first, " is in ", at->second.pieces[0].file, " too"));
+  const bool is_shard = IsShard(name);
+  const auto text = header.metadata.find(kShardingInfo);
+  const nlohmann::json info =
+      text == header.metadata.end() ? nlohmann::json() : ParseJson(text->second);
+  for (const SafetensorsEntry& entry : header.entries) {
+    const auto damaged = [&](const absl::AlphaNum& problem) {
+      return Damaged(storage, name, absl::StrCat("tensor ", entry.key, problem));
+    };
+    const auto offset = is_shard ? OffsetOf(info, entry) : Shape(entry.shape.size(), 0);
+    if (!offset.has_value()) {
+      return damaged(absl::StrCat(": no ", kSavedOffsets, " in the header's ", kShardingInfo));
+    }
+    ForeignTensor& tensor = tensors[entry.key];
+    if (tensor.pieces.empty()) {
+      tensor = {.name = entry.key, .dtype = entry.dtype, .shape = entry.shape};
+    } else if (!is_shard) {
+      return damaged(absl::StrCat(" is in ", tensor.pieces[0].file, " too"));
+    } else if (tensor.dtype != entry.dtype || tensor.shape.size() != entry.shape.size()) {
+      return damaged(absl::StrCat(" has another dtype or rank in ", tensor.pieces[0].file));
+    }
+    for (size_t d = 0; d < entry.shape.size(); ++d) {
+      tensor.shape[d] = std::max(tensor.shape[d], (*offset)[d] + entry.shape[d]);
+    }
+    tensor.pieces.push_back(
+        {{*offset, entry.shape}, name, entry.file_offset, ContiguousStrides(entry.shape)});
   }
   return absl::OkStatus();
 }
@@ -198,6 +171,7 @@ class ModelReader {
     ForeignTensor tensor = {.name = parameter.name,
                             .dtype = copies[0].dtype,
                             .shape = parameter.shape,
+                            .foreign_name = copies[0].name,
                             .partition = parameter.partition};
     for (ForeignTensor& copy : copies) {
       if (copy.shape != parameter.shape || copy.dtype != tensor.dtype) {
@@ -213,6 +187,7 @@ class ModelReader {
       result.push_back({.name = parameter.tied_name,
                         .dtype = tensor.dtype,
                         .shape = tensor.shape,
+                        .foreign_name = tensor.foreign_name,
                         .alias_of = parameter.name});
     }
     result.push_back(std::move(tensor));
@@ -237,12 +212,11 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   TensorsByName tensors;
   if (std::ranges::find(names, kIndex) == names.end()) {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> shards, FindShards(storage, names));
-    for (const std::string& shard : shards) {
-      TESSERA_RETURN_IF_ERROR(ReadShard(storage, shard, tensors));
+    const bool is_single = std::ranges::find(names, kSingle) != names.end();
+    for (const std::string& name : names) {
+      if (is_single ? name != kSingle : !IsShard(name)) continue;
+      TESSERA_RETURN_IF_ERROR(ReadHeader(storage, name, tensors));
     }
-    if (!shards.empty()) return tensors;
-    TESSERA_RETURN_IF_ERROR(ReadHeader(storage, std::string(kSingle), tensors));
     return tensors;
   }
   TESSERA_ASSIGN_OR_RETURN(const auto files, ReadIndex(storage));
@@ -272,8 +246,8 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
 
 absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> shards, FindShards(storage, names));
-  return !shards.empty() || std::ranges::find(names, kIndex) != names.end();
+  return std::ranges::any_of(
+      names, [](const std::string& name) { return name == kIndex || IsShard(name); });
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {

@@ -16,10 +16,9 @@ namespace {
 
 // The tensors and modules of each module, in the order in which the program creates them. The
 // modules of a list are created by their numbers.
-constexpr std::string_view kCreated[] = {"wte",   "wpe",    "h",       "ln_f",        "ln_1",
-                                         "ln_2",  "attn",   "mlp",     "c_attn",      "c_fc",
-                                         "c_fc2", "c_proj", "lm_head", "transformer", "weight",
-                                         "bias"};
+constexpr std::string_view kCreated[] = {
+    "wte",    "wpe",  "h",     "ln_f",   "ln_1",    "ln_2",        "attn",   "mlp",
+    "c_attn", "c_fc", "c_fc2", "c_proj", "lm_head", "transformer", "weight", "bias"};
 
 // Names of more parts are not the model's, and would make deep tables.
 constexpr int kMaxDots = 8;

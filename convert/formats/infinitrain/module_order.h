@@ -11,11 +11,10 @@ namespace tessera::ckpt::convert {
 // which its optimizers number their states. `stored` are the names in the rank's model.ckpt, in
 // the order of the file. A head that is tied to the embedding has its own place in the result.
 //
-// The program keeps modules and tensors in std::unordered_map, so its order is that of a C++
-// library's hash tables. This function builds the same tables, in the order in which the program
-// does. The order of `stored`, which comes from these tables, too, proves that they are the
-// same. Returns nullopt if it does not: the program was built with another library, or has other
-// modules. Pure.
+// The program keeps modules and tensors in std::unordered_map, so its order depends on the C++
+// library. This function builds the same tables, in the order in which the program does. The order
+// of `stored`, which comes from these tables, too, proves that they are the same. Returns nullopt
+// if it does not: the program was built with another library, or has other modules. Pure.
 std::optional<std::vector<std::string>> OrderInfiniTrainParameters(
     const std::vector<std::string>& stored);
 

@@ -75,7 +75,7 @@ std::vector<StoredPiece> PiecesOf(const InfiniTrainShard& shard, const InfiniTra
 bool Crop(const Shape& shape, Box& box) {
   if (shape.empty()) return true;
   box.shape[0] = std::min(box.shape[0], shape[0] - box.global_offset[0]);
-  return box.shape[0] > 0;
+  return box.shape[0] > 0 && ElementCount(box.shape) > 0;
 }
 
 std::string RankFolder(int64_t rank) { return RankPattern("rank_{6}").Name({&rank, 1}); }
@@ -154,15 +154,9 @@ class Reader {
     }
     TESSERA_RETURN_IF_ERROR(CheckTopology());
     for (rank_ = 0; rank_ < ranks_.size(); ++rank_) {
-      TESSERA_RETURN_IF_ERROR(AddFile(kModelFile, TensorRole::kWeight));
-      TESSERA_ASSIGN_OR_RETURN(const bool has_optimizer,
-                               HasStateFile(storage_, PathOf(kOptimizerFile)));
-      if (has_optimizer) {
-        TESSERA_RETURN_IF_ERROR(AddFile(kOptimizerFile, TensorRole::kOptimizerState));
-      } else {
-        checkpoint_.description.mutable_optimizer();  // an SGD without state
-      }
-      TESSERA_RETURN_IF_ERROR(CheckComplete());
+      TESSERA_RETURN_IF_ERROR(AddFile(kModelFile).status());
+      TESSERA_ASSIGN_OR_RETURN(const bool has_optimizer, AddFile(kOptimizerFile));
+      if (!has_optimizer) checkpoint_.description.mutable_optimizer();  // an SGD without state
     }
     TESSERA_RETURN_IF_ERROR(DescribeRun());
     return std::move(checkpoint_);
@@ -172,9 +166,8 @@ class Reader {
   // tensors. If a shape contradicts them, they are another model's, and a note says so;
   // FailedPrecondition where only the numbers of heads differ, which no shape shows.
   absl::Status CheckModel(ForeignCheckpoint& checkpoint) const {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string text,
-        WriteForeignConfig(kInfiniTrain, checkpoint.description.model()));
+    TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                             WriteForeignConfig(kInfiniTrain, checkpoint.description.model()));
     const nlohmann::json sizes = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     std::vector<std::string> differences;
     bool shapes_differ = false;
@@ -198,8 +191,6 @@ class Reader {
   }
 
  private:
-  std::string PathOf(std::string_view file) const { return JoinPath(ranks_[rank_], file); }
-
   // Returns the trainer's state as JSON; empty if the rank's folder does not have the file.
   absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
     absl::StatusOr<std::string> text =
@@ -236,35 +227,52 @@ class Reader {
 
   absl::Status DamagedTensor(std::string_view file, const std::string& name,
                              const absl::AlphaNum& problem) const {
-    return Damaged(storage_, PathOf(file), absl::StrCat("tensor ", name, ": ", problem));
+    return Damaged(storage_, file, absl::StrCat("tensor ", name, ": ", problem));
   }
 
-  absl::Status AddFile(std::string_view file, TensorRole role) {
-    const std::string path = PathOf(file);
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
-    TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainTensor> tensors,
-                             At(storage_, path, ReadInfiniTrainStateFile(*open)));
-    if (role == TensorRole::kWeight) {
-      weights_.clear();
-      for (const InfiniTrainTensor& tensor : tensors) weights_.push_back(tensor.name);
+  // Adds a file of the rank, which has the whole of each tensor. Returns whether it is there.
+  absl::StatusOr<bool> AddFile(std::string_view file) {
+    const std::string path = JoinPath(ranks_[rank_], file);
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
+                             OpenIfPresent(storage_, path));
+    std::vector<InfiniTrainTensor> tensors;
+    if (open != nullptr) {
+      TESSERA_ASSIGN_OR_RETURN(tensors, At(storage_, path, ReadInfiniTrainStateFile(*open)));
+    }
+    std::vector<std::string> names;
+    for (const InfiniTrainTensor& tensor : tensors) names.push_back(tensor.name);
+    TESSERA_RETURN_IF_ERROR(CheckSame(path, names));
+    if (file == kModelFile) {
+      weights_ = std::move(names);
     } else {
       numbered_ = ParametersByNumber(tensors);
     }
-    for (InfiniTrainTensor& tensor : tensors) {
-      if (role == TensorRole::kWeight) {
-        TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
-      } else if (tensor.name == "adam.t") {
-        TESSERA_RETURN_IF_ERROR(TakeUpdates(path, *open, tensor));
-      } else {
-        TESSERA_RETURN_IF_ERROR(AddState(file, std::move(tensor)));
-      }
+    for (const InfiniTrainTensor& tensor : tensors) {
+      TESSERA_RETURN_IF_ERROR(Add(path, tensor, tensor.shape,
+                                  {{.box = WholeBox(tensor.shape),
+                                    .file = path,
+                                    .offset_bytes = tensor.offset_bytes,
+                                    .strides = ContiguousStrides(tensor.shape)}}));
     }
-    return absl::OkStatus();
+    return open != nullptr;
+  }
+
+  // Returns an error if the first rank's file of this name has other tensors.
+  absl::Status CheckSame(const std::string& path, std::vector<std::string> names) {
+    std::ranges::sort(names);
+    const auto [at, is_new] = names_.emplace(path.substr(path.rfind('/') + 1), names);
+    const std::vector<std::string>& first = at->second;
+    if (is_new || first == names) return absl::OkStatus();
+    const auto [expected, found] = std::ranges::mismatch(first, names);
+    const bool is_new_name =
+        expected == first.end() || (found != names.end() && *found < *expected);
+    return DamagedTensor(
+        path, is_new_name ? *found : *expected,
+        absl::StrCat(is_new_name ? "not in " : "missing, but in ", ranks_.front()));
   }
 
   // Returns the parameters of the moments by number; empty if that is unknown.
-  std::vector<std::string> ParametersByNumber(
-      const std::vector<InfiniTrainTensor>& states) const {
+  std::vector<std::string> ParametersByNumber(const std::vector<InfiniTrainTensor>& states) const {
     std::map<size_t, Shape> shapes;
     for (const InfiniTrainTensor& state : states) {
       const std::optional<Moment> moment = ParseMoment(state.name);
@@ -275,7 +283,8 @@ class Reader {
     std::vector<std::string> names =
         OrderInfiniTrainParameters(weights_).value_or(std::vector<std::string>());
     if (names.size() == shapes.size() + 1) {  // the head is the embedding
-      std::erase_if(names, [](const std::string& name) { return name.ends_with("lm_head.weight"); });
+      std::erase_if(names,
+                    [](const std::string& name) { return name.ends_with("lm_head.weight"); });
     }
     if (names.size() != shapes.size()) return {};
     for (const auto& [number, shape] : shapes) {
@@ -285,72 +294,54 @@ class Reader {
     return names;
   }
 
-  absl::Status AddState(std::string_view file, InfiniTrainTensor tensor) {
-    std::optional<Moment> moment = ParseMoment(tensor.name);
+  // Adds pieces of a tensor of this shape, as which a file has what is stored under its name.
+  absl::Status Add(const std::string& file, const InfiniTrainTensor& stored,
+                   const Shape& padded_shape, std::vector<StoredPiece> pieces) {
+    if (stored.name == "adam.t") return TakeUpdates(file, stored);
+    std::optional<Moment> moment = ParseMoment(stored.name);
     if (moment.has_value() && moment->number.has_value()) {
-      if (numbered_.empty()) {
-        has_numbers_ = true;
-        return absl::OkStatus();
-      }
+      has_numbers_ = has_numbers_ || numbered_.empty();
+      if (numbered_.empty()) return absl::OkStatus();
       moment->parameter = numbered_[*moment->number];
     }
-    if (moment.has_value()) {
-      tensor.name = absl::StrCat("state.", moment->parameter, ".", moment->state);
-    }
-    return AddTensor(file, TensorRole::kOptimizerState, std::move(tensor));
-  }
-
-  // Adds the tensor, or a rank's copy of it.
-  absl::Status AddTensor(std::string_view file, TensorRole role, InfiniTrainTensor tensor) {
+    const std::string name = moment.has_value()
+                                 ? absl::StrCat("state.", moment->parameter, ".", moment->state)
+                                 : stored.name;
+    const Shape shape = WithoutPadding(moment.has_value() ? moment->parameter : name, padded_shape);
     std::vector<ForeignTensor>& tensors = checkpoint_.tensors;
-    const auto [at, is_new] = index_.emplace(tensor.name, tensors.size());
+    const auto [index, is_new] = index_.emplace(name, tensors.size());
     if (is_new) {
-      if (rank_ > 0)
-        return DamagedTensor(file, tensor.name, absl::StrCat("not in ", ranks_.front()));
       tensors.push_back(
-          {.name = tensor.name, .role = role, .dtype = tensor.dtype, .shape = tensor.shape});
-      copies_.push_back(0);
+          {.name = name,
+           .role = file.ends_with(kModelFile) ? TensorRole::kWeight : TensorRole::kOptimizerState,
+           .dtype = stored.dtype,
+           .shape = shape});
     }
-    ForeignTensor& first = tensors[at->second];
-    if (copies_[at->second]++ != rank_) return DamagedTensor(file, tensor.name, "occurs twice");
-    if (first.dtype != tensor.dtype || first.shape != tensor.shape) {
-      return DamagedTensor(file, tensor.name,
-                           absl::StrCat(ProtoName(tensor.dtype), " ", ShapeToString(tensor.shape),
-                                        ", in ", ranks_.front(), " ", ProtoName(first.dtype), " ",
-                                        ShapeToString(first.shape)));
+    ForeignTensor& tensor = tensors[index->second];
+    if (tensor.dtype != stored.dtype || tensor.shape != shape) {
+      return DamagedTensor(file, stored.name,
+                           absl::StrCat(ProtoName(stored.dtype), " ", ShapeToString(shape),
+                                        ", in another rank's file ", ProtoName(tensor.dtype), " ",
+                                        ShapeToString(tensor.shape)));
     }
-    if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
-    first.pieces.push_back({.box = WholeBox(tensor.shape),
-                            .file = JoinPath(ranks_[rank_], file),
-                            .offset_bytes = tensor.offset_bytes,
-                            .strides = ContiguousStrides(tensor.shape)});
-    return absl::OkStatus();
-  }
-
-  absl::Status CheckComplete() const {
-    for (size_t i = 0; i < copies_.size(); ++i) {
-      if (copies_[i] == rank_ + 1) continue;
-      const ForeignTensor& tensor = checkpoint_.tensors[i];
-      return DamagedTensor(tensor.role == TensorRole::kWeight ? kModelFile : kOptimizerFile,
-                           tensor.name, absl::StrCat("missing, but in ", ranks_.front()));
+    for (StoredPiece& piece : pieces) {
+      if (Crop(shape, piece.box)) tensor.pieces.push_back(std::move(piece));
     }
     return absl::OkStatus();
   }
 
   // Adam's number of updates.
-  absl::Status TakeUpdates(const std::string& path, const ReadableFile& file,
-                           const InfiniTrainTensor& tensor) {
-    const auto damaged = [&](const absl::AlphaNum& problem) {
-      return Damaged(storage_, path, absl::StrCat("tensor ", tensor.name, ": ", problem));
-    };
+  absl::Status TakeUpdates(const std::string& path, const InfiniTrainTensor& tensor) {
     if (tensor.dtype != DType::kI64 || ElementCount(tensor.shape) != 1) {
-      return damaged("expected one I64");
+      return DamagedTensor(path, tensor.name, "expected one I64");
     }
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage_.Open(path));
     int64_t updates = 0;
     TESSERA_RETURN_IF_ERROR(
-        file.ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(&updates, 1))));
+        file->ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(&updates, 1))));
     if (updates_.value_or(updates) != updates) {
-      return damaged(absl::StrCat(updates, ", in other ranks' files ", *updates_));
+      return DamagedTensor(path, tensor.name,
+                           absl::StrCat(updates, ", in other ranks' files ", *updates_));
     }
     updates_ = updates;
     return absl::OkStatus();
@@ -387,45 +378,18 @@ class Reader {
   absl::Status AddShard(const InfiniTrainShard& shard) {
     TESSERA_ASSIGN_OR_RETURN(const auto* const tensors, TensorsOf(shard.file));
     const auto at = tensors->find(shard.key);
-    const auto damaged = [&](const absl::AlphaNum& problem) {
-      return Damaged(storage_, shard.file, absl::StrCat("tensor ", shard.key, ": ", problem));
-    };
-    if (at == tensors->end()) return damaged(absl::StrCat("missing, but in ", kMetadataFile));
+    if (at == tensors->end()) {
+      return DamagedTensor(shard.file, shard.key, absl::StrCat("missing, but in ", kMetadataFile));
+    }
     const InfiniTrainTensor& stored = at->second;
     if (stored.shape != shard.local_shape || stored.offset_bytes != shard.offset_bytes) {
-      return damaged(absl::StrCat(ShapeToString(stored.shape), " at byte ", stored.offset_bytes,
-                                  ", in ", kMetadataFile, " ", ShapeToString(shard.local_shape),
-                                  " at byte ", shard.offset_bytes));
+      return DamagedTensor(
+          shard.file, shard.key,
+          absl::StrCat(ShapeToString(stored.shape), " at byte ", stored.offset_bytes, ", in ",
+                       kMetadataFile, " ", ShapeToString(shard.local_shape), " at byte ",
+                       shard.offset_bytes));
     }
-    if (shard.key == "adam.t") {
-      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(shard.file));
-      return TakeUpdates(shard.file, *open, stored);
-    }
-    const std::optional<Moment> moment = ParseMoment(shard.key);
-    const std::string name = moment.has_value()
-                                 ? absl::StrCat("state.", moment->parameter, ".", moment->state)
-                                 : shard.key;
-    std::vector<ForeignTensor>& tensors_found = checkpoint_.tensors;
-    const Shape shape =
-        WithoutPadding(moment.has_value() ? moment->parameter : name, shard.global_shape);
-    const auto [index, is_new] = index_.emplace(name, tensors_found.size());
-    if (is_new) {
-      tensors_found.push_back(
-          {.name = name,
-           .role = moment.has_value() ? TensorRole::kOptimizerState : TensorRole::kWeight,
-           .dtype = stored.dtype,
-           .shape = shape});
-    }
-    ForeignTensor& tensor = tensors_found[index->second];
-    if (tensor.dtype != stored.dtype || tensor.shape != shape) {
-      return damaged(absl::StrCat(ProtoName(stored.dtype), " ", ShapeToString(shape),
-                                  ", in another rank's file ", ProtoName(tensor.dtype), " ",
-                                  ShapeToString(tensor.shape)));
-    }
-    for (StoredPiece& piece : PiecesOf(shard, stored)) {
-      if (Crop(shape, piece.box)) tensor.pieces.push_back(std::move(piece));
-    }
-    return absl::OkStatus();
+    return Add(shard.file, stored, shard.global_shape, PiecesOf(shard, stored));
   }
 
   // Returns the vocabulary's rows without those that pad it for tensor-parallel ranks.
@@ -489,8 +453,8 @@ class Reader {
   std::vector<std::string> texts_;  // of the ranks' trainer_state.json
   size_t rank_ = 0;                 // whose files are being read
   ForeignCheckpoint checkpoint_;
-  std::map<std::string, size_t> index_;                                    // of tensors, by name
-  std::vector<size_t> copies_;                                             // of each tensor
+  std::map<std::string, size_t> index_;                    // of tensors, by name
+  std::map<std::string, std::vector<std::string>> names_;  // in the first rank's files, sorted
   std::map<std::string, std::map<std::string, InfiniTrainTensor>> files_;  // with metadata.json
   std::optional<int64_t> updates_;
   std::vector<std::string> weights_;   // of the rank's model.ckpt, in the file's order

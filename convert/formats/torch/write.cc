@@ -172,7 +172,8 @@ SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& t
       moments.insert({state.exp_avg, state.exp_avg_sq});
     }
   }
-  std::map<std::string, std::string> masters;  // the parameters that have only these, by their names
+  std::map<std::string, std::string>
+      masters;  // the parameters that have only these, by their names
   for (auto& [parameter, master] : MastersWithoutWeights(manifest)) masters[master] = parameter;
   SavedValue::Dict model, root;
   for (size_t i = 0; i < tensors.all.size(); ++i) {
