@@ -16,7 +16,7 @@ namespace tessera::cuda {
 // which is on its way in registers.
 namespace {
 
-constexpr int kSlice = 16, kRowThreads = 16, kThreads = kRowThreads * kRowThreads;
+constexpr int kRowThreads = 16, kThreads = kRowThreads * kRowThreads;
 constexpr int kPart = 4;  // adjacent elements of a thread, which it reads as a pack
 
 // Returns the rows, and columns, of a block's tile.
@@ -36,31 +36,40 @@ TESSERA_DEVICE int Place(int own, int i) {
   return (i / kPart * kRowThreads + own) * kPart + i % kPart;
 }
 
-// A slice of the chains of a block, through which the tile's operands pass.
+// A slice of the chains of a block, through which the tile's operands pass. Each thread brings
+// every kThreads-th element; adjacent threads have adjacent ones in memory.
 template <int kPerThread>
 class Slice {
  public:
   TESSERA_DEVICE Slice(simt::SharedMemory& memory, const Chains& chains, int64_t first)
-      : shared_(memory.Take<float>(kSlice * kStride)), chains_(chains), first_(first) {}
-  static constexpr int64_t kBytes = kSlice * (TileOf(kPerThread) + 4) * sizeof(float);
+      : shared_(memory.Take<float>(kLength * kStride)) {
+    const bool dense = chains.depth_stride == 1;
+    const int thread = simt::ThreadIndex();
+    i_ = dense ? thread / kLength : thread % kTile;
+    k_ = dense ? thread % kLength : thread / kTile;
+    i_step_ = dense ? kThreads / kLength : 0;
+    k_step_ = dense ? 0 : kThreads / kTile;
+    count_ = chains.count - first < kTile ? static_cast<int>(chains.count - first) : kTile;
+    from_ = chains.data + (first + i_) * chains.stride + k_ * chains.depth_stride;
+    from_step_ = i_step_ * chains.stride + k_step_ * chains.depth_stride;
+    next_slice_ = kLength * chains.depth_stride;
+  }
+  static constexpr int kLength = 64 / kPerThread;
+  static constexpr int64_t kBytes = kLength * (TileOf(kPerThread) + 4) * sizeof(float);
 
-  // Reads the thread's elements of the slice that begins at `begin`; those beyond the end are zeros.
-  TESSERA_DEVICE void Fetch(int64_t begin) {
+  // Reads the thread's elements of the next slice, which has `left` of each chain; those beyond the
+  // end are zeros.
+  TESSERA_DEVICE void Fetch(int64_t left) {
     for (int e = 0; e < kElements; ++e) {
-      int i, k;
-      Find(e, &i, &k);
-      const bool inside = first_ + i < chains_.count && begin + k < chains_.depth;
-      next_[e] =
-          inside ? chains_.data[(first_ + i) * chains_.stride + (begin + k) * chains_.depth_stride]
-                 : 0.0f;
+      const bool inside = i_ + e * i_step_ < count_ && k_ + e * k_step_ < left;
+      next_[e] = inside ? from_[e * from_step_] : 0.0f;
     }
+    from_ += next_slice_;
   }
   // Makes what was fetched the slice, between barriers.
   TESSERA_DEVICE void Store() const {
     for (int e = 0; e < kElements; ++e) {
-      int i, k;
-      Find(e, &i, &k);
-      shared_.Set(k * kStride + i, next_[e]);
+      shared_.Set((k_ + e * k_step_) * kStride + i_ + e * i_step_, next_[e]);
     }
   }
   // Reads element k of the chains of place `own` of the tile's sixteen.
@@ -74,26 +83,19 @@ class Slice {
 
  private:
   static constexpr int kTile = TileOf(kPerThread), kStride = kTile + 4;  // other banks
-  static constexpr int kElements = kTile * kSlice / kThreads;
-
-  // Finds an element of the slice; adjacent threads have adjacent ones in memory.
-  TESSERA_DEVICE void Find(int e, int* i, int* k) const {
-    const int at = e * kThreads + simt::ThreadIndex();
-    const bool dense = chains_.depth_stride == 1;
-    *i = dense ? at / kSlice : at % kTile;
-    *k = dense ? at % kSlice : at / kTile;
-  }
+  static constexpr int kElements = kTile * kLength / kThreads;
 
   const simt::SharedArray<float> shared_;
-  const Chains chains_;
-  const int64_t first_;
+  int i_, k_, i_step_, k_step_, count_;
+  const float* from_;
+  int64_t from_step_, next_slice_;
   float next_[kElements];
 };
 
 template <int kPerThread>
-TESSERA_KERNEL void TESSERA_BOUNDS(kThreads, 2)
+TESSERA_KERNEL void TESSERA_BOUNDS(kThreads, 1)
     MultiplyChains(Chains a, Chains b, Rows<float> c, bool accumulate, const float* bias) {
-  constexpr int kTile = TileOf(kPerThread);
+  constexpr int kTile = TileOf(kPerThread), kSlice = Slice<kPerThread>::kLength;
   simt::SharedMemory memory;
   const int64_t first_row = simt::BlockX() * kTile, first_column = simt::BlockY() * kTile;
   Slice<kPerThread> rows(memory, a, first_row), columns(memory, b, first_column);
@@ -110,21 +112,23 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kThreads, 2)
     }
   };
   if (accumulate) each_element([](float& sum, float* at, int64_t) { sum = *at; });
-  rows.Fetch(0);
-  columns.Fetch(0);
+  rows.Fetch(a.depth);
+  columns.Fetch(a.depth);
   for (int64_t begin = 0; begin < a.depth; begin += kSlice) {
     rows.Store();
     columns.Store();
     simt::SyncThreads();
-    rows.Fetch(begin + kSlice);
-    columns.Fetch(begin + kSlice);
-    const int depth = a.depth - begin < kSlice ? static_cast<int>(a.depth - begin) : kSlice;
+    const int64_t left = a.depth - begin;
+    rows.Fetch(left - kSlice);
+    columns.Fetch(left - kSlice);
+    const int depth = left < kSlice ? static_cast<int>(left) : kSlice;
+#pragma unroll 2
     for (int k = 0; k < depth; ++k) {
-      float left[kPerThread], right[kPerThread];
-      rows.Get(k, own_row, left);
-      columns.Get(k, own_column, right);
+      float of_row[kPerThread], of_column[kPerThread];
+      rows.Get(k, own_row, of_row);
+      columns.Get(k, own_column, of_column);
       for (int i = 0; i < kPerThread; ++i) {
-        for (int j = 0; j < kPerThread; ++j) sums[i][j] = fmaf(left[i], right[j], sums[i][j]);
+        for (int j = 0; j < kPerThread; ++j) sums[i][j] = fmaf(of_row[i], of_column[j], sums[i][j]);
       }
     }
     simt::SyncThreads();

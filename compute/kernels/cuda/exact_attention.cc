@@ -106,8 +106,8 @@ TESSERA_DEVICE void AddPositions(const ScoreTile& factors, const ExactTile<kHead
   }
 }
 
-// Stores the thread's rows, each times its factor. Zeros become positive, since the sign of an empty
-// sum depends on the products that were left out.
+// Stores the thread's rows, each times its factor. Zeros become positive, since the sign of an
+// empty sum depends on the products that were left out.
 template <int kHead>
 TESSERA_DEVICE void StoreOwn(const Sums<kHead>& sums, const float (&factors)[kOwn],
                              const AttentionShape& shape, int64_t batch, int64_t head, int first,
@@ -127,8 +127,10 @@ TESSERA_DEVICE void StoreOwn(const Sums<kHead>& sums, const float (&factors)[kOw
 template <typename Body, typename Hidden>
 TESSERA_DEVICE void ForSeen(int first_query, int first_key, const Body& body,
                             const Hidden& hidden) {
+#pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     const int query = first_query + FirstOwn() + i;
+#pragma unroll
     for (int j = 0; j < kTileKeys; ++j) {
       const int key = first_key + exact::LaneOfRow() + exact::kLanes * j;
       if (key <= query) {
@@ -349,11 +351,11 @@ TESSERA_KERNEL void ExactAttentionBackwardKeys(ExactAttentionGradient op, Heads<
   StoreOwn<kHead>(value_sums, {1, 1, 1, 1}, shape, batch, kv_head, first_key, d_v);
 }
 
-// The shared memory of a pass, which is not more than that of the fast kernels.
+// The shared memory of a pass, which is not more than that of the fast kernels. Each tile begins at a
+// multiple of 16 bytes.
 template <int kHead>
 constexpr int64_t ExactBytes(int heads, int scores) {
-  const int64_t bytes = heads * (ExactTile<kHead>::kBytes + 16) + scores * (ScoreTile::kBytes + 16);
-  return bytes;
+  return heads * (ExactTile<kHead>::kBytes + 16) + scores * (ScoreTile::kBytes + 16);
 }
 
 // Calls body with the padded size of heads.

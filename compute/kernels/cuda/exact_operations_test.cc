@@ -74,7 +74,7 @@ TEST_F(ExactOperationsTest, SomeRoundOtherwiseInFastNumerics) {
 // Random shapes, with tails of lanes and tiles, and values of all magnitudes.
 class RandomShapesTest : public ExactOperationsTest {
  protected:
-  // A matrix whose rows have other magnitudes; now and then a row of subnormals, or of zeros.
+  // A matrix whose rows have other magnitudes; some are of subnormal numbers, or of zeros.
   Tensor Matrix(const Shape& shape) {
     Tensor x = random_.Normal(kF32, shape);
     const int64_t columns = shape.back(), rows = x.view().elements() / columns;

@@ -32,7 +32,8 @@ ARCHITECTURES = {"sm_80", "sm_90a"}
 
 # Kernels that FAST numerics alone run, with functions by approximation.
 APPROXIMATING = re.compile(
-    r"\b(Gelu|GeluGradient|SwiGlu|SwiGluGradient|Attention\w*|CrossEntropy\w*)\b")
+    r"\b(Gelu|GeluGradient|SwiGlu|SwiGluGradient|Attention\w*|CrossEntropy\w*)\b"
+)
 ARITHMETIC = re.compile(
     r"\b(?:add|sub|mul|mad|fma|div|rcp|sqrt|rsqrt|ex2|lg2|tanh|sin|cos)(?:\.\w+)*\.f(?:32|64)\b"
 )
