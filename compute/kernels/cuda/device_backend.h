@@ -34,9 +34,9 @@ std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
                                            std::unique_ptr<Products> products,
                                            DeviceNumerics numerics = DeviceNumerics::kFast);
 
-// Checks on fixed examples whether the device's sums, products, multiply-adds, quotients and square
-// roots are those of IEEE 754, rounded to nearest, with subnormal numbers. FailedPrecondition names
-// `device`, which EXACT numerics cannot use, and the first that is not. Waits.
+// Checks on fixed examples whether the device computes sums, products, multiply-adds, quotients and
+// square roots as IEEE 754 does, rounded to nearest, with subnormal numbers. FailedPrecondition
+// names `device`, which EXACT numerics cannot use, and the first result that differs. Waits.
 absl::Status CheckArithmetic(const std::string& device, Stream& compute, HostCopies& copies);
 
 }  // namespace tessera::cuda

@@ -95,7 +95,8 @@ class ExactTest(unittest.TestCase):
         exact = [(name, text) for name, text in kernels if not APPROXIMATING.search(name)]
         self.assertEqual([(name, inexact(text)) for name, text in exact if inexact(text)], [])
         for part in ("ExactAttention", "ExactNorm", "ExactCrossEntropy", "ExactGelu",
-                     "MultiplyChains", "SumRowBlocks", "SumGroups", "UpdateParts", "ComputeExamples"):
+                     "MultiplyChains", "SumRowBlocks", "SumGroups", "UpdateParts",
+                     "ComputeExamples"):
             self.assertTrue(any(part in name and ".rn.f" in text for name, text in exact), part)
 
     def test_what_does_not_is_found(self):
