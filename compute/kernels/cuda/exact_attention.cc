@@ -351,8 +351,8 @@ TESSERA_KERNEL void ExactAttentionBackwardKeys(ExactAttentionGradient op, Heads<
   StoreOwn<kHead>(value_sums, {1, 1, 1, 1}, shape, batch, kv_head, first_key, d_v);
 }
 
-// The shared memory of a pass, at most as much as a pass of the fast kernels has. Each tile begins at
-// a multiple of 16 bytes.
+// The shared memory of a pass, at most as much as the fast kernels have. Each tile begins at a
+// multiple of 16 bytes.
 template <int kHead>
 constexpr int64_t ExactBytes(int heads, int scores) {
   return heads * (ExactTile<kHead>::kBytes + 16) + scores * (ScoreTile::kBytes + 16);
