@@ -431,7 +431,7 @@ TEST_F(ReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
 
 TEST_F(ReadersTest, ConvertedWeightsComeFromMasterWeights) {
   const std::string paddle = Fixture("paddle/testdata/mp2_pp2_sharding2_v2_master");
-  for (const char* format : {"hf", "llmc", "torch", "dcp", "gguf", "megatron"}) {
+  for (const char* format : {"hf", "torch", "dcp", "gguf", "megatron"}) {
     SCOPED_TRACE(format);
     const std::string written = In(std::string(format) + ".gguf");
     ASSERT_EQ(Run({"convert", paddle, written, std::string("--to=") + format}), ckpt::kExitOk)

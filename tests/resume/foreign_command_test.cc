@@ -217,11 +217,11 @@ class RealInfiniTrainTest : public ForeignCommandTest {
     std::string tokens = ReadFile(Runfile(kInterop + "infinitrain/tiny.bin"));
     tokens.replace(8, 4, std::string("\x81\0\0\0", 4));  // their number: 4 samples and a target
     tokens = tokens.substr(0, 1024) + tokens.substr(1024 + 2 * 128 * (step - 1), 2 * 129);
-    std::ofstream(root_ / "small.bin", std::ios::binary) << tokens;
+    std::ofstream(root_ / "step.bin", std::ios::binary) << tokens;
     WriteSettings(
         "model { architecture: GPT2 num_layers: 2 hidden_size: 48 num_attention_heads: 12 "
         "max_position_embeddings: 32 vocab_size: 512 }",
-        /*seq_length=*/32, "", "small.bin");
+        /*seq_length=*/32, "", "step.bin");
     const std::string run = "step" + std::to_string(step);
     const Result result = MustTrain(
         run, step,
