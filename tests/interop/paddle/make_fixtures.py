@@ -35,7 +35,7 @@ from safetensors.numpy import save_file
 
 DEGREE = int(sys.argv[2]) if len(sys.argv) > 2 else None
 LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB, POSITIONS = {
-    None: (4, 8, 16, 4, 2, 32, 16), 3: (3, 12, 12, 6, 3, 36, 16), 4: (4, 16, 16, 8, 4, 32, 16),
+    None: (4, 8, 16, 4, 2, 32, 16), 3: (6, 12, 12, 6, 6, 36, 16), 4: (4, 16, 16, 8, 4, 32, 16),
 }[DEGREE]
 HEAD = HIDDEN // HEADS
 SAVED_STEP, LAST_STEP, SEQUENCE = 3, 5, 12
