@@ -593,7 +593,7 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
     report. Without a state, returns the one that was saved.
 
     Compares everything first: until all of the state is found to match, nothing is changed. Every
-    byte is checked before it is placed.
+    byte of a checkpoint of the library's own format is checked before it is placed.
 
     A state that is returned has the saved containers, values, and tensors, whole and in the memory
     of the host, with their types and ties. Of what each rank had its own of, it has this rank's. A
