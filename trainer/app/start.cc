@@ -96,7 +96,12 @@ absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const 
   if (!LoadContentOf(config.checkpoint()).has_tensors()) return absl::OkStatus();
   const absl::Status same = CheckSameModel(saved.manifest(), config.model());
   const LoadPolicy policy = PolicyOf(config.checkpoint(), /*has_optimizer=*/true);
-  if (!policy.partial() && !policy.allow_unexpected) return InCheckpoint(saved, same);
+  if (!same.ok() && !policy.partial() && !policy.allow_unexpected) {
+    return absl::Status(
+        same.code(), absl::StrCat(saved.Describe(), ": ", same.message(),
+                                  "; --allow-unexpected skips tensors that this model does not "
+                                  "have, --allow-missing begins those anew that were not saved"));
+  }
   if (!same.ok()) notes(std::string(same.message()));
   return absl::OkStatus();
 }
