@@ -282,7 +282,7 @@ TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, WrittenTest,
-                         ::testing::Values("llmc", "torch", "dcp", "megatron", "paddle"),
+                         ::testing::Values("llmc", "torch", "dcp", "megatron"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

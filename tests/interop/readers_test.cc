@@ -601,6 +601,12 @@ TEST_F(PaddleLossesTest, TheNextStepsHaveTheLossesOfPaddleNlpFromEveryLayout) {
       std::cout << row << "\n";
       EXPECT_THAT(guide, HasSubstr(row));
     }
+    const std::string written = In(file + ".written");
+    ASSERT_EQ(Run({"convert", of_state.begin()->second.string(), written, "--to=paddle"}),
+              ckpt::kExitOk)
+        << err_;
+    ASSERT_OK_AND_ASSIGN(const auto run, Load(written, "single", /*bf16=*/false));
+    EXPECT_EQ(run.losses, first);
   }
 }
 
