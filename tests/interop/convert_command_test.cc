@@ -384,7 +384,7 @@ TEST_F(ConvertCommandTest, ConvertRefuses) {
   EXPECT_EQ(Run({"convert", hf, In("a")}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("convert needs --to"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=onnx"}), ckpt::kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("written are hf, megatron, dcp, llmc, torch, gguf"));
+  EXPECT_THAT(err_, HasSubstr("written are hf, megatron, paddle, dcp, llmc, torch, gguf"));
   EXPECT_EQ(Run({"convert", hf, folder_.string(), "--to=hf"}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("nothing is ever overwritten"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=hf", "--dtype=int4"}), ckpt::kExitUsage);
