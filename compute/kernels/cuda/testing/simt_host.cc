@@ -88,6 +88,9 @@ class Simulator {
   void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
 
  private:
+  // Called before the text of an error is made, by functions of strings that may be those that the
+  // linker has found in the sources of kernels, which report their accesses.
+  void StopWatching() { watched_ = nullptr; }
   bool WithinLimits(Grid grid, int threads, int64_t shared_bytes);
   std::vector<int64_t> BlockOrder(int64_t blocks);
   void RunBlock(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
@@ -276,6 +279,7 @@ void Simulator::Wait() {
 }
 
 void Simulator::SetError(const std::string& what) {
+  StopWatching();
   if (!error_.empty()) return;
   error_ = kernel_ + ": block " + ToString(position.block) + " of " + ToString(grid_) +
            ", thread " + std::to_string(position.thread) + ": " + what;
@@ -319,6 +323,7 @@ void Simulator::Barrier(Site site) {
   thread.site = site;
   if (at_barrier_ == 0) first_at_barrier_ = index;
   if (!(threads_[first_at_barrier_].site == site)) {
+    StopWatching();
     SetError("divergent barrier: it waits at " + ToString(site) + ", and " +
              Describe(first_at_barrier_));
     EndThread();
@@ -338,6 +343,7 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
   const int index = position.thread;
   const int first = index / kWarpSize * kWarpSize;
   if ((lanes >> (index - first) & 1) == 0) {
+    StopWatching();
     SetError(std::string("lane mask of ") + kind + " at " + ToString(site) +
              " does not name the lane that uses it");
     EndThread();
@@ -359,6 +365,7 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
     if ((lanes >> lane & 1) == 0) continue;
     const Thread& other = threads_[first + lane];
     if (other.state == State::kDone) {
+      StopWatching();
       SetError(std::string("lane mask of ") + kind + " at " + ToString(site) + " names lane " +
                std::to_string(lane) + ", and " + Describe(first + lane));
       EndThread();
@@ -369,6 +376,7 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
     }
     const bool same = other.lanes == lanes && other.site == site;
     if (!same && (other.lanes >> (index - first) & 1) != 0) {
+      StopWatching();
       SetError(std::string("lane mask of ") + kind + " at " + ToString(site) +
                ": the lanes disagree, " + Describe(first + lane) + " with another mask or place");
       EndThread();
@@ -392,25 +400,30 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
 void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
   if (watched_ == nullptr || watched_->HasOnStack(address)) return;
   const char* const at = static_cast<const char*>(address);
-  if (reinterpret_cast<uintptr_t>(at) - arguments_.begin < arguments_.end - arguments_.begin)
-    return;
+  const auto number = reinterpret_cast<uintptr_t>(at);
+  const auto own = reinterpret_cast<uintptr_t>(&position);
+  if (number - arguments_.begin < arguments_.end - arguments_.begin) return;
+  if (number - own < sizeof(position)) return;
   if (at >= shared_.data() && at < shared_.data() + shared_.bytes()) return;
   ++counters_.global_accesses;
   if (global_.Check(block_index_, address, bytes, kind, &race_)) return;
+  StopWatching();
   std::ostringstream text;
   text << std::exchange(race_, "") << " (" << bytes << " bytes of global memory at 0x" << std::hex
        << reinterpret_cast<uintptr_t>(address) << ")"
        << DescribeOperand(reinterpret_cast<uintptr_t>(address));
   SetError(text.str());
+  text.str("");
+  EndThread();
 }
 
-// Returns "; operand 2", in the order of the operation's description, or an empty text.
+// Returns "; operand 2", in the order of the operation's description, which names the first ones.
 std::string Simulator::DescribeOperand(uintptr_t address) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
     if (address < operands_[i].begin || address >= operands_[i].end) continue;
     return "; operand " + std::to_string(i + 1);
   }
-  return "";
+  return operands_.empty() ? "" : "; another operand than these";
 }
 
 }  // namespace
