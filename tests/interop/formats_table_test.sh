@@ -70,9 +70,9 @@ while IFS='|' read -r _ name read write _; do
   formats+="$format $written"$'\n'
 done < <(sed -n '/^## By command/,/^## [^B]/p' "$guide" | grep '^|.*`ckpt ')
 
-# "hf yes" for each row: whether the last cell is more than "no".
+# "hf yes" for each row: whether its cell "written" is more than "no".
 documented="$(sed -n '/^| format /,/^$/p' "$guide" | grep -v '`ckpt ' | grep -E '\(`[a-z]+`\)' |
-  while IFS='|' read -r _ name _ write; do
+  while IFS='|' read -r _ name _ write _; do
     [[ ${write//[ |]/} == no ]] && written=no || written=yes
     echo "$(sed -E 's/^[^(]*\(`([a-z]+)`\).*$/\1/' <<< "$name") $written"
   done)"
