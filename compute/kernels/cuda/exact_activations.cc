@@ -35,26 +35,26 @@ struct ExactSwiGluGradient {
 }  // namespace
 
 void DeviceKernels::RunExact(const ops::GeluForward& op) {
-  const Operation here("GeluForward", op.x, op.out);
+  const Operation here(*this, "GeluForward", op.x, op.out);
   LaunchMap(stream(), ExactGelu(), std::tuple(AsRows<float>(op.x)),
             std::tuple(AsRows<float>(op.out)));
 }
 
 void DeviceKernels::RunExact(const ops::GeluBackward& op) {
-  const Operation here("GeluBackward", op.d_out, op.x, op.d_x);
+  const Operation here(*this, "GeluBackward", op.d_out, op.x, op.d_x);
   LaunchMap(stream(), ExactGeluGradient(), std::tuple(AsRows<float>(op.d_out), AsRows<float>(op.x)),
             std::tuple(AsRows<float>(op.d_x)));
 }
 
 void DeviceKernels::RunExact(const ops::SwiGluForward& op) {
-  const Operation here("SwiGluForward", op.gate_up, op.out);
+  const Operation here(*this, "SwiGluForward", op.gate_up, op.out);
   LaunchMap(stream(), ExactSwiGlu(),
             std::tuple(HalfOf<float>(op.gate_up, 0), HalfOf<float>(op.gate_up, 1)),
             std::tuple(AsRows<float>(op.out)));
 }
 
 void DeviceKernels::RunExact(const ops::SwiGluBackward& op) {
-  const Operation here("SwiGluBackward", op.d_out, op.gate_up, op.d_gate_up);
+  const Operation here(*this, "SwiGluBackward", op.d_out, op.gate_up, op.d_gate_up);
   LaunchMap(stream(), ExactSwiGluGradient(),
             std::tuple(HalfOf<float>(op.gate_up, 0), HalfOf<float>(op.gate_up, 1),
                        AsRows<float>(op.d_out)),

@@ -370,7 +370,7 @@ void WithExactHead(const AttentionShape& shape, const Body& body) {
 }  // namespace
 
 void DeviceKernels::RunExact(const ops::AttentionForward& op) {
-  const Operation here("AttentionForward", op.q, op.k, op.v);
+  const Operation here(*this, "AttentionForward", op.q, op.k, op.v);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   WithExactHead(shape, [&]<int kHead>() {
     constexpr int64_t kBytes = ExactBytes<kHead>(2, 1);
@@ -383,7 +383,7 @@ void DeviceKernels::RunExact(const ops::AttentionForward& op) {
 }
 
 void DeviceKernels::RunExact(const ops::AttentionBackward& op) {
-  const Operation here("AttentionBackward", op.d_out, op.q, op.k, op.v);
+  const Operation here(*this, "AttentionBackward", op.d_out, op.q, op.k, op.v);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   const ExactAttentionGradient gradient = {shape,
                                            AsHeads<float>(op.d_out),

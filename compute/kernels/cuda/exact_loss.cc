@@ -97,7 +97,7 @@ struct ExactCrossEntropyGradient {
 }  // namespace
 
 void DeviceKernels::RunExact(const ops::CrossEntropyStats& op) {
-  const Operation here("CrossEntropyStats", op.logits, op.targets, op.stats);
+  const Operation here(*this, "CrossEntropyStats", op.logits, op.targets, op.stats);
   const Rows<float> logits = AsRows<float>(op.logits);
   simt::Launch<ExactCrossEntropyStats>(exact::RowGrid(logits.rows), exact::kRowThreads, 0, stream(),
                                        logits, op.valid,
@@ -106,7 +106,7 @@ void DeviceKernels::RunExact(const ops::CrossEntropyStats& op) {
 }
 
 void DeviceKernels::RunExact(const ops::CrossEntropyLoss& op) {
-  const Operation here("CrossEntropyLoss", op.stats, op.targets, op.combined, op.losses);
+  const Operation here(*this, "CrossEntropyLoss", op.stats, op.targets, op.combined, op.losses);
   const int64_t shards = op.stats.dim(0), rows = op.stats.dim(1);
   CheckTreeLeaves(shards);
   simt::Launch<ExactCrossEntropyLoss>(
@@ -117,7 +117,7 @@ void DeviceKernels::RunExact(const ops::CrossEntropyLoss& op) {
 }
 
 void DeviceKernels::RunExact(const ops::CrossEntropyBackward& op) {
-  const Operation here("CrossEntropyBackward", op.combined, op.targets, op.logits);
+  const Operation here(*this, "CrossEntropyBackward", op.combined, op.targets, op.logits);
   const ExactCrossEntropyGradient body = {op.combined.as<ExactStats>(),
                                           AsRows<float>(op.logits),
                                           op.valid,

@@ -188,14 +188,14 @@ ExactNorm ExactNormOf(const Op& op, const float* bias, float* means) {
 }  // namespace
 
 void DeviceKernels::RunExact(const ops::LayerNormForward& op) {
-  const Operation here("LayerNormForward", op.x, op.out);
+  const Operation here(*this, "LayerNormForward", op.x, op.out);
   const ExactNorm norm = ExactNormOf(op, op.bias.as<float>(), op.mean.as<float>());
   simt::Launch<ExactNormForward<true>>(exact::RowGrid(norm.x.rows), exact::kRowThreads, 0, stream(),
                                        norm);
 }
 
 void DeviceKernels::RunExact(const ops::RmsNormForward& op) {
-  const Operation here("RmsNormForward", op.x, op.out);
+  const Operation here(*this, "RmsNormForward", op.x, op.out);
   const ExactNorm norm = ExactNormOf(op, nullptr, nullptr);
   simt::Launch<ExactNormForward<false>>(exact::RowGrid(norm.x.rows), exact::kRowThreads, 0,
                                         stream(), norm);
@@ -205,7 +205,7 @@ void DeviceKernels::RunExact(const ops::AddLayerNormForward& op) { Backend::Run(
 void DeviceKernels::RunExact(const ops::AddRmsNormForward& op) { Backend::Run(op); }
 
 void DeviceKernels::RunExact(const ops::LayerNormBackward& op) {
-  const Operation here("LayerNormBackward", op.d_out, op.x, op.weight, op.mean);
+  const Operation here(*this, "LayerNormBackward", op.d_out, op.x, op.weight, op.mean);
   const auto norm = ExactGradientOf<true>(op, op.mean.as<float>());
   const RowBlocks rows = NormBlocks(norm.x);
   float* const partials = Scratch<float>(rows.blocks() * 2 * rows.columns);
@@ -217,7 +217,7 @@ void DeviceKernels::RunExact(const ops::LayerNormBackward& op) {
 }
 
 void DeviceKernels::RunExact(const ops::RmsNormBackward& op) {
-  const Operation here("RmsNormBackward", op.d_out, op.x, op.weight, op.rstd);
+  const Operation here(*this, "RmsNormBackward", op.d_out, op.x, op.weight, op.rstd);
   const auto norm = ExactGradientOf<false>(op, nullptr);
   const RowBlocks rows = NormBlocks(norm.x);
   float* const partials = Scratch<float>(rows.blocks() * rows.columns);
@@ -228,7 +228,7 @@ void DeviceKernels::RunExact(const ops::RmsNormBackward& op) {
 }
 
 void DeviceKernels::RunExact(const ops::SumRows& op) {
-  const Operation here("SumRows", op.x, op.out);
+  const Operation here(*this, "SumRows", op.x, op.out);
   const ExactRowSum term = {AsRows<float>(op.x)};
   const RowBlocks rows = {term.x.rows, 64, term.x.columns};
   float* const partials = Scratch<float>(rows.blocks() * rows.columns);
