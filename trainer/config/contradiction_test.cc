@@ -125,6 +125,11 @@ const Contradiction kContradictions[] = {
      "  async_save is set but save is not\n"
      "  save_top_k is set but save is not\n"
      "  min_lr=0.001 is more than lr=0.0001"},
+    // Topologies.
+    {{"--topology=tp2", "--sequence-parallel"},
+     "sequence_parallel=true, but topology=tp2 has false"},
+    {{"--data-parallel-size=4", "--topology=dp2_zero2"},
+     "data_parallel_size=4, but topology=dp2_zero2 has 2"},
     // Sampling.
     {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
     {{"--exact-products", "--device=cuda", "--bf16"},

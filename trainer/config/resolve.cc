@@ -262,9 +262,28 @@ void SetTopology(const Topology& topology, ParallelConfig* parallel) {
   parallel->set_sequence_parallel(topology.sequence_parallel);
 }
 
-// Replaces a name such as "dp4_zero2_tp2_pp2" by the sizes.
-absl::Status ReplaceTopology(ParallelConfig* parallel) {
-  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(parallel->topology()));
+bool IsFlag(const Origins& origins, const std::string& setting) {
+  const auto origin = origins.find(setting);
+  return origin != origins.end() && origin->second.is_flag;
+}
+
+// Replaces a name such as "dp4_zero2_tp2_pp2" by the sizes. A flag's name replaces the sizes of the
+// file; a size that is given beside the name, or after it, must be the name's.
+absl::Status ReplaceTopology(const ParallelConfig& given, const Origins& origins,
+                             ParallelConfig* parallel) {
+  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(given.topology()));
+  ParallelConfig named;
+  SetTopology(topology, &named);
+  const bool replaces_file = IsFlag(origins, "topology");
+  std::vector<const FieldDescriptor*> sizes;
+  named.GetReflection()->ListFields(named, &sizes);
+  for (const FieldDescriptor* size : sizes) {
+    if (!given.GetReflection()->HasField(given, size)) continue;
+    if (replaces_file && !IsFlag(origins, size->name())) continue;
+    const std::string value = FieldText(given, *size), of_name = FieldText(named, *size);
+    if (value == of_name) continue;
+    return Wrong(size->name(), "=", value, ", but topology=", given.topology(), " has ", of_name);
+  }
   SetTopology(topology, parallel);
   parallel->set_topology("");
   return absl::OkStatus();
@@ -295,7 +314,8 @@ absl::Status Complete(const TrainConfig& given, const ResolveOptions& options,
                  "number of processes");
   }
   if (!is_auto && !given.parallel().topology().empty()) {
-    TESSERA_RETURN_IF_ERROR(ReplaceTopology(resolved->mutable_parallel()));
+    TESSERA_RETURN_IF_ERROR(
+        ReplaceTopology(given.parallel(), options.origins, resolved->mutable_parallel()));
   }
   TESSERA_RETURN_IF_ERROR(CheckParallel(resolved->parallel()));
   FillDependentDefaults(resolved);
