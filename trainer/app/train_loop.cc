@@ -51,6 +51,10 @@ absl::StatusOr<double> MeasurePeak(const Session& session) {
       double peak,
       MeasureProductRate(session.backend(),
                          session.config.training().bf16() ? DType::kBF16 : DType::kF32));
+  // The memory of the products would stay with this process, beside what it has announced.
+  if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
+    gpu->context->runtime().TrimMemory();
+  }
   if (world != nullptr) {
     TESSERA_RETURN_IF_ERROR(
         world->AllReduce(std::span(&peak, 1), ReduceOp::kSum, {.what = "speed of the ranks"}));
