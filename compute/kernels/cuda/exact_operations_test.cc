@@ -163,6 +163,7 @@ TEST_F(RandomShapesTest, AttentionHasTheBitsOfProcessors) {
 // The order of a device's blocks and threads changes no bit.
 TEST_F(RandomShapesTest, EveryOrderOfThreadsHasTheseBits) {
   for (const uint64_t seed : {2, 3}) {
+    device_.reset();  // a thread has one current device
     device_ = MakeSimulatedBackend({.seed = seed}, DeviceNumerics::kExact);
     ExpectSameBits(Rows(33, 70));
     ExpectSameBits(Heads(37, 20, 2, 0.5));
