@@ -30,7 +30,7 @@ TEST(FixedResultsTest, DevicesOfOneTypeAgreeInEveryOrderOfStreams) {
 
 TEST(FixedResultsTest, ExactDevicesAgreeWithProcessors) {
   const std::unique_ptr<SimulatedDevice> gpu =
-      OpenSimulatedDevice(0, {.seed = 3, .fabric = MakeGuardedFabric()}, DeviceNumerics::kExact);
+      OpenSimulatedDevice(0, {.seed = 3}, DeviceNumerics::kExact);
   const FixedResults results = ComputeFixedResults(*gpu->backend, /*bf16=*/false);
   EXPECT_EQ(gpu->backend->Synchronize(), absl::OkStatus());
   const std::unique_ptr<Backend> cpu = MakeCpuBackend(1, /*exact=*/true);

@@ -83,8 +83,9 @@ absl::Status RunRank(const TrainConfig& config, const Plan& plan, Communicator& 
   return rank->FinishSaves().status();
 }
 
-absl::Status RunOnDevices(const TrainConfig& config, const Plan& plan,
-                          const SimulationSettings& settings, double bytes_per_second = 0) {
+absl::Status RunOnDevices(const TrainConfig& config, const Plan& plan, SimulationSettings settings,
+                          double bytes_per_second = 0) {
+  settings.numerics = DeviceNumerics::kFast;  // in bf16
   return RunOnSimulatedGpus(ConfigTopology(config).world_size(), settings,
                             [&](Communicator& host, Communicator& devices, SimulatedDevice& gpu) {
                               return RunRank(config, plan, host,

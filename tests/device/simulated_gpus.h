@@ -15,8 +15,8 @@ struct SimulationSettings {
   // Seed of the order in which queued work, and the blocks and threads of a kernel, run. 0: queued
   // work runs as late as possible.
   uint64_t seed = 0;
-  std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
-  DeviceNumerics numerics = DeviceNumerics::kExact;
+  std::function<bool(int64_t)> drops_wait;           // see FakeDeviceOptions
+  DeviceNumerics numerics = DeviceNumerics::kExact;  // of models in fp32
 };
 
 // Runs `main` on `ranks` threads with a GPU each, whose memory host code cannot touch. `devices` is

@@ -128,9 +128,7 @@ class WeightParallelTest : public ::testing::TestWithParam<const char*> {
       if (folder.empty()) return absl::OkStatus();
       TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder to,
                                ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
-      return to
-          .Save(checkpoint.step(), state, {.group = &*group, .metadata = MetadataOf(checkpoint)})
-          .status();
+      return to.Save(checkpoint.step(), state, {.group = &*group}, MetadataOf(checkpoint)).status();
     }));
     for (const auto& rank : all) {
       EXPECT_GT(rank->ranges_of_several_boxes, 0) << "a rank has boxes alone";

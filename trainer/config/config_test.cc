@@ -318,12 +318,19 @@ TEST(ResolveConfigTest, TopologyAndNumericsAreWhatTheFlagsSay) {
 
 TEST(ResolveConfigTest, TopologyInOneWord) {
   const TrainConfig config =
-      Resolved({"--data-parallel-size=3", "--topology=dp4_zero2_tp2_pp2_sp"});
+      Resolved({"--data-parallel-size=4", "--topology=dp4_zero2_tp2_pp2_sp"});
   EXPECT_EQ(ToString(ConfigTopology(config)), "dp4_zero2_tp2_pp2_sp");
   EXPECT_EQ(config.parallel().topology(), "");
   EXPECT_EQ(config.training().global_batch_size(), 4);
-  EXPECT_EQ(ToString(ConfigTopology(Resolved({"--data-parallel-size=3", "--topology=single"}))),
-            "single");
+  // A flag's name replaces the sizes of a file; a size beside it, or over a file's name, does not
+  // differ.
+  constexpr char kSize[] = "parallel { data_parallel_size: 3 }\n";
+  ASSERT_OK_AND_ASSIGN(const TrainConfig replaced, ResolveFile(kSize, {"--topology=single"}));
+  EXPECT_EQ(ToString(ConfigTopology(replaced)), "single");
+  EXPECT_EQ(ResolveFile(kSize, {"--topology=dp2", "--data-parallel-size=4"}).status(),
+            absl::InvalidArgumentError("data_parallel_size=4, but topology=dp2 has 2"));
+  EXPECT_EQ(ResolveFile("parallel { topology: \"tp2\" }\n", {"--sequence-parallel"}).status(),
+            absl::InvalidArgumentError("sequence_parallel=true, but topology=tp2 has false"));
   EXPECT_EQ(std::string(Resolve({"--topology=dp4_ddp2"}).status().message()),
             "topology \"dp4_ddp2\": \"ddp2\" is unknown: expected dpN, zeroN, tpN, ppN, vppN, sp "
             "joined by _, or single, or auto");
