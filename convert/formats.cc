@@ -149,6 +149,7 @@ constexpr Format kFormats[] = {
      .read = FromFolder<ReadDeepSpeed>,
      .has_unread_values = true},
     {.name = kHuggingFace,
+     .other_name = "hf_llama",
      .matches = InFolder<IsHuggingFace>,
      .read = ReadHuggingFacePlace,
      .plan = PlanHuggingFace,

@@ -41,7 +41,7 @@ struct OpenForeignOptions {
 std::vector<std::string> FormatNames();
 
 // Returns whether options may name this format: one of FormatNames(), or InternEvo's "internlm"
-// (its own checkpoints) or "llama" (torch, the files of Meta's ranks).
+// (its own checkpoints), "llama" (torch, the files of Meta's ranks) or "hf_llama" (hf).
 bool IsFormatName(std::string_view name);
 
 // Returns a note for a conversion from this format about the contents of files that are not read;

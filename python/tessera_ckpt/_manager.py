@@ -133,31 +133,34 @@ class CheckpointManager(Finishing):
         """A manager by the `ckpt = dict(...)` of InternEvo's configurations.
 
         Checkpoints of ckpt_type "internlm" and "internevo" are what is there: Tessera's, or
-        InternEvo's own. Without save_ckpt_folder, which InternEvo allows where enable_save_ckpt is
+        InternEvo's own. Without oss_snapshot_freq, there are rolling checkpoints at half of
+        checkpoint_every. Keys that decide nothing here are named in a warning; unknown ones are
+        refused. Without save_ckpt_folder, which InternEvo allows where enable_save_ckpt is
         False, there is nothing to resume from. Where auto_resume finds no checkpoint, the job
         begins with what load_ckpt_info names; InternEvo itself does not read it then.
 
         Args:
           options: of CheckpointManager(), beside those of ckpt.
         """
-        unknown = ckpt.keys() - _INTERNEVO
+        unknown = ckpt.keys() - _INTERNEVO - _WITHOUT_EFFECT.keys()
         if unknown:
             raise InvalidArgumentError(f"ckpt: unknown keys {', '.join(sorted(unknown))}")
-        every = ckpt.get("checkpoint_every") or 0
-        info = ckpt.get("load_ckpt_info") or {}
-        old = ckpt.get("load_ckpt_folder") or ""
-        info = dict(info) if info else dict(old) if isinstance(old, Mapping) else dict(path=old)
+        unused = [f"{key} ({why})" for key, why in _WITHOUT_EFFECT.items() if ckpt.get(key)]
+        if unused:
+            LOGGER.warning("ckpt: without effect: %s", "; ".join(unused))
+        info = _load_info(ckpt)
         content = info.get("content") or ()
         content = [content] if isinstance(content, str) else list(content)
         kind = info.get("ckpt_type") or ""
+        every = _steps(ckpt.get("checkpoint_every"))
+        resumes = ckpt.get("auto_resume")
         found: Dict[str, Any] = dict(
-            saves=bool(ckpt.get("enable_save_ckpt", False)),
-            interval_steps=0 if every == float("inf") else every,
-            rolling_interval_steps=ckpt.get("oss_snapshot_freq") or 0,
+            saves=bool(ckpt.get("enable_save_ckpt", False)), interval_steps=every,
+            rolling_interval_steps=_steps(ckpt.get("oss_snapshot_freq", every // 2)),
             stop_file_path=ckpt.get("stop_file_path") or "", load=info.get("path") or "",
             load_content=[] if "all" in content else content,
             load_format="" if kind in _ANY_FORMAT else kind,
-            auto_resume=bool(ckpt.get("auto_resume", True)),
+            auto_resume=not ckpt.get("load_given_ckpt") if resumes is None else bool(resumes),
             async_upload=bool(ckpt.get("async_upload", False)),
             async_upload_tmp_folder=ckpt.get("async_upload_tmp_folder") or "")
         folder = ckpt.get("save_ckpt_folder") or ""
@@ -331,12 +334,40 @@ class _Ended:
             raise self._error
 
 
-# The keys of InternEvo's ckpt.
+# The keys of InternEvo's ckpt; the last three are those of its early releases.
 _INTERNEVO = {"enable_save_ckpt", "save_ckpt_folder", "load_ckpt_folder", "load_ckpt_info",
               "auto_resume", "checkpoint_every", "async_upload", "async_upload_tmp_folder",
-              "oss_snapshot_freq", "stop_file_path"}
+              "oss_snapshot_freq", "stop_file_path", "load_given_ckpt", "load_model_only_folder",
+              "load_optimizer"}
+# Those that decide nothing here, and why.
+_WITHOUT_EFFECT = {
+    "snapshot_ckpt_folder": "rolling checkpoints are in save_ckpt_folder",
+    "universal_ckpt": "every checkpoint fits any topology",
+    "enable_internevo2hf_ckpt": "ckpt convert --to=hf writes Hugging Face's format",
+}
 # Its ckpt_types that stand for what is there.
 _ANY_FORMAT = ("", "internlm", "internevo", "normal")
+
+
+def _load_info(ckpt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What InternEvo's ckpt loads: path, content and ckpt_type, in any of the forms of it."""
+    if ckpt.get("load_ckpt_info"):
+        return dict(ckpt["load_ckpt_info"])
+    folder, model = ckpt.get("load_ckpt_folder") or "", ckpt.get("load_model_only_folder") or ""
+    if folder and model:
+        raise InvalidArgumentError("ckpt: load_ckpt_folder and load_model_only_folder exclude "
+                                   "each other")
+    if isinstance(folder, Mapping):
+        return dict(folder)
+    if model:
+        return dict(path=model, content="model")
+    return dict(path=folder, content=() if ckpt.get("load_optimizer", True) else (
+        "model", "sampler"))
+
+
+def _steps(value: Optional[float]) -> int:
+    """An interval of InternEvo's, whose word for none is infinity."""
+    return 0 if value is None or value == float("inf") else int(value)
 
 
 def _set(pointer: Any, value: int) -> None:

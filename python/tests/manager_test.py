@@ -272,6 +272,16 @@ class ManagerTest(unittest.TestCase):
         self.assertEqual([(step, save) for step, save, _ in decisions], [
             (2, "rolling"), (4, "permanent"), (6, "rolling"), (8, "permanent"),
             (10, "permanent")])
+        # The keys of all its releases; half of checkpoint_every by default.
+        del ckpt["oss_snapshot_freq"]
+        ckpt.update(save_ckpt_folder=self.scratch + "/half", snapshot_ckpt_folder="snapshots",
+                    universal_ckpt=dict(enable=True), enable_internevo2hf_ckpt=False)
+        with self.assertLogs("tessera_ckpt", "WARNING") as logs:
+            with CheckpointManager.of_internevo(ckpt, last_step=LAST_STEP) as manager:
+                self.assertEqual(train(manager, new_state()), decisions)
+        self.assertIn("without effect: snapshot_ckpt_folder (", logs.output[0])
+        self.assertIn("universal_ckpt (", logs.output[0])
+        self.assertNotIn("internevo2hf", logs.output[0])
         # The model alone, of a checkpoint in Tessera's format, for a job without a folder yet.
         other = dict(
             enable_save_ckpt=False, save_ckpt_folder=self.scratch + "/other", auto_resume=False,
@@ -285,12 +295,19 @@ class ManagerTest(unittest.TestCase):
         np.testing.assert_array_equal(state["model"]["w"], expected())
         self.assertEqual(state["trainer"], new_state()["trainer"])
         self.assertFalse(os.path.exists(self.scratch + "/other"))
+        early = dict(load_given_ckpt=True, load_model_only_folder=self.folder)
+        state = new_state()
+        with CheckpointManager.of_internevo(early) as manager:
+            self.assertEqual(manager.try_resume(state).step, 10)
+        np.testing.assert_array_equal(state["model"]["w"], expected())
+        self.assertEqual(state["trainer"], new_state()["trainer"])
         # InternEvo's own defaults: nothing is saved, and there is no folder.
         unsaved = dict(enable_save_ckpt=False, save_ckpt_folder=None, auto_resume=True,
                        load_ckpt_info=None, checkpoint_every=float("inf"), async_upload=False)
         with CheckpointManager.of_internevo(unsaved) as manager:
             self.assertIsNone(manager.try_resume(new_state()))
         for bad, message in ((dict(ckpt, every=5), "unknown keys every"),
+                             (dict(early, load_ckpt_folder="a"), "exclude each other"),
                              (dict(enable_save_ckpt=True), "save_ckpt_folder is not set")):
             with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, message):
                 CheckpointManager.of_internevo(bad)

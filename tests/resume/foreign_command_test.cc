@@ -366,7 +366,7 @@ TEST_F(ForeignCommandTest, ParameterToStructuredNameCompletesPaddlesFiles) {
 TEST_F(ForeignCommandTest, LoadFormatSettlesTheFormat) {
   const std::string load = "--load=" + Fixture("gpt2.hf");
   MustTrain("found", 2, {load, "--finetune"});
-  for (const std::string flag : {"--load-format=hf", "--ckpt-type=hf"}) {
+  for (const std::string flag : {"--load-format=hf", "--ckpt-type=hf", "--ckpt-type=hf_llama"}) {
     MustTrain(flag, 2, {load, "--finetune", flag});
     EXPECT_EQ(Losses(flag), Losses("found"));
   }
