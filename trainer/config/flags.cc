@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -82,8 +83,29 @@ std::string ValueKind(const FieldDescriptor& field) {
   }
 }
 
+// Flags of Megatron-LM and InfiniTrain whose meaning has another form here.
+struct ForeignFlag {
+  std::string_view name, here;
+};
+constexpr ForeignFlag kForeignFlags[] = {
+    {"use_distributed_optimizer", "--zero-stage=1"},
+    {"data_parallel_sharding_strategy", "--zero-stage: no_shard is 0, optim 1, optim_grads 2"},
+    {"overlap_grad_reduce", "no flag: the backward pass always overlaps the reduction"},
+    {"overlap_param_gather", "no flag: weights are gathered at the end of a step"},
+    {"dist_ckpt_strictness", "--allow-missing and --allow-unexpected"},
+    {"pretrained_checkpoint", "--load with --finetune"},
+    {"exit_signal", "--exit-signal-handler, for SIGTERM, SIGINT and SIGUSR1"},
+    {"total_batch_size", "--global-batch-size, in sequences instead of tokens"},
+    {"dtype", "--bf16 for bfloat16; float32 is the default"}};
+
 absl::Status UnknownFlag(const std::string& argument, const std::string& name,
                          const std::vector<Setting>& flags) {
+  const std::string shown = argument.substr(0, argument.find('='));
+  const auto foreign = std::ranges::find(kForeignFlags, name, &ForeignFlag::name);
+  if (foreign != std::end(kForeignFlags)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown flag ", shown, "; here it is ", View(foreign->here)));
+  }
   std::vector<std::string> known = {"config", "help"};
   for (const Setting& flag : flags) {
     known.push_back(flag.field->name());
@@ -100,7 +122,6 @@ absl::Status UnknownFlag(const std::string& argument, const std::string& name,
       nearest = candidate;
     }
   }
-  const std::string shown = argument.substr(0, argument.find('='));
   if (nearest.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("unknown flag ", shown, "; see --help"));
   }

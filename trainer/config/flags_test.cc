@@ -103,6 +103,24 @@ TEST(ApplyFlagsTest, AnUnknownFlagGetsTheNearestName) {
   EXPECT_EQ(Error({"--="}), "unknown flag --; see --help");
 }
 
+TEST(ApplyFlagsTest, NamesOfOtherTrainers) {
+  const TrainConfig config =
+      Parsed({"--input_bin=a", "--input_val_bin=b", "--tokenizer_bin=c", "--batch_size=2",
+              "--sequence_length=64", "--num_iteration=5", "--most-recent-k=3"});
+  EXPECT_EQ(config.data().train_data_path(), "a");
+  EXPECT_EQ(config.data().valid_data_path(), "b");
+  EXPECT_EQ(config.data().tokenizer_model(), "c");
+  EXPECT_EQ(config.training().micro_batch_size(), 2);
+  EXPECT_EQ(config.training().seq_length(), 64);
+  EXPECT_EQ(config.training().train_iters(), 5);
+  EXPECT_EQ(config.checkpoint().max_checkpoint_keep(), 3);
+  EXPECT_EQ(Error({"--use-distributed-optimizer"}),
+            "unknown flag --use-distributed-optimizer; here it is --zero-stage=1");
+  EXPECT_EQ(Error({"--dist_ckpt_strictness=log_all"}),
+            "unknown flag --dist_ckpt_strictness; here it is --allow-missing and "
+            "--allow-unexpected");
+}
+
 TEST(ApplyFlagsTest, TwoNamesOfAFlagMayNotSayTwoThings) {
   EXPECT_EQ(Error({"--save-interval=5", "--save-interval=6", "--checkpoint_every=7"}),
             "--save-interval=6 and --checkpoint-every=7 are two names of one setting: give one");
