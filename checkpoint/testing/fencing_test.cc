@@ -48,10 +48,10 @@ absl::Status Overwrite(Storage& storage, float value) {
   return SaveValue(storage, value, kStep, /*overwrite=*/true);
 }
 
-// The value of the committed checkpoint, whose every byte and element is checked; -1: there is
-// none.
-float SavedValue(Storage& storage) {
-  const std::string directory = StepDirectoryName(kStep);
+// The value of the step's checkpoint, whose every byte and element is checked; -1 if nothing is
+// committed.
+float SavedValue(Storage& storage, int64_t step = kStep) {
+  const std::string directory = StepDirectoryName(step);
   const auto checkpoint = Checkpoint::Open(storage, directory);
   if (absl::IsNotFound(checkpoint.status())) return -1;
   const auto verified = VerifyCheckpoint(storage, directory, {.digests = true});
@@ -190,6 +190,37 @@ TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
       committed += late.ok() ? 1 : 0;
     }
     EXPECT_GT(committed, 1);
+  }
+}
+
+// Saves a step for the first time, beside one that is committed.
+TEST(FirstSaveTest, AnyOperationMayFailOrBeTheLast) {
+  for (const Place& place : kPlaces) {
+    for (const bool dies : {false, true}) {
+      int absent = 0;
+      bool happened = true;
+      for (int64_t operation = 0; happened; ++operation) {
+        SCOPED_TRACE(absl::StrCat(place.name, dies ? ", dies" : ", fails", " at ", operation));
+        const TestFolder folder;
+        const std::shared_ptr<Storage> storage = place.open(folder.path());
+        ASSERT_OK(SaveValue(*storage, 3, kStep - 1));
+        FaultInjectingStorage faulty(*storage);
+        if (dies) faulty.DieAt(operation, /*torn_bytes=*/3);
+        if (!dies) faulty.FailAt(operation, absl::PermissionDeniedError("no"), /*torn_bytes=*/3);
+        const absl::Status status = SaveValue(faulty, 1);
+        happened = faulty.operation_count() > operation;
+        const float value = SavedValue(*storage);
+        EXPECT_TRUE(value == 1 || (value == -1 && !status.ok())) << value << ", " << status;
+        absent += value == -1;
+        ASSERT_OK_AND_ASSIGN(const auto list, CheckpointFolder(*storage).List());
+        ASSERT_EQ(list.size(), value == 1 ? 2 : 1);
+        EXPECT_EQ(SavedValue(*storage, kStep - 1), 3);
+        ASSERT_OK(SaveValue(*storage, 2, kStep, /*overwrite=*/value == 1));
+        EXPECT_EQ(SavedValue(*storage), 2);
+        EXPECT_TRUE(HasOneAttempt(*storage));
+      }
+      EXPECT_GT(absent, 5);
+    }
   }
 }
 
