@@ -453,7 +453,14 @@ typedef struct {
   tessera_progress progress;
   void* progress_context;
   const int32_t* cancelled; /* see tessera_load_options; of tessera_verify() */
+  /* JSON: the names of parameters by the names of tensors in the optimizer's files, for PaddleNLP's
+   * where they do not tell; NULL: none. */
+  const char* parameter_names_file;
 } tessera_read_options;
+
+/* As tessera_open_foreign(). */
+TESSERA_API int32_t tessera_open_named(const char* name, const tessera_read_options* options,
+                                       tessera_checkpoint** checkpoint);
 
 /* Reads every byte of a checkpoint. Damage is no error of the call, but in the report: {"good",
  * "damage": [{"file", "offset", "tensor", "message"}, ...], "bytes_read", ...}. `digests`: compares

@@ -36,7 +36,8 @@ struct ReadOptions {
 absl::StatusOr<ReadOptions> Read(const tessera_read_options* options) {
   TESSERA_ASSIGN_OR_RETURN(const tessera_read_options from, ReadStruct(options, "options"));
   ReadOptions to = {.source = {.stores = {.s3_endpoint = TextOrEmpty(from.s3_endpoint)},
-                               .format = TextOrEmpty(from.format)}};
+                               .format = TextOrEmpty(from.format),
+                               .parameter_names_file = TextOrEmpty(from.parameter_names_file)}};
   TESSERA_RETURN_IF_ERROR(SetCount(from.threads, "threads", to.threads));
   if (from.progress != nullptr) {
     to.progress = [from](uint64_t done, uint64_t total) {
@@ -152,12 +153,18 @@ extern "C" {
 
 int32_t tessera_open_foreign(const char* name, const char* format, const char* s3_endpoint,
                              tessera_checkpoint** checkpoint) {
+  const tessera_read_options options = {
+      .struct_bytes = sizeof(options), .s3_endpoint = s3_endpoint, .format = format};
+  return tessera_open_named(name, &options, checkpoint);
+}
+
+int32_t tessera_open_named(const char* name, const tessera_read_options* options,
+                           tessera_checkpoint** checkpoint) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
-    return Open(
-        text, {.stores = {.s3_endpoint = TextOrEmpty(s3_endpoint)}, .format = TextOrEmpty(format)},
-        checkpoint);
+    TESSERA_ASSIGN_OR_RETURN(const ReadOptions read, Read(options));
+    return Open(text, read.source, checkpoint);
   });
 }
 

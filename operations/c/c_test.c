@@ -78,6 +78,15 @@ static int Load(const char* folder_name, const float* rows) {
   tessera_text_free(report);
   tessera_state_free(state);
   tessera_checkpoint_free(checkpoint);
+  /* The names are for PaddleNLP's format; a program that was built before them gives none. */
+  tessera_read_options read = {.struct_bytes = sizeof(read), .parameter_names_file = "names.json"};
+  CHECK(tessera_open_named(folder_name, &read, &checkpoint) == TESSERA_NOT_FOUND);
+  CHECK(strstr(tessera_error_message(), "in the format paddle") != NULL);
+  read.struct_bytes = offsetof(tessera_read_options, parameter_names_file);
+  CHECK(tessera_open_named(folder_name, &read, &checkpoint) == TESSERA_OK);
+  tessera_checkpoint_free(checkpoint);
+  CHECK(tessera_open_foreign(folder_name, NULL, NULL, &checkpoint) == TESSERA_OK);
+  tessera_checkpoint_free(checkpoint);
   CHECK(tessera_verify(folder_name, 1, NULL, &report) == TESSERA_OK);
   CHECK(strstr(report, "\"good\":true") != NULL);
   tessera_text_free(report);

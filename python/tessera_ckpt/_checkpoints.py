@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
 import os
 import re
+import tempfile
 from dataclasses import dataclass
-from typing import (Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Tuple,
-                    Union, overload)
+from typing import (Any, Dict, Iterable, Iterator, List, Mapping, MutableMapping, Optional,
+                    Sequence, Tuple, Union, overload)
 
 from . import (_device, _host_memory, _new_state, _packed, _shared_memory, _state, _structure,
                _tensors, _values)
 from ._group import TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
-                       MismatchError, NotFoundError, SaveOptions, TesseraError, integer, lib,
-                       numbers, report, text, uniting)
+                       MismatchError, NotFoundError, ReadOptions, SaveOptions, TesseraError,
+                       integer, lib, numbers, report, text, uniting)
 from ._progress import Progress, shown
 from ._state import TensorInfo
 
 PathLike = Union[str, "os.PathLike[str]"]
+ParameterNames = Union[None, PathLike, Mapping[str, Any]]  # see open_foreign()
 
 
 @dataclass(frozen=True)
@@ -415,13 +418,32 @@ def _advice(name: bytes) -> str:
     return ""
 
 
-def open_foreign(name: PathLike, format: str = "",
-                 *, s3_endpoint: str = "") -> Checkpoint:
+@contextlib.contextmanager
+def names_file(names: ParameterNames) -> Iterator[Optional[bytes]]:
+    """The path of the JSON file of these names, which a mapping gets for the time of the block."""
+    if not isinstance(names, Mapping):
+        yield None if names is None else text(names, "parameter_names")
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".json") as file:
+        json.dump(dict(names), file)
+        file.flush()
+        yield os.fsencode(file.name)
+
+
+def open_foreign(name: PathLike, format: str = "", *, parameter_names: ParameterNames = None,
+                 s3_endpoint: str = "") -> Checkpoint:
     """Opens a checkpoint of another framework, whose format is found out where it is not given:
-    "huggingface", "torch", "dcp", "megatron", "deepspeed", ... (docs/convert.md)."""
+    "hf", "torch", "dcp", "megatron", "deepspeed", ... (docs/convert.md).
+
+    Args:
+      parameter_names: the parameters' names by the names of tensors in the optimizer's files, or a
+        JSON file of these, for PaddleNLP's checkpoints that do not tell them.
+    """
     encoded = text(name, "name")
-    handle = Handle(lib.open_foreign, lib.checkpoint_free, encoded, text(format, "format"),
-                    text(s3_endpoint, "s3_endpoint"))
+    with names_file(parameter_names) as names:
+        options = ReadOptions(s3_endpoint=text(s3_endpoint, "s3_endpoint"),
+                              format=text(format, "format"), parameter_names_file=names)
+        handle = Handle(lib.open_named, lib.checkpoint_free, encoded, ctypes.byref(options))
     return Checkpoint(handle, os.fsdecode(encoded))
 
 

@@ -237,6 +237,7 @@ class ReadOptions(_Struct):
         ("progress", PROGRESS),
         ("progress_context", c_void_p),
         ("cancelled", POINTER(c_int32)),
+        ("parameter_names_file", c_char_p),
     ]
 
 
@@ -276,7 +277,7 @@ _FUNCTIONS = {
     "open_latest": [c_void_p, _OUT],
     "open_step": [c_void_p, c_int64, _OUT],
     "open": [c_char_p, c_char_p, _OUT],
-    "open_foreign": [c_char_p, c_char_p, c_char_p, _OUT],
+    "open_named": [c_char_p, POINTER(ReadOptions), _OUT],
     "describe": [c_void_p, _OUT],
     "entry": [c_void_p, c_char_p, _OUT, POINTER(c_size_t)],
     "load": [c_void_p, c_void_p, POINTER(LoadOptions), _OUT],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List
 
 from . import _tensors
-from ._checkpoints import PathLike
+from ._checkpoints import ParameterNames, PathLike, names_file
 from ._interrupt import cancelling
 from ._library import (DataLossError, InvalidArgumentError, ReadOptions, WriteOptions, integer, lib,
                        report, text)
@@ -73,22 +73,26 @@ class ConvertReport:
 
 
 @contextlib.contextmanager
-def _options(title: str, format: str, s3_endpoint: str, threads: int,
-             progress: Progress) -> Iterator[Any]:
-    with shown(progress, title) as callback, cancelling() as cancelled:
+def _options(title: str, format: str, s3_endpoint: str, threads: int, progress: Progress,
+             parameter_names: ParameterNames = None) -> Iterator[Any]:
+    with shown(progress, title) as callback, cancelling() as cancelled, \
+            names_file(parameter_names) as names:
         yield ctypes.byref(ReadOptions(
             s3_endpoint=text(s3_endpoint, "s3_endpoint"), format=text(format, "format"),
             threads=integer(threads, "threads", 32), progress=callback,
-            cancelled=cancelled))
+            cancelled=cancelled, parameter_names_file=names))
 
 
 def verify(name: PathLike, *, digests: bool = False, format: str = "", threads: int = 0,
-           s3_endpoint: str = "", progress: Progress = None) -> VerifyReport:
+           parameter_names: ParameterNames = None, s3_endpoint: str = "",
+           progress: Progress = None) -> VerifyReport:
     """Reads every byte of a checkpoint, or of the newest one of a folder, and checks it. With
     `digests`, compares the contents of every tensor with the digest of when it was saved, too.
+    parameter_names: as for open_foreign().
     """
     encoded = text(name, "name")
-    with _options("verifying", format, s3_endpoint, threads, progress) as options:
+    with _options("verifying", format, s3_endpoint, threads, progress,
+                  parameter_names) as options:
         found = report(lib.verify, encoded, bool(digests), options)
     return VerifyReport(found["checkpoint"], [Damage(**place) for place in found["damage"]],
                         found["bytes_read"], found["seconds"])
@@ -108,7 +112,8 @@ def diff(a: PathLike, b: PathLike, *, data: bool = False, threads: int = 0, s3_e
 
 def convert(source: PathLike, destination: PathLike, to: str, *, topology: str = "",
             dtype: str = "", weights_only: bool = False, max_file_bytes: int = 0,
-            tokenizer: PathLike = "", format: str = "", threads: int = 0, s3_endpoint: str = "",
+            tokenizer: PathLike = "", format: str = "", threads: int = 0,
+            parameter_names: ParameterNames = None, s3_endpoint: str = "",
             progress: Progress = None) -> ConvertReport:
     """Writes a checkpoint in another format, and reads it back.
 
@@ -123,6 +128,7 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
       max_file_bytes: in other formats.
       tokenizer: the model's, a file or a folder, which "hf" and "gguf" hold beside the weights.
       format: of the source, where it is not to be found out.
+      parameter_names: as for open_foreign().
     """
     if dtype and dtype not in _tensors.DTYPES:
         raise InvalidArgumentError(f"dtype: there is no {dtype}; known are "
@@ -134,7 +140,8 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
                          tokenizer=text(tokenizer, "tokenizer") if tokenizer else None)
     if max_file_bytes < 0:
         raise InvalidArgumentError(f"max_file_bytes: {max_file_bytes} is negative")
-    with _options("converting", format, s3_endpoint, threads, progress) as options:
+    with _options("converting", format, s3_endpoint, threads, progress,
+                  parameter_names) as options:
         found = report(lib.convert, first, second, text(to, "to"), options, ctypes.byref(write))
     return ConvertReport(os.fsdecode(found["path"]), found["format"], found["bytes"],
                          found["seconds"], found["notes"])

@@ -177,7 +177,7 @@ class Fuzz:
 
     def take(self, name, code, out):
         kind = {"state_create": "state", "folder_open": "folder", "open_latest": "checkpoint",
-                "open_step": "checkpoint", "open": "checkpoint", "open_foreign": "checkpoint",
+                "open_step": "checkpoint", "open": "checkpoint", "open_named": "checkpoint",
                 "saver_create": "saver", "manager_open": "manager"}.get(name)
         if code != 0 or not out.value or name == "entry":
             return

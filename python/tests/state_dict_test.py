@@ -11,6 +11,7 @@ import os
 import pathlib
 import pickle
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -112,6 +113,26 @@ class LoadWithoutAStateTest(Case):
         flat = {"model.a.b": np.ones(3), "n.0": 1, "n.1.x": (2,), "pair.0": np.zeros(2),
                 "pair.1": 3}
         self.assertEqual(difference(flat, found), "")
+
+    def test_names_of_parameters_that_the_files_do_not_tell(self):
+        whole = "tests/interop/paddle/testdata/sharding2_v2_meta"
+        copy = f"{self.folder}.paddle"
+        shutil.copytree(whole, copy, ignore=shutil.ignore_patterns("model_*"))
+        with open(f"{whole}/model_meta.json", encoding="utf-8") as file:
+            metas = json.load(file)["sharding_metas"]
+        names = {name: structured for meta in metas.values()
+                 for structured, name in meta["structure_name_mapping"].items()}
+        with self.assertRaisesRegex(tessera_ckpt.TesseraError, "would settle it"):
+            tessera_ckpt.open_foreign(copy)
+        path = pathlib.Path(f"{self.folder}.json")
+        path.write_text(json.dumps(names), encoding="utf-8")
+        expected = tessera_ckpt.open_foreign(whole).load(framework="numpy")
+        for given in (names, path):
+            found = tessera_ckpt.open_foreign(copy, parameter_names=given)
+            self.assertEqual(difference(expected, found.load(framework="numpy")), "")
+        self.assertTrue(tessera_ckpt.verify(copy, parameter_names=names))
+        converted = tessera_ckpt.convert(copy, self.folder, "tessera", parameter_names=names)
+        self.assertTrue(tessera_ckpt.diff(converted.path, whole, data=True).equal_tensors)
 
     def test_a_damaged_structure_is_refused(self):
         folder = tessera_ckpt.Folder(self.folder, create=True)
