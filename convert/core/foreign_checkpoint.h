@@ -2,6 +2,7 @@
 #define TESSERA_CONVERT_CORE_FOREIGN_CHECKPOINT_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,8 @@ struct ForeignCheckpoint {
   // The missing parameters, if the files describe a model and have most of its parameters, but not
   // all. The tensors then have the names of the files.
   std::string mismatch;
+  // By file: contents that the file encodes. In the offsets of pieces they follow its own bytes.
+  std::map<std::string, std::string> decoded;
   bool in_module_order = false;  // tensors of a model are in the order in which its modules are
   // The values of the files besides tensors and, if they are a state dict, the places of its
   // tensors.

@@ -283,6 +283,7 @@ ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base, std::string_view f
                                std::shared_ptr<CheckedStorage> checked)
     : ReadOnlyStorage("files of another format are only read"),
       base_(std::move(base)),
+      files_(*base_),
       checked_(std::move(checked)),
       folder_(folder) {}
 
@@ -293,6 +294,9 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
     std::shared_ptr<CheckedStorage> checked) {
   std::unique_ptr<ForeignStorage> storage(
       new ForeignStorage(std::move(base), folder, std::move(checked)));
+  for (auto& [file, decoded] : checkpoint.decoded) {
+    storage->files_.Add(JoinPath(folder, file), std::move(decoded));
+  }
   TESSERA_RETURN_IF_ERROR(storage->FindFiles(checkpoint));
   Manifest manifest = std::move(checkpoint.description);
   manifest.clear_tensors();
@@ -321,7 +325,7 @@ absl::Status ForeignStorage::FindFiles(const ForeignCheckpoint& checkpoint) {
       const auto [at, is_new] = file_bytes_.emplace(piece.file, 0);
       if (!is_new) continue;
       const absl::StatusOr<std::unique_ptr<ReadableFile>> file =
-          base_->Open(JoinPath(folder_, piece.file));
+          files_.Open(JoinPath(folder_, piece.file));
       if (absl::IsNotFound(file.status())) {
         missing.push_back(absl::StrCat(piece.file, " with tensor ", tensor.name));
       } else if (absl::IsInvalidArgument(file.status())) {
@@ -360,8 +364,10 @@ std::vector<ForeignStorage::Extent> ForeignStorage::Extents() const {
   std::vector<Extent> extents;
   for (const auto& [unused, tensor] : tensors_) {
     for (const StoredPiece& piece : tensor->pieces) {
-      extents.push_back(
-          {piece.file, BytesOf(piece, tensor->element_bytes), tensor->name, piece.box});
+      const ByteRange bytes = BytesOf(piece, tensor->element_bytes);
+      const uint64_t decoded = files_.decoded_bytes(JoinPath(folder_, piece.file));
+      if (bytes.end > file_bytes_.at(piece.file) - decoded) continue;
+      extents.push_back({piece.file, bytes, tensor->name, piece.box});
     }
   }
   return extents;
@@ -476,7 +482,7 @@ absl::StatusOr<std::shared_ptr<ReadableFile>> ForeignStorage::OpenBase(const std
   std::weak_ptr<ReadableFile>& known = open_[file];
   if (std::shared_ptr<ReadableFile> open = known.lock()) return open;
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<ReadableFile> opened,
-                           base_->Open(JoinPath(folder_, file)));
+                           files_.Open(JoinPath(folder_, file)));
   if (opened->size_bytes() != file_bytes_.at(file)) {
     return absl::DataLossError(absl::StrCat(base_->Describe(JoinPath(folder_, file)), ": had ",
                                             file_bytes_.at(file), " bytes, now has ",

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "convert/core/decoded_files.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/record_checks.h"
 #include "storage/read_only_storage.h"
@@ -65,7 +66,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   Proof proof() const { return proof_; }
 
   // The places of the tensors' elements in the foreign files, from the first to the last one of
-  // each piece. Copies of a piece are left out.
+  // each piece. Copies of a piece are left out, and so are elements that the files encode.
   struct Extent {
     std::string file;
     ByteRange bytes;
@@ -100,6 +101,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   absl::StatusOr<std::unique_ptr<ReadableFile>> OpenTensor(const StoredTensor& tensor);
 
   const std::shared_ptr<Storage> base_;
+  DecodedFiles files_;                             // of the base, with ForeignCheckpoint::decoded
   const std::shared_ptr<CheckedStorage> checked_;  // the base, or null
   const std::string folder_;
   Proof proof_;

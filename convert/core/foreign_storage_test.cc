@@ -368,6 +368,24 @@ TEST(ForeignStorageTest, MissingFilesAreListedTogether) {
               "run: missing: b with tensor w, c with tensor v");
 }
 
+TEST(ForeignStorageTest, PiecesMayBeInWhatAFileEncodes) {
+  const std::string contents = Pattern(20, 1), decoded = Pattern(24, 2);
+  const auto create = [&](uint64_t offset_bytes) {
+    ForeignTensor tensor = Matrix();
+    tensor.pieces[0].offset_bytes = offset_bytes;
+    return ForeignStorage::Create(
+        StoreFiles({{"a", contents}}), "run",
+        {.format = "test", .tensors = {tensor}, .decoded = {{"a", decoded}}});
+  };
+  ASSERT_OK_AND_ASSIGN(const auto storage, create(20));
+  ASSERT_OK_AND_ASSIGN(const auto file, storage->Open("tensor-00000"));
+  std::string found(24, 'x');
+  ASSERT_OK(file->ReadAt(0, std::as_writable_bytes(std::span(found))));
+  EXPECT_EQ(found, decoded);
+  EXPECT_TRUE(storage->Extents().empty()) << "the file has other bytes";
+  ExpectError(create(21).status(), absl::StatusCode::kDataLoss, "in a file of 44 bytes");
+}
+
 TEST(ForeignStorageTest, FilesThatChangeAreNoticed) {
   const auto base = StoreFiles({{"a", Pattern(24, 1)}});
   ASSERT_OK_AND_ASSIGN(

@@ -1,6 +1,8 @@
 #include "convert/pickle/numpy_array.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -64,6 +66,37 @@ Parts PartsOf(const Value& value) {
 
 bool IsFortran(const Value& order) { return order.AsBool().value_or(false) || order.IsText("F"); }
 
+// Appends the bytes of _codecs.encode(text, "latin1"), whose text has a character for each of them.
+absl::Status AppendEncoded(const Value& encoded, uint64_t bytes, const ReadableFile& file,
+                           std::string& decoded) {
+  const Value text = encoded.arguments()[0];
+  std::string in_file;
+  if (const std::optional<Extent> extent = text.extent()) {
+    if (extent->length > 2 * bytes) return Malformed("its text is longer than its elements");
+    in_file.resize(extent->length);
+    TESSERA_RETURN_IF_ERROR(
+        file.ReadAt(extent->offset, std::as_writable_bytes(std::span(in_file))));
+  }
+  const std::string_view utf8 = text.AsText().value_or(in_file);
+  const size_t before = decoded.size();
+  for (size_t i = 0; i < utf8.size(); ++i) {
+    auto character = static_cast<uint8_t>(utf8[i]);
+    if (character >= 0x80) {
+      const uint8_t next = ++i < utf8.size() ? static_cast<uint8_t>(utf8[i]) : 0;
+      if ((character & 0xFE) != 0xC2 || (next & 0xC0) != 0x80) {
+        return Malformed("its elements are not stored as text in latin1");
+      }
+      character = static_cast<uint8_t>(character << 6 | (next & 0x3F));
+    }
+    decoded.push_back(static_cast<char>(character));
+  }
+  if (encoded.arguments()[1].IsText("latin1") && decoded.size() - before == bytes) {
+    return absl::OkStatus();
+  }
+  return Malformed(absl::StrCat("expected ", bytes, " bytes as text in latin1, found ",
+                                decoded.size() - before));
+}
+
 // Row-major strides, or those of Fortran.
 std::vector<int64_t> StridesOf(const Shape& shape, bool is_fortran) {
   if (!is_fortran) return ContiguousStrides(shape);
@@ -116,7 +149,8 @@ bool IsNumpyArray(const Value& value) {
          IsFunctionOfNumpy(value, "numeric", "_frombuffer");
 }
 
-absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value) {
+absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value, const ReadableFile& file,
+                                             std::string& decoded) {
   const Parts parts = PartsOf(value);
   NumpyArray array;
   TESSERA_ASSIGN_OR_RETURN(array.dtype, ResolveDType(parts.dtype));
@@ -124,19 +158,24 @@ absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value) {
   if (!shape) return Malformed("its shape is malformed");
   const absl::StatusOr<int64_t> bytes = CheckedByteCount(*shape, ElementSize(array.dtype));
   if (!bytes.ok()) return Malformed(bytes.status().message());
-  const bool is_text = parts.bytes.IsObjectOf("_codecs.encode") || parts.bytes.is(Kind::kText);
-  if (is_text && *bytes > 0) {
+  array.shape = *std::move(shape);
+  array.strides = StridesOf(array.shape, IsFortran(parts.is_fortran));
+  if (parts.bytes.is(Kind::kText) && *bytes > 0) {
     return absl::UnimplementedError(
-        "a numpy array stored as text, as pickle's protocol 2 does: save it again with protocol 4");
+        "a numpy array that Python 2 wrote: save it again with Python 3");
+  }
+  if (parts.bytes.IsObjectOf("_codecs.encode")) {
+    array.offset_bytes = file.size_bytes() + decoded.size();
+    TESSERA_RETURN_IF_ERROR(
+        AppendEncoded(parts.bytes, static_cast<uint64_t>(*bytes), file, decoded));
+    return array;
   }
   const std::optional<Extent> extent = parts.bytes.extent();
   const uint64_t found = extent ? extent->length : 0;
   if (found != static_cast<uint64_t>(*bytes)) {
-    return Malformed(
-        absl::StrCat("shape ", ShapeToString(*shape), " takes ", *bytes, " bytes, it has ", found));
+    return Malformed(absl::StrCat("shape ", ShapeToString(array.shape), " takes ", *bytes,
+                                  " bytes, it has ", found));
   }
-  array.shape = *std::move(shape);
-  array.strides = StridesOf(array.shape, IsFortran(parts.is_fortran));
   array.offset_bytes = extent ? extent->offset : 0;
   return array;
 }

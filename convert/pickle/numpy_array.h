@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,7 @@
 #include "convert/pickle/write.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt::pickle {
 
@@ -20,7 +22,7 @@ struct NumpyArray {
   DType dtype = DType::kUnspecified;
   Shape shape;
   std::vector<int64_t> strides;  // in elements, one per dim
-  uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
+  uint64_t offset_bytes = 0;     // of its first element; see ResolveNumpyArray()
   bool operator==(const NumpyArray&) const = default;
 };
 
@@ -28,11 +30,13 @@ struct NumpyArray {
 // arrays of protocol 5 with out-of-band buffers.
 bool IsNumpyArray(const Value& value);
 
-// Returns the elements of an array, which fill its bytes exactly. Errors: DataLoss for a malformed
-// description; Unimplemented for dtypes that this library does not have, for big-endian elements,
-// and for arrays whose bytes are stored as text, as Python 3 does with protocol 2. Precondition:
-// IsNumpyArray(value).
-absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value);
+// Returns the elements of an array of a pickle in `file`, which fill its bytes exactly. Offsets
+// count from the beginning of the file. Protocol 2 has no bytes, and Python 3 writes them as text:
+// such elements are appended to `decoded`, and offsets there continue those of the file. Errors:
+// DataLoss for a malformed description; Unimplemented for dtypes that this library does not have,
+// for big-endian elements, and for arrays that Python 2 wrote. Precondition: IsNumpyArray(value).
+absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value, const ReadableFile& file,
+                                             std::string& decoded);
 
 // Writes an array as numpy 1 does, which numpy 2 reads, too, less its elements, which the caller
 // puts between the two calls (Writer::BeginBytes()). Precondition: a dtype that numpy has.

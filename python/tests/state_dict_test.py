@@ -4,6 +4,7 @@ values in it."""
 
 import array
 import collections
+import glob
 import json
 import logging
 import math
@@ -133,6 +134,18 @@ class LoadWithoutAStateTest(Case):
         self.assertTrue(tessera_ckpt.verify(copy, parameter_names=names))
         converted = tessera_ckpt.convert(copy, self.folder, "tessera", parameter_names=names)
         self.assertTrue(tessera_ckpt.diff(converted.path, whole, data=True).equal_tensors)
+
+    def test_pickles_of_protocol_2(self):
+        whole, copy = "tests/interop/paddle/testdata/dp", f"{self.folder}.paddle"
+        shutil.copytree(whole, copy)
+        for path in map(pathlib.Path, glob.glob(f"{copy}/*.pd*")):
+            value = pickle.loads(path.read_bytes())
+            path.unlink()
+            path.write_bytes(pickle.dumps(value, protocol=2))
+            self.assertEqual(b"latin1" in path.read_bytes(), "scheduler" not in path.name)
+        expected = tessera_ckpt.open_foreign(whole).load(framework="numpy")
+        found = tessera_ckpt.open_foreign(copy).load(framework="numpy")
+        self.assertEqual(difference(expected, found), "")
 
     def test_a_damaged_structure_is_refused(self):
         folder = tessera_ckpt.Folder(self.folder, create=True)

@@ -18,6 +18,7 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "convert/core/decoded_files.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
 #include "convert/core/reading.h"
@@ -98,6 +99,7 @@ class PaddleReader {
     checkpoint.tensors = std::move(set).Finish();
     TESSERA_RETURN_IF_ERROR(CheckComplete(checkpoint.tensors));
     AddNotes(checkpoint);
+    checkpoint.decoded = std::move(storage_).Take();
     return checkpoint;
   }
 
@@ -221,6 +223,7 @@ class PaddleReader {
                                At(storage_, file.name, ReadPaddleStateFile(*open)));
       tensor_count_ +=
           static_cast<int64_t>(contents.arrays.size() + contents.master_weights.size());
+      storage_.Add(file.name, std::move(contents.decoded));
       opened.push_back({&file, std::move(contents)});
     }
     return absl::OkStatus();
@@ -632,7 +635,7 @@ class PaddleReader {
     std::string file, key;
   };
 
-  Storage& storage_;
+  DecodedFiles storage_;
   const std::map<std::string, std::string>& given_names_;
   std::set<std::string> has_;  // names of files
   PaddleRankFiles files_;

@@ -52,8 +52,8 @@ std::optional<TensorValue> AsTensor(const Value& value) {
 
 DType StoredDType(DType dtype) { return dtype == DType::kU16 ? DType::kBF16 : dtype; }
 
-absl::Status AddArrays(const Value& dict, pickle::Budget& budget,
-                       std::vector<PaddleArray>& arrays) {
+absl::Status AddArrays(const Value& dict, const ReadableFile& file, pickle::Budget& budget,
+                       std::string& decoded, std::vector<PaddleArray>& arrays) {
   std::set<std::string_view> keys;
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
@@ -67,8 +67,11 @@ absl::Status AddArrays(const Value& dict, pickle::Budget& budget,
     if (!keys.insert(*name).second) {
       return In(Shown(*name), absl::DataLossError("the name occurs twice"));
     }
-    TESSERA_ASSIGN_OR_RETURN(pickle::NumpyArray array,
-                             In(Shown(*name), pickle::ResolveNumpyArray(tensor->array)));
+    const size_t before = decoded.size();
+    TESSERA_ASSIGN_OR_RETURN(
+        pickle::NumpyArray array,
+        In(Shown(*name), pickle::ResolveNumpyArray(tensor->array, file, decoded)));
+    TESSERA_RETURN_IF_ERROR(budget.Take(decoded.size() - before));
     arrays.push_back({.key = std::string(*name),
                       .tensor_name = std::string(tensor->name),
                       .dtype = StoredDType(array.dtype),
@@ -167,10 +170,11 @@ absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file) {
   }
   pickle::Budget budget(contents);
   PaddleStateFile state;
-  TESSERA_RETURN_IF_ERROR(AddArrays(root, budget, state.arrays));
+  TESSERA_RETURN_IF_ERROR(AddArrays(root, file, budget, state.decoded, state.arrays));
   TESSERA_RETURN_IF_ERROR(JoinBigArrays(root.Find(kBigArrays), state.arrays));
   TESSERA_RETURN_IF_ERROR(AddTensorNames(root.Find(kTensorNames), budget, state.arrays));
-  TESSERA_RETURN_IF_ERROR(AddArrays(root.Find(kMasterWeights), budget, state.master_weights));
+  TESSERA_RETURN_IF_ERROR(
+      AddArrays(root.Find(kMasterWeights), file, budget, state.decoded, state.master_weights));
   Value epoch = root.Find(kScheduler).Find("last_epoch");
   if (!epoch.present()) epoch = root.Find("last_epoch");
   state.last_epoch = epoch.AsInt();

@@ -35,6 +35,7 @@ struct PaddleStateFile {
   std::vector<PaddleArray> arrays;
   std::vector<PaddleArray> master_weights;  // of the nested dict of that name
   std::optional<int64_t> last_epoch;        // of LR_Scheduler: how often it was stepped
+  std::string decoded;                      // see ResolveNumpyArray()
 };
 
 // Reads a file of paddle.save(). Errors: DataLoss and Unimplemented, with the key, and those of
