@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <exception>
 #include <iostream>
 #include <new>
 #include <string>
@@ -86,6 +87,8 @@ int RunProgram(const Program& program, const std::function<int()>& body) {
     exit_code = body();
   } catch (const std::bad_alloc& error) {
     PrintError(program.name, std::string(NoMemoryStatus(error, "").message()));
+  } catch (const std::exception& error) {
+    PrintError(program.name, absl::StrCat("a defect of this program: ", error.what()));
   }
   const int lost = FlushOutput();
   if (lost == 0 || !program.prints_result) return exit_code;

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <functional>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "base/files.h"
@@ -150,6 +151,13 @@ TEST(RunProgramTest, MissingMemoryIsASentence) {
       kResult, [] {}, []() -> int { throw NoMemory("5 bytes"); });
   EXPECT_EQ(known.exit_code, 2);
   EXPECT_EQ(known.err.substr(0, 38), "tool: not enough memory: 5 bytes; the ");
+}
+
+TEST(RunProgramTest, AnExceptionIsASentence) {
+  const End end = RunInAChild(
+      kResult, [] {}, []() -> int { throw std::out_of_range("map::at"); });
+  EXPECT_EQ(end.exit_code, 2);
+  EXPECT_EQ(end.err, "tool: a defect of this program: map::at\n");
 }
 
 // Without the `closed` streams, as many descriptors are taken when a program opens its first file.

@@ -202,7 +202,9 @@ class Namer {
     }
     const auto index_of = [&](const std::string& name) -> std::optional<size_t> {
       const ForeignParameter* const parameter = FindIn(by_name, name);
-      return parameter == nullptr ? std::nullopt : std::optional(indices.at(parameter->name));
+      if (parameter == nullptr) return std::nullopt;
+      const auto index = indices.find(parameter->name);  // none of what is computed, not learned
+      return index == indices.end() ? std::nullopt : std::optional(index->second);
     };
     const auto& [optimizer, shapes] = *optimizers.begin();
     const auto numbers =

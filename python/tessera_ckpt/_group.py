@@ -153,8 +153,9 @@ class _MpiTransport(Transport):
             pause = min(pause + 1e-5, 1e-3)
 
 
-# Gloo groups that stand in for groups which cannot send memory of the host, and duplicates of
-# MPI's communicators.
+# Gloo groups that stand in for groups which cannot send memory of the host; MPI's communicators by
+# their addresses, with their duplicates. A communicator is kept, so that no other one gets its
+# address.
 _stand_ins: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 _duplicates: Dict[int, Any] = {}
 
@@ -206,8 +207,8 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
         key = sys.modules["mpi4py.MPI"]._addressof(group) if hasattr(
             sys.modules.get("mpi4py.MPI"), "_addressof") else id(group)
         if key not in _duplicates:
-            _duplicates[key] = group.Dup()
-        return _MpiTransport(_duplicates[key])
+            _duplicates[key] = (group, group.Dup())
+        return _MpiTransport(_duplicates[key][1])
     raise InvalidArgumentError(
         f"group: {type(group).__name__} is no group of torch.distributed or mpi4py")
 

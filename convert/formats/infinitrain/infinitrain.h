@@ -22,8 +22,8 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 // Tensors get the names of a model as in NameStateDict(): the model of config.json, otherwise
 // `model`, which may be null. The names of Adam's moments (`adam.m.NAME`) name their parameters;
 // without a model the moments are "state.NAME.exp_avg" and "state.NAME.exp_avg_sq". Moments by
-// number (`adam.m.3`) are left out, with a note, because the numbers follow the order of hash
-// tables, which no file records.
+// number (`adam.m.3`) follow the order of hash tables: they are left out, with a note, unless the
+// order of the tensors in model.ckpt shows it (module_order.h).
 //
 // The step is `global_step`; unknown, with a note, if Adam's number of updates is stored and
 // differs.

@@ -289,7 +289,8 @@ class Reader {
     if (names.size() != shapes.size()) return {};
     for (const auto& [number, shape] : shapes) {
       if (number >= names.size()) return {};
-      if (checkpoint_.tensors[index_.at(names[number])].shape != shape) return {};
+      const auto weight = index_.find(names[number]);
+      if (weight == index_.end() || checkpoint_.tensors[weight->second].shape != shape) return {};
     }
     return names;
   }
@@ -458,7 +459,7 @@ class Reader {
   std::map<std::string, std::map<std::string, InfiniTrainTensor>> files_;  // with metadata.json
   std::optional<int64_t> updates_;
   std::vector<std::string> weights_;   // of the rank's model.ckpt, in the file's order
-  std::vector<std::string> numbered_;  // parameters of its moments by number
+  std::vector<std::string> numbered_;  // the parameter of each of its numbered moments
   bool has_numbers_ = false;           // that are left out
 };
 

@@ -2,9 +2,12 @@
 
 #include "base/byte_order.h"
 #include "base/testing.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/formats/infinitrain/infinitrain.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -59,6 +62,32 @@ TEST(StateFileTest, ReadsTensorsWithoutTheirElements) {
   EXPECT_EQ(tensors.at(1).dtype, DType::kF32);
   EXPECT_EQ(tensors.at(1).shape, Shape({2, 3}));
   EXPECT_EQ(tensors.at(1).offset_bytes, file.size_bytes() - 24);
+}
+
+// A name in model.ckpt that is the optimizer's is no weight to which a number can lead.
+TEST(StateFileTest, NumbersOfWhatIsNoWeightAreLeftOut) {
+  const auto file_of = [](const std::vector<FileSpec>& tensors) {
+    std::string file = "CKPT";
+    AppendLittleEndian(uint32_t{1}, file);
+    AppendLittleEndian(static_cast<uint32_t>(tensors.size()), file);
+    for (const FileSpec& tensor : tensors) {
+      AppendTensor(tensor, file);
+      file.append(tensor.bytes, '\1');
+    }
+    return file;
+  };
+  for (const char* const name : {"adam.t", "adam.m.weight"}) {
+    MemoryStorage storage;
+    const FileSpec weight = {.name = name, .dtype = 8, .dims = {1}, .bytes = 8};
+    FileSpec first = weight, second = weight;
+    first.name = "adam.m.0";
+    second.name = "adam.v.0";
+    ASSERT_OK(WriteAll(storage, "model.ckpt", file_of({weight})));
+    ASSERT_OK(WriteAll(storage, "optimizer.ckpt", file_of({first, second})));
+    ASSERT_OK(WriteAll(storage, "trainer_state.json", "{\"global_step\": 1}"));
+    ASSERT_OK_AND_ASSIGN(const ForeignCheckpoint read, ReadInfiniTrain(storage, nullptr));
+    EXPECT_THAT(read.notes, ::testing::Contains(HasSubstr("moments by number")));
+  }
 }
 
 TEST(StateFileTest, SkipsElements) {

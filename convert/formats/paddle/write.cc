@@ -47,7 +47,25 @@ std::string NextTensorName(const std::string& parameter, std::map<std::string, i
   return absl::StrCat(kind, "_", number, is_bias ? ".b_0" : ".w_0", is_placed ? ".dist" : "");
 }
 
-// Returns beta^(updates + 1), as the optimizer gets it: a product in fp32 for each update.
+// Returns AdamW's two betas; those of Paddle by default.
+absl::StatusOr<std::vector<double>> BetasOf(const Manifest& manifest) {
+  std::vector<double> betas;
+  for (const auto& [beta, absent] : {std::pair("beta1", 0.9), {"beta2", 0.999}}) {
+    double value = absent;
+    if (manifest.optimizer().groups_size() > 0) {
+      const auto& options = manifest.optimizer().groups(0).options();
+      if (const auto saved = options.find(beta); saved != options.end()) value = saved->second;
+    }
+    if (!(value >= 0 && value < 1)) {
+      return absl::FailedPreconditionError(absl::StrCat("the optimizer's ", beta, " is ", value,
+                                                        ": AdamW needs 0 <= ", beta, " < 1"));
+    }
+    betas.push_back(value);
+  }
+  return betas;
+}
+
+// Returns beta^(updates + 1) for a beta in [0, 1), as the optimizer gets it: a product in fp32 for each update.
 float PowerOfBeta(float beta, double updates) {
   float power = beta;
   for (double i = 0; i < updates; ++i) {
@@ -159,18 +177,14 @@ class PaddleShardFiles {
 // Plans the state dict {"model": ..., "optimizer": ...} of PaddleNLP's trainer.
 class PaddlePlan {
  public:
-  PaddlePlan(const Manifest& manifest, const ModelDescription& model, uint64_t max_file_bytes)
+  PaddlePlan(const Manifest& manifest, const ModelDescription& model,
+             const std::vector<double>& betas, uint64_t max_file_bytes)
       : manifest_(manifest), files_(max_file_bytes) {
     for (const LogicalParameter& parameter : model.parameters) {
       shapes_[parameter.name] = parameter.shape;
     }
-    for (const auto& [beta, absent] : {std::pair("beta1", 0.9), {"beta2", 0.999}}) {
-      double value = absent;
-      if (manifest.optimizer().groups_size() > 0) {
-        const auto& options = manifest.optimizer().groups(0).options();
-        if (const auto saved = options.find(beta); saved != options.end()) value = saved->second;
-      }
-      powers_.push_back(PowerOfBeta(static_cast<float>(value), UpdatesOf(manifest)));
+    for (const double beta : betas) {
+      powers_.push_back(PowerOfBeta(static_cast<float>(beta), UpdatesOf(manifest)));
     }
   }
 
@@ -265,7 +279,8 @@ absl::StatusOr<std::vector<OutputFile>> PlanPaddle(const Manifest& manifest,
   // Fused parameters, which models may have instead of those that they consist of.
   std::erase_if(parameters, [](const ForeignParameter& each) { return each.blocks.size() > 1; });
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedKind> kinds, FindKinds(manifest, model, options));
-  PaddlePlan plan(manifest, model, options.max_file_bytes);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<double> betas, BetasOf(manifest));
+  PaddlePlan plan(manifest, model, betas, options.max_file_bytes);
   plan.Add(kinds, parameters);
   return std::move(plan).Finish(config);
 }
