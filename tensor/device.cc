@@ -42,10 +42,15 @@ absl::Status DeviceContext::TakeError() {
 
 void DeviceContext::KeepError(std::string_view what, const absl::Status& status) {
   if (status.ok()) return;
-  const absl::Status explained = Explained(status);
+  std::string text =
+      absl::StrCat(std::string(what), what.empty() ? "" : ": ", Explained(status).message());
+  const char* const operation = operation_.load(std::memory_order_relaxed);
+  if (waits_for_operations_ && operation != nullptr && runtime_->HasFailed() &&
+      !absl::StrContains(text, operation)) {
+    absl::StrAppend(&text, "; in ", operation);
+  }
   MutexLock lock(&mutex_);
-  if (!error_.ok()) return;
-  error_ = absl::Status(status.code(), absl::StrCat(std::string(what), ": ", explained.message()));
+  if (error_.ok()) error_ = absl::Status(status.code(), text);
 }
 
 void DeviceContext::SetProgress(std::function<absl::Status()> progress) {

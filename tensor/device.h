@@ -33,6 +33,8 @@ class DeviceContext {
 
   // Returns the first error since the last call; its message says what could not be done.
   absl::Status TakeError() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Keeps an error, unless there is one already. `what` could not be done; empty: the status says
+  // it.
   void KeepError(std::string_view what, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Names the operation that is queued from now on. `name` is a literal.

@@ -155,7 +155,7 @@ void* DeviceBackend::Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, co
     absl::StatusOr<DeviceBuffer> grown = DeviceBuffer::Allocate(
         compute_, RoundedUp(std::max({bytes, before + before / 2, int64_t{1}})), purpose);
     if (!grown.ok()) {
-      compute_.context().KeepError("memory of an operation", grown.status());
+      compute_.context().KeepError("", grown.status());
       return nullptr;
     }
     buffer->emplace(*std::move(grown));
