@@ -105,7 +105,8 @@ TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
         Difference{{"--num-layers=2", "--allow-missing"},
                    "transformer.h.2.ln_2.bias, transformer.h.2.mlp.c_fc.weight, "
                    "transformer.h.2.mlp.c_fc.bias, and 26 more; --allow-unexpected",
-                   2}}) {
+                   2},
+        Difference{{"--strict-topology"}, ", which --strict-topology refuses", 2}}) {
     SCOPED_TRACE(difference.message);
     const Result result =
         MustRun(Launcher(Saving("refused", 4, Joined(flags, difference.flags))), 1);
