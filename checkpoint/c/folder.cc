@@ -169,6 +169,12 @@ absl::Status Poll(AsyncSaver& saver, bool wait, char** report) {
   return GiveJson(c::ToJson(outcomes), report);
 }
 
+absl::Status Prune(tessera_folder* folder, int32_t keep, std::optional<int64_t> saved_step) {
+  TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+  if (keep < 1) return absl::InvalidArgumentError(absl::StrCat("keep is ", keep));
+  return folder->folder.Prune(keep, saved_step);
+}
+
 }  // namespace
 
 absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out) {
@@ -249,11 +255,11 @@ int32_t tessera_list(tessera_folder* folder, char** report) {
 }
 
 int32_t tessera_prune(tessera_folder* folder, int32_t keep) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
-    if (keep < 1) return absl::InvalidArgumentError(absl::StrCat("keep is ", keep));
-    return folder->folder.Prune(keep);
-  });
+  return Run([&] { return Prune(folder, keep, std::nullopt); });
+}
+
+int32_t tessera_prune_after_save(tessera_folder* folder, int32_t keep, int64_t saved_step) {
+  return Run([&] { return Prune(folder, keep, saved_step); });
 }
 
 int32_t tessera_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint) {

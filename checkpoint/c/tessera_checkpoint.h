@@ -296,8 +296,11 @@ TESSERA_API int32_t tessera_save(tessera_folder* folder, int64_t step, const tes
  * is not known whether a checkpoint is committed. */
 TESSERA_API int32_t tessera_list(tessera_folder* folder, char** report);
 
-/* Deletes all but the newest `keep` checkpoints. */
+/* Deletes all but the `keep` checkpoints of the highest steps. */
 TESSERA_API int32_t tessera_prune(tessera_folder* folder, int32_t keep);
+/* As tessera_prune(), after a save: the checkpoint of `saved_step` stays, whatever its step. */
+TESSERA_API int32_t tessera_prune_after_save(tessera_folder* folder, int32_t keep,
+                                             int64_t saved_step);
 
 /* ---- A checkpoint. */
 

@@ -432,6 +432,7 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
 }
 
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
+                                  std::optional<int64_t> saved_step,
                                   absl::FunctionRef<absl::Status(const CheckpointInfo&)> check) {
   absl::Status first_error = SettleDiscarded(storage, root);
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
@@ -450,7 +451,7 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
   bool removed = false;
   const std::unique_ptr<Removal> removal = Removal::In(storage);
   for (const CheckpointInfo& dir : directories) {
-    if (dir.step >= (*dir.committed ? oldest_kept : newest)) continue;
+    if (dir.step >= (*dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
     const absl::StatusOr<bool> deleted = RemoveUnlessRead(storage, *removal, dir);
     first_error.Update(deleted.status());
     removed |= deleted.value_or(true);

@@ -1,8 +1,10 @@
 #ifndef TESSERA_CHECKPOINT_DIRECTORY_REMOVAL_H_
 #define TESSERA_CHECKPOINT_DIRECTORY_REMOVAL_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,6 +91,7 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
 // Prunes as CheckpointFolder::Prune() does. `check` returns OK for an intact committed checkpoint,
 // an error for which MayBeDamage() holds for a damaged one, and another error if it cannot tell.
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
+                                  std::optional<int64_t> saved_step,
                                   absl::FunctionRef<absl::Status(const CheckpointInfo&)> check);
 
 }  // namespace tessera::ckpt

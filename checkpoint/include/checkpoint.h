@@ -220,12 +220,13 @@ class CheckpointFolder {
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
-  // Deletes the oldest checkpoints beyond `keep`, but never the newest. Each is uncommitted first,
-  // so that a crash halfway leaves no checkpoint that looks complete. Also removes incomplete
-  // directories older than the newest committed one, and directories that an interrupted save
-  // renamed to discard them. Symbolic links and unreadable directories are left alone and do not
-  // count. Tries all, and returns the first error.
-  absl::Status Prune(int keep) const;
+  // Deletes the checkpoints of the lowest steps beyond `keep`, but neither that of the highest step
+  // nor that of `saved_step`, for a call after a save, whose step may be lower than others. Each is
+  // uncommitted first, so that a crash halfway leaves no checkpoint that looks complete. Also
+  // removes incomplete directories older than the newest committed one, and directories that an
+  // interrupted save renamed to discard them. Symbolic links and unreadable directories are left
+  // alone and do not count. Tries all, and returns the first error.
+  absl::Status Prune(int keep, std::optional<int64_t> saved_step = std::nullopt) const;
 
  private:
   std::shared_ptr<Storage> storage_;

@@ -186,12 +186,13 @@ absl::StatusOr<VerifyReport> CheckpointFolder::Verify(std::string_view directory
   return VerifyCheckpoint(*storage_, directory, options);
 }
 
-absl::Status CheckpointFolder::Prune(int keep) const {
-  return PruneStepDirectories(*storage_, "", keep, [&](const CheckpointInfo& dir) -> absl::Status {
+absl::Status CheckpointFolder::Prune(int keep, std::optional<int64_t> saved_step) const {
+  const auto check = [&](const CheckpointInfo& dir) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
                              VerifyCheckpoint(*storage_, dir.directory, {.contents = false}));
     return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.directory);
-  });
+  };
+  return PruneStepDirectories(*storage_, "", keep, saved_step, check);
 }
 
 }  // namespace tessera::ckpt

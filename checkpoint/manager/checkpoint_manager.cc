@@ -418,7 +418,8 @@ class Manager final : public CheckpointManager {
     if (group().rank() == 0 && options_.on_commit) options_.on_commit(report);
     const bool permanent = report.directory.find('/') == report.directory.npos;
     if (group().rank() == 0 && permanent) {
-      if (const absl::Status pruned = retention_->Apply(absl::Now()); !pruned.ok()) {
+      const std::optional<int64_t> step = ParseStepDirectoryName(report.directory);
+      if (const absl::Status pruned = retention_->Apply(absl::Now(), step); !pruned.ok()) {
         AddNote(report, absl::StrCat("older checkpoints are still there: ", pruned.message()));
       }
     }

@@ -159,7 +159,7 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
 Retention::Retention(Storage& storage, const RetentionOptions& options)
     : storage_(storage), removal_(Removal::In(storage)), options_(options) {}
 
-absl::Status Retention::Apply(absl::Time now) {
+absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step) {
   if (!options_.deletes()) return absl::OkStatus();
   absl::Status first_error = SettleDiscarded(storage_, "");
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
@@ -182,7 +182,7 @@ absl::Status Retention::Apply(absl::Time now) {
 
   std::vector<const CheckpointInfo*> deleted;
   for (const size_t i : ChooseToDelete(options_, candidates, now)) {
-    if (!unknown[i]) deleted.push_back(committed[i]);
+    if (!unknown[i] && committed[i]->step != saved_step) deleted.push_back(committed[i]);
   }
   for (const CheckpointInfo& dir : directories) {
     if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,9 +72,10 @@ class Retention {
   Retention(Storage& storage, const RetentionOptions& options);
 
   // Deletes the permanent checkpoints that the policy does not keep, and the remains of incomplete
-  // saves that are older than the newest checkpoint. Tries all, and returns the first error, also
-  // of a checkpoint that could not be read.
-  absl::Status Apply(absl::Time now);
+  // saves that are older than the newest checkpoint; but never the checkpoint of `saved_step`, the
+  // step that was just saved. Tries all, and returns the first error, also of a checkpoint that
+  // could not be read.
+  absl::Status Apply(absl::Time now, std::optional<int64_t> saved_step = std::nullopt);
 
   // Makes space for a save if the storage lacks it: deletes checkpoints that ChooseToMakeRoom()
   // names until there is room, or none if all of them are too small. Returns the deleted

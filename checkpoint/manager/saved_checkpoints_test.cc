@@ -290,6 +290,16 @@ TEST_F(SavedCheckpointsTest, RetentionKeepsTheBestAndLeavesRollingOnesAlone) {
   EXPECT_EQ(ListForResume(storage_)->size(), 5u);
 }
 
+TEST_F(SavedCheckpointsTest, WhatWasJustSavedStaysWhateverItsStep) {
+  for (const int64_t step : {900, 1000, 100, 200}) Save(step);
+  Retention retention(storage_, {.newest = 2});
+  ASSERT_OK(retention.Apply(absl::Now(), /*saved_step=*/200));
+  EXPECT_THAT(Steps(), ElementsAre(200, 900, 1000));
+  Save(300);
+  ASSERT_OK(CheckpointFolder(storage_).Prune(1, /*saved_step=*/300));
+  EXPECT_THAT(Steps(), ElementsAre(300, 1000));
+}
+
 TEST_F(SavedCheckpointsTest, RetentionRemovesOlderIncompleteSavesOnly) {
   Save(10);
   Save(20);

@@ -144,8 +144,9 @@ class AsyncSaver(Finishing):
         Args:
           lazy_copy: save() does not wait until the state is copied.
           skip_when_busy: a save that begins while another runs is skipped; by default, it waits.
-          keep: how many checkpoints stay in the folder; all by default. The oldest are deleted as
-            prune() does when poll(), finish() or close() find that a save has succeeded.
+          keep: how many checkpoints stay in the folder; all by default. Those of the lowest steps
+            are deleted, never the one just saved, when poll(), finish() or close() find that a save
+            has succeeded.
           overwrite: as for tessera_ckpt.save().
           staging_bytes: the limit of the memory for the copy of the state; without one by default.
           progress: a function of the bytes that are done and in all.

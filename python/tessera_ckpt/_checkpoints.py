@@ -99,11 +99,16 @@ class Folder:
                                entry.get("error"))
                 for entry in report(lib.list, self.handle)]
 
-    def prune(self, keep: int) -> None:
-        """Deletes all but the newest `keep` checkpoints, one after the other; damaged ones do not
-        count. Each is first no checkpoint any more, and then deleted. One that is open, here or in
-        another process of this machine, stays."""
-        lib.prune(self.handle, integer(keep, "keep", 32))
+    def prune(self, keep: int, saved_step: Optional[int] = None) -> None:
+        """Deletes all but the `keep` checkpoints of the highest steps, one after the other; damaged
+        ones do not count. Each is first no checkpoint any more, and then deleted. One that is open,
+        here or in another process of this machine, stays, and so does that of `saved_step`, which
+        was just saved."""
+        number = integer(keep, "keep", 32)
+        if saved_step is None:
+            lib.prune(self.handle, number)
+        else:
+            lib.prune_after_save(self.handle, number, integer(saved_step, "saved_step"))
         LOGGER.info("kept the newest %d checkpoints of %s", keep, self.name)
 
     def latest(self) -> "Checkpoint":
@@ -388,7 +393,7 @@ def list_checkpoints(folder: PathLike, *, s3_endpoint: str = "") -> List[Checkpo
 
 
 def prune(folder: PathLike, keep: int, *, s3_endpoint: str = "") -> None:
-    """Deletes all but the newest `keep` checkpoints of a folder, on one rank; see
+    """Deletes all but the `keep` checkpoints of the highest steps of a folder, on one rank; see
     Folder.prune()."""
     Folder(folder, s3_endpoint=s3_endpoint).prune(keep)
 
@@ -467,7 +472,8 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         initialized. Every rank makes this call.
       entries: bytes that are stored beside the state, by name; in a group those of rank 0.
       program: what saves, for people.
-      keep: after the save, all but so many of the newest checkpoints of the folder are deleted.
+      keep: after the save, the checkpoints of the lowest steps are deleted, so that so many stay;
+        never the one just saved.
       per_rank: names, or patterns such as "rng*", of leaves and branches of which each rank has its
         own. A load gives them back to the same ranks. For another number of ranks, those of new
         ranks are missing, and those of ranks that are gone unexpected.
@@ -578,7 +584,7 @@ def save_report(folder: Folder, step: int, found: Mapping[str, Any],
     note = found["note"]
     if keep is not None:
         try:
-            folder.prune(keep)
+            folder.prune(keep, step)
         except TesseraError as error:
             note = f"{note}{'; ' if note else ''}older checkpoints were not deleted: {error}"
     path = join(folder.name, found["directory"])

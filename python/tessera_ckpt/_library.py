@@ -274,6 +274,7 @@ _FUNCTIONS = {
     "save": [c_void_p, c_int64, c_void_p, POINTER(SaveOptions), _OUT],
     "list": [c_void_p, _OUT],
     "prune": [c_void_p, c_int32],
+    "prune_after_save": [c_void_p, c_int32, c_int64],
     "open_latest": [c_void_p, _OUT],
     "open_step": [c_void_p, c_int64, _OUT],
     "open": [c_char_p, c_char_p, _OUT],

@@ -133,7 +133,8 @@ class Fuzz:
                 arguments.append(self.numbers())
             elif kind is ctypes.c_void_p:
                 first = next((k for k in self.handles if name.startswith(k)), None) or {
-                    "save": "folder", "list": "folder", "prune": "folder", "open_latest": "folder",
+                    "save": "folder", "list": "folder", "prune": "folder",
+                    "prune_after_save": "folder", "open_latest": "folder",
                     "open_step": "folder"}.get(name, "checkpoint")
                 if position == 0 and name != "messages_add":
                     arguments.append(self.handle(first))

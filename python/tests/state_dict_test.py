@@ -253,10 +253,24 @@ class RetentionTest(Case):
             tessera_ckpt.prune(f"{self.folder}/none", 1)
         self.assertEqual(self.steps(), [4])
 
+    def test_a_save_of_an_earlier_step_than_others_stays(self):
+        state = {"w": np.ones(3)}
+        for step in (900, 1000):
+            self.save(state, step)
+        self.save(state, 100, keep=2)
+        self.assertEqual(self.steps(), [100, 900, 1000])
+        self.save(state, 200, keep=1)
+        self.assertEqual(self.steps(), [200, 1000])
+        with tessera_ckpt.AsyncSaver(self.folder, keep=1) as saver:
+            saver.save(300, state)
+        self.assertEqual(self.steps(), [300, 1000])
+        tessera_ckpt.prune(self.folder, 1)
+        self.assertEqual(self.steps(), [1000])
+
     def test_one_rank_deletes(self):
         with unittest.mock.patch.object(tessera_ckpt.Folder, "prune") as prune:
             run_ranks(3, lambda each: tessera_ckpt.save(self.folder, 1, {"n": 1}, each, keep=1))
-        prune.assert_called_once_with(1)
+        prune.assert_called_once_with(1, 1)
 
     def test_in_the_background_and_on_ranks(self):
         with tessera_ckpt.AsyncSaver(self.folder, keep=2) as saver:
