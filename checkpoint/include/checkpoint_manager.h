@@ -102,11 +102,16 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 //     ends = decision->end != EndReason::kNone;
 //   }
 //
+// A job that begins at a step, by TryResume() or Begin(), of which the folder already holds later
+// checkpoints is refused at its first decision (SaveTrouble::kLaterSteps): a restart would resume
+// from those instead of its own. Call AbandonLater() before, or save to another folder.
+//
 // checkpoint/example/manager.cc is a complete program.
 //
 // Permanent checkpoints are step directories of the folder. Rolling checkpoints alternate between
 // two slots beside them: "rolling-0/step-00000250", "rolling-1/step-00000225". After each permanent
-// save, the checkpoints that `keep` does not keep are deleted, but never the newest good one. If
+// save, the checkpoints that `keep` does not keep are deleted, but never the newest good one, nor
+// the one just saved. If
 // the disk is too full for a save, the checkpoints that it would replace are deleted first.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
@@ -171,7 +176,8 @@ class CheckpointManager {
   // of the save. In the background, returns immediately, and outcomes come from Poll(); but a
   // decision that ends the job waits for all saves. A trouble is returned as an error.
   //
-  // Cost: one exchange of about 100 bytes for each rank.
+  // Cost: one exchange of about 100 bytes for each rank; for the first decision after Begin(), rank
+  // 0 also lists the folder.
   absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
                                        const Metadata& metadata = {}) {
     return TrySave(now, [&]() -> absl::StatusOr<StateToSave> {
@@ -189,6 +195,10 @@ class CheckpointManager {
   //   if (decision->trouble != SaveTrouble::kNone) ...ends with ErrorOf()...
   //   if (decision->end != EndReason::kNone) manager.Finish();
   //   if (decision->save != SaveKind::kNone) manager.Save(...);
+  //   if (decision->end != EndReason::kNone) manager.Finish();
+  //
+  // The first Finish() sees to it that the last save is not skipped; the second one waits for it,
+  // and deletes the staging folder after the last step.
   //
   // Returns what all ranks do after this step; equal on every rank. `sum` is called once; null: the
   // ranks of save.group exchange the counts.

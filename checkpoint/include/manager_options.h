@@ -77,6 +77,7 @@ enum class SaveTrouble {
   kFailures = 2,     // max_failed_saves in a row
   kTooLong = 3,      // no checkpoint for max_without_checkpoint
   kFolderTaken = 4,  // another job saves to the folder
+  kLaterSteps = 5,   // the folder holds checkpoints of later steps than the job begins at
 };
 
 // The decision of all ranks after a step.
@@ -84,7 +85,7 @@ struct SaveDecision {
   SaveKind save = SaveKind::kNone;
   EndReason end = EndReason::kNone;
   // A trouble, unless there is a reason to end, since a job that ends anyway tries to save;
-  // kFolderTaken in any case.
+  // kFolderTaken and kLaterSteps in any case. A job that does not save has none but kFolderTaken.
   SaveTrouble trouble = SaveTrouble::kNone;
   int stop_signal = 0;        // to any rank, whatever ends the run; SIGINT before SIGTERM
   bool records_fail = false;  // on any rank

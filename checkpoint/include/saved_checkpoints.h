@@ -24,6 +24,13 @@ class Manifest;  // checkpoint/include/manifest.h
 absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
     Storage& storage, std::vector<CheckpointInfo>* unreadable = nullptr);
 
+// Returns FailedPrecondition if the folder holds checkpoints, permanent or rolling, of later steps
+// than `step`, at which a job begins: its checkpoints would mix with them, and a restart would
+// resume from another past than its own. Names them, then says `advice`, such as "save to another
+// folder". Also if a directory of a later step cannot be listed and may be a checkpoint. Otherwise
+// the errors of listing the folder.
+absl::Status CheckLaterSteps(Storage& storage, int64_t step, std::string_view advice);
+
 // Returns whether the saved state was finite and its loss plausible, as far as is known.
 bool IsHealthy(const Manifest& manifest);
 

@@ -37,6 +37,10 @@ namespace {
 constexpr char kObeyedStopFile[] = ".stop_file";
 constexpr uint64_t kMaxIdentityBytes = 1024;
 
+constexpr char kAdviceOnLaterSteps[] =
+    "resume from there (auto_resume), quarantine them (AbandonLater(), abandon_later()), or save "
+    "to another folder";
+
 void AddNote(SaveReport& report, std::string_view note) {
   absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", std::string(note));
 }
@@ -129,6 +133,8 @@ class Manager final : public CheckpointManager {
   void Begin(int64_t step, std::optional<int64_t> last_step) override {
     if (last_step.has_value()) options_.schedule.last_step = *last_step;
     stop_requests_ = StopRequests(step);
+    began_at_ = step;
+    may_find_later_ = true;
     schedule_ = SaveSchedule(options_.schedule);
     began_ = SteadyNow();
     end_ = EndReason::kNone;
@@ -176,6 +182,7 @@ class Manager final : public CheckpointManager {
   }
 
   absl::Status Save(const SaveRequest& request, const StateDict& state) override {
+    may_find_later_ = false;  // from here on, they may be the job's own
     if (background_ != nullptr) {
       NoteStarted();
       background_->Start(request, state);
@@ -244,6 +251,11 @@ class Manager final : public CheckpointManager {
         TESSERA_RETURN_IF_ERROR(CheckFolder());
         return absl::FailedPreconditionError(
             absl::StrCat("another job saves to ", storage_->Describe("")));
+      case SaveTrouble::kLaterSteps:
+        if (!later_steps_.ok()) return later_steps_;  // on rank 0
+        return absl::FailedPreconditionError(absl::StrCat(
+            storage_->Describe(""), " holds checkpoints of later steps than this run starts from; ",
+            kAdviceOnLaterSteps));
     }
     return absl::OkStatus();
   }
@@ -311,9 +323,25 @@ class Manager final : public CheckpointManager {
     }
     known.elapsed = SteadyNow() - began_;
     known.save_in_flight = save_in_flight();
-    known.trouble =
-        CheckFolder().ok() ? failed_saves_.Judge(known.elapsed) : SaveTrouble::kFolderTaken;
+    known.trouble = FindTrouble(known);
     return Encode(known, /*is_rank_0=*/group().rank() == 0);
+  }
+
+  // Returns the trouble that this rank knows of; that of rank 0 counts.
+  SaveTrouble FindTrouble(const KnownFacts& known) {
+    if (!CheckFolder().ok()) return SaveTrouble::kFolderTaken;
+    if (!options_.schedule.saves) return SaveTrouble::kNone;
+    if (HasLaterSteps(known.step)) return SaveTrouble::kLaterSteps;
+    return failed_saves_.Judge(known.elapsed);
+  }
+
+  // Looks for checkpoints of later steps than the job begins at, before it saves its first one. A
+  // folder that cannot be listed is looked at again after the next step.
+  bool HasLaterSteps(int64_t step) {
+    if (!may_find_later_ || group().rank() != 0) return false;
+    later_steps_ = CheckLaterSteps(*storage_, began_at_.value_or(step - 1), kAdviceOnLaterSteps);
+    may_find_later_ = !later_steps_.ok();
+    return absl::IsFailedPrecondition(later_steps_);
   }
 
   // Deletes damaged copies. A load would read their originals all the same.
@@ -442,6 +470,9 @@ class Manager final : public CheckpointManager {
 
   SaveSchedule schedule_;
   StopRequests stop_requests_;
+  std::optional<int64_t> began_at_;      // the step of Begin(); nullopt: the one before the first
+  bool may_find_later_ = true;           // whether HasLaterSteps() still looks
+  absl::Status later_steps_;             // what it has found, on rank 0
   std::unique_ptr<StopFile> stop_file_;  // on the ranks that name one
   std::optional<int64_t> stopped_at_;    // the step at which this rank's has asked for the end
   FailedSaves failed_saves_;

@@ -20,10 +20,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -176,6 +178,78 @@ TEST_F(CheckpointManagerTest, AJobThatDoesNotSaveEndsAllTheSame) {
   const Run run = Train({.saves = false, .interval_steps = 1, .last_step = 3});
   EXPECT_THAT(run.decisions, ElementsAre("3 last"));
   EXPECT_THAT(*storage_->List(""), IsEmpty());
+}
+
+TEST_F(CheckpointManagerTest, AJobWithoutSavesOrFolderMayBeLongWithoutCheckpoint) {
+  CheckpointManagerOptions options;
+  options.schedule = {.saves = false, .last_step = 3};
+  options.failures.max_without_checkpoint = absl::ZeroDuration();
+  ASSERT_OK_AND_ASSIGN(const auto manager, CheckpointManager::Open("", std::move(options)));
+  std::vector<float> weight(kRows);
+  for (int64_t step = 1; step <= 3; ++step) {
+    ASSERT_OK(manager->TrySave({.step = step}, OneTensor(weight)));
+  }
+}
+
+// Continues, on every rank, from a step of which the folder has later ones.
+TEST_F(CheckpointManagerTest, AJobAmongLaterStepsIsRefusedUntilTheyAreAbandoned) {
+  Train({.interval_steps = 100, .last_step = 1000});
+  const auto begin_at = [&](int64_t begin, bool abandons) {
+    std::vector<absl::Status> ends(kRanks);
+    RunRanks(kRanks, [&](ProcessGroup& group) {
+      ends[group.rank()] = [&]() -> absl::Status {
+        CheckpointManagerOptions options;
+        options.save.group = &group;
+        options.save.timeout = absl::Seconds(20);
+        options.schedule = {.interval_steps = 100, .last_step = begin + 100};
+        options.keep = {.newest = 2};
+        const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
+        TESSERA_ASSIGN_OR_RETURN(const auto manager,
+                                 CheckpointManager::Open(storage, nullptr, std::move(options)));
+        manager->Begin(begin);
+        if (abandons) TESSERA_RETURN_IF_ERROR(manager->AbandonLater(begin).status());
+        std::vector<float> weight(kRows);
+        for (int64_t step = begin + 1; step <= begin + 100; ++step) {
+          TESSERA_RETURN_IF_ERROR(manager->TrySave({.step = step}, OneTensor(weight)).status());
+        }
+        return absl::OkStatus();
+      }();
+    });
+    return ends;
+  };
+  for (const absl::Status& end : begin_at(800, /*abandons=*/false)) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(end)) << end;
+    EXPECT_THAT(std::string(end.message()), HasSubstr("AbandonLater()"));
+  }
+  EXPECT_THAT(std::string(begin_at(800, false)[0].message()),
+              HasSubstr("later steps (900, 1000) than this run starts from (800)"));
+  EXPECT_EQ(CheckpointFolder(*storage_).List()->size(), 10u);
+  EXPECT_THAT(begin_at(800, /*abandons=*/true), Each(absl::OkStatus()));
+  EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->step, 900);
+}
+
+TEST_F(CheckpointManagerTest, LaterStepsAreLookedForOnceTheFolderCanBeListed) {
+  std::vector<float> weight(kRows);
+  ASSERT_OK(CheckpointFolder(*storage_).Save(5, OneTensor(weight)));
+  FaultInjectingStorage faulty(*storage_);
+  CheckpointManagerOptions options;
+  options.schedule = {.interval_steps = 7, .last_step = 1000};
+  const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &faulty);
+  ASSERT_OK_AND_ASSIGN(const auto manager,
+                       CheckpointManager::Open(storage, nullptr, std::move(options)));
+  manager->Begin(0);
+  faulty.FailAt(faulty.operation_count(), absl::UnavailableError("no answer"), 1);
+  EXPECT_OK(manager->TrySave({.step = 1}, OneTensor(weight)));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(manager->TrySave({.step = 2}, OneTensor(weight)).status()));
+  ASSERT_OK(manager->AbandonLater(1));
+  for (int64_t step = 3; step <= 7; ++step) {
+    EXPECT_OK(manager->TrySave({.step = step}, OneTensor(weight)));
+  }
+  EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->step, 7);
+  // A program that loads by itself, and never says where it begins, begins before its first step.
+  ASSERT_OK_AND_ASSIGN(const auto next, CheckpointManager::Open(storage, nullptr, {}));
+  EXPECT_EQ(next->Decide({.step = 8})->trouble, SaveTrouble::kNone);
 }
 
 // A save whose state is copied first, as from a device.
@@ -366,6 +440,7 @@ TEST_F(AsyncUploadTest, AFolderThatCannotBeUsedIsNamed) {
 
 TEST(OpenCheckpointManagerTest, AFolderIsCheckedBeforeTheJobBegins) {
   const std::string root = ::testing::TempDir() + "/open_manager";
+  fs::remove_all(root);
   std::vector<float> weight(kRows);
   ASSERT_OK_AND_ASSIGN(const auto folder, CheckpointFolder::Open(root, {.create_root = true}));
   ASSERT_OK(folder.Save(1, OneTensor(weight)));

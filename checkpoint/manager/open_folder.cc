@@ -28,10 +28,12 @@ namespace {
 // An existing folder may be read-only, which the first save would find out late; a checkpoint in
 // place of the folder that contains it would look like a folder without any.
 absl::Status CheckCanSave(Storage& storage) {
-  if (!absl::IsNotFound(ReadManifest(storage, "").status())) {
+  const absl::Status found = ReadManifest(storage, "").status();
+  if (found.ok() || absl::IsDataLoss(found)) {
     return absl::InvalidArgumentError(absl::StrCat(
         storage.Describe(""), " is a single checkpoint: expected the folder above it"));
   }
+  if (!absl::IsNotFound(found)) return found;
   const std::optional<std::string> folder = storage.LocalPath("");
   if (!folder.has_value() || faccessat(AT_FDCWD, folder->c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
     return absl::OkStatus();

@@ -92,8 +92,14 @@ SaveDecision SaveSchedule::AfterStep(const KnownFacts& facts) {
   SaveDecision decision{
       .end = End(facts), .stop_signal = facts.stop_signal, .records_fail = facts.records_fail};
   const bool ends = decision.end != EndReason::kNone;
-  if (!ends || facts.trouble == SaveTrouble::kFolderTaken) decision.trouble = facts.trouble;
-  if (!options_.saves) return decision;
+  const bool is_taken = facts.trouble == SaveTrouble::kFolderTaken;
+  if (!options_.saves) {
+    if (is_taken) decision.trouble = facts.trouble;
+    return decision;
+  }
+  if (!ends || is_taken || facts.trouble == SaveTrouble::kLaterSteps) {
+    decision.trouble = facts.trouble;
+  }
   NoteDue(facts);
   const bool asked = decision.end == EndReason::kSignal     ? options_.saves_at_signals
                      : decision.end == EndReason::kLastStep ? options_.saves_last_step

@@ -229,6 +229,18 @@ TEST(SaveScheduleTest, TroubleEndsARunThatDoesNotEndAnyway) {
   EXPECT_EQ(trouble(2, SaveTrouble::kFailures), SaveTrouble::kFailures);
   EXPECT_EQ(trouble(3, SaveTrouble::kFailures), SaveTrouble::kNone) << "it tries once more";
   EXPECT_EQ(trouble(3, SaveTrouble::kFolderTaken), SaveTrouble::kFolderTaken);
+  EXPECT_EQ(trouble(3, SaveTrouble::kLaterSteps), SaveTrouble::kLaterSteps);
+}
+
+TEST(SaveScheduleTest, AJobThatDoesNotSaveHasNoTroubleWithSaves) {
+  SaveSchedule schedule({.saves = false, .last_step = 3});
+  for (const SaveTrouble found : {SaveTrouble::kNoRoom, SaveTrouble::kFailures,
+                                  SaveTrouble::kTooLong, SaveTrouble::kLaterSteps}) {
+    KnownFacts facts;
+    facts.step = 1;
+    facts.trouble = found;
+    EXPECT_EQ(schedule.AfterStep(facts).trouble, SaveTrouble::kNone);
+  }
 }
 
 // What ranks with these facts know together.

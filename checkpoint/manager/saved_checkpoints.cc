@@ -79,6 +79,27 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(Storage& storage,
   return all;
 }
 
+absl::Status CheckLaterSteps(Storage& storage, int64_t step, std::string_view advice) {
+  std::vector<CheckpointInfo> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
+                           ListForResume(storage, &unreadable));
+  for (const CheckpointInfo& dir : unreadable) {
+    if (dir.step <= step || dir.rolling) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        storage.Describe(dir.directory), ", of a later step than this run starts from (", step,
+        "), cannot be read and may be a checkpoint: make it readable or move it away (",
+        WithoutDirectory(storage, dir.directory, dir.committed.status().message()), ")"));
+  }
+  std::vector<int64_t> later;
+  for (const CheckpointInfo& checkpoint : saved) {
+    if (checkpoint.step > step) later.insert(later.begin(), checkpoint.step);
+  }
+  if (later.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      storage.Describe(""), " holds checkpoints of later steps (", absl::StrJoin(later, ", "),
+      ") than this run starts from (", step, "); ", std::string(advice)));
+}
+
 bool IsHealthy(const Manifest& manifest) {
   const TrainerState& trainer = manifest.trainer();
   return !trainer.has_health() ||

@@ -35,30 +35,16 @@ std::string WhyUnreadable(const Storage& storage, const ckpt::CheckpointInfo& in
                              {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
 }
 
-absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step, bool from_own) {
+absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage, Open(config.save(), config));
-  std::vector<ckpt::CheckpointInfo> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::ListForResume(*storage, &unreadable));
-  for (const ckpt::CheckpointInfo& dir : unreadable) {
-    if (dir.step <= step || dir.rolling) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "save: ", storage->Describe(dir.directory), ", of a later step than this run starts from (",
-        step, "), cannot be read and may be a checkpoint: make it readable or move it away (",
-        WhyUnreadable(*storage, dir), ")"));
-  }
-  std::vector<int64_t> later;
-  for (const ckpt::CheckpointInfo& checkpoint : saved) {
-    if (checkpoint.step > step) later.insert(later.begin(), checkpoint.step);
-  }
-  if (from_own || later.empty()) return absl::OkStatus();
   const bool leaves_step_out = LoadsItsOwn(config) && !LoadContentOf(config).scheduler;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "save: ", storage->Describe(""), " holds checkpoints of later steps (",
-      absl::StrJoin(later, ", "), ") than this run starts from (", step, "); ",
-      leaves_step_out ? "resume with the step, which --finetune and --load-content leave out"
-                      : "resume from there",
-      ", or save to another folder"));
+  const absl::Status found = ckpt::CheckLaterSteps(
+      *storage, step,
+      leaves_step_out ? "resume with the step, which --finetune and --load-content leave out, or "
+                        "save to another folder"
+                      : "resume from there, or save to another folder");
+  if (!absl::IsFailedPrecondition(found)) return found;
+  return absl::FailedPreconditionError(absl::StrCat("save: ", found.message()));
 }
 
 }  // namespace
@@ -165,9 +151,9 @@ absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t s
 
 absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_own,
                              const RankGroup& group) {
-  if (!Saves(config)) return absl::OkStatus();
+  if (!Saves(config) || from_own) return absl::OkStatus();
   if (group.ranks.rank() == 0) {
-    TESSERA_RETURN_IF_ERROR(CheckLaterOnThisRank(config.checkpoint(), step, from_own));
+    TESSERA_RETURN_IF_ERROR(CheckLaterOnThisRank(config.checkpoint(), step));
   }
   return group.ranks.Broadcast("", group.timeout).status();
 }

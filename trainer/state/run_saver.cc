@@ -33,12 +33,11 @@ ckpt::SaveScheduleOptions ToSchedule(const TrainConfig& config) {
           .saves_at_signals = checkpoint.exit_signal_handler()};
 }
 
-ckpt::FailedSavesOptions ToFailures(const TrainConfig& config) {
-  const CheckpointConfig& checkpoint = config.checkpoint();
-  const double minutes = checkpoint.max_minutes_without_checkpoint();
-  return {.max_failed_saves = checkpoint.max_failed_saves(),
-          .max_without_checkpoint =
-              Saves(config) && minutes > 0 ? absl::Minutes(minutes) : absl::InfiniteDuration()};
+ckpt::FailedSavesOptions ToFailures(const CheckpointConfig& config) {
+  const double minutes = config.max_minutes_without_checkpoint();
+  return {
+      .max_failed_saves = config.max_failed_saves(),
+      .max_without_checkpoint = minutes > 0 ? absl::Minutes(minutes) : absl::InfiniteDuration()};
 }
 
 ckpt::RetentionOptions ToRetention(const CheckpointConfig& config) {
@@ -104,7 +103,7 @@ ckpt::CheckpointManagerOptions RunSaver::ManagerOptions() const {
   options.save.before_commit = hooks_.before_commit;
   if (background_group_ != nullptr) options.background = BackgroundOptions();
   options.schedule = ToSchedule(config_);
-  options.failures = ToFailures(config_);
+  options.failures = ToFailures(checkpoint);
   options.keep = ToRetention(checkpoint);
   options.async_upload = checkpoint.async_upload();
   options.async_upload_tmp_folder = checkpoint.async_upload_tmp_folder();
