@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
@@ -155,6 +157,25 @@ int32_t tessera_manager_resume_by(tessera_manager* manager, tessera_load_checkpo
     TESSERA_RETURN_IF_ERROR(CheckPointer(reinterpret_cast<const void*>(load), "load"));
     return ReportResumed(*manager->manager,
                          ResumeBy(*manager->manager, load, context, begin_anew != 0), report);
+  });
+}
+
+int32_t tessera_manager_begin(tessera_manager* manager, int64_t step, int64_t last_step) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+    TESSERA_RETURN_IF_ERROR(CheckCount(step, "step"));
+    manager->manager->Begin(step, last_step < 0 ? std::nullopt : std::optional(last_step));
+    return absl::OkStatus();
+  });
+}
+
+int32_t tessera_manager_abandon_later(tessera_manager* manager, int64_t step, char** report) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+    TESSERA_RETURN_IF_ERROR(CheckCount(step, "step"));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                             manager->manager->AbandonLater(step));
+    return GiveJson(moved, report);
   });
 }
 

@@ -421,6 +421,18 @@ TESSERA_API int32_t tessera_manager_resume_by(tessera_manager* manager,
                                               tessera_load_checkpoint load, void* context,
                                               int32_t begin_anew, char** report);
 
+/* Begins the job's steps after `step`, and its time, for a job that has loaded its state from
+ * elsewhere than tessera_manager_resume(): a stop file's request of an earlier step then ends no
+ * job. `last_step` replaces that of the options, unless it is negative. */
+TESSERA_API int32_t tessera_manager_begin(tessera_manager* manager, int64_t step,
+                                          int64_t last_step);
+/* Renames the checkpoints of later steps than `step` so that no reader takes them for checkpoints;
+ * collective. A job that begins among later ones is otherwise refused at its first step:
+ * TESSERA_FAILED_PRECONDITION. The report: ["step-00000500.abandoned", ...] on rank 0, [] on other
+ * ranks. */
+TESSERA_API int32_t tessera_manager_abandon_later(tessera_manager* manager, int64_t step,
+                                                  char** report);
+
 /* Call after each step: saves if it is time. What one rank says counts for all: `stop_signal` (0:
  * none) ends the job; in a step that is not `healthy` nothing is saved for the time being. The
  * report: {"save": "permanent", "rolling" or null, "end": why the job ends, or null, "outcomes": as

@@ -124,6 +124,21 @@ static int Manage(const char* folder_name) {
     memory[0] = memory[1] = 0;
     tessera_manager_free(manager);
   }
+  /* Back to a step before those of the folder. */
+  CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
+  CHECK(tessera_manager_begin(manager, -1, -1) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_manager_begin(manager, 6, 8) == TESSERA_OK);
+  CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL) == TESSERA_FAILED_PRECONDITION);
+  CHECK(strstr(tessera_error_message(), "later steps (10) than this run starts from (6)") != NULL);
+  CHECK(tessera_manager_abandon_later(manager, 6, &report) == TESSERA_OK);
+  CHECK(strcmp(report, "[\"step-00000010.abandoned\"]") == 0);
+  tessera_text_free(report);
+  CHECK(tessera_manager_begin(manager, 6, 8) == TESSERA_OK);
+  CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL) == TESSERA_OK);
+  CHECK(tessera_manager_save(manager, 8, 0, 1, state, &report) == TESSERA_OK);
+  CHECK(strstr(report, "\"last step\"") != NULL);
+  tessera_text_free(report);
+  tessera_manager_free(manager);
   options.keep_newest = -1;
   CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_INVALID_ARGUMENT);
   tessera_state_free(state);

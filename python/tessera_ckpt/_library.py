@@ -291,6 +291,8 @@ _FUNCTIONS = {
     "saver_poll": [c_void_p, c_int32, _OUT],
     "manager_open": [c_char_p, POINTER(ManagerOptions), _OUT],
     "manager_resume_by": [c_void_p, LOAD_CHECKPOINT, c_void_p, c_int32, _OUT],
+    "manager_begin": [c_void_p, c_int64, c_int64],
+    "manager_abandon_later": [c_void_p, c_int64, _OUT],
     "manager_save_by":
         [c_void_p, c_int64, c_int32, c_int32, DESCRIBE_STATE, c_void_p, _OUT],
     "manager_poll": [c_void_p, c_int32, _OUT],

@@ -219,9 +219,30 @@ class CheckpointManager(Finishing):
         if self._load_content:
             state.update(wanted)
         else:
-            self.step = loaded.step
+            self.begin(loaded.step)
         LOGGER.info("loaded %s", loaded.path)
         return loaded
+
+    def begin(self, step: int) -> None:
+        """Begins the job's steps after `step`, and its time, for a job that has loaded its state by
+        itself; try_resume() calls it. A stop file's request of an earlier step then does not end
+        the job."""
+        number = integer(step, "step")
+        lib.manager_begin(self._handle, number, -1)
+        self.step = number
+
+    def abandon_later(self, step: int) -> List[str]:
+        """Renames the checkpoints of later steps than `step`, such as to "step-00000500.abandoned",
+        on every rank, for a job that continues from an earlier one. A job that begins among later
+        ones is otherwise refused at its first step (MismatchError).
+
+        Returns: the new names on the first rank, nothing on the others.
+        """
+        self._handle.check()
+        moved: List[str] = report(lib.manager_abandon_later, self._handle, integer(step, "step"))
+        for name in moved:
+            LOGGER.warning("a checkpoint of a later step than %d is now called %s", step, name)
+        return moved
 
     def _open_other(self) -> Checkpoint:
         if not self._load_format:

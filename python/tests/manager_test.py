@@ -121,6 +121,41 @@ class ManagerTest(unittest.TestCase):
         with CheckpointManager(self.folder, last_step=LAST_STEP, stop_file_path=stop) as manager:
             self.assertEqual(train(manager, new_state()), [(3, "permanent", "stop file")])
 
+    def test_a_stop_file_of_an_earlier_step_than_load_gives_ends_nothing(self):
+        with CheckpointManager(self.folder, last_step=6) as manager:
+            train(manager, new_state())
+        stop = self.scratch + "/stop"
+        pathlib.Path(stop).write_text("3")
+        state = new_state()
+        with CheckpointManager(self.scratch + "/next", last_step=LAST_STEP, load=self.folder,
+                               stop_file_path=stop) as manager:
+            self.assertEqual(manager.try_resume(state).step, 6)
+            self.assertEqual(train(manager, state), [(LAST_STEP, "permanent", "last step")])
+        with CheckpointManager(self.scratch + "/by-itself", last_step=LAST_STEP,
+                               stop_file_path=stop) as manager:
+            manager.begin(6)
+            self.assertEqual(train(manager, state), [(LAST_STEP, "permanent", "last step")])
+
+    def test_a_job_among_later_steps_is_refused_until_they_are_abandoned(self):
+        def body(transport):
+            with CheckpointManager(self.folder, transport, interval_steps=5,
+                                   last_step=LAST_STEP) as manager:
+                train(manager, new_state())
+            with CheckpointManager(self.folder, transport, interval_steps=2, last_step=8, keep=2,
+                                   auto_resume=False) as manager:
+                self.assertIsNone(manager.try_resume(new_state()))
+                with self.assertRaisesRegex(tessera_ckpt.MismatchError, "later steps"):
+                    train(manager, new_state())
+                manager.begin(5)
+                with self.assertRaisesRegex(tessera_ckpt.MismatchError, "abandon_later"):
+                    train(manager, new_state())
+                moved = manager.abandon_later(5)
+                manager.begin(5)
+                train(manager, new_state())
+                return moved
+        self.assertEqual(self.check_ranks(run_ranks(2, body)), [["step-00000010.abandoned"], []])
+        self.assertEqual(self.steps(), [6, 8])
+
     def test_one_rank_reads_the_stop_file_for_all(self):
         missing = self.scratch + "/stop"  # a rank that reads it finds no request
         for reader in (0, 1):
