@@ -64,7 +64,7 @@ TEST(StateFileTest, ReadsTensorsWithoutTheirElements) {
   EXPECT_EQ(tensors.at(1).offset_bytes, file.size_bytes() - 24);
 }
 
-// A name in model.ckpt that is the optimizer's is no weight to which a number can lead.
+// No number leads to a tensor of the optimizer, even if model.ckpt has one.
 TEST(StateFileTest, NumbersOfWhatIsNoWeightAreLeftOut) {
   const auto file_of = [](const std::vector<FileSpec>& tensors) {
     std::string file = "CKPT";
