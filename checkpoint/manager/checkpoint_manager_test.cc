@@ -189,6 +189,7 @@ TEST_F(CheckpointManagerTest, AJobWithoutSavesOrFolderMayBeLongWithoutCheckpoint
   for (int64_t step = 1; step <= 3; ++step) {
     ASSERT_OK(manager->TrySave({.step = step}, OneTensor(weight)));
   }
+  EXPECT_THAT(*manager->AbandonLater(1), IsEmpty());
 }
 
 // Continues, on every rank, from a step of which the folder has later ones.
