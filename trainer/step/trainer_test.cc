@@ -137,8 +137,7 @@ TEST_F(TrainerTest, FastNumericsSplitLayersWhateverTheRows) {
     config.mutable_model()->set_num_attention_heads(3);
     config.mutable_model()->set_num_query_groups(3);
     config.mutable_model()->set_ffn_hidden_size(96);
-    config.mutable_parallel()->set_numerics(Numerics::FAST);
-    config.mutable_parallel()->set_exact_tp_shards(1);
+    config.clear_parallel();  // the sizes of "single", in EXACT numerics
     config.mutable_parallel()->set_topology(topology);
     const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
     ASSERT_OK(resolved) << topology;
