@@ -1,5 +1,6 @@
-// A fuzz target: any bytes are a state dict whose arrays lie inside the file, or an error, and the
-// metadata of shards that have files and as many offsets as extents, or an error.
+// A fuzz target: any bytes are a state dict whose arrays lie inside the file, or inside what is
+// decoded behind it, or an error, and the metadata of shards that have files and as many offsets as
+// extents, or an error.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,6 +40,7 @@ void FuzzOneInput(const std::string& input) {
   }
   const auto state = ckpt::convert::ReadPaddleStateFile(file);
   if (!state.ok()) return;
-  for (const auto& array : state->arrays) CheckArray(array, input.size());
-  for (const auto& array : state->master_weights) CheckArray(array, input.size());
+  const size_t bytes = input.size() + state->decoded.size();
+  for (const auto& array : state->arrays) CheckArray(array, bytes);
+  for (const auto& array : state->master_weights) CheckArray(array, bytes);
 }
