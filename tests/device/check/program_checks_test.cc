@@ -55,7 +55,7 @@ TEST_F(ProgramChecksTest, TheSanitizerIsOptional) {
   setenv("PATH", (folder_ / "programs").c_str(), 1);
   Write("compute-sanitizer", R"([ "$*" = "--tool racecheck --error-exitcode 99 /bin/x --y" ])");
   EXPECT_EQ(RunSanitizer("racecheck", {"/bin/x", "--y"}, folder_).kind, CheckOutcome::kPassed);
-  Write("compute-sanitizer", "sleep 600");
+  Write("compute-sanitizer", "/bin/sleep 600");
   EXPECT_EQ(RunSanitizer("racecheck", {"/bin/x"}, folder_, Deadline(0.1)).detail,
             "does not fit into --deadline=0");
   Write("compute-sanitizer", "echo a race; exit 99");
