@@ -134,7 +134,7 @@ class Manager final : public CheckpointManager {
     if (last_step.has_value()) options_.schedule.last_step = *last_step;
     stop_requests_ = StopRequests(step);
     began_at_ = step;
-    may_find_later_ = true;
+    may_find_later_ = !has_saved_;
     schedule_ = SaveSchedule(options_.schedule);
     began_ = SteadyNow();
     end_ = EndReason::kNone;
@@ -182,7 +182,8 @@ class Manager final : public CheckpointManager {
   }
 
   absl::Status Save(const SaveRequest& request, const StateDict& state) override {
-    may_find_later_ = false;  // from here on, they may be the job's own
+    has_saved_ = true;
+    may_find_later_ = false;
     if (background_ != nullptr) {
       NoteStarted();
       background_->Start(request, state);
@@ -472,6 +473,7 @@ class Manager final : public CheckpointManager {
   StopRequests stop_requests_;
   std::optional<int64_t> began_at_;      // the step of Begin(); nullopt: the one before the first
   bool may_find_later_ = true;           // whether HasLaterSteps() still looks
+  bool has_saved_ = false;               // so that later steps may be the job's own
   absl::Status later_steps_;             // what it has found, on rank 0
   std::unique_ptr<StopFile> stop_file_;  // on the ranks that name one
   std::optional<int64_t> stopped_at_;    // the step at which this rank's has asked for the end

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -43,23 +44,23 @@ namespace {
 constexpr int64_t kMaxSkippedInARow = 10;
 
 // Returns the rate of matrix products that all ranks reach together, each with its own threads and
-// at the same time.
+// at the same time; 0 if it is unknown, since a rank has no memory left for them.
 absl::StatusOr<double> MeasurePeak(const Session& session) {
   Communicator* const world = session.mesh->world();
   if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
   TESSERA_ASSIGN_OR_RETURN(
-      double peak,
+      const double peak,
       MeasureProductRate(session.backend(),
                          session.config.training().bf16() ? DType::kBF16 : DType::kF32));
   // The memory of the products would stay with this process, beside what it has announced.
   if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
     gpu->context->runtime().TrimMemory();
   }
-  if (world != nullptr) {
-    TESSERA_RETURN_IF_ERROR(
-        world->AllReduce(std::span(&peak, 1), ReduceOp::kSum, {.what = "speed of the ranks"}));
-  }
-  return peak;
+  if (world == nullptr) return peak;
+  std::array<double, 2> sums = {peak, peak > 0 ? 1.0 : 0.0};
+  TESSERA_RETURN_IF_ERROR(
+      world->AllReduce(std::span(sums), ReduceOp::kSum, {.what = "speed of the ranks"}));
+  return sums[1] < world->size() ? 0 : sums[0];
 }
 
 UsedMemory MeasureMemory(const Session& session) {

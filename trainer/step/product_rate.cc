@@ -74,7 +74,7 @@ absl::StatusOr<double> MeasureProductRate(Backend& backend, DType dtype) {
   for (int64_t side = kLeastSide; side <= kLargestSide; side *= 2) {
     if (best > 0 && Flops(side) / best > kMaxSecondsOfAProduct) break;
     const absl::StatusOr<double> rate = RateOf(backend, dtype, side, best);
-    if (absl::IsResourceExhausted(rate.status()) && best > 0) break;
+    if (absl::IsResourceExhausted(rate.status())) break;
     TESSERA_RETURN_IF_ERROR(rate.status());
     best = std::max(best, *rate);
   }

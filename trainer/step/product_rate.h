@@ -17,7 +17,7 @@ namespace tessera {
 // waiting for them costs little.
 //
 // Cost: about 0.5 s. A side is left out if it is predicted to take long, or no memory is left for
-// it. Errors: those of the backend.
+// it; returns 0 if none is left for the least. Errors: those of the backend.
 absl::StatusOr<double> MeasureProductRate(Backend& backend, DType dtype);
 
 }  // namespace tessera
