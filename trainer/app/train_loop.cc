@@ -58,8 +58,8 @@ absl::StatusOr<double> MeasurePeak(const Session& session) {
   }
   if (world == nullptr) return peak;
   std::array<double, 2> sums = {peak, peak > 0 ? 1.0 : 0.0};
-  TESSERA_RETURN_IF_ERROR(
-      world->AllReduce(std::span(sums), ReduceOp::kSum, {.what = "speed of the ranks"}));
+  TESSERA_RETURN_IF_ERROR(world->AllReduce(std::span(sums.data(), sums.size()), ReduceOp::kSum,
+                                           {.what = "speed of the ranks"}));
   return sums[1] < world->size() ? 0 : sums[0];
 }
 
