@@ -1,9 +1,11 @@
 #include "base/errno_status.h"
 
 #include <cerrno>
+#include <string>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_space.h"
 #include "base/text.h"
 
 namespace tessera {
@@ -23,9 +25,6 @@ absl::StatusCode CodeOf(int error) {
     case EPERM:
     case EROFS:
       return absl::StatusCode::kPermissionDenied;
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
     case ENOMEM:
       return absl::StatusCode::kResourceExhausted;
     case EINVAL:
@@ -42,7 +41,9 @@ absl::StatusCode CodeOf(int error) {
 
 absl::Status ErrnoStatus(int error) {
   // Not strerror(): it is not thread-safe.
-  return absl::Status(CodeOf(error), std::generic_category().message(error));
+  const std::string message = std::generic_category().message(error);
+  const bool no_space = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  return no_space ? NoSpaceError(message) : absl::Status(CodeOf(error), message);
 }
 
 absl::Status ReadErrnoStatus(int error) {
@@ -55,8 +56,8 @@ absl::Status ReadErrnoStatus(int error) {
 
 absl::Status Named(std::string_view operation, std::string_view where, const absl::Status& reason) {
   if (reason.ok()) return reason;
-  return absl::Status(reason.code(),
-                      absl::StrCat(View(operation), " ", View(where), ": ", reason.message()));
+  return WithMessage(reason,
+                     absl::StrCat(View(operation), " ", View(where), ": ", reason.message()));
 }
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/errno_status.h"
+#include "base/no_space.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
@@ -41,6 +42,16 @@ TEST(ErrnoStatusTest, HasTheCodesOfTheInterface) {
   }
   EXPECT_EQ(Named("WriteAt", "/a/b", ErrnoStatus(ENOSPC)).message(),
             "WriteAt /a/b: No space left on device");
+}
+
+TEST(ErrnoStatusTest, LackOfSpaceIsToldFromLackOfMemory) {
+  for (const int error : {ENOSPC, EDQUOT, EFBIG}) {
+    EXPECT_TRUE(IsNoSpace(Named("WriteAt", "/a/b", ErrnoStatus(error)))) << error;
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(ErrnoStatus(ENOMEM)));
+  EXPECT_FALSE(IsNoSpace(ErrnoStatus(ENOMEM)));
+  EXPECT_FALSE(IsNoSpace(ErrnoStatus(EIO)));
+  EXPECT_FALSE(IsNoSpace(absl::OkStatus()));
 }
 
 // A file system without some ways to rename, of which RenameNameIfFree() tries first renameat2(),

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
 #include "base/file_calls.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
 
@@ -58,8 +59,8 @@ absl::Status PosixWritableFile::FinishWriteAt(RingTransfer* started, uint64_t of
   if (data.empty()) return absl::OkStatus();
   if (const int error = file_.FinishWrite(started, offset_bytes, data); error != 0) {
     const absl::Status status = Named("WriteAt", name_, ErrnoStatus(error));
-    return absl::Status(status.code(), absl::StrCat(status.message(), " (", data.size(),
-                                                    " bytes at offset ", offset_bytes, ")"));
+    return WithMessage(status, absl::StrCat(status.message(), " (", data.size(),
+                                            " bytes at offset ", offset_bytes, ")"));
   }
   return absl::OkStatus();
 }

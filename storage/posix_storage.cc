@@ -21,6 +21,7 @@
 #include "base/errno_status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
 #include "storage/posix_file.h"
@@ -342,7 +343,7 @@ class PosixStorage final : public Storage {
         Named("Create", Describe(path), ErrnoStatus(unsupported ? ENOSPC : error));
     std::string message = absl::StrCat(status.message(), " (", size_bytes, " bytes needed");
     if (free_bytes.ok()) absl::StrAppend(&message, ", ", *free_bytes, " free");
-    return absl::Status(status.code(), absl::StrCat(message, ")"));
+    return WithMessage(status, absl::StrCat(message, ")"));
   }
 
   internal::DualFileOptions FileOptions(const ScopedFd& direct) const {

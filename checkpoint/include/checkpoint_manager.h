@@ -161,7 +161,7 @@ class CheckpointManager {
 
   // Quarantines, as "abandoned", the checkpoints of later steps than `step`, for a job that has
   // loaded its state from elsewhere and continues from `step`. Returns the new names on rank 0, an
-  // empty list on other ranks.
+  // empty list on other ranks, and in a job that does not save.
   virtual absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) = 0;
 
   // Begins the job's steps after `step`, and its time. TryResume() calls Begin(); call it again if

@@ -73,7 +73,7 @@ enum class EndReason {
 // release.
 enum class SaveTrouble {
   kNone = 0,
-  kNoRoom = 1,       // the last save has failed for lack of space
+  kNoRoom = 1,       // the last save has failed for lack of disk space or quota
   kFailures = 2,     // max_failed_saves in a row
   kTooLong = 3,      // no checkpoint for max_without_checkpoint
   kFolderTaken = 4,  // another job saves to the folder

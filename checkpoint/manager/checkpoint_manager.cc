@@ -121,7 +121,7 @@ class Manager final : public CheckpointManager {
 
   absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) override {
     absl::StatusOr<std::vector<std::string>> moved = std::vector<std::string>();
-    if (group().rank() == 0 && storage_ != nullptr) {
+    if (group().rank() == 0 && storage_ != nullptr && options_.schedule.saves) {
       const absl::Status held = lock_ != nullptr ? lock_->Confirm() : absl::OkStatus();
       moved = held.ok() ? ckpt::AbandonLater(*storage_, step)
                         : absl::StatusOr<std::vector<std::string>>(held);

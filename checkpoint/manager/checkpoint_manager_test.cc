@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
@@ -251,6 +252,36 @@ TEST_F(CheckpointManagerTest, LaterStepsAreLookedForOnceTheFolderCanBeListed) {
   // A program that loads by itself, and never says where it begins, begins before its first step.
   ASSERT_OK_AND_ASSIGN(const auto next, CheckpointManager::Open(storage, nullptr, {}));
   EXPECT_EQ(next->Decide({.step = 8})->trouble, SaveTrouble::kNone);
+}
+
+// Memory or threads may be there at the next save; space will not.
+TEST_F(CheckpointManagerTest, LackOfSpaceEndsAJobAtOnceAndLackOfMemoryDoesNot) {
+  const auto trouble_after = [&](const std::function<void(FaultInjectingStorage&)>& fail) {
+    MemoryStorage folder;
+    FaultInjectingStorage faulty(folder);
+    CheckpointManagerOptions options;
+    options.background.emplace();
+    options.schedule = {.interval_steps = 1, .last_step = 9};
+    options.failures.max_failed_saves = 2;
+    const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &faulty);
+    const auto manager = CheckpointManager::Open(storage, nullptr, std::move(options));
+    EXPECT_OK(manager);
+    fail(faulty);
+    std::vector<float> weight(kRows);
+    EXPECT_OK((*manager)->TrySave({.step = 1}, OneTensor(weight)));
+    (*manager)->Finish();
+    EXPECT_TRUE(absl::IsResourceExhausted((*manager)->last_save())) << (*manager)->last_save();
+    return (*manager)->Decide({.step = 2})->trouble;
+  };
+  const auto fails_everywhere = [](absl::Status status) {
+    return [=](FaultInjectingStorage& faulty) {
+      faulty.FailWhere([](const auto& /*operation*/) { return true; }, status);
+    };
+  };
+  EXPECT_EQ(trouble_after([](auto& faulty) { faulty.SetDiskBytes(10); }), SaveTrouble::kNoRoom);
+  EXPECT_EQ(trouble_after(fails_everywhere(NoSpaceError("full"))), SaveTrouble::kNoRoom);
+  EXPECT_EQ(trouble_after(fails_everywhere(absl::ResourceExhaustedError("no memory"))),
+            SaveTrouble::kNone);
 }
 
 // A save whose state is copied first, as from a device.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <csignal>
 
+#include "base/no_space.h"
+
 namespace tessera::ckpt {
 namespace {
 
@@ -122,7 +124,7 @@ void FailedSaves::Add(const absl::Status& outcome, absl::Duration elapsed) {
 }
 
 SaveTrouble FailedSaves::Judge(absl::Duration elapsed) const {
-  if (absl::IsResourceExhausted(last_)) return SaveTrouble::kNoRoom;
+  if (IsNoSpace(last_)) return SaveTrouble::kNoRoom;
   if (options_.max_failed_saves > 0 && in_a_row_ >= options_.max_failed_saves) {
     return SaveTrouble::kFailures;
   }

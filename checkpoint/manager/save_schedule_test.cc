@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/no_space.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -320,7 +321,9 @@ TEST(FailedSavesTest, ZeroIsAnyNumber) {
 
 TEST(FailedSavesTest, WantOfSpaceIsNoReasonToWait) {
   FailedSaves saves({.max_failed_saves = 0});
-  saves.Add(absl::ResourceExhaustedError("full"), absl::Seconds(1));
+  saves.Add(absl::ResourceExhaustedError("no memory now"), absl::Seconds(1));
+  EXPECT_EQ(saves.Judge(absl::Seconds(1)), SaveTrouble::kNone);
+  saves.Add(NoSpaceError("full"), absl::Seconds(1));
   EXPECT_EQ(saves.Judge(absl::Seconds(1)), SaveTrouble::kNoRoom);
   saves.Add(absl::OkStatus(), absl::Seconds(2));
   EXPECT_EQ(saves.Judge(absl::Seconds(2)), SaveTrouble::kNone);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
@@ -198,9 +199,9 @@ absl::Status Coordinator::CheckRoom() {
   if (absl::IsUnimplemented(free.status())) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(free.status());
   if (*free >= needed) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the checkpoint needs ", needed, " bytes (", HumanBytes(needed), ") but ",
-                   storage_.Describe(root_), " has ", *free, " (", HumanBytes(*free), ") left"));
+  return NoSpaceError(absl::StrCat("the checkpoint needs ", needed, " bytes (", HumanBytes(needed),
+                                   ") but ", storage_.Describe(root_), " has ", *free, " (",
+                                   HumanBytes(*free), ") left"));
 }
 
 uint64_t Coordinator::DataBytes() const {

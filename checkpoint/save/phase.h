@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/no_space.h"
 
 namespace tessera::ckpt {
 
@@ -16,7 +17,7 @@ inline constexpr absl::string_view kCommitting = "committing";
 
 inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(phase, ": ", status.message()));
+  return WithMessage(status, absl::StrCat(phase, ": ", status.message()));
 }
 
 }  // namespace tessera::ckpt

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/no_memory.h"
+#include "base/no_space.h"
 #include "base/steady_time.h"
 #include "storage/s3/xml.h"
 
@@ -156,7 +157,7 @@ absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options
                      options.region, ": set AWS_REGION"));
   }
   if (absl::StrContains(error.code, "Quota") || error.code == "EntityTooLarge") {
-    return absl::ResourceExhaustedError(summary);
+    return NoSpaceError(summary);
   }
   if (IsRefused(request.method, response)) return DeniedStatus(response, error, access_key_id);
   if (IsTaken(request, response)) return absl::AlreadyExistsError(summary);
@@ -167,7 +168,7 @@ absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options
       return absl::AlreadyExistsError(summary);
     case 413:
     case 507:
-      return absl::ResourceExhaustedError(summary);
+      return NoSpaceError(summary);
     case 416:
       return absl::OutOfRangeError(summary);
     case 501:

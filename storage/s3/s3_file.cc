@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "storage/checks.h"
@@ -37,7 +38,7 @@ uint64_t ChoosePartBytes(uint64_t part_bytes, uint64_t size_hint_bytes) {
 absl::Status InOperation(const char* operation, const std::string& name,
                          const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(operation, " ", name, ": ", status.message()));
+  return WithMessage(status, absl::StrCat(operation, " ", name, ": ", status.message()));
 }
 
 bool PartMemory::Take(uint64_t bytes) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
 
@@ -52,9 +53,9 @@ class FaultInjectingStorage::Writer final : public WritableFile {
     const uint64_t fits_bytes = storage_->TakeRoom(path_, offset_bytes, offset_bytes + data.size());
     if (fits_bytes >= data.size()) return base_->WriteAt(offset_bytes, data);
     base_->WriteAt(offset_bytes, data.first(fits_bytes)).IgnoreError();
-    return absl::ResourceExhaustedError(absl::StrCat("WriteAt ", storage_->Describe(path_),
-                                                     ": the injected disk is full (", data.size(),
-                                                     " bytes at offset ", offset_bytes, ")"));
+    return NoSpaceError(absl::StrCat("WriteAt ", storage_->Describe(path_),
+                                     ": the injected disk is full (", data.size(),
+                                     " bytes at offset ", offset_bytes, ")"));
   }
 
   absl::Status Sync() override {
@@ -181,9 +182,9 @@ FaultInjectingStorage::Verdict FaultInjectingStorage::Arrive(Operation operation
     if (verdict.status.ok() && matches(operation)) verdict.status = status;
   }
   if (!verdict.status.ok()) {
-    verdict.status = absl::Status(verdict.status.code(),
-                                  absl::StrCat(ToString(operation), ": ", verdict.status.message(),
-                                               " (injected at operation ", number, ")"));
+    verdict.status = WithMessage(verdict.status,
+                                 absl::StrCat(ToString(operation), ": ", verdict.status.message(),
+                                              " (injected at operation ", number, ")"));
   }
   operations_.push_back(std::move(operation));
   return verdict;
@@ -238,9 +239,8 @@ absl::StatusOr<std::unique_ptr<WritableFile>> FaultInjectingStorage::Create(
   GiveRoomBack(std::string(path), /*tree=*/false);
   if (TakeRoom(std::string(path), 0, size_hint_bytes) < size_hint_bytes) {
     GiveRoomBack(std::string(path), /*tree=*/false);
-    return absl::ResourceExhaustedError(absl::StrCat("Create ", Describe(path),
-                                                     ": the injected disk is full (",
-                                                     size_hint_bytes, " bytes needed)"));
+    return NoSpaceError(absl::StrCat("Create ", Describe(path), ": the injected disk is full (",
+                                     size_hint_bytes, " bytes needed)"));
   }
   TESSERA_ASSIGN_OR_RETURN(auto file, base().Create(path, size_hint_bytes));
   return std::make_unique<Writer>(this, std::string(path), std::move(file));

@@ -7,6 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/aligned_buffer.h"
 #include "storage/checks.h"
@@ -80,8 +81,7 @@ class StagedFile final : public WritableFile {
   // Adds the remote file's name to an error of the staging tier.
   absl::Status Staged(const absl::Status& status) const {
     if (status.ok()) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat(status.message(), " (to be uploaded to ", name_, ")"));
+    return WithMessage(status, absl::StrCat(status.message(), " (to be uploaded to ", name_, ")"));
   }
 
   Storage& staging_;

@@ -180,7 +180,7 @@ void LaunchMap(simt::Stream stream, const F& f, const std::tuple<Rows<In>...>& i
       std::tuple_cat(inputs, outputs));
 }
 
-// Is told of each operation that is queued, if it is not a part of another one.
+// Receives each operation that is queued, except the parts of another one.
 class OperationObserver {
  public:
   virtual ~OperationObserver() = default;

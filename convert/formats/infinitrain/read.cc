@@ -163,7 +163,7 @@ class Reader {
   }
 
   // Compares the sizes in trainer_state.json with those of the model, which has the shapes of the
-  // tensors. If a shape contradicts them, they are another model's, and a note says so;
+  // tensors. If a shape contradicts the file, adds a note that the file describes another model;
   // FailedPrecondition where only the numbers of heads differ, which no shape shows.
   absl::Status CheckModel(ForeignCheckpoint& checkpoint) const {
     TESSERA_ASSIGN_OR_RETURN(const std::string text,

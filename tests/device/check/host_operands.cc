@@ -142,8 +142,8 @@ constexpr void ForEachField(Op& op, const Visit& visit) {
   }
 }
 
-// Whether values of a type hold no memory: numbers, and structs of such. Of anything else it is not
-// known, and it must be moved.
+// Returns whether values of a type refer to no memory: numbers, enums and structs of these. Every
+// other type must be moved to the device.
 template <typename Field>
 consteval bool IsSetting() {
   if constexpr (std::is_arithmetic_v<Field> || std::is_enum_v<Field>) {

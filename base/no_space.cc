@@ -1,0 +1,29 @@
+#include "base/no_space.h"
+
+#include "absl/strings/cord.h"
+#include "base/text.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kNoSpace[] = "tessera.no_space";
+
+}  // namespace
+
+absl::Status NoSpaceError(std::string_view message) {
+  absl::Status status = absl::ResourceExhaustedError(View(message));
+  status.SetPayload(kNoSpace, absl::Cord("space"));
+  return status;
+}
+
+bool IsNoSpace(const absl::Status& status) { return status.GetPayload(kNoSpace).has_value(); }
+
+absl::Status WithMessage(const absl::Status& status, std::string_view message) {
+  absl::Status changed(status.code(), View(message));
+  status.ForEachPayload([&](absl::string_view name, const absl::Cord& payload) {
+    changed.SetPayload(name, payload);
+  });
+  return changed;
+}
+
+}  // namespace tessera
