@@ -9,7 +9,5 @@ for ranks in 1 2 3 5; do
   mpirun --oversubscribe --bind-to none -n "$ranks" "$main" conformance "$TEST_TMPDIR/of-$ranks"
 done
 # Ends as a job does that has lost a rank: mpirun complains.
-log=$TEST_TMPDIR/log
-timeout 60 mpirun --oversubscribe --bind-to none -n 3 "$main" missing >"$log" 2>&1 || true
-cat "$log"
-test "$(grep -c '^rank [02] knows it' "$log")" = 2
+timeout 60 mpirun --oversubscribe --bind-to none -n 3 "$main" missing "$TEST_TMPDIR/told" || true
+ls "$TEST_TMPDIR/told-0" "$TEST_TMPDIR/told-2"

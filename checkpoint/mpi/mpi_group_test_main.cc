@@ -1,10 +1,12 @@
 // What a group over MPI must do, by ranks that mpirun starts: mpi_group_test.sh.
 //   mpi_group_test_main conformance FOLDER
-//   mpi_group_test_main missing
+//   mpi_group_test_main missing PREFIX
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <numeric>
@@ -29,7 +31,8 @@ constexpr absl::Duration kTimeout = absl::Seconds(20);
 
 void Check(bool holds, std::string_view what) {
   if (holds) return;
-  std::cerr << "not true: " << what << "\n";
+  // In one piece, among the lines of other ranks.
+  std::cerr << "not true: " + std::string(what) + "\n";
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
@@ -101,9 +104,8 @@ void SavesAndLoads(const std::string& name, ProcessGroup& group, ProcessGroup& b
   }
 }
 
-// While rank 1 sleeps, the errors of the others name it, and later calls fail at once.
+// The errors of ranks 0 and 2 name rank 1, which makes no call, and their later calls fail at once.
 void NamesTheMissing(ProcessGroup& group) {
-  if (group.rank() == 1) return absl::SleepFor(absl::Seconds(4));
   std::vector<std::byte> memory(8);
   absl::Status status;
   if (group.rank() == 0) {
@@ -118,14 +120,22 @@ void NamesTheMissing(ProcessGroup& group) {
   Check(status == absl::UnavailableError("the group of ranks failed before"), status.ToString());
 }
 
+// The file PREFIX-RANK of ranks 0 and 2 says that they were told. mpirun ends all ranks with the
+// first, so each waits for both files.
+void TellThatOneIsMissing(ProcessGroup& group, const std::string& prefix) {
+  if (group.rank() != 1) {
+    NamesTheMissing(group);
+    std::ofstream(absl::StrCat(prefix, "-", group.rank()));
+  }
+  while (!std::filesystem::exists(prefix + "-0") || !std::filesystem::exists(prefix + "-2")) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  std::_Exit(0);
+}
+
 void Run(std::string_view what, const std::string& name) {
   MpiGroup group(MPI_COMM_WORLD), background(MPI_COMM_WORLD);
-  if (what == "missing") {
-    NamesTheMissing(group);
-    if (group.rank() != 1) std::cerr << "rank " << group.rank() << " knows it\n" << std::flush;
-    absl::SleepFor(absl::Seconds(1));  // mpirun ends the others with the first
-    std::_Exit(0);
-  }
+  if (what == "missing") TellThatOneIsMissing(group, name);
   GathersAndBroadcasts(group);
   Transfers(group);
   SavesAndLoads(name, group, background);
