@@ -8,7 +8,7 @@ norm and learning rate, bit for bit: saving with not saving, resumed with undist
 processes with one, an llm.c file's run with that from scratch.
 
   bazel run //tests/resume:experiment -- --size=full --out=/runs/experiment   # an hour and more
-  bazel run //tests/resume:experiment -- --size=whole                 # a quarter of an hour, 60 GB
+  bazel run //tests/resume:experiment -- --size=whole                 # half an hour, 60 GB
   bazel run //tests/resume:experiment -- --size=tiny                          # minutes
   bazel run //tests/resume:experiment -- --size=full --weights=gpt2_124M.bin --tokens=text.bin
 
