@@ -128,9 +128,10 @@ class CheckpointManager {
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
       std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
 
-  // Opens the folder at the root of a storage. `to_lock` is another object for the same place,
-  // whose folder is locked on rank 0; null: nothing is locked. Without a storage, a job that does
-  // not save resumes from nothing.
+  // Opens the folder at the root of a storage, which has a staging tier (Storage::staging()) on all
+  // ranks or on none. `to_lock` is another object for the same place, whose folder is locked on
+  // rank 0; null: nothing is locked. Without a storage, a job that does not save resumes from
+  // nothing.
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(std::shared_ptr<Storage> storage,
                                                                  std::unique_ptr<Storage> to_lock,
                                                                  CheckpointManagerOptions options);

@@ -37,18 +37,6 @@ bool IsHealthy(const Manifest& manifest);
 // Returns NotFound: "no such checkpoint in", and the existing steps.
 absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved);
 
-// The result of DeleteDamagedStagedFiles().
-struct StagedFiles {
-  uint64_t intact_bytes = 0;  // in files that a load reads from the staging tier
-  int64_t deleted_files = 0;
-};
-
-// Reads the staged files of a committed checkpoint, and deletes those whose bytes do not match the
-// checksums of the remote manifest. Call before a load. Does nothing without a staging tier
-// (Storage::staging()). Errors: those of ReadManifest().
-absl::StatusOr<StagedFiles> DeleteDamagedStagedFiles(Storage& storage,
-                                                     std::string_view checkpoint_dir);
-
 }  // namespace tessera::ckpt
 
 #endif  // TESSERA_CHECKPOINT_INCLUDE_SAVED_CHECKPOINTS_H_

@@ -17,6 +17,8 @@
 #include "base/steady_time.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/collective/hosts.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/include/stop_file.h"
 #include "checkpoint/manager/open_folder.h"
@@ -26,6 +28,7 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/save/save_hooks.h"
+#include "checkpoint/scan/verify.h"
 #include "storage/lock/folder_lock.h"
 #include "storage/tiered/staging_folder.h"
 
@@ -101,8 +104,12 @@ class Manager final : public CheckpointManager {
 
   absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
                                          const ResumeOptions& options) override {
+    Hosts hosts;
+    if (staging_ != nullptr) {
+      TESSERA_ASSIGN_OR_RETURN(hosts, Hosts::Find(group(), *staging_, "", options_.save.timeout));
+    }
     const LoadOnThisRank load_intact = [&](const Checkpoint& checkpoint) {
-      CheckStagedFiles(checkpoint);
+      if (staging_ != nullptr) CheckStagedFiles(checkpoint, hosts);
       return load(checkpoint);
     };
     TESSERA_ASSIGN_OR_RETURN(ResumeResult resumed,
@@ -345,21 +352,26 @@ class Manager final : public CheckpointManager {
     return absl::IsFailedPrecondition(later_steps_);
   }
 
-  // Deletes damaged copies. A load would read their originals all the same.
-  void CheckStagedFiles(const Checkpoint& checkpoint) const {
-    if (staging_ == nullptr) return;
-    const std::string from = staging_->Describe("");
-    const absl::StatusOr<StagedFiles> staged =
-        DeleteDamagedStagedFiles(*storage_, checkpoint.directory());
-    if (!staged.ok()) {
-      return Say(absl::StrCat("copies in ", from, " are not checked: ", staged.status().message()));
+  // Deletes damaged copies, each checked by one rank of its host. A load would read their originals
+  // all the same.
+  void CheckStagedFiles(const Checkpoint& checkpoint, const Hosts& hosts) {
+    std::vector<uint32_t> files;
+    for (int f = 0; f < checkpoint.manifest().files_size(); ++f) {
+      if (hosts.does(group().rank(), f)) files.push_back(f);
     }
-    if (staged->intact_bytes > 0) {
-      Say(absl::StrCat("reading ", HumanBytes(staged->intact_bytes), " of ",
+    const StagedFiles staged =
+        DeleteDamagedStagedFiles(*staging_, checkpoint.directory(), checkpoint.manifest(), files);
+    const std::string from = staging_->Describe("");
+    if (staged.intact_bytes > 0) {
+      Say(absl::StrCat("reading ", HumanBytes(staged.intact_bytes), " of ",
                        storage_->Describe(checkpoint.directory()), " from copies in ", from));
     }
-    if (staged->deleted_files > 0) {
-      Say(absl::StrCat(staged->deleted_files, " damaged copies in ", from, " are deleted"));
+    if (staged.deleted_files > 0) {
+      Say(absl::StrCat(staged.deleted_files, " damaged copies in ", from, " are deleted"));
+    }
+    if (staged.unknown_files > 0) {
+      Say(absl::StrCat(staged.unknown_files, " copies in ", from,
+                       " cannot be checked and stay: ", staged.first_unknown.message()));
     }
   }
 

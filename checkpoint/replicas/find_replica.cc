@@ -24,6 +24,7 @@
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/scan/scan.h"
+#include "checkpoint/scan/verify.h"
 #include "storage/read_only_storage.h"
 
 // Rank 0 asks, and all ranks answer, until it has found a replica or has none left:
@@ -285,24 +286,19 @@ class Finder {
   // Verifies this rank's share of the files of its host, and returns the damaged ones.
   std::string Verify(const FindRequest& request) const {
     const int host = hosts_.of(group_.rank());
-    const size_t ranks = hosts_.ranks(host).size();
-    std::vector<uint32_t> files;
+    DamagedFiles damaged;
+    const absl::StatusOr<Manifest> manifest = DecodeManifest(request.manifest());
+    ScanBuffers buffers;
     size_t held = 0;
     for (int f = 0; f < request.holders_size(); ++f) {
       const auto& on = request.holders(f).host();
       if (std::ranges::find(on, static_cast<uint32_t>(host)) == on.end()) continue;
-      if (held++ % ranks == static_cast<size_t>(hosts_.index_on_host(group_.rank()))) {
-        files.push_back(static_cast<uint32_t>(f));
-      }
-    }
-    DamagedFiles damaged;
-    const absl::StatusOr<Manifest> manifest = DecodeManifest(request.manifest());
-    for (const uint32_t file : files) {
-      const auto is_intact = [&] {
-        Scanner scanner(*folder_, request.directory(), *manifest, {});
-        return scanner.Open({&file, 1}).ok() && scanner.Run(scanner.WholeFiles(), OnlyCheck).ok();
-      };
-      if (!manifest.ok() || !is_intact()) damaged.add_file_index(file);
+      if (!hosts_.does(group_.rank(), held++)) continue;
+      // A file that cannot be read now cannot be loaded, either.
+      const bool is_intact =
+          manifest.ok() &&
+          HasSavedBytes(*folder_, request.directory(), *manifest, f, buffers).value_or(false);
+      if (!is_intact) damaged.add_file_index(f);
     }
     return damaged.SerializeAsString();
   }

@@ -6,9 +6,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/collective/hosts.h"
 #include "checkpoint/include/peer_replicas.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/replicas/hosts.h"
 
 namespace tessera::ckpt {
 

@@ -30,7 +30,6 @@
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/replicas/find_replica.h"
-#include "checkpoint/replicas/hosts.h"
 #include "checkpoint/replicas/replica_storage.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/save/save_hooks.h"

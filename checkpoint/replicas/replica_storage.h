@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "checkpoint/collective/hosts.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/replicas/hosts.h"
 #include "storage/forwarding_storage.h"
 
 namespace tessera::ckpt {

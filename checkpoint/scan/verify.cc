@@ -1,6 +1,7 @@
 #include "checkpoint/scan/verify.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
@@ -223,28 +225,51 @@ absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
   return absl::OkStatus();
 }
 
-absl::StatusOr<StagedFiles> DeleteDamagedStagedFiles(Storage& storage,
-                                                     std::string_view checkpoint_dir) {
+absl::StatusOr<bool> HasSavedBytes(Storage& storage, std::string_view checkpoint_dir,
+                                   const Manifest& manifest, uint32_t file_index,
+                                   ScanBuffers& buffers) {
+  const DataFile& description = manifest.files(file_index);
+  {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file,
+                             storage.Open(JoinPath(checkpoint_dir, description.path())));
+    if (file->size_bytes() != description.size_bytes()) return false;
+  }
+  // A disk that returns no bytes and one that returns wrong ones both end a scan with DataLoss, so
+  // that the checksums are compared here.
+  Scanner scanner(storage, checkpoint_dir, manifest, {.verify_checksums = false});
+  TESSERA_RETURN_IF_ERROR(scanner.Open({&file_index, 1}));
+  std::atomic<bool> differs = false;
+  const auto compare = [&](int, const FilePiece& chunk, const std::byte* data) -> absl::Status {
+    if (!HasChecksums(description)) return absl::OkStatus();
+    const auto expected = description.chunk_crc32c(chunk.begin / description.chunk_bytes());
+    if (Crc32c({data, chunk.size()}) == expected) return absl::OkStatus();
+    differs = true;
+    return absl::DataLossError("a wrong checksum");
+  };
+  const absl::Status read = scanner.Run(scanner.WholeFiles(), compare, &buffers);
+  if (differs) return false;
+  TESSERA_RETURN_IF_ERROR(read);
+  return true;
+}
+
+StagedFiles DeleteDamagedStagedFiles(Storage& staging, std::string_view checkpoint_dir,
+                                     const Manifest& manifest,
+                                     std::span<const uint32_t> file_indices) {
   StagedFiles staged;
-  Storage* const staging = storage.staging();
-  if (staging == nullptr) return staged;
-  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
   ScanBuffers buffers;
-  for (int f = 0; f < manifest.files_size(); ++f) {
-    const DataFile& described = manifest.files(f);
-    const std::string path = JoinPath(checkpoint_dir, described.path());
-    if (!staging->Open(path).ok()) continue;
-    Scanner scanner(*staging, checkpoint_dir, manifest, {});
-    absl::Status intact = scanner.Open(std::vector<uint32_t>{static_cast<uint32_t>(f)});
-    if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), OnlyCheck, &buffers);
-    if (intact.ok()) {
-      staged.intact_bytes += described.size_bytes();
-      continue;
+  for (const uint32_t f : file_indices) {
+    const absl::StatusOr<bool> intact =
+        HasSavedBytes(staging, checkpoint_dir, manifest, f, buffers);
+    const DataFile& file = manifest.files(f);
+    absl::Status known = intact.status();
+    if (intact.ok() && *intact) staged.intact_bytes += file.size_bytes();
+    if (intact.ok() && !*intact) {
+      known = staging.Delete(JoinPath(checkpoint_dir, file.path()));
+      if (known.ok()) ++staged.deleted_files;
     }
-    // Another process of this machine may have been faster.
-    const absl::Status deleted = staging->Delete(path);
-    if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
-    ++staged.deleted_files;
+    if (known.ok() || absl::IsNotFound(known)) continue;
+    ++staged.unknown_files;
+    staged.first_unknown.Update(known);
   }
   return staged;
 }

@@ -1,6 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_SCAN_VERIFY_H_
 #define TESSERA_CHECKPOINT_SCAN_VERIFY_H_
 
+#include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -8,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/include/verify_options.h"
+#include "checkpoint/scan/scan.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
@@ -30,6 +32,26 @@ absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view chec
 // Errors: DataLoss or NotFound, naming the damage; those of the storage. Memory: one chunk.
 absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
                          const Manifest& manifest, const std::vector<DamagedPart>& parts);
+
+// Reads a data file, and returns whether it has the size and the checksums that the manifest
+// states. Errors: those of the storage, also NotFound, after which nothing is known of the bytes.
+absl::StatusOr<bool> HasSavedBytes(Storage& storage, std::string_view checkpoint_dir,
+                                   const Manifest& manifest, uint32_t file_index,
+                                   ScanBuffers& buffers);
+
+// What is known of copies in a staging tier.
+struct StagedFiles {
+  uint64_t intact_bytes = 0;   // in files that a load reads from there
+  int64_t deleted_files = 0;   // of another size, or with a wrong checksum
+  int64_t unknown_files = 0;   // that could not be read or deleted, and stay
+  absl::Status first_unknown;  // why
+};
+
+// Reads those of the data files of a committed checkpoint that are in the staging tier, and deletes
+// the damaged ones. Call before a load, which then reads the originals of these.
+StagedFiles DeleteDamagedStagedFiles(Storage& staging, std::string_view checkpoint_dir,
+                                     const Manifest& manifest,
+                                     std::span<const uint32_t> file_indices);
 
 }  // namespace tessera::ckpt
 

@@ -12,6 +12,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"
@@ -28,10 +29,11 @@ constexpr int64_t kElements = 1000;
 class UploadTest : public testing::Test {
  protected:
   UploadTest() {
+    auto staging = std::make_unique<FaultInjectingStorage>(staged_files_);
     auto remote = std::make_unique<FaultInjectingStorage>(remote_files_);
+    staging_ = staging.get();
     remote_ = remote.get();
-    storage_ = std::make_unique<TieredStorage>(
-        std::make_unique<FaultInjectingStorage>(staged_files_), std::move(remote));
+    storage_ = std::make_unique<TieredStorage>(std::move(staging), std::move(remote));
     weight_.resize(kElements);
     std::iota(weight_.begin(), weight_.end(), 0.0f);
   }
@@ -42,6 +44,14 @@ class UploadTest : public testing::Test {
     const auto report = LoadCheckpoint(*storage_, directory_, OneTensor(loaded));
     ASSERT_OK(report);
     EXPECT_EQ(loaded, weight_);
+  }
+
+  StagedFiles DeleteDamaged() {
+    const auto checkpoint = Checkpoint::Open(*storage_, directory_);
+    EXPECT_OK(checkpoint);
+    std::vector<uint32_t> files(checkpoint->manifest().files_size());
+    std::iota(files.begin(), files.end(), 0);
+    return DeleteDamagedStagedFiles(*staging_, directory_, checkpoint->manifest(), files);
   }
 
   std::string DataFile(Storage& storage) {
@@ -61,6 +71,7 @@ class UploadTest : public testing::Test {
   }
 
   MemoryStorage staged_files_, remote_files_;
+  FaultInjectingStorage* staging_;
   FaultInjectingStorage* remote_;
   std::unique_ptr<TieredStorage> storage_;
   std::vector<float> weight_;
@@ -96,7 +107,7 @@ TEST_F(UploadTest, SoIsOneInTheBackground) {
 
 TEST_F(UploadTest, ARestartReadsStagedFiles) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  ASSERT_OK_AND_ASSIGN(const auto copies, DeleteDamagedStagedFiles(*storage_, directory_));
+  const StagedFiles copies = DeleteDamaged();
   EXPECT_EQ(copies.deleted_files, 0);
   EXPECT_GT(copies.intact_bytes, kElements * sizeof(float));
   ExpectLoads();
@@ -109,10 +120,34 @@ TEST_F(UploadTest, ADamagedCopyIsDropped) {
   std::string contents = *ReadAll(staged_files_, path, 1 << 20);
   contents[contents.size() / 2] ^= 1;
   ASSERT_OK(WriteAll(staged_files_, path, contents));
-  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->deleted_files, 1);
+  EXPECT_EQ(DeleteDamaged().deleted_files, 1);
   EXPECT_FALSE(staged_files_.Open(path).ok());
   ExpectLoads();
   EXPECT_GT(RemoteReadsOfData(), 0);
+}
+
+// An error says nothing about the bytes of a copy, whatever its code.
+TEST_F(UploadTest, ACopyThatCannotBeReadOrDeletedStays) {
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
+  const std::string path = DataFile(staged_files_);
+  const auto fail = [&](OperationKind kind, const absl::Status& error) {
+    staging_->FailWhere([kind](const Operation& operation) { return operation.kind == kind; },
+                        error);
+    const StagedFiles copies = DeleteDamaged();
+    staging_->ClearFaults();
+    EXPECT_EQ(copies.intact_bytes, 0);
+    EXPECT_EQ(copies.deleted_files, 0);
+    EXPECT_EQ(copies.unknown_files, 1);
+    EXPECT_EQ(copies.first_unknown.code(), error.code()) << copies.first_unknown;
+    EXPECT_OK(staged_files_.Open(path)) << error;
+  };
+  fail(OperationKind::kReadAt, absl::UnavailableError("injected"));
+  fail(OperationKind::kReadAt, absl::DataLossError("injected"));
+  fail(OperationKind::kOpen, absl::PermissionDeniedError("injected"));
+  EXPECT_GT(DeleteDamaged().intact_bytes, kElements * sizeof(float));
+  ASSERT_OK(WriteAll(staged_files_, path, "short"));
+  fail(OperationKind::kDelete, absl::UnavailableError("injected"));
+  EXPECT_EQ(DeleteDamaged().deleted_files, 1);
 }
 
 TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
@@ -129,14 +164,14 @@ TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
 TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
   ASSERT_OK(WriteAll(staged_files_, DataFile(staged_files_), "short"));
-  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->deleted_files, 1);
+  EXPECT_EQ(DeleteDamaged().deleted_files, 1);
   ExpectLoads();
 }
 
 TEST_F(UploadTest, ARestartElsewhereReadsTheRemoteFiles) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
   ASSERT_OK(DeleteStagedFilesBut(*storage_->staging(), ""));
-  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->intact_bytes, 0);
+  EXPECT_EQ(DeleteDamaged().intact_bytes, 0);
   ExpectLoads();
 }
 
@@ -149,7 +184,7 @@ TEST_F(UploadTest, AFailedUploadCommitsNothing) {
   EXPECT_TRUE(CheckpointFolder(*storage_).List()->empty());
   remote_->ClearFaults();
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  EXPECT_EQ(DeleteDamagedStagedFiles(*storage_, directory_)->deleted_files, 0);
+  EXPECT_EQ(DeleteDamaged().deleted_files, 0);
   ExpectLoads();
 }
 

@@ -1,6 +1,7 @@
-#ifndef TESSERA_CHECKPOINT_REPLICAS_HOSTS_H_
-#define TESSERA_CHECKPOINT_REPLICAS_HOSTS_H_
+#ifndef TESSERA_CHECKPOINT_COLLECTIVE_HOSTS_H_
+#define TESSERA_CHECKPOINT_COLLECTIVE_HOSTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,12 +14,13 @@
 
 namespace tessera::ckpt {
 
-// The ranks that share a folder of replicas, by host, and the order of the hosts, by their first
-// ranks.
+// The hosts of a job, in the order of their first ranks, and the ranks of each. Ranks that see the
+// same folder are on one host; a rank whose folder is not in the file system is alone on its host.
 class Hosts {
  public:
   Hosts() = default;
-  // Finds the hosts. `name` is this host's, for messages. Collective.
+  // Finds the hosts. `name` is this host's, for messages; empty: the system's. Collective. Returns
+  // errors of the group only.
   static absl::StatusOr<Hosts> Find(ProcessGroup& group, const Storage& folder,
                                     const std::string& name, absl::Duration timeout);
 
@@ -29,6 +31,11 @@ class Hosts {
   // Returns the volume of a host's folder, the same for hosts whose folders share a file system.
   const std::string& volume(int host) const { return volumes_[host]; }
 
+  // Returns whether a rank does this part of work that the ranks of its host share. Each part has a
+  // number.
+  bool does(int rank, size_t part) const {
+    return part % ranks(of(rank)).size() == static_cast<size_t>(index_on_host(rank));
+  }
   bool is_first(int rank) const { return ranks_[of(rank)].front() == static_cast<uint32_t>(rank); }
   int index_on_host(int rank) const;
   // Returns the rank of the next host that keeps copies of the files that `rank` writes; nullopt
@@ -47,4 +54,4 @@ class Hosts {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_REPLICAS_HOSTS_H_
+#endif  // TESSERA_CHECKPOINT_COLLECTIVE_HOSTS_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/replicas/hosts.h"
+#include "checkpoint/collective/hosts.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/replicas/replicas.pb.h"
+#include "checkpoint/collective/rank_message.pb.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -23,18 +23,20 @@ std::string SystemName() {
 
 // Containers of one machine have a boot in common, but no folder: a mounted tmpfs has a device
 // number of its own.
-absl::StatusOr<RankPlace> PlaceOf(const Storage& folder, const std::string& name) {
+RankPlace PlaceOf(int rank, const Storage& folder, const std::string& name) {
+  RankPlace place;
+  place.set_host(name.empty() ? SystemName() : name);
   const std::string path = folder.LocalPath("").value_or("");
   struct stat found = {};
   if (stat(path.c_str(), &found) != 0) {
-    return absl::UnavailableError(absl::StrCat("cannot look at ", path));
+    place.set_volume_id(absl::StrCat("rank ", rank));
+    place.set_folder_id(place.volume_id());
+    return place;
   }
   std::string boot = BootId();
   if (boot.empty()) boot = SystemName();
-  RankPlace place;
   place.set_volume_id(absl::StrCat(boot, " ", found.st_dev));
   place.set_folder_id(absl::StrCat(place.volume_id(), " ", found.st_ino));
-  place.set_host(name.empty() ? SystemName() : name);
   return place;
 }
 
@@ -42,12 +44,7 @@ absl::StatusOr<RankPlace> PlaceOf(const Storage& folder, const std::string& name
 
 absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
                                   const std::string& name, absl::Duration timeout) {
-  absl::StatusOr<std::string> mine = std::string();
-  if (const absl::StatusOr<RankPlace> place = PlaceOf(folder, name); place.ok()) {
-    mine = place->SerializeAsString();
-  } else {
-    mine = place.status();
-  }
+  const std::string mine = PlaceOf(group.rank(), folder, name).SerializeAsString();
   const Combine join = [](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     HostPlaces places;
     for (const std::string& bytes : all) {
