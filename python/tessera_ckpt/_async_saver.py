@@ -122,16 +122,16 @@ class AsyncSaver(Finishing):
             for outcome in saver.poll(): print(outcome.result())
         saver.finish()
 
-    save() returns once the state is copied, and the state may change. With lazy_copy=True it
-    returns at once, and the state must not change until wait_copied() has returned: between
-    backward() and optimizer.step(), say, so that the copy takes none of the program's time. For
-    tensors on a device both return earlier: once the copies are started, and the device's current
-    stream will wait for them.
+    save() returns once the state is copied and may change. With lazy_copy=True, it returns at once,
+    and the state must not change until wait_copied() has returned. Called between backward() and
+    optimizer.step(), wait_copied() hides the copy behind the backward pass. For tensors on a
+    device, both return earlier: once the copies are started, for which the device's current stream
+    then waits.
 
-    It makes the checkpoints that save() makes, by the same protocol. In a group, every rank has a
-    saver and makes the same calls in the same order. A save that fails is told by poll() and
-    finish(); the next one works as usual. A process that is forked needs a saver of its own: the
-    parent's raises an error there.
+    Checkpoints are those of tessera_ckpt.save(), by the same protocol. In a group, every rank has a
+    saver and makes the same calls in the same order. poll() and finish() report a failed save; the
+    next one works as usual. A forked process needs a saver of its own, since the parent's raises an
+    error there.
     """
 
     def __init__(self, folder: PathLike, group: Any = None, *, lazy_copy: bool = False,
@@ -139,17 +139,18 @@ class AsyncSaver(Finishing):
                  staging_bytes: int = 0, io_threads: int = 0,
                  timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
                  progress: Progress = None) -> None:
-        """Collective over the group, of which it makes one of its own.
+        """Opens the folder, and creates it if it is missing. Every rank of the group makes this
+        call; the saver uses a new group of the same ranks.
 
         Args:
-          lazy_copy: save() does not wait until the state is copied.
-          skip_when_busy: a save that begins while another runs is skipped; by default, it waits.
-          keep: how many checkpoints stay in the folder; all by default. Those of the lowest steps
-            are deleted, never the one just saved, when poll(), finish() or close() find that a save
-            has succeeded.
+          lazy_copy: whether save() returns before the state is copied.
+          skip_when_busy: whether a save that begins while another one runs is skipped; by default,
+            it waits.
+          keep: how many checkpoints stay in the folder, as for tessera_ckpt.save(). Others are
+            deleted when poll(), finish() or close() find that a save has succeeded.
           overwrite: as for tessera_ckpt.save().
-          staging_bytes: the limit of the memory for the copy of the state; without one by default.
-          progress: a function of the bytes that are done and in all.
+          staging_bytes: the limit of the memory for the copy of the state; by default, none.
+          progress: a function that is called with the bytes done so far and in total.
         """
         self._group = group_of(group, own=True, timeout_seconds=timeout_seconds)
         self._lazy_copy = lazy_copy
@@ -173,9 +174,8 @@ class AsyncSaver(Finishing):
 
     def save(self, step: int, state: Any, *, entries: Optional[Mapping[str, bytes]] = None,
              program: str = "tessera_ckpt", per_rank: Iterable[str] = ()) -> None:
-        """Begins a save, and waits until the state is copied, to which all ranks come. With
-        lazy_copy, waits for nothing. Arguments as for tessera_ckpt.save().
-        """
+        """Begins a save and, without lazy_copy, waits until the state is copied. Every rank makes
+        this call. Arguments as for tessera_ckpt.save()."""
         self._handle.check()
         number = integer(step, "step")
         try:
@@ -191,9 +191,9 @@ class AsyncSaver(Finishing):
             self.wait_copied()
 
     def wait_copied(self, tensor: Any = None) -> None:
-        """Returns once a tensor, or all of the state, may be changed. What is on a device may be
-        changed by work of the current stream of torch, which waits there for the copies; this
-        thread waits until they are started."""
+        """Waits until a tensor, or all of the state, may be changed. For a tensor on a device,
+        waits until its copies are started, and makes torch's current stream wait for their end:
+        work of this stream may then change the tensor."""
         self._handle.check()
         if tensor is None:
             self._wait(lambda: lib.saver_wait_copied(self._handle, None, 0))

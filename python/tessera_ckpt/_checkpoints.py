@@ -35,9 +35,10 @@ class SaveReport:
     path: str
     bytes_written: int  # by all ranks together
     seconds: float
-    note: str = ""  # what did not go as well as it could
-    copied_seconds: float = 0.0  # of a save in the background: until the state was copied
-    blocked_seconds: float = 0.0  # and how long the program has waited for that
+    note: str = ""  # problems that did not prevent the save
+    # Of a save in the background:
+    copied_seconds: float = 0.0  # until the state was copied
+    blocked_seconds: float = 0.0  # how long the program has waited for that
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A committed checkpoint of a folder; with `error`, one of which that cannot be told."""
+    """A committed checkpoint of a folder. With an `error`, it is not known whether it is one."""
 
     step: int
     path: str
@@ -100,10 +101,10 @@ class Folder:
                 for entry in report(lib.list, self.handle)]
 
     def prune(self, keep: int, saved_step: Optional[int] = None) -> None:
-        """Deletes all but the `keep` checkpoints of the highest steps, one after the other; damaged
-        ones do not count. Each is first no checkpoint any more, and then deleted. One that is open,
-        here or in another process of this machine, stays, and so does that of `saved_step`, which
-        was just saved."""
+        """Deletes all but the `keep` checkpoints of the highest steps; damaged ones do not count.
+        An interruption leaves no checkpoint that looks complete and is not. A checkpoint that is
+        open, here or in another process of this machine, stays, and so does that of `saved_step`,
+        which was just saved."""
         number = integer(keep, "keep", 32)
         if saved_step is None:
             lib.prune(self.handle, number)
@@ -122,16 +123,16 @@ class Folder:
 
 
 class Checkpoint:
-    """A checkpoint that was opened, of this library or of another framework: see open() and
-    open_foreign(). While it lives, retention does not delete it.
+    """A checkpoint that open() or open_foreign() has opened. While it is open, neither prune() nor
+    a job deletes it.
 
-    Attributes, which nothing changes:
+    Attributes, which never change:
       path: its name.
-      step: of its training.
-      format: "tessera", or another framework's.
-      program: that has saved it.
-      notes: what was not understood of another framework's checkpoint.
-      tensors: by name, second names included.
+      step: the step of the training at which it was saved.
+      format: "tessera", or the name of another framework's format.
+      program: the program that has saved it.
+      notes: sentences about parts of another framework's checkpoint that were not understood.
+      tensors: descriptions of the tensors by name, second names included.
     """
 
     def __init__(self, handle: Handle, name: str) -> None:
@@ -160,31 +161,31 @@ class Checkpoint:
         return f"<tessera_ckpt.Checkpoint {self.path}, {len(self.tensors)} tensors>"
 
     def close(self) -> None:
-        """Frees it; nothing else can be called afterwards."""
+        """Closes the checkpoint. Nothing else can be called afterwards."""
         self._handle.close()
 
     @property
     def foreign_names(self) -> Dict[str, str]:
-        """What another framework's files call the parameters of tensors, by the tensors' names.
-        Tensors that keep the names of the files are left out."""
+        """The names that another framework's files have for the parameters of tensors, by the
+        tensors' names. Tensors that keep the names of the files are left out."""
         return {name: tensor.foreign_name for name, tensor in self.tensors.items()
                 if tensor.foreign_name}
 
     @property
     def entries(self) -> Dict[str, bytes]:
-        """What the program has saved beside the tensors."""
+        """The bytes that the program has saved beside the tensors, by name."""
         return {name: self.entry(name) for name in self._entry_names}
 
     def entry(self, name: str) -> bytes:
-        """An entry by its name."""
+        """The bytes of one entry."""
         data, size = ctypes.c_void_p(), ctypes.c_size_t()
         lib.entry(self._handle, text(name, "name"), ctypes.byref(data), ctypes.byref(size))
         return ctypes.string_at(data, size.value) if size.value else b""
 
     @property
     def values(self) -> Dict[str, Any]:
-        """The leaves of the saved state that are not tensors, by name. Those whose type is not
-        there have a simpler one: numbers of Python, or a namedtuple of a new class."""
+        """The leaves of the saved state that are not tensors, by name. A value whose type cannot be
+        imported gets a simpler one: a number of Python, or a namedtuple of a new class."""
         if _state.VALUES not in self._entry_names:
             return self._values
         stored = self._stored_values()
@@ -224,11 +225,12 @@ class Checkpoint:
         """Reads a tensor, or the box of it that begins at `offset`.
 
         Args:
-          name: of the tensor.
-          out: a tensor in whose memory, and dtype, the elements are to be placed; a new array of
-            numpy by default (of torch, for dtypes that numpy has not).
-          offset: of the box, with `shape`; the whole tensor by default.
-          shape: of the box.
+          name: the tensor's name.
+          out: a tensor that receives the elements, in its own dtype. By default, a new array of
+            numpy, or of torch for dtypes that numpy does not have.
+          offset: the first element of the box, one number for each dim. By default, the whole
+            tensor is read.
+          shape: the shape of the box; goes with `offset`.
 
         Returns: `out`, or the new array.
         """
@@ -385,7 +387,7 @@ def _check_box(name: str, shape: Sequence[int], begin: Optional[Sequence[int]],
 
 
 def list_checkpoints(folder: PathLike, *, s3_endpoint: str = "") -> List[CheckpointInfo]:
-    """The committed checkpoints of a folder, ascending by step. None where there is no folder."""
+    """The committed checkpoints of a folder, ascending by step; [] if the folder is missing."""
     try:
         return Folder(folder, s3_endpoint=s3_endpoint).list()
     except NotFoundError:
@@ -393,20 +395,20 @@ def list_checkpoints(folder: PathLike, *, s3_endpoint: str = "") -> List[Checkpo
 
 
 def prune(folder: PathLike, keep: int, *, s3_endpoint: str = "") -> None:
-    """Deletes all but the `keep` checkpoints of the highest steps of a folder, on one rank; see
-    Folder.prune()."""
+    """Deletes all but the `keep` checkpoints of the highest steps of a folder; see Folder.prune().
+    Call on one rank."""
     Folder(folder, s3_endpoint=s3_endpoint).prune(keep)
 
 
 def latest(folder: PathLike, *, s3_endpoint: str = "") -> Optional[CheckpointInfo]:
-    """The newest committed checkpoint of a folder; None where there is none."""
+    """The newest committed checkpoint of a folder, or None."""
     found = [info for info in list_checkpoints(folder, s3_endpoint=s3_endpoint)
              if info.error is None]
     return found[-1] if found else None
 
 
 def open(name: PathLike, *, s3_endpoint: str = "") -> Checkpoint:
-    """Opens a checkpoint by its own name, or the newest one of a folder by the folder's."""
+    """Opens a checkpoint by its name. The name of a folder stands for its newest checkpoint."""
     encoded = text(name, "name")
     try:
         handle = Handle(lib.open, lib.checkpoint_free, encoded, text(s3_endpoint, "s3_endpoint"))
@@ -437,12 +439,14 @@ def names_file(names: ParameterNames) -> Iterator[Optional[bytes]]:
 
 def open_foreign(name: PathLike, format: str = "", *, parameter_names: ParameterNames = None,
                  s3_endpoint: str = "") -> Checkpoint:
-    """Opens a checkpoint of another framework, whose format is found out where it is not given:
-    "hf", "torch", "dcp", "megatron", "deepspeed", ... (docs/convert.md).
+    """Opens a checkpoint of another framework.
 
     Args:
-      parameter_names: the parameters' names by the names of tensors in the optimizer's files, or a
-        JSON file of these, for PaddleNLP's checkpoints that do not tell them.
+      name: a folder or a file.
+      format: "hf", "torch", "dcp", "megatron", "deepspeed", ... (docs/convert.md); by default, it
+        is found out.
+      parameter_names: the names of parameters by the names of tensors in the optimizer's files, or
+        a JSON file of them, for checkpoints of PaddleNLP that do not tell.
     """
     encoded = text(name, "name")
     with names_file(parameter_names) as names:
@@ -457,29 +461,31 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
          per_rank: Iterable[str] = (), keep: Optional[int] = None, overwrite: bool = False,
          io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> SaveReport:
-    """Saves a checkpoint of a step. It exists when, and only when, all of it is durable. Other
-    checkpoints are left alone, but for those that `overwrite` replaces and `keep` deletes.
+    """Saves the checkpoint of a step, which exists if and only if all of it is durable. Every rank
+    of the group makes this call. Other checkpoints are left alone, unless `overwrite` replaces them
+    or `keep` deletes them.
 
     Args:
-      folder: a directory, which is made where it is not there, or a name such as
+      folder: a directory, which is created if it is missing, or a name such as
         "s3://bucket/prefix"; or the name of the checkpoint in it, ".../step-00000100".
-      step: of the training.
+      step: the step of the training.
       state: nested dicts of tensors (numpy, torch, DTensor, FlatShard, JAX, anything with DLPack)
-        and of numbers, texts, bytes, lists, tuples. What only some ranks have is saved, too. Of a
-        tensor that several ranks have in whole, one copy is saved; a value, or a small tensor of
-        whole numbers, that several have must be the same on all of them.
-      group: of torch.distributed or mpi4py; by default all of torch.distributed, where that is
-        initialized. Every rank makes this call.
-      entries: bytes that are stored beside the state, by name; in a group those of rank 0.
-      program: what saves, for people.
-      keep: after the save, the checkpoints of the lowest steps are deleted, so that so many stay;
-        never the one just saved.
-      per_rank: names, or patterns such as "rng*", of leaves and branches of which each rank has its
-        own. A load gives them back to the same ranks. For another number of ranks, those of new
-        ranks are missing, and those of ranks that are gone unexpected.
-      overwrite: replaces the checkpoint of the step, if there is one. Whatever happens, the old one
-        or the new one is there as a whole. The same on all ranks.
-      progress: True for a bar, a bar of tqdm, or a function of the bytes that are done and in all.
+        and of numbers, texts, bytes, lists and tuples. Ranks may have different parts of it. If
+        several ranks have a whole tensor, one copy is saved. A value that several ranks have must
+        be the same on all of them, and so must a small tensor of whole numbers.
+      group: a group of torch.distributed, or a communicator of mpi4py. By default, all ranks of
+        torch.distributed, if it is initialized.
+      entries: bytes by name, which are stored beside the state. In a group, those of rank 0.
+      program: the name of the program, for people.
+      keep: how many checkpoints stay after the save: those of the highest steps, and always the one
+        just saved. By default, all.
+      per_rank: names, or patterns such as "rng*", of leaves and branches that each rank has for
+        itself. A load returns them to the same ranks. With more ranks, those of the new ranks are
+        missing; with fewer, those of the ranks that are gone are unexpected.
+      overwrite: whether to replace the checkpoint of the step, if there is one. Whatever happens,
+        the old one or the new one is there as a whole. The same on all ranks.
+      progress: True for a bar, a bar of tqdm, or a function that is called with the bytes done so
+        far and in total.
     """
     found_group = group_of(group, timeout_seconds=timeout_seconds)
     with together(found_group):
@@ -618,32 +624,33 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
          io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Any:
     """Loads a checkpoint into the memory of `state`, under whatever sharding it has, and returns a
-    report. Without a state, returns the one that was saved.
+    report. Without a state, returns the state that was saved. Every rank of the group makes this
+    call.
 
-    Compares everything first: until all of the state is found to match, nothing is changed. Every
-    byte of a checkpoint of the library's own format is checked before it is placed.
+    Everything is compared first: nothing changes until all of the state is found to match. In a
+    checkpoint of this library's own format, every byte is checked before it is placed.
 
-    A state that is returned has the saved containers, values, and tensors, whole and in the memory
-    of the host, with their types and ties. Of what each rank had its own of, it has this rank's. A
-    namedtuple whose class is found in no module gets a new class of the same name and fields; other
-    dicts than OrderedDict become dicts, and tensors that consist of others dicts of these. A
-    checkpoint that does not tell its containers gives a dict of its names.
+    A returned state has the saved containers, values and tensors, with their types and ties.
+    Tensors are whole, in the memory of the host. Leaves that each rank had for itself are those of
+    this rank. A namedtuple whose class cannot be imported gets a new class of the same name and
+    fields. Dicts other than OrderedDict become dicts, and tensors that consist of others become
+    dicts of these. If the checkpoint does not record its containers, the result is a dict of names.
 
-    The state_dict() of an optimizer that has taken no step has an empty "state": it gets what was
-    saved there, unless the state has parts of tensors.
+    The state_dict() of an optimizer that has taken no step has an empty "state". It gets the saved
+    one, unless the state has parts of tensors.
 
     Args:
-      folder_or_step: a checkpoint, or a folder of checkpoints, whose newest is meant.
-      state: as for save(). Tensors are filled in place, unless they cannot be written to; values
+      folder_or_step: a checkpoint, or a folder of checkpoints, which stands for its newest one.
+      state: as for save(). Tensors are filled in place, unless they cannot be written to. Values
         are replaced in their dicts.
-      framework: whose tensors a state that is returned has, "torch" or "numpy"; by default those of
-        torch, if the program has imported it, and otherwise of numpy.
+      framework: "torch" or "numpy", whose tensors a returned state has. By default torch, if the
+        program has imported it, and otherwise numpy.
       group: as for save(). Ranks that want the same bytes read them once.
-      strict: False for both of the next two; what they let pass is in the report.
-      allow_missing: what is wanted and not saved is left as it is.
-      allow_unexpected: what is saved and not wanted is left out.
-      verify_digests: compares what is in memory afterwards with the saved digests, too.
-      exact_dtypes: refuses to convert between floating dtypes.
+      strict: False allows both missing and unexpected leaves, which the report then lists.
+      allow_missing: whether leaves that were not saved are left unchanged.
+      allow_unexpected: whether saved leaves that the state does not have are ignored.
+      verify_digests: whether to compare the memory afterwards with the saved digests, too.
+      exact_dtypes: whether to refuse to convert between floating dtypes.
       progress: as for save().
     """
     found_group = group_of(group, timeout_seconds=timeout_seconds)

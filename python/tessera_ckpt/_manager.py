@@ -35,9 +35,9 @@ class CheckpointManager(Finishing):
             one step of training
             ends = manager.try_save_checkpoint(state).end is not None
 
-    A folder is one job's: a second one is refused while the first has it. Rolling checkpoints
-    are frequent ones, of which the last two are kept. A signal, a stop file or a bad step of one
-    rank counts for all.
+    A folder belongs to one job: while one has it, another one is refused. Rolling checkpoints are
+    frequent ones, of which the last two are kept. A signal, a stop file or a bad step of one rank
+    counts for all. Every rank of the group makes the same calls in the same order.
     """
 
     def __init__(self, folder: PathLike, group: Any = None, *, interval_steps: int = 0,
@@ -50,34 +50,33 @@ class CheckpointManager(Finishing):
                  auto_resume: bool = True, load: PathLike = "", load_content: Iterable[str] = (),
                  load_format: str = "", lock_wait_seconds: float = 10, s3_endpoint: str = "",
                  timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """Collective over the group, of which it makes one of its own if it saves in the
-        background.
+        """Opens the folder, creates it if it is missing, and locks it.
 
         Args:
-          folder: of the checkpoints, which is made where it is not there; a directory or a name
-            such as "s3://bucket/prefix".
-          group: as for save().
+          folder: a directory, or a name such as "s3://bucket/prefix".
+          group: as for save(). Saves in the background use a new group of the same ranks.
           interval_steps: steps between permanent checkpoints; 0: none for this reason.
           rolling_interval_steps: steps between rolling ones; 0: none.
           interval_minutes: minutes between permanent ones; 0: none for this reason.
-          last_step: ends the job, and is saved; 0: the job has no last step.
-          exit_after_minutes: ends the job after so long, with a checkpoint; 0: never.
+          last_step: the step that is saved and ends the job; 0: none.
+          exit_after_minutes: the time after which a step is saved and ends the job; 0: none.
           stop_file_path: a file in which a person writes a step: 500 saves at step 500 and ends
-            the job, -500 saves and continues. One rank reads it, for all of them.
-          stop_file_rank: that rank.
-          keep: how many permanent checkpoints stay; 0: all, unless the next says otherwise.
-          keep_every_steps: those of steps that this divides stay, too.
-          background: saves while the program continues, as AsyncSaver does, of which lazy_copy and
-            skip_when_busy are the arguments.
-          async_upload: for a slow or remote folder, saves in the background by way of a folder of
-            this machine, from which files are uploaded. A job that starts again on the machine
-            reads what is still there. After the last step it is deleted.
-          async_upload_tmp_folder: where that folder is made; in memory, /dev/shm, by default.
-          saves: False for a job that only resumes; nothing is made, locked or renamed.
-          auto_resume: resumes from the newest valid checkpoint of the folder.
-          load: another checkpoint, or folder of them, of any format, for a folder without any.
-          load_content: the keys of the state to load from there, all by default.
-          load_format: its format; found out by default.
+            the job, -500 saves and continues.
+          stop_file_rank: the rank that reads this file, for all of them.
+          keep: how many permanent checkpoints stay. If this and keep_every_steps are 0, all do.
+          keep_every_steps: checkpoints of steps that are multiples of it stay, too.
+          background: whether saves are in the background, as AsyncSaver does them. lazy_copy and
+            skip_when_busy are as there.
+          async_upload: whether saves in the background go through a staging folder of this
+            machine, from which files are uploaded to a slow or remote folder. A job that starts
+            again on the machine reads what is still staged. Deleted after the last step.
+          async_upload_tmp_folder: where the staging folder is made; by default in memory, /dev/shm.
+          saves: False for a job that only resumes: nothing is created, locked or renamed.
+          auto_resume: whether to resume from the newest valid checkpoint of the folder.
+          load: another checkpoint, or folder of checkpoints, of any format, to load if the folder
+            has none.
+          load_content: the keys of the state to load from `load`; by default all.
+          load_format: the format of `load`; by default, it is found out.
           lock_wait_seconds: how long to wait for another job that has the folder.
         """
         self._group = group_of(group, timeout_seconds=timeout_seconds)
@@ -170,14 +169,15 @@ class CheckpointManager(Finishing):
 
     def try_resume(self, state: MutableMapping[Any, Any], *,
                    begin_anew: bool = False) -> Optional[LoadReport]:
-        """Loads the newest valid checkpoint of the folder into `state`, in place, or what `load`
-        names where the folder has none. Newer ones, which are damaged on some rank, are renamed.
+        """Loads the newest valid checkpoint of the folder into `state`, in place. If the folder has
+        none, loads the checkpoint that `load` names. Newer checkpoints that are damaged on some
+        rank are renamed, so that no reader takes them for checkpoints.
 
         Args:
-          begin_anew: where checkpoints are there and none is valid, begins without one; otherwise
-            that is an error.
+          begin_anew: whether to begin without a checkpoint if there are some but none is valid;
+            otherwise that is an error.
 
-        Returns: what was loaded, or None: the job begins anew.
+        Returns: the report of the load, or None if the job begins anew.
         """
         self._handle.check()
         found: List[LoadReport] = []
@@ -224,19 +224,19 @@ class CheckpointManager(Finishing):
         return loaded
 
     def begin(self, step: int) -> None:
-        """Begins the job's steps after `step`, and its time, for a job that has loaded its state by
-        itself; try_resume() calls it. A stop file's request of an earlier step then does not end
-        the job."""
+        """Begins the job's steps after `step`, and its time. try_resume() calls it; call it in a
+        job that has loaded its state by itself. Requests of a stop file for earlier steps then end
+        nothing."""
         number = integer(step, "step")
         lib.manager_begin(self._handle, number, -1)
         self.step = number
 
     def abandon_later(self, step: int) -> List[str]:
-        """Renames the checkpoints of later steps than `step`, such as to "step-00000500.abandoned",
-        on every rank, for a job that continues from an earlier one. A job that begins among later
-        ones is otherwise refused at its first step (MismatchError).
+        """Renames the checkpoints of later steps than `step`, to "step-00000500.abandoned" for
+        example, for a job that continues from an earlier step. Otherwise, the first
+        try_save_checkpoint() of such a job raises MismatchError.
 
-        Returns: the new names on the first rank, nothing on the others.
+        Returns: the new names on rank 0, [] on the others.
         """
         self._handle.check()
         moved: List[str] = report(lib.manager_abandon_later, self._handle, integer(step, "step"))
@@ -257,18 +257,19 @@ class CheckpointManager(Finishing):
                             healthy: bool = True, entries: Optional[Mapping[str, bytes]] = None,
                             program: str = "tessera_ckpt",
                             per_rank: Iterable[str] = ()) -> Decision:
-        """Call after each step, on every rank: saves if it is time, and says whether the job ends.
+        """Saves if it is time, and returns whether the job ends. Call after each step.
 
-        In the foreground, a save that fails is an error. In the background, its outcome is in a
-        later decision; a decision that ends the job waits for all saves.
+        In the foreground, a failed save raises its error. In the background, its outcome is in a
+        later decision, and a decision that ends the job waits for all saves.
 
         Args:
           state: as for save().
-          step: that is done; one more than before by default.
-          stop_signal: the number of a signal that this rank has got, which ends the job with a
-            checkpoint.
-          healthy: False where the state of this step is none to keep, as after a loss of NaN:
-            a checkpoint that is due waits for a better one.
+          step: the step that is done; by default, one more than before.
+          stop_signal: the number of a signal that this rank has received, which ends the job with a
+            checkpoint; 0: none.
+          healthy: False if the state of this step should not be kept, for example after a loss of
+            NaN. A checkpoint that is due waits for a healthy step.
+          entries, program, per_rank: as for save().
         """
         self._handle.check()
         number = self.step + 1 if step is None else integer(step, "step")
@@ -297,7 +298,7 @@ class CheckpointManager(Finishing):
         return Decision(found["save"], found["end"], self._outcomes(found["outcomes"]))
 
     def wait_copied(self) -> None:
-        """Returns once the state may change, after a save with lazy_copy; see
+        """Waits until the state may change, after a save with lazy_copy; see
         AsyncSaver.wait_copied()."""
         self._handle.check()
         wait_for_saves(self._cancelled, lambda: lib.manager_wait_copied(self._handle, None, 0))
@@ -305,16 +306,16 @@ class CheckpointManager(Finishing):
             description.on_devices.wait_here()
 
     def poll(self) -> List[SaveOutcome]:
-        """The saves that have finished since the last call. Never waits."""
+        """Returns the saves that have finished since the last call. Never waits."""
         return self._outcomes(report(lib.manager_poll, self._handle, False))
 
     def finish(self) -> List[SaveOutcome]:
-        """Waits for the saves in flight, and returns those that were not reported."""
+        """Waits for the saves in flight, and returns those that were not reported yet."""
         return self._outcomes(wait_for_saves(self._cancelled, lambda: report(
             lib.manager_poll, self._handle, True)))
 
     def close(self) -> None:
-        """Waits for saves in flight, gives the folder back, and frees everything."""
+        """Waits for saves in flight, and unlocks the folder. Nothing else can be called then."""
         self._handle.close()
         self._descriptions.clear()
 
