@@ -14,25 +14,26 @@
  *   tessera_state_free(state);
  *   tessera_folder_free(folder);
  *
- * The functions do what the C++ library does (checkpoint/include, convert): that is where their
- * effects are described.
+ * The functions do what the C++ library does. Its headers (checkpoint/include) describe the effects
+ * in full; this one describes the arguments.
  *
- * Errors: a function that can fail returns a tessera_code; tessera_error_message() is then the
- * sentence that explains it. An argument that makes no sense (a null pointer, a negative number of
- * dims, a handle of another kind) is TESSERA_INVALID_ARGUMENT, as far as it can be told. Nothing is
- * changed by a call that fails, and its results are not set. No exception leaves the library.
+ * Errors: a function that can fail returns a tessera_code. After an error, tessera_error_message()
+ * returns a sentence that explains it. Arguments that make no sense, such as a null pointer, a
+ * negative number of dims or a handle of another kind, are TESSERA_INVALID_ARGUMENT. A call that
+ * fails changes nothing and leaves its results unset. No exception leaves the library.
  *
- * Handles are opaque. X_free(NULL) does nothing. A folder may be freed before what was made from
- * it. Reports are JSON texts in UTF-8, to be freed with tessera_text_free(): later versions add
- * members to their objects, and never take one away. Where a report is not wanted, its pointer may
- * be NULL.
+ * Handles are opaque. Free each with the function of its kind; freeing NULL does nothing. A folder
+ * may be freed before the checkpoints and savers that were made from it.
  *
- * Threads: as in C++, several may call at once, but not with one state, group, saver or memory,
- * unless it says so.
+ * Reports are JSON texts in UTF-8. Free them with tessera_text_free(), or pass NULL to get none.
+ * Later versions add members to their objects, and never remove one.
+ *
+ * Threads: several threads may call at once, but not with one state, group, saver or memory, except
+ * where a function allows it.
  *
  * Compatibility: a program that was built with this header works with every later library of the
  * same TESSERA_ABI_VERSION. Structures carry their size, so that they can grow: set struct_bytes to
- * sizeof(the structure), and every member that is not used to zero. */
+ * the size of the structure, and every member that is not used to zero. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -46,7 +47,7 @@ extern "C" {
 
 /* ---- Versions and errors. */
 
-/* TESSERA_ABI_VERSION of the library. */
+/* Returns the TESSERA_ABI_VERSION of the library. */
 TESSERA_API int32_t tessera_abi_version(void);
 
 /* Never renumbered. */
@@ -54,12 +55,12 @@ typedef enum {
   TESSERA_OK = 0,
   TESSERA_CANCELLED = 1,
   TESSERA_UNKNOWN = 2,
-  TESSERA_INVALID_ARGUMENT = 3, /* the request */
+  TESSERA_INVALID_ARGUMENT = 3, /* the request is wrong */
   TESSERA_DEADLINE_EXCEEDED = 4,
   TESSERA_NOT_FOUND = 5,
   TESSERA_ALREADY_EXISTS = 6,
   TESSERA_PERMISSION_DENIED = 7,
-  TESSERA_RESOURCE_EXHAUSTED = 8,  /* memory, or space on the disk */
+  TESSERA_RESOURCE_EXHAUSTED = 8,  /* too little memory, or space on the disk */
   TESSERA_FAILED_PRECONDITION = 9, /* saved and wanted state disagree */
   TESSERA_ABORTED = 10,
   TESSERA_OUT_OF_RANGE = 11,
@@ -70,18 +71,20 @@ typedef enum {
   TESSERA_UNAUTHENTICATED = 16
 } tessera_code;
 
-/* The message of the last call of this thread that failed; "" before any. Valid until this thread's
- * next call fails. */
+/* Returns the message of the last call of this thread that failed; "" if none has. The text is
+ * valid until the next call of this thread fails. */
 TESSERA_API const char* tessera_error_message(void);
 
-/* In a callback that is about to return an error: its message. */
+/* Sets the message of the error that a callback is about to return. */
 TESSERA_API void tessera_set_error_message(const char* message);
 
+/* Frees a report. */
 TESSERA_API void tessera_text_free(char* text);
 
-/* ---- State: which tensors there are, and where this process has parts of them in memory. */
+/* ---- State: the tensors of a model, and the parts of them that this process has in memory.
+ * Tensors are added one after the other, each followed by its parts. */
 
-/* As in checkpoint/FORMAT.md. Never renumbered. */
+/* The numbers are those of checkpoint/FORMAT.md. Never renumbered. */
 typedef enum {
   TESSERA_F64 = 1,
   TESSERA_F32 = 2,
@@ -114,132 +117,152 @@ typedef struct tessera_state tessera_state;
 TESSERA_API int32_t tessera_state_create(tessera_state** state);
 TESSERA_API void tessera_state_free(tessera_state* state);
 
-/* A tensor, of this global shape, of which this process has no part yet. */
+/* Adds a tensor, without any part of it. `role` is a tessera_role, `dtype` a tessera_dtype, and
+ * `global_shape` the shape of the whole tensor on all ranks. */
 TESSERA_API int32_t tessera_state_add_tensor(tessera_state* state, const char* name, int32_t role,
                                              int32_t dtype, int32_t dims,
                                              const int64_t* global_shape);
 
-/* A second name of a tensor that was added before. */
+/* Adds a second name of a tensor that was added before. */
 TESSERA_API int32_t tessera_state_add_alias(tessera_state* state, const char* name,
                                             const char* alias_of);
 
-enum { TESSERA_READ_ONLY = 1 }; /* flags: a load into this memory is refused */
+/* A flag of a part: a load into its memory is refused. */
+enum { TESSERA_READ_ONLY = 1 };
 
-/* A box of the tensor that was added last, in this process's memory: as many offsets and extents as
- * the tensor has dims. `data` is the box's first element. `strides` are in elements, or NULL:
- * row-major and contiguous. `elements`: what the memory holds from `data` on, against which the box
- * is checked; -1: not known. The memory is the caller's until the state is freed. */
+/* Adds a part of the tensor that was added last: a box of it, at `offset` and of `shape`, in this
+ * process's memory. Both have one number for each dim of the tensor.
+ *
+ *   data      the first element of the box
+ *   elements  the number of elements that the memory holds from `data` on, against which the box is
+ *             checked; -1: unknown
+ *   strides   in elements, one for each dim; NULL: contiguous and row-major
+ *   flags     0 or TESSERA_READ_ONLY
+ *
+ * The memory belongs to the caller, and must stay valid until the state is freed. */
 TESSERA_API int32_t tessera_state_add_shard(tessera_state* state, void* data, int64_t elements,
                                             const int64_t* offset, const int64_t* shape,
                                             const int64_t* strides, int32_t flags);
 
-/* Elements [begin, end) of the row-major flattening of a box of that tensor, contiguous in memory,
- * as flattened parameters are cut. */
+/* Adds elements [begin, end) of a box of that tensor, counted in row-major order and contiguous in
+ * memory, as frameworks have them that cut flattened parameters. */
 TESSERA_API int32_t tessera_state_add_flat_range(tessera_state* state, void* data,
                                                  const int64_t* offset, const int64_t* shape,
                                                  int64_t begin, int64_t end, int32_t flags);
 
 /* One box of a shard and its place in host memory. */
 typedef struct {
-  void* handle; /* what tessera_state_add_device_shard() got */
+  void* handle; /* of tessera_state_add_device_shard() */
   int32_t dims;
   const int64_t* offset; /* from the shard's first element */
   const int64_t* shape;
   void* host;         /* row-major and contiguous */
-  int32_t host_dtype; /* a tessera_dtype: where it is not the shard's own, the device converts */
+  int32_t host_dtype; /* a tessera_dtype; if it is not the shard's, the device converts */
 } tessera_box_copy;
 
-/* The program's own memory on a device; see checkpoint/include/device_memory.h, which also says
- * what copies wait for and what may follow them. A callback returns a tessera_code, and sets
- * tessera_error_message() if that is not TESSERA_OK, which ends the save or load. Callbacks are
- * called by several threads of the library at once. */
+/* Memory on a device, which the program's own callbacks copy. checkpoint/include/device_memory.h
+ * says what copies wait for, and what may follow them.
+ *
+ * A callback returns a tessera_code. If it is not TESSERA_OK, the callback has set the message by
+ * tessera_set_error_message(), and the save or load ends. Several threads of the library call
+ * callbacks at once. */
 typedef struct {
   size_t struct_bytes;
   void* context; /* handed to each callback */
-  /* Starts copies, in one go: from the device to host memory, or the other way if `to_device` is
-   * not 0. Only then may dtypes differ: from TESSERA_F32 to TESSERA_BF16 or TESSERA_F16, rounded to
-   * nearest, ties to even, or the other way round. `copies` is valid during the call. `pending`
-   * gets what the next two are called with. */
+  /* Starts `count` copies at once: from the device to host memory or, if `to_device` is not 0, to
+   * the device. Only copies to the device convert: from TESSERA_F32 to TESSERA_BF16 or TESSERA_F16,
+   * rounded to nearest, ties to even, or from one of these to TESSERA_F32. `copies` is valid during
+   * the call. Sets `pending`, with which wait() and release() are called. */
   int32_t (*start_copies)(void* context, const tessera_box_copy* copies, size_t count,
                           int32_t to_device, void** pending);
   /* Waits for the end of the copies. */
   int32_t (*wait)(void* context, void* pending);
-  /* Called once for each start_copies() that returned TESSERA_OK, after wait() or instead of it:
-   * when it returns, the host memory is not touched any more. */
+  /* Called once for each start_copies() that has returned TESSERA_OK, after wait() or instead of
+   * it. When it returns, nothing touches the host memory any more. */
   void (*release)(void* context, void* pending);
-  /* Page-locked host memory, aligned to 4096 bytes. */
+  /* Allocates page-locked host memory, aligned to 4096 bytes, and frees it. */
   int32_t (*allocate)(void* context, size_t bytes, void** memory);
   void (*free)(void* context, void* memory);
 } tessera_device;
 
-/* A box of the tensor that was added last, on a device, as tessera_state_add_shard() describes one
- * in memory. `handle` is what the device knows the shard by. `data` is its address on the device,
- * never dereferenced, but compared by tessera_saver_wait_copied(). `dtype`: of the shard; 0: the
- * tensor's. The structure is copied. Its context and callbacks must work until the calls that take
- * the state have returned, and until its savers and managers are freed, which keep memory that
- * allocate() returned from save to save. */
+/* Adds a part of the tensor that was added last, on a device. The arguments are those of
+ * tessera_state_add_shard(), except:
+ *
+ *   device  is copied. Its context and callbacks must work until the calls that take the state have
+ *           returned, and until its savers and managers are freed, which keep memory of allocate()
+ *           from save to save
+ *   handle  by which the device knows the part
+ *   data    the address on the device, which is never dereferenced, but compared by
+ *           tessera_saver_wait_copied()
+ *   dtype   of the part; 0: the tensor's */
 TESSERA_API int32_t tessera_state_add_device_shard(tessera_state* state,
                                                    const tessera_device* device, void* handle,
                                                    void* data, int64_t elements, int32_t dtype,
                                                    const int64_t* offset, const int64_t* shape,
                                                    const int64_t* strides, int32_t flags);
 
-/* Set what a save stores beside the tensors: the program's own data, any bytes by name, and the
- * program's name, for people. In a group, rank 0's are stored. */
+/* Set what a save stores beside the tensors: the program's own data, as any bytes under a name, and
+ * the name of the program, for people. In a group, those of rank 0 are stored. */
 TESSERA_API int32_t tessera_state_set_entry(tessera_state* state, const char* name,
                                             const void* data, size_t bytes);
 TESSERA_API int32_t tessera_state_set_program(tessera_state* state, const char* program);
 
 typedef struct tessera_messages tessera_messages;
 
-/* Adds a message to those that a callback returns. */
+/* Adds a message to the ones that a callback returns. */
 TESSERA_API int32_t tessera_messages_add(tessera_messages* messages, const void* data,
                                          size_t bytes);
 
-/* Unites what the ranks of a group have as one entry: adds the bytes that are saved to `united`.
- * Called on rank 0, by the thread that saves, if a rank has other bytes than rank 0. `count` ranks,
- * rank 0 and those that differ from it, and what each has. Returns a tessera_code, and sets
- * tessera_error_message() if that is not TESSERA_OK, which ends the save. */
+/* Unites the bytes that the ranks of a group have under one name: adds to `united` the bytes that
+ * are saved. Called on rank 0, by the saving thread, if a rank has other bytes than rank 0.
+ * `ranks`, `entries` and `bytes` have `count` elements each: rank 0, and the ranks that differ from
+ * it. Returns a tessera_code; any but TESSERA_OK, of which the callback has set the message, ends
+ * the save. */
 typedef int32_t (*tessera_unite)(void* context, size_t count, const int32_t* ranks,
                                  const void* const* entries, const size_t* bytes,
                                  tessera_messages* united);
 
-/* Says how an entry is united, on every rank. The function and its context must live until the
- * saves of this state are over. */
+/* Sets the function that unites an entry. Call on every rank. The function and its context must
+ * live until the saves of this state are over. */
 TESSERA_API int32_t tessera_state_unite_entry(tessera_state* state, const char* name,
                                               tessera_unite unite, void* context);
 
 /* ---- Ranks that save or load together. */
 
-/* The program's own communication; see checkpoint/include/process_group.h. A callback returns a
- * tessera_code, and sets tessera_error_message() if that is not TESSERA_OK. Callbacks of one group
- * are called by one thread at a time, but not always by the same one. */
+/* The ranks of a job, over the program's own communication; see checkpoint/include/process_group.h.
+ *
+ * A callback returns a tessera_code. If it is not TESSERA_OK, the callback has set the message by
+ * tessera_set_error_message(). The library calls the callbacks of one group from one thread at a
+ * time, but not always from the same one. */
 typedef struct {
   size_t struct_bytes;
   void* context; /* handed to each callback */
   int32_t rank;
   int32_t size;
-  /* Collective: adds every rank's message, by rank, on rank 0, and none elsewhere. */
+  /* Collective. On rank 0, adds the messages of all ranks to `all`, in the order of the ranks;
+   * elsewhere, adds nothing. */
   int32_t (*gather)(void* context, const void* mine, size_t bytes, double timeout_seconds,
                     tessera_messages* all);
-  /* Collective: adds rank 0's message, on every rank. */
+  /* Collective. Adds rank 0's message to `message`, on every rank. */
   int32_t (*broadcast)(void* context, const void* from_rank_0, size_t bytes, double timeout_seconds,
                        tessera_messages* message);
-  /* Start to move `bytes` bytes between this rank and another one. `pending` gets what the next two
-   * are called with. */
+  /* Start to move `bytes` bytes between this rank and another one. Set `pending`, with which wait()
+   * and release() are called. */
   int32_t (*start_send)(void* context, const void* data, size_t bytes, int32_t destination,
                         void** pending);
   int32_t (*start_receive)(void* context, void* data, size_t bytes, int32_t source, void** pending);
   /* Waits for the end of a transfer. */
   int32_t (*wait)(void* context, void* pending, double timeout_seconds);
-  /* Called once for each transfer that was started, after wait() or instead of it: when it returns,
-   * the memory of the transfer is not touched any more. */
+  /* Called once for each transfer that was started, after wait() or instead of it. When it returns,
+   * nothing touches the memory of the transfer any more. */
   void (*release)(void* context, void* pending);
 } tessera_group;
 
-/* ---- Options. All zero, but struct_bytes, are the defaults, as is NULL for the structure. */
+/* ---- Options. A member that is zero has its default, and so has every member if the structure is
+ * NULL. struct_bytes is always set. */
 
-/* Bytes done and in all; called by one thread at a time, which need not be the caller's. */
+/* Called with the bytes done so far and in total, by one thread at a time, which need not be the
+ * caller's. */
 typedef void (*tessera_progress)(void* context, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef struct {
@@ -252,25 +275,25 @@ typedef struct {
   uint64_t staging_bytes;
   tessera_progress progress;
   void* progress_context;
-  int32_t skip_when_busy;   /* of a saver: a save that begins while another runs is cancelled */
+  int32_t skip_when_busy;   /* in a saver: a save that begins while another runs is cancelled */
   const int32_t* cancelled; /* see tessera_load_options */
-  int32_t overwrite;        /* replaces a checkpoint of the step; the same on all ranks */
+  int32_t overwrite;        /* replace a checkpoint of the step; the same on all ranks */
 } tessera_save_options;
 
 typedef struct {
   size_t struct_bytes;
   const tessera_group* group;
   double timeout_seconds;
-  int32_t allow_missing;    /* wanted, not saved: left as it is */
-  int32_t allow_unexpected; /* saved, not wanted: left out */
-  int32_t verify_digests;   /* of what was placed in memory, too */
-  int32_t exact_dtypes;     /* refuses to convert between floating dtypes */
+  int32_t allow_missing;    /* leave wanted tensors unchanged that were not saved */
+  int32_t allow_unexpected; /* ignore saved tensors that no rank wants */
+  int32_t verify_digests;   /* also compare what was placed in memory with the saved digests */
+  int32_t exact_dtypes;     /* refuse to convert between floating dtypes */
   int32_t io_threads;
   uint64_t staging_bytes;
   tessera_progress progress;
   void* progress_context;
-  /* NULL, or a number that another thread may set: once it is not 0, the call ends soon, with the
-   * code TESSERA_CANCELLED. Must outlive the call, or the saver. */
+  /* A number that another thread may set; NULL: none. Once it is not 0, the call soon returns
+   * TESSERA_CANCELLED. Must outlive the call, or the saver. */
   const int32_t* cancelled;
 } tessera_load_options;
 
@@ -279,63 +302,74 @@ typedef struct {
 typedef struct tessera_folder tessera_folder;
 typedef struct tessera_checkpoint tessera_checkpoint;
 
-enum { TESSERA_CREATE = 1 }; /* flags: makes the folder if it is not there */
+/* A flag of tessera_folder_open(): creates the folder if it is missing. */
+enum { TESSERA_CREATE = 1 };
 
-/* `name`: a directory, or a name of an object store such as "s3://bucket/prefix". `s3_endpoint`:
- * the address of an S3-compatible store; NULL or "": see docs/storage.md. */
+/* Opens a folder. `name` is the path of a directory, or a name such as "s3://bucket/prefix".
+ * `s3_endpoint` is the address of an S3-compatible store; NULL or "": see docs/storage.md. */
 TESSERA_API int32_t tessera_folder_open(const char* name, int32_t flags, const char* s3_endpoint,
                                         tessera_folder** folder);
 TESSERA_API void tessera_folder_free(tessera_folder* folder);
 
-/* Saves the checkpoint of a step; collective over the group. The report: {"directory",
- * "bytes_written", "copied_seconds", "blocked_seconds" (both of a saver), "seconds", "note"}. */
+/* Saves the checkpoint of a step. Collective over the group of the options.
+ *
+ * Report: {"directory", "bytes_written", "seconds", "copied_seconds", "blocked_seconds", "note"}. A
+ * saver alone sets copied_seconds and blocked_seconds. */
 TESSERA_API int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* state,
                                  const tessera_save_options* options, char** report);
 
-/* The committed checkpoints, ascending by step: [{"step", "directory"}, ...]. "error" says why it
- * is not known whether a checkpoint is committed. */
+/* Lists the committed checkpoints, ascending by step.
+ *
+ * Report: [{"step", "directory"}, ...]. If it is not known whether a checkpoint is committed,
+ * "error" says why. */
 TESSERA_API int32_t tessera_list(tessera_folder* folder, char** report);
 
 /* Deletes all but the `keep` checkpoints of the highest steps. */
 TESSERA_API int32_t tessera_prune(tessera_folder* folder, int32_t keep);
-/* As tessera_prune(), after a save: the checkpoint of `saved_step` stays, whatever its step. */
+/* Does the same after a save, and keeps the checkpoint of `saved_step` in any case. */
 TESSERA_API int32_t tessera_prune_after_save(tessera_folder* folder, int32_t keep,
                                              int64_t saved_step);
 
 /* ---- A checkpoint. */
 
-/* Open the newest checkpoint of a folder, the one of a step, or one by its name; the name of a
- * folder means its newest checkpoint. */
+/* Open the newest checkpoint of a folder, the checkpoint of a step, or a checkpoint by its name.
+ * The name of a folder of checkpoints stands for its newest one. */
 TESSERA_API int32_t tessera_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint);
 TESSERA_API int32_t tessera_open_step(tessera_folder* folder, int64_t step,
                                       tessera_checkpoint** checkpoint);
 TESSERA_API int32_t tessera_open(const char* name, const char* s3_endpoint,
                                  tessera_checkpoint** checkpoint);
-/* Opens a checkpoint of any format that docs/convert.md names, this library's included, by the name
- * of a folder or a file. `format`: NULL or "": found out. */
+/* Opens a checkpoint of any format that docs/convert.md names, by the name of its folder or file.
+ * `format` is one of those names; NULL or "": the library finds out. */
 TESSERA_API int32_t tessera_open_foreign(const char* name, const char* format,
                                          const char* s3_endpoint, tessera_checkpoint** checkpoint);
 TESSERA_API void tessera_checkpoint_free(tessera_checkpoint* checkpoint);
 
-/* {"step", "directory", "program", "format", "entries": [names], "notes": [sentences], "values":
- * {name: value}, "tensors": [{"name", "role", "dtype", "shape", "alias_of", "foreign_name"}, ...]}.
- * Roles and dtypes are the numbers above; notes and values are of other frameworks' checkpoints.
- * "foreign_name" is the framework's name for the tensor's parameter, if the files have it. */
+/* Describes a checkpoint.
+ *
+ * Report: {"step", "directory", "program", "format", "entries": [names], "notes": [sentences],
+ * "values": {name: value}, "tensors": [{"name", "role", "dtype", "shape", "alias_of",
+ * "foreign_name"}, ...]}. Roles and dtypes are the numbers above. Other frameworks' checkpoints
+ * have notes and values, and "foreign_name", the framework's name for the tensor's parameter, if
+ * the files have it. */
 TESSERA_API int32_t tessera_describe(const tessera_checkpoint* checkpoint, char** report);
 
-/* An entry that tessera_state_set_entry() has set: the bytes are the checkpoint's, until it is
- * freed. */
+/* Finds the bytes that tessera_state_set_entry() has set. They belong to the checkpoint, and are
+ * valid until it is freed. */
 TESSERA_API int32_t tessera_entry(const tessera_checkpoint* checkpoint, const char* name,
                                   const void** data, size_t* bytes);
 
-/* Loads into the memory of the state, under whatever sharding it has; collective over the group.
- * The report: {"missing", "unexpected", "from_master": [names], "bytes_read", "bytes_needed",
+/* Loads into the memory of the state, whatever the sharding of either is. Collective over the group
+ * of the options.
+ *
+ * Report: {"missing", "unexpected", "from_master": [names], "bytes_read", "bytes_needed",
  * "seconds", "digests_verified"}. */
 TESSERA_API int32_t tessera_load(const tessera_checkpoint* checkpoint, const tessera_state* state,
                                  const tessera_load_options* options, char** report);
 
-/* Reads a tensor, or a box of it, into `data`, as tessera_state_add_shard() describes memory.
- * `offset` and `shape`: both NULL for the whole tensor, of as many dims as it has. */
+/* Reads a tensor, or a box of it, into memory that `data`, `elements` and `strides` describe as in
+ * tessera_state_add_shard(). `dtype` is that of the memory. `offset` and `shape` have `dims`
+ * numbers, one for each dim of the tensor; both NULL: the whole tensor. */
 TESSERA_API int32_t tessera_read_tensor(const tessera_checkpoint* checkpoint, const char* name,
                                         int32_t dtype, int32_t dims, const int64_t* offset,
                                         const int64_t* shape, const int64_t* strides, void* data,
@@ -345,30 +379,35 @@ TESSERA_API int32_t tessera_read_tensor(const tessera_checkpoint* checkpoint, co
 
 typedef struct tessera_saver tessera_saver;
 
-/* The folder stays open while the saver lives. */
+/* Makes a saver, for which the folder stays open. */
 TESSERA_API int32_t tessera_saver_create(tessera_folder* folder,
                                          const tessera_save_options* options,
                                          tessera_saver** saver);
 /* Waits for saves in flight. */
 TESSERA_API void tessera_saver_free(tessera_saver* saver);
 
-/* Begins a save. The state may be freed at once, but the memory that it describes must not change
- * before tessera_saver_wait_copied(). That returns for a device shard once its copy is started. */
+/* Begins a save and returns at once. The state may be freed then. The memory that it describes must
+ * not change until tessera_saver_wait_copied() has returned for it, which for a part on a device is
+ * when its copy is started. */
 TESSERA_API int32_t tessera_saver_start(tessera_saver* saver, int64_t step,
                                         const tessera_state* state);
-/* In place of tessera_saver_start(), where this process has no state to save: the save fails on
- * every rank, with this error. */
+/* Replaces tessera_saver_start() if this process has no state to save: the save fails on every
+ * rank, with this error. */
 TESSERA_API int32_t tessera_saver_refuse(tessera_saver* saver, int64_t step, int32_t code,
                                          const char* message);
-/* Returns once these bytes, or all memory where `data` is NULL, may be overwritten. Several threads
- * may call it. */
+/* Waits until `bytes` bytes from `data` on may be overwritten; NULL: all memory of the state.
+ * Several threads may call it at once. */
 TESSERA_API int32_t tessera_saver_wait_copied(tessera_saver* saver, const void* data, size_t bytes);
-/* The saves that have finished and were not reported before: [{"step", "directory", ...}, or
- * {"step", "code", "error"}, ...]. With `wait`, waits for those in flight. */
+/* Reports the saves that have finished since the last call. If `wait` is not 0, waits for those in
+ * flight first.
+ *
+ * Report: [outcome, ...], where an outcome is the report of tessera_save() with "step", or {"step",
+ * "code", "error"}. */
 TESSERA_API int32_t tessera_saver_poll(tessera_saver* saver, int32_t wait, char** report);
 
-/* ---- The checkpoints of a job: when it saves, what it keeps, where it resumes; see
- * checkpoint/include/checkpoint_manager.h. */
+/* ---- The checkpoints of a job: when it saves, which it keeps, where it resumes; see
+ * checkpoint/include/checkpoint_manager.h. Collective: every rank of the group makes the same
+ * calls in the same order, apart from those that poll or wait. */
 
 typedef struct tessera_manager tessera_manager;
 
@@ -376,85 +415,90 @@ typedef struct {
   size_t struct_bytes;
   const char* s3_endpoint;
   const tessera_save_options* save; /* the group and the files; NULL: the defaults */
-  const tessera_save_options*
-      background; /* NULL: saves in the foreground; its group: another one */
-  /* When the job saves and ends, each 0: not for this reason. A job that ends saves before. */
+  /* Saves in the background, by another group of the same ranks; NULL: in the foreground. */
+  const tessera_save_options* background;
+  /* When the job saves and when it ends; a job that ends saves before. 0: not for this reason. */
   int64_t last_step;
   int64_t interval_steps;
   int64_t rolling_interval_steps;
   double interval_seconds;
   double exit_after_seconds;
   const char* stop_file_path; /* on one rank; NULL: none */
-  /* What stays, of permanent checkpoints: all, where each is 0. */
+  /* Which permanent checkpoints stay. If both are 0, all do. */
   int64_t keep_newest;
   int64_t keep_every_steps;
   int32_t never_saves;      /* a job that only loads: nothing is created, locked or renamed */
-  double lock_wait_seconds; /* for another job to give the folder back; 0: 10 */
-  /* Saves in the background go through a staging folder of this machine. Not with a NULL
-   * `background`. */
+  double lock_wait_seconds; /* for another job to leave the folder; 0: 10 */
+  /* Whether saves in the background go through a staging folder of this machine. */
   int32_t async_upload;
-  const char* async_upload_tmp_folder; /* NULL: in memory */
+  const char* async_upload_tmp_folder; /* where it is made; NULL: in memory */
 } tessera_manager_options;
 
-/* Opens the folder, creates it where it is not there, and locks it; collective over the group, as
- * are the next two. */
+/* Opens the folder, creates it if it is missing, and locks it. */
 TESSERA_API int32_t tessera_manager_open(const char* name, const tessera_manager_options* options,
                                          tessera_manager** manager);
 /* Waits for saves in flight. */
 TESSERA_API void tessera_manager_free(tessera_manager* manager);
 
-/* Loads the newest valid checkpoint into the memory of the state. The report: {"step", "directory",
- * "skipped": [sentences]}; without one, the first two are null and the state is as it was. */
+/* Loads the newest valid checkpoint into the memory of the state. Without one, the state is
+ * unchanged.
+ *
+ * Report: {"step", "directory", "skipped": [sentences]}. Without a checkpoint, "step" and
+ * "directory" are null. */
 TESSERA_API int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state,
                                            char** report);
 
-/* Loads the checkpoint that is offered, on this rank, for a program that loads by itself: as
- * LoadOnThisRank in checkpoint_manager.h. The checkpoint is freed when the callback returns.
- * Returns a tessera_code, and sets tessera_error_message() if that is not TESSERA_OK: the code and
- * the message of a function of this library mean what they meant there. */
+/* Loads a checkpoint on this rank, for a program that loads by itself; see LoadOnThisRank in
+ * checkpoint_manager.h. The library frees the checkpoint when the callback returns. Returns a
+ * tessera_code; after any but TESSERA_OK, the callback has set the message. The error of a function
+ * of this library may be returned as it is. */
 typedef int32_t (*tessera_load_checkpoint)(void* context, tessera_checkpoint* checkpoint);
 
-/* Offers the checkpoints of the folder, newest first, until the callback succeeds, with one that is
- * not damaged on any rank. With `begin_anew`, checkpoints of which none is valid are as none. The
- * report is that of tessera_manager_resume(). */
+/* Calls `load` with the checkpoints of the folder, newest first, until it succeeds on all ranks. If
+ * `begin_anew` is not 0 and no checkpoint is valid, the job begins without one.
+ *
+ * Report: that of tessera_manager_resume(). */
 TESSERA_API int32_t tessera_manager_resume_by(tessera_manager* manager,
                                               tessera_load_checkpoint load, void* context,
                                               int32_t begin_anew, char** report);
 
 /* Begins the job's steps after `step`, and its time, for a job that has loaded its state from
- * elsewhere than tessera_manager_resume(): a stop file's request of an earlier step then ends no
- * job. `last_step` replaces that of the options, unless it is negative. */
+ * elsewhere. Requests of a stop file for earlier steps then end nothing. `last_step` replaces the
+ * option; negative: the option stays. */
 TESSERA_API int32_t tessera_manager_begin(tessera_manager* manager, int64_t step,
                                           int64_t last_step);
-/* Renames the checkpoints of later steps than `step` so that no reader takes them for checkpoints;
- * collective. A job that begins among later ones is otherwise refused at its first step:
- * TESSERA_FAILED_PRECONDITION. The report: ["step-00000500.abandoned", ...] on rank 0, [] on other
- * ranks. */
+/* Renames the checkpoints of later steps than `step`, so that no reader takes them for checkpoints.
+ * Otherwise, a job that begins among later ones gets TESSERA_FAILED_PRECONDITION from its first
+ * tessera_manager_save().
+ *
+ * Report: ["step-00000500.abandoned", ...] on rank 0, [] on other ranks. */
 TESSERA_API int32_t tessera_manager_abandon_later(tessera_manager* manager, int64_t step,
                                                   char** report);
 
-/* Call after each step: saves if it is time. What one rank says counts for all: `stop_signal` (0:
- * none) ends the job; in a step that is not `healthy` nothing is saved for the time being. The
- * report: {"save": "permanent", "rolling" or null, "end": why the job ends, or null, "outcomes": as
- * of tessera_saver_poll()}. */
+/* Saves if the options say so for this step. Call after each step. A `stop_signal` on any rank (0:
+ * none) ends the job. Saves that are due wait for a step that is `healthy` on all ranks.
+ *
+ * Report: {"save": "permanent", "rolling" or null, "end": why the job ends or null, "outcomes":
+ * those of tessera_saver_poll()}. */
 TESSERA_API int32_t tessera_manager_save(tessera_manager* manager, int64_t step,
                                          int32_t stop_signal, int32_t healthy,
                                          const tessera_state* state, char** report);
 
-/* As tessera_manager_save(), for a program whose state takes time to describe: the callback does so
- * if the step is saved. The state that it gives is not freed before tessera_manager_wait_copied().
- * Returns the same tessera_code on all ranks, and sets tessera_error_message() if that is not
- * TESSERA_OK. */
+/* Describes the state of a step that is saved. The state must not be freed before
+ * tessera_manager_wait_copied() has returned. Returns the same tessera_code on all ranks; after any
+ * but TESSERA_OK, the callback has set the message. */
 typedef int32_t (*tessera_describe_state)(void* context, const tessera_state** state);
+/* Does what tessera_manager_save() does, for a program whose state takes time to describe: calls
+ * `describe` only if the step is saved. */
 TESSERA_API int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step,
                                             int32_t stop_signal, int32_t healthy,
                                             tessera_describe_state describe, void* context,
                                             char** report);
 
-/* As tessera_saver_poll(). */
+/* Does what tessera_saver_poll() does. */
 TESSERA_API int32_t tessera_manager_poll(tessera_manager* manager, int32_t wait, char** report);
 
-/* As tessera_saver_wait_copied(). */
+/* Does what tessera_saver_wait_copied() does. */
 TESSERA_API int32_t tessera_manager_wait_copied(tessera_manager* manager, const void* data,
                                                 size_t bytes);
 
@@ -463,43 +507,48 @@ TESSERA_API int32_t tessera_manager_wait_copied(tessera_manager* manager, const 
 typedef struct {
   size_t struct_bytes;
   const char* s3_endpoint;
-  const char* format; /* of what is read, where it is another framework's; NULL: found out */
+  const char* format; /* of the checkpoint that is read; NULL: the library finds out */
   int32_t threads;
   tessera_progress progress;
   void* progress_context;
-  const int32_t* cancelled; /* see tessera_load_options; of tessera_verify() */
-  /* JSON: the names of parameters by the names of tensors in the optimizer's files, for PaddleNLP's
-   * where they do not tell; NULL: none. */
+  const int32_t* cancelled; /* see tessera_load_options; tessera_verify() alone looks at it */
+  /* A JSON file with the names of parameters by the names of tensors in the optimizer's files, for
+   * checkpoints of PaddleNLP that do not tell; NULL: none. */
   const char* parameter_names_file;
 } tessera_read_options;
 
-/* As tessera_open_foreign(). */
+/* Does what tessera_open_foreign() does, with more options. */
 TESSERA_API int32_t tessera_open_named(const char* name, const tessera_read_options* options,
                                        tessera_checkpoint** checkpoint);
 
-/* Reads every byte of a checkpoint. Damage is no error of the call, but in the report: {"good",
- * "damage": [{"file", "offset", "tensor", "message"}, ...], "bytes_read", ...}. `digests`: compares
- * the contents of the tensors, too. */
+/* Reads every byte of a checkpoint and compares checksums and, if `digests` is not 0, the contents
+ * of the tensors. Damage is in the report; an error means that the checkpoint could not be read.
+ *
+ * Report: {"good", "damage": [{"file", "offset", "tensor", "message"}, ...], "bytes_read", ...}. */
 TESSERA_API int32_t tessera_verify(const char* name, int32_t digests,
                                    const tessera_read_options* options, char** report);
 
-/* Compares the contents of two checkpoints, whatever their shardings: {"same_state",
- * "equal_tensors", "tensors": [{"tensor", "message"}, ...], "metadata", "notes", ...}. `data`:
- * reads every element. */
+/* Compares two checkpoints, whatever their shardings. If `data` is not 0, reads every element;
+ * otherwise compares digests.
+ *
+ * Report: {"same_state", "equal_tensors", "tensors": [{"tensor", "message"}, ...], "metadata",
+ * "notes", ...}. */
 TESSERA_API int32_t tessera_diff(const char* a, const char* b, int32_t data,
                                  const tessera_read_options* options, char** report);
 
 typedef struct {
   size_t struct_bytes;
-  const char* topology;    /* "dp2_tp2", of TESSERA's own format; NULL: "single" */
-  int32_t dtype;           /* of the weights, in other formats; 0: as saved */
-  int32_t weights_only;    /* in other formats */
-  uint64_t max_file_bytes; /* in other formats; 0: 5e9 */
-  const char* tokenizer;   /* the model's, a file or folder: written into "hf" and "gguf" */
+  const char* topology;    /* "dp2_tp2", for the format "tessera"; NULL: "single" */
+  int32_t dtype;           /* of the weights, for other formats; 0: as saved */
+  int32_t weights_only;    /* for other formats */
+  uint64_t max_file_bytes; /* for other formats; 0: 5e9 */
+  const char* tokenizer;   /* the file or folder of the model's, for "hf" and "gguf"; NULL: none */
 } tessera_write_options;
 
-/* Writes a checkpoint, of any format, in another one: "tessera", or one that docs/convert.md names
- * as written. The report: {"bytes", "seconds", "digests_compared", "notes", ...}. */
+/* Writes the checkpoint `source`, of any format, to `destination` in the format `format`:
+ * "tessera", or one that docs/convert.md lists as written.
+ *
+ * Report: {"bytes", "seconds", "digests_compared", "notes", ...}. */
 TESSERA_API int32_t tessera_convert(const char* source, const char* destination, const char* format,
                                     const tessera_read_options* options,
                                     const tessera_write_options* write_options, char** report);
