@@ -25,7 +25,6 @@
 #include "base/status_macros.h"
 #include "storage/checks.h"
 #include "storage/posix_file.h"
-#include "storage/posix_io.h"
 
 namespace tessera {
 namespace {

@@ -29,7 +29,7 @@
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "storage/aligned_buffer.h"
-#include "storage/posix_io.h"
+#include "storage/posix_file.h"
 
 namespace tessera {
 namespace {

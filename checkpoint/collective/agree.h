@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/process_group.h"
 
 namespace tessera::ckpt {

@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/checkpoint_info.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/include/saved_checkpoints.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

@@ -19,19 +19,24 @@
 //   async_saver.h           saves in the background
 //   checkpoint_manager.h    when a job saves, what it keeps, where it resumes
 //   peer_replicas.h         the newest state in the memory of two hosts
-//   process_group.h         the ranks of a job, over the program's own communication
+//   process_group.h         the ranks of a job, over the program's own communication; one status of
+//                           all of them
 //   saved_checkpoints.h     what a job has saved, in the order in which it resumes
 //   stop_file.h             a file that asks a job to save or to end
-//   agree_on_status.h       one status of all ranks
 //   damage.h                which bytes of a checkpoint are damaged
+//   device_memory.h         shards in memory that the processor cannot address
 //   manifest.h              the manifest as a protobuf message
+//   read_lock.h             keeping a checkpoint from being deleted while it is read
 //
 // ../FORMAT.md describes the files. storage/storage.h is the interface of a place for checkpoints,
 // which a program may implement; storage/lock/folder_lock.h keeps a place for one job at a time.
 //
-// Errors: InvalidArgument for a wrong request; FailedPrecondition if saved and wanted state
-// disagree; NotFound for a missing checkpoint, with the existing ones; DataLoss for bad bytes, with
-// file, offset, expected and found. Messages name the tensor.
+// Errors:
+//   InvalidArgument       the request is wrong
+//   FailedPrecondition    the saved and the wanted state disagree
+//   NotFound              there is no such checkpoint; the message lists the existing ones
+//   DataLoss              bytes are damaged; the message has file, offset, expected and found value
+// Messages name the tensor.
 //
 // Threads: several threads may call at once, also on one folder or checkpoint, but not with one
 // group or into one memory.
@@ -46,13 +51,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/checkpoint_info.h"  // CheckpointInfo
-#include "checkpoint/include/load_options.h"     // LoadOptions, LoadReport
-#include "checkpoint/include/save_options.h"     // SaveOptions, SaveReport, Metadata
-#include "checkpoint/include/state_dict.h"       // StateDict, ShardedTensor, Shard
-#include "checkpoint/include/verify_options.h"   // VerifyOptions, VerifyReport
-#include "layout/box.h"                          // Shape, Box
-#include "storage/open_storage.h"                // OpenStorageOptions
+#include "checkpoint/include/load_options.h"  // LoadOptions, LoadReport
+#include "checkpoint/include/save_options.h"  // SaveOptions, SaveReport, Metadata
+#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/include/state_dict.h"      // StateDict, ShardedTensor, Shard
+#include "checkpoint/include/verify_options.h"  // VerifyOptions, VerifyReport
+#include "layout/box.h"                         // Shape, Box
+#include "storage/open_storage.h"               // OpenStorageOptions
 
 namespace tessera {
 class Storage;  // storage/storage.h
@@ -89,9 +94,9 @@ class Checkpoint {
   // storage must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
   // Makes a checkpoint from a manifest that was read already, for example by another rank. If
-  // `reading` is null, nothing keeps the checkpoint from being deleted. `readers` has for each data
-  // file, ascending, the ranks that can read it, which read it for the others in Load(); empty: all
-  // ranks can read all files.
+  // `reading` is null, nothing keeps the checkpoint from being deleted. `readers` has, for each
+  // data file, the ranks that can read it, ascending; they read it for the others in Load(). Empty:
+  // all ranks can read all files.
   Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
              std::shared_ptr<const ReadLock> reading = nullptr,
              std::vector<std::vector<uint32_t>> readers = {});
@@ -115,22 +120,28 @@ class Checkpoint {
   // everything first and reports the mismatches of all ranks at once, the first ten in words.
   // Aliases are resolved on both sides.
   //
-  // Errors: InvalidArgument (options, state), NotFound, FailedPrecondition (missing, unexpected,
-  // role, shape, dtype, coverage), DataLoss. Errors up to and including a missing or truncated file
-  // leave `state` unchanged. A checksum error can come after some memory was filled: every byte is
-  // verified before it is placed, but other tensors may already be new. Discard the state then, or
-  // load it again, as after a difference that verify_digests finds.
+  // Errors:
+  //   InvalidArgument       options or state are wrong
+  //   FailedPrecondition    tensors are missing or unexpected, or differ in role, shape or dtype,
+  //                         or their shards do not cover them
+  //   NotFound              a file is missing
+  //   DataLoss              a file is truncated, or a checksum or a digest is wrong
+  //   other codes           of the storage and of the group
+  // Before anything is placed, files are opened and compared: `state` is unchanged after an error
+  // up to then. Every byte is verified before it is placed, but after a wrong checksum other
+  // tensors may already be new. Discard the state then, or load it again, and also after a wrong
+  // digest (verify_digests).
   //
-  // Collective over options.group; the manifest of rank 0 counts, and every rank returns the same
+  // Collective over options.group. The manifest of rank 0 counts, and every rank returns the same
   // status. Memory: staging_bytes per process plus the plan. Cost: only checksum chunks with wanted
-  // bytes are read, each by one of the ranks that want a part of it, which sends the others their
-  // parts while it reads on.
+  // bytes are read. One of the ranks that want a part of a chunk reads it, and sends the others
+  // their parts while it reads on.
   absl::StatusOr<LoadReport> Load(const StateDict& state, const LoadOptions& options = {}) const;
 
-  // Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,
-  // whose box, dtype and strides say what is wanted and where it goes. Reads only what the box
-  // needs, in this process alone; role and group do not matter. The cost does not depend on the
-  // number of tensors. NotFound: no such tensor; otherwise as Load().
+  // Loads one tensor, or a box of it, by its name alone, whatever its sharding. The box, dtype and
+  // strides of `destination` say what is wanted and where it goes. Reads only what the box needs,
+  // in this process alone; role and group do not matter. The cost does not depend on the number of
+  // tensors. NotFound if there is no such tensor; otherwise the errors of Load().
   absl::Status LoadTensor(std::string_view name, const Shard& destination,
                           const LoadOptions& options = {}) const;
 
@@ -147,8 +158,8 @@ class Checkpoint {
     return elements;
   }
 
-  // Reads every byte; checks checksums, headers, coverage and, if requested, logical digests.
-  // Damage is in the report; an error, for example of the storage, means that the checkpoint could
+  // Reads every byte, and checks checksums, headers, coverage and, if requested, logical digests.
+  // Damage is in the report. An error, for example of the storage, means that the checkpoint could
   // not be read, and says nothing about its bytes.
   absl::StatusOr<VerifyReport> Verify(const VerifyOptions& options = {}) const;
 
@@ -184,25 +195,29 @@ class CheckpointFolder {
   // is overwritten (SaveOptions::overwrite). A half-written directory of the same step is removed
   // first.
   //
-  // Errors, the same on every rank, with nothing committed: InvalidArgument (options, metadata,
-  // state: lists every problem, also a tensor that the ranks together do not cover), AlreadyExists
-  // (the step is committed; with overwrite, another process has overwritten it meanwhile), Aborted
-  // (another process has deleted files of this save, or discarded it), ResourceExhausted (checked
-  // before anything is written if the storage knows its free space), those of the storage,
-  // DeadlineExceeded or Unavailable from the group. With several ranks, the message has the number
-  // of the rank that failed.
+  // Errors, after which nothing is committed:
+  //   InvalidArgument      options, metadata or state are wrong, or the ranks together do not cover
+  //                        a tensor; the message lists every problem
+  //   AlreadyExists        the step is committed; with `overwrite`, another process has overwritten
+  //                        it meanwhile
+  //   Aborted              another process has deleted files of this save, or discarded it
+  //   ResourceExhausted    too little space; known before anything is written if the storage knows
+  //                        its free space
+  //   Unavailable, DeadlineExceeded    a rank is gone, or late
+  //   other codes          of the storage
+  // Every rank returns the same error, whose message has the number of the rank that failed.
   //
-  // Collective over options.group. State is read, not changed. Memory: staging_bytes per process
-  // plus the plan. Cost: each byte of the state passes once through the cache (copy, digest,
-  // checksum) and goes to the disk past the page cache. AsyncSaver does the same in the background.
+  // Collective over options.group. Reads the state and does not change it. Memory: staging_bytes
+  // per process plus the plan. Cost: each byte of the state passes once through the cache (copy,
+  // digest, checksum) and goes to the disk past the page cache. AsyncSaver does the same in the
+  // background.
   absl::StatusOr<SaveReport> Save(int64_t step, const StateDict& state,
                                   const SaveOptions& options = {},
                                   const Metadata& metadata = {}) const;
 
-  // Returns the committed checkpoints, ascending by step. Steps come from the directories' names;
-  // manifests are not read. Empty if the folder does not exist. Unreadable directories are left out
-  // and added to `unreadable` (may be null), so that one bad directory does not make the others
-  // useless.
+  // Returns the committed checkpoints, ascending by step; none if the folder does not exist. Steps
+  // come from the directories' names; manifests are not read. Unreadable directories are added to
+  // `unreadable` (may be null) instead, so that one bad directory does not make the others useless.
   absl::StatusOr<std::vector<CheckpointInfo>> List(
       std::vector<CheckpointInfo>* unreadable = nullptr) const;
   // Returns the directories of saves that were started but not committed, ascending by step.
@@ -220,12 +235,13 @@ class CheckpointFolder {
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
-  // Deletes the checkpoints of the lowest steps beyond `keep`, but neither that of the highest step
-  // nor that of `saved_step`, for a call after a save, whose step may be lower than others. Each is
-  // uncommitted first, so that a crash halfway leaves no checkpoint that looks complete. Also
-  // removes incomplete directories older than the newest committed one, and directories that an
-  // interrupted save renamed to discard them. Symbolic links and unreadable directories are left
-  // alone and do not count. Tries all, and returns the first error.
+  // Deletes all checkpoints but the `keep` ones of the highest steps, of which one always stays.
+  // After a save, pass its step as `saved_step`: its checkpoint stays, too, since its step may be
+  // lower than others. Each checkpoint is uncommitted before its files are deleted, so that a crash
+  // halfway leaves none that looks complete. Also removes incomplete directories older than the
+  // newest committed one, and directories that an interrupted save renamed to discard them.
+  // Symbolic links and unreadable directories are left alone and do not count. Tries all, and
+  // returns the first error.
   absl::Status Prune(int keep, std::optional<int64_t> saved_step = std::nullopt) const;
 
  private:

@@ -31,13 +31,15 @@ struct CheckpointManagerOptions {
   // as save.group that nothing else uses.
   std::optional<AsyncSaveOptions> background = {};
 
-  // For saves in the background to a slow or remote folder, which is opened by its name: each rank
-  // writes files to a staging folder of its machine first, StagingFolderOf(), and uploads them from
-  // there, so that the memory of their copies is free early. A checkpoint still exists only once
-  // all of it is in the remote folder. A job that is started again reads files that are staged and
-  // intact. The staging folder holds the newest checkpoint and the one that is being saved; the
-  // job deletes it after its last step. Files for which it lacks room, or would need more than half
-  // of the available memory, are written to the remote folder directly.
+  // Whether saves in the background go through a staging folder of the rank's machine
+  // (StagingFolderOf()), from which files are uploaded to a slow or remote folder. The memory of
+  // their copies is then free early. Only for a folder that is opened by its name.
+  //
+  // A checkpoint still exists only once all of it is in the remote folder. A job that is started
+  // again reads the files that are staged and intact. The staging folder holds the newest
+  // checkpoint and the one that is being saved; the job deletes it after its last step. Files for
+  // which it has no room, or that would take more than half of the available memory, are written to
+  // the remote folder directly.
   bool async_upload = false;
   // The folder in which the staging folder is made. Empty: in memory, "/dev/shm". InvalidArgument
   // if it is, contains or lies in the folder of checkpoints.
@@ -47,10 +49,9 @@ struct CheckpointManagerOptions {
   FailedSavesOptions failures = {};   // when it ends because it cannot save
   RetentionOptions keep = {};         // which permanent checkpoints stay; by default all
 
-  // A file of the local file system by which a person asks the job to save or to end (stop_file.h);
-  // empty: none. Set it on one rank only: each rank with a file reads it, and a request that one
-  // rank reads counts for all. The folder records in ".stop_file" the request that ended the job,
-  // so that it does not end a later one.
+  // A file of the local file system by which a person asks the job to save or to end (stop_file.h).
+  // Set it on one rank, whose requests count for all; empty: none. The folder records in
+  // ".stop_file" the request that ended the job, so that it does not end a later one.
   std::string stop_file_path = {};
 
   absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder
@@ -63,14 +64,14 @@ struct CheckpointManagerOptions {
 
 // A function that loads a checkpoint on this rank. Collective; returns the same status on all
 // ranks, as Checkpoint::Load() does. A rank that fails on its own first agrees with the others
-// (agree_on_status.h), or leaves the group, so that the others' waits end. An error ends
-// TryResume() without another call of the group, unless it is agreed upon and known to be damage
-// (damage.h).
+// (AgreeOnStatus()), or leaves the group, so that the others' waits end. After an error that is
+// agreed upon and known to be damage (damage.h), TryResume() goes on to the next checkpoint. Any
+// other error ends it without another call of the group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
 // A function that describes this rank's state, and what is saved beside it, for a step that is
-// saved. The memory of the result must stay valid as that of TrySave()'s arguments. Returns the
-// same status on all ranks, as LoadOnThisRank does.
+// saved. The memory of the result must stay valid as long as that of TrySave()'s arguments. Returns
+// the same status on all ranks, as LoadOnThisRank does.
 struct StateToSave {
   const StateDict* state;
   const Metadata* metadata;
@@ -110,9 +111,9 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 //
 // Permanent checkpoints are step directories of the folder. Rolling checkpoints alternate between
 // two slots beside them: "rolling-0/step-00000250", "rolling-1/step-00000225". After each permanent
-// save, the checkpoints that `keep` does not keep are deleted, but never the newest good one, nor
-// the one just saved. If the disk is too full for a save, the checkpoints that it would replace are
-// deleted first.
+// save, the manager deletes the checkpoints that `keep` does not keep, but never the newest good
+// one, nor the one just saved. If the disk is too full for a save, the manager first deletes the
+// checkpoints that the new one would replace.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
 // Calls come from one thread; WaitUntilCopied(), WaitUntilAllCopied() and CheckFolder() from any.
@@ -122,9 +123,10 @@ class CheckpointManager {
   // until the manager is destroyed, so that no two jobs save there. A job that does not save
   // (schedule.saves) neither creates nor locks the folder, and `name` may be empty.
   //
-  // Errors, on every rank: FailedPrecondition while another job holds the lock, and if nothing can
-  // be written to the folder; InvalidArgument for a bad name, and for that of a checkpoint; the
-  // errors of OpenStorage().
+  // Errors, on every rank:
+  //   FailedPrecondition    another job holds the lock, or nothing can be written to the folder
+  //   InvalidArgument       the name is bad, or that of a single checkpoint; options contradict
+  //   other codes           of OpenStorage() and of the group
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
       std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
 
@@ -150,8 +152,10 @@ class CheckpointManager {
   // save leaves them as they are. Without any checkpoint, `state` is unchanged and the result has
   // no checkpoint.
   //
-  // Errors, the same on every rank, with nothing renamed: see ResumeProblem; Unavailable if ranks
-  // see different files; otherwise as Checkpoint::Load().
+  // Errors, the same on every rank, after which nothing is renamed:
+  //   NotFound, FailedPrecondition    nothing to resume from; ProblemOf() tells which ResumeProblem
+  //   Unavailable                     ranks see different files
+  //   other codes                     of Checkpoint::Load()
   virtual absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
                                                  const ResumeOptions& options = {}) = 0;
 
@@ -165,17 +169,18 @@ class CheckpointManager {
   // empty list on other ranks, and in a job that does not save.
   virtual absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) = 0;
 
-  // Begins the job's steps after `step`, and its time. TryResume() calls Begin(); call it again if
-  // the job builds something afterwards or has loaded its state from elsewhere. `last_step`
-  // replaces the schedule's, for a job whose number of steps counts from where it resumes.
+  // Begins the job's steps after `step`, and its time. TryResume() calls Begin(). Call it again if
+  // the job has loaded its state from elsewhere, or has built something since, whose time does not
+  // count. `last_step` replaces the schedule's, for a job that counts its steps from where it
+  // resumes.
   virtual void Begin(int64_t step, std::optional<int64_t> last_step = std::nullopt) = 0;
 
   // ---- Saving
 
   // Saves if the schedule asks for it after this step, and returns whether the job ends. Call once
   // after each step. In the foreground, returns when the checkpoint is committed, or with the error
-  // of the save. In the background, returns immediately, and outcomes come from Poll(); but a
-  // decision that ends the job waits for all saves. A trouble is returned as an error.
+  // of the save. In the background, returns immediately, and outcomes come from Poll(). A decision
+  // that ends the job waits for all saves. A SaveTrouble is returned as an error (ErrorOf()).
   //
   // Cost: one exchange of about 100 bytes for each rank; for the first decision after Begin(), rank
   // 0 also lists the folder.

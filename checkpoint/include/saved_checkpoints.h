@@ -5,30 +5,44 @@
 // there without a CheckpointManager.
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/checkpoint_info.h"
-#include "storage/storage.h"
+
+namespace tessera {
+class Storage;  // storage/storage.h
+}  // namespace tessera
 
 namespace tessera::ckpt {
 
 class Manifest;  // checkpoint/include/manifest.h
 
+// A directory that is named for a step: a complete or incomplete checkpoint.
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::string directory;  // inside the storage
+  bool rolling = false;   // in a rolling slot of a CheckpointManager
+  // Whether the checkpoint is committed. False: a save was started but never committed. An error:
+  // the directory cannot be listed, and may hold a checkpoint.
+  absl::StatusOr<bool> committed = true;
+
+  bool operator==(const CheckpointInfo&) const = default;
+};
+
 // Returns the committed checkpoints, permanent and rolling, in the order in which a job tries to
-// resume from them: newest first, and of one step the permanent one first. Empty if the folder does
-// not exist. Directories that cannot be listed are left out, and added to `unreadable` (may be
-// null).
+// resume from them: newest first, and of one step the permanent one first; none if the folder does
+// not exist. Directories that cannot be listed are added to `unreadable` (may be null) instead.
 absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
     Storage& storage, std::vector<CheckpointInfo>* unreadable = nullptr);
 
-// Returns FailedPrecondition if the folder holds checkpoints, permanent or rolling, of later steps
-// than `step`, at which a job begins: its checkpoints would mix with them, and a restart would
-// resume from another past than its own. Names them, then says `advice`, such as "save to another
-// folder". Also if a directory of a later step cannot be listed and may be a checkpoint. Otherwise
-// the errors of listing the folder.
+// Checks that the folder holds no checkpoints, permanent or rolling, of later steps than `step`, at
+// which a job begins. The job's own would mix with them, and a restart would resume from another
+// past. FailedPrecondition names the later checkpoints, or a directory of a later step that cannot
+// be listed and may be one, and then says `advice`, such as "save to another folder". Other errors
+// come from listing the folder.
 absl::Status CheckLaterSteps(Storage& storage, int64_t step, std::string_view advice);
 
 // Returns whether the saved state was finite and its loss plausible, as far as is known.

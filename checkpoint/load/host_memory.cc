@@ -15,9 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/files.h"
+#include "base/scoped_fd.h"
 #include "base/system_memory.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "storage/posix_io.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

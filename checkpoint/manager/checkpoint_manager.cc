@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,18 +15,16 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/units.h"
-#include "checkpoint/collective/agree.h"
 #include "checkpoint/collective/hosts.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/include/stop_file.h"
-#include "checkpoint/manager/open_folder.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/save/save_hooks.h"
 #include "checkpoint/scan/verify.h"
 #include "storage/lock/folder_lock.h"
 #include "storage/tiered/staging_folder.h"
@@ -46,22 +43,6 @@ constexpr char kAdviceOnLaterSteps[] =
 
 void AddNote(SaveReport& report, std::string_view note) {
   absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", std::string(note));
-}
-
-// Rank 0's answer to the facts of all ranks: their sum. Ranks are of one program on one kind of
-// machine, so that the numbers are sent as they are in memory.
-absl::StatusOr<std::string> AddFacts(const std::vector<std::string>& of_ranks) {
-  StepFacts sum;
-  for (const std::string& bytes : of_ranks) {
-    StepFacts one;
-    if (bytes.size() != sizeof(one.counts)) {
-      return absl::InternalError(
-          "a rank's facts about a step have another size: is it another build?");
-    }
-    std::memcpy(one.counts.data(), bytes.data(), bytes.size());
-    sum += one;
-  }
-  return std::string(reinterpret_cast<const char*>(sum.counts.data()), sizeof(sum.counts));
 }
 
 class Manager final : public CheckpointManager {
@@ -174,7 +155,7 @@ class Manager final : public CheckpointManager {
     if (sum != nullptr) {
       TESSERA_RETURN_IF_ERROR(sum(facts.counts));
     } else {
-      TESSERA_ASSIGN_OR_RETURN(facts, Exchange(facts));
+      TESSERA_ASSIGN_OR_RETURN(facts, AddOverRanks(group(), facts, options_.save.timeout));
     }
     const KnownFacts known = Decode(now.step, facts);
     elapsed_ = known.elapsed;
@@ -383,19 +364,6 @@ class Manager final : public CheckpointManager {
     RemoveStagingFolder(*staging_);
   }
 
-  absl::StatusOr<StepFacts> Exchange(StepFacts facts) {
-    if (group().size() == 1) return facts;
-    const std::string mine(reinterpret_cast<const char*>(facts.counts.data()),
-                           sizeof(facts.counts));
-    TESSERA_ASSIGN_OR_RETURN(const std::string all,
-                             Agree(group(), mine, AddFacts, options_.save.timeout));
-    if (all.size() != sizeof(facts.counts)) {
-      return absl::InternalError("rank 0's facts about a step have another size");
-    }
-    std::memcpy(facts.counts.data(), all.data(), all.size());
-    return facts;
-  }
-
   void NoteStarted() {
     if (announced_ > 0) {
       --announced_;
@@ -503,17 +471,6 @@ class Manager final : public CheckpointManager {
 };
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
-    std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open) {
-  SingleProcessGroup alone;
-  ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
-  absl::StatusOr<OpenedFolder> opened = OpenFolder(name, options, open, group.rank() == 0);
-  const absl::Status agreed = AgreeOnStatus(group, opened.status(), options.save.timeout);
-  TESSERA_RETURN_IF_ERROR(opened.ok() ? agreed : opened.status());
-  options.async_upload = false;  // the storage does it
-  return Open(std::move(opened->storage), std::move(opened->to_lock), std::move(options));
-}
 
 absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
     std::shared_ptr<Storage> storage, std::unique_ptr<Storage> to_lock,

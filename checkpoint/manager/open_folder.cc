@@ -1,4 +1,4 @@
-#include "checkpoint/manager/open_folder.h"
+// How CheckpointManager::Open() opens a folder by its name, and makes its staging folder.
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -9,21 +9,35 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/system_memory.h"
 #include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/include/process_group.h"
+#include "storage/open_storage.h"
+#include "storage/storage.h"
 #include "storage/tiered/staging_folder.h"
 #include "storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 namespace {
+
+// The storages of a folder, on one rank.
+struct OpenedFolder {
+  std::unique_ptr<Storage> storage;  // null: the job does not save, and there is no folder
+  std::unique_ptr<Storage> to_lock;  // null: this rank locks nothing
+};
 
 // An existing folder may be read-only, which the first save would find out late; a checkpoint in
 // place of the folder that contains it would look like a folder without any.
@@ -79,13 +93,7 @@ absl::StatusOr<std::unique_ptr<Storage>> WithStaging(std::string_view name,
                                          std::move(has_room));
 }
 
-}  // namespace
-
-std::string StagingFolderOf(std::string_view name, const std::string& tmp_folder,
-                            const OpenStorageOptions& open) {
-  return LocalFolderFor(name, open, tmp_folder, "_tmp_ckpt");
-}
-
+// Opens the folder, for writing if the job saves, and its staging folder with async_upload.
 absl::StatusOr<OpenedFolder> OpenFolder(std::string_view name,
                                         const CheckpointManagerOptions& options,
                                         const OpenStorageOptions& open, bool is_rank_0) {
@@ -110,6 +118,24 @@ absl::StatusOr<OpenedFolder> OpenFolder(std::string_view name,
   TESSERA_ASSIGN_OR_RETURN(opened.storage,
                            WithStaging(name, options, open, std::move(opened.storage)));
   return opened;
+}
+
+}  // namespace
+
+std::string StagingFolderOf(std::string_view name, const std::string& tmp_folder,
+                            const OpenStorageOptions& open) {
+  return LocalFolderFor(name, open, tmp_folder, "_tmp_ckpt");
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
+    std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open) {
+  SingleProcessGroup alone;
+  ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
+  absl::StatusOr<OpenedFolder> opened = OpenFolder(name, options, open, group.rank() == 0);
+  const absl::Status agreed = AgreeOnStatus(group, opened.status(), options.save.timeout);
+  TESSERA_RETURN_IF_ERROR(opened.ok() ? agreed : opened.status());
+  options.async_upload = false;  // the storage does it
+  return Open(std::move(opened->storage), std::move(opened->to_lock), std::move(options));
 }
 
 }  // namespace tessera::ckpt

@@ -68,7 +68,7 @@ class ResumeTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(
         const auto saved,
         SaveNow(memory_, {.step = step, .metadata = ToMetadata(metadata)}, OneTensor(elements),
-                {.checksum_chunk_bytes = kChunkBytes}, {.root = root}));
+                {.checksum_chunk_bytes = kChunkBytes}, {.choose_root = In(root)}));
   }
   std::string Data(const std::string& checkpoint) {
     const auto names = memory_.List(checkpoint);

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
+#include <utility>
 
-#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/include/damage.h"
+#include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -83,12 +87,117 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
   return chosen;
 }
 
-std::string MakeRollingAttempt() { return absl::StrFormat("%08x", std::random_device()()); }
+Retention::Retention(Storage& storage, const RetentionOptions& options)
+    : storage_(storage), removal_(Removal::In(storage)), options_(options) {}
 
-bool IsRollingAttempt(std::string_view name) {
-  return name.size() == 8 && std::ranges::all_of(name, [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
+absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step) {
+  if (!options_.deletes()) return absl::OkStatus();
+  absl::Status first_error = SettleDiscarded(storage_, "");
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
+                           ListStepDirectories(storage_, ""));
+  std::erase_if(directories, [&](const CheckpointInfo& dir) {
+    return !dir.committed.ok() || storage_.IsLink(dir.directory);
+  });
+  std::vector<RetentionCandidate> candidates;
+  std::vector<const CheckpointInfo*> committed;
+  std::vector<bool> unknown;
+  for (const CheckpointInfo& dir : directories) {
+    if (!*dir.committed) continue;
+    const Described described = DescribeOnce(dir);
+    first_error.Update(described.unknown);
+    unknown.push_back(!described.unknown.ok());
+    candidates.push_back(described.candidate);
+    committed.push_back(&dir);
+  }
+  if (committed.empty()) return first_error;
+
+  std::vector<const CheckpointInfo*> deleted;
+  for (const size_t i : ChooseToDelete(options_, candidates, now)) {
+    if (!unknown[i] && committed[i]->step != saved_step) deleted.push_back(committed[i]);
+  }
+  for (const CheckpointInfo& dir : directories) {
+    if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
+  }
+  for (const CheckpointInfo* dir : deleted) {
+    const absl::StatusOr<bool> removed = RemoveUnlessRead(storage_, *removal_, *dir);
+    first_error.Update(removed.status());
+    if (removed.ok() && *removed) described_.erase(dir->directory);
+  }
+  if (!deleted.empty()) first_error.Update(storage_.SyncDirectory(""));
+  return first_error;
+}
+
+absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& coming,
+                                                             absl::Time now) {
+  const auto lacking = [&]() -> uint64_t {
+    const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
+    return free.ok() && *free < coming.needed_bytes ? coming.needed_bytes - *free : 0;
+  };
+  std::vector<std::string> deleted;
+  if (lacking() == 0) return deleted;
+  TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, ""));
+  TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
+  if (droppable.bytes < lacking()) return deleted;
+  for (const CheckpointInfo& checkpoint : droppable.checkpoints) {
+    if (lacking() == 0) break;
+    TESSERA_ASSIGN_OR_RETURN(const bool removed, RemoveUnlessRead(storage_, *removal_, checkpoint));
+    if (!removed) continue;
+    described_.erase(checkpoint.directory);
+    deleted.push_back(checkpoint.directory);
+  }
+  return deleted;
+}
+
+absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& coming,
+                                                              absl::Time now) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> saved, ListForResume(storage_));
+  std::ranges::reverse(saved);  // by ascending step
+  std::vector<RetentionCandidate> candidates;
+  std::vector<std::pair<const CheckpointInfo*, uint64_t>> found;
+  for (const CheckpointInfo& checkpoint : saved) {
+    if (checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
+                           : storage_.IsLink(checkpoint.directory)) {
+      continue;
+    }
+    const Described described =
+        checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
+    if (!described.unknown.ok() || (checkpoint.rolling && !described.intact)) continue;
+    candidates.push_back(described.candidate);
+    found.emplace_back(&checkpoint, described.bytes);
+  }
+  Droppable droppable;
+  const RetentionCandidate next = {.step = coming.step, .rolling = coming.rolling, .good = false};
+  for (const size_t i : ChooseToMakeRoom(options_, candidates, next, now)) {
+    droppable.checkpoints.push_back(*found[i].first);
+    droppable.bytes += found[i].second;
+  }
+  return droppable;
+}
+
+Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint) {
+  const auto known = described_.find(checkpoint.directory);
+  if (known != described_.end()) return known->second;
+  Described described = Describe(checkpoint);
+  if (described.unknown.ok()) described_[checkpoint.directory] = described;
+  return described;
+}
+
+Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
+  const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
+  Described described = {
+      .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
+      .intact = manifest.ok()};
+  if (!manifest.ok() && !MayBeDamage(manifest.status())) described.unknown = manifest.status();
+  if (!manifest.ok()) return described;
+  const TrainerState& trainer = manifest->trainer();
+  RetentionCandidate& candidate = described.candidate;
+  candidate.saved_at = absl::FromUnixMillis(manifest->producer().created_unix_ms());
+  candidate.good = IsHealthy(*manifest);
+  if (trainer.health().has_validation_loss()) {
+    candidate.validation_loss = trainer.health().validation_loss();
+  }
+  for (const DataFile& file : manifest->files()) described.bytes += file.size_bytes();
+  return described;
 }
 
 }  // namespace tessera::ckpt

@@ -1,19 +1,25 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_RETENTION_H_
 #define TESSERA_CHECKPOINT_MANAGER_RETENTION_H_
 
-// Policies of the checkpoints that a run keeps: pure, without I/O and without a clock.
+// Which checkpoints a run keeps: the policies, which are pure, without I/O and without a clock, and
+// Retention, which deletes by them.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/include/manager_options.h"
+#include "checkpoint/include/saved_checkpoints.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
 
@@ -42,36 +48,58 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
                                      std::span<const RetentionCandidate> candidates,
                                      const RetentionCandidate& coming, absl::Time now);
 
-// Rolling checkpoints: frequent ones of which only the last two are kept, beside the permanent ones
-// of the same run. Each of two slots is a folder of its own that holds one ordinary checkpoint:
-//
-//   step-00000200/            permanent
-//   rolling-0/step-00000250/
-//   rolling-1/step-00000225/  replaced next
-//
-// If directories cannot be renamed, as in object stores, each attempt at a save has a folder in its
-// slot, so that remains of another attempt need not be deleted before:
-//
-//   rolling-0/1a2b3c4d/step-00000250/
-//
-// The slot that is replaced is emptied before the new checkpoint is written. The other one stays
-// complete meanwhile.
+// A save that is about to begin.
+struct ComingSave {
+  int64_t step = 0;
+  bool rolling = false;
+  uint64_t needed_bytes = 0;
+};
 
-inline constexpr std::array<std::string_view, 2> kRollingSlots = {"rolling-0", "rolling-1"};
+// Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once.
+// A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
+// again the next time. Symbolic links, directories that cannot be listed, and quarantined
+// checkpoints are left alone and do not count. A checkpoint that is being read (read_lock.h) stays
+// until the next time. Each checkpoint is uncommitted before its files are deleted, so that a crash
+// halfway leaves none that looks complete. One thread at a time.
+class Retention {
+ public:
+  // The storage must outlive this object.
+  Retention(Storage& storage, const RetentionOptions& options);
 
-// The steps of the committed checkpoints in the slots; nullopt: the slot has none.
-using RollingSteps = std::array<std::optional<int64_t>, kRollingSlots.size()>;
+  // Deletes the permanent checkpoints that the policy does not keep, and the remains of incomplete
+  // saves that are older than the newest checkpoint; but never the checkpoint of `saved_step`, the
+  // step that was just saved. Tries all, and returns the first error, also of a checkpoint that
+  // could not be read.
+  absl::Status Apply(absl::Time now, std::optional<int64_t> saved_step = std::nullopt);
 
-// Returns the index of the slot for the next checkpoint: one without a checkpoint, otherwise the
-// older one.
-inline int ChooseRollingSlot(const RollingSteps& steps) {
-  return steps[1] < steps[0] ? 1 : 0;  // nullopt is less than any step
-}
+  // Makes space for a save if the storage lacks it: deletes checkpoints that ChooseToMakeRoom()
+  // names until there is room, or none if all of them are too small. Returns the deleted
+  // directories.
+  absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now);
 
-// Returns "1a2b3c4d", the folder of a new attempt.
-std::string MakeRollingAttempt();
+ private:
+  // A checkpoint, as described by its manifest and the sizes of its files.
+  struct Described {
+    RetentionCandidate candidate;
+    absl::Status unknown;  // an error other than damage: only the step is known
+    bool intact = false;
+    uint64_t bytes = 0;
+  };
 
-bool IsRollingAttempt(std::string_view name);
+  Described Describe(const CheckpointInfo& checkpoint);
+  Described DescribeOnce(const CheckpointInfo& checkpoint);
+  // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.
+  struct Droppable {
+    std::vector<CheckpointInfo> checkpoints;
+    uint64_t bytes = 0;
+  };
+  absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);
+
+  Storage& storage_;
+  const std::unique_ptr<Removal> removal_;
+  const RetentionOptions options_;
+  std::map<std::string, Described> described_;  // permanent ones, by directory
+};
 
 }  // namespace tessera::ckpt
 

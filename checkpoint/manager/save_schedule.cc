@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
+#include <string>
+#include <vector>
 
 #include "base/no_space.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -52,6 +57,34 @@ StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0) {
   facts.counts[kSaveInFlight] = of_rank.save_in_flight ? 1 : 0;
   facts.counts[kTrouble] = static_cast<int64_t>(of_rank.trouble);
   return facts;
+}
+
+// Ranks are of one program on one kind of machine, so that numbers are sent as they are in memory.
+absl::StatusOr<StepFacts> AddOverRanks(ProcessGroup& group, const StepFacts& mine,
+                                       absl::Duration timeout) {
+  const auto encode = [](const StepFacts& facts) {
+    return std::string(reinterpret_cast<const char*>(facts.counts.data()), sizeof(facts.counts));
+  };
+  const auto add = [&](const std::string& bytes, StepFacts& sum) {
+    StepFacts one;
+    if (bytes.size() != sizeof(one.counts)) {
+      return absl::InternalError(
+          "another rank's facts about a step have another size: is it another build?");
+    }
+    std::memcpy(one.counts.data(), bytes.data(), bytes.size());
+    sum += one;
+    return absl::OkStatus();
+  };
+  const auto add_all = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
+    StepFacts sum;
+    for (const std::string& bytes : all) TESSERA_RETURN_IF_ERROR(add(bytes, sum));
+    return encode(sum);
+  };
+  if (group.size() == 1) return mine;
+  TESSERA_ASSIGN_OR_RETURN(const std::string all, Agree(group, encode(mine), add_all, timeout));
+  StepFacts sum;
+  TESSERA_RETURN_IF_ERROR(add(all, sum));
+  return sum;
 }
 
 KnownFacts Decode(int64_t step, const StepFacts& sum) {

@@ -1,14 +1,17 @@
 #ifndef TESSERA_CHECKPOINT_MANAGER_SAVE_SCHEDULE_H_
 #define TESSERA_CHECKPOINT_MANAGER_SAVE_SCHEDULE_H_
 
-// The policy of when a run saves and ends: pure, without I/O and without a clock.
+// The policy of when a run saves and ends: without I/O and without a clock. Only AddOverRanks()
+// communicates.
 
 #include <array>
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/manager_options.h"
+#include "checkpoint/include/process_group.h"
 #include "checkpoint/include/stop_file.h"
 
 namespace tessera::ckpt {
@@ -61,6 +64,10 @@ struct StepFacts {
 // Encodes the facts of one rank, with times in whole microseconds, for an exchange in which ranks
 // add them up.
 StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0);
+
+// Returns the sum of all ranks' facts, on every rank. Collective.
+absl::StatusOr<StepFacts> AddOverRanks(ProcessGroup& group, const StepFacts& mine,
+                                       absl::Duration timeout);
 
 // Decodes the sum over all ranks: any signal, stop file or failure of records counts for all, and
 // all must be healthy.

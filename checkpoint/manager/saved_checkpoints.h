@@ -2,27 +2,22 @@
 #define TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 
 // Operations on the checkpoints that a run has saved in a folder, the root of a storage: permanent
-// ones and rolling ones (retention.h). One process of the run calls them, and holds the folder's
-// lock if others may save. CheckpointManager (checkpoint_manager.h) does all of this for a job;
-// resume.h chooses the checkpoint from which a run resumes.
+// ones and rolling ones. One process of the run calls them, and holds the folder's lock if others
+// may save. CheckpointManager (checkpoint_manager.h) does all of this for a job. retention.h
+// deletes what a run does not keep; resume.h chooses where it resumes.
 
+#include <array>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/removal.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/saved_checkpoints.h"
-#include "checkpoint/manager/retention.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
@@ -43,6 +38,40 @@ std::string WithoutDirectory(const Storage& storage, std::string_view directory,
 // error, if a directory of a later step cannot be listed.
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t step);
 
+// Rolling checkpoints: frequent ones of which only the last two are kept, beside the permanent ones
+// of the same run. Each of two slots is a folder of its own that holds one ordinary checkpoint:
+//
+//   step-00000200/            permanent
+//   rolling-0/step-00000250/
+//   rolling-1/step-00000225/  replaced next
+//
+// If directories cannot be renamed, as in object stores, each attempt at a save has a folder in its
+// slot, so that remains of another attempt need not be deleted before:
+//
+//   rolling-0/1a2b3c4d/step-00000250/
+//
+// The slot that is replaced is emptied before the new checkpoint is written. The other one stays
+// complete meanwhile.
+
+inline constexpr std::array<std::string_view, 2> kRollingSlots = {"rolling-0", "rolling-1"};
+
+// The steps of the committed checkpoints in the slots; nullopt: the slot has none.
+using RollingSteps = std::array<std::optional<int64_t>, kRollingSlots.size()>;
+
+// Returns the index of the slot for the next checkpoint: one without a checkpoint, otherwise the
+// older one.
+inline int ChooseRollingSlot(const RollingSteps& steps) {
+  return steps[1] < steps[0] ? 1 : 0;  // nullopt is less than any step
+}
+
+// Returns "1a2b3c4d", the folder of a new attempt.
+std::string MakeRollingAttempt();
+
+bool IsRollingAttempt(std::string_view name);
+
+// Returns whether the directory of a rolling checkpoint, or its slot, is a symbolic link.
+bool IsLinked(Storage& storage, std::string_view directory);
+
 // Deletes the checkpoint that the next rolling one replaces, and returns the folder in which to
 // save. A crash leaves a slot that is visibly incomplete. A checkpoint that is being read
 // (read_lock.h) stays in the slot, beside the next one, until the slot is emptied again. If
@@ -52,59 +81,6 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t 
 // checkpoint; a slot that is a link is used only if the other one is a link, too, and never
 // emptied.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage);
-
-// A save that is about to begin.
-struct ComingSave {
-  int64_t step = 0;
-  bool rolling = false;
-  uint64_t needed_bytes = 0;
-};
-
-// Deletes checkpoints by a policy (retention.h). Manifests of permanent checkpoints are read once.
-// A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
-// again the next time. Symbolic links, directories that cannot be listed, and quarantined
-// checkpoints are left alone and do not count. A checkpoint that is being read (read_lock.h) stays
-// until the next time. Each checkpoint is uncommitted before its files are deleted, so that a crash
-// halfway leaves none that looks complete. One thread at a time.
-class Retention {
- public:
-  // The storage must outlive this object.
-  Retention(Storage& storage, const RetentionOptions& options);
-
-  // Deletes the permanent checkpoints that the policy does not keep, and the remains of incomplete
-  // saves that are older than the newest checkpoint; but never the checkpoint of `saved_step`, the
-  // step that was just saved. Tries all, and returns the first error, also of a checkpoint that
-  // could not be read.
-  absl::Status Apply(absl::Time now, std::optional<int64_t> saved_step = std::nullopt);
-
-  // Makes space for a save if the storage lacks it: deletes checkpoints that ChooseToMakeRoom()
-  // names until there is room, or none if all of them are too small. Returns the deleted
-  // directories.
-  absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now);
-
- private:
-  // A checkpoint, as described by its manifest and the sizes of its files.
-  struct Described {
-    RetentionCandidate candidate;
-    absl::Status unknown;  // an error other than damage: only the step is known
-    bool intact = false;
-    uint64_t bytes = 0;
-  };
-
-  Described Describe(const CheckpointInfo& checkpoint);
-  Described DescribeOnce(const CheckpointInfo& checkpoint);
-  // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.
-  struct Droppable {
-    std::vector<CheckpointInfo> checkpoints;
-    uint64_t bytes = 0;
-  };
-  absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);
-
-  Storage& storage_;
-  const std::unique_ptr<Removal> removal_;
-  const RetentionOptions options_;
-  std::map<std::string, Described> described_;  // permanent ones, by directory
-};
 
 }  // namespace tessera::ckpt
 

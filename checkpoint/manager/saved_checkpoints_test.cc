@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/read_lock.h"
 #include "checkpoint/manager/resume.h"
+#include "checkpoint/manager/retention.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/posix_storage.h"
@@ -39,7 +41,7 @@ class SavedCheckpointsTest : public ::testing::Test {
     std::vector<float> elements(64, static_cast<float>(step));
     ASSERT_OK_AND_ASSIGN(const auto saved,
                          SaveNow(storage_, {.step = step, .metadata = ToMetadata(metadata)},
-                                 OneTensor(elements), {}, {.root = root}));
+                                 OneTensor(elements), {}, {.choose_root = In(root)}));
   }
   void SaveRolling(int64_t step) {
     ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(storage_));
@@ -347,7 +349,8 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
   const auto save_rolling = [&](int64_t step) {
     ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(*storage));
     std::vector<float> elements(64, static_cast<float>(step));
-    const auto saved = SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = slot});
+    const auto saved =
+        SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.choose_root = In(slot)});
     ASSERT_OK(saved);
   };
   const auto move_away_and_link = [&](const std::string& path) {
@@ -383,7 +386,8 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   const auto storage = *OpenPosixStorage(folder.path());
   const auto save = [&](int64_t step, const std::string& root) {
     std::vector<float> elements(64, static_cast<float>(step));
-    ASSERT_OK(SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.root = root}));
+    ASSERT_OK(
+        SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.choose_root = In(root)}));
   };
   const auto steps = [&] {
     std::vector<int64_t> found;
@@ -419,6 +423,16 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   save(7, *EmptyRollingSlot(*storage));
   save(8, *EmptyRollingSlot(*storage));
   EXPECT_THAT(steps(), ElementsAre(8, 7, 3));
+}
+
+TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {
+  EXPECT_EQ(ChooseRollingSlot({}), 0);
+  EXPECT_EQ(ChooseRollingSlot({7, std::nullopt}), 1);
+  EXPECT_EQ(ChooseRollingSlot({std::nullopt, 7}), 0);
+  EXPECT_EQ(ChooseRollingSlot({7, 9}), 0);
+  EXPECT_EQ(ChooseRollingSlot({9, 7}), 1);
+  EXPECT_EQ(ChooseRollingSlot({7, 7}), 0);
+  EXPECT_EQ(ChooseRollingSlot({0, std::nullopt}), 1);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@
 #include "checkpoint/replicas/find_replica.h"
 #include "checkpoint/replicas/replica_storage.h"
 #include "checkpoint/replicas/replicas.pb.h"
-#include "checkpoint/save/save_hooks.h"
+#include "checkpoint/save/run_save.h"
 #include "storage/lock/folder_lock.h"
 #include "storage/posix_storage.h"
 #include "storage/storage.h"

@@ -26,7 +26,7 @@
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/save/coordinator.h"
-#include "checkpoint/save/phase.h"
+#include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/scan.h"
@@ -445,7 +445,7 @@ absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePla
   const absl::Duration start = SteadyNow();
   Rewriter rewriter(source, plan, storage, options);
   TESSERA_RETURN_IF_ERROR(rewriter.Check());
-  Coordinator coordinator(storage, root, metadata);
+  Coordinator coordinator(storage, metadata, [&](uint64_t) { return std::string(root); });
   const absl::StatusOr<SaveTarget> target =
       coordinator.Prepare({.layout = plan.save.manifest, .is_new = true});
   absl::Status status = target.status();

@@ -105,7 +105,7 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
               true);
     ASSERT_OK(SaveNow(*storage,
                       {.step = metadata.trainer().step(), .metadata = ToMetadata(metadata)},
-                      state.dict, {.group = &group}, {.root = "from"}));
+                      state.dict, {.group = &group}, {.choose_root = In("from")}));
   }
   // Columns over four ranks: every rank needs a part of every row.
   std::vector<std::string> ranks;

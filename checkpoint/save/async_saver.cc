@@ -26,7 +26,6 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/save/save_hooks.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -50,7 +49,6 @@ class AsyncSaver::Background {
         group_(options.save.group != nullptr ? *options.save.group : alone_),
         staging_(options.available_memory_bytes),
         context_{.storage = storage,
-                 .root = hooks.root,
                  .choose_root = hooks.choose_root,
                  .group = group_,
                  .options = options.save,

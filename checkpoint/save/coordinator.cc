@@ -16,14 +16,12 @@
 
 namespace tessera::ckpt {
 
-Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
+Coordinator::Coordinator(Storage& storage, const Manifest& metadata,
                          std::function<absl::StatusOr<std::string>(uint64_t)> choose_root,
                          bool overwrite)
     : storage_(storage),
       removal_(Removal::In(storage)),
       choose_root_(std::move(choose_root)),
-      root_(root),
-      directory_(JoinPath(root, StepDirectoryName(metadata.trainer().step()))),
       attempt_(absl::StrFormat("%08x", std::random_device()())),
       overwrite_(overwrite),
       metadata_(metadata) {}
@@ -39,7 +37,8 @@ absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) 
     file.set_path(DataFileName(file.path(), attempt_));
   }
   TESSERA_RETURN_IF_ERROR(planned.is_new ? CheckPlan(manifest_) : ValidateMetadata(manifest_));
-  TESSERA_RETURN_IF_ERROR(ChooseDirectory());
+  TESSERA_ASSIGN_OR_RETURN(root_, choose_root_(DataBytes()));
+  directory_ = JoinPath(root_, StepDirectoryName(metadata_.trainer().step()));
   TESSERA_RETURN_IF_ERROR(PrepareDirectory());
   return SaveTarget{.directory = directory_, .attempt = attempt_};
 }
@@ -146,13 +145,6 @@ absl::Status Coordinator::CheckPlan(const Manifest& planned) {
   checked.set_format_major(kFormatMajor);
   checked.set_format_minor(kFormatMinor);
   return ValidateManifest(checked);
-}
-
-absl::Status Coordinator::ChooseDirectory() {
-  if (!choose_root_) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(root_, choose_root_(DataBytes()));
-  directory_ = JoinPath(root_, StepDirectoryName(metadata_.trainer().step()));
-  return absl::OkStatus();
 }
 
 absl::Status Coordinator::PrepareDirectory() {

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,10 +23,10 @@ namespace tessera::ckpt {
 // ranks. `metadata` must outlive this object.
 class Coordinator {
  public:
-  // `choose_root` returns the root to save under, given the bytes of all data files. Null: `root`.
-  // `overwrite`: see SaveOptions.
-  Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
-              std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root = nullptr,
+  // `choose_root` returns the folder to save in, given the bytes of all data files. `overwrite` is
+  // that of SaveOptions.
+  Coordinator(Storage& storage, const Manifest& metadata,
+              std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root,
               bool overwrite = false);
 
   // Does the end of step 1, and step 2: checks the tensors and files of the plan, unless the same
@@ -45,7 +44,6 @@ class Coordinator {
   void Abandon();
 
  private:
-  absl::Status ChooseDirectory();
   absl::Status PrepareDirectory();
   absl::StatusOr<std::vector<std::string>> CheckFilesAreThere();
   absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);

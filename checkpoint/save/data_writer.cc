@@ -12,7 +12,6 @@
 #include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/trace.h"
-#include "checkpoint/save/phase.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -140,7 +139,7 @@ void DataWriter::WaitForPieces(std::vector<size_t> pieces) {
     if (task.what == Do::kWait) {
       changed_.Wait(&mutex_);
     } else {
-      ReadAsWaiter(task);
+      CopyOrCheckAsWaiter(task);
     }
   }
   table_.Leave();
@@ -153,13 +152,13 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
       StartThreads(static_cast<int>(workers_.size()) - 1, [this, trace = BoundTrace()](int other) {
         const absl::Status status = CatchNoMemory(kWritingFiles, [&] {
           const TraceThread traced(trace, "save writers");
-          Work(workers_[other + 1]);
+          DoTasks(workers_[other + 1]);
           return absl::OkStatus();
         });
         const MutexLock lock(&mutex_);
-        Note(status);
+        KeepFirstError(status);
       });
-  if (!workers_.empty()) Work(workers_[0]);
+  if (!workers_.empty()) DoTasks(workers_[0]);
   for (std::thread& thread : others) thread.join();
 
   const MutexLock lock(&mutex_);
@@ -189,14 +188,14 @@ void DataWriter::KeepForTheNextSave() {
   }
 }
 
-void DataWriter::Note(const absl::Status& status) {
+void DataWriter::KeepFirstError(const absl::Status& status) {
   error_.Update(status);
   if (!status.ok()) table_.Fail();
   changed_.NotifyAll();
 }
 
-void DataWriter::End(const PieceTable::Task& task, PieceTable::Worker* worker,
-                     const PieceTable::Result& result, Clock::time_point now) {
+void DataWriter::EndTask(const PieceTable::Task& task, PieceTable::Worker* worker,
+                         const PieceTable::Result& result, Clock::time_point now) {
   table_.End(task, worker, result, now);
   if (table_.all_released() && !copied_at_.has_value()) {
     copied_at_ = SteadyNow();
@@ -206,7 +205,7 @@ void DataWriter::End(const PieceTable::Task& task, PieceTable::Worker* worker,
 }
 
 // Finishes writes in flight after an error, too: the disk still reads memory that others need.
-void DataWriter::Work(Worker& worker) {
+void DataWriter::DoTasks(Worker& worker) {
   const double processor_start = ThreadProcessorSeconds();
   const MutexLock lock(&mutex_);
   while (!table_.over() || worker.table.writing.has_value()) {
@@ -221,19 +220,19 @@ void DataWriter::Work(Worker& worker) {
         changed_.WaitUntil(&mutex_, table_.rests_until());
         continue;
       }
-      status = Act(task, worker);
+      status = DoTask(task, worker);
     } catch (const std::bad_alloc& error) {
       status = NoMemoryStatus(error, kWritingFiles);
     }
-    Note(status);
+    KeepFirstError(status);
   }
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
 }
 
 // Lets no exception out of the work that is done without the mutex.
-absl::Status DataWriter::Act(const PieceTable::Task& task, Worker& worker) {
+absl::Status DataWriter::DoTask(const PieceTable::Task& task, Worker& worker) {
   if (error_.ok() && options_.is_cancelled && options_.is_cancelled()) {
-    Note(absl::CancelledError("the caller has ended the save"));
+    KeepFirstError(absl::CancelledError("the caller has ended the save"));
   }
   switch (task.what) {
     case Do::kWriteCopy:
@@ -242,12 +241,12 @@ absl::Status DataWriter::Act(const PieceTable::Task& task, Worker& worker) {
     case Do::kFinishWrite:
       return FinishWrite(task, worker);
     default:
-      return Read(task, &worker.table, worker.digests);
+      return CopyOrCheck(task, &worker.table, worker.digests);
   }
 }
 
-absl::Status DataWriter::Read(const PieceTable::Task& task, PieceTable::Worker* worker,
-                              Digests& digests) {
+absl::Status DataWriter::CopyOrCheck(const PieceTable::Task& task, PieceTable::Worker* worker,
+                                     Digests& digests) {
   Piece& piece = pieces_[task.piece];
   const bool starts = task.what == Do::kCopy && table_.on_device(task.piece);
   mutex_.unlock();
@@ -270,18 +269,19 @@ absl::Status DataWriter::Read(const PieceTable::Task& task, PieceTable::Worker* 
   const double used = ThreadProcessorSeconds() - processor_start;
   const double seconds = SecondsSince(start);
   mutex_.lock();
-  End(task, worker, {.ok = read.ok(), .processor_seconds = used, .seconds = seconds}, Clock::now());
+  EndTask(task, worker, {.ok = read.ok(), .processor_seconds = used, .seconds = seconds},
+          Clock::now());
   return read;
 }
 
-void DataWriter::ReadAsWaiter(const PieceTable::Task& task) {
+void DataWriter::CopyOrCheckAsWaiter(const PieceTable::Task& task) {
   if (idle_digests_.empty()) {
     idle_digests_.push_back(&waiter_digests_.emplace_back(Digests(slots_.size())));
   }
   Digests* const digests = idle_digests_.back();
   idle_digests_.pop_back();
   const double processor_start = ThreadProcessorSeconds();
-  Note(Read(task, nullptr, *digests));
+  KeepFirstError(CopyOrCheck(task, nullptr, *digests));
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
   idle_digests_.push_back(digests);
 }
@@ -313,7 +313,7 @@ absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worke
   });
   worker.writes.clear();
   mutex_.lock();
-  End(task, &worker.table, {.ok = written.ok()}, Clock::now());
+  EndTask(task, &worker.table, {.ok = written.ok()}, Clock::now());
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
   if (--pieces_left_[piece.file_number] == 0 && error_.ok()) {
     mutex_.unlock();

@@ -13,14 +13,16 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/byte_progress.h"
 #include "base/mutex.h"
+#include "base/no_space.h"
 #include "checkpoint/elements/device_copies.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/save/file_writer.h"
-#include "checkpoint/save/memory_index.h"
+#include "checkpoint/save/data_file.h"
 #include "checkpoint/save/piece_table.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging.h"
@@ -28,6 +30,18 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
+
+// The phases of a save, as named in error messages.
+inline constexpr absl::string_view kPlanning = "planning";
+inline constexpr absl::string_view kStaging = "staging";
+inline constexpr absl::string_view kWriting = "writing";
+inline constexpr absl::string_view kSyncing = "syncing";
+inline constexpr absl::string_view kCommitting = "committing";
+
+inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
+  if (status.ok()) return status;
+  return WithMessage(status, absl::StrCat(phase, ": ", status.message()));
+}
 
 // Writes the data files that a plan gives to one rank, and makes their contents and names durable.
 //
@@ -105,22 +119,22 @@ class DataWriter {
   void OrderPieces(std::vector<MemoryIndex::Range>& memory, std::vector<bool>& in_place);
   StagingBuffers CutBuffers(uint64_t stride_bytes) const;
   void WaitForPieces(std::vector<size_t> pieces);
-  void Work(Worker& worker);
-  // Keeps the first error.
-  void Note(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DoTasks(Worker& worker);
+  // Keeps the first error, which ends the save, and wakes the threads that wait.
+  void KeepFirstError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeepForTheNextSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Ends a task, and wakes the threads that wait.
-  void End(const PieceTable::Task& task, PieceTable::Worker* worker,
-           const PieceTable::Result& result, PieceTable::Clock::time_point now)
+  void EndTask(const PieceTable::Task& task, PieceTable::Worker* worker,
+               const PieceTable::Result& result, PieceTable::Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Do a task, and release the mutex meanwhile.
-  absl::Status Act(const PieceTable::Task& task, Worker& worker)
+  // Do a task, and release the mutex meanwhile. DoTasks() does what the table gives to a worker.
+  absl::Status DoTask(const PieceTable::Task& task, Worker& worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Read(const PieceTable::Task& task, PieceTable::Worker* worker, Digests& digests)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReadAsWaiter(const PieceTable::Task& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyOrCheck(const PieceTable::Task& task, PieceTable::Worker* worker,
+                           Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CopyOrCheckAsWaiter(const PieceTable::Task& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartWrite(const PieceTable::Task& task, Worker& worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FinishWrite(const PieceTable::Task& task, Worker& worker)

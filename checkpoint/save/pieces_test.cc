@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "checkpoint/plan/plan.pb.h"
-#include "checkpoint/save/copy_order.h"
-#include "checkpoint/save/memory_index.h"
+#include "checkpoint/save/piece_table.h"
 #include "checkpoint/save/staging.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

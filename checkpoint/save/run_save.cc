@@ -16,7 +16,7 @@
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
-#include "checkpoint/save/phase.h"
+#include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 
@@ -143,11 +143,10 @@ absl::StatusOr<SaveReport> RunSave(
   span.Add("step", request.step);
   const Manifest manifest = MakeManifest(request);
   const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
-    if (!context.choose_root) return context.root;
+    if (!context.choose_root) return "";
     return context.choose_root({request.step, request.rolling, data_bytes});
   };
-  Coordinator coordinator(context.storage, context.root, manifest, choose_root,
-                          context.options.overwrite);
+  Coordinator coordinator(context.storage, manifest, choose_root, context.options.overwrite);
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
   const absl::StatusOr<RankState> local = CatchNoMemory(
       "describe the state", [&] { return Describe(manifest, state, context.options); });
@@ -200,7 +199,6 @@ absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
   StagingPool staging;
   const SaveContext context = {
       .storage = storage,
-      .root = hooks.root,
       .choose_root = hooks.choose_root,
       .group = options.group != nullptr ? *options.group : alone,
       .options = options,

@@ -8,21 +8,52 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/save/data_writer.h"
-#include "checkpoint/save/save_hooks.h"
+#include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/staging.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
 
+// A planned save, of which nothing has been written yet.
+struct PlannedSave {
+  int64_t step = 0;
+  bool rolling = false;
+  uint64_t data_bytes = 0;  // of the data files, all ranks
+};
+
+// Returns the folder of the storage in which to save, and may delete the checkpoint that the new
+// one replaces. Called on rank 0 by the saving thread, when the save has been planned and before
+// its space is checked. An error fails the save.
+using ChooseRoot = std::function<absl::StatusOr<std::string>(const PlannedSave&)>;
+
+// What the library adds to its own saves, beside the options of a program.
+struct SaveHooks {
+  ChooseRoot choose_root;  // null: the storage's root
+  // The plan of earlier saves of the same group, on every rank or on none; null: the save is
+  // planned anew. An AsyncSaver has its own.
+  PlanCache* plan_cache = nullptr;
+  // Called by an AsyncSaver after each committed save, before its outcome is available and the next
+  // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
+  // checkpoints.
+  std::function<void(SaveReport&)> on_committed;
+};
+
+// Makes AsyncSavers that call hooks.
+class HookedSavers {
+ public:
+  static std::unique_ptr<AsyncSaver> Make(Storage& storage, const AsyncSaveOptions& options,
+                                          const SaveHooks& hooks);
+};
+
 // State that the saves of one rank share.
 struct SaveContext {
   Storage& storage;
-  std::string root;
-  ChooseRoot choose_root;  // null: every save goes to `root`
+  ChooseRoot choose_root;  // see SaveHooks
   ProcessGroup& group;
   SaveOptions options;
   int copy_ahead_threads;  // see DataWriterOptions

@@ -15,6 +15,32 @@
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/save/save_messages.pb.h"
 
+// The agreement of the ranks of a save on one plan, and its reuse.
+//
+// A plan depends only on the structure of the state: every rank's description (names, roles,
+// dtypes, shapes, boxes), its rank and the number of ranks, and the layout options. Each rank keeps
+// its part of the last plan together with its own serialized description, which is compared
+// completely, since a hash could collide. Rank 0 also keeps the manifest.
+//
+// No rank needs to know whether the others are unchanged: before data is written, every rank waits
+// for rank 0 to create the directory, so one small message in each direction is needed in any case.
+// These messages carry the state of the cache:
+//
+// 1. Every rank sends rank 0 the step and, if its own structure is the cached one, the number of
+//    its cached plan; otherwise its description.
+// 2. If all ranks name the plan that rank 0 has, they have parts of the same plan and nothing has
+//    changed on any rank: rank 0 prepares the directory and answers with its name. No planning
+//    happened, and no description was sent.
+// 3. If all ranks sent a description, as in the first save, rank 0 makes a plan and sends each rank
+//    its part.
+// 4. Otherwise some ranks have changed and the descriptions of the others are needed again: rank 0
+//    asks for them, all ranks send their descriptions, and 3 follows.
+//
+// The first message has a digest of the entries that are united (Metadata::unite), too. Ranks whose
+// digest is not rank 0's are asked for those entries, in the same message as in 4.
+//
+// An error on any rank ends the save on all ranks.
+
 namespace tessera::ckpt {
 namespace {
 

@@ -21,7 +21,6 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/save/save_hooks.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"

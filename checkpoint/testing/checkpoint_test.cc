@@ -515,8 +515,8 @@ TEST(PosixCheckpointTest, ACopyElsewhereLoads) {
       RandomTensor("x", TensorRole::kWeight, DType::kF32, {300, 1001}, random);
   LocalState state;
   state.Add(tensor, {WholeBox(tensor.shape)}, true);
-  ASSERT_OK_AND_ASSIGN(const auto saved,
-                       SaveNow(*storage, {.step = 3}, state.dict, {}, {.root = "runs/a"}));
+  ASSERT_OK_AND_ASSIGN(const auto saved, SaveNow(*storage, {.step = 3}, state.dict, {},
+                                                 {.choose_root = In("runs/a")}));
   std::filesystem::create_directories(root + "/elsewhere");
   std::filesystem::copy(root + "/" + saved.directory, root + "/elsewhere/best",
                         std::filesystem::copy_options::recursive);

@@ -500,7 +500,7 @@ TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
     watched.alignment_bytes = in_place ? 1 : 0;
     PlanCache plan_cache;
     StagingPool staging;
-    const SaveContext context = {watched,     "",         nullptr, group, options_.save,
+    const SaveContext context = {watched,     nullptr,    group,  options_.save,
                                  /*ahead=*/2, plan_cache, staging};
     ASSERT_OK(PlanAhead(context, state_.dict));
     while (staging.Prefault()) {
@@ -516,7 +516,7 @@ TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
   for (const bool updates : {false, true}) {
     PlanCache plan_cache;
     StagingPool staging;
-    const SaveContext context = {watched,     "",         nullptr, group, options_.save,
+    const SaveContext context = {watched,     nullptr,    group,  options_.save,
                                  /*ahead=*/2, plan_cache, staging};
     const auto saved = RunSave(context, {.step = updates ? 2 : 1}, state_.dict,
                                [&](const std::shared_ptr<DataWriter>& writer) {

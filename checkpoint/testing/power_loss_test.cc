@@ -134,11 +134,11 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode, bool ov
     absl::Status& status = statuses[group.rank()];
     if (mode == Mode::kForeground) {
       status = SaveNow(storage, {.step = step, .metadata = {.program = overwrite ? "new" : "old"}},
-                       state.dict, On(group, options), {.root = "run"})
+                       state.dict, On(group, options), {.choose_root = In("run")})
                    .status();
     } else {
       const std::unique_ptr<AsyncSaver> saver =
-          HookedSavers::Make(storage, {.save = On(group, options)}, {.root = "run"});
+          HookedSavers::Make(storage, {.save = On(group, options)}, {.choose_root = In("run")});
       saver->Start(step, state.dict);
       status = saver->Finish()[0].report.status();
     }

@@ -112,7 +112,7 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     RunRanks(savers, [&](ProcessGroup& group) {
       ASSERT_OK_AND_ASSIGN(const auto report,
                            SaveNow(storage, {.step = round}, saved[group.rank()]->dict,
-                                   On(group, save_options), {.root = "run"}));
+                                   On(group, save_options), {.choose_root = In("run")}));
       if (group.rank() == 0) directory = report.directory;
     });
     ASSERT_EQ(directory, "run/" + StepDirectoryName(round));

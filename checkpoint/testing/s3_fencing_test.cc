@@ -19,6 +19,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/resume.h"
+#include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
@@ -490,8 +491,10 @@ TEST_F(S3FencingTest, AnOverwritingCommitThatArrivesAgainIsRefused) {
 // Folders that releases before attempts had folders of their own have left.
 TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   std::vector<float> elements(64, 5);
-  ASSERT_OK(SaveNow(*storage_, {.step = 5}, OneTensor(elements), {}, {.root = "rolling-0"}));
-  ASSERT_OK(SaveNow(*storage_, {.step = 6}, OneTensor(elements), {}, {.root = "rolling-1"}));
+  ASSERT_OK(
+      SaveNow(*storage_, {.step = 5}, OneTensor(elements), {}, {.choose_root = In("rolling-0")}));
+  ASSERT_OK(
+      SaveNow(*storage_, {.step = 6}, OneTensor(elements), {}, {.choose_root = In("rolling-1")}));
   EXPECT_THAT(Steps(), ElementsAre(6, 5));
   ASSERT_OK(SaveStep(7, 7, /*rolling=*/true));
   EXPECT_THAT(Steps(), ElementsAre(7, 6));

@@ -20,6 +20,7 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/rank_states.h"
+#include "checkpoint/save/run_save.h"
 
 namespace tessera::ckpt {
 
@@ -33,6 +34,11 @@ Options On(ProcessGroup& group, Options options) {
 inline AsyncSaveOptions On(ProcessGroup& group, AsyncSaveOptions options) {
   options.save.group = &group;
   return options;
+}
+
+// Returns the function that has a save made in a folder of the storage.
+inline ChooseRoot In(std::string folder) {
+  return [folder = std::move(folder)](const PlannedSave&) { return folder; };
 }
 
 // Adds up the bytes that its rank sends to rank 0.

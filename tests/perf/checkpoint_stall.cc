@@ -43,7 +43,6 @@
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/save/run_save.h"
-#include "checkpoint/save/save_hooks.h"
 #include "glog/logging.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/harness.h"

@@ -9,8 +9,8 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
-#include "checkpoint/include/agree_on_status.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
 #include "trainer/state/continue_run.h"
 #include "trainer/state/save_storage.h"
 

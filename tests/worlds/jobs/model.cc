@@ -219,7 +219,7 @@ absl::Status LookInto(Storage& storage, const std::string& directory, bool is_pl
     if (!manifest.ok()) continue;
     Sighting sighting = {.id = IdOf(*manifest),
                          .step = manifest->trainer().step(),
-                         .healthy = IsHealthy(*manifest),
+                         .healthy = simulation::IsHealthy(*manifest),
                          .directory = directory,
                          .manifest = name,
                          .committed = is_place && name == "manifest.pb",

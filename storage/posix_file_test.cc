@@ -1,4 +1,4 @@
-#include "storage/posix_io.h"
+#include "storage/posix_file.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
