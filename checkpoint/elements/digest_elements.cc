@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "base/crc32c.h"
-#include "layout/elements/strided.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt {
 namespace {

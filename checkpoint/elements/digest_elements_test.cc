@@ -8,7 +8,7 @@
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "layout/box.h"
-#include "layout/elements/strided.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt {
 namespace {

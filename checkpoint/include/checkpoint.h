@@ -65,7 +65,7 @@ class Storage;  // storage/storage.h
 
 namespace tessera::ckpt {
 
-class NamedTensors;  // checkpoint/load/named_tensors.h
+class NamedTensors;  // checkpoint/load/load.h
 class ReadLock;      // checkpoint/include/read_lock.h
 
 // Returns the options for a storage to which checkpoints are saved: its root is created, and

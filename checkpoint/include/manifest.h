@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/save_options.h"
-#include "checkpoint/include/tensor_role.h"
+#include "checkpoint/include/state_dict.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"

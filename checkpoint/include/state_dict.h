@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/include/tensor_role.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"
@@ -22,6 +21,22 @@
 namespace tessera::ckpt {
 
 class DeviceMemory;  // checkpoint/include/device_memory.h
+
+// The role of a tensor in training. The numbers are the same as in the manifest's RoleProto: never
+// renumber.
+enum class TensorRole {
+  kUnspecified = 0,
+  kWeight = 1,
+  kMasterWeight = 2,
+  kOptimizerState = 3,
+  kBuffer = 4,
+};
+
+// Returns whether a tensor is state of the optimizer, which a program with a fresh optimizer does
+// not load.
+inline bool BelongsToOptimizer(TensorRole role) {
+  return role == TensorRole::kMasterWeight || role == TensorRole::kOptimizerState;
+}
 
 // One box of a logical tensor in this process's memory: the source of a save, or the destination of
 // a load. The memory belongs to the caller and must stay valid and, for a save, unchanged until the

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -218,6 +220,48 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                                      state, readers, group, options, buffers));
   report.seconds = SecondsSince(start);
   return report;
+}
+
+NamedTensors::NamedTensors(const Manifest& manifest) : manifest_(manifest) {
+  for (const LogicalTensor& tensor : manifest.tensors()) tensors_[tensor.name()] = &tensor;
+  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const auto master = parameter.states().find("master");
+    if (master != parameter.states().end()) masters_[parameter.parameter()] = &master->second;
+  }
+}
+
+const LogicalTensor* NamedTensors::Find(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : found->second;
+}
+
+Manifest NamedTensors::ManifestOf(std::span<const std::string> names) const {
+  Manifest part;
+  part.set_format_major(manifest_.format_major());
+  part.set_format_minor(manifest_.format_minor());
+  std::map<uint32_t, uint32_t> files;  // from indices in the whole manifest
+  std::set<const LogicalTensor*> added;
+  std::set<std::string_view> from_masters;
+  for (const std::string& name : names) {
+    const auto master = Find(name) == nullptr ? masters_.find(name) : masters_.end();
+    if (master != masters_.end() && from_masters.insert(name).second) {
+      OptimizerParameter& parameter = *part.mutable_optimizer()->add_parameters();
+      parameter.set_parameter(name);
+      (*parameter.mutable_states())["master"] = *master->second;
+    }
+    const std::string& saved = master == masters_.end() ? name : *master->second;
+    for (const LogicalTensor* tensor = Find(saved);
+         tensor != nullptr && added.insert(tensor).second; tensor = Find(tensor->alias_of())) {
+      LogicalTensor& copy = *part.add_tensors();
+      copy = *tensor;
+      for (uint32_t& file : *copy.mutable_shards()->mutable_file_index()) {
+        const auto [at, is_new] = files.emplace(file, files.size());
+        if (is_new) *part.add_files() = manifest_.files(static_cast<int>(file));
+        file = at->second;
+      }
+    }
+  }
+  return part;
 }
 
 }  // namespace tessera::ckpt

@@ -17,7 +17,6 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/read_lock.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/load/named_tensors.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"

@@ -28,7 +28,6 @@
 #include "checkpoint/save/coordinator.h"
 #include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/save_messages.pb.h"
-#include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/box.h"
 #include "layout/elements/box_runs.h"

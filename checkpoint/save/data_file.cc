@@ -15,7 +15,7 @@
 #include "checkpoint/plan/save_plan.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
-#include "layout/elements/strided.h"
+#include "layout/elements/copy_elements.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

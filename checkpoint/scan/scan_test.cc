@@ -17,7 +17,6 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/damage.h"
-#include "checkpoint/scan/end_chunks.h"
 #include "checkpoint/scan/tensor_digests.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

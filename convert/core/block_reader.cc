@@ -12,7 +12,7 @@
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_states.h"
-#include "layout/elements/strided.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt::convert {
 namespace {

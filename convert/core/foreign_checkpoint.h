@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/tensor_role.h"
+#include "checkpoint/include/state_dict.h"
 #include "convert/core/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"

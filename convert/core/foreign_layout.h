@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/tensor_role.h"
+#include "checkpoint/include/state_dict.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
 #include "layout/box.h"

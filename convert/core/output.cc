@@ -15,7 +15,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/scan/end_chunks.h"
+#include "checkpoint/scan/scan.h"
 #include "checkpoint/scan/tensor_digests.h"
 #include "convert/core/block_reader.h"
 #include "layout/dtype.h"

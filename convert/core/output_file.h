@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/tensor_role.h"
+#include "checkpoint/include/state_dict.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/value.h"
 #include "layout/box.h"

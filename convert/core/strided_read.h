@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "layout/elements/strided.h"
+#include "layout/elements/copy_elements.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {

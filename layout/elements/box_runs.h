@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "layout/box.h"
-#include "layout/elements/strided.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera {
 

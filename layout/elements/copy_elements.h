@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "layout/dtype.h"
 
@@ -17,6 +19,29 @@ using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count
 // F32, F16 and BF16 rounded once, to nearest, ties to even, with overflow to infinity, and NaN to
 // NaN. nullptr if the conversion is not supported.
 CopyElements FindCopy(DType from, DType to);
+
+// One dim of a region that is stored twice, with strides of its own on each side. In elements.
+struct StridedDim {
+  int64_t extent = 0;
+  int64_t from_stride = 0;
+  int64_t to_stride = 0;
+};
+
+// Returns the region without dims of extent 1, and with neighbouring dims merged if they are one
+// dim on both sides. Keeps the order of the dims.
+std::vector<StridedDim> MergeDims(std::span<const StridedDim> dims);
+
+// Copies the elements of a region: the one with indices i from
+// from + element_bytes * sum(i * from_stride) to to + element_bytes * sum(i * to_stride).
+//
+// Elements that are contiguous on both sides are copied together. The last two dims of all others
+// are copied in blocks, so that both sides stay in the cache, and are transposed in vector
+// registers if each side is contiguous along another of the two. No pointer needs alignment.
+//
+// Preconditions: element_bytes is 1, 2, 4 or 8; the sides do not overlap. Threads: safe for
+// disjoint destinations.
+void CopyStrided(std::span<const StridedDim> dims, size_t element_bytes, const std::byte* from,
+                 std::byte* to);
 
 }  // namespace tessera
 

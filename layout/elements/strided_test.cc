@@ -1,12 +1,14 @@
-#include "layout/elements/strided.h"
-
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera {
 namespace {
