@@ -13,7 +13,7 @@ namespace tessera {
 // Returns ResourceExhausted, marked by a payload as lack of space or quota.
 absl::Status NoSpaceError(std::string_view message);
 
-// Returns whether a status is NoSpaceError(), perhaps of several ranks at once (agree_on_status.h).
+// Returns whether a status is NoSpaceError(), perhaps of several ranks at once (AgreeOnStatus()).
 bool IsNoSpace(const absl::Status& status);
 
 // Returns a status with the same code and payloads and another message.
