@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -80,10 +81,21 @@ struct SaveOptions {
   std::function<absl::Status()> before_commit = {};
 };
 
+// The seconds that a rank spent on its part of a save. Its io_threads copy, write and sync at the
+// same time: their mean.
+struct SavePhases {
+  double planning = 0;  // until it knew what to write, and where
+  double copying = 0;   // with checksums and digests
+  double writing = 0;
+  double syncing = 0;  // contents and names
+  double seconds = 0;  // from its call until it had done its part
+};
+
 struct SaveReport {
-  std::string directory;       // of the new checkpoint, within the storage
-  uint64_t bytes_written = 0;  // to data files, by all ranks together
-  double seconds = 0;          // from the call to the commit
+  std::string directory;          // of the new checkpoint, within the storage
+  uint64_t bytes_written = 0;     // to data files, by all ranks together
+  double seconds = 0;             // from the call to the commit
+  std::vector<SavePhases> ranks;  // by rank; on rank 0, elsewhere empty
   // Processor time of copies, checksums and writes on the threads that the save runs here.
   double processor_seconds = 0;
 

@@ -36,6 +36,9 @@ class Coordinator {
   // Does steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
 
+  // Returns what the reports that Commit() took say, by rank.
+  const std::vector<SavePhases>& phases() const { return phases_; }
+
   // Makes the checks of Prepare() for a new plan, except those of the metadata.
   static absl::Status CheckPlan(const Manifest& planned);
 
@@ -67,6 +70,7 @@ class Coordinator {
   // The tombstone that the manifest replaces or, with overwrite_, the manifest.
   std::optional<VersionedContents> replaced_;
   bool may_be_committed_ = false;
+  std::vector<SavePhases> phases_;
 };
 
 }  // namespace tessera::ckpt

@@ -168,12 +168,14 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   changed_.NotifyAll();
   if (!pieces_.empty()) KeepForTheNextSave();
   TESSERA_RETURN_IF_ERROR(error_);
+  const absl::Duration start = SteadyNow();
   if (!files_.empty()) {
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, place_.storage.SyncDirectory(place_.directory)));
   }
   for (const FileWriter& file : files_) {
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, file.CheckThere()));
   }
+  spent_.syncing += SecondsSince(start) * static_cast<double>(workers_.size());
   return Report();
 }
 
@@ -269,6 +271,7 @@ absl::Status DataWriter::CopyOrCheck(const PieceTable::Task& task, PieceTable::W
   const double used = ThreadProcessorSeconds() - processor_start;
   const double seconds = SecondsSince(start);
   mutex_.lock();
+  if (worker != nullptr) spent_.copying += seconds;
   EndTask(task, worker, {.ok = read.ok(), .processor_seconds = used, .seconds = seconds},
           Clock::now());
   return read;
@@ -290,19 +293,23 @@ absl::Status DataWriter::StartWrite(const PieceTable::Task& task, Worker& worker
   const Piece& piece = pieces_[task.piece];
   if (task.what == Do::kWriteInPlace) changed_.NotifyAll();  // another thread may check
   mutex_.unlock();
+  const absl::Duration start = SteadyNow();
   const absl::Status started = CatchNoMemory(kWritingFiles, [&] {
     return task.what == Do::kWriteCopy
                ? piece.file->StartWriteOfCopy(piece.begin, piece.end, task.buffer, worker.writes)
                : piece.file->StartWriteInPlace(piece.begin, piece.end, worker.between,
                                                worker.writes);
   });
+  const double seconds = SecondsSince(start);
   mutex_.lock();
+  spent_.writing += seconds;
   return started;
 }
 
 absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worker) {
   const Piece& piece = pieces_[task.piece];
   mutex_.unlock();
+  const absl::Duration start = SteadyNow();
   const absl::Status written = CatchNoMemory(kWritingFiles, [&] {
     absl::Status status;
     TraceSpan span("save", task.buffer != nullptr ? "write" : "write in place");
@@ -312,14 +319,18 @@ absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worke
     return status;
   });
   worker.writes.clear();
+  const absl::Duration end = SteadyNow();
   mutex_.lock();
+  spent_.writing += absl::ToDoubleSeconds(end - start);
   EndTask(task, &worker.table, {.ok = written.ok()}, Clock::now());
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
   if (--pieces_left_[piece.file_number] == 0 && error_.ok()) {
     mutex_.unlock();
     const absl::Status synced =
         CatchNoMemory("sync a data file", [&] { return piece.file->Sync(); });
+    const double seconds = SecondsSince(end);
     mutex_.lock();
+    spent_.syncing += seconds;
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
   }
   table_.Settle();
@@ -338,6 +349,10 @@ WriteReport DataWriter::Report() const {
     tensor_report.mutable_digest()->set_lo(digest.lo);
     tensor_report.mutable_digest()->set_hi(digest.hi);
   }
+  const double threads = std::max(1.0, static_cast<double>(workers_.size()));
+  report.set_copying(spent_.copying / threads);
+  report.set_writing(spent_.writing / threads);
+  report.set_syncing(spent_.syncing / threads);
   return report;
 }
 

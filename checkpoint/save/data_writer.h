@@ -20,6 +20,7 @@
 #include "base/mutex.h"
 #include "base/no_space.h"
 #include "checkpoint/elements/device_copies.h"
+#include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/save/data_file.h"
@@ -159,6 +160,7 @@ class DataWriter {
   std::deque<Digests> waiter_digests_ ABSL_GUARDED_BY(mutex_);  // at most one for each waiter
   std::vector<Digests*> idle_digests_ ABSL_GUARDED_BY(mutex_);
   double processor_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
+  SavePhases spent_ ABSL_GUARDED_BY(mutex_);  // by all threads of Run()
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Duration> copied_at_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> released_ = false;  // everything is copied, or Run() has returned

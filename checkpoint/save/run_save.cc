@@ -104,16 +104,19 @@ absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<R
   return task;
 }
 
-// Performs step 3.
+// Performs step 3 of a save that began at `start`.
 absl::StatusOr<std::string> Write(
     const absl::StatusOr<std::shared_ptr<DataWriter>>& writer,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned,
-    const std::function<absl::Status()>& before_commit) {
+    const std::function<absl::Status()>& before_commit, absl::Duration start) {
   if (!writer.ok()) return writer.status();
+  const double planning = SecondsSince(start);
   const TraceSpan span("save", "data files");
   if (on_planned) on_planned(*writer);
-  TESSERA_ASSIGN_OR_RETURN(const WriteReport report, (*writer)->Run());
+  TESSERA_ASSIGN_OR_RETURN(WriteReport report, (*writer)->Run());
   if (before_commit) TESSERA_RETURN_IF_ERROR(before_commit());
+  report.set_planning(planning);
+  report.set_seconds(SecondsSince(start));
   return report.SerializeAsString();
 }
 
@@ -166,8 +169,9 @@ absl::StatusOr<SaveReport> RunSave(
   bool everyone_reported = false;
   const absl::StatusOr<std::string> committed = Agree(
       context.group,
-      CatchNoMemory("write the data files",
-                    [&] { return Write(writer, on_planned, context.options.before_commit); }),
+      CatchNoMemory(
+          "write the data files",
+          [&] { return Write(writer, on_planned, context.options.before_commit, start); }),
       [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
         const TraceSpan commit("save", "commit");
         absl::StatusOr<std::string> bytes = coordinator.Commit(reports);
@@ -185,6 +189,7 @@ absl::StatusOr<SaveReport> RunSave(
     return absl::InternalError("rank 0 sent a bad report");
   }
   report.seconds = SecondsSince(start);
+  report.ranks = coordinator.phases();
   report.copied_seconds = absl::ToDoubleSeconds((*writer)->copied_at().value_or(start) - start);
   report.processor_seconds = (*writer)->processor_seconds();
   report.note = context.staging.note();

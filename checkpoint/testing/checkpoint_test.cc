@@ -8,16 +8,20 @@
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/testing.h"
+#include "base/text.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
@@ -420,6 +424,34 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
     EXPECT_TRUE(CheckpointFolder(storage).List()->empty());
     EXPECT_FALSE(storage.List(StepDirectoryName(1)).ok()) << "the room should be free again";
   }
+}
+
+TEST_F(CheckpointTest, TheReportHasThePhasesOfEachRank) {
+  RunRanks(3, [&](ProcessGroup& group) {
+    FaultInjectingStorage storage(storage_);
+    if (group.rank() == 1) {
+      storage.FailWhere(
+          [](const Operation& operation) {
+            if (operation.kind == OperationKind::kSync) absl::SleepFor(absl::Milliseconds(30));
+            return false;
+          },
+          absl::OkStatus());
+    }
+    std::vector<float> values(1000);
+    StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {3000})}};
+    state.tensors[0].shards[0].box = {{1000 * group.rank()}, {1000}};
+    ASSERT_OK_AND_ASSIGN(const SaveReport report,
+                         CheckpointFolder(storage).Save(1, state, {.group = &group}));
+    ASSERT_EQ(report.ranks.size(), group.rank() == 0 ? 3 : 0);
+    for (const SavePhases& rank : report.ranks) {
+      EXPECT_GT(rank.planning, 0);
+      EXPECT_GT(rank.copying, 0);
+      EXPECT_GT(rank.writing, 0);
+      const double sum = rank.planning + rank.copying + rank.writing + rank.syncing;
+      EXPECT_LE(sum, rank.seconds + 1e-6);
+    }
+    if (group.rank() == 0) EXPECT_GE(report.ranks[1].syncing, 0.03);
+  });
 }
 
 TEST_F(CheckpointTest, ALateRankIsNamed) {

@@ -298,6 +298,11 @@ TEST_F(TrainCommandTest, WhatHappensIsRecordedOverAllProcessesOfARun) {
     const bool repeated = event["event"] == "saved" && names.back() == "saved";
     if (!repeated) names.push_back(event["event"]);
     if (event["event"] == "resume") resume = event;
+    if (event["event"] == "saved") {
+      ASSERT_EQ(event["ranks"].size(), 1);
+      EXPECT_GT(event["ranks"][0]["writing"], 0);
+      EXPECT_LE(event["ranks"][0]["seconds"], event["seconds"]);
+    }
   }
   EXPECT_THAT(names, ElementsAre("start", "saved", "damaged", "resume", "saved", "end"));
   EXPECT_EQ(resume["step"], before);

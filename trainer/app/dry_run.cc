@@ -259,8 +259,10 @@ RunEvent StartEvent(const Session& session, const std::vector<Trainer::Memory>& 
   event.numbers["parameters"] = static_cast<double>(ParameterCount(session.config.model()));
   if (predicted_seconds > 0) event.numbers["predicted_step_seconds"] = predicted_seconds;
   for (const Trainer::Memory& memory : ranks) {
-    std::map<std::string, int64_t>& kinds = event.ranks.emplace_back();
-    for (const auto& [name, bytes] : kMemoryKinds) kinds[name] = memory.*bytes;
+    std::map<std::string, double>& kinds = event.ranks.emplace_back();
+    for (const auto& [name, bytes] : kMemoryKinds) {
+      kinds[name] = static_cast<double>(memory.*bytes);
+    }
   }
   if (!session.resumed) return event;
   event.strings["checkpoint"] = session.resumed_from;

@@ -392,6 +392,14 @@ void TrainLoop::Happened(const std::string& name, int64_t step, const std::strin
     event.numbers = {{"seconds", saved->seconds},
                      {"bytes", static_cast<double>(saved->bytes_written)}};
     event.strings = {{"directory", saved->directory}};
+    const auto rounded = [](double seconds) { return std::round(seconds * 1e6) / 1e6; };
+    for (const ckpt::SavePhases& rank : saved->ranks) {
+      event.ranks.push_back({{"planning", rounded(rank.planning)},
+                             {"copying", rounded(rank.copying)},
+                             {"writing", rounded(rank.writing)},
+                             {"syncing", rounded(rank.syncing)},
+                             {"seconds", rounded(rank.seconds)}});
+    }
   }
   session_.events->Add(event);
 }

@@ -15,20 +15,22 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json Number(double value) {
+  const bool whole = value == std::floor(value) && std::abs(value) < 1e15;
+  return whole ? Json(static_cast<int64_t>(value)) : Json(value);
+}
+
 Json ToJson(const RunEvent& event) {
   Json json = {
       {"kind", "event"}, {"event", event.name}, {"step", event.step}, {"time", SecondsSince1970()}};
   if (!event.topology.empty()) json["topology"] = event.topology;
   json["text"] = event.text;
-  for (const auto& [name, value] : event.numbers) {
-    const bool whole = value == std::floor(value) && std::abs(value) < 1e15;
-    json[name] = whole ? Json(static_cast<int64_t>(value)) : Json(value);
-  }
+  for (const auto& [name, value] : event.numbers) json[name] = Number(value);
   for (const auto& [name, value] : event.strings) json[name] = value;
   for (size_t rank = 0; rank < event.ranks.size(); ++rank) {
-    Json memory = {{"rank", rank}};
-    for (const auto& [kind, bytes] : event.ranks[rank]) memory[kind] = bytes;
-    json["ranks"].push_back(std::move(memory));
+    Json of_rank = {{"rank", rank}};
+    for (const auto& [kind, value] : event.ranks[rank]) of_rank[kind] = Number(value);
+    json["ranks"].push_back(std::move(of_rank));
   }
   return json;
 }

@@ -23,7 +23,7 @@ struct RunEvent {
   std::string topology;  // of the run; empty: not written
   std::map<std::string, double> numbers;
   std::map<std::string, std::string> strings;
-  std::vector<std::map<std::string, int64_t>> ranks;  // by rank: memory in bytes, by kind
+  std::vector<std::map<std::string, double>> ranks;  // by rank: bytes or seconds, by kind
 };
 
 // The writer of events.jsonl, which has one JSON object per line:
@@ -36,7 +36,8 @@ struct RunEvent {
 //                  records of the former process,
 //                  lost_steps and lost_seconds, the work that was lost, and down_seconds, the time
 //                  from its last record until now.
-//   saved          seconds, bytes, directory
+//   saved          seconds, bytes, directory, ranks: [{"rank", "planning", "copying", "writing",
+//                  "syncing", "seconds"}] in seconds, as SavePhases
 //   not_saved, damaged (a checkpoint that was skipped), signal, stop_file, exit_duration,
 //   replicated (the first, and the first after a failure), not_replicated (likewise)
 //   sample         prompt

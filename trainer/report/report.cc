@@ -11,6 +11,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -318,18 +319,23 @@ Json TimeStretches(const std::vector<Step>& steps, int64_t every) {
   return time;
 }
 
-Json RanksOf(const Json& record) {
+constexpr std::string_view kMemory[] = {"rank", "weights", "gradients", "optimizer", "activations"};
+constexpr std::string_view kSavePhases[] = {"rank",    "planning", "copying",
+                                            "writing", "syncing",  "seconds"};
+
+// Returns these fields of each rank, as numbers: a field of another type is 0.
+Json RanksOf(const Json& record, std::span<const std::string_view> kinds) {
   Json ranks = Json::array();
   const auto field = record.find("ranks");
   if (field == record.end() || !field->is_array()) return ranks;
   for (const Json& rank : *field) {
     if (!rank.is_object() || ranks.size() == kMaxRanks) continue;
-    Json bytes;
-    for (const char* kind : {"rank", "weights", "gradients", "optimizer", "activations"}) {
+    Json numbers;
+    for (const std::string_view kind : kinds) {
       const double value = NumberOf(rank, kind);
-      bytes[kind] = std::isfinite(value) ? value : 0;
+      numbers[kind] = std::isfinite(value) ? value : 0;
     }
-    ranks.push_back(std::move(bytes));
+    ranks.push_back(std::move(numbers));
   }
   return ranks;
 }
@@ -352,13 +358,26 @@ Json EventOf(const Json& record, const RunDataLimits& limits) {
   return event;
 }
 
+// Keeps the phases of the last save, and of the slowest.
+void KeepPhases(const Json& record, Json& latest) {
+  Json save = {{"step", NumberOf(record, "step")},
+               {"seconds", NumberOf(record, "seconds")},
+               {"ranks", RanksOf(record, kSavePhases)}};
+  if (save["ranks"].empty() || !std::isfinite(NumberOf(record, "seconds"))) return;
+  if (!latest.contains("slowest_save") || latest["slowest_save"]["seconds"] < save["seconds"]) {
+    latest["slowest_save"] = save;
+  }
+  latest["save"] = std::move(save);
+}
+
 // Adds what the page says of all events, also of those that it has no room for.
 void SumUp(const Json& record, const Json& event, Json& run) {
   Json& latest = run["latest"];
   for (const char* name : {"topology", "parameters", "predicted_step_seconds"}) {
     if (event.contains(name)) latest[name] = event[name];
   }
-  if (Json ranks = RanksOf(record); !ranks.empty()) latest["ranks"] = std::move(ranks);
+  if (event["event"] == "saved") return KeepPhases(record, latest);
+  if (Json ranks = RanksOf(record, kMemory); !ranks.empty()) latest["ranks"] = std::move(ranks);
   if (event["event"] != "resume") return;
   Json& resumes = run["resumes"];
   resumes["count"] = resumes.value("count", 0) + 1;

@@ -57,7 +57,8 @@ struct RunDataLimits {
 //   wire         [{"axis", "operation", "bytes"}]: bytes that all ranks sent in a mean step
 //   events       [{"event", "step", "time", "text", ...}] in the order of the file
 //   latest       what the latest events say: "topology", "parameters", "predicted_step_seconds",
-//                "ranks"; each may be missing
+//                "ranks"; and "save" and "slowest_save", {"step", "seconds", "ranks": [{"rank",
+//                "planning", "copying", "writing", "syncing", "seconds"}]}; each may be missing
 //   resumes      {"count", "lost_steps", "lost_seconds", "down_seconds"}, sums; {} without one
 //   samples      [{"step", "prompt", "text"}]
 //   saves        [{"step", "ledger", "state", "save"}]

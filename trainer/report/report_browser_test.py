@@ -50,7 +50,9 @@ def write_run(folder, *, steps=STEPS, loss=5.0, text="a sentence", settings="lr:
     write_lines(folder / "events.jsonl", [{"kind": "event", "time": 1.8e9, "text": text, **event}
                                           for event in (
         {"event": "start", "step": 0, **start},
-        {"event": "saved", "step": 10, "seconds": .5, "bytes": 1 << 20, "directory": "/x/step-10"},
+        {"event": "saved", "step": 10, "seconds": .5, "bytes": 1 << 20, "directory": "/x/step-10",
+         "ranks": [{"rank": rank, "planning": .01, "copying": .1, "writing": .1 * rank,
+                    "syncing": .05, "seconds": .2 + .1 * rank} for rank in range(4)]},
         {"event": "resume", "step": 10, **start, "lost_steps": 5, "lost_seconds": 2.5,
          "down_seconds": 60},
         {"event": "damaged", "step": 15}, {"event": "signal", "step": 25},
@@ -90,7 +92,8 @@ class ReportPageTest(unittest.TestCase):
         loss = "loss_and_validation_loss"
         self.assertEqual(self.texts(page, ".chart h3"), [
             "loss, and validation loss", "gradient norm", "learning rate", "tokens/s",
-            "share of peak", "pipeline bubble", "memory", "over steps"])
+            "share of peak", "pipeline bubble", "memory", "over steps",
+            "save of step 10, 500 ms"])
         self.assertEqual(self.points(page, loss), [STEPS - 1, 3])  # one step has no loss: a gap
         self.assertEqual(self.points(page, "memory"), [STEPS])
         self.assertEqual(self.texts(page, "#memory .x"), ["10", "20", "30", "40"])
@@ -105,6 +108,12 @@ class ReportPageTest(unittest.TestCase):
         self.assertRegex(page.text("#overview"),
                          r"resumes\s+1: 5 steps lost, 2.50 s computed again, down for 60.0 s\n")
         self.assertEqual(page.count("svg.times rect"), 4 * STEPS)
+        shades = page.evaluate("[...document.querySelectorAll('svg.heat rect')]"
+                               ".map((cell) => Number(cell.getAttribute('fill-opacity')))")
+        self.assertEqual(len(shades), 5 * 4)
+        self.assertAlmostEqual(shades[-1], .7)  # the whole of the slowest rank
+        self.assertAlmostEqual(shades[-3], .7 * .6)  # its writing
+        self.assertIn("rank 3", self.texts(page, "svg.heat text"))
         for text in ("60.0 %", "all-reduce", "3 MiB", "rank 3", "124 M", "ab" * 32, "33" * 32):
             self.assertIn(text, page.text())
         self.assertNotIn(str(self.folder), page.evaluate("document.documentElement.outerHTML"))

@@ -95,7 +95,11 @@ TEST_F(ReportTest, TimeMemoryAndEvents) {
         absl::StrCat(R"({"kind":"event","event":"start","step":0,"time":5,"topology":"dp2",)"
                      R"("parameters":9,"ranks":[{"rank":0,"weights":4},7]})"
                      "\n"
+                     R"({"kind":"event","event":"saved","step":1,"seconds":0.7,)"
+                     R"("ranks":[{"rank":0,"writing":0.6,"seconds":0.7}]})"
+                     "\n"
                      R"({"kind":"event","event":"saved","step":2,"seconds":0.5,"bytes":8,)"
+                     R"("ranks":[{"rank":0,"copying":0.1,"writing":0.3,"seconds":0.5},7],)"
                      R"("directory":")",
                      run_.string(), R"(/checkpoints/step-2","text":"saved in )", run_.string(),
                      R"(/checkpoints"})"
@@ -110,13 +114,23 @@ TEST_F(ReportTest, TimeMemoryAndEvents) {
                                {"communication", {0, 0}},
                                {"waiting", {0.5, 0}},
                                {"saving", {0, 3}}}));
-  ASSERT_EQ(run["events"].size(), 2);
+  ASSERT_EQ(run["events"].size(), 3);
+  EXPECT_EQ(run["latest"]["slowest_save"]["step"], 1);
+  EXPECT_EQ(run["latest"]["save"], Json({{"step", 2},
+                                         {"seconds", 0.5},
+                                         {"ranks",
+                                          {{{"rank", 0},
+                                            {"planning", 0},
+                                            {"copying", 0.1},
+                                            {"writing", 0.3},
+                                            {"syncing", 0},
+                                            {"seconds", 0.5}}}}}));
   EXPECT_EQ(
       run["latest"]["ranks"],
       Json(
           {{{"rank", 0}, {"weights", 4}, {"gradients", 0}, {"optimizer", 0}, {"activations", 0}}}));
-  EXPECT_EQ(run["events"][1]["directory"], "step-2");
-  EXPECT_EQ(run["events"][1]["text"], "saved in my run/checkpoints");
+  EXPECT_EQ(run["events"][2]["directory"], "step-2");
+  EXPECT_EQ(run["events"][2]["text"], "saved in my run/checkpoints");
   EXPECT_EQ(run["samples"], Json({{{"step", 2}, {"prompt", "a"}, {"text", "ab"}}}));
 }
 
