@@ -99,6 +99,50 @@ TEST_F(CheckpointTest, TheManifestOfAnOpenedCheckpointIsNotReadAgain) {
   });
 }
 
+// Metadata can be read in part: a file's header says what the manifest says of that file.
+TEST_F(CheckpointTest, AFileSaysWhatItHoldsWithoutTheManifest) {
+  std::string directory;
+  RunRanks(3, [&](ProcessGroup& group) {
+    std::vector<float> whole = {1, 2, 3};
+    std::vector<double> part(4);
+    StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, whole, {3}),
+                        Tensor("b.m", TensorRole::kOptimizerState, DType::kF64, part, {6, 2})}};
+    state.tensors[1].shards[0].box = {{2 * group.rank(), 0}, {2, 2}};
+    ASSERT_OK_AND_ASSIGN(const SaveReport report,
+                         CheckpointFolder(storage_).Save(1, state, {.group = &group}));
+    if (group.rank() == 0) directory = report.directory;
+  });
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(storage_, directory));
+  std::set<std::string> by_manifest, by_headers;
+  const auto line = [&](int file, uint64_t offset, const std::string& key, DType dtype) {
+    return absl::StrCat(manifest.files(file).path(), " ", offset, " ", key, " ",
+                        View(DTypeName(dtype)));
+  };
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    const Shape shape(tensor.global_shape().begin(), tensor.global_shape().end());
+    const std::vector<Box> boxes = ShardBoxes(tensor);
+    for (int i = 0; i < static_cast<int>(boxes.size()); ++i) {
+      by_manifest.insert(
+          line(static_cast<int>(tensor.shards().file_index(i)), tensor.shards().file_offset(i),
+               ShardKey(tensor.name(), shape, boxes[i]), static_cast<DType>(tensor.dtype())));
+    }
+  }
+  for (int file = 0; file < manifest.files_size(); ++file) {
+    ASSERT_OK_AND_ASSIGN(
+        const std::string bytes,
+        ReadAll(storage_, absl::StrCat(directory, "/", manifest.files(file).path()), 1 << 20));
+    ASSERT_OK_AND_ASSIGN(const uint64_t header_bytes,
+                         SafetensorsHeaderBytes(bytes.substr(0, 8), bytes.size()));
+    ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
+                         ParseSafetensorsHeader(bytes.substr(0, header_bytes), bytes.size()));
+    for (const SafetensorsEntry& entry : header.entries) {
+      by_headers.insert(line(file, entry.file_offset, entry.key, entry.dtype));
+    }
+  }
+  EXPECT_EQ(by_manifest.size(), 4);
+  EXPECT_EQ(by_headers, by_manifest);
+}
+
 TEST_F(CheckpointTest, StepsSortAsNumbers) {
   std::vector<float> values = {1};
   for (const int64_t step :
