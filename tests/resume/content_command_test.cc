@@ -137,13 +137,14 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
   const auto exported = [&](int step) {
     return Checkpoints("run") / ("hf-0000000" + std::to_string(step));
   };
-  const auto converted = [&](int step) {
+  const auto converted = [&](int step, const std::string& dtype = "bf16") {
     const std::filesystem::path folder = root_ / "converted";
     std::filesystem::remove_all(folder);
     std::ostringstream out, err;
-    const int code = ckpt::RunCkpt({"convert", StepDir("run", step).string(), folder.string(),
-                                    "--to=hf", "--tokenizer=" + tokenizer.string()},
-                                   {out, err, nullptr});
+    const int code =
+        ckpt::RunCkpt({"convert", StepDir("run", step).string(), folder.string(), "--to=hf",
+                       "--tokenizer=" + tokenizer.string(), "--dtype=" + dtype},
+                      {out, err, nullptr});
     EXPECT_EQ(code, 0) << err.str();
     return FilesIn(folder);
   };
@@ -171,11 +172,15 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
   std::ofstream(exported(4) / "model.safetensors") << "old";
   std::ofstream(exported(4) / "old.txt") << "old";
   std::filesystem::create_directories(exported(4).string() + ".unfinished/step-00000000");
-  const Result six = MustRun(Launcher(Saving("run", 6, flags)));
-  EXPECT_THAT(six.out, HasSubstr("(step 3) in"));
-  EXPECT_TRUE(FilesIn(exported(4)) == converted(4));
-  EXPECT_TRUE(FilesIn(exported(6)) == converted(6));
-  EXPECT_EQ(Steps("run"), (std::set<int64_t>{2, 4, 6}));
+  Words more = flags;
+  more.insert(more.end(), {"--last-save-in-hf", "--export-dtype=float32"});
+  const Result seven = MustRun(Launcher(Saving("run", 7, more)));
+  EXPECT_THAT(seven.out, HasSubstr("(step 3) in"));
+  for (const int step : {4, 6, 7}) {
+    EXPECT_TRUE(FilesIn(exported(step)) == converted(step, "f32")) << step;
+  }
+  EXPECT_FALSE(std::filesystem::exists(exported(5)));
+  EXPECT_EQ(Steps("run"), (std::set<int64_t>{2, 4, 6, 7}));
   for (const auto& entry : std::filesystem::directory_iterator(Checkpoints("run"))) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr("unfinished")));
   }

@@ -24,6 +24,19 @@ absl::Status CheckOne(const Session& session, const char* setting, const Foreign
   return absl::Status(status.code(), absl::StrCat(setting, ": ", status.message()));
 }
 
+DType ExportedDType(const Session& session) {
+  switch (session.config.checkpoint().export_dtype()) {
+    case ExportDtype::FLOAT32:
+      return DType::kF32;
+    case ExportDtype::BFLOAT16:
+      return DType::kBF16;
+    case ExportDtype::FLOAT16:
+      return DType::kF16;
+    default:
+      return DType::kUnspecified;
+  }
+}
+
 }  // namespace
 
 absl::Status CheckExport(const Session& session) {
@@ -31,8 +44,10 @@ absl::Status CheckExport(const Session& session) {
   if (!checkpoint.export_llmc().empty()) {
     TESSERA_RETURN_IF_ERROR(CheckOne(session, "export_llmc", LlmcExport(session)));
   }
-  if (checkpoint.export_hf_interval() == 0) return absl::OkStatus();
-  return CheckOne(session, "export_hf_interval", HuggingFaceExportOfStep(session));
+  const bool at_end = checkpoint.last_save_in_hf();
+  if (checkpoint.export_hf_interval() == 0 && !at_end) return absl::OkStatus();
+  return CheckOne(session, at_end ? "last_save_in_hf" : "export_hf_interval",
+                  HuggingFaceExportOfStep(session));
 }
 
 absl::Status ExportWeights(const Session& session, const ForeignWeights& weights) {
@@ -51,14 +66,18 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
 }
 
 ForeignWeights LlmcExport(const Session& session) {
-  return {.format = "llmc", .path = session.config.checkpoint().export_llmc()};
+  return {.format = "llmc",
+          .path = session.config.checkpoint().export_llmc(),
+          .dtype = ExportedDType(session)};
 }
 
 ForeignWeights LlmcExportOfStep(const Session& session) {
   const std::filesystem::path path(session.config.checkpoint().export_llmc());
   const std::string name = path.stem().string() + absl::StrFormat("-%08d", session.progress.step) +
                            path.extension().string();
-  return {.format = "llmc", .path = (path.parent_path() / name).string()};
+  return {.format = "llmc",
+          .path = (path.parent_path() / name).string(),
+          .dtype = ExportedDType(session)};
 }
 
 ForeignWeights HuggingFaceExportOfStep(const Session& session) {
@@ -66,6 +85,7 @@ ForeignWeights HuggingFaceExportOfStep(const Session& session) {
   return {.format = "hf",
           .path = absl::StrCat(save, save.ends_with('/') ? "" : "/",
                                absl::StrFormat("hf-%08d", session.progress.step)),
+          .dtype = ExportedDType(session),
           .tokenizer = session.tokenizer.get(),
           .tokenizer_path = session.config.data().tokenizer_model()};
 }

@@ -97,14 +97,13 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
                                                       Communicator* world, ComputeDevices& devices,
                                                       const NoteSink& notes);
 
-// Checks that the files of export_llmc and export_hf_interval can be written, since that happens at
-// the end, or in the middle, of a run that may take weeks. For rank 0. The error is one sentence
-// with the name of the setting.
+// Checks that the files of export_llmc, export_hf_interval and last_save_in_hf can be written,
+// since that happens at the end, or in the middle, of a run that may take weeks. For rank 0. The
+// error is one sentence with the name of the setting.
 absl::Status CheckExport(const Session& session);
 
-// Writes the session's weights, in the compute precision. Every rank calls it; rank 0 writes. File
-// or folder appear complete or not at all. A rank needs only some MiB in addition to its part of
-// the model.
+// Writes the session's weights. Every rank calls it; rank 0 writes. File or folder appear complete
+// or not at all. A rank needs only some MiB in addition to its part of the model.
 absl::Status ExportWeights(const Session& session, const ForeignWeights& weights);
 
 // Returns the export of export_llmc, at the end of a run.
@@ -112,7 +111,8 @@ ForeignWeights LlmcExport(const Session& session);
 // Returns the export of export_llmc_interval at the present step: "weights.bin" becomes
 // "weights-00000100.bin".
 ForeignWeights LlmcExportOfStep(const Session& session);
-// Returns the export of export_hf_interval at the present step: the folder "hf-00000100" in `save`.
+// Returns the export of export_hf_interval, or of last_save_in_hf, at the present step: the folder
+// "hf-00000100" in `save`.
 ForeignWeights HuggingFaceExportOfStep(const Session& session);
 
 }  // namespace tessera

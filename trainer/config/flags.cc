@@ -83,11 +83,12 @@ std::string ValueKind(const FieldDescriptor& field) {
   }
 }
 
-// Flags of Megatron-LM and InfiniTrain whose meaning has another form here.
+// Flags of other trainers whose meaning has another form here.
 struct ForeignFlag {
   std::string_view name, here;
 };
 constexpr ForeignFlag kForeignFlags[] = {
+    // Megatron-LM's
     {"use_distributed_optimizer", "--zero-stage=1"},
     {"data_parallel_sharding_strategy", "--zero-stage: no_shard is 0, optim 1, optim_grads 2"},
     {"overlap_grad_reduce", "no flag: the backward pass always overlaps the reduction"},
@@ -95,8 +96,21 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"dist_ckpt_strictness", "--allow-missing and --allow-unexpected"},
     {"pretrained_checkpoint", "--load with --finetune"},
     {"exit_signal", "--exit-signal-handler, for SIGTERM, SIGINT and SIGUSR1"},
+    {"ckpt_convert_format", "a command of its own, ckpt convert"},
+    {"verify_integrity", "no flag: a load verifies every checksum; --verify-load, digests, too"},
+    // InfiniTrain's
     {"total_batch_size", "--global-batch-size, in sequences instead of tokens"},
-    {"dtype", "--bf16 for bfloat16; float32 is the default"}};
+    {"dtype", "--bf16 for bfloat16; float32 is the default"},
+    // Lightning's
+    {"save_last", "no flag: the newest checkpoint is always kept, and a restart resumes from it"},
+    {"save_on_exception",
+     "no flag: a run that a signal, a stop file, its time or its records end saves; one that fails "
+     "in a step does not, and resumes from its newest checkpoint, with --replicate-to-peers from "
+     "the newest state in memory"},
+    // torchtitan's
+    {"initial_load_path", "--load with --finetune, which count while --save has no checkpoint"},
+    {"initial_load_in_hf", "no flag: --load recognises the format; --load-format states it"},
+    {"exclude_from_loading", "--load-content, which names the parts that are loaded"}};
 
 absl::Status UnknownFlag(const std::string& argument, const std::string& name,
                          const std::vector<Setting>& flags) {

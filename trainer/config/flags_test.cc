@@ -4,6 +4,7 @@
 
 #include <cctype>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/testing.h"
 #include "google/protobuf/descriptor.h"
@@ -114,11 +116,44 @@ TEST(ApplyFlagsTest, NamesOfOtherTrainers) {
   EXPECT_EQ(config.training().seq_length(), 64);
   EXPECT_EQ(config.training().train_iters(), 5);
   EXPECT_EQ(config.checkpoint().max_checkpoint_keep(), 3);
+  EXPECT_EQ(Parsed({"--save_total_limit=2"}).checkpoint().max_checkpoint_keep(), 2);
+  EXPECT_EQ(Parsed({"--export_dtype=bfloat16"}).checkpoint().export_dtype(), ExportDtype::BFLOAT16);
+  EXPECT_TRUE(Parsed({"--last_save_in_hf"}).checkpoint().last_save_in_hf());
   EXPECT_EQ(Error({"--use-distributed-optimizer"}),
             "unknown flag --use-distributed-optimizer; here it is --zero-stage=1");
   EXPECT_EQ(Error({"--dist_ckpt_strictness=log_all"}),
             "unknown flag --dist_ckpt_strictness; here it is --allow-missing and "
             "--allow-unexpected");
+}
+
+// Every name in the first column of the page's table, as a flag: it is accepted, or the error says
+// what to use, which is there.
+TEST(ApplyFlagsTest, TheTableOfOtherTrainersFlags) {
+  std::set<std::string> known;
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    known.insert("--" + absl::StrReplaceAll(setting.name(), {{"_", "-"}}));
+  }
+  std::ifstream page("docs/train.md");
+  std::string line;
+  while (std::getline(page, line) && line != "| theirs | here |") {
+  }
+  std::set<std::string> elsewhere;
+  while (std::getline(page, line) && absl::StartsWith(line, "|")) {
+    const std::vector<std::string> columns = absl::StrSplit(line, '|');
+    const std::vector<std::string> names = absl::StrSplit(columns[1], '`');
+    for (size_t i = 1; i < names.size(); i += 2) {
+      const std::string error = Error({"--" + names[i] + "=?"});
+      if (!absl::StartsWith(error, "unknown flag ")) continue;
+      EXPECT_TRUE(absl::StrContains(error, "; here it is ")) << error;
+      elsewhere.insert(absl::StrReplaceAll(names[i], {{"-", "_"}}));
+      const std::vector<std::string> words =
+          absl::StrSplit(error.substr(error.find(';')), absl::ByAnyChar(" ,;:="));
+      for (const std::string& word : words) {
+        if (absl::StartsWith(word, "--")) EXPECT_TRUE(known.contains(word)) << error;
+      }
+    }
+  }
+  EXPECT_EQ(elsewhere.size(), 16);
 }
 
 TEST(ApplyFlagsTest, TwoNamesOfAFlagMayNotSayTwoThings) {
@@ -201,6 +236,38 @@ TEST(FrozenCommandLineTest, FlagsAndDefaultsAreThoseOfTheGoldenFile) {
   const std::string actual =
       absl::StrJoin(FlagInventory(TrainConfig::default_instance()), "\n") + "\n";
   EXPECT_EQ(actual, golden.str()) << "the command line changed; it is now:\n" << actual;
+}
+
+// Flags with Megatron-LM's names have its defaults, but for those that docs/train.md gives reasons
+// for.
+TEST(FrozenCommandLineTest, DefaultsAreMegatrons) {
+  const std::map<std::string, std::string> megatron = {{"norm-epsilon", "1e-5"},
+                                                       {"make-vocab-size-divisible-by", "128"},
+                                                       {"init-method-std", "0.02"},
+                                                       {"rotary-base", "10000"},
+                                                       {"seed", "1234"},
+                                                       {"weight-decay", "0.01"},
+                                                       {"clip-grad", "1"},
+                                                       {"adam-beta1", "0.9"},
+                                                       {"adam-beta2", "0.999"},
+                                                       {"adam-eps", "1e-8"},
+                                                       {"lr-decay-style", "linear"},
+                                                       {"lr-decay-iters", "train_iters"},
+                                                       {"lr-warmup-iters", "0"},
+                                                       {"bf16", "false"},
+                                                       {"eval-iters", "100"},
+                                                       {"exit-signal-handler", "false"},
+                                                       {"sequence-parallel", "false"}};
+  std::set<std::string> found, other;
+  for (const std::string& line : FlagInventory(TrainConfig::default_instance())) {
+    const std::vector<std::string> words = absl::StrSplit(line, absl::ByAnyChar(" ,"));
+    const auto flag = megatron.find(words[1].substr(2));
+    if (flag == megatron.end()) continue;
+    found.insert(flag->first);
+    if (words[4] != flag->second) other.insert(flag->first);
+  }
+  EXPECT_EQ(found.size(), megatron.size());
+  EXPECT_EQ(other, (std::set<std::string>{"exit-signal-handler", "rotary-base"}));
 }
 
 // A default is a value of its flag, or words where it depends on other flags.

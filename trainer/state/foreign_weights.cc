@@ -72,6 +72,7 @@ absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
   TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::WriteForeignReport report,
                            ckpt::convert::WriteForeign(source, converted.string(),
                                                        {.format = weights.format,
+                                                        .dtype = weights.dtype,
                                                         .weights_only = true,
                                                         .tokenizer = weights.tokenizer,
                                                         .tokenizer_path = weights.tokenizer_path}));
@@ -87,6 +88,7 @@ absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
 
 absl::Status CheckForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
                                  DType dtype) {
+  if (weights.dtype != DType::kUnspecified) dtype = weights.dtype;
   if (weights.format == "llmc") {
     TESSERA_RETURN_IF_ERROR(ckpt::convert::WriteLlmcHeader(ToProto(model), dtype).status());
     if (std::error_code error; fs::is_directory(weights.path, error)) {

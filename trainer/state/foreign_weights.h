@@ -16,17 +16,18 @@ namespace tessera {
 struct ForeignWeights {
   std::string format;
   std::string path;
+  DType dtype = DType::kUnspecified;     // in the files; unspecified: the weights' own
   const Tokenizer* tokenizer = nullptr;  // the model's, in "hf"; may be null
   std::string tokenizer_path;            // for messages
 };
 
 // Checks that WriteForeignWeights() will be able to write: the format can represent the model with
-// weights of this dtype, and the tokenizer, and the path can be written to. InvalidArgument,
-// Unimplemented, or the error of the file system.
+// its weights, whose own dtype is `dtype`, and the tokenizer, and the path can be written to.
+// InvalidArgument, Unimplemented, or the error of the file system.
 absl::Status CheckForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
                                  DType dtype);
 
-// Writes the weights of the chunks, in their dtype: saves them to the folder "PATH.unfinished",
+// Writes the weights of the chunks: saves them to the folder "PATH.unfinished",
 // which all ranks must see, and converts that checkpoint, as `ckpt convert` does. The file or
 // folder appears complete and durable or not at all, and atomically replaces one of that name. Only
 // if a file system cannot exchange names, an old folder is gone just before the new one appears.
