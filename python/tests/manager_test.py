@@ -330,6 +330,12 @@ class ManagerTest(unittest.TestCase):
         np.testing.assert_array_equal(state["model"]["w"], expected())
         self.assertEqual(state["trainer"], new_state()["trainer"])
         self.assertFalse(os.path.exists(self.scratch + "/other"))
+        # InternEvo itself begins at step 0 where auto_resume finds nothing.
+        resumes = dict(other, auto_resume=True)
+        for load, step in (({}, 10), (dict(load=""), None)):
+            with CheckpointManager.of_internevo(resumes, **load) as manager:
+                loaded = manager.try_resume(new_state())
+                self.assertEqual(loaded and loaded.step, step)
         early = dict(load_given_ckpt=True, load_model_only_folder=self.folder)
         state = new_state()
         with CheckpointManager.of_internevo(early) as manager:

@@ -424,6 +424,11 @@ TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   EXPECT_EQ(info.checkpoint().load_format(), "");
   EXPECT_FALSE(info.checkpoint().has_load_ckpt_info());
 
+  ASSERT_OK_AND_ASSIGN(const TrainConfig emptied,
+                       resolve("load: \"\" load_ckpt_info { path: \"a\" content: \"model\" }"));
+  EXPECT_EQ(emptied.checkpoint().load(), "");
+  EXPECT_EQ(emptied.checkpoint().load_content(), "all");
+  EXPECT_FALSE(emptied.checkpoint().has_load_ckpt_info());
   EXPECT_FALSE(resolve("load: \"b\" load_ckpt_folder { path: \"a\" }").ok());
   EXPECT_FALSE(resolve("load_ckpt_folder { content: \"model\" }").ok());
   EXPECT_FALSE(

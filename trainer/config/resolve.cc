@@ -90,7 +90,7 @@ void FillDependentDefaults(TrainConfig* config) {
 }
 
 // load_ckpt_folder, or load_ckpt_info, becomes load, load_content and ckpt_type, which may be given
-// beside it where they say the same.
+// beside it where they say the same. An empty load, as of the flag --load=, is in its place.
 absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
   const bool is_info = checkpoint->has_load_ckpt_info();
   if (!checkpoint->has_load_ckpt_folder() && !is_info) return absl::OkStatus();
@@ -101,6 +101,9 @@ absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
   }
   const char* const name = is_info ? "load_ckpt_info" : "load_ckpt_folder";
   if (folder.path().empty()) return Wrong(name, " is set but its path is not");
+  checkpoint->clear_load_ckpt_folder();
+  checkpoint->clear_load_ckpt_info();
+  if (checkpoint->has_load() && checkpoint->load().empty()) return absl::OkStatus();
   if (checkpoint->has_load() && checkpoint->load() != folder.path()) {
     return Wrong("load=", checkpoint->load(), " and ", name, ".path=", folder.path(),
                  " exclude each other");
@@ -121,8 +124,6 @@ absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
     }
     checkpoint->set_ckpt_type(folder.ckpt_type());
   }
-  checkpoint->clear_load_ckpt_folder();
-  checkpoint->clear_load_ckpt_info();
   return absl::OkStatus();
 }
 
