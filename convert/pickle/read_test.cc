@@ -13,8 +13,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/testing.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -295,6 +298,28 @@ TEST(ReadPickleTest, TextFormsAreRefusedByName) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("text forms of pickle protocols 0 and 1"));
   }
+}
+
+// What CPython loads is read, unless it has text forms, and so is what fails in a call, which a
+// reader of data does not make; what CPython finds malformed is an error.
+TEST(ReadPickleTest, AgreesWithTheTestsOfCPythonsUnpickler) {
+  std::ifstream lines(absl::StrCat(kFolder, "/pickletester.tsv"));
+  int read = 0, text = 0, malformed = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const std::vector<std::string> columns = absl::StrSplit(line, '\t');
+    ASSERT_EQ(columns.size(), 2) << line;
+    const absl::Status status = StatusOf(absl::HexStringToBytes(columns[1]));
+    EXPECT_TRUE(status.ok() || absl::IsDataLoss(status)) << line << ": " << status;
+    if (absl::StrContains(status.message(), "text forms of pickle protocols")) {
+      ++text;
+    } else {
+      EXPECT_EQ(status.ok(), columns[0] != "malformed") << line << ": " << status;
+      ++(status.ok() ? read : malformed);
+    }
+  }
+  EXPECT_GT(read, 70);
+  EXPECT_GT(text, 20);
+  EXPECT_GT(malformed, 100);
 }
 
 TEST(ReadPickleTest, TheNumberOfNodesIsBounded) {
