@@ -4,6 +4,7 @@
 // The known formats.
 
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -46,6 +47,16 @@ struct Format {
 
 // Returns the formats in the order in which they are tried.
 std::span<const Format> Formats();
+
+// Returns the names of the formats that are such.
+template <typename IsSuch>
+std::vector<std::string> NamesOfFormats(const IsSuch& is_such) {
+  std::vector<std::string> names;
+  for (const Format& format : Formats()) {
+    if (is_such(format)) names.emplace_back(format.name);
+  }
+  return names;
+}
 
 }  // namespace tessera::ckpt::convert
 

@@ -1,24 +1,233 @@
 #include "convert/open_foreign.h"
 
 #include <algorithm>
-#include <set>
 #include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/errors.h"
+#include "convert/core/models.h"
+#include "convert/core/name_state_dict.h"
+#include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
 #include "convert/formats.h"
+#include "convert/formats/dcp/dcp.h"
+#include "convert/formats/deepspeed/deepspeed.h"
+#include "convert/formats/gguf/gguf.h"
+#include "convert/formats/hugging_face/hugging_face.h"
+#include "convert/formats/infinitrain/infinitrain.h"
+#include "convert/formats/internevo/internevo.h"
+#include "convert/formats/llmc/llmc.h"
+#include "convert/formats/megatron/megatron.h"
+#include "convert/formats/paddle/files.h"
+#include "convert/formats/paddle/paddle.h"
+#include "convert/formats/torch/read.h"
+#include "convert/formats/torch/write.h"
 #include "convert/source_place.h"
-#include "convert/step_folders.h"
+#include "convert/trainer_files.h"
 #include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {
+namespace {
+
+// Adapt the functions of formats that are folders.
+template <absl::StatusOr<bool> (*matches)(Storage&)>
+absl::StatusOr<bool> InFolder(const SourcePlace& place) {
+  return place.file.empty() ? matches(*place.storage) : false;
+}
+template <absl::StatusOr<ForeignCheckpoint> (*read)(Storage&)>
+absl::StatusOr<ForeignCheckpoint> FromFolder(const SourcePlace& place, const OpenForeignOptions&) {
+  return read(*place.storage);
+}
+
+// Gives tensors the names of a model's, if these are known.
+absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
+                                                 const OpenForeignOptions& options,
+                                                 absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  TESSERA_RETURN_IF_ERROR(checkpoint.status());
+  // Beside safetensors there is the model's config.json. Files of torch describe a model, and tell
+  // the step, only where this library has written them.
+  const bool tells_step = TellsStep(checkpoint->description);
+  if (checkpoint->format == kHuggingFace || !checkpoint->description.has_model()) {
+    TESSERA_RETURN_IF_ERROR(
+        NameStateDict(*place.storage, options.model, /*framework=*/"", *checkpoint));
+  }
+  if (!tells_step) TakeTrainerValues(*checkpoint);
+  return checkpoint;
+}
+
+// Adds the optimizer's and the trainer's files beside a model.
+absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const SourcePlace& place,
+                                                   const OpenForeignOptions& options,
+                                                   absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  if (!checkpoint.ok() || !place.file.empty()) return checkpoint;
+  TESSERA_RETURN_IF_ERROR(
+      AddTrainerFiles(*place.storage, options.needs_trainer_files, *checkpoint));
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const SourcePlace& place,
+                                                       const OpenForeignOptions& options) {
+  absl::StatusOr<ForeignCheckpoint> checkpoint =
+      WithTrainerFiles(place, options, ReadHuggingFace(*place.storage));
+  const auto is_weight = [](const ForeignTensor& tensor) {
+    return tensor.role == TensorRole::kWeight;
+  };
+  if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
+    return WithModelNames(place, options, *std::move(checkpoint));
+  }
+  if (checkpoint.ok()) TakeTrainerValues(*checkpoint);
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
+                                                 const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                           FindTorchFiles(*place.storage, place.file));
+  // The first of several files of Meta's ranks.
+  if (files.size() > 1 && files.front() == "consolidated.00.pth") {
+    return ReadMetaParts(*place.storage, files);
+  }
+  absl::StatusOr<ForeignCheckpoint> checkpoint = ReadTorch(*place.storage, files);
+  // Where the optimizer's file is all there is, it has been read.
+  if (!files.front().starts_with("optimizer.")) {
+    checkpoint = WithTrainerFiles(place, options, std::move(checkpoint));
+  }
+  return WithModelNames(place, options, std::move(checkpoint));
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const SourcePlace& place,
+                                                  const OpenForeignOptions& options) {
+  const std::string& file = options.parameter_names_file;
+  if (file.empty()) return ReadPaddle(*place.storage, options.parameter_names);
+  const auto refused = [&](const absl::Status& status) {
+    return InvalidArgument("parameter_to_structured_name=", file, ": ", status.message());
+  };
+  const absl::StatusOr<std::string> text = ReadFile(file, kMaxJsonBytes);
+  if (!text.ok()) return refused(text.status());
+  absl::StatusOr<std::map<std::string, std::string>> names = ParsePaddleParameterNames(*text);
+  if (!names.ok()) return refused(names.status());
+  names->insert(options.parameter_names.begin(), options.parameter_names.end());
+  return ReadPaddle(*place.storage, *names);
+}
+
+absl::StatusOr<bool> IsDcpFolder(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(storage, ""));
+  if (has_metadata) return true;
+  return AreSafetensorsOfDcp(storage);
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadDcpPlace(const SourcePlace& place,
+                                               const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(*place.storage, ""));
+  if (has_metadata) return WithModelNames(place, options, ReadDcp(*place.storage, ""));
+  return WithModelNames(place, options,
+                        WithTrainerFiles(place, options, ReadSafetensorsOfDcp(*place.storage)));
+}
+
+// For formats of files, which `find` gives: the one of the place, or those in it.
+template <auto find>
+absl::StatusOr<bool> HasFiles(const SourcePlace& place) {
+  TESSERA_ASSIGN_OR_RETURN(const auto files, find(*place.storage, place.file));
+  return !files.empty();
+}
+
+// Returns the order of the model's modules; empty if the model is not known.
+std::vector<std::string> ModuleOrder(const Manifest& manifest) {
+  const absl::StatusOr<std::string> config = WriteHuggingFaceConfig(manifest.model(), DType::kF32);
+  if (!config.ok()) return {};
+  absl::StatusOr<HuggingFaceDescription> description =
+      ReadHuggingFaceConfig(*config, manifest.tensors_size());
+  return description.ok() ? std::move(description->order) : std::vector<std::string>();
+}
+
+// In the order in which they are tried.
+constexpr Format kFormats[] = {
+    // Before hf: trainers put the rounded weights in that format beside the state.
+    {.name = kDeepSpeed,
+     .matches = InFolder<IsDeepSpeed>,
+     .read = FromFolder<ReadDeepSpeed>,
+     .has_unread_values = true},
+    {.name = kHuggingFace,
+     .other_name = "hf_llama",
+     .matches = InFolder<IsHuggingFace>,
+     .read = ReadHuggingFacePlace,
+     .plan = PlanHuggingFace,
+     .has_tokenizer = true},
+    // Before dcp, which its folders are, too.
+    {.name = kMegatron,
+     .matches = InFolder<IsMegatron>,
+     .read = FromFolder<ReadMegatron>,
+     .plan = PlanMegatron,
+     .holds = Holds::kProgress,
+     .has_unread_values = true},
+    {.name = kPaddle,
+     .matches = InFolder<IsPaddle>,
+     .read = ReadPaddlePlace,
+     .plan = PlanPaddle,
+     .holds = Holds::kStep,
+     .has_unread_values = true},
+    // Before torch, whose files it consists of.
+    {.name = kInternEvo,
+     .other_name = "internlm",
+     .matches = InFolder<IsInternEvo>,
+     .read = FromFolder<ReadInternEvo>,
+     .has_unread_values = true},
+    {.name = kInfiniTrain,
+     .matches = InFolder<IsInfiniTrain>,
+     .read =
+         [](const SourcePlace& place, const OpenForeignOptions& options) {
+           return ReadInfiniTrain(*place.storage, options.model);
+         },
+     .has_unread_values = true},
+    {.name = kDcp,
+     .matches = InFolder<IsDcpFolder>,
+     .read = ReadDcpPlace,
+     .plan = PlanDcp,
+     .holds = Holds::kEverything},
+    {.name = kLlmc,
+     .matches = HasFiles<FindLlmcModel>,
+     .read = [](const SourcePlace& place,
+                const OpenForeignOptions& options) -> absl::StatusOr<ForeignCheckpoint> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
+       return ReadLlmc(*place.storage, model, options.model);
+     },
+     .plan = PlanLlmc,
+     .holds = Holds::kStep},
+    // The parts of Meta's state dict are what "llama" means.
+    {.name = kTorch,
+     .other_name = "llama",
+     .matches = HasFiles<FindTorchFiles>,
+     .read = ReadTorchPlace,
+     .plan = [](const Manifest& manifest,
+                const PlanOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
+       return PlanTorch(manifest, options, ModuleOrder(manifest));
+     },
+     .holds = Holds::kEverything},
+    // Last: beside a model there may be several files of this format that were made from it.
+    {.name = kGguf,
+     .matches = HasFiles<FindGguf>,
+     .read = [](const SourcePlace& place,
+                const OpenForeignOptions&) -> absl::StatusOr<ForeignCheckpoint> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string file, FindGguf(*place.storage, place.file));
+       return ReadGguf(*place.storage, file);
+     },
+     .plan = PlanGguf,
+     .has_tokenizer = true,
+     .is_file = true,
+     .without_tokenizer = "The file has no tokenizer: llama.cpp runs it on ids alone, and Ollama "
+                          "does not; --tokenizer=PATH puts the model's into it."},
+};
+
+}  // namespace
+
+std::span<const Format> Formats() { return kFormats; }
 
 namespace {
 
@@ -31,9 +240,9 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
   std::string name = options.format;
   if (!options.parameter_names_file.empty()) {
     if (!name.empty() && name != kPaddle) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter_to_structured_name=", options.parameter_names_file,
-                       " is for the format ", kPaddle, ", and the format ", name, " was stated"));
+      return InvalidArgument("parameter_to_structured_name=", options.parameter_names_file,
+                             " is for the format ", kPaddle, ", and the format ", name,
+                             " was stated");
     }
     name = kPaddle;
   }
@@ -45,16 +254,10 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
     if (matches) return &format;
   }
   const std::string known = absl::StrJoin(FormatNames(), ", ");
-  if (!is_known) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown format \"", name, "\"; known are ", known));
-  }
-  if (!name.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(place.storage->Describe(place.file), ": no checkpoint in the format ", name));
-  }
-  return absl::NotFoundError(absl::StrCat(place.storage->Describe(place.file),
-                                          ": no checkpoint in any of the formats ", known));
+  if (!is_known) return InvalidArgument("unknown format \"", name, "\"; known are ", known);
+  return NotFound(place.storage->Describe(place.file), ": no checkpoint in ",
+                  name.empty() ? absl::StrCat("any of the formats ", known)
+                               : absl::StrCat("the format ", name));
 }
 
 // Returns the first of these folders of `run`, or the first with this step, that is a checkpoint;
@@ -97,11 +300,7 @@ void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoi
   std::map<std::string_view, uint64_t> file_bytes;
   for (const SealedFile& file : seal.files())
     file_bytes[file.file().path()] = file.file().size_bytes();
-  std::set<std::string> files;
-  for (const ForeignTensor& tensor : checkpoint.tensors) {
-    for (const StoredPiece& piece : tensor.pieces) files.insert(piece.file);
-  }
-  for (const std::string& name : files) {
+  for (const std::string& name : FilesOf(checkpoint.tensors)) {
     const auto sealed = file_bytes.find(name);
     const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(name);
     if (!file.ok() || (sealed != file_bytes.end() && (*file)->size_bytes() == sealed->second)) {
@@ -128,16 +327,22 @@ void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoi
   }
 }
 
-absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
-                                                          const OpenForeignOptions& options) {
-  const auto checked = std::make_shared<CheckedStorage>(std::move(place.storage), place.file);
-  place.storage = checked;
+// Runs the index pass.
+absl::StatusOr<ForeignCheckpoint> ReadPlace(const SourcePlace& place,
+                                            const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
-  if (options.seal != nullptr) TakeDigests(*place.storage, *options.seal, *checkpoint);
+  return checkpoint;
+}
+
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(const SourcePlace& place,
+                                                          const OpenForeignOptions& options) {
+  const auto checked = std::make_shared<CheckedStorage>(place.storage, place.file);
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, ReadPlace({checked, place.file}, options));
+  if (options.seal != nullptr) TakeDigests(*checked, *options.seal, checkpoint);
   absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
-      ForeignStorage::Create(checked, "", *std::move(checkpoint), checked);
+      ForeignStorage::Create(checked, std::move(checkpoint), checked);
   if (!storage.ok()) return MissingIsDamage(storage.status());
   return storage;
 }
@@ -145,9 +350,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(SourcePlace place,
 }  // namespace
 
 std::vector<std::string> FormatNames() {
-  std::vector<std::string> names;
-  for (const Format& format : Formats()) names.emplace_back(format.name);
-  return names;
+  return NamesOfFormats([](const Format&) { return true; });
 }
 
 bool IsFormatName(std::string_view name) {
@@ -181,15 +384,14 @@ absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<in
     TESSERA_ASSIGN_OR_RETURN(found, FirstCheckpoint(itself.name, folders, std::nullopt, options));
   }
   if (!found.has_value()) return format;
-  return absl::FailedPreconditionError(absl::StrCat(place.storage->Describe(""),
-                                                    ": no checkpoint of step ", *step,
-                                                    "; the newest one is ", found->name));
+  return FailedPrecondition(place.storage->Describe(""), ": no checkpoint of step ", *step,
+                            "; the newest one is ", found->name);
 }
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options.stores));
-  return OpenPlace(std::move(place), options);
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.stores));
+  return OpenPlace(place, options);
 }
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_ptr<Storage> folder,
@@ -198,15 +400,11 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
   return OpenPlace({std::move(folder), std::move(file)}, options);
 }
 
-absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
-                                                   const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(SourcePlace place, FindPlace(name, options.stores));
-  place.storage = std::make_shared<CheckedStorage>(std::move(place.storage), place.file);
-  TESSERA_ASSIGN_OR_RETURN(const Format* const format, FindFormat(place, options));
-  absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
-  if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
-  return ForeignDescription{std::move(checkpoint->description), std::move(checkpoint->mismatch),
-                            std::move(checkpoint->notes)};
+absl::StatusOr<ForeignCheckpoint> DescribeForeign(std::string_view name,
+                                                  const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const SourcePlace place, FindPlace(name, options.stores));
+  return ReadPlace({std::make_shared<CheckedStorage>(place.storage, place.file), place.file},
+                   options);
 }
 
 }  // namespace tessera::ckpt::convert

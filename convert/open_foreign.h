@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/seal.h"
 #include "storage/open_storage.h"
@@ -75,16 +76,9 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(std::shared_pt
                                                                   const OpenForeignOptions& options,
                                                                   std::string file = "");
 
-// The description in the headers of a checkpoint, without tensors; see ForeignCheckpoint.
-struct ForeignDescription {
-  Manifest manifest;  // ForeignCheckpoint::description
-  std::string mismatch;
-  std::vector<std::string> notes;
-};
-
-// Describes a checkpoint without reading tensors. Errors: those of OpenForeign()'s index pass.
-absl::StatusOr<ForeignDescription> DescribeForeign(std::string_view name,
-                                                   const OpenForeignOptions& options);
+// Runs the index pass over a checkpoint, which reads no tensors. Errors: those of OpenForeign().
+absl::StatusOr<ForeignCheckpoint> DescribeForeign(std::string_view name,
+                                                  const OpenForeignOptions& options);
 
 }  // namespace tessera::ckpt::convert
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "convert/step_folders.h"
+#include "convert/source_place.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/testing/memory_storage.h"

@@ -22,7 +22,6 @@
 #include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/output.h"
 #include "convert/source_place.h"
 
 namespace tessera::ckpt::convert {
@@ -66,7 +65,7 @@ void DigestChunk(const std::byte* data, size_t size, unsigned char* sha256) {
   EVP_Digest(data, size, sha256, nullptr, EVP_sha256(), nullptr);
 }
 
-absl::Status AddChecksums(Storage& storage, const WriteSealOptions& options, Seal& seal) {
+absl::Status AddChecksums(Storage& storage, const IoOptions& options, Seal& seal) {
   struct Chunks {
     uint32_t* crc32c;
     unsigned char* sha256;
@@ -211,9 +210,7 @@ absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoin
                            .seal = Seal()};
   TESSERA_RETURN_IF_ERROR(CheckPlaceOfSeal(place, old.has_value(), options.overwrite));
   if (!files.mismatch().empty()) return absl::DataLossError(files.mismatch());
-  TESSERA_ASSIGN_OR_RETURN(
-      const DigestsByName digests,
-      ReadDigests(checkpoint, {.io_threads = options.io_threads, .progress = options.progress}));
+  TESSERA_ASSIGN_OR_RETURN(const DigestsByName digests, ReadDigests(checkpoint, options.io));
   for (const absl::Status& damaged : files.CheckOtherRecords()) return damaged;
   Seal seal;
   seal.set_format(files.format());
@@ -227,7 +224,7 @@ absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoin
   }
   TESSERA_RETURN_IF_ERROR(AddFiles(*place.folder, names, seal));
   AddTensors(checkpoint.manifest(), digests, extents, seal);
-  TESSERA_RETURN_IF_ERROR(AddChecksums(*place.folder, options, seal));
+  TESSERA_RETURN_IF_ERROR(AddChecksums(*place.folder, options.io, seal));
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, EncodeSeal(seal));
   WriteSealReport report = {.path = place.Describe(), .files = seal.files_size()};
   if (!old.has_value()) {

@@ -4,7 +4,6 @@
 // Seals beside the checkpoints of other frameworks: finding, writing and proving them.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +13,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/verify_options.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/output.h"
 #include "convert/core/seal.h"
 #include "storage/open_storage.h"
 #include "storage/storage.h"
@@ -46,10 +46,7 @@ absl::Status PutBeside(Storage& storage, const std::string& path, std::string_vi
 struct WriteSealOptions {
   bool overwrite = false;     // a seal that is there
   OpenStorageOptions stores;  // for every storage that is opened
-  int io_threads = 4;
-  // Called with the bytes done and in total while tensors are read, and again, from 0, while files
-  // are read. May be null.
-  std::function<void(uint64_t, uint64_t)> progress;
+  IoOptions io;               // for reading tensors and, from 0 bytes again, for reading files
 };
 
 struct WriteSealReport {

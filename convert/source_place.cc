@@ -1,10 +1,18 @@
 #include "convert/source_place.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt::convert {
 
@@ -35,6 +43,100 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOp
   }
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(name, stores));
   return SourcePlace{std::move(storage), ""};
+}
+
+namespace {
+
+// What stands before the number: of transformers and PaddleNLP, InfiniTrain, DeepSpeed,
+// Megatron-LM, torchtitan, accelerate, InternEvo.
+constexpr std::string_view kStems[] = {
+    "checkpoint-", "checkpoint_step_", "global_step", "iter_", "step-", "step_", ""};
+
+std::optional<StepFolder> ParseStepFolder(std::string_view listed) {
+  if (!listed.ends_with('/')) return std::nullopt;
+  listed.remove_suffix(1);
+  const size_t stem = listed.find_last_not_of("0123456789") + 1;  // 0 where all are digits
+  StepFolder folder = {.name = std::string(listed)};
+  if (std::ranges::count(kStems, listed.substr(0, stem)) == 0 ||
+      !absl::SimpleAtoi(folder.name.substr(stem), &folder.step)) {
+    return std::nullopt;
+  }
+  return folder;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> listed, storage.List(""));
+  std::vector<StepFolder> folders;
+  for (const std::string& name : listed) {
+    if (std::optional<StepFolder> folder = ParseStepFolder(name)) {
+      folders.push_back(*std::move(folder));
+    }
+  }
+  std::ranges::stable_sort(folders, std::greater<>(), &StepFolder::step);
+  return folders;
+}
+
+namespace {
+
+// A file that a checkpoint with the other files must have.
+struct MissingFile {
+  const char* others;  // a pattern
+  const char* name;
+  const char* purpose;
+};
+
+constexpr MissingFile kMissingFiles[] = {
+    {"*.distcp", ".metadata", "the index of a checkpoint of PyTorch's DCP"},
+    {"*-of-*.safetensors", "model.safetensors.index.json", "the index of sharded weights"},
+    {"*-of-*.bin", "pytorch_model.bin.index.json", "the index of sharded weights"},
+};
+
+bool IsThere(Storage& folder, const std::string& name) { return folder.Open(name).ok(); }
+
+// The entries of a run's folder are checkpoints only with their manifests.
+std::string DescribeSteps(Storage& folder, const std::vector<std::string>& names) {
+  std::vector<std::string> without;
+  for (std::string name : names) {
+    if (!name.ends_with('/')) continue;
+    name.pop_back();
+    if (ParseStepDirectoryName(name).has_value() &&
+        !IsThere(folder, absl::StrCat(name, "/", std::string(kManifestFileName)))) {
+      without.push_back(name);
+    }
+  }
+  if (without.empty()) return "";
+  return absl::StrCat("; ", JoinFirst(without, ", "), without.size() == 1 ? " has" : " have",
+                      " no ", std::string(kManifestFileName),
+                      ": a save that was not completed, or files that were lost");
+}
+
+}  // namespace
+
+std::string DescribeContents(Storage& folder) {
+  absl::StatusOr<std::vector<std::string>> names = folder.List("");
+  if (!names.ok()) return std::string(names.status().message());
+  if (names->empty()) return "it is empty";
+  std::ranges::sort(*names);
+  std::string text = absl::StrCat("it holds ", JoinFirst(*names, ", "));
+  for (const MissingFile& missing : kMissingFiles) {
+    const auto matches = [&](const std::string& name) { return MatchesGlob(missing.others, name); };
+    if (std::ranges::any_of(*names, matches) && !IsThere(folder, missing.name)) {
+      absl::StrAppend(&text, "; ", missing.name, ", ", missing.purpose, ", is missing");
+    }
+  }
+  return absl::StrCat(text, DescribeSteps(folder, *names));
+}
+
+std::string DescribeAbsence(std::string_view name) {
+  std::error_code error;
+  const std::optional<std::string> local = LocalPathOfName(name);
+  if (local.has_value() && std::filesystem::is_symlink(*local, error)) {
+    return absl::StrCat("is a link to ", std::filesystem::read_symlink(*local, error).string(),
+                        ", which is not there");
+  }
+  return "is not there";
 }
 
 }  // namespace tessera::ckpt::convert

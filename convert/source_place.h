@@ -1,12 +1,15 @@
 #ifndef TESSERA_CONVERT_SOURCE_PLACE_H_
 #define TESSERA_CONVERT_SOURCE_PLACE_H_
 
-// The places in which checkpoints of other frameworks are: folders, and single files.
+// The places in which checkpoints of other frameworks are: folders, single files, and the folders
+// of a run; sentences about places in which none was found.
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "storage/open_storage.h"
@@ -36,6 +39,26 @@ struct ForeignObject {
 // Returns the object of an object store that a name names. An object is recognised by its ending
 // .gguf, since the store does not distinguish objects from folders. nullopt for other names.
 std::optional<ForeignObject> FindObject(std::string_view name);
+
+// A folder of a run, named by its step in the way of another framework: checkpoint-500,
+// checkpoint_step_000500, global_step500, iter_0000500, step-500, step_500, 500.
+struct StepFolder {
+  int64_t step = 0;
+  std::string name;
+};
+
+// Returns the step folders directly in the storage's root, the newest first; of one step, by name.
+// Errors: those of Storage::List().
+absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
+
+// Describes a folder in which no checkpoint was found, the root of a storage, as the end of an
+// error's sentence: "it is empty", or its first entries. Also names the file that is missing beside
+// entries that look like a part of a checkpoint, of ours or of another framework.
+std::string DescribeContents(Storage& folder);
+
+// Describes a name that cannot be opened: "is a link to PATH, which is not there", or "is not
+// there".
+std::string DescribeAbsence(std::string_view name);
 
 }  // namespace tessera::ckpt::convert
 

@@ -14,9 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "convert/core/foreign_checkpoint.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
@@ -29,9 +27,9 @@ namespace {
 constexpr std::string_view kTrainerState = "trainer_state.json";
 
 // Adds the contents of a file of torch.save() under its stem.
-absl::Status AddTorchFile(Storage& storage, std::string_view folder, const std::string& file,
-                          bool needed, ForeignCheckpoint& checkpoint) {
-  absl::StatusOr<ForeignCheckpoint> read = ReadTorch(storage, folder, std::span(&file, 1));
+absl::Status AddTorchFile(Storage& storage, const std::string& file, bool needed,
+                          ForeignCheckpoint& checkpoint) {
+  absl::StatusOr<ForeignCheckpoint> read = ReadTorch(storage, std::span(&file, 1));
   const bool is_damaged = absl::IsDataLoss(read.status());
   if (absl::IsUnimplemented(read.status()) || (is_damaged && !needed)) {
     checkpoint.notes.push_back(absl::StrCat("Left out: ", read.status().message(), "."));
@@ -47,45 +45,35 @@ absl::Status AddTorchFile(Storage& storage, std::string_view folder, const std::
     checkpoint.tensors.push_back(std::move(tensor));
   }
   RenameTensors([&](const std::string& name) { return prefix + name; }, added.state);
-  SavedValue::Dict state;
-  state.Add({stem}, std::move(added.state));
-  MergeInto({std::move(state)}, checkpoint.state);
+  MergeInto(DictOf(stem, std::move(added.state)), checkpoint.state);
   for (const std::string& note : added.notes) {
     checkpoint.notes.push_back(absl::StrCat(file, ": ", note));
   }
   return absl::OkStatus();
 }
 
-absl::Status AddTrainerState(Storage& storage, const std::string& path,
-                             ForeignCheckpoint& checkpoint) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, path, kMaxJsonBytes));
+absl::Status AddTrainerState(Storage& storage, ForeignCheckpoint& checkpoint) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, kTrainerState, kMaxJsonBytes));
   std::optional<SavedValue> tree = ValueOfJson(text);
   if (!tree.has_value() || tree->As<SavedValue::Dict>() == nullptr) {
-    return absl::DataLossError(absl::StrCat(storage.Describe(path), ": not a JSON object"));
+    return Damaged(storage, kTrainerState, "not a JSON object");
   }
-  SavedValue::Dict state;
-  state.Add({std::string("trainer_state")}, *std::move(tree));
-  MergeInto({std::move(state)}, checkpoint.state);
+  MergeInto(DictOf("trainer_state", *std::move(tree)), checkpoint.state);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
-                             ForeignCheckpoint& checkpoint) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(folder));
-  const auto has = [&](std::string_view name) {
-    return std::ranges::find(names, name) != names.end();
-  };
+absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   for (const std::string stem : {"optimizer", "scheduler"}) {
     for (const std::string& file : {stem + ".pt", stem + ".bin"}) {
-      if (!has(file)) continue;
-      TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, folder, file, needed, checkpoint));
+      if (!Has(names, file)) continue;
+      TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, file, needed, checkpoint));
       break;
     }
   }
-  if (!has(kTrainerState)) return absl::OkStatus();
-  return AddTrainerState(storage, JoinPath(folder, kTrainerState), checkpoint);
+  return Has(names, kTrainerState) ? AddTrainerState(storage, checkpoint) : absl::OkStatus();
 }
 
 namespace {

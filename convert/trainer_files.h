@@ -3,8 +3,6 @@
 
 // What trainers keep beside a model.
 
-#include <string_view>
-
 #include "absl/status/status.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "storage/storage.h"
@@ -16,8 +14,7 @@ namespace tessera::ckpt::convert {
 // below "scheduler.", and the JSON object trainer_state.json below "trainer_state.". Missing files
 // are left out; so are damaged ones unless `needed`, with a note. Errors: DataLoss, naming the
 // file; those of the storage.
-absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
-                             ForeignCheckpoint& checkpoint);
+absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint);
 
 // Sets the step of the trainer, and the consumed samples, from values of the usual names: the names
 // of known programs, and "global_step", "step", "iteration" and "iter_num" in the outermost dict. A

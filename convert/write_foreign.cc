@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,7 +17,6 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -92,15 +92,13 @@ absl::Status CheckWritten(std::shared_ptr<Storage> folder, const std::string& fi
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ForeignStorage> storage,
                            OpenForeignFolder(std::move(folder), {.format = options.format}, file));
   TESSERA_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(*storage, ""));
-  TESSERA_ASSIGN_OR_RETURN(
-      const DigestsByName found,
-      ReadDigests(checkpoint, {.io_threads = options.io_threads, .progress = options.progress}));
+  TESSERA_ASSIGN_OR_RETURN(const DigestsByName found, ReadDigests(checkpoint, options.io));
   for (const auto& [name, digest] : written) {
     const auto at = found.find(name);
     if (at != found.end() && at->second == digest) continue;
-    return absl::DataLossError(absl::StrCat(
+    return DataLoss(
         place, ": tensor ", name,
-        at == found.end() ? ": is not in what was written" : ": reads otherwise than written"));
+        at == found.end() ? ": is not in what was written" : ": reads otherwise than written");
   }
   return absl::OkStatus();
 }
@@ -122,9 +120,8 @@ absl::StatusOr<int64_t> CompareWithSource(const Checkpoint& source,
       }
       const LogicalDigest expected = {at->second->digest().lo(), at->second->digest().hi()};
       if (written.at(tensor.name) != expected) {
-        return absl::DataLossError(absl::StrCat(source.storage().Describe(source.directory()),
-                                                ": tensor ", tensor.source_name,
-                                                ": its contents do not match its digest"));
+        return Damaged(source.storage(), source.directory(), "tensor ", tensor.source_name,
+                       ": its contents do not match its digest");
       }
       compared.insert(tensor.name);
     }
@@ -136,9 +133,8 @@ absl::StatusOr<WriteForeignReport> WriteAndCheck(const Checkpoint& source,
                                                  const std::vector<OutputFile>& files,
                                                  LocalFolder& place, bool is_file,
                                                  const WriteForeignOptions& options) {
-  const IoOptions output = {.io_threads = options.io_threads, .progress = options.progress};
-  TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
-                           WriteOutput(source, files, place.storage(), place.temporary(), output));
+  TESSERA_ASSIGN_OR_RETURN(const DigestsByName written, WriteOutput(source, files, place.storage(),
+                                                                    place.temporary(), options.io));
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> folder, OpenStorage(place.temporary_path()));
@@ -176,9 +172,8 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
       first.push_back(file);
     }
   }
-  const IoOptions output = {.io_threads = options.io_threads, .progress = options.progress};
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
-                           WriteOutput(source, first, *storage, "", output));
+                           WriteOutput(source, first, *storage, "", options.io));
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
   TESSERA_RETURN_IF_ERROR(
@@ -202,9 +197,8 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
   const absl::StatusOr<std::vector<std::string>> names = storage->List("");
   if (!absl::IsNotFound(names.status())) {
     TESSERA_RETURN_IF_ERROR(names.status());
-    const auto has = [&](const std::string& name) { return std::ranges::count(*names, name) > 0; };
-    if (has(unfinished)) return ExistsUnfinished(place);
-    if (place.file.empty() ? !names->empty() : has(place.file)) return Exists(described);
+    if (Has(*names, unfinished)) return ExistsUnfinished(place);
+    if (place.file.empty() ? !names->empty() : Has(*names, place.file)) return Exists(described);
   }
   const absl::Status alone = storage->Write(unfinished, "", {}).status();
   if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(place);
@@ -227,8 +221,7 @@ absl::StatusOr<ForeignObject> PlaceInStore(const std::string& name, bool is_file
   if (!is_file) return ForeignObject{name, ""};
   const std::optional<ForeignObject> object = FindObject(name);
   if (object.has_value()) return *object;
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ": in an object store, the name of a GGUF file has to end in .gguf"));
+  return InvalidArgument(name, ": in an object store, the name of a GGUF file has to end in .gguf");
 }
 
 absl::StatusOr<WriteForeignReport> WriteFiles(const Checkpoint& source,
@@ -242,13 +235,13 @@ absl::StatusOr<WriteForeignReport> WriteFiles(const Checkpoint& source,
   return WriteToStore(source, files, place, options);
 }
 
-absl::Status CheckTokenizer(const WriteForeignOptions& options, const Format& format,
+absl::Status CheckTokenizer(const PlanOptions& options, const Format& format,
                             const ModelProto& model) {
   if (options.tokenizer == nullptr) return absl::OkStatus();
   if (!format.has_tokenizer) {
-    return absl::InvalidArgumentError(absl::StrCat("a tokenizer is written in the formats ",
-                                                   absl::StrJoin(FormatsWithTokenizer(), " and "),
-                                                   ", not in ", View(format.name)));
+    return InvalidArgument("a tokenizer is written in the formats ",
+                           absl::StrJoin(FormatsWithTokenizer(), " and "), ", not in ",
+                           format.name);
   }
   const absl::StatusOr<ModelConfig> config = ConfigOf(model);
   if (!config.ok()) {
@@ -256,21 +249,20 @@ absl::Status CheckTokenizer(const WriteForeignOptions& options, const Format& fo
   }
   const int64_t ids = options.tokenizer->vocab_size();
   if (ids <= config->vocab_size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(options.tokenizer_path, " has ", ids,
-                                                 " ids, but the model only ", config->vocab_size(),
-                                                 ": it is another one's"));
+  return InvalidArgument(options.tokenizer_path, " has ", ids, " ids, but the model only ",
+                         config->vocab_size(), ": it is another one's");
 }
 
 // FailedPrecondition where files without tensors and values are all that is left to write: a reader
 // would not take them for a checkpoint.
-absl::Status CheckHolds(const Checkpoint& source, const SavedValue& state,
-                        const std::vector<OutputFile>& files, const WriteForeignOptions& options) {
+absl::Status CheckHolds(const Checkpoint& source, const std::vector<OutputFile>& files,
+                        const PlanOptions& options) {
   const auto has_tensors = [](const OutputFile& file) { return !file.tensors.empty(); };
-  const bool has_values = !options.weights_only && !IsEmpty(state);
+  const bool has_values = !options.weights_only && !IsEmpty(*options.state);
   if (has_values || std::ranges::any_of(files, has_tensors)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
+  return FailedPrecondition(
       source.storage().Describe(source.directory()), " has neither ",
-      options.weights_only ? "weights nor buffers to convert" : "tensors nor values to convert"));
+      options.weights_only ? "weights nor buffers to convert" : "tensors nor values to convert");
 }
 
 // Makes master weights the sources of weights that were not saved.
@@ -287,9 +279,8 @@ void TakeWeights(const std::map<std::string, std::string>& masters,
 }
 
 // Adds what the format has no place for. `--weights-only` wants no more than weights.
-void FindLeftOut(const Manifest& manifest, const SavedValue& state,
-                 const std::vector<OutputFile>& files, const Format& format,
-                 const WriteForeignOptions& options, LeftOut& left_out) {
+void FindLeftOut(const Manifest& manifest, const std::vector<OutputFile>& files,
+                 const Format& format, const PlanOptions& options, LeftOut& left_out) {
   std::map<std::string, DType> written;
   std::map<std::string, std::set<std::string>> copies;
   for (const OutputFile& file : files) {
@@ -314,7 +305,7 @@ void FindLeftOut(const Manifest& manifest, const SavedValue& state,
   }
   if (options.weights_only || format.holds == Holds::kEverything) return;
   left_out.plainer.clear();
-  for (const auto& [name, value] : ValuesByName(state)) left_out.values.push_back(name);
+  std::ranges::move(KeysOf(ValuesByName(*options.state)), std::back_inserter(left_out.values));
   const google::protobuf::Reflection& reflection = *manifest.trainer().GetReflection();
   std::vector<const google::protobuf::FieldDescriptor*> fields;
   reflection.ListFields(manifest.trainer(), &fields);
@@ -335,48 +326,34 @@ void FindLeftOut(const Manifest& manifest, const SavedValue& state,
   }
 }
 
-std::vector<std::string> NotesOf(const LeftOut& left_out, std::string_view format) {
+// `masters` are the parameters that master weights stand for.
+std::vector<std::string> NotesOf(const LeftOut& left_out, const std::vector<std::string>& masters,
+                                 std::string_view format) {
   std::vector<std::string> notes;
-  const auto add = [&](const char* what, const std::vector<std::string>& names) {
-    if (names.empty()) return;
-    notes.push_back(absl::StrCat("Left out, as the format ", View(format), " has no place for ",
-                                 what, ": ", JoinFirst(names, ", "), "."));
+  const auto add = [&](const std::string& what, const std::vector<std::string>& names) {
+    if (!names.empty()) notes.push_back(absl::StrCat(what, ": ", JoinFirst(names, ", "), "."));
   };
-  add("these tensors", left_out.tensors);
-  add("these values", left_out.values);
-  add("this state of the trainer", left_out.trainer);
-  add("these settings of the optimizer", left_out.optimizer);
-  if (!left_out.dtypes.empty()) {
-    notes.push_back(absl::StrCat("Have another dtype, as the format ", View(format),
-                                 " has it: ", JoinFirst(left_out.dtypes, ", "), "."));
-  }
-  if (!left_out.ties.empty()) {
-    notes.push_back(absl::StrCat("Tensors of their own, as the format ", View(format),
-                                 " has none that are tied: ", JoinFirst(left_out.ties, ", "), "."));
-  }
-  if (!left_out.plainer.empty()) {
-    notes.push_back(absl::StrCat("Types are plainer than they were (namedtuples are tuples) in: ",
-                                 JoinFirst(left_out.plainer, ", "), "."));
-  }
+  const std::string as_the_format = absl::StrCat(", as the format ", View(format));
+  const std::string no_place = absl::StrCat("Left out", as_the_format, " has no place for ");
+  add(no_place + "these tensors", left_out.tensors);
+  add(no_place + "these values", left_out.values);
+  add(no_place + "this state of the trainer", left_out.trainer);
+  add(no_place + "these settings of the optimizer", left_out.optimizer);
+  add("Have another dtype" + as_the_format + " has it", left_out.dtypes);
+  add("Tensors of their own" + as_the_format + " has none that are tied", left_out.ties);
+  add("Types are plainer than they were (namedtuples are tuples) in", left_out.plainer);
+  add("From the master weights, since the weights were not saved", masters);
   return notes;
 }
 
 }  // namespace
 
 std::vector<std::string> WrittenFormatNames() {
-  std::vector<std::string> names;
-  for (const Format& format : Formats()) {
-    if (format.plan != nullptr) names.emplace_back(format.name);
-  }
-  return names;
+  return NamesOfFormats([](const Format& format) { return format.plan != nullptr; });
 }
 
 std::vector<std::string> FormatsWithTokenizer() {
-  std::vector<std::string> names;
-  for (const Format& format : Formats()) {
-    if (format.has_tokenizer) names.emplace_back(format.name);
-  }
-  return names;
+  return NamesOfFormats([](const Format& format) { return format.has_tokenizer; });
 }
 
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
@@ -385,43 +362,29 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
   const absl::Duration start = SteadyNow();
   const auto format = std::ranges::find(Formats(), options.format, &Format::name);
   if (format == Formats().end() || format->plan == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown format \"", options.format,
-                                                   "\"; written are ",
-                                                   absl::StrJoin(WrittenFormatNames(), ", ")));
+    return InvalidArgument("unknown format \"", options.format, "\"; written are ",
+                           absl::StrJoin(WrittenFormatNames(), ", "));
   }
   const Checkpoint source = WithStatesNamedByMapping(checkpoint);
   WriteForeignReport lacks;
   SavedState saved;
-  if (options.state == nullptr) saved = StateOf(source.manifest());
-  const SavedValue& state = options.state == nullptr ? saved.root : *options.state;
+  PlanOptions plan = options.plan;
+  if (plan.state == nullptr) saved = StateOf(source.manifest());
+  if (plan.state == nullptr) plan.state = &saved.root;
   lacks.left_out.values = std::move(saved.left_out);
   lacks.left_out.plainer = std::move(saved.plainer);
-  TESSERA_RETURN_IF_ERROR(CheckTokenizer(options, *format, source.manifest().model()));
-  TESSERA_ASSIGN_OR_RETURN(
-      std::vector<OutputFile> files,
-      format->plan(source.manifest(), {.dtype = options.dtype,
-                                       .weights_only = options.weights_only,
-                                       .max_file_bytes = options.max_file_bytes,
-                                       .state = &state,
-                                       .left_out = &lacks.left_out.values,
-                                       .tokenizer = options.tokenizer,
-                                       .tokenizer_path = options.tokenizer_path}));
-  TESSERA_RETURN_IF_ERROR(CheckHolds(source, state, files, options));
+  plan.left_out = &lacks.left_out.values;
+  TESSERA_RETURN_IF_ERROR(CheckTokenizer(plan, *format, source.manifest().model()));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<OutputFile> files, format->plan(source.manifest(), plan));
+  TESSERA_RETURN_IF_ERROR(CheckHolds(source, files, plan));
   const std::map<std::string, std::string> masters = MastersWithoutWeights(source.manifest());
   TakeWeights(masters, files);
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
                            WriteFiles(source, files, format->is_file, folder, options));
-  FindLeftOut(source.manifest(), state, files, *format, options, lacks.left_out);
+  FindLeftOut(source.manifest(), files, *format, plan, lacks.left_out);
   report.left_out = std::move(lacks.left_out);
-  report.notes = NotesOf(report.left_out, format->name);
-  if (!masters.empty()) {
-    std::vector<std::string> weights;
-    for (const auto& [weight, unused] : masters) weights.push_back(weight);
-    report.notes.push_back(absl::StrCat(
-        "From the master weights, since the weights were not saved: ", JoinFirst(weights, ", "),
-        "."));
-  }
-  if (options.tokenizer == nullptr && !format->without_tokenizer.empty()) {
+  report.notes = NotesOf(report.left_out, KeysOf(masters), format->name);
+  if (plan.tokenizer == nullptr && !format->without_tokenizer.empty()) {
     report.notes.emplace_back(format->without_tokenizer);
   }
   for (const OutputFile& file : files) {

@@ -2,34 +2,22 @@
 #define TESSERA_CONVERT_WRITE_FOREIGN_H_
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/output.h"
-#include "convert/core/value.h"
-#include "layout/dtype.h"
 #include "storage/open_storage.h"
-#include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::convert {
 
 struct WriteForeignOptions {
   std::string format;  // one of WrittenFormatNames()
-  // The values of the checkpoint besides tensors; null: those of its manifest (StateOf()).
-  const SavedValue* state = nullptr;
-  DType dtype = DType::kUnspecified;        // of the weights; unspecified: as they are saved
-  bool weights_only = false;                // in formats that have optimizer state
-  uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
-  const Tokenizer* tokenizer = nullptr;     // the model's; in FormatsWithTokenizer()
-  std::string tokenizer_path;               // for messages
-  OpenStorageOptions stores;                // for every storage that is opened
-  int io_threads = 4;
-  // Called with the bytes done and in total while writing, and again, from 0, while reading back.
-  // May be null.
-  std::function<void(uint64_t, uint64_t)> progress;
+  // With a null `state`, the manifest's is written (StateOf()). `left_out` is not used. A tokenizer
+  // is for FormatsWithTokenizer().
+  PlanOptions plan;
+  OpenStorageOptions stores;  // for every storage that is opened
+  IoOptions io;               // for writing and, from 0 bytes again, for reading back
 };
 
 // The parts of a checkpoint that the files made from it lack.

@@ -13,8 +13,8 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/reading.h"
-#include "convert/describe_place.h"
 #include "convert/open_foreign.h"
+#include "convert/source_place.h"
 
 namespace tessera::ckpt {
 

@@ -7,9 +7,6 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
-#include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/manifest.h"
-#include "checkpoint/include/state_dict.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_states.h"
 #include "layout/elements/copy_elements.h"
@@ -18,13 +15,6 @@ namespace tessera::ckpt::convert {
 namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{8} << 20;
-
-// Returns the index of the first element of `box` in a tensor that is in memory as a whole.
-int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
-  int64_t element = 0;
-  for (size_t d = 0; d < strides.size(); ++d) element += box.global_offset[d] * strides[d];
-  return element;
-}
 
 ShardedTensor Wanted(const OutputTensor& tensor, std::vector<Shard> shards) {
   return {.name = tensor.source_name,
@@ -80,7 +70,7 @@ absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<Sto
     const std::byte* from = scratch_.data() + at;
     std::vector<int64_t> strides = ContiguousStrides(piece.box.shape);
     if (whole) {
-      from = scratch_.data() + FirstElement(whole_strides, piece.box) * size;
+      from = scratch_.data() + PlaceOf(piece.box.global_offset, whole_strides) * size;
       strides = whole_strides;
     } else {
       at += ElementCount(piece.box.shape) * size;

@@ -1,10 +1,13 @@
 #ifndef TESSERA_CONVERT_CORE_FOREIGN_CHECKPOINT_H_
 #define TESSERA_CONVERT_CORE_FOREIGN_CHECKPOINT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/include/manifest.pb.h"
@@ -16,6 +19,16 @@
 
 namespace tessera::ckpt::convert {
 
+// Returns the bytes of a tensor's elements.
+inline uint64_t ByteCount(const Shape& shape, DType dtype) {
+  return static_cast<uint64_t>(ElementCount(shape)) * ElementSize(dtype);
+}
+
+// Returns the place of an element in a tensor with these strides, in elements.
+inline int64_t PlaceOf(const std::vector<int64_t>& index, const std::vector<int64_t>& strides) {
+  return std::inner_product(index.begin(), index.end(), strides.begin(), int64_t{0});
+}
+
 // A box of a logical tensor as a file of another framework stores it. Views, transposition, fused
 // columns and the parts of tensor-parallel ranks are all described by strides.
 struct StoredPiece {
@@ -23,7 +36,17 @@ struct StoredPiece {
   std::string file;           // relative to the checkpoint's folder
   uint64_t offset_bytes = 0;  // of the element at box.global_offset, from the beginning of the file
   std::vector<int64_t> strides;  // in elements, one per dim, none negative
+  bool operator==(const StoredPiece&) const = default;
 };
+
+// Returns the distance of an element of a piece from its first one, in elements.
+inline int64_t OffsetInPiece(const StoredPiece& piece, const std::vector<int64_t>& index) {
+  int64_t offset = 0;
+  for (size_t d = 0; d < index.size(); ++d) {
+    offset += (index[d] - piece.box.global_offset[d]) * piece.strides[d];
+  }
+  return offset;
+}
 
 // A logical tensor and all places that hold its elements. Pieces with equal boxes are copies of
 // each other; all others must be disjoint.
@@ -58,6 +81,13 @@ struct ForeignCheckpoint {
   SavedValue state = {SavedValue::Dict{}};
   std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
 };
+
+// Returns a checkpoint of a format that `program` has written, without anything in it.
+inline ForeignCheckpoint CheckpointOf(std::string_view format, const char* program) {
+  ForeignCheckpoint checkpoint = {.format = std::string(format)};
+  checkpoint.description.mutable_producer()->set_program(program);
+  return checkpoint;
+}
 
 // Name of the entry that marks a trainer's state whose step is unknown, because the state was made
 // of files that do not record it.

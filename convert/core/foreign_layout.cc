@@ -5,19 +5,19 @@
 #include <optional>
 #include <set>
 
-#include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
-#include "layout/box.h"
+#include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {
 namespace {
 
+template <typename... Parts>
 absl::Status DamagedParameter(const ForeignPlace& place, const ForeignParameter& parameter,
-                              const absl::AlphaNum& problem) {
-  return absl::DataLossError(absl::StrCat(place.file, ": ", parameter.name, ": ", problem));
+                              const Parts&... problem) {
+  return DataLoss(place.file, ": ", parameter.name, ": ", problem...);
 }
 
 // Consecutive indices of one dim of a parameter, and where the first is in the rank's share.
@@ -98,22 +98,20 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
 absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace& place,
                           const Box& box, const std::vector<int64_t>& strides) {
   if (strides.size() != box.shape.size()) {
-    return DamagedParameter(
-        place, parameter, absl::StrCat(strides.size(), " strides for ", box.shape.size(), " dims"));
+    return DamagedParameter(place, parameter, strides.size(), " strides for ", box.shape.size(),
+                            " dims");
   }
-  std::optional<int64_t> bytes = std::max<int64_t>(ElementSize(place.dtype), 1);
-  std::optional<int64_t> last = 0;
+  std::optional<int64_t> bytes = 0;
   for (size_t d = 0; d < strides.size(); ++d) {
-    if (strides[d] < 0)
-      return DamagedParameter(place, parameter, absl::StrCat("stride ", strides[d]));
+    if (strides[d] < 0) return DamagedParameter(place, parameter, "stride ", strides[d]);
     const std::optional<int64_t> far = CheckedMultiply(box.shape[d], strides[d]);
-    last = last && far ? CheckedAdd(*last, *far) : std::nullopt;
+    bytes = bytes && far ? CheckedAdd(*bytes, *far) : std::nullopt;
   }
-  bytes = last ? CheckedMultiply(*bytes, *last) : std::nullopt;
+  if (bytes) bytes = CheckedMultiply(*bytes, std::max<int64_t>(ElementSize(place.dtype), 1));
   // Steps of blocks multiply the strides once more.
   if (bytes && *bytes < INT64_MAX / 1024) return absl::OkStatus();
-  return DamagedParameter(place, parameter,
-                          absl::StrCat("box ", ToString(box), " ends beyond what a file can hold"));
+  return DamagedParameter(place, parameter, "box ", ToString(box),
+                          " ends beyond what a file can hold");
 }
 
 }  // namespace
@@ -124,9 +122,8 @@ absl::Status CheckModelFits(const ModelDescription& model, uint64_t file_bytes) 
     const absl::StatusOr<int64_t> count = CheckedElementCount(parameter.shape);
     elements = count.ok() ? CheckedAdd(*elements, *count) : std::nullopt;
     if (!elements || static_cast<uint64_t>(*elements) > file_bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the configuration's model has more parameters than the files' ", file_bytes,
-                       " bytes can hold"));
+      return InvalidArgument("the configuration's model has more parameters than the files' ",
+                             file_bytes, " bytes can hold");
     }
   }
   return absl::OkStatus();
@@ -137,14 +134,13 @@ absl::StatusOr<Shape> LocalShape(const ForeignParameter& parameter, int64_t tens
   const int dim = parameter.tensor_parallel_dim;
   if (dim < 0) return shape;
   if (static_cast<size_t>(dim) >= shape.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(parameter.name, ": dim ", dim, " of ", ShapeToString(shape)));
+    return InvalidArgument(parameter.name, ": dim ", dim, " of ", ShapeToString(shape));
   }
   const std::optional<int64_t> parts = CheckedMultiply(parameter.sections, tensor_parallel_size);
   if (!parts || *parts < 1 || shape[dim] % *parts != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        parameter.name, ": ", parameter.sections, " parts for each of ", tensor_parallel_size,
-        " tensor-parallel ranks do not divide dim ", dim, " of ", ShapeToString(shape)));
+    return InvalidArgument(parameter.name, ": ", parameter.sections, " parts for each of ",
+                           tensor_parallel_size, " tensor-parallel ranks do not divide dim ", dim,
+                           " of ", ShapeToString(shape));
   }
   shape[dim] /= tensor_parallel_size;
   return shape;
@@ -204,7 +200,7 @@ absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
   Entry& entry = at->second;
   if (is_new) {
     const LogicalParameter& logical = model_.parameters[index->second];
-    entry = {.tensor = {.name = kind.state.empty() ? name : absl::StrCat(name, ".", kind.state),
+    entry = {.tensor = {.name = kind.NameOf(name),
                         .role = kind.role,
                         .dtype = place.dtype,
                         .shape = logical.shape,
@@ -213,9 +209,8 @@ absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
              .state = kind.state};
   }
   if (entry.tensor.dtype == place.dtype) return &entry;
-  return DamagedParameter(place, parameter,
-                          absl::StrCat(ProtoName(place.dtype), ", but other parts of ",
-                                       entry.tensor.name, " are ", ProtoName(entry.tensor.dtype)));
+  return DamagedParameter(place, parameter, ProtoName(place.dtype), ", but other parts of ",
+                          entry.tensor.name, " are ", ProtoName(entry.tensor.dtype));
 }
 
 absl::Status ForeignTensorSet::AddForeignBox(const ForeignParameter& parameter,
@@ -262,17 +257,15 @@ absl::Status ForeignTensorSet::AddRange(const ForeignParameter& parameter,
   TESSERA_ASSIGN_OR_RETURN(const Shape shape, LocalShape(parameter, share.size));
   TESSERA_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape));
   if (begin < 0 || begin > end || end > count) {
-    return DamagedParameter(
-        place, parameter,
-        absl::StrCat("elements [", begin, ", ", end, ") of ", ShapeToString(shape)));
+    return DamagedParameter(place, parameter, "elements [", begin, ", ", end, ") of ",
+                            ShapeToString(shape));
   }
   // The boxes of a range follow each other in the file, and each has the strides of the whole.
   const std::vector<int64_t> strides = ContiguousStrides(shape);
   ForeignPlace at = place;
   for (const Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
     TESSERA_RETURN_IF_ERROR(AddBox(parameter, share, kind, box, at, strides));
-    at.offset_bytes += static_cast<uint64_t>(ElementCount(box.shape)) *
-                       static_cast<uint64_t>(ElementSize(place.dtype));
+    at.offset_bytes += ByteCount(box.shape, place.dtype);
   }
   return absl::OkStatus();
 }
@@ -283,9 +276,8 @@ absl::Status ForeignTensorSet::AddWhole(const ForeignParameter& parameter,
                                         const std::vector<int64_t>& strides) {
   TESSERA_ASSIGN_OR_RETURN(const Shape expected, LocalShape(parameter, share.size));
   if (shape != expected) {
-    return DamagedParameter(
-        place, parameter,
-        absl::StrCat("shape ", ShapeToString(shape), ", expected ", ShapeToString(expected)));
+    return DamagedParameter(place, parameter, "shape ", ShapeToString(shape), ", expected ",
+                            ShapeToString(expected));
   }
   return AddBox(parameter, share, kind, WholeBox(shape), place, strides);
 }
@@ -306,12 +298,11 @@ absl::Status ForeignTensorSet::CheckComplete() const {
   for (const std::string& state : states) {
     for (size_t i = 0; i < model_.parameters.size(); ++i) {
       if (entries_.contains({i, state})) continue;
-      missing.push_back(model_.parameters[i].name);
-      if (!state.empty()) absl::StrAppend(&missing.back(), ".", state);
+      missing.push_back(ForeignKind{.state = state}.NameOf(model_.parameters[i].name));
     }
   }
   if (missing.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("no file has ", JoinFirst(missing, ", ")));
+  return DataLoss("no file has ", JoinFirst(missing, ", "));
 }
 
 bool ForeignTensorSet::has_states() const {
@@ -342,9 +333,7 @@ void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
 
 absl::Status ForeignTensorSet::MoveTo(std::string_view framework, const std::string& where,
                                       ForeignCheckpoint& checkpoint) && {
-  if (const absl::Status complete = CheckComplete(); !complete.ok()) {
-    return absl::DataLossError(absl::StrCat(where, ": ", complete.message()));
-  }
+  TESSERA_RETURN_IF_ERROR(In(where, CheckComplete()));
   *checkpoint.description.mutable_model() = model_.config;
   if (has_states()) DescribeOptimizer(framework, *checkpoint.description.mutable_optimizer());
   checkpoint.tensors = std::move(*this).Finish();

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -41,6 +42,11 @@ absl::StatusOr<Shape> LocalShape(const ForeignParameter& parameter, int64_t tens
 struct ForeignKind {
   TensorRole role = TensorRole::kWeight;
   std::string state;  // "exp_avg", "exp_avg_sq", "master"; empty for the weight
+
+  // Returns the name of a parameter's tensor of this kind.
+  std::string NameOf(const std::string& parameter) const {
+    return state.empty() ? parameter : absl::StrCat(parameter, ".", state);
+  }
 };
 
 inline const ForeignKind kForeignWeight = {};

@@ -54,17 +54,9 @@ int64_t ChunkBytes(const Shape& shape, int64_t element_bytes, bool transposed) {
   return std::max<int64_t>(kChunkBytes / row_bytes, 1) * row_bytes;
 }
 
-absl::Status DamagedTensor(const ForeignTensor& tensor, const absl::AlphaNum& problem) {
-  return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": ", problem));
-}
-
-// Returns the position of the element at `index` of a piece, in elements.
-int64_t OffsetInPiece(const StoredPiece& piece, const std::vector<int64_t>& index) {
-  int64_t offset = 0;
-  for (size_t d = 0; d < index.size(); ++d) {
-    offset += (index[d] - piece.box.global_offset[d]) * piece.strides[d];
-  }
-  return offset;
+template <typename... Parts>
+absl::Status DamagedTensor(const ForeignTensor& tensor, const Parts&... problem) {
+  return DataLoss("tensor ", tensor.name, ": ", problem...);
 }
 
 // Returns the bytes of its file that a piece spans, from its first to its last element.
@@ -95,14 +87,14 @@ absl::Status ReadRegion(const ReadableFile& file, const StoredPiece& piece, cons
 // Checks that all bytes of the piece lie inside a file of this size.
 absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
                          uint64_t file_bytes) {
-  const auto outside = [&](const absl::AlphaNum& what) {
-    return DamagedTensor(tensor, absl::StrCat(piece.file, " at offset ", piece.offset_bytes, ": ",
-                                              what, ", in a file of ", file_bytes, " bytes"));
+  const auto outside = [&](const auto&... what) {
+    return DamagedTensor(tensor, piece.file, " at offset ", piece.offset_bytes, ": ", what...,
+                         ", in a file of ", file_bytes, " bytes");
   };
   const auto element_bytes = ElementSize(tensor.dtype);
   std::optional<int64_t> last = 0;
   for (size_t d = 0; d < piece.strides.size() && last.has_value(); ++d) {
-    if (piece.strides[d] < 0) return outside(absl::StrCat("stride ", piece.strides[d]));
+    if (piece.strides[d] < 0) return outside("stride ", piece.strides[d]);
     const std::optional<int64_t> far = CheckedMultiply(piece.box.shape[d] - 1, piece.strides[d]);
     last = far.has_value() ? CheckedAdd(*last, *far) : std::nullopt;
   }
@@ -111,12 +103,12 @@ absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
       elements.has_value() ? CheckedMultiply(*elements, element_bytes) : std::nullopt;
   if (!bytes.has_value() || static_cast<uint64_t>(*bytes) > file_bytes ||
       piece.offset_bytes > file_bytes - static_cast<uint64_t>(*bytes)) {
-    return outside(absl::StrCat("box ", ToString(piece.box), " with strides [",
-                                absl::StrJoin(piece.strides, ","), "] ends outside"));
+    return outside("box ", ToString(piece.box), " with strides [",
+                   absl::StrJoin(piece.strides, ","), "] ends outside");
   }
   // Strides of 0 repeat elements: a small file must not stand for a huge tensor.
   if (static_cast<uint64_t>(ElementCount(piece.box.shape)) > file_bytes) {
-    return outside(absl::StrCat("box ", ToString(piece.box), " has more elements than bytes"));
+    return outside("box ", ToString(piece.box), " has more elements than bytes");
   }
   return absl::OkStatus();
 }
@@ -124,7 +116,7 @@ absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
 absl::Status CheckTensor(const ForeignTensor& tensor) {
   const auto element_bytes = ElementSize(tensor.dtype);
   if (element_bytes == 0)
-    return DamagedTensor(tensor, absl::StrCat("unknown dtype ", static_cast<int>(tensor.dtype)));
+    return DamagedTensor(tensor, "unknown dtype ", static_cast<int>(tensor.dtype));
   const absl::Status bounded = CheckedByteCount(tensor.shape, element_bytes).status();
   return bounded.ok() ? bounded : DamagedTensor(tensor, bounded.message());
 }
@@ -143,12 +135,6 @@ std::vector<StoredPiece> TakeCopies(std::vector<StoredPiece>& pieces) {
   }
   pieces = std::move(first);
   return copies;
-}
-
-std::vector<Box> BoxesOf(const std::vector<StoredPiece>& pieces) {
-  std::vector<Box> boxes;
-  for (const StoredPiece& piece : pieces) boxes.push_back(piece.box);
-  return boxes;
 }
 
 std::string DescribeCoverage(const std::vector<StoredPiece>& pieces,
@@ -178,10 +164,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
     for (size_t i = 0; i < files_.size(); ++i) {
       const StoredPiece& piece = tensor.pieces[i];
       if (!IsRange(tensor.shape, piece)) continue;
-      uint64_t first = 0;
-      for (size_t d = 0; d < strides_.size(); ++d) {
-        first += piece.box.global_offset[d] * strides_[d];
-      }
+      const auto first = static_cast<uint64_t>(PlaceOf(piece.box.global_offset, strides_));
       const auto size = static_cast<uint64_t>(tensor.element_bytes);
       runs_[first * size] = {ElementCount(piece.box.shape) * size, files_[i].get(),
                              piece.offset_bytes};
@@ -260,10 +243,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
     for (const Box& box : FlatRangeToBoxes(whole, begin, begin + static_cast<int64_t>(count))) {
       tensor_.index.ForEachOverlap(box, [&](size_t i, const Box& region) {
         if (!status.ok()) return;
-        int64_t element = -begin;
-        for (size_t d = 0; d < strides_.size(); ++d) {
-          element += region.global_offset[d] * strides_[d];
-        }
+        const int64_t element = PlaceOf(region.global_offset, strides_) - begin;
         status = ReadRegion(*files_[i], tensor_.pieces[i], region, strides_,
                             static_cast<size_t>(tensor_.element_bytes),
                             out + element * tensor_.element_bytes);
@@ -279,23 +259,21 @@ class ForeignStorage::TensorFile final : public ReadableFile {
   std::map<uint64_t, Run> runs_;  // by where they begin
 };
 
-ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder,
+ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base,
                                std::shared_ptr<CheckedStorage> checked)
     : ReadOnlyStorage("files of another format are only read"),
       base_(std::move(base)),
       files_(*base_),
-      checked_(std::move(checked)),
-      folder_(folder) {}
+      checked_(std::move(checked)) {}
 
 ForeignStorage::~ForeignStorage() = default;
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
-    std::shared_ptr<Storage> base, std::string_view folder, ForeignCheckpoint checkpoint,
+    std::shared_ptr<Storage> base, ForeignCheckpoint checkpoint,
     std::shared_ptr<CheckedStorage> checked) {
-  std::unique_ptr<ForeignStorage> storage(
-      new ForeignStorage(std::move(base), folder, std::move(checked)));
+  std::unique_ptr<ForeignStorage> storage(new ForeignStorage(std::move(base), std::move(checked)));
   for (auto& [file, decoded] : checkpoint.decoded) {
-    storage->files_.Add(JoinPath(folder, file), std::move(decoded));
+    storage->files_.Add(file, std::move(decoded));
   }
   TESSERA_RETURN_IF_ERROR(storage->FindFiles(checkpoint));
   Manifest manifest = std::move(checkpoint.description);
@@ -306,9 +284,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
     TESSERA_RETURN_IF_ERROR(storage->AddTensor(std::move(tensor), manifest));
   }
   absl::StatusOr<std::string> bytes = EncodeManifest(std::move(manifest), Checksums::kOptional);
-  if (!bytes.ok()) {
-    return absl::DataLossError(absl::StrCat(storage->Describe(""), ": ", bytes.status().message()));
-  }
+  if (!bytes.ok()) return Damaged(*storage, "", bytes.status().message());
   storage->manifest_ = *std::move(bytes);
   storage->notes_ = std::move(checkpoint.notes);
   storage->mismatch_ = std::move(checkpoint.mismatch);
@@ -324,8 +300,7 @@ absl::Status ForeignStorage::FindFiles(const ForeignCheckpoint& checkpoint) {
     for (const StoredPiece& piece : tensor.pieces) {
       const auto [at, is_new] = file_bytes_.emplace(piece.file, 0);
       if (!is_new) continue;
-      const absl::StatusOr<std::unique_ptr<ReadableFile>> file =
-          files_.Open(JoinPath(folder_, piece.file));
+      const absl::StatusOr<std::unique_ptr<ReadableFile>> file = files_.Open(piece.file);
       if (absl::IsNotFound(file.status())) {
         missing.push_back(absl::StrCat(piece.file, " with tensor ", tensor.name));
       } else if (absl::IsInvalidArgument(file.status())) {
@@ -337,7 +312,7 @@ absl::Status ForeignStorage::FindFiles(const ForeignCheckpoint& checkpoint) {
     }
   }
   if (missing.empty()) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat(Describe(""), ": missing: ", JoinFirst(missing, ", ")));
+  return NotFound(Describe(""), ": missing: ", JoinFirst(missing, ", "));
 }
 
 void ForeignStorage::FindChecksums() {
@@ -346,8 +321,7 @@ void ForeignStorage::FindChecksums() {
   for (const auto& entry : tensors_) {
     const StoredTensor* const tensor = entry.second.get();
     proof_.proven += std::ranges::all_of(tensor->pieces, [&](const StoredPiece& piece) {
-      return checked_->HasChecksum(JoinPath(folder_, piece.file),
-                                   BytesOf(piece, tensor->element_bytes));
+      return checked_->HasChecksum(piece.file, BytesOf(piece, tensor->element_bytes));
     });
   }
   const std::vector<std::string> unchecked = checked_->UncheckedFiles();
@@ -355,8 +329,7 @@ void ForeignStorage::FindChecksums() {
   notes_.insert(
       notes_.begin(),
       absl::StrCat("torch.save() was told to compute no CRC-32 (set_crc32_options(False)), so that "
-                   "damage of the "
-                   "contents cannot be noticed: ",
+                   "damage of the contents cannot be noticed: ",
                    JoinFirst(unchecked, ", "), "."));
 }
 
@@ -365,7 +338,7 @@ std::vector<ForeignStorage::Extent> ForeignStorage::Extents() const {
   for (const auto& [unused, tensor] : tensors_) {
     for (const StoredPiece& piece : tensor->pieces) {
       const ByteRange bytes = BytesOf(piece, tensor->element_bytes);
-      const uint64_t decoded = files_.decoded_bytes(JoinPath(folder_, piece.file));
+      const uint64_t decoded = files_.decoded_bytes(piece.file);
       if (bytes.end > file_bytes_.at(piece.file) - decoded) continue;
       extents.push_back({piece.file, bytes, tensor->name, piece.box});
     }
@@ -383,7 +356,7 @@ std::vector<absl::Status> ForeignStorage::CheckOtherRecords() const {
           static_cast<uint64_t>(ElementCount(piece.box.shape) * tensor->element_bytes);
       // Bytes between the elements are not read.
       if (range.end - range.begin > bytes) continue;
-      ranges[JoinPath(folder_, piece.file)].push_back(range);
+      ranges[piece.file].push_back(range);
     }
   }
   return checked_->CheckOthers(ranges);
@@ -403,19 +376,18 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
 
   for (const StoredPiece& piece : tensor.pieces) {
     const absl::Status inside = CheckBoxInside(tensor.shape, piece.box);
-    if (!inside.ok())
-      return DamagedTensor(tensor, absl::StrCat(piece.file, ": ", inside.message()));
+    if (!inside.ok()) return DamagedTensor(tensor, piece.file, ": ", inside.message());
     if (piece.strides.size() != tensor.shape.size()) {
-      return DamagedTensor(tensor, absl::StrCat(piece.file, ": ", piece.strides.size(),
-                                                " strides for ", tensor.shape.size(), " dims"));
+      return DamagedTensor(tensor, piece.file, ": ", piece.strides.size(), " strides for ",
+                           tensor.shape.size(), " dims");
     }
-  }
-  std::erase_if(tensor.pieces, [](const StoredPiece& piece) { return piece.box.empty(); });
-  for (const StoredPiece& piece : tensor.pieces) {
+    if (piece.box.empty()) continue;
     TESSERA_RETURN_IF_ERROR(CheckExtent(tensor, piece, file_bytes_.at(piece.file)));
   }
+  std::erase_if(tensor.pieces, [](const StoredPiece& piece) { return piece.box.empty(); });
   const std::vector<StoredPiece> copies = TakeCopies(tensor.pieces);
-  std::vector<Box> boxes = BoxesOf(tensor.pieces);
+  std::vector<Box> boxes;
+  for (const StoredPiece& piece : tensor.pieces) boxes.push_back(piece.box);
   if (const std::optional<CoverageProblem> problem = FindCoverageProblem(tensor.shape, boxes)) {
     return DamagedTensor(tensor, DescribeCoverage(tensor.pieces, *problem));
   }
@@ -451,8 +423,8 @@ absl::Status ForeignStorage::CompareCopies(const StoredTensor& tensor,
                                    ? absl::StrCat(copy.file, " at offsets ", first.offset_bytes,
                                                   " and ", copy.offset_bytes)
                                    : absl::StrCat(first.file, " and ", copy.file);
-    return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": the copies of ",
-                                            ToString(copy.box), " in ", places, " differ"));
+    return DataLoss("tensor ", tensor.name, ": the copies of ", ToString(copy.box), " in ", places,
+                    " differ");
   }
   return absl::OkStatus();
 }
@@ -481,44 +453,30 @@ absl::StatusOr<std::shared_ptr<ReadableFile>> ForeignStorage::OpenBase(const std
   const MutexLock lock(&mutex_);
   std::weak_ptr<ReadableFile>& known = open_[file];
   if (std::shared_ptr<ReadableFile> open = known.lock()) return open;
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<ReadableFile> opened,
-                           files_.Open(JoinPath(folder_, file)));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<ReadableFile> opened, files_.Open(file));
   if (opened->size_bytes() != file_bytes_.at(file)) {
-    return absl::DataLossError(absl::StrCat(base_->Describe(JoinPath(folder_, file)), ": had ",
-                                            file_bytes_.at(file), " bytes, now has ",
-                                            opened->size_bytes()));
+    return DataLoss(base_->Describe(file), ": had ", file_bytes_.at(file), " bytes, now has ",
+                    opened->size_bytes());
   }
   known = opened;
   return opened;
-}
-
-absl::StatusOr<std::unique_ptr<ReadableFile>> ForeignStorage::OpenTensor(
-    const StoredTensor& tensor) {
-  std::vector<std::shared_ptr<ReadableFile>> files;
-  for (const StoredPiece& piece : tensor.pieces) {
-    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<ReadableFile> file, OpenBase(piece.file));
-    files.push_back(std::move(file));
-  }
-  return std::make_unique<TensorFile>(tensor, std::move(files));
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> ForeignStorage::Open(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(CheckPath("Open", path, /*root_allowed=*/false));
   if (path == kManifestFileName) return std::make_unique<BytesFile>(Describe(path), manifest_);
   const auto found = tensors_.find(path);
-  if (found == tensors_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("Open ", Describe(""), ": no such file ", std::string(path)));
+  if (found == tensors_.end()) return NotFound("Open ", Describe(""), ": no such file ", path);
+  std::vector<std::shared_ptr<ReadableFile>> files;
+  for (const StoredPiece& piece : found->second->pieces) {
+    TESSERA_ASSIGN_OR_RETURN(files.emplace_back(), OpenBase(piece.file));
   }
-  return OpenTensor(*found->second);
+  return std::make_unique<TensorFile>(*found->second, std::move(files));
 }
 
 absl::StatusOr<std::vector<std::string>> ForeignStorage::List(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(CheckPath("List", path, /*root_allowed=*/true));
-  if (!path.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("List ", Describe(""), ": no such directory ", std::string(path)));
-  }
+  if (!path.empty()) return NotFound("List ", Describe(""), ": no such directory ", path);
   std::vector<std::string> names = {std::string(kManifestFileName)};
   for (const auto& [name, tensor] : tensors_) names.push_back(name);
   return names;
@@ -526,8 +484,8 @@ absl::StatusOr<std::vector<std::string>> ForeignStorage::List(std::string_view p
 
 std::string ForeignStorage::Describe(std::string_view path) const {
   const auto found = tensors_.find(path);
-  if (found == tensors_.end()) return base_->Describe(folder_);
-  return absl::StrCat(base_->Describe(folder_), ": tensor ", found->second->name);
+  if (found == tensors_.end()) return base_->Describe("");
+  return absl::StrCat(base_->Describe(""), ": tensor ", found->second->name);
 }
 
 }  // namespace tessera::ckpt::convert

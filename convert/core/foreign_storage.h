@@ -40,13 +40,13 @@ class ForeignStorage final : public ReadOnlyStorage {
 
   // Checks the whole description before anything is read: the manifest's rules, that every piece
   // lies inside its file, that every element of every tensor is in exactly one piece or in copies
-  // of it, and that the copies are equal, which reads them. `folder` is inside `base`. `checked` is
-  // the base if it compares checksums.
+  // of it, and that the copies are equal, which reads them. `checked` is the base if it compares
+  // checksums.
   //
   // Errors: DataLoss, naming file and tensor; NotFound, listing every missing file.
   using ReadOnlyStorage::Create;
   static absl::StatusOr<std::unique_ptr<ForeignStorage>> Create(
-      std::shared_ptr<Storage> base, std::string_view folder, ForeignCheckpoint checkpoint,
+      std::shared_ptr<Storage> base, ForeignCheckpoint checkpoint,
       std::shared_ptr<CheckedStorage> checked = nullptr);
 
   const std::string& format() const { return format_; }
@@ -89,8 +89,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   class TensorFile;
   struct StoredTensor;
 
-  ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder,
-                 std::shared_ptr<CheckedStorage> checked);
+  ForeignStorage(std::shared_ptr<Storage> base, std::shared_ptr<CheckedStorage> checked);
   absl::Status FindFiles(const ForeignCheckpoint& checkpoint);
   void FindChecksums();
   absl::Status AddTensor(ForeignTensor tensor, Manifest& manifest);
@@ -98,12 +97,10 @@ class ForeignStorage final : public ReadOnlyStorage {
   absl::StatusOr<bool> AreEqual(const StoredPiece& a, const StoredPiece& b, int64_t element_bytes);
   // Opens a foreign file, which stays open while any tensor's file that needs it is open.
   absl::StatusOr<std::shared_ptr<ReadableFile>> OpenBase(const std::string& file);
-  absl::StatusOr<std::unique_ptr<ReadableFile>> OpenTensor(const StoredTensor& tensor);
 
   const std::shared_ptr<Storage> base_;
   DecodedFiles files_;                             // of the base, with ForeignCheckpoint::decoded
   const std::shared_ptr<CheckedStorage> checked_;  // the base, or null
-  const std::string folder_;
   Proof proof_;
   std::string format_;
   std::vector<std::string> notes_;

@@ -173,16 +173,15 @@ class Generator {
 
 std::shared_ptr<CountingStorage> StoreFiles(const std::map<std::string, std::string>& files) {
   auto storage = std::make_shared<CountingStorage>();
-  EXPECT_OK(storage->MakeDirectory("run"));
   for (const auto& [name, contents] : files) {
-    EXPECT_OK(WriteAll(*storage, "run/" + name, contents));
+    EXPECT_OK(WriteAll(*storage, name, contents));
   }
   return storage;
 }
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> CreateStorage(
     const std::map<std::string, std::string>& files, std::vector<ForeignTensor> tensors) {
-  return ForeignStorage::Create(StoreFiles(files), "run",
+  return ForeignStorage::Create(StoreFiles(files),
                                 {.format = "test", .tensors = std::move(tensors)});
 }
 
@@ -228,15 +227,14 @@ TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
 TEST(ForeignStorageTest, RangesOfAFileAreReadInFlight) {
   const std::string contents = Pattern(1000, 1);
   const auto base = StoreFiles({{"a", contents}});
-  ASSERT_OK_AND_ASSIGN(
-      const auto storage,
-      ForeignStorage::Create(base, "run",
-                             {.format = "test",
-                              .tensors = {{.name = "w",
-                                           .dtype = DType::kU8,
-                                           .shape = {4, 6},
-                                           .pieces = {{{{0, 0}, {2, 6}}, "a", 100, {6, 1}},
-                                                      {{{2, 0}, {2, 6}}, "a", 30, {1, 2}}}}}}));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       ForeignStorage::Create(
+                           base, {.format = "test",
+                                  .tensors = {{.name = "w",
+                                               .dtype = DType::kU8,
+                                               .shape = {4, 6},
+                                               .pieces = {{{{0, 0}, {2, 6}}, "a", 100, {6, 1}},
+                                                          {{{2, 0}, {2, 6}}, "a", 30, {1, 2}}}}}}));
   ASSERT_OK_AND_ASSIGN(const auto file, storage->Open("tensor-00000"));
   EXPECT_EQ(file->OffsetInPage(3), 103);
   std::string found(9, 'x');
@@ -258,7 +256,7 @@ TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
   const auto base = StoreFiles({{"a", contents}});
   ASSERT_OK_AND_ASSIGN(
       const auto storage,
-      ForeignStorage::Create(base, "run",
+      ForeignStorage::Create(base,
                              {.format = "test",
                               .tensors = {{.name = "w",
                                            .dtype = DType::kF32,
@@ -283,18 +281,17 @@ TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
 // Elements far apart are not fetched with everything between them, close ones are.
 TEST(ForeignStorageTest, SparseElementsAreReadInSmallRanges) {
   const auto base = StoreFiles({{"a", Pattern(size_t{8} << 20, 1)}});
-  ASSERT_OK_AND_ASSIGN(
-      const auto storage,
-      ForeignStorage::Create(base, "run",
-                             {.format = "test",
-                              .tensors = {{.name = "far",
-                                           .dtype = DType::kU8,
-                                           .shape = {8},
-                                           .pieces = {{WholeBox({8}), "a", 3, {1 << 20}}}},
-                                          {.name = "near",
-                                           .dtype = DType::kU8,
-                                           .shape = {8192},
-                                           .pieces = {{WholeBox({8192}), "a", 0, {1024}}}}}}));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       ForeignStorage::Create(
+                           base, {.format = "test",
+                                  .tensors = {{.name = "far",
+                                               .dtype = DType::kU8,
+                                               .shape = {8},
+                                               .pieces = {{WholeBox({8}), "a", 3, {1 << 20}}}},
+                                              {.name = "near",
+                                               .dtype = DType::kU8,
+                                               .shape = {8192},
+                                               .pieces = {{WholeBox({8192}), "a", 0, {1024}}}}}}));
   std::string found(8192, 'x');
   base->reads = base->bytes = 0;
   ASSERT_OK((*storage->Open("tensor-00000"))
@@ -365,7 +362,7 @@ TEST(ForeignStorageTest, MissingFilesAreListedTogether) {
   other.name = "v";
   other.pieces[0].file = "c";
   ExpectError(CreateStorage({}, {tensor, other}).status(), absl::StatusCode::kNotFound,
-              "run: missing: b with tensor w, c with tensor v");
+              ": missing: b with tensor w, c with tensor v");
 }
 
 TEST(ForeignStorageTest, PiecesMayBeInWhatAFileEncodes) {
@@ -374,7 +371,7 @@ TEST(ForeignStorageTest, PiecesMayBeInWhatAFileEncodes) {
     ForeignTensor tensor = Matrix();
     tensor.pieces[0].offset_bytes = offset_bytes;
     return ForeignStorage::Create(
-        StoreFiles({{"a", contents}}), "run",
+        StoreFiles({{"a", contents}}),
         {.format = "test", .tensors = {tensor}, .decoded = {{"a", decoded}}});
   };
   ASSERT_OK_AND_ASSIGN(const auto storage, create(20));
@@ -388,10 +385,9 @@ TEST(ForeignStorageTest, PiecesMayBeInWhatAFileEncodes) {
 
 TEST(ForeignStorageTest, FilesThatChangeAreNoticed) {
   const auto base = StoreFiles({{"a", Pattern(24, 1)}});
-  ASSERT_OK_AND_ASSIGN(
-      const auto storage,
-      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}}));
-  ASSERT_OK(WriteAll(*base, "run/a", Pattern(23, 1)));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       ForeignStorage::Create(base, {.format = "test", .tensors = {Matrix()}}));
+  ASSERT_OK(WriteAll(*base, "a", Pattern(23, 1)));
   ExpectError(storage->Open("tensor-00000").status(), absl::StatusCode::kDataLoss,
               "had 24 bytes, now has 23");
 }
@@ -411,14 +407,13 @@ TEST(ForeignStorageTest, IsReadOnly) {
 // The manifest of a foreign storage, on a disk: there it must have checksums.
 TEST(ForeignStorageTest, ManifestsOnDisksNeedChecksums) {
   const auto base = StoreFiles({{"a", Pattern(24, 1)}});
-  ASSERT_OK_AND_ASSIGN(
-      const auto storage,
-      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}}));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       ForeignStorage::Create(base, {.format = "test", .tensors = {Matrix()}}));
   ASSERT_OK_AND_ASSIGN(const auto bytes, ReadAll(*storage, kManifestFileName, 1 << 20));
-  ASSERT_OK(WriteAll(*base, "run/manifest.pb", bytes));
-  ASSERT_OK(WriteAll(*base, "run/tensor-00000", Pattern(24, 1)));
+  ASSERT_OK(WriteAll(*base, "manifest.pb", bytes));
+  ASSERT_OK(WriteAll(*base, "tensor-00000", Pattern(24, 1)));
   EXPECT_OK(ReadManifest(*storage, ""));
-  ExpectError(ReadManifest(*base, "run").status(), absl::StatusCode::kDataLoss,
+  ExpectError(ReadManifest(*base, "").status(), absl::StatusCode::kDataLoss,
               "need 1 checksums, found 0");
 }
 

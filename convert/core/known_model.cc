@@ -1,17 +1,16 @@
 #include "convert/core/known_model.h"
 
-#include <map>
-#include <utility>
+#include <algorithm>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
+#include "base/text.h"
 #include "convert/core/foreign_layout.h"
-#include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
-#include "layout/box.h"
 #include "layout/dtype.h"
 #include "nlohmann/json.hpp"
 
@@ -19,7 +18,6 @@ namespace tessera::ckpt::convert {
 namespace {
 
 constexpr std::string_view kHuggingFaceConfig = "config.json";
-constexpr std::string_view kMetaConfig = "params.json";
 
 // Returns the parameters, in this order of their names, under their logical names without a prefix.
 Parameters LogicalNaming(const ModelDescription& model, const std::vector<std::string>& order,
@@ -27,11 +25,9 @@ Parameters LogicalNaming(const ModelDescription& model, const std::vector<std::s
   const auto shorten = [&](const std::string& name) {
     return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
   };
-  std::map<std::string, const LogicalParameter*> by_name;
-  for (const LogicalParameter& parameter : model.parameters) by_name[parameter.name] = &parameter;
   Parameters parameters;
   for (const std::string& logical_name : order) {
-    const LogicalParameter& logical = *by_name.at(logical_name);
+    const LogicalParameter& logical = model.Find(logical_name);
     ForeignParameter parameter = SameTensor(shorten(logical.name), logical.name, logical.shape);
     if (!logical.tied_name.empty()) parameter.other_names.push_back(shorten(logical.tied_name));
     parameters.push_back(std::move(parameter));
@@ -80,7 +76,7 @@ uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
   uint64_t bytes = 0;
   for (const ForeignTensor& tensor : checkpoint.tensors) {
     for (const StoredPiece& piece : tensor.pieces) {
-      bytes += static_cast<uint64_t>(ElementCount(piece.box.shape)) * ElementSize(tensor.dtype);
+      bytes += ByteCount(piece.box.shape, tensor.dtype);
     }
   }
   return bytes;
@@ -88,9 +84,9 @@ uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
-                                           std::span<const ForeignTensor> tensors, int64_t parts) {
-  TESSERA_ASSIGN_OR_RETURN(std::string text, ReadAll(storage, path, kMaxJsonBytes));
+absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, std::span<const ForeignTensor> tensors,
+                                           int64_t parts) {
+  TESSERA_ASSIGN_OR_RETURN(std::string text, ReadAll(storage, kMetaConfig, kMaxJsonBytes));
   nlohmann::json json = ParseJson(text);
   if (!json.is_object() || IntegerOf(json, kVocabulary) != -1) return text;
   const std::optional<int64_t> rows = Rows(tensors, IntegerOf(json, "dim"), parts);
@@ -99,26 +95,22 @@ absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& 
   return json.dump();
 }
 
-absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
-                                                    const ModelProto* model,
+absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const ModelProto* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint) {
   const auto count = static_cast<int64_t>(checkpoint.tensors.size());
-  TESSERA_ASSIGN_OR_RETURN(const bool is_hugging_face,
-                           Exists(storage, JoinPath(folder, kHuggingFaceConfig)));
-  TESSERA_ASSIGN_OR_RETURN(const bool is_meta, Exists(storage, JoinPath(folder, kMetaConfig)));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_hugging_face, Exists(storage, kHuggingFaceConfig));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_meta, Exists(storage, kMetaConfig));
   KnownModel known;
   if (!is_hugging_face && is_meta) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string json,
-        ReadMetaConfig(storage, JoinPath(folder, kMetaConfig), checkpoint.tensors, /*parts=*/1));
+    TESSERA_ASSIGN_OR_RETURN(const std::string json,
+                             ReadMetaConfig(storage, checkpoint.tensors, /*parts=*/1));
     TESSERA_ASSIGN_OR_RETURN(known.description, ReadForeignConfig(kMeta, json, count));
   } else {
     std::string json;
     std::optional<ModelProto> described;
     if (is_hugging_face) {
-      TESSERA_ASSIGN_OR_RETURN(
-          json, ReadAll(storage, JoinPath(folder, kHuggingFaceConfig), kMaxJsonBytes));
+      TESSERA_ASSIGN_OR_RETURN(json, ReadAll(storage, kHuggingFaceConfig, kMaxJsonBytes));
     } else {
       TESSERA_ASSIGN_OR_RETURN(described, DescribedByValues(checkpoint, count));
       if (described.has_value()) {
@@ -158,6 +150,189 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
     if (parameters.ok()) known.namings.push_back(*std::move(parameters));
   }
   return known;
+}
+
+namespace {
+
+// Returns the name that is nearest; empty where none is called alike.
+std::string NearestTo(const std::string& name, const std::vector<std::string>& others) {
+  constexpr size_t kMostBytes = 200, kMostOthers = 1000;
+  std::string nearest;
+  int best = 4;
+  if (name.size() > kMostBytes || others.size() > kMostOthers) return nearest;
+  for (const std::string& other : others) {
+    if (other.size() > kMostBytes) continue;
+    const int distance = TypingDistance(name, other);
+    if (distance >= best) continue;
+    best = distance;
+    nearest = other;
+  }
+  return nearest;
+}
+
+}  // namespace
+
+std::vector<std::string> NamesOf(const ForeignParameter& parameter) {
+  std::vector<std::string> names = {parameter.name};
+  names.insert(names.end(), parameter.other_names.begin(), parameter.other_names.end());
+  return names;
+}
+
+absl::Status NamingFinder::Index() {
+  for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
+    const ForeignTensor& tensor = checkpoint_.tensors[i];
+    by_name_[tensor.name] = i;
+    if (tensor.role != TensorRole::kWeight) continue;
+    const auto [at, is_new] = weights_.emplace(WithoutWrappers(tensor.name), i);
+    if (!is_new) {
+      return Damaged(tensor, "without its wrappers it is called as ",
+                     checkpoint_.tensors[at->second].name);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<PrefixedNaming>> NamingFinder::Find() {
+  std::optional<PrefixedNaming> misshapen;
+  for (const Parameters& naming : model_.namings) {
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> prefix, FindPrefix(naming));
+    if (!prefix.has_value()) continue;
+    if (HasShapes(naming, *prefix)) return PrefixedNaming{&naming, *prefix};
+    if (!misshapen.has_value()) misshapen = {&naming, *prefix};
+  }
+  return misshapen;
+}
+
+std::optional<size_t> NamingFinder::FindTensor(const std::string& name) const {
+  const std::optional<size_t> at = FindWeight(name);
+  if (!at.has_value()) return std::nullopt;
+  const std::string& other = checkpoint_.tensors[*at].alias_of;
+  if (other.empty()) return at;
+  const auto stored = by_name_.find(other);
+  return stored == by_name_.end() ? std::nullopt : std::optional(stored->second);
+}
+
+std::optional<size_t> NamingFinder::FindWeight(const std::string& name) const {
+  const auto at = weights_.find(name);
+  return at == weights_.end() ? std::nullopt : std::optional(at->second);
+}
+
+std::string NamingFinder::NotThere(const std::string& name) const {
+  return absl::StrCat("the model's ", name, " is not among ",
+                      weights_.empty() ? "them" : SomeOf(KeysOf(weights_)));
+}
+
+bool NamingFinder::HasAll(const Parameters& naming, const std::string& prefix) {
+  for (const ForeignParameter& parameter : naming) {
+    if (parameter.blocks.empty()) continue;  // no part of the model
+    const std::vector<std::string> names = NamesOf(parameter);
+    if (std::ranges::any_of(
+            names, [&](const std::string& n) { return FindTensor(prefix + n).has_value(); })) {
+      continue;
+    }
+    if (missing_.empty()) missing_ = NotThere(prefix + parameter.name);
+    return false;
+  }
+  return true;
+}
+
+// Returns whether the tensors of all parameters have their shapes. Precondition: HasAll().
+bool NamingFinder::HasShapes(const Parameters& naming, const std::string& prefix) const {
+  return std::ranges::all_of(naming, [&](const ForeignParameter& parameter) {
+    if (parameter.blocks.empty()) return true;
+    return std::ranges::all_of(NamesOf(parameter), [&](const std::string& name) {
+      const std::optional<size_t> at = FindTensor(prefix + name);
+      return !at.has_value() || checkpoint_.tensors[*at].shape == parameter.shape;
+    });
+  });
+}
+
+// Returns the prefix of all parameters' names; nullopt where they are not all there.
+absl::StatusOr<std::optional<std::string>> NamingFinder::FindPrefix(const Parameters& naming) {
+  std::set<std::string> prefixes;
+  for (const std::string& end : NamesOf(naming.front())) {
+    for (const auto& [name, unused] : weights_) {
+      if (!name.ends_with(end)) continue;
+      std::string prefix = name.substr(0, name.size() - end.size());
+      if (prefix.empty() || prefix.back() == '.') prefixes.insert(std::move(prefix));
+    }
+  }
+  std::optional<std::string> found;
+  for (const std::string& prefix : prefixes) {
+    if (!HasAll(naming, prefix)) continue;
+    if (found.has_value()) {
+      return DataLoss(where_, ": the tensors below \"", *found, "\" and those below \"", prefix,
+                      "\" are a whole model each: keep one of them in the file");
+    }
+    found = prefix;
+  }
+  if (prefixes.empty() && missing_.empty()) missing_ = NotThere(naming.front().name);
+  return found;
+}
+
+// Returns the naming and prefix with the most parameters.
+NamingFinder::Present NamingFinder::FindMostPresent() const {
+  Present most;
+  for (const Parameters& naming : model_.namings) {
+    std::map<std::string, const ForeignParameter*> by_name;
+    size_t longest = 0;
+    for (const ForeignParameter& parameter : naming) {
+      for (const std::string& name : NamesOf(parameter)) {
+        by_name[name] = &parameter;
+        longest = std::max(longest, name.size());
+      }
+    }
+    std::map<std::string, Present> by_prefix;
+    for (const auto& [name, unused] : weights_) {
+      for (size_t begin = 0; begin <= name.size(); begin = name.find('.', begin) + 1) {
+        if (name.size() - begin <= longest) {
+          const auto found = by_name.find(name.substr(begin));
+          if (found != by_name.end()) {
+            Present& present = by_prefix[name.substr(0, begin)];
+            present.naming = &naming;
+            present.parameters.insert(found->second);
+          }
+        }
+        if (name.find('.', begin) == name.npos) break;
+      }
+    }
+    for (auto& [prefix, present] : by_prefix) {
+      present.prefix = prefix;
+      if (present.parameters.size() > most.parameters.size()) most = std::move(present);
+    }
+  }
+  return most;
+}
+
+std::string NamingFinder::DescribeMismatch() const {
+  const Present most = FindMostPresent();
+  if (most.naming == nullptr || 2 * most.parameters.size() < most.naming->size()) return "";
+  std::set<std::string> known;
+  for (const ForeignParameter& parameter : *most.naming) {
+    for (const std::string& name : NamesOf(parameter)) known.insert(most.prefix + name);
+  }
+  std::vector<std::string> unexpected, missing;
+  for (const auto& [name, unused] : weights_) {
+    if (!known.contains(name)) unexpected.push_back(name);
+  }
+  for (const ForeignParameter& parameter : *most.naming) {
+    if (parameter.blocks.empty() || most.parameters.contains(&parameter)) continue;
+    const std::string name = most.prefix + parameter.name;
+    const std::string nearest = NearestTo(name, unexpected);
+    missing.push_back(
+        absl::StrCat("the model's ", name, " is missing",
+                     nearest.empty() ? ""
+                                     : absl::StrCat("; the files have ", absl::CHexEscape(nearest),
+                                                    ", which no parameter is called")));
+  }
+  if (missing.empty()) return "";
+  std::string message = JoinFirst(missing, "; ");
+  const bool shows_some = message.find("; the files have ") != message.npos;
+  if (!shows_some && !unexpected.empty()) {
+    absl::StrAppend(&message, "; the files have ", SomeOf(unexpected),
+                    ", which no parameter is called");
+  }
+  return message;
 }
 
 }  // namespace tessera::ckpt::convert

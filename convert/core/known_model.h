@@ -1,17 +1,26 @@
 #ifndef TESSERA_CONVERT_CORE_KNOWN_MODEL_H_
 #define TESSERA_CONVERT_CORE_KNOWN_MODEL_H_
 
+// The models of state dicts, and the names that these have for the parameters.
+
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "convert/core/errors.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
+#include "layout/foreign_parameter.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -27,20 +36,88 @@ struct KnownModel {
   std::vector<std::string> notes;  // how its computation differs here, one sentence each
 };
 
-// Returns the model of a state dict in `folder`; nullopt if neither the files nor the caller
-// describe one. See NameStateDict() for the arguments. InvalidArgument if they describe an unknown
+// Returns the model of a state dict; nullopt if neither the files beside it nor the caller describe
+// one. See NameStateDict() for the arguments. InvalidArgument if they describe an unknown
 // model.
-absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
-                                                    const ModelProto* model,
+absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const ModelProto* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint);
+
+inline constexpr std::string_view kMetaConfig = "params.json";
 
 // Reads Meta's params.json, and adds the size of the vocabulary from the table of embeddings, since
 // Llama 2's file has vocab_size -1. `tensors` are all tensors of one of `parts` files, each of
 // which has an equal part of the table's rows or columns. Returns the text unchanged if it is not
 // JSON. Errors: those of ReadAll().
-absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
-                                           std::span<const ForeignTensor> tensors, int64_t parts);
+absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, std::span<const ForeignTensor> tensors,
+                                           int64_t parts);
+
+// Returns all names of a parameter.
+std::vector<std::string> NamesOf(const ForeignParameter& parameter);
+
+// A naming of a model's parameters, and what precedes all of its names in a state dict.
+struct PrefixedNaming {
+  const Parameters* naming = nullptr;
+  std::string prefix;
+};
+
+// Finds the naming, of those that a model may have, that a state dict uses: the one of which every
+// parameter is among the weights, below one prefix. Call Index(), then Find(). The model and the
+// checkpoint must outlive this object.
+class NamingFinder {
+ public:
+  // `where` is the folder, for messages.
+  NamingFinder(const KnownModel& model, const ForeignCheckpoint& checkpoint, std::string where)
+      : model_(model), checkpoint_(checkpoint), where_(std::move(where)) {}
+
+  // Indexes the weights by their names without wrappers. DataLoss if two have the same name.
+  absl::Status Index();
+
+  // Returns the naming whose tensors have the shapes of the parameters, or else the first one of
+  // which all are there; nullopt without such a naming. DataLoss if two parts of the state dict
+  // could be the model.
+  //
+  // Two namings may differ in the layout of matrices alone. Which one a square matrix has is proven
+  // by the others, all of which have to fit.
+  absl::StatusOr<std::optional<PrefixedNaming>> Find();
+
+  // Returns why Find() found nothing: a parameter that is missing.
+  const std::string& missing() const { return missing_; }
+  // Returns a description of missing parameters, if most of the model's are there; empty for other
+  // tensors.
+  std::string DescribeMismatch() const;
+
+  // Returns the index of the stored tensor of a weight, by its name without wrappers. An alias is
+  // the tensor that it is an alias of.
+  std::optional<size_t> FindTensor(const std::string& name) const;
+  // Returns the index of the weight itself, which may be an alias.
+  std::optional<size_t> FindWeight(const std::string& name) const;
+
+  // Returns DataLoss, naming the tensor.
+  template <typename... Parts>
+  absl::Status Damaged(const ForeignTensor& tensor, const Parts&... problem) const {
+    return DataLoss(where_, ": tensor ", tensor.name, ": ", problem...);
+  }
+
+ private:
+  // The parameters of one naming that are there below one prefix.
+  struct Present : PrefixedNaming {
+    std::set<const ForeignParameter*> parameters;
+  };
+
+  absl::StatusOr<std::optional<std::string>> FindPrefix(const Parameters& naming);
+  bool HasAll(const Parameters& naming, const std::string& prefix);
+  bool HasShapes(const Parameters& naming, const std::string& prefix) const;
+  std::string NotThere(const std::string& name) const;
+  Present FindMostPresent() const;
+
+  const KnownModel& model_;
+  const ForeignCheckpoint& checkpoint_;
+  const std::string where_;
+  std::map<std::string, size_t> by_name_;  // indices of tensors
+  std::map<std::string, size_t> weights_;  // of weights, by their names without wrappers
+  std::string missing_;
+};
 
 }  // namespace tessera::ckpt::convert
 

@@ -1,6 +1,5 @@
 #include "convert/core/models.h"
 
-#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -18,27 +17,21 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-// Returns a config of this architecture whose other fields `read` sets, resolved.
+// Returns a config of this architecture whose other fields `read` sets, resolved. InvalidArgument
+// for more layers than the files have tensors.
 template <typename Read>
 absl::StatusOr<ModelConfig> ReadConfig(const Architecture& architecture, const JsonFields& fields,
-                                       const Read& read) {
+                                       int64_t tensor_count, const Read& read) {
   ModelConfig config;
   config.set_architecture(architecture.value);
   if (architecture.value == ModelConfig::OTHER) {
     config.set_other_architecture(std::string(architecture.name));
   }
   TESSERA_RETURN_IF_ERROR(read(fields, config));
-  absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
-  if (resolved.ok()) return resolved;
-  return absl::InvalidArgumentError(
-      absl::StrCat(fields.source(), ": ", resolved.status().message()));
-}
-
-absl::Status CheckLayers(const ModelConfig& config, const std::string& source,
-                         int64_t tensor_count) {
-  if (config.num_layers() <= tensor_count) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      source, ": ", config.num_layers(), " layers, but the files have ", tensor_count, " tensors"));
+  TESSERA_ASSIGN_OR_RETURN(config, In(fields.source(), ResolveModelConfig(config)));
+  if (config.num_layers() <= tensor_count) return config;
+  return InvalidArgument(fields.source(), ": ", config.num_layers(), " layers, but the files have ",
+                         tensor_count, " tensors");
 }
 
 // Returns the parameters' names, those of each layer in the order of its tensors' names.
@@ -78,8 +71,8 @@ absl::StatusOr<const ForeignFormat*> FormatOf(std::string_view framework,
                                               const ModelConfig& config) {
   const ForeignFormat* const format = FindFormat(*FindArchitecture(config), framework);
   if (format == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the format ", std::string(framework), " has no architecture ", ArchitectureName(config)));
+    return InvalidArgument("the format ", framework, " has no architecture ",
+                           ArchitectureName(config));
   }
   if (format->check != nullptr) {
     TESSERA_RETURN_IF_ERROR(
@@ -130,22 +123,21 @@ absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view co
       config.set_vocab_size(vocabulary);
       return format->read_config(json, config);
     };
-    TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ReadConfig(*architecture, fields, read));
-    TESSERA_RETURN_IF_ERROR(CheckLayers(config, "config.json", tensor_count));
+    TESSERA_ASSIGN_OR_RETURN(const ModelConfig config,
+                             ReadConfig(*architecture, fields, tensor_count, read));
     HuggingFaceDescription description = {.model = DescribeModel(config), .format = format};
     description.order = ModuleOrder(description.model.parameters, format->layer_order);
     return description;
   }
-  return absl::InvalidArgumentError(absl::StrCat("config.json: model_type is \"", type,
-                                                 "\", known are ", absl::StrJoin(known, ", ")));
+  return InvalidArgument("config.json: model_type is \"", type, "\", known are ",
+                         absl::StrJoin(known, ", "));
 }
 
 absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelProto& model, DType dtype) {
   TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   const HuggingFaceFormat* const format = FindArchitecture(config)->hugging_face;
   if (format == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Hugging Face's format has no architecture ", ArchitectureName(config)));
+    return InvalidArgument("Hugging Face's format has no architecture ", ArchitectureName(config));
   }
   nlohmann::ordered_json json;
   json["architectures"] = {std::string(format->class_name)};
@@ -175,12 +167,11 @@ absl::StatusOr<ModelDescription> ReadForeignConfig(std::string_view framework,
     known.emplace_back(architecture->name);
     if (!format->describes(fields)) continue;
     TESSERA_ASSIGN_OR_RETURN(const ModelConfig config,
-                             ReadConfig(*architecture, fields, format->read_config));
-    TESSERA_RETURN_IF_ERROR(CheckLayers(config, source, tensor_count));
+                             ReadConfig(*architecture, fields, tensor_count, format->read_config));
     return DescribeModel(config);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(source, " describes a model of another kind than ", absl::StrJoin(known, ", ")));
+  return InvalidArgument(source, " describes a model of another kind than ",
+                         absl::StrJoin(known, ", "));
 }
 
 absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
@@ -188,8 +179,7 @@ absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
   TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FormatOf(framework, config));
   if (format->write_config == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("models are not written in the format ", std::string(framework)));
+    return InvalidArgument("models are not written in the format ", framework);
   }
   nlohmann::ordered_json json;
   format->write_config(config, json);

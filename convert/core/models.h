@@ -3,6 +3,7 @@
 
 // Conversion between models in manifests and in the configurations of other frameworks.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -24,6 +25,11 @@ namespace tessera::ckpt::convert {
 struct ModelDescription {
   ModelProto config;  // as in manifests
   std::vector<LogicalParameter> parameters;
+
+  // Returns the parameter of this name. Precondition: there is one.
+  const LogicalParameter& Find(std::string_view name) const {
+    return *std::ranges::find(parameters, name, &LogicalParameter::name);
+  }
 };
 
 // Describes a model. Precondition: a resolved config.

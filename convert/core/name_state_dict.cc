@@ -14,13 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "convert/core/find_naming.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/optimizer_groups.h"
@@ -66,10 +63,9 @@ const ForeignParameter* FindIn(const ByName& by_name, const std::string& name) {
 // Run() once.
 class Namer {
  public:
-  Namer(Storage& storage, std::string_view folder, const KnownModel& model,
-        std::string_view framework, const NamingFinder& weights, ForeignCheckpoint& checkpoint)
+  Namer(Storage& storage, const KnownModel& model, std::string_view framework,
+        const NamingFinder& weights, ForeignCheckpoint& checkpoint)
       : storage_(storage),
-        folder_(folder),
         model_(model),
         framework_(framework),
         weights_(weights),
@@ -126,8 +122,8 @@ class Namer {
                    const ForeignTensor& tensor, ForeignTensorSet& set) const {
     if (parameter.blocks.empty()) return absl::OkStatus();
     if (tensor.shape != parameter.shape) {
-      return weights_.Damaged(tensor, absl::StrCat("expected ", ShapeToString(parameter.shape),
-                                                   ", found ", ShapeToString(tensor.shape)));
+      return weights_.Damaged(tensor, "expected ", ShapeToString(parameter.shape), ", found ",
+                              ShapeToString(tensor.shape));
     }
     return set.AddPieces(parameter, kind, tensor);
   }
@@ -263,8 +259,7 @@ class Namer {
     constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
     if (tensor.pieces.size() != 1) return kUnknown;
     const StoredPiece& piece = tensor.pieces.front();
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file,
-                             storage_.Open(JoinPath(folder_, piece.file)));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage_.Open(piece.file));
     const auto read = [&](auto number) -> absl::StatusOr<double> {
       TESSERA_RETURN_IF_ERROR(
           file->ReadAt(piece.offset_bytes, std::as_writable_bytes(std::span(&number, 1))));
@@ -287,7 +282,6 @@ class Namer {
   }
 
   Storage& storage_;
-  const std::string folder_;
   const KnownModel& model_;
   const std::string_view framework_;
   const NamingFinder& weights_;
@@ -297,10 +291,10 @@ class Namer {
 
 }  // namespace
 
-absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelProto* model,
-                           std::string_view framework, ForeignCheckpoint& checkpoint) {
+absl::Status NameStateDict(Storage& storage, const ModelProto* model, std::string_view framework,
+                           ForeignCheckpoint& checkpoint) {
   const absl::StatusOr<std::optional<KnownModel>> known =
-      FindModel(storage, folder, model, framework, checkpoint);
+      FindModel(storage, model, framework, checkpoint);
   if (absl::IsInvalidArgument(known.status())) {
     checkpoint.notes.push_back(
         absl::StrCat("Names are those of the files: ", known.status().message(), "."));
@@ -308,7 +302,7 @@ absl::Status NameStateDict(Storage& storage, std::string_view folder, const Mode
   }
   TESSERA_RETURN_IF_ERROR(known.status());
   if (!known->has_value() || (*known)->description.parameters.empty()) return absl::OkStatus();
-  NamingFinder finder(**known, checkpoint, storage.Describe(folder));
+  NamingFinder finder(**known, checkpoint, storage.Describe(""));
   TESSERA_RETURN_IF_ERROR(finder.Index());
   TESSERA_ASSIGN_OR_RETURN(const std::optional<PrefixedNaming> found, finder.Find());
   if (!found.has_value()) {
@@ -318,8 +312,8 @@ absl::Status NameStateDict(Storage& storage, std::string_view folder, const Mode
                      checkpoint.mismatch.empty() ? finder.missing() : checkpoint.mismatch, "."));
     return absl::OkStatus();
   }
-  TESSERA_RETURN_IF_ERROR(Namer(storage, folder, **known, framework, finder, checkpoint)
-                              .Run(*found->naming, found->prefix));
+  TESSERA_RETURN_IF_ERROR(
+      Namer(storage, **known, framework, finder, checkpoint).Run(*found->naming, found->prefix));
   if (!checkpoint.description.has_model()) return absl::OkStatus();
   checkpoint.notes.insert(checkpoint.notes.end(), (*known)->notes.begin(), (*known)->notes.end());
   return absl::OkStatus();

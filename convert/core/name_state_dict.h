@@ -28,8 +28,8 @@ namespace tessera::ckpt::convert {
 // they are, with a note that says why. Errors: DataLoss, naming the tensor, if names match but
 // shapes do not, if the model lacks one of the tensors around its own, and if two parts of the
 // state dict could be the model; those of the storage.
-absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelProto* model,
-                           std::string_view framework, ForeignCheckpoint& checkpoint);
+absl::Status NameStateDict(Storage& storage, const ModelProto* model, std::string_view framework,
+                           ForeignCheckpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert
 

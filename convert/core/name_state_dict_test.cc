@@ -73,7 +73,7 @@ ForeignCheckpoint StateDictOf(const ModelProto& model, const std::set<std::strin
 
 absl::Status Name(const ModelProto* model, ForeignCheckpoint& checkpoint) {
   MemoryStorage storage;
-  return NameStateDict(storage, "", model, /*framework=*/"", checkpoint);
+  return NameStateDict(storage, model, /*framework=*/"", checkpoint);
 }
 
 const ForeignTensor* Find(const ForeignCheckpoint& checkpoint, const std::string& name) {

@@ -4,10 +4,10 @@
 #include <set>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
 
@@ -68,7 +68,7 @@ struct Found {
 };
 
 Found FindNumbered(const SavedValue& state, const std::string& prefix,
-                   const std::function<std::string(const std::string&)>& foreign_name) {
+                   const ForeignNameOf& foreign_name) {
   Found found;
   for (auto& [number, group] : FindTorchGroups(state, prefix)) {
     for (size_t i = 0; i < group.numbers.size(); ++i) {
@@ -81,7 +81,7 @@ Found FindNumbered(const SavedValue& state, const std::string& prefix,
 }
 
 Found FindByName(const SavedValue& state, const std::string& prefix,
-                 const std::function<std::string(const std::string&)>& foreign_name) {
+                 const ForeignNameOf& foreign_name) {
   std::vector<std::string> names;  // in the order of the state dict
   std::map<std::string, SavedValue::Dict> settings;
   const std::string groups = prefix + std::string(kGroups);
@@ -130,8 +130,7 @@ TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix) 
   return groups;
 }
 
-void TakeSettings(const std::string& prefix,
-                  const std::function<std::string(const std::string&)>& foreign_name,
+void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
                   std::string_view framework, ForeignCheckpoint& checkpoint) {
   OptimizerState& optimizer = *checkpoint.description.mutable_optimizer();
   const auto group_of = [&](const OptimizerParameter& parameter, const Found& found) {
@@ -158,10 +157,7 @@ void TakeSettings(const std::string& prefix,
         [&](const std::string& name, const SavedValue&) { return !name.starts_with(groups); });
   SavedValue::List list;
   for (SavedValue::Dict& group : found.groups) list.items.push_back({std::move(group)});
-  SavedValue::Dict settings, root;
-  settings.Add({std::string("param_groups")}, {std::move(list)});
-  root.Add({std::string("optimizer")}, {std::move(settings)});
-  MergeInto({std::move(root)}, checkpoint.state);
+  MergeInto(DictOf("optimizer", DictOf("param_groups", {std::move(list)})), checkpoint.state);
 }
 
 namespace {
@@ -188,8 +184,8 @@ class ParameterAssignment {
 
   absl::StatusOr<std::map<int64_t, size_t>> Run() {
     if (count_ > parameters_.size()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the optimizer has ", count_, " parameters, the model has ", parameters_.size()));
+      return FailedPrecondition("the optimizer has ", count_, " parameters, the model has ",
+                                parameters_.size());
     }
     if (groups_.size() > kMaxGroups) return TooManyWays();
     TESSERA_RETURN_IF_ERROR(GoForward());
@@ -239,11 +235,11 @@ class ParameterAssignment {
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (progress[g] == groups_[g].size()) continue;
       const NumberedParameter& next = groups_[g][progress[g]];
-      return absl::FailedPreconditionError(
-          absl::StrCat("the states of parameter ", next.number, " of the optimizer have shape ",
-                       ShapeToString(next.shape.value_or(Shape())),
-                       ", and in the order of the model ", parameters_[parameter].name,
-                       ", of shape ", ShapeToString(parameters_[parameter].shape), ", is next"));
+      return FailedPrecondition(
+          "the states of parameter ", next.number, " of the optimizer have shape ",
+          ShapeToString(next.shape.value_or(Shape())), ", and in the order of the model ",
+          parameters_[parameter].name, ", of shape ", ShapeToString(parameters_[parameter].shape),
+          ", is next");
     }
     return absl::FailedPreconditionError("the optimizer's parameters are not those of the model");
   }
@@ -275,9 +271,8 @@ class ParameterAssignment {
     if (!number.shape.has_value()) return absl::OkStatus();
     const auto [at, is_new] = assigned.emplace(number.number, parameter);
     if (is_new || at->second == parameter) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("parameter ", number.number, " of the optimizer may be ",
-                     parameters_[parameter].name, " or ", parameters_[at->second].name));
+    return FailedPrecondition("parameter ", number.number, " of the optimizer may be ",
+                              parameters_[parameter].name, " or ", parameters_[at->second].name);
   }
 
   std::span<const OrderedParameter> parameters_;
@@ -310,9 +305,8 @@ absl::StatusOr<std::map<int64_t, size_t>> MatchNumbers(
     }
   }
   if (with_states != shapes.size()) {
-    return absl::FailedPreconditionError(absl::StrCat("of ", shapes.size(),
-                                                      " parameters with states, ", with_states,
-                                                      " are in the optimizer's param_groups"));
+    return FailedPrecondition("of ", shapes.size(), " parameters with states, ", with_states,
+                              " are in the optimizer's param_groups");
   }
   if (named.size() == shapes.size()) return named;
   return AssignNumbers(parameters, groups);

@@ -30,6 +30,9 @@ using TorchGroups = std::map<int64_t, TorchGroup>;
 // Returns the groups in "param_groups" after `prefix`, which is empty or ends with a dot.
 TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 
+// Returns the name for a framework of a parameter, given its name or number; empty if unknown.
+using ForeignNameOf = std::function<std::string(const std::string& name_or_number)>;
+
 // Sets the groups and settings of the description's optimizer from the values after `prefix`: by
 // the numbers of groups or, in flat state dicts, by names of parameters, of which those with equal
 // settings become a group. The tree then has the groups as the list "param_groups" of "optimizer".
@@ -37,8 +40,7 @@ TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 // `framework` in the description; empty if it is unknown.
 //
 // Changes nothing if the groups lack some of the optimizer's parameters.
-void TakeSettings(const std::string& prefix,
-                  const std::function<std::string(const std::string&)>& foreign_name,
+void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
                   std::string_view framework, ForeignCheckpoint& checkpoint);
 
 // The parameters of torch's optimizers, which keep the state of each under a number that its groups

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -415,17 +416,17 @@ class Writer {
 
 }  // namespace
 
-std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,
-                                        int64_t end) {
-  std::vector<StoredPiece> pieces;
-  uint64_t offset = 0;
-  for (Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
-    StoredPiece piece = {.offset_bytes = offset, .strides = ContiguousStrides(box.shape)};
-    offset += static_cast<uint64_t>(ElementCount(box.shape)) * element_bytes;
-    piece.box = std::move(box);
-    pieces.push_back(std::move(piece));
-  }
-  return pieces;
+std::function<std::vector<StoredPiece>(int64_t, int64_t)> RowMajorPieces(Shape shape, DType dtype) {
+  return [box = WholeBox(shape), dtype](int64_t begin, int64_t end) {
+    std::vector<StoredPiece> pieces;
+    uint64_t offset = 0;
+    for (const Box& part : FlatRangeToBoxes(box, begin, end)) {
+      pieces.push_back(
+          {.box = part, .offset_bytes = offset, .strides = ContiguousStrides(part.shape)});
+      offset += ByteCount(part.shape, dtype);
+    }
+    return pieces;
+  };
 }
 
 absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,

@@ -3,7 +3,6 @@
 
 // Writing of another framework's files from a checkpoint of any topology, in bounded memory.
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -28,7 +27,7 @@ using DigestsByName = std::map<std::string, LogicalDigest>;
 
 struct IoOptions {
   int io_threads = 4;
-  ByteProgress::Function progress;
+  ByteProgress::Function progress;  // called with the bytes done and in total; may be null
 };
 
 // Reads the files of a manifest, not too many of them open at once; with a null function, only
@@ -59,9 +58,9 @@ absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
                                           std::string_view directory, const IoOptions& options);
 
-// Returns the pieces of a row-major tensor.
-std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,
-                                        int64_t end);
+// Returns OutputTensor::pieces of a row-major tensor.
+std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> RowMajorPieces(Shape shape,
+                                                                                   DType dtype);
 
 }  // namespace tessera::ckpt::convert
 

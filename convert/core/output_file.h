@@ -11,15 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/value.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
-#include "storage/storage.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera::ckpt::convert {
@@ -37,11 +33,6 @@ struct PlanOptions {
   // The model's tokenizer, of at most its ids, for formats that hold one; may be null.
   const Tokenizer* tokenizer = nullptr;
   std::string tokenizer_path;  // for messages
-
-  // Returns the error of an operation on the tokenizer, with the tokenizer's path.
-  absl::Status AtTokenizer(const absl::Status& status) const {
-    return absl::Status(status.code(), absl::StrCat(tokenizer_path, ": ", status.message()));
-  }
 };
 
 // A matrix of a new file.

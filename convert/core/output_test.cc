@@ -63,7 +63,7 @@ OutputTensor Matrix(const std::string& name, const Shape& shape) {
       .name = name, .source_name = name, .dtype = DType::kF32, .shape = shape, .offset_bytes = 0};
   tensor.elements = ElementCount(shape);
   tensor.pieces = [shape](int64_t begin, int64_t end) {
-    return RowMajorPieces(shape, sizeof(float), begin, end);
+    return RowMajorPieces(shape, DType::kF32)(begin, end);
   };
   return tensor;
 }
@@ -266,7 +266,7 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
       OutputTensor part = Matrix(name, {kParts * kPart});
       part.elements = kPart;
       part.pieces = [p](int64_t begin, int64_t end) {
-        return RowMajorPieces({kParts * kPart}, sizeof(float), p * kPart + begin, p * kPart + end);
+        return RowMajorPieces({kParts * kPart}, DType::kF32)(p * kPart + begin, p * kPart + end);
       };
       tensors.push_back(std::move(part));
     }
@@ -306,7 +306,7 @@ TEST(OutputTest, NeighboursThatAreTheSameTensorAreAllWritten) {
   rounded.name = "rounded";
   rounded.dtype = DType::kBF16;
   rounded.pieces = [](int64_t begin, int64_t end) {
-    return RowMajorPieces({kSmallRows, kSmallColumns}, sizeof(uint16_t), begin, end);
+    return RowMajorPieces({kSmallRows, kSmallColumns}, DType::kBF16)(begin, end);
   };
   const std::vector<OutputFile> files = {
       FileOf({Matrix("small", {kSmallRows, kSmallColumns}), tied, rounded})};
@@ -347,8 +347,7 @@ TEST(OutputTest, PaddingIsZeroInATensorAndBehindIt) {
   const int64_t elements = tensor.elements;
   tensor.elements += 1000;
   tensor.pieces = [elements](int64_t begin, int64_t end) {
-    return RowMajorPieces({kSmallRows, kSmallColumns}, sizeof(float), begin,
-                          std::min(end, elements));
+    return RowMajorPieces({kSmallRows, kSmallColumns}, DType::kF32)(begin, std::min(end, elements));
   };
   OutputTensor tied = tensor;
   tied.name = "tied";
@@ -398,7 +397,7 @@ TEST(OutputTest, TensorsOfAnySizesAndDtypesAreReadBackAndGapsAreZeros) {
       if (below(2) == 0) {
         output.dtype = DType::kBF16;
         output.pieces = [shape = tensor.global_shape](int64_t begin, int64_t end) {
-          return RowMajorPieces(shape, sizeof(uint16_t), begin, end);
+          return RowMajorPieces(shape, DType::kBF16)(begin, end);
         };
       }
       tensors.push_back(std::move(output));

@@ -4,10 +4,10 @@
 #include <set>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -63,8 +63,8 @@ absl::StatusOr<std::vector<RankFile>> CompleteGrid(const RankPattern& pattern,
   int64_t files = 1;
   for (const int64_t extent : extents) {
     if (extent > limit / files) {
-      return absl::DataLossError(absl::StrCat("a grid of ", absl::StrJoin(extents, " x "),
-                                              " ranks, but there are ", present.size(), " files"));
+      return DataLoss("a grid of ", absl::StrJoin(extents, " x "), " ranks, but there are ",
+                      present.size(), " files");
     }
     files *= extent;
   }

@@ -1,9 +1,6 @@
 #include "convert/core/reading.h"
 
-#include <algorithm>
-#include <iterator>
 #include <limits>
-#include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -21,10 +18,6 @@ absl::Status In(const absl::AlphaNum& what, const absl::Status& status) {
 
 absl::Status At(const Storage& storage, std::string_view path, const absl::Status& status) {
   return status.ok() ? status : In(storage.Describe(path), status);
-}
-
-absl::Status Damaged(const Storage& storage, std::string_view path, const absl::AlphaNum& problem) {
-  return absl::DataLossError(absl::StrCat(storage.Describe(path), ": ", problem));
 }
 
 std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
@@ -75,11 +68,15 @@ void SetProgress(int64_t step, std::optional<int64_t> samples, Manifest& manifes
   if (samples && *samples >= 0) trainer.mutable_data()->set_consumed_samples(*samples);
 }
 
-uint64_t FileBytes(Storage& storage, std::span<const ForeignTensor> tensors) {
+std::set<std::string> FilesOf(std::span<const ForeignTensor> tensors) {
   std::set<std::string> files;
   for (const ForeignTensor& tensor : tensors) {
     for (const StoredPiece& piece : tensor.pieces) files.insert(piece.file);
   }
+  return files;
+}
+
+uint64_t FileBytes(Storage& storage, const std::set<std::string>& files) {
   uint64_t bytes = 0;
   for (const std::string& file : files) {
     const absl::StatusOr<std::unique_ptr<ReadableFile>> open = storage.Open(file);
@@ -127,17 +124,16 @@ constexpr std::string_view kAtTheBegin[] = {"module.", "base_model.model."};
 
 std::string WithoutWrappers(std::string_view name) {
   std::vector<std::string> parts = absl::StrSplit(std::string(name), '.');
-  std::erase_if(parts, [](const std::string& part) {
-    return std::ranges::find(kAnywhere, part) != std::end(kAnywhere);
-  });
-  const std::string joined = absl::StrJoin(parts, ".");
-  std::string_view rest = joined;
-  const auto wraps = [&](std::string_view wrapper) { return rest.starts_with(wrapper); };
-  for (const auto* wrapper = std::ranges::find_if(kAtTheBegin, wraps);
-       wrapper != std::end(kAtTheBegin); wrapper = std::ranges::find_if(kAtTheBegin, wraps)) {
-    rest.remove_prefix(wrapper->size());
-  }
-  return std::string(rest);
+  std::erase_if(parts,
+                [](const std::string& part) { return std::ranges::count(kAnywhere, part) > 0; });
+  std::string rest = absl::StrJoin(parts, ".");
+  const auto unwrap = [&](std::string_view wrapper) {
+    const bool wraps = rest.starts_with(wrapper);
+    if (wraps) rest.erase(0, wrapper.size());
+    return wraps;
+  };
+  while (std::ranges::any_of(kAtTheBegin, unwrap)) continue;
+  return rest;
 }
 
 std::string SomeOf(const std::vector<std::string>& names) {
@@ -151,28 +147,22 @@ std::string SomeOf(const std::vector<std::string>& names) {
   return text;
 }
 
-absl::StatusOr<std::string_view> FileCursor::Take(uint64_t bytes) {
-  if (bytes > left()) return Truncated(bytes);
-  if (offset_ < window_offset_ || offset_ - window_offset_ + bytes > window_.size()) {
-    window_.resize(std::min(left(), std::max(bytes, window_bytes_)));
-    window_offset_ = offset_;
-    TESSERA_RETURN_IF_ERROR(
-        file_.ReadAt(offset_, std::as_writable_bytes(std::span(window_.data(), window_.size()))));
-  }
-  const std::string_view taken = std::string_view(window_).substr(offset_ - window_offset_, bytes);
-  offset_ += bytes;
-  return taken;
+absl::Status FileCursor::Fill(uint64_t bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckLeft(bytes));
+  window_.resize(std::min(left(), std::max(bytes, window_bytes_)));
+  window_offset_ = offset_;
+  return file_.ReadAt(offset_, std::as_writable_bytes(std::span(window_.data(), window_.size())));
 }
 
 absl::Status FileCursor::Skip(uint64_t bytes) {
-  if (bytes > left()) return Truncated(bytes);
+  TESSERA_RETURN_IF_ERROR(CheckLeft(bytes));
   offset_ += bytes;
   return absl::OkStatus();
 }
 
-absl::Status FileCursor::Truncated(uint64_t bytes) const {
-  return absl::DataLossError(absl::StrCat("the file ends after ", file_.size_bytes(),
-                                          " bytes: expected ", bytes, " at offset ", offset_));
+absl::Status FileCursor::CheckLeft(uint64_t bytes) const {
+  if (bytes <= left()) return absl::OkStatus();
+  return DataLoss("offset ", offset_, ": expected ", bytes, " more bytes, found ", left());
 }
 
 }  // namespace tessera::ckpt::convert

@@ -3,11 +3,13 @@
 
 // Common functions of the readers of all formats.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,10 +20,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "convert/core/errors.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "storage/checks.h"
 #include "storage/storage.h"
@@ -44,8 +46,19 @@ absl::StatusOr<T> At(const Storage& storage, std::string_view path, absl::Status
   if (result.ok()) return result;
   return At(storage, path, result.status());
 }
-// Returns DataLoss that names the file.
-absl::Status Damaged(const Storage& storage, std::string_view path, const absl::AlphaNum& problem);
+// Returns DataLoss that names the file. The problem consists of parts of a message.
+template <typename... Parts>
+absl::Status Damaged(const Storage& storage, std::string_view path, const Parts&... problem) {
+  return DataLoss(storage.Describe(path), ": ", problem...);
+}
+
+// Returns the result, and nullopt in place of NotFound.
+template <typename T>
+absl::StatusOr<std::optional<T>> IfPresent(absl::StatusOr<T> result) {
+  if (absl::IsNotFound(result.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(result.status());
+  return std::optional<T>(*std::move(result));
+}
 
 // Returns a text of a file for messages: escaped, and cut if it is long.
 std::string Shown(std::string_view text);
@@ -56,6 +69,18 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
 
 // Returns whether there is a file of this name.
 absl::StatusOr<bool> Exists(Storage& storage, std::string_view path);
+
+// Returns whether the names in a folder have this one.
+inline bool Has(std::span<const std::string> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+// Returns the names in a map, for messages.
+template <typename Map>
+std::vector<std::string> KeysOf(const Map& map) {
+  std::vector<std::string> keys;
+  for (const auto& [key, unused] : map) keys.push_back(key);
+  return keys;
+}
 
 // Reads bytes of a file. Precondition: the caller has bounded their number.
 absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, uint64_t length);
@@ -76,9 +101,12 @@ void SetTopology(const ForeignTopology& topology, Manifest& manifest);
 // samples. The best loss is unknown.
 void SetProgress(int64_t step, std::optional<int64_t> samples, Manifest& manifest);
 
-// Returns the total size of the files that have pieces of the tensors, as far as they can be
-// opened: a limit of the model's size, see CheckModelFits().
-uint64_t FileBytes(Storage& storage, std::span<const ForeignTensor> tensors);
+// Returns the files that have pieces of the tensors.
+std::set<std::string> FilesOf(std::span<const ForeignTensor> tensors);
+
+// Returns the total size of the files, as far as they can be opened: a limit of the model's size,
+// see CheckModelFits().
+uint64_t FileBytes(Storage& storage, const std::set<std::string>& files);
 
 // A tensor's name without the number of its layer, which is the first part that is a number.
 struct LayerName {
@@ -108,17 +136,28 @@ std::string WithoutWrappers(std::string_view name);
 // Returns some of the names, for messages: "a, b, c and 14 more".
 std::string SomeOf(const std::vector<std::string>& names);
 
-// Reads a file from its beginning, a window at a time. Allocates no more bytes than the file has.
+// Reads bytes [begin, end) of a file from their beginning, a window at a time. Allocates no more
+// bytes than are there. Precondition: the file has them.
 class FileCursor {
  public:
+  FileCursor(const ReadableFile& file, uint64_t window_bytes, uint64_t begin, uint64_t end)
+      : file_(file), window_bytes_(window_bytes), end_(end), offset_(begin) {}
   FileCursor(const ReadableFile& file, uint64_t window_bytes)
-      : file_(file), window_bytes_(window_bytes) {}
+      : FileCursor(file, window_bytes, 0, file.size_bytes()) {}
 
-  uint64_t offset() const { return offset_; }
-  uint64_t left() const { return file_.size_bytes() - offset_; }
+  uint64_t offset() const { return offset_; }  // in the file
+  uint64_t left() const { return end_ - offset_; }
 
-  // Returns the next bytes, valid until the next call. DataLoss if the file ends before.
-  absl::StatusOr<std::string_view> Take(uint64_t bytes);
+  // Returns the next bytes, valid until the next call. DataLoss if the end comes before.
+  absl::StatusOr<std::string_view> Take(uint64_t bytes) {
+    uint64_t at = offset_ - window_offset_;
+    if (at > window_.size() || bytes > window_.size() - at) {
+      TESSERA_RETURN_IF_ERROR(Fill(bytes));
+      at = 0;
+    }
+    offset_ += bytes;
+    return std::string_view(window_).substr(at, bytes);
+  }
 
   // Returns the next number, which is little-endian.
   template <typename T>
@@ -133,11 +172,13 @@ class FileCursor {
   absl::Status Skip(uint64_t bytes);
 
  private:
-  absl::Status Truncated(uint64_t bytes) const;
+  absl::Status CheckLeft(uint64_t bytes) const;
+  // Makes the window begin at the offset, with at least these bytes.
+  absl::Status Fill(uint64_t bytes);
 
   const ReadableFile& file_;
-  const uint64_t window_bytes_;
-  uint64_t offset_ = 0;
+  const uint64_t window_bytes_, end_;
+  uint64_t offset_;
   std::string window_;
   uint64_t window_offset_ = 0;
 };

@@ -6,12 +6,10 @@
 #include <span>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "convert/core/reading.h"
-#include "storage/checks.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {
@@ -20,11 +18,10 @@ namespace {
 constexpr uint64_t kCheckBlockBytes = uint64_t{1} << 20;
 
 absl::Status DamagedRecord(const StoredRecord& record, uint32_t found) {
-  return absl::DataLossError(
-      absl::StrFormat("record %s of %d bytes at offset %d: its CRC-32 is %08x, expected %08x: the "
-                      "file is damaged",
-                      absl::CHexEscape(record.name.substr(0, 200)), record.size_bytes,
-                      record.offset_bytes, found, record.crc32));
+  return absl::DataLossError(absl::StrFormat(
+      "record %s of %d bytes at offset %d: its CRC-32 is %08x, expected %08x: the "
+      "file is damaged",
+      Shown(record.name), record.size_bytes, record.offset_bytes, found, record.crc32));
 }
 
 // Reads a record from its beginning to its end.

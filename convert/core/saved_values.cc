@@ -11,11 +11,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -63,6 +61,15 @@ Json ToJson(const SavedValue& value, bool skeleton) {
     return Tagged("dict", std::move(pairs));
   }
   return nullptr;
+}
+
+// Returns the tagged values in place of their tags.
+Json WithoutTags(Json json) {
+  if (json.is_object()) return WithoutTags(std::move(json[kTagged]));
+  if (json.is_array()) {
+    for (Json& item : json) item = WithoutTags(std::move(item));
+  }
+  return json;
 }
 
 std::string Dump(const Json& json) {
@@ -299,21 +306,7 @@ SavedValue BuildTree(const Manifest& manifest, std::map<std::string, SavedValue>
 }  // namespace
 
 nlohmann::json ValueToPlainJson(const SavedValue& value) {
-  const auto items = [](const std::vector<SavedValue>& from) {
-    Json array = Json::array();
-    for (const SavedValue& item : from) array.push_back(ValueToPlainJson(item));
-    return array;
-  };
-  if (const auto* list = value.As<SavedValue::List>()) return items(list->items);
-  if (const auto* dict = value.As<SavedValue::Dict>()) {
-    Json pairs = Json::array();
-    for (size_t i = 0; i < dict->size(); ++i) {
-      pairs.push_back({ValueToPlainJson(dict->key(i)), ValueToPlainJson(dict->value(i))});
-    }
-    return pairs;
-  }
-  const Json json = ToJson(value, /*skeleton=*/false);
-  return json.is_object() ? json[kTagged] : json;
+  return WithoutTags(ToJson(value, /*skeleton=*/false));
 }
 
 std::optional<SavedValue> ValueOfJson(std::string_view json) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
 
@@ -89,9 +89,9 @@ absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescriptio
   }
   if (found == 0) return DType::kUnspecified;
   if (found == model.parameters.size() && dtypes.size() == 1) return *dtypes.begin();
-  return absl::InvalidArgumentError(
-      absl::StrCat("only ", found, " of ", model.parameters.size(), " parameters have ", state,
-                   ", or in several dtypes: --weights-only leaves optimizer state out"));
+  return InvalidArgument("only ", found, " of ", model.parameters.size(), " parameters have ",
+                         state,
+                         ", or in several dtypes: --weights-only leaves optimizer state out");
 }
 
 // A trainer that skips steps counts its updates apart.
@@ -101,6 +101,13 @@ double UpdatesOf(const Manifest& manifest) {
   const bool is_known =
       updates != manifest.trainer().extra().end() && absl::SimpleAtoi(updates->second, &count);
   return static_cast<double>(is_known ? count : manifest.trainer().step());
+}
+
+double OptionOf(const Manifest& manifest, size_t group, const std::string& name, double absent) {
+  if (group >= static_cast<size_t>(manifest.optimizer().groups_size())) return absent;
+  const auto& options = manifest.optimizer().groups(static_cast<int>(group)).options();
+  const auto saved = options.find(name);
+  return saved == options.end() ? absent : saved->second;
 }
 
 absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,

@@ -46,6 +46,9 @@ absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescriptio
 // Returns how often the optimizer has updated the weights.
 double UpdatesOf(const Manifest& manifest);
 
+// Returns a setting of the optimizer's group of that number; `absent` if it is not saved.
+double OptionOf(const Manifest& manifest, size_t group, const std::string& name, double absent);
+
 // A kind of tensor that all parameters have, and its dtype.
 struct SavedKind {
   ForeignKind kind;

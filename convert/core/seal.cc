@@ -10,16 +10,14 @@
 #include <span>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/parse_cost.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
-#include "layout/box.h"
+#include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -34,54 +32,50 @@ uint32_t SealCrc(std::string_view bytes) {
   return ExtendCrc32c(Crc32c(bytes.substr(0, kSealCrcAt)), std::as_bytes(std::span(payload)));
 }
 
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 absl::Status CheckFile(const SealedFile& sealed) {
   const DataFile& file = sealed.file();
-  if (file.path().empty()) return Invalid("a file has no name");
-  if (file.chunk_bytes() == 0) return Invalid(file.path(), ": chunks of 0 bytes");
+  if (file.path().empty()) return InvalidArgument("a file has no name");
+  if (file.chunk_bytes() == 0) return InvalidArgument(file.path(), ": chunks of 0 bytes");
   const uint64_t chunks = SealedChunks(file);
   if (static_cast<uint64_t>(file.chunk_crc32c_size()) != chunks ||
       sealed.chunk_sha256().size() != chunks * kSha256Bytes) {
-    return Invalid(file.path(), ": ", file.chunk_crc32c_size(), " checksums and ",
-                   sealed.chunk_sha256().size(), " bytes of SHA-256 for ", chunks, " chunks");
+    return InvalidArgument(file.path(), ": ", file.chunk_crc32c_size(), " checksums and ",
+                           sealed.chunk_sha256().size(), " bytes of SHA-256 for ", chunks,
+                           " chunks");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckSealedTensor(const SealedTensor& tensor, const Seal& seal) {
-  if (tensor.name().empty()) return Invalid("a tensor has no name");
+  if (tensor.name().empty()) return InvalidArgument("a tensor has no name");
   const int ranges = tensor.file_index_size();
   if (tensor.begin_size() != ranges || tensor.end_size() != ranges) {
-    return Invalid("tensor ", tensor.name(), ": columns of different lengths");
+    return InvalidArgument("tensor ", tensor.name(), ": columns of different lengths");
   }
   for (int i = 0; i < ranges; ++i) {
     const uint32_t index = tensor.file_index(i);
     if (index >= static_cast<uint32_t>(seal.files_size()) || tensor.begin(i) >= tensor.end(i) ||
         tensor.end(i) > seal.files(static_cast<int>(index)).file().size_bytes()) {
-      return Invalid("tensor ", tensor.name(), ": bytes [", tensor.begin(i), ", ", tensor.end(i),
-                     ") of file ", index, " are in no file");
+      return InvalidArgument("tensor ", tensor.name(), ": bytes [", tensor.begin(i), ", ",
+                             tensor.end(i), ") of file ", index, " are in no file");
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckSeal(const Seal& seal) {
-  if (seal.files().empty()) return Invalid("no files are sealed");
+  if (seal.files().empty()) return InvalidArgument("no files are sealed");
   for (int f = 0; f < seal.files_size(); ++f) {
     TESSERA_RETURN_IF_ERROR(CheckFile(seal.files(f)));
     if (f > 0 && seal.files(f - 1).file().path() >= seal.files(f).file().path()) {
-      return Invalid(seal.files(f).file().path(), ": the files are not in order");
+      return InvalidArgument(seal.files(f).file().path(), ": the files are not in order");
     }
   }
   std::set<std::string_view> names;
   for (const SealedTensor& tensor : seal.tensors()) {
     TESSERA_RETURN_IF_ERROR(CheckSealedTensor(tensor, seal));
     if (!names.insert(tensor.name()).second) {
-      return Invalid("tensor ", tensor.name(), " is there twice");
+      return InvalidArgument("tensor ", tensor.name(), " is there twice");
     }
   }
   return absl::OkStatus();
@@ -114,8 +108,8 @@ absl::StatusOr<std::string> EncodeSeal(const Seal& seal) {
   TESSERA_RETURN_IF_ERROR(CheckSeal(seal));
   const uint64_t payload_bytes = seal.ByteSizeLong();
   if (payload_bytes > kMaxSealBytes - kSealHeaderBytes) {
-    return Invalid("the seal has ", payload_bytes, " bytes, at most ", kMaxSealBytes,
-                   " are allowed");
+    return InvalidArgument("the seal has ", payload_bytes, " bytes, at most ", kMaxSealBytes,
+                           " are allowed");
   }
   std::string bytes(kSealMagic);
   AppendLittleEndian(kSealVersion, bytes);
@@ -124,7 +118,7 @@ absl::StatusOr<std::string> EncodeSeal(const Seal& seal) {
     google::protobuf::io::StringOutputStream stream(&bytes);
     google::protobuf::io::CodedOutputStream coded(&stream);
     coded.SetSerializationDeterministic(true);
-    if (!seal.SerializeToCodedStream(&coded)) return Invalid("the seal does not serialize");
+    if (!seal.SerializeToCodedStream(&coded)) return InvalidArgument("the seal does not serialize");
   }
   StoreLittleEndian(SealCrc(bytes), bytes.data() + kSealCrcAt);
   return bytes;
@@ -132,23 +126,22 @@ absl::StatusOr<std::string> EncodeSeal(const Seal& seal) {
 
 absl::StatusOr<Seal> DecodeSeal(std::string_view bytes) {
   if (bytes.size() < kSealHeaderBytes) {
-    return absl::DataLossError(absl::StrCat("a seal has at least ", kSealHeaderBytes,
-                                            " bytes, this one has ", bytes.size()));
+    return DataLoss("a seal has at least ", kSealHeaderBytes, " bytes, this one has ",
+                    bytes.size());
   }
   if (!bytes.starts_with(kSealMagic)) {
     return absl::DataLossError("not a seal: the magic bytes are wrong");
   }
   const auto expected = LoadLittleEndian<uint32_t>(bytes.data() + kSealCrcAt);
   if (const uint32_t found = SealCrc(bytes); found != expected) {
-    return absl::DataLossError(
-        absl::StrCat("checksum of the seal's ", bytes.size(), " bytes: expected ",
-                     absl::Hex(expected, absl::kZeroPad8), ", found ",
-                     absl::Hex(found, absl::kZeroPad8), ": it was changed or cut short"));
+    return DataLoss("checksum of the seal's ", bytes.size(), " bytes: expected ",
+                    absl::Hex(expected, absl::kZeroPad8), ", found ",
+                    absl::Hex(found, absl::kZeroPad8), ": it was changed or cut short");
   }
   const auto version = LoadLittleEndian<uint32_t>(bytes.data() + kSealVersionAt);
   if (version != kSealVersion) {
-    return absl::UnimplementedError(
-        absl::StrCat("a seal of version ", version, ", this program reads version ", kSealVersion));
+    return Unimplemented("a seal of version ", version, ", this program reads version ",
+                         kSealVersion);
   }
   const std::string_view payload = bytes.substr(kSealHeaderBytes);
   const uint64_t limit = kSealCostRatio * payload.size() + kSealCostAllowance;

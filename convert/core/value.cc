@@ -41,21 +41,6 @@ bool HoldsDict(const SavedValue& value) {
   });
 }
 
-// Appends a part to a name for as long as it lives.
-class Below {
- public:
-  Below(const PathPart& part, std::string& name) : name_(name), bytes_(name.size()) {
-    absl::StrAppend(&name, name.empty() ? "" : ".", part.ToString());
-  }
-  ~Below() { name_.resize(bytes_); }
-  Below(const Below&) = delete;
-  Below& operator=(const Below&) = delete;
-
- private:
-  std::string& name_;
-  const size_t bytes_;
-};
-
 void AddLeaves(const SavedValue& value, Path& path, std::vector<Leaf>& leaves) {
   if (!IsBranch(value)) {
     leaves.push_back({NameOf(path), path, &value});
@@ -74,8 +59,10 @@ using IsWanted = std::function<bool(const std::string&, const SavedValue&)>;
 bool PruneBelow(SavedValue& value, std::string& name, const IsWanted& is_wanted) {
   if (!IsBranch(value)) return is_wanted(name, value);
   return KeepChildren(value, [&](const PathPart& part, SavedValue& child) {
-    const Below below(part, name);
+    const size_t bytes = name.size();
+    absl::StrAppend(&name, name.empty() ? "" : ".", part.ToString());
     const bool is_kept = PruneBelow(child, name, is_wanted);
+    name.resize(bytes);
     if (!is_kept) child = SavedValue{SavedValue::None{}};
     return is_kept;
   });
@@ -244,6 +231,12 @@ bool TreeBuilder::Add(const Path& path, SavedValue leaf) {
 }
 
 SavedValue TreeBuilder::Finish() && { return root_->Finish(/*is_root=*/true); }
+
+SavedValue DictOf(std::string key, SavedValue value) {
+  SavedValue::Dict dict;
+  dict.Add({std::move(key)}, std::move(value));
+  return {std::move(dict)};
+}
 
 void MergeInto(SavedValue more, SavedValue& root) {
   auto *from = more.As<SavedValue::Dict>(), *to = root.As<SavedValue::Dict>();

@@ -137,6 +137,9 @@ class TreeBuilder {
   std::unique_ptr<Node> root_;
 };
 
+// Returns a dict with one entry.
+SavedValue DictOf(std::string key, SavedValue value);
+
 // Adds the entries of `more` to a dict. If both have an entry, dicts are merged, and otherwise the
 // entry of `root` is kept. A root that is not a dict is replaced.
 void MergeInto(SavedValue more, SavedValue& root);

@@ -1,20 +1,18 @@
 #include "convert/pickle/numpy_array.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "convert/core/reading.h"
 
 namespace tessera::ckpt::pickle {
 namespace {
 
-absl::Status Malformed(const absl::AlphaNum& problem) {
-  return absl::DataLossError(absl::StrCat("numpy array: ", problem));
+template <typename... Parts>
+absl::Status Malformed(const Parts&... problem) {
+  return DataLoss("numpy array: ", problem...);
 }
 
 // numpy.core was renamed numpy._core by version 2.
@@ -46,8 +44,7 @@ absl::StatusOr<DType> ResolveDType(const Value& value) {
   for (const NamedDType& known : kDTypes) {
     if (*name == known.name) return known.dtype;
   }
-  return absl::UnimplementedError(absl::StrCat(
-      "a numpy array of the dtype ", absl::string_view(name->data(), name->size()).substr(0, 40)));
+  return Unimplemented("a numpy array of the dtype ", name->substr(0, 40));
 }
 
 // What an array is described by, whichever function makes it.
@@ -73,28 +70,13 @@ absl::Status AppendEncoded(const Value& encoded, uint64_t bytes, const ReadableF
   std::string in_file;
   if (const std::optional<Extent> extent = text.extent()) {
     if (extent->length > 2 * bytes) return Malformed("its text is longer than its elements");
-    in_file.resize(extent->length);
-    TESSERA_RETURN_IF_ERROR(
-        file.ReadAt(extent->offset, std::as_writable_bytes(std::span(in_file))));
+    TESSERA_ASSIGN_OR_RETURN(in_file, convert::ReadPart(file, extent->offset, extent->length));
   }
-  const std::string_view utf8 = text.AsText().value_or(in_file);
-  const size_t before = decoded.size();
-  for (size_t i = 0; i < utf8.size(); ++i) {
-    auto character = static_cast<uint8_t>(utf8[i]);
-    if (character >= 0x80) {
-      const uint8_t next = ++i < utf8.size() ? static_cast<uint8_t>(utf8[i]) : 0;
-      if ((character & 0xFE) != 0xC2 || (next & 0xC0) != 0x80) {
-        return Malformed("its elements are not stored as text in latin1");
-      }
-      character = static_cast<uint8_t>(character << 6 | (next & 0x3F));
-    }
-    decoded.push_back(static_cast<char>(character));
-  }
-  if (encoded.arguments()[1].IsText("latin1") && decoded.size() - before == bytes) {
-    return absl::OkStatus();
-  }
-  return Malformed(absl::StrCat("expected ", bytes, " bytes as text in latin1, found ",
-                                decoded.size() - before));
+  const std::optional<std::string> elements = DecodeLatin1(text.AsText().value_or(in_file));
+  if (!elements) return Malformed("its elements are not stored as text in latin1");
+  decoded += *elements;
+  if (encoded.arguments()[1].IsText("latin1") && elements->size() == bytes) return absl::OkStatus();
+  return Malformed("expected ", bytes, " bytes as text in latin1, found ", elements->size());
 }
 
 // Row-major strides, or those of Fortran.
@@ -173,8 +155,8 @@ absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value, const ReadableF
   const std::optional<Extent> extent = parts.bytes.extent();
   const uint64_t found = extent ? extent->length : 0;
   if (found != static_cast<uint64_t>(*bytes)) {
-    return Malformed(absl::StrCat("shape ", ShapeToString(array.shape), " takes ", *bytes,
-                                  " bytes, it has ", found));
+    return Malformed("shape ", ShapeToString(array.shape), " takes ", *bytes, " bytes, it has ",
+                     found);
   }
   array.offset_bytes = extent ? extent->offset : 0;
   return array;

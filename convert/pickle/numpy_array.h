@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "convert/pickle/value.h"
 #include "convert/pickle/write.h"
 #include "layout/box.h"

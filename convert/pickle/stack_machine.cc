@@ -1,18 +1,12 @@
 #include "convert/pickle/stack_machine.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 
 namespace tessera::ckpt::pickle {
 namespace {
 
 constexpr uint64_t kMaxListElements = uint64_t{1} << 31;
-
-absl::string_view Name(Kind kind) {
-  const std::string_view name = KindName(kind);
-  return {name.data(), name.size()};
-}
 
 }  // namespace
 
@@ -151,14 +145,14 @@ absl::Status StackMachine::PushTupleToMark() {
   return absl::OkStatus();
 }
 
-absl::Status StackMachine::PushTupleOf(size_t count) {
+absl::Status StackMachine::PushTuple(size_t count) {
   if (stack_.size() - floor() < count) return Wrong("too little is on the stack");
   TESSERA_ASSIGN_OR_RETURN(const NodeId tuple, AddTuple(stack_.size() - count));
   stack_.push_back(tuple);
   return absl::OkStatus();
 }
 
-absl::Status StackMachine::PushListToMarkOf(Kind kind) {
+absl::Status StackMachine::PushListToMark(Kind kind) {
   TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
   TESSERA_ASSIGN_OR_RETURN(const NodeId list, Add({.kind = kind, .a = kNoList}));
   if (kind == Kind::kDict) {
@@ -185,14 +179,14 @@ absl::Status StackMachine::MoveTo(Node& node, uint32_t Object::*list, size_t fir
 absl::Status StackMachine::AppendTo(NodeId target, size_t first_on_stack, Kind kind) {
   Node& node = NodeAt(target);
   const bool fits = node.kind == Kind::kObject || node.kind == kind;
-  if (!fits) return Wrong(absl::StrCat("cannot add to a ", Name(node.kind)));
+  if (!fits) return Wrong("cannot add to a ", KindName(node.kind));
   return MoveTo(node, &Object::items, first_on_stack);
 }
 
 absl::Status StackMachine::SetIn(NodeId target, size_t first_on_stack) {
   Node& node = NodeAt(target);
   if (node.kind != Kind::kDict && node.kind != Kind::kObject) {
-    return Wrong(absl::StrCat("cannot set an item of a ", Name(node.kind)));
+    return Wrong("cannot set an item of a ", KindName(node.kind));
   }
   if ((stack_.size() - first_on_stack) % 2 != 0) return Wrong("a key without a value");
   return MoveTo(node, &Object::entries, first_on_stack);
@@ -203,7 +197,7 @@ absl::Status StackMachine::Append() {
   return AppendTo(stack_[stack_.size() - 2], stack_.size() - 1, Kind::kList);
 }
 
-absl::Status StackMachine::AppendToMarkOf(Kind kind) {
+absl::Status StackMachine::AppendToMark(Kind kind) {
   TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
   if (first <= floor()) return Wrong("nothing is on the stack");
   return AppendTo(stack_[first - 1], first, kind);
@@ -228,7 +222,7 @@ absl::Status StackMachine::Remember(uint64_t index) {
 
 absl::Status StackMachine::Recall(uint64_t index) {
   const auto found = memo_.find(static_cast<uint32_t>(index));
-  if (found == memo_.end()) return Wrong(absl::StrCat("no object has the number ", index));
+  if (found == memo_.end()) return Wrong("no object has the number ", index);
   stack_.push_back(found->second);
   return absl::OkStatus();
 }
@@ -268,9 +262,7 @@ absl::Status StackMachine::Build() {
   TESSERA_ASSIGN_OR_RETURN(const NodeId state, Pop());
   TESSERA_ASSIGN_OR_RETURN(const NodeId target, Top());
   const Node& node = NodeAt(target);
-  if (node.kind != Kind::kObject) {
-    return Wrong(absl::StrCat("a ", Name(node.kind), " has no state to set"));
-  }
+  if (node.kind != Kind::kObject) return Wrong("a ", KindName(node.kind), " has no state to set");
   Object& object = nodes_->objects[node.a];
   if (object.state != kNoNode) return Wrong("the state of an object is set twice");
   object.state = state;

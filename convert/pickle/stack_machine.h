@@ -12,7 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/text.h"
+#include "convert/core/errors.h"
 #include "convert/pickle/nodes.h"
 #include "convert/pickle/value.h"
 
@@ -36,7 +36,6 @@ class StackMachine {
 
   // Change the stack. Nothing is popped across a mark.
   absl::Status Push(const Node& node);
-  void PushId(NodeId id) { stack_.push_back(id); }
   absl::StatusOr<NodeId> Pop();
   absl::StatusOr<size_t> PopMark();  // index of the first element above the mark
   absl::Status PushObject(NodeId callable, NodeId arguments, NodeId keyword_arguments = kNoNode);
@@ -50,24 +49,12 @@ class StackMachine {
   absl::Status Discard();
   absl::Status DiscardToMark();
   absl::Status Duplicate();
-  template <Kind kind, uint64_t bits = 0>
-  absl::Status PushConstant() {
-    return Push({.kind = kind, .a = bits});
-  }
+  absl::Status PushConstant(Kind kind, uint64_t bits) { return Push({.kind = kind, .a = bits}); }
   absl::Status PushTupleToMark();
-  template <size_t count>
-  absl::Status PushTuple() {
-    return PushTupleOf(count);
-  }
-  template <Kind kind>
-  absl::Status PushListToMark() {
-    return PushListToMarkOf(kind);
-  }
+  absl::Status PushTuple(size_t count);
+  absl::Status PushListToMark(Kind kind);
   absl::Status Append();
-  template <Kind kind>  // kList or kSet
-  absl::Status AppendToMark() {
-    return AppendToMarkOf(kind);
-  }
+  absl::Status AppendToMark(Kind kind);  // kList or kSet
   absl::Status SetItem();
   absl::Status SetItemsToMark();
   absl::Status RememberNext() { return Remember(memo_.size()); }
@@ -79,7 +66,10 @@ class StackMachine {
   absl::Status PersistentIdFromStack();
 
  protected:
-  static absl::Status Wrong(std::string_view what) { return absl::DataLossError(View(what)); }
+  template <typename... Parts>
+  static absl::Status Wrong(const Parts&... what) {
+    return DataLoss(what...);
+  }
 
  private:
   absl::StatusOr<NodeId> AddShared(const Node& node);
@@ -90,9 +80,6 @@ class StackMachine {
   absl::StatusOr<NodeId> Top();
   size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
 
-  absl::Status PushTupleOf(size_t count);
-  absl::Status PushListToMarkOf(Kind kind);
-  absl::Status AppendToMarkOf(Kind kind);
   // Moves the elements on the stack from `first_on_stack` on to a container, of an object to
   // `list`.
   absl::Status MoveTo(Node& node, uint32_t Object::*list, size_t first_on_stack);

@@ -9,10 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/checked_math.h"
-#include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/include/manifest.h"
-#include "convert/core/reading.h"
 #include "convert/core/record_checks.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
@@ -40,8 +37,6 @@ bool LooksLikeTarForm(std::string_view first_bytes) {
          first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
 }
 
-absl::Status MalformedArchive(std::string_view what) { return absl::DataLossError(View(what)); }
-
 // Returns the beginning of a part of the file, at most `max_bytes` of it.
 absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint64_t max_bytes) {
   return ReadPart(file, part.offset, std::min(part.length, max_bytes));
@@ -68,18 +63,17 @@ struct StorageReference {
 absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   const Value id = value.persistent_id();
   if (!id.is(Kind::kTuple) || id.size() < 5 || !id[0].IsText("storage")) {
-    return MalformedArchive("a tensor without a storage");
+    return absl::DataLossError("a tensor without a storage");
   }
   StorageReference storage = {.elements = FindStorageClass(id[1]),
                               .key = std::string(id[2].AsText().value_or("")),
                               .count = id[4].AsUint().value_or(UINT64_MAX),
                               .view = id[5]};
   if (storage.elements == nullptr) {
-    return absl::UnimplementedError(
-        absl::StrCat("a storage of the class ", Shown(id[1].GlobalName())));
+    return Unimplemented("a storage of the class ", Shown(id[1].GlobalName()));
   }
   if (storage.key.empty() || storage.count == UINT64_MAX)
-    return MalformedArchive("a malformed storage");
+    return absl::DataLossError("a malformed storage");
   return storage;
 }
 
@@ -87,21 +81,19 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
 absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageReference& storage) {
   const auto found = archive.storages.find(storage.key);
   if (found == archive.storages.end()) {
-    return MalformedArchive(absl::StrCat("the storage ", Shown(storage.key), " is missing"));
+    return DataLoss("the storage ", Shown(storage.key), " is missing");
   }
   const Extent bytes = found->second;
   if (storage.count > bytes.length / storage.elements->element_bytes) {
-    return MalformedArchive(absl::StrCat("the storage ", Shown(storage.key), " has ", bytes.length,
-                                         " bytes, expected ", storage.count, " elements of ",
-                                         storage.elements->element_bytes, " bytes"));
+    return DataLoss("the storage ", Shown(storage.key), " has ", bytes.length, " bytes, expected ",
+                    storage.count, " elements of ", storage.elements->element_bytes, " bytes");
   }
   uint64_t offset = 0, count = storage.count;
   if (storage.view.is(Kind::kTuple)) {
     offset = storage.view[1].AsUint().value_or(UINT64_MAX);
     count = storage.view[2].AsUint().value_or(UINT64_MAX);
     if (offset > storage.count || count > storage.count - offset) {
-      return MalformedArchive(
-          absl::StrCat("a view beyond the end of the storage ", Shown(storage.key)));
+      return DataLoss("a view beyond the end of the storage ", Shown(storage.key));
     }
   }
   return Extent{bytes.offset + offset * storage.elements->element_bytes,
@@ -115,18 +107,17 @@ absl::StatusOr<std::string> FindFolder(const std::vector<ZipMember>& members) {
   for (const ZipMember& member : members) {
     if (!absl::EndsWith(member.name, kPickle)) continue;
     if (member.name.find('/') != member.name.size() - kPickle.size()) continue;
-    if (!folder.empty()) return MalformedArchive("two files data.pkl in one archive");
+    if (!folder.empty()) return absl::DataLossError("two files data.pkl in one archive");
     folder = member.name.substr(0, member.name.size() - kPickle.size() + 1);
   }
   if (!folder.empty()) return folder;
-  return MalformedArchive("a zip archive without data.pkl: not written by torch.save()");
+  return absl::DataLossError("a zip archive without data.pkl: not written by torch.save()");
 }
 
 absl::Status CheckByteOrder(const ReadableFile& file, const ZipMember& member) {
   TESSERA_ASSIGN_OR_RETURN(const std::string order, ReadSome(file, member.data, 16));
   if (order == "little") return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("storages in the byte order \"", absl::CHexEscape(order), "\""));
+  return Unimplemented("storages in the byte order \"", absl::CHexEscape(order), "\"");
 }
 
 // Larger members are not read for their checksums alone, since a hole may be of any size.
@@ -162,19 +153,16 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
   const std::string data = folder + "data/";
   absl::flat_hash_map<std::string, Extent> storages;
   Extent pickled;
-  for (const ZipMember& member : members) {
-    if (member.name == folder + "constants.pkl") {
-      return absl::UnimplementedError("a TorchScript program: save its state_dict() instead");
-    }
+  if (std::ranges::find(members, folder + "constants.pkl", &ZipMember::name) != members.end()) {
+    return absl::UnimplementedError("a TorchScript program: save its state_dict() instead");
   }
   for (const ZipMember& member : members) {
     const bool is_pickle = member.name == folder + "data.pkl";
     const bool is_order = member.name == folder + "byteorder";
     const bool is_storage = absl::StartsWith(member.name, data);
     if (member.compressed && (is_pickle || is_order || is_storage)) {
-      return MalformedArchive(
-          absl::StrCat(absl::CHexEscape(member.name),
-                       " is compressed; torch.save() stores everything as it is"));
+      return DataLoss(absl::CHexEscape(member.name),
+                      " is compressed; torch.save() stores everything as it is");
     }
     if (is_pickle) pickled = member.data;
     if (is_order) TESSERA_RETURN_IF_ERROR(CheckByteOrder(file, member));
@@ -182,7 +170,7 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
   }
   TESSERA_RETURN_IF_ERROR(UseChecksums(file, members, data));
   TESSERA_ASSIGN_OR_RETURN(Pickle contents, pickle::ReadPickle(file, pickled));
-  return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages)};
+  return TorchArchive{std::move(contents), std::move(storages)};
 }
 
 // Returns the element size of each storage that the pickle refers to, by key.
@@ -194,7 +182,7 @@ absl::StatusOr<absl::flat_hash_map<std::string, uint64_t>> ElementSizes(const Pi
     TESSERA_ASSIGN_OR_RETURN(const StorageReference storage, ParseStorage(value));
     const auto [found, is_new] = sizes.emplace(storage.key, storage.elements->element_bytes);
     if (!is_new && found->second != storage.elements->element_bytes) {
-      return MalformedArchive("a storage of two dtypes");
+      return absl::DataLossError("a storage of two dtypes");
     }
   }
   return sizes;
@@ -225,24 +213,24 @@ absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
     const std::string shown = Shown(key);
     const auto element_bytes = element_sizes.find(key);
     if (element_bytes == element_sizes.end()) {
-      return MalformedArchive(absl::StrCat("the storage ", shown, " belongs to no tensor"));
+      return DataLoss("the storage ", shown, " belongs to no tensor");
     }
     constexpr uint64_t kCountBytes = 8;
-    if (end - at < kCountBytes) return MalformedArchive("the file ends before its storages do");
+    if (end - at < kCountBytes) return absl::DataLossError("the file ends before its storages do");
     TESSERA_ASSIGN_OR_RETURN(const std::string count_bytes, ReadPart(file, at, kCountBytes));
     const auto count = LoadLittleEndian<uint64_t>(count_bytes.data());
     at += kCountBytes;
     if (count > (end - at) / element_bytes->second) {
-      return MalformedArchive(absl::StrCat("offset ", at, ": the storage ", shown, " has ", count,
-                                           " elements, and the file ends before"));
+      return DataLoss("offset ", at, ": the storage ", shown, " has ", count,
+                      " elements, and the file ends before");
     }
     const Extent bytes = {at, count * element_bytes->second};
     if (!storages.emplace(key, bytes).second) {
-      return MalformedArchive(absl::StrCat("the storage ", shown, " occurs twice"));
+      return DataLoss("the storage ", shown, " occurs twice");
     }
     at += bytes.length;
   }
-  return TorchArchive{TorchArchive::Form::kLegacy, std::move(contents), std::move(storages)};
+  return TorchArchive{std::move(contents), std::move(storages)};
 }
 
 // A call that makes a tensor: the function's name and its arguments.
@@ -255,7 +243,6 @@ constexpr int kMaxWrappers = 8;
 
 // Parameters and subclasses wrap the call that makes their tensor.
 TensorCall Unwrap(Value value) {
-  TensorCall call;
   for (int i = 0; i < kMaxWrappers; ++i) {
     const bool is_parameter = value.IsObjectOf("torch._utils._rebuild_parameter") ||
                               value.IsObjectOf("torch._utils._rebuild_parameter_with_state");
@@ -280,7 +267,7 @@ TensorCall Unwrap(Value value) {
     }
     return {value.callable().GlobalName(), value.arguments()};
   }
-  return call;
+  return {};
 }
 
 // Checks the elements of a storage that a tensor shows. Its bounds were checked before.
@@ -288,26 +275,24 @@ absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t stora
   const absl::StatusOr<int64_t> count = CheckedByteCount(tensor.shape, 1);
   if (!count.ok()) return absl::DataLossError(count.status().message());
   if (tensor.strides.size() != tensor.shape.size()) {
-    return MalformedArchive(absl::StrCat("shape ", ShapeToString(tensor.shape), " with ",
-                                         tensor.strides.size(), " strides"));
+    return DataLoss("shape ", ShapeToString(tensor.shape), " with ", tensor.strides.size(),
+                    " strides");
   }
   if (*count == 0) return absl::OkStatus();
   std::optional<uint64_t> last = first;
   for (size_t d = 0; d < tensor.shape.size() && last; ++d) {
-    if (tensor.strides[d] < 0) return MalformedArchive("a negative stride");
+    if (tensor.strides[d] < 0) return absl::DataLossError("a negative stride");
     const std::optional<uint64_t> span =
         CheckedMultiply<uint64_t>(tensor.shape[d] - 1, tensor.strides[d]);
     last = span ? CheckedAdd(*last, *span) : std::nullopt;
   }
   if (!last || *last >= storage_elements) {
-    return MalformedArchive(absl::StrCat("shape ", ShapeToString(tensor.shape), " at element ",
-                                         first, " reaches beyond its storage of ", storage_elements,
-                                         " elements"));
+    return DataLoss("shape ", ShapeToString(tensor.shape), " at element ", first,
+                    " reaches beyond its storage of ", storage_elements, " elements");
   }
   if (static_cast<uint64_t>(*count) > storage_elements) {
-    return absl::UnimplementedError(
-        absl::StrCat("an expanded tensor: shape ", ShapeToString(tensor.shape),
-                     " shows the elements of a storage of ", storage_elements, " repeatedly"));
+    return Unimplemented("an expanded tensor: shape ", ShapeToString(tensor.shape),
+                         " shows the elements of a storage of ", storage_elements, " repeatedly");
   }
   return absl::OkStatus();
 }
@@ -336,7 +321,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
   if (!with_dtype && call.function != "torch._utils._rebuild_tensor_v2" &&
       call.function != "torch._utils._rebuild_tensor") {
-    return absl::UnimplementedError(absl::StrCat("a tensor of the kind ", Shown(call.function)));
+    return Unimplemented("a tensor of the kind ", Shown(call.function));
   }
   const Value& arguments = call.arguments;
   if (arguments[with_dtype ? 7 : 6].entry_count() > 0) {
@@ -347,15 +332,15 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   TorchTensor tensor;
   tensor.dtype = with_dtype ? TorchDType(arguments[6]) : storage.elements->dtype;
   if (tensor.dtype == DType::kUnspecified) {
-    return absl::UnimplementedError(absl::StrCat(
-        "a tensor", with_dtype ? absl::StrCat(" of ", Shown(arguments[6].GlobalName())) : "",
-        " in a ", View(storage.elements->storage_class)));
+    return Unimplemented("a tensor",
+                         with_dtype ? absl::StrCat(" of ", Shown(arguments[6].GlobalName())) : "",
+                         " in a ", storage.elements->storage_class);
   }
   std::optional<std::vector<int64_t>> shape = TorchIntegers(arguments[2]);
   std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);
   const std::optional<uint64_t> first = arguments[1].AsUint();
   if (!shape || !strides || !first || shape->size() > kMaxDims) {
-    return MalformedArchive("offset, shape or strides are malformed");
+    return absl::DataLossError("offset, shape or strides are malformed");
   }
   tensor.shape = *std::move(shape);
   tensor.strides = *std::move(strides);
@@ -367,18 +352,17 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
 }
 
 absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive, const Value& value) {
-  if (!IsTorchTensor(value)) return MalformedArchive("no tensor");
+  if (!IsTorchTensor(value)) return absl::DataLossError("no tensor");
   TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
   if (tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1)) return tensor;
-  return MalformedArchive(
-      absl::StrCat("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector"));
+  return DataLoss("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector");
 }
 
 absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budget) {
   const std::string_view text = key.AsText().value_or("");
   TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
   if (!text.empty() && IsValidUtf8(text)) return std::string(text);
-  return MalformedArchive("a tensor whose name is empty or not valid UTF-8");
+  return absl::DataLossError("a tensor whose name is empty or not valid UTF-8");
 }
 
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
@@ -389,9 +373,8 @@ absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
 
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent part) {
   if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
-    return MalformedArchive(absl::StrCat("an archive of ", part.length, " bytes at offset ",
-                                         part.offset, " in a file of ", file.size_bytes(),
-                                         " bytes"));
+    return DataLoss("an archive of ", part.length, " bytes at offset ", part.offset,
+                    " in a file of ", file.size_bytes(), " bytes");
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kFirstBytes));
   if (LooksLikeZip(first)) return ReadZip(file, part);
@@ -401,11 +384,11 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
         "a tar archive as torch.save() wrote it before version 0.1.10: load it with torch and save "
         "it again");
   }
-  return MalformedArchive(
+  return absl::DataLossError(
       "neither a zip archive nor torch's legacy form: not written by torch.save()");
 }
 
-absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path) {
+absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, std::string_view path) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
   return At(storage, path, ReadTorchArchive(*file, {0, file->size_bytes()}));
 }

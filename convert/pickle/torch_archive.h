@@ -14,8 +14,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/manifest.pb.h"
+#include "base/status_macros.h"
 #include "convert/core/output_file.h"
+#include "convert/core/reading.h"
 #include "convert/pickle/value.h"
 #include "convert/pickle/write.h"
 #include "convert/pickle/zip.h"
@@ -25,12 +26,8 @@
 
 namespace tessera::ckpt::convert {
 
+// An archive: a zip archive or, before torch 1.6, one pickle after another and then the storages.
 struct TorchArchive {
-  enum class Form {
-    kZip,     // since 1.6
-    kLegacy,  // one pickle after another, then the storages
-  };
-  Form form = Form::kZip;
   pickle::Pickle contents;
   absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
 };
@@ -114,7 +111,15 @@ std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
 
 // Opens a file of torch.save() and reads its pickle. Errors: those of ReadTorchArchive(), naming
 // the file, and of the storage.
-absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, const std::string& path);
+absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, std::string_view path);
+
+// Reads such a file, and returns what `parse` makes of its archive; its errors name the file, too.
+template <typename T>
+absl::StatusOr<T> ReadTorchFile(Storage& storage, std::string_view path,
+                                absl::StatusOr<T> (*parse)(const TorchArchive&)) {
+  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
+  return At(storage, path, parse(archive));
+}
 
 // Returns the value of the entry whose key is this integer; absent if the dict has no such entry.
 pickle::Value FindNumber(const pickle::Value& dict, int64_t key);

@@ -2,14 +2,14 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/text.h"
 #include "convert/pickle/torch_archive.h"
 #include "layout/dtype.h"
-#include "zlib.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -19,17 +19,13 @@ const TorchType& TypeOf(DType dtype) {
   return *std::ranges::find(kTorchTypes, dtype, &TorchType::dtype);
 }
 
-uint32_t Crc32(std::string_view bytes) {
-  return crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
-}
-
 }  // namespace
 
 TorchArchiveLayout::TorchArchiveLayout(std::string pickle,
                                        std::span<const uint64_t> storage_bytes) {
   const auto add_text = [this](std::string name, std::string contents) {
     text_offsets_.push_back(zip_.Add(std::move(name), contents.size()));
-    zip_.SetCrc32(zip_.size() - 1, Crc32(contents));
+    zip_.SetCrc32(zip_.size() - 1, ExtendZipCrc32(0, AsBytes(contents)));
     texts_.push_back(std::move(contents));
   };
   add_text("archive/data.pkl", std::move(pickle));

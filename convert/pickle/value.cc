@@ -49,37 +49,11 @@ std::span<const NodeId> EntriesOf(const Nodes* nodes, NodeId id) {
 }  // namespace
 
 std::string_view KindName(Kind kind) {
-  switch (kind) {
-    case Kind::kAbsent:
-      return "nothing";
-    case Kind::kNone:
-      return "None";
-    case Kind::kBool:
-      return "bool";
-    case Kind::kInt:
-      return "int";
-    case Kind::kFloat:
-      return "float";
-    case Kind::kText:
-      return "str";
-    case Kind::kBytes:
-      return "bytes";
-    case Kind::kTuple:
-      return "tuple";
-    case Kind::kList:
-      return "list";
-    case Kind::kDict:
-      return "dict";
-    case Kind::kSet:
-      return "set";
-    case Kind::kGlobal:
-      return "global";
-    case Kind::kObject:
-      return "object";
-    case Kind::kPersistentId:
-      return "persistent id";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"nothing", "None",   "bool",   "int",          "float",
+                                         "str",     "bytes",  "tuple",  "list",         "dict",
+                                         "set",     "global", "object", "persistent id"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kind::kPersistentId) + 1);
+  return kNames[static_cast<size_t>(kind)];
 }
 
 Kind Value::kind() const { return NodeOf(nodes_, id_).kind; }
@@ -219,6 +193,20 @@ size_t Pickle::memory_bytes() const {
          nodes_->objects.capacity() * sizeof(Object);
 }
 
+std::optional<std::string> DecodeLatin1(std::string_view utf8) {
+  std::string bytes;
+  for (size_t i = 0; i < utf8.size(); ++i) {
+    auto character = static_cast<uint8_t>(utf8[i]);
+    if (character >= 0x80) {
+      const uint8_t next = ++i < utf8.size() ? static_cast<uint8_t>(utf8[i]) : 0;
+      if ((character & 0xFE) != 0xC2 || (next & 0xC0) != 0x80) return std::nullopt;
+      character = static_cast<uint8_t>(character << 6 | (next & 0x3F));
+    }
+    bytes.push_back(static_cast<char>(character));
+  }
+  return bytes;
+}
+
 nlohmann::json ScalarToJson(const Value& value) {
   if (const auto truth = value.AsBool()) return *truth;
   if (const auto number = value.AsInt()) return *number;
@@ -232,8 +220,7 @@ nlohmann::json ScalarToJson(const Value& value) {
 
 nlohmann::json DictToJson(const Value& dict) {
   nlohmann::json json = nlohmann::json::object();
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [key, value] = dict.entry(i);
+  for (const auto& [key, value] : dict.entries()) {
     const auto name = key.AsText();
     if (!name || !IsValidUtf8(*name)) continue;
     nlohmann::json converted = ScalarToJson(value);

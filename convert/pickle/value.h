@@ -83,6 +83,9 @@ class Value {
   // OrderedDict). A key may occur twice; Python keeps the last.
   size_t entry_count() const;
   std::pair<Value, Value> entry(size_t index) const;
+  // Returns all entries, for a loop over keys and values.
+  struct Entries;
+  Entries entries() const;
   // Returns the value of the last entry with that text as its key. Linear in the number of entries.
   Value Find(std::string_view key) const;
 
@@ -105,6 +108,20 @@ class Value {
   const Nodes* nodes_ = nullptr;
   NodeId id_ = 0;
 };
+
+struct Value::Entries {
+  struct Iterator {
+    const Value& dict;
+    size_t index;
+    std::pair<Value, Value> operator*() const { return dict.entry(index); }
+    void operator++() { ++index; }
+    bool operator==(const Iterator& other) const { return index == other.index; }
+  };
+  Value dict;
+  Iterator begin() const { return {dict, 0}; }
+  Iterator end() const { return {dict, dict.entry_count()}; }
+};
+inline Value::Entries Value::entries() const { return {*this}; }
 
 // Limit of texts in memory; longer ones stay in the file.
 inline constexpr uint64_t kMaxTextBytes = uint64_t{1} << 20;
@@ -132,6 +149,10 @@ class Pickle {
  private:
   std::unique_ptr<const Nodes> nodes_;
 };
+
+// Returns the bytes of _codecs.encode(text, "latin1"), as which Python 3 writes them in protocol 2,
+// from the text, which has a character for each byte; nullopt for other texts.
+std::optional<std::string> DecodeLatin1(std::string_view utf8);
 
 // Limit of texts in JSON. Settings of models are short, and a pickle may refer to a long text any
 // number of times.

@@ -22,10 +22,11 @@ void Writer::Float(double value) {
   for (int shift = 56; shift >= 0; shift -= 8) bytes_ += static_cast<char>(bits >> shift);
 }
 
-void Writer::Text(std::string_view utf8) {
+Writer& Writer::Text(std::string_view utf8) {
   bytes_ += 'X';
   AppendLittleEndian(static_cast<uint32_t>(utf8.size()), bytes_);
   bytes_ += utf8;
+  return *this;
 }
 
 // Writes bytes as protocol 2 does: as a text with a character for each byte.

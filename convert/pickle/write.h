@@ -27,7 +27,8 @@ class Writer {
   void Bool(bool value) { bytes_ += value ? '\x88' : '\x89'; }
   void Int(int64_t value);
   void Float(double value);
-  void Text(std::string_view utf8);
+  // Returns the writer, for the value of a dict's key or an object's field.
+  Writer& Text(std::string_view utf8);
   void Bytes(std::string_view bytes);
   // Appends bytes as protocol 4 does, less their contents, which the caller puts here: by Raw(), or
   // in a file after what Take() returns.

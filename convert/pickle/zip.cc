@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
-#include <span>
 #include <type_traits>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "base/text.h"
+#include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -98,8 +95,7 @@ class Directory {
   absl::StatusOr<std::vector<ZipMember>> Read() {
     if (part_.offset > file_.size_bytes() || part_.length > file_.size_bytes() - part_.offset ||
         part_.length < kEndBytes) {
-      return Wrong(0, absl::StrCat("of ", part_.length, " bytes, in a file of ", file_.size_bytes(),
-                                   " bytes"));
+      return Wrong(0, "of ", part_.length, " bytes, in a file of ", file_.size_bytes(), " bytes");
     }
     TESSERA_ASSIGN_OR_RETURN(const End end, FindEnd());
     std::vector<ZipMember> members;
@@ -118,7 +114,7 @@ class Directory {
       const uint64_t offset = block_end - rest.size();
       TESSERA_ASSIGN_OR_RETURN(const Entry entry, ParseEntry(rest, offset));
       if (!names.insert(entry.name).second) {
-        return Wrong(offset, absl::StrCat(absl::CHexEscape(entry.name), " occurs twice"));
+        return Wrong(offset, Shown(entry.name), " occurs twice");
       }
       TESSERA_ASSIGN_OR_RETURN(ZipMember member, Locate(entry, end.directory_offset));
       members.push_back(std::move(member));
@@ -131,16 +127,13 @@ class Directory {
   }
 
  private:
-  absl::Status Wrong(uint64_t offset, std::string_view what) const {
-    return absl::DataLossError(
-        absl::StrCat("offset ", part_.offset + offset, ": zip archive: ", View(what)));
+  template <typename... Parts>
+  absl::Status Wrong(uint64_t offset, const Parts&... what) const {
+    return DataLoss("offset ", part_.offset + offset, ": zip archive: ", what...);
   }
   // Returns a range of the archive. Precondition: it lies within it.
   absl::StatusOr<std::string> Bytes(uint64_t offset, uint64_t length) const {
-    std::string bytes(length, '\0');
-    TESSERA_RETURN_IF_ERROR(
-        file_.ReadAt(part_.offset + offset, std::as_writable_bytes(std::span<char>(bytes))));
-    return bytes;
+    return ReadPart(file_, part_.offset + offset, length);
   }
 
   absl::StatusOr<End> FindEnd() const {
@@ -212,16 +205,14 @@ class Directory {
                    .method = U16(rest, 10),
                    .crc32 = static_cast<uint32_t>(U32(rest, 16))};
     uint64_t compressed = U32(rest, 20);
-    const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
     if (!ApplyZip64(rest.substr(kCentralBytes + name_bytes, extra_bytes),
                     {&entry.size, &compressed, &entry.local_offset})) {
-      return Wrong(offset, absl::StrCat(shown(), ": malformed extra fields"));
+      return Wrong(offset, Shown(entry.name), ": malformed extra fields");
     }
     if (entry.method == 0 && compressed != entry.size) {
-      return Wrong(offset, absl::StrCat(shown(), ": stored, and yet of two sizes"));
+      return Wrong(offset, Shown(entry.name), ": stored, and yet of two sizes");
     }
-    if ((entry.flags & kEncrypted) != 0)
-      return Wrong(offset, absl::StrCat(shown(), " is encrypted"));
+    if ((entry.flags & kEncrypted) != 0) return Wrong(offset, Shown(entry.name), " is encrypted");
     entry.size = compressed;
     rest.remove_prefix(entry_bytes);
     return entry;
@@ -229,11 +220,10 @@ class Directory {
 
   // Returns the data of a member, which lies before the directory.
   absl::StatusOr<ZipMember> Locate(const Entry& entry, uint64_t directory_offset) const {
-    const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
     const uint64_t offset = entry.local_offset;
     const uint64_t header_bytes = kLocalBytes + entry.name.size();
     if (offset > directory_offset || header_bytes > directory_offset - offset) {
-      return Wrong(offset, absl::StrCat(shown(), " does not begin before the directory"));
+      return Wrong(offset, Shown(entry.name), " does not begin before the directory");
     }
     TESSERA_ASSIGN_OR_RETURN(const std::string header, Bytes(offset, header_bytes));
     const uint64_t extra_bytes = U16(header, 28);
@@ -244,12 +234,12 @@ class Directory {
     if (U32(header, 0) != kLocalSignature || U16(header, 8) != entry.method ||
         U16(header, 6) != entry.flags || U16(header, 26) != entry.name.size() ||
         header.substr(kLocalBytes) != entry.name || !same_size || !same_crc32) {
-      return Wrong(offset, absl::StrCat(shown(), ": directory and local header differ"));
+      return Wrong(offset, Shown(entry.name), ": directory and local header differ");
     }
     const uint64_t room = directory_offset - offset - header_bytes;
     if (extra_bytes > room || entry.size > room - extra_bytes) {
-      return Wrong(offset, absl::StrCat(shown(), ": its ", entry.size,
-                                        " bytes do not end before the directory"));
+      return Wrong(offset, Shown(entry.name), ": its ", entry.size,
+                   " bytes do not end before the directory");
     }
     return ZipMember{.name = entry.name,
                      .data = {part_.offset + offset + header_bytes + extra_bytes, entry.size},
@@ -264,8 +254,8 @@ class Directory {
     uint64_t end = 0;
     for (const ZipMember& member : members) {
       if (member.data.offset < end) {
-        return Wrong(member.data.offset - part_.offset,
-                     absl::StrCat(absl::CHexEscape(member.name), " overlaps another member"));
+        return Wrong(member.data.offset - part_.offset, Shown(member.name),
+                     " overlaps another member");
       }
       end = member.data.offset + member.data.length;
     }

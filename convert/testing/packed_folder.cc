@@ -105,7 +105,7 @@ absl::Status ReadWholeFolder(
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read) {
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, read(*storage));
   TESSERA_ASSIGN_OR_RETURN(const auto presented,
-                           ForeignStorage::Create(storage, "", std::move(checkpoint)));
+                           ForeignStorage::Create(storage, std::move(checkpoint)));
   ReadTensors(*presented, "");
   return absl::OkStatus();
 }

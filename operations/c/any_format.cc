@@ -97,23 +97,23 @@ absl::Status DiffByName(const std::string& name_a, const std::string& name_b, bo
 absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& destination,
                                   const std::string& format, const ReadOptions& options,
                                   const tessera_write_options& write) {
-  convert::WriteForeignOptions to = {.format = format,
-                                     .dtype = static_cast<DType>(write.dtype),
-                                     .weights_only = write.weights_only != 0,
-                                     .stores = options.source.stores,
-                                     .io_threads = options.threads,
-                                     .progress = options.progress};
-  if (write.max_file_bytes > 0) to.max_file_bytes = write.max_file_bytes;
-  if (write.dtype != 0 && (write.dtype < 0 || ElementSize(to.dtype) == 0)) {
+  convert::WriteForeignOptions to = {
+      .format = format,
+      .plan = {.dtype = static_cast<DType>(write.dtype), .weights_only = write.weights_only != 0},
+      .stores = options.source.stores,
+      .io = {.io_threads = options.threads, .progress = options.progress}};
+  convert::PlanOptions& plan = to.plan;
+  if (write.max_file_bytes > 0) plan.max_file_bytes = write.max_file_bytes;
+  if (write.dtype != 0 && (write.dtype < 0 || ElementSize(plan.dtype) == 0)) {
     return absl::InvalidArgumentError(absl::StrCat("there is no dtype ", write.dtype));
   }
   std::unique_ptr<Tokenizer> tokenizer;
-  if (to.tokenizer_path = TextOrEmpty(write.tokenizer); !to.tokenizer_path.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(to.tokenizer_path));
-    to.tokenizer = tokenizer.get();
+  if (plan.tokenizer_path = TextOrEmpty(write.tokenizer); !plan.tokenizer_path.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(plan.tokenizer_path));
+    plan.tokenizer = tokenizer.get();
   }
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named, FindCheckpoint(source, options.source));
-  to.state = named.foreign_state();
+  plan.state = named.foreign_state();
   TESSERA_ASSIGN_OR_RETURN(const convert::WriteForeignReport report,
                            Export(named, destination, to));
   return Json{{"path", destination},       {"format", format},

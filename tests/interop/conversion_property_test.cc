@@ -421,14 +421,16 @@ void Convert(Generator& choose, const std::vector<std::string>& formats, const T
     const std::string target = folder.File(absl::StrCat(i, formats[i] == "gguf" ? ".gguf" : ""));
     ASSERT_OK_AND_ASSIGN(const NamedCheckpoint from, FindCheckpoint(source, {}));
     ASSERT_OK(from.opened);
-    convert::WriteForeignOptions options = {.format = formats[i], .state = from.foreign_state()};
-    if (choose.Coin()) options.max_file_bytes = static_cast<uint64_t>(choose.Between(1, 4000));
-    options.weights_only = choose.Between(0, 7) == 0;
+    convert::WriteForeignOptions options = {.format = formats[i],
+                                            .plan = {.state = from.foreign_state()}};
+    convert::PlanOptions& plan = options.plan;
+    if (choose.Coin()) plan.max_file_bytes = static_cast<uint64_t>(choose.Between(1, 4000));
+    plan.weights_only = choose.Between(0, 7) == 0;
     if (choose.Between(0, 3) == 0) {
-      options.dtype = choose.OneOf<DType>({DType::kF32, DType::kBF16, DType::kF16});
+      plan.dtype = choose.OneOf<DType>({DType::kF32, DType::kBF16, DType::kF16});
     }
-    named.weights_only |= options.weights_only;
-    named.has_dtype |= options.dtype != DType::kUnspecified;
+    named.weights_only |= plan.weights_only;
+    named.has_dtype |= plan.dtype != DType::kUnspecified;
     const auto report = convert::WriteForeign(*from.opened, target, options);
     if (absl::IsInvalidArgument(report.status()) || absl::IsFailedPrecondition(report.status())) {
       ++refused[formats[i]];

@@ -40,7 +40,7 @@ void ReadIndex(std::string_view text) {
   Check(read->size() <= 2);
   ckpt::convert::ForeignCheckpoint checkpoint = {.format = "hf"};
   for (const auto& [name, tensor] : *read) checkpoint.tensors.push_back(tensor);
-  Check(ckpt::convert::ForeignStorage::Create(storage, "", std::move(checkpoint)).ok());
+  Check(ckpt::convert::ForeignStorage::Create(storage, std::move(checkpoint)).ok());
 }
 
 void ReadConfig(std::string_view text) {

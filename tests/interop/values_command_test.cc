@@ -67,8 +67,7 @@ class ValuesCommandTest : public testing::ForeignTest {
     writer.Text("w");
     convert::WriteTorchTensor(DType::kF32, {1}, 0, writer);
     writer.Text(key);
-    convert::WriteValue(
-        value, [](const std::string&) {}, writer);
+    convert::WriteValue(value, writer);
     writer.EndDict();
     const std::string path = In(key + ".pt");
     std::ofstream(path, std::ios::binary)

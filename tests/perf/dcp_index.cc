@@ -245,7 +245,7 @@ absl::StatusOr<Result> Measure(int64_t chunks) {
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint read, ReadDcp(*storage, ""));
   result.index_seconds = Now() - start;
   start = Now();
-  TESSERA_RETURN_IF_ERROR(ForeignStorage::Create(storage, "", std::move(read)).status());
+  TESSERA_RETURN_IF_ERROR(ForeignStorage::Create(storage, std::move(read)).status());
   result.check_seconds = Now() - start;
   result.memory_bytes = PeakAllocatedBytes() - before;
   std::printf(

@@ -24,11 +24,12 @@ absl::StatusOr<int> RunSeal(const CommandOptions& options, const CommandOutput& 
   }
   TESSERA_RETURN_IF_ERROR(named.opened.status());
   TESSERA_ASSIGN_OR_RETURN(
-      const auto report, convert::WriteSeal(named.foreign_name, *named.opened, *named.foreign,
-                                            {.overwrite = options.overwrite,
-                                             .stores = options.source.stores,
-                                             .io_threads = options.threads,
-                                             .progress = ProgressBar(output.progress).callback()}));
+      const auto report,
+      convert::WriteSeal(named.foreign_name, *named.opened, *named.foreign,
+                         {.overwrite = options.overwrite,
+                          .stores = options.source.stores,
+                          .io = {.io_threads = options.threads,
+                                 .progress = ProgressBar(output.progress).callback()}}));
   if (options.json) {
     PrintJson({{"checkpoint", named.Describe()},
                {"format", named.format},

@@ -15,8 +15,8 @@
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/saved_checkpoints.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/describe_place.h"
 #include "convert/open_foreign.h"
+#include "convert/source_place.h"
 #include "trainer/config/load_content.h"
 #include "trainer/state/save_storage.h"
 

@@ -69,13 +69,14 @@ absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
                            ckpt::CheckpointFolder::Open(folder));
   TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint source, opened.Latest());
   const fs::path converted = fs::path(folder) / kConverted;
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::convert::WriteForeignReport report,
-                           ckpt::convert::WriteForeign(source, converted.string(),
-                                                       {.format = weights.format,
-                                                        .dtype = weights.dtype,
-                                                        .weights_only = true,
-                                                        .tokenizer = weights.tokenizer,
-                                                        .tokenizer_path = weights.tokenizer_path}));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::convert::WriteForeignReport report,
+      ckpt::convert::WriteForeign(source, converted.string(),
+                                  {.format = weights.format,
+                                   .plan = {.dtype = weights.dtype,
+                                             .weights_only = true,
+                                            .tokenizer = weights.tokenizer,
+                                            .tokenizer_path = weights.tokenizer_path}}));
   // llm.c's first file is the model's.
   const fs::path made = weights.format == "llmc" ? converted / report.files.front() : converted;
   if (const std::error_code error = PutInPlace(folder, made, weights.path)) {

@@ -89,24 +89,24 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
       ckpt::convert::FindForeign(config.load(), step, options);
   if (absl::IsNotFound(found.status())) return NothingToLoad(config);
   TESSERA_RETURN_IF_ERROR(found.status());
-  const absl::StatusOr<ckpt::convert::ForeignDescription> description =
+  const absl::StatusOr<ckpt::convert::ForeignCheckpoint> files =
       ckpt::convert::DescribeForeign(found->name, options);
-  if (absl::IsNotFound(description.status())) return NothingToLoad(config);
-  TESSERA_RETURN_IF_ERROR(description.status());
-  model = ModelOf(description->manifest, found->name);
+  if (absl::IsNotFound(files.status())) return NothingToLoad(config);
+  TESSERA_RETURN_IF_ERROR(files.status());
+  model = ModelOf(files->description, found->name);
   const bool needs_all = !config.allow_missing() && config.load_tensors().empty();
   if (!needs_all) return model;
-  if (!description->mismatch.empty()) {
+  if (!files->mismatch.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("load=", config.load(), ": ", found->name, ": ", description->mismatch,
+        absl::StrCat("load=", config.load(), ": ", found->name, ": ", files->mismatch,
                      "; restore the file from a copy, or give --allow-missing"));
   }
-  if (model.has_value() || description->notes.empty()) return model;
+  if (model.has_value() || files->notes.empty()) return model;
   return ckpt::convert::WithNotes(
       absl::InvalidArgumentError(absl::StrCat(
           "load=", config.load(), ": ", found->name,
           " does not describe a model that is known here, nor do the settings: give --size")),
-      description->notes);
+      files->notes);
 }
 
 absl::Status CheckLoadFormat(const CheckpointConfig& config) {

@@ -35,7 +35,8 @@ absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(
 
 // Plans the files of a folder that torch.distributed.checkpoint loads: .metadata, and files of data
 // in which each tensor is one chunk, and each value an object. Tied tensors share their chunk.
-std::vector<OutputFile> PlanDcp(const Manifest& manifest, const PlanOptions& options);
+absl::StatusOr<std::vector<OutputFile>> PlanDcp(const Manifest& manifest,
+                                                const PlanOptions& options);
 
 }  // namespace tessera::ckpt::convert
 

@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/reading.h"
@@ -19,9 +20,7 @@
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "convert/pickle/zip.h"
-#include "layout/dtype.h"
 #include "storage/checks.h"
-#include "zlib.h"
 
 namespace tessera::ckpt::convert {
 
@@ -30,8 +29,9 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-absl::Status Malformed(std::string_view name, std::string_view what) {
-  return absl::DataLossError(absl::StrCat(Shown(name), ": ", View(what)));
+template <typename... Parts>
+absl::Status Malformed(std::string_view name, const Parts&... what) {
+  return DataLoss(Shown(name), ": ", what...);
 }
 
 // Returns whether an object is of the class that DCP calls by this name, in whichever module.
@@ -93,8 +93,7 @@ class MetadataReader {
     };
     DcpMetadata metadata;
     const Value names = Field(root_, "state_dict_metadata");
-    for (size_t i = 0; i < names.entry_count(); ++i) {
-      const auto [key, value] = names.entry(i);
+    for (const auto& [key, value] : names.entries()) {
       const std::string_view text = key.AsText().value_or("");
       TESSERA_RETURN_IF_ERROR(budget_.Take(sizeof(DcpTensor) + text.size()));
       const std::string name(text);
@@ -117,8 +116,7 @@ class MetadataReader {
   absl::Status ReadStorageData() {
     const Value data = Field(root_, "storage_data");
     stored_.reserve(data.entry_count());
-    for (size_t i = 0; i < data.entry_count(); ++i) {
-      const auto [index, info] = data.entry(i);
+    for (const auto& [index, info] : data.entries()) {
       const Value name = Field(index, "fqn");
       if (!IsOf(index, "MetadataIndex") || !name.AsText())
         return Malformed("storage_data", "no index");
@@ -137,8 +135,7 @@ class MetadataReader {
   absl::StatusOr<std::map<std::string, Path>> ReadPaths() {
     std::map<std::string, Path> paths;
     const Value planner = Field(root_, "planner_data");
-    for (size_t i = 0; i < planner.entry_count(); ++i) {
-      const auto [name, parts] = planner.entry(i);
+    for (const auto& [name, parts] : planner.entries()) {
       Path path;
       for (size_t p = 0; p < parts.size(); ++p) {
         const std::string_view text = parts[p].AsText().value_or("");
@@ -171,10 +168,9 @@ class MetadataReader {
 
   absl::StatusOr<DcpBlob> ParseBlob(std::string_view name, const Value& info) {
     if (Field(info, "transform_descriptors").size() > 0) {
-      return absl::UnimplementedError(
-          absl::StrCat(Shown(name), " is transformed before it is stored, by \"",
-                       Shown(Field(info, "transform_descriptors")[0].AsText().value_or("")),
-                       "\": save it without"));
+      return Unimplemented(Shown(name), " is transformed before it is stored, by \"",
+                           Shown(Field(info, "transform_descriptors")[0].AsText().value_or("")),
+                           "\": save it without");
     }
     const std::optional<std::string_view> path = Field(info, "relative_path").AsText();
     const std::optional<uint64_t> offset = Field(info, "offset").AsUint();
@@ -182,8 +178,8 @@ class MetadataReader {
     if (!path || !offset || !length) return Malformed(name, "no place in a file");
     TESSERA_RETURN_IF_ERROR(budget_.Take(path->size()));
     if (!CheckPath("Open", *path, /*root_allowed=*/false).ok()) {
-      return Malformed(name, absl::StrCat("stored in \"", Shown(*path),
-                                          "\", which is no file inside the folder"));
+      return Malformed(name, "stored in \"", Shown(*path),
+                       "\", which is no file inside the folder");
     }
     return DcpBlob{.file = std::string(*path), .part = {*offset, *length}};
   }
@@ -288,21 +284,16 @@ void WriteProperties(DType dtype, Writer& writer) {
 
 void WriteChunkMetadata(const Box& box, Writer& writer) {
   writer.BeginObject(kMetadataModule, "ChunkStorageMetadata");
-  writer.Text("offsets");
-  WriteSize(box.global_offset, writer);
-  writer.Text("sizes");
-  WriteSize(box.shape, writer);
+  WriteSize(box.global_offset, writer.Text("offsets"));
+  WriteSize(box.shape, writer.Text("sizes"));
   writer.EndObject();
 }
 
 void WriteTensorMetadata(const DcpTensor& tensor, Writer& writer) {
   writer.BeginObject(kMetadataModule, "TensorStorageMetadata");
-  writer.Text("properties");
-  WriteProperties(tensor.dtype, writer);
-  writer.Text("size");
-  WriteSize(tensor.shape, writer);
-  writer.Text("chunks");
-  writer.BeginList();
+  WriteProperties(tensor.dtype, writer.Text("properties"));
+  WriteSize(tensor.shape, writer.Text("size"));
+  writer.Text("chunks").BeginList();
   for (const DcpChunk& chunk : tensor.chunks) WriteChunkMetadata(chunk.box, writer);
   writer.EndList();
   writer.EndObject();
@@ -312,38 +303,28 @@ void WriteTensorMetadata(const DcpTensor& tensor, Writer& writer) {
 void WriteIndex(const std::string& name, const std::vector<int64_t>* offset, int64_t index,
                 Writer& writer) {
   writer.BeginObject(kMetadataModule, "MetadataIndex");
-  writer.Text("fqn");
-  writer.Text(name);
-  writer.Text("offset");
+  writer.Text("fqn").Text(name);
   if (offset != nullptr) {
-    WriteSize(*offset, writer);
+    WriteSize(*offset, writer.Text("offset"));
+    writer.Text("index").Int(index);
   } else {
-    writer.None();
-  }
-  writer.Text("index");
-  if (offset != nullptr) {
-    writer.Int(index);
-  } else {
-    writer.None();
+    writer.Text("offset").None();
+    writer.Text("index").None();
   }
   writer.EndObject();
 }
 
 void WriteStorageInfo(const DcpBlob& blob, Writer& writer) {
   writer.BeginObject("torch.distributed.checkpoint.filesystem", "_StorageInfo");
-  writer.Text("relative_path");
-  writer.Text(blob.file);
-  writer.Text("offset");
-  writer.Int(static_cast<int64_t>(blob.part.offset));
-  writer.Text("length");
-  writer.Int(static_cast<int64_t>(blob.part.length));
+  writer.Text("relative_path").Text(blob.file);
+  writer.Text("offset").Int(static_cast<int64_t>(blob.part.offset));
+  writer.Text("length").Int(static_cast<int64_t>(blob.part.length));
   writer.EndObject();
 }
 
 // Writes the path of a name in the state dict. torch makes a list of what has indices.
 void WritePath(const std::string& name, const Path& path, Writer& writer) {
-  writer.Text(name);
-  writer.BeginTuple();
+  writer.Text(name).BeginTuple();
   if (path.empty()) writer.Text(name);
   for (const PathPart& part : path) {
     if (part.kind == PathPart::Kind::kIndex) {
@@ -360,26 +341,21 @@ void WritePath(const std::string& name, const Path& path, Writer& writer) {
 std::string DcpMetadataPickle(const DcpMetadata& metadata) {
   Writer writer;
   writer.BeginObject(kMetadataModule, "Metadata");
-  writer.Text("state_dict_metadata");
-  writer.BeginDict();
+  writer.Text("state_dict_metadata").BeginDict();
   for (const DcpTensor& tensor : metadata.tensors) {
-    writer.Text(tensor.name);
-    WriteTensorMetadata(tensor, writer);
+    WriteTensorMetadata(tensor, writer.Text(tensor.name));
   }
   for (const DcpObject& object : metadata.objects) {
-    writer.Text(object.name);
-    writer.Global(kMetadataModule, "BytesStorageMetadata");
+    writer.Text(object.name).Global(kMetadataModule, "BytesStorageMetadata");
     writer.NewObject();
   }
   writer.EndDict();
-  writer.Text("planner_data");
-  writer.BeginDict();
+  writer.Text("planner_data").BeginDict();
   const auto write_path = [&](const auto& entry) { WritePath(entry.name, entry.path, writer); };
   std::ranges::for_each(metadata.tensors, write_path);
   std::ranges::for_each(metadata.objects, write_path);
   writer.EndDict();
-  writer.Text("storage_data");
-  writer.BeginDict();
+  writer.Text("storage_data").BeginDict();
   for (const DcpTensor& tensor : metadata.tensors) {
     int64_t index = 0;
     for (const DcpChunk& chunk : tensor.chunks) {
@@ -392,8 +368,7 @@ std::string DcpMetadataPickle(const DcpMetadata& metadata) {
     WriteStorageInfo(object.blob, writer);
   }
   writer.EndDict();
-  writer.Text("storage_meta");
-  writer.None();
+  writer.Text("storage_meta").None();
   writer.EndObject();
   return std::move(writer).Finish();
 }
@@ -440,8 +415,7 @@ std::vector<OutputFile> DcpDataFiles::Finish() && {
 
 OutputFile TorchObjectFile(std::string name, std::string pickle, std::string_view storage) {
   const uint64_t bytes = storage.size();
-  const auto crc32 = static_cast<uint32_t>(
-      crc32_z(0, reinterpret_cast<const Bytef*>(storage.data()), storage.size()));
+  const uint32_t crc32 = ExtendZipCrc32(0, AsBytes(storage));
   const size_t storages = storage.empty() ? 0 : 1;
   const TorchArchiveLayout layout(std::move(pickle), std::span(&bytes, storages));
   OutputFile file = {.name = std::move(name), .size_bytes = layout.size_bytes()};

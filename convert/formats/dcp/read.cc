@@ -14,11 +14,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/safetensors.h"
@@ -143,9 +141,8 @@ absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Exten
 // length of a header, and '{'.
 absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
   if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
-    return absl::DataLossError(absl::StrCat("a chunk of ", part.length, " bytes at offset ",
-                                            part.offset, " in a file of ", file.size_bytes(),
-                                            " bytes"));
+    return DataLoss("a chunk of ", part.length, " bytes at offset ", part.offset, " in a file of ",
+                    file.size_bytes(), " bytes");
   }
   const uint64_t length = kSafetensorsLengthBytes + 1;
   if (file.size_bytes() - part.offset < length) return false;
@@ -161,22 +158,14 @@ absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
       TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
                                          : ReadTorchChunk(*file, chunk.blob.part));
   if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
-    return absl::DataLossError(absl::StrCat(
-        "the metadata says ", ProtoName(tensor.dtype), " ", ShapeToString(chunk.box.shape),
-        ", the chunk is ", ProtoName(stored.dtype), " ", ShapeToString(stored.shape)));
+    return DataLoss("the metadata says ", ProtoName(tensor.dtype), " ",
+                    ShapeToString(chunk.box.shape), ", the chunk is ", ProtoName(stored.dtype), " ",
+                    ShapeToString(stored.shape));
   }
   return StoredPiece{.box = chunk.box,
                      .file = chunk.blob.file,
                      .offset_bytes = stored.offset_bytes,
                      .strides = std::move(stored.strides)};
-}
-
-bool AreSamePieces(const ForeignTensor& a, const ForeignTensor& b) {
-  return a.dtype == b.dtype && a.shape == b.shape &&
-         std::ranges::equal(a.pieces, b.pieces, [](const StoredPiece& p, const StoredPiece& q) {
-           return p.box == q.box && p.file == q.file && p.offset_bytes == q.offset_bytes &&
-                  p.strides == q.strides;
-         });
 }
 
 // Tensors that are stored once under several names become aliases of the first.
@@ -187,8 +176,12 @@ void FindAliases(std::vector<ForeignTensor>& tensors) {
     const StoredPiece& piece = tensor.pieces.front();
     const auto [first, is_new] =
         first_by_place.try_emplace({piece.file, piece.offset_bytes}, &tensor);
-    if (is_new || !AreSamePieces(*first->second, tensor)) continue;
-    tensor.alias_of = first->second->name;
+    const ForeignTensor& other = *first->second;
+    if (is_new || other.dtype != tensor.dtype || other.shape != tensor.shape ||
+        other.pieces != tensor.pieces) {
+      continue;
+    }
+    tensor.alias_of = other.name;
     tensor.pieces.clear();
   }
 }
@@ -214,7 +207,7 @@ bool IsOptimizerState(const std::string& name, const std::set<std::string>& pref
 }
 
 std::string NoteOf(const std::string& what, std::vector<std::string> names) {
-  for (std::string& name : names) name = absl::CHexEscape(name.substr(0, 200));
+  for (std::string& name : names) name = Shown(name);
   return LeftOutNote(what, names);
 }
 
@@ -318,9 +311,7 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
   TESSERA_ASSIGN_OR_RETURN(
       const DcpMetadata metadata,
       At(storage, JoinPath(folder, kDcpMetadataFile), ReadDcpMetadata(*metadata_file)));
-  ForeignCheckpoint checkpoint;
-  checkpoint.format = kDcp;
-  checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
+  ForeignCheckpoint checkpoint = CheckpointOf(kDcp, "torch.distributed.checkpoint");
   const std::set<std::string> optimizers = OptimizerPrefixes(metadata);
   struct Chunk {
     const DcpTensor* tensor;
@@ -343,7 +334,7 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
     const DcpChunk& chunk = tensor->chunks[index];
     TESSERA_ASSIGN_OR_RETURN(
         *piece, At(storage, JoinPath(folder, chunk.blob.file),
-                   In(absl::StrCat("tensor ", absl::CHexEscape(tensor->name), ToString(chunk.box)),
+                   In(absl::StrCat("tensor ", Shown(tensor->name), ToString(chunk.box)),
                       ReadChunk(files, *tensor, chunk))));
     return absl::OkStatus();
   }));
@@ -359,8 +350,7 @@ absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std:
   for (ForeignTensor& tensor : stored.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
-  std::vector<std::string> values;
-  for (const auto& [name, value] : ValuesByName(stored.state)) values.push_back(name);
+  const std::vector<std::string> values = KeysOf(ValuesByName(stored.state));
   if (!values.empty()) stored.notes.push_back(NoteOf("objects that are no tensors", values));
   if (notes != nullptr) *notes = std::move(stored.notes);
   return std::move(stored.tensors);

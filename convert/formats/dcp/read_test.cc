@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
 #include "base/testing.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -48,7 +49,10 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> Present(std::shared_ptr<Storage>
                                                         const std::string& folder) {
   absl::StatusOr<ForeignCheckpoint> read = ReadDcp(*storage, folder);
   if (!read.ok()) return read.status();
-  return ForeignStorage::Create(std::move(storage), folder, *std::move(read));
+  for (ForeignTensor& tensor : read->tensors) {
+    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
+  }
+  return ForeignStorage::Create(std::move(storage), *std::move(read));
 }
 
 // Loads one tensor in equal parts along `dim`, each at its place in row-major memory.

@@ -50,23 +50,20 @@ class SmallArchives {
 
 }  // namespace
 
-std::vector<OutputFile> PlanDcp(const Manifest& manifest, const PlanOptions& options) {
+absl::StatusOr<std::vector<OutputFile>> PlanDcp(const Manifest& manifest,
+                                                const PlanOptions& options) {
   const TorchStateDict dict = PlanStateDict(manifest, options, OptimizerForm::kFlat);
   DcpDataFiles data(options.max_file_bytes);
   std::vector<DcpBlob> blobs;
-  std::map<std::string, const TorchOutputTensor*> by_name;
   for (const TorchOutputTensor& tensor : dict.tensors.stored) {
     blobs.push_back(data.Add(GlobalShape(*tensor.logical), ToOutputTensor(tensor, 0)));
   }
-  for (const TorchOutputTensor& tensor : dict.tensors.all)
-    by_name[tensor.logical->name()] = &tensor;
   std::vector<OutputFile> files = std::move(data).Finish();
   DcpMetadata written;
   SmallArchives small("__1_0.distcp");
   const auto add_object = [&](const std::string& name, const Path& path, const SavedValue& value) {
     pickle::Writer object;
-    WriteValue(
-        value, [](const std::string&) {}, object);
+    WriteValue(value, object);
     written.objects.push_back({.name = name, .path = path, .blob = small.Add(std::move(object))});
   };
   for (const Leaf& leaf : LeavesOf(dict.root)) {
@@ -84,7 +81,7 @@ std::vector<OutputFile> PlanDcp(const Manifest& manifest, const PlanOptions& opt
                                  .shape = {},
                                  .chunks = {{WholeBox({}), small.Add(std::move(step), updates)}}});
     } else {
-      const TorchOutputTensor& tensor = *by_name.at(place->name);
+      const TorchOutputTensor& tensor = dict.tensors.by_name.at(place->name);
       const Shape shape = GlobalShape(*tensor.logical);
       written.tensors.push_back({.name = leaf.name,
                                  .path = leaf.path,

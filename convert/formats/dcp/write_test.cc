@@ -101,7 +101,7 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
   EXPECT_OK(written);
   auto checkpoint = read(*storage);
   EXPECT_OK(checkpoint);
-  auto foreign = ForeignStorage::Create(storage, "", *std::move(checkpoint));
+  auto foreign = ForeignStorage::Create(storage, *std::move(checkpoint));
   EXPECT_OK(foreign);
   const auto manifest = ReadManifest(**foreign, "");
   EXPECT_OK(manifest);
@@ -122,12 +122,12 @@ DigestsByName TorchDigests(Source& source, const PlanOptions& options,
                            const std::vector<std::string>& module_order = {}) {
   return WriteAndRead(source, PlanTorch(source.manifest(), options, module_order),
                       std::make_shared<MemoryStorage>(), [](Storage& storage) {
-                        return ReadTorch(storage, "", std::vector<std::string>{"checkpoint.pt"});
+                        return ReadTorch(storage, std::vector<std::string>{"checkpoint.pt"});
                       });
 }
 
 DigestsByName DcpDigests(Source& source, const PlanOptions& options) {
-  return WriteAndRead(source, PlanDcp(source.manifest(), options),
+  return WriteAndRead(source, *PlanDcp(source.manifest(), options),
                       std::make_shared<MemoryStorage>(),
                       [](Storage& storage) { return ReadDcp(storage, ""); });
 }
@@ -149,7 +149,7 @@ TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
   EXPECT_TRUE(TorchDigests(source, {}) == expected);
   EXPECT_TRUE(TorchDigests(source, {}, {"of.4", "of.2"}) == expected);
   EXPECT_TRUE(DcpDigests(source, {}) == expected);
-  const auto files = PlanDcp(source.manifest(), {});
+  const auto files = *PlanDcp(source.manifest(), {});
   const auto metadata =
       std::ranges::find(files, std::string(".metadata"), &OutputFile::name)->header;
   for (const char* key :
@@ -165,7 +165,7 @@ TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
 
 TEST(WriteTorchFormatsTest, FloatingWeightsAreConverted) {
   Source source;
-  const auto files = PlanDcp(source.manifest(), {.dtype = DType::kBF16});
+  const auto files = *PlanDcp(source.manifest(), {.dtype = DType::kBF16});
   std::map<std::string, DType> dtypes;
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) dtypes[tensor.name] = tensor.dtype;
@@ -177,7 +177,7 @@ TEST(WriteTorchFormatsTest, FloatingWeightsAreConverted) {
 
 TEST(WriteTorchFormatsTest, FilesOfDcpAreSplit) {
   Source source;
-  const auto files = PlanDcp(source.manifest(), {.max_file_bytes = 5000});
+  const auto files = *PlanDcp(source.manifest(), {.max_file_bytes = 5000});
   EXPECT_GT(files.size(), 3);
   std::set<std::string> names;
   for (const OutputFile& file : files) {

@@ -53,9 +53,9 @@ absl::StatusOr<std::vector<std::string>> ByRank(const std::map<int64_t, std::str
     paths.push_back(path);
   }
   if (missing.empty()) return paths;
-  return absl::DataLossError(absl::StrCat(
+  return DataLoss(
       "beside ", files.rbegin()->second,
-      ", the files of these data-parallel ranks are missing: ", JoinFirst(missing, ", ")));
+      ", the files of these data-parallel ranks are missing: ", JoinFirst(missing, ", "));
 }
 
 // Returns whether the name is like "layer_00-model_states.pt" or
@@ -79,15 +79,12 @@ absl::Status AddRankFiles(const std::string& path, const std::vector<std::string
     std::map<int64_t, std::string>& files = file->is_optimizer ? optimizer : model;
     const std::string full = JoinPath(path, name);
     const auto [at, is_new] = files.emplace(file->data_rank.value_or(0), full);
-    if (!is_new) {
-      return absl::DataLossError(
-          absl::StrCat(at->second, " and ", full, " are both files of one rank"));
-    }
+    if (!is_new) return DataLoss(at->second, " and ", full, " are both files of one rank");
   }
   if (!refused.empty() && found.parameters.empty()) {
-    return absl::UnimplementedError(absl::StrCat(
+    return Unimplemented(
         JoinPath(path, refused), " is of a model-parallel rank, a pipeline's layer or an expert: ",
-        "such checkpoints are read after DeepSpeed's ds_to_universal has converted them"));
+        "such checkpoints are read after DeepSpeed's ds_to_universal has converted them");
   }
   // Parts of tensors, which mean nothing on their own.
   if (!refused.empty()) model.clear();
@@ -100,10 +97,7 @@ absl::Status AddRankFiles(const std::string& path, const std::vector<std::string
 absl::StatusOr<std::optional<DeepSpeedFolder>> Look(Storage& storage, const std::string& path,
                                                     const std::vector<std::string>& names) {
   DeepSpeedFolder found;
-  const auto has = [&](std::string_view name) {
-    return std::ranges::find(names, name) != names.end();
-  };
-  if (has(kParameters)) {
+  if (Has(names, kParameters)) {
     found.parameters_folder = JoinPath(path, "zero");
     TESSERA_ASSIGN_OR_RETURN(found.parameters, storage.List(found.parameters_folder));
     std::erase_if(found.parameters, [](const std::string& name) { return !name.ends_with('/'); });
@@ -116,7 +110,7 @@ absl::StatusOr<std::optional<DeepSpeedFolder>> Look(Storage& storage, const std:
   const bool has_model = std::ranges::any_of(
       names, [](const std::string& name) { return ParseName(name).has_value(); });
   if (!has_shards && (found.parameters.empty() || !has_model)) return std::nullopt;
-  if (has(kConfig)) found.config = JoinPath(path, kConfig);
+  if (Has(names, kConfig)) found.config = JoinPath(path, kConfig);
   TESSERA_RETURN_IF_ERROR(AddRankFiles(path, names, found));
   return found;
 }
@@ -127,21 +121,19 @@ absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& stor
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found, Look(storage, "", names));
   if (found.has_value()) return found;
-  for (const std::string_view latest : {"latest", "latest_universal"}) {
-    if (std::ranges::find(names, latest) == names.end()) continue;
-    const std::string path = std::string(latest);
-    TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, path, kMaxTagBytes));
+  for (const char* const latest : {"latest", "latest_universal"}) {
+    if (!Has(names, latest)) continue;
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, latest, kMaxTagBytes));
     const std::string tag(absl::StripAsciiWhitespace(text));
     if (!CheckPath("Open", tag, /*root_allowed=*/false).ok()) continue;
-    if (std::ranges::find(names, tag + "/") == names.end()) {
+    if (!Has(names, tag + "/")) {
       if (!tag.starts_with("global_step")) continue;
-      return absl::DataLossError(
-          absl::StrCat(storage.Describe(path), " names the folder ", tag, ", which is missing"));
+      return DataLoss(storage.Describe(latest), " names the folder ", tag, ", which is missing");
     }
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inner_names, storage.List(tag));
     TESSERA_ASSIGN_OR_RETURN(found, Look(storage, tag, inner_names));
     if (!found.has_value()) continue;
-    if (std::ranges::find(names, kConfig) != names.end()) found->config = std::string(kConfig);
+    if (Has(names, kConfig)) found->config = kConfig;
     return found;
   }
   return std::nullopt;
@@ -153,13 +145,11 @@ using pickle::Value;
 
 absl::StatusOr<NamedShapes> ReadShapes(const Value& dict, pickle::Budget& budget) {
   NamedShapes shapes;
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [key, value] = dict.entry(i);
+  for (const auto& [key, value] : dict.entries()) {
     TESSERA_ASSIGN_OR_RETURN(std::string name, ReadTorchName(key, budget));
     std::optional<std::vector<int64_t>> shape = TorchIntegers(value);
     if (!shape || shape->size() > kMaxDims || !CheckedByteCount(*shape, sizeof(double)).ok()) {
-      return absl::DataLossError(
-          absl::StrCat("parameter ", Shown(name), ": no shape, or one that is too large"));
+      return DataLoss("parameter ", Shown(name), ": no shape, or one that is too large");
     }
     shapes.emplace_back(std::move(name), *std::move(shape));
   }
@@ -170,16 +160,12 @@ absl::StatusOr<NamedShapes> ReadShapes(const Value& dict, pickle::Budget& budget
 absl::StatusOr<NamedTensors> ReadTensors(const TorchArchive& archive, const Value& dict,
                                          pickle::Budget& budget) {
   NamedTensors tensors;
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [key, value] = dict.entry(i);
+  for (const auto& [key, value] : dict.entries()) {
     if (!IsTorchTensor(value)) continue;
     TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadTorchName(key, budget));
     absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(archive, value);
     if (absl::IsUnimplemented(tensor.status())) continue;
-    if (!tensor.ok()) {
-      return absl::DataLossError(
-          absl::StrCat("tensor ", Shown(name), ": ", tensor.status().message()));
-    }
+    if (!tensor.ok()) return DataLoss("tensor ", Shown(name), ": ", tensor.status().message());
     tensors[name] = *std::move(tensor);
   }
   return tensors;
@@ -199,9 +185,9 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
                            ReadTensors(archive, root.Find("frozen_param_fragments"), budget));
   TESSERA_ASSIGN_OR_RETURN(states.module, ReadTensors(archive, root.Find("module"), budget));
   const Value shared = root.Find("shared_params");
-  for (size_t i = 0; i < shared.entry_count(); ++i) {
-    TESSERA_ASSIGN_OR_RETURN(std::string second, ReadTorchName(shared.entry(i).first, budget));
-    TESSERA_ASSIGN_OR_RETURN(std::string first, ReadTorchName(shared.entry(i).second, budget));
+  for (const auto& [key, value] : shared.entries()) {
+    TESSERA_ASSIGN_OR_RETURN(std::string second, ReadTorchName(key, budget));
+    TESSERA_ASSIGN_OR_RETURN(std::string first, ReadTorchName(value, budget));
     states.shared.emplace_back(std::move(second), std::move(first));
   }
   states.data_parallel_size = root.Find("dp_world_size").AsInt();
@@ -219,8 +205,7 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
 
 absl::StatusOr<DeepSpeedModelStates> ReadDeepSpeedModelStates(Storage& storage,
                                                               const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return At(storage, path, ReadStates(archive));
+  return ReadTorchFile(storage, path, ReadStates);
 }
 
 namespace {
@@ -241,16 +226,14 @@ absl::Status AddVector(const TorchArchive& archive, const ForeignKind& kind, con
 }
 
 absl::Status AddSlices(const Value& slices, pickle::Budget& budget, ZeroGroup& group) {
-  for (size_t i = 0; i < slices.entry_count(); ++i) {
-    const auto [key, slice] = slices.entry(i);
+  for (const auto& [key, slice] : slices.entries()) {
     const std::string_view text = key.AsText().value_or("");
     TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(ZeroSlice) + text.size()));
     const std::string name(text);
     const std::optional<int64_t> start = slice.state().Find("start").AsInt();
     const std::optional<int64_t> count = slice.state().Find("numel").AsInt();
     if (name.empty() || !start || !count) {
-      return absl::DataLossError(
-          absl::StrCat("a malformed entry of param_slice_mappings: ", Shown(name)));
+      return DataLoss("a malformed entry of param_slice_mappings: ", Shown(name));
     }
     group.slices.push_back({name, *start, *count});
   }
@@ -286,8 +269,8 @@ absl::StatusOr<ZeroShard> ReadShard(const TorchArchive& archive) {
         "later DeepSpeed");
   }
   if (!shard.cuts_parameters && slices.size() != fp32.size()) {
-    return absl::DataLossError(absl::StrCat(fp32.size(), " groups of fp32 weights, ", slices.size(),
-                                            " of param_slice_mappings"));
+    return DataLoss(fp32.size(), " groups of fp32 weights, ", slices.size(),
+                    " of param_slice_mappings");
   }
   pickle::Budget budget(archive.contents);
   for (size_t i = 0; i < fp32.size(); ++i) {
@@ -304,8 +287,7 @@ absl::StatusOr<ZeroShard> ReadShard(const TorchArchive& archive) {
 }  // namespace
 
 absl::StatusOr<ZeroShard> ReadZeroShard(Storage& storage, const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return At(storage, path, ReadShard(archive));
+  return ReadTorchFile(storage, path, ReadShard);
 }
 
 }  // namespace tessera::ckpt::convert

@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -59,9 +58,8 @@ class DeepSpeedReader {
       TESSERA_RETURN_IF_ERROR(AddRank(rank));
     }
     TESSERA_RETURN_IF_ERROR(AddFrozenParts());
-    ForeignCheckpoint checkpoint = {.format = std::string(kDeepSpeed)};
+    ForeignCheckpoint checkpoint = CheckpointOf(kDeepSpeed, "deepspeed");
     Manifest& description = checkpoint.description;
-    description.mutable_producer()->set_program("deepspeed");
     description.mutable_producer()->set_version(states_.version);
     *description.mutable_model() = model_.config;
     const int64_t ranks = states_.data_parallel_size.value_or(0);
@@ -83,8 +81,8 @@ class DeepSpeedReader {
     }
     if (!folder_.parameters.empty()) return ReadUniversalShapes();
     if (folder_.model_files.empty()) {
-      return absl::NotFoundError(absl::StrCat(storage_.Describe(folder_.optimizer_files.front()),
-                                              ": the model's file beside it is missing"));
+      return NotFound(storage_.Describe(folder_.optimizer_files.front()),
+                      ": the model's file beside it is missing");
     }
     for (const NamedShapes& group : states_.groups) {
       shapes_.insert(shapes_.end(), group.begin(), group.end());
@@ -97,11 +95,9 @@ class DeepSpeedReader {
     std::map<std::string, Shape> whole;
     for (const NamedShapes& group : states_.groups) whole.insert(group.begin(), group.end());
     for (const std::string& name : folder_.parameters) {
-      const std::string path = JoinPath(JoinPath(folder_.parameters_folder, name), "fp32.pt");
+      const std::string path = PathOf(name, "fp32");
       TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> tensor, ReadUniversalFile(path));
-      if (!tensor) {
-        return absl::NotFoundError(absl::StrCat(storage_.Describe(path), " is missing"));
-      }
+      if (!tensor) return NotFound(storage_.Describe(path), " is missing");
       if (const auto shape = whole.find(name); shape != whole.end()) {
         Unflatten(shape->second, *tensor);
       }
@@ -124,7 +120,7 @@ class DeepSpeedReader {
     for (const auto& [name, shape] : shapes_) {
       ForeignParameter foreign = SameTensor(name, name, shape);
       if (!parameters_.emplace(name, Parameter{.foreign = std::move(foreign)}).second) {
-        return absl::DataLossError(absl::StrCat("parameter ", name, " occurs twice"));
+        return DataLoss("parameter ", name, " occurs twice");
       }
     }
     if (!folder_.config.empty()) {
@@ -132,8 +128,10 @@ class DeepSpeedReader {
     } else {
       DescribeFiles();
     }
-    TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes());
-    TESSERA_RETURN_IF_ERROR(CheckModelFits(model_, bytes));
+    std::set<std::string> files(folder_.model_files.begin(), folder_.model_files.end());
+    files.insert(folder_.optimizer_files.begin(), folder_.optimizer_files.end());
+    for (const std::string& name : folder_.parameters) files.insert(PathOf(name, "fp32"));
+    TESSERA_RETURN_IF_ERROR(CheckModelFits(model_, FileBytes(storage_, files)));
     set_.emplace(model_);
     return absl::OkStatus();
   }
@@ -197,28 +195,13 @@ class DeepSpeedReader {
     return Damaged(storage_, folder_.config, JoinFirst(problems, "; "));
   }
 
-  absl::StatusOr<uint64_t> FileBytes() const {
-    uint64_t bytes = 0;
-    std::vector<std::string> files = folder_.model_files;
-    files.insert(files.end(), folder_.optimizer_files.begin(), folder_.optimizer_files.end());
-    for (const std::string& name : folder_.parameters) {
-      files.push_back(JoinPath(JoinPath(folder_.parameters_folder, name), "fp32.pt"));
-    }
-    for (const std::string& file : files) {
-      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(file));
-      bytes += open->size_bytes();
-    }
-    return bytes;
+  // Returns the file of a state in a universal checkpoint.
+  std::string PathOf(const std::string& parameter, const std::string& state) const {
+    return JoinPath(JoinPath(folder_.parameters_folder, parameter), state + ".pt");
   }
 
   ForeignKind KindOfFp32(const Parameter& parameter) const {
     return parameter.has_rounded_weight ? kForeignMaster : kForeignWeight;
-  }
-
-  // Adds a whole tensor.
-  absl::Status AddTensor(const std::string& name, const ForeignKind& kind, const std::string& file,
-                         const TorchTensor& tensor) {
-    return set_->AddWhole(parameters_.at(name).foreign, {}, kind, file, tensor);
   }
 
   // Rounded weights, and weights that are not trained.
@@ -235,7 +218,8 @@ class DeepSpeedReader {
       if (!is_frozen && found->second.dtype == DType::kF32) continue;
       if (is_frozen) parameter.found = ElementCount(parameter.foreign.shape);
       parameter.has_rounded_weight = !is_frozen;
-      TESSERA_RETURN_IF_ERROR(AddTensor(name, kForeignWeight, file, found->second));
+      TESSERA_RETURN_IF_ERROR(
+          set_->AddWhole(parameter.foreign, {}, kForeignWeight, file, found->second));
     }
     return absl::OkStatus();
   }
@@ -244,14 +228,12 @@ class DeepSpeedReader {
     const std::string& file = folder_.optimizer_files[rank];
     TESSERA_ASSIGN_OR_RETURN(const ZeroShard shard, ReadZeroShard(storage_, file));
     if (shard.ranks != static_cast<int64_t>(folder_.optimizer_files.size())) {
-      return Damaged(storage_, file,
-                     absl::StrCat("the state was cut among ", shard.ranks, " ranks, but ",
-                                  folder_.optimizer_files.size(), " have files"));
+      return Damaged(storage_, file, "the state was cut among ", shard.ranks, " ranks, but ",
+                     folder_.optimizer_files.size(), " have files");
     }
     if (shard.cuts_parameters && shard.groups.size() != states_.groups.size()) {
-      return Damaged(storage_, file,
-                     absl::StrCat(shard.groups.size(), " groups of fp32 weights, ",
-                                  states_.groups.size(), " of param_shapes"));
+      return Damaged(storage_, file, shard.groups.size(), " groups of fp32 weights, ",
+                     states_.groups.size(), " of param_shapes");
     }
     for (size_t i = 0; i < shard.groups.size(); ++i) {
       const ZeroGroup& group = shard.groups[i];
@@ -291,9 +273,8 @@ class DeepSpeedReader {
       start += part;
     }
     if (start == flat[0]) return absl::OkStatus();
-    return Damaged(storage_, file,
-                   absl::StrCat("a group has ", flat[0], " elements, its parameters have ", start,
-                                " on each of ", ranks, " ranks"));
+    return Damaged(storage_, file, "a group has ", flat[0], " elements, its parameters have ",
+                   start, " on each of ", ranks, " ranks");
   }
 
   // `count` elements from `begin` on of a parameter, which are `start` elements into the flat
@@ -303,9 +284,8 @@ class DeepSpeedReader {
     for (const auto& [kind, tensor] : group.vectors) {
       const int64_t elements = tensor.shape[0];
       if (start < 0 || count < 0 || start > elements || count > elements - start) {
-        return Damaged(storage_, file,
-                       absl::StrCat("parameter ", parameter.foreign.name, ": ", count,
-                                    " elements at ", start, " of ", elements));
+        return Damaged(storage_, file, "parameter ", parameter.foreign.name, ": ", count,
+                       " elements at ", start, " of ", elements);
       }
       const auto bytes = static_cast<uint64_t>(start) * ElementSize(tensor.dtype);
       const bool is_fp32 = kind.role != TensorRole::kOptimizerState;
@@ -334,8 +314,7 @@ class DeepSpeedReader {
       for (const auto& [name, shape] : frozen) {
         const auto fragment = states.frozen_fragments.find(name);
         if (fragment == states.frozen_fragments.end()) {
-          return Damaged(storage_, file,
-                         absl::StrCat("parameter ", name, " is not in frozen_param_fragments"));
+          return Damaged(storage_, file, "parameter ", name, " is not in frozen_param_fragments");
         }
         const ZeroGroup alone = {.vectors = {{kForeignWeight, fragment->second}}};
         TESSERA_RETURN_IF_ERROR(
@@ -349,15 +328,15 @@ class DeepSpeedReader {
     for (const auto& [name, tensor] : universal_) {
       const auto parameter = parameters_.find(name);
       if (parameter == parameters_.end()) continue;
-      const std::string folder = JoinPath(folder_.parameters_folder, name);
+      const ForeignParameter& own = parameter->second.foreign;
       TESSERA_RETURN_IF_ERROR(
-          AddTensor(name, KindOfFp32(parameter->second), JoinPath(folder, "fp32.pt"), tensor));
+          set_->AddWhole(own, {}, KindOfFp32(parameter->second), PathOf(name, "fp32"), tensor));
       for (const ForeignKind& moment : {kForeignExpAvg, kForeignExpAvgSq}) {
-        const std::string path = JoinPath(folder, moment.state + ".pt");
+        const std::string path = PathOf(name, moment.state);
         TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> found, ReadUniversalFile(path));
         if (!found) continue;
-        Unflatten(parameter->second.foreign.shape, *found);
-        TESSERA_RETURN_IF_ERROR(AddTensor(name, moment, path, *found));
+        Unflatten(own.shape, *found);
+        TESSERA_RETURN_IF_ERROR(set_->AddWhole(own, {}, moment, path, *found));
       }
     }
     return absl::OkStatus();
@@ -365,9 +344,8 @@ class DeepSpeedReader {
 
   // Returns the tensor of a file; nullopt where there is no such file.
   absl::StatusOr<std::optional<TorchTensor>> ReadUniversalFile(const std::string& path) {
-    const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage_, path);
-    if (absl::IsNotFound(archive.status())) return std::nullopt;
-    TESSERA_RETURN_IF_ERROR(archive.status());
+    TESSERA_ASSIGN_OR_RETURN(const auto archive, IfPresent(ReadTorchFile(storage_, path)));
+    if (!archive) return std::nullopt;
     const Value root = archive->contents.root();
     const Value value = root.Find("param").present() ? root.Find("param") : root;
     if (!IsTorchTensor(value)) return Damaged(storage_, path, "no tensor \"param\"");
@@ -379,9 +357,8 @@ class DeepSpeedReader {
   absl::StatusOr<Parameter*> Find(const std::string& name, const std::string& file) {
     const auto found = parameters_.find(name);
     if (found != parameters_.end()) return &found->second;
-    return Damaged(
-        storage_, file,
-        absl::StrCat("parameter ", Shown(name), " is not in ", "param_shapes of the model's file"));
+    return Damaged(storage_, file, "parameter ", Shown(name),
+                   " is not in param_shapes of the model's file");
   }
 
   Storage& storage_;
@@ -408,7 +385,7 @@ absl::StatusOr<bool> IsDeepSpeed(Storage& storage) {
 absl::StatusOr<ForeignCheckpoint> ReadDeepSpeed(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found, FindDeepSpeedFolder(storage));
   if (found.has_value()) return DeepSpeedReader(storage, *std::move(found)).Read();
-  return absl::NotFoundError(absl::StrCat(storage.Describe(""), ": no checkpoint of DeepSpeed"));
+  return NotFound(storage.Describe(""), ": no checkpoint of DeepSpeed");
 }
 
 }  // namespace tessera::ckpt::convert

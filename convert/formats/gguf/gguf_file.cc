@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/checked_math.h"
@@ -54,10 +53,6 @@ constexpr std::pair<uint32_t, const char*> kOtherTypes[] = {
     {22, "IQ2_S"},   {23, "IQ4_XS"}, {24, "I8"},      {25, "I16"},   {26, "I32"},    {27, "I64"},
     {28, "F64"},     {29, "IQ1_M"},  {34, "TQ1_0"},   {35, "TQ2_0"}, {39, "MXFP4"},  {40, "NVFP4"}};
 
-uint64_t AlignUp(uint64_t bytes, uint64_t alignment) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
 // Returns the shortest decimal number that rounds to the fp32.
 double AsDecimal(float value) {
   std::array<char, 32> text;
@@ -84,8 +79,8 @@ absl::StatusOr<std::string> ReadKey(FileCursor& cursor, const char* what) {
   const uint64_t begin = cursor.offset();
   TESSERA_ASSIGN_OR_RETURN(std::optional<std::string> name, ReadText(cursor));
   if (name.has_value() && !name->empty()) return *std::move(name);
-  return absl::DataLossError(absl::StrCat("the ", what, " at byte ", begin, " is ",
-                                          name.has_value() ? "empty" : "too long or not UTF-8"));
+  return DataLoss("the ", what, " at byte ", begin, " is ",
+                  name.has_value() ? "empty" : "too long or not UTF-8");
 }
 
 // Returns the bytes of a value of each type; 0 for those without a fixed size, and for unknown
@@ -116,37 +111,31 @@ class HeaderReader {
  private:
   absl::Status ReadVersion() {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor_.Take(kGgufMagic.size()));
-    if (magic != kGgufMagic) {
-      return absl::DataLossError("does not begin with GGUF");
-    }
+    if (magic != kGgufMagic) return absl::DataLossError("does not begin with GGUF");
     TESSERA_ASSIGN_OR_RETURN(const auto version, cursor_.Number<uint32_t>());
     if (version == 2 || version == kVersion) return absl::OkStatus();
     if (const uint32_t swapped = __builtin_bswap32(version); swapped >= 1 && swapped <= kVersion) {
       return absl::InvalidArgumentError("a big-endian GGUF file is not read");
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("version ", version, " of GGUF is not read, only 2 and 3"));
+    return InvalidArgument("version ", version, " of GGUF is not read, only 2 and 3");
   }
 
   absl::StatusOr<uint64_t> ReadCount(const char* what, uint64_t least_bytes) {
     TESSERA_ASSIGN_OR_RETURN(const auto count, cursor_.Number<uint64_t>());
     if (count <= cursor_.left() / least_bytes) return count;
-    return absl::DataLossError(absl::StrCat("cut off: a header of ", count, " ", what,
-                                            " does not fit into the ", file_bytes_,
-                                            " bytes of the file"));
+    return DataLoss("cut off: ", count, " ", what, " do not fit into the ", file_bytes_,
+                    " bytes of the file");
   }
 
   absl::Status ReadEntry() {
     TESSERA_ASSIGN_OR_RETURN(std::string key, ReadKey(cursor_, "key"));
-    if (!names_.insert(key).second) {
-      return absl::DataLossError(absl::StrCat("key ", key, " occurs twice"));
-    }
+    if (!names_.insert(key).second) return DataLoss("key ", key, " occurs twice");
     TESSERA_ASSIGN_OR_RETURN(const auto type, cursor_.Number<ValueType>());
     TESSERA_ASSIGN_OR_RETURN(GgufValue value, In(absl::StrCat("key ", key), ReadValue(type)));
     if (key == kAlignmentKey) {
       const int64_t* const alignment = std::get_if<int64_t>(&value);
       if (alignment == nullptr || !std::has_single_bit(static_cast<uint64_t>(*alignment))) {
-        return absl::DataLossError(absl::StrCat(kAlignmentKey, " is no power of two"));
+        return DataLoss(kAlignmentKey, " is no power of two");
       }
       alignment_ = static_cast<uint64_t>(*alignment);
     }
@@ -157,9 +146,7 @@ class HeaderReader {
   template <typename Number>
   absl::StatusOr<GgufValue> Integer() {
     TESSERA_ASSIGN_OR_RETURN(const Number number, cursor_.Number<Number>());
-    if (!std::in_range<int64_t>(number)) {
-      return absl::DataLossError("the number is too large");
-    }
+    if (!std::in_range<int64_t>(number)) return absl::DataLossError("the number is too large");
     return static_cast<int64_t>(number);
   }
 
@@ -203,20 +190,15 @@ class HeaderReader {
   }
 
   static absl::Status UnknownType(ValueType type) {
-    return absl::DataLossError(
-        absl::StrCat("values of type ", static_cast<uint32_t>(type), " are not known"));
+    return DataLoss("values of type ", static_cast<uint32_t>(type), " are not known");
   }
 
   absl::Status SkipArray() {
     TESSERA_ASSIGN_OR_RETURN(const auto type, cursor_.Number<ValueType>());
-    TESSERA_ASSIGN_OR_RETURN(const auto count, cursor_.Number<uint64_t>());
     const bool is_text = type == ValueType::kText;
     const uint64_t size = is_text ? sizeof(uint64_t) : SizeOf(type);
     if (size == 0) return UnknownType(type);
-    if (count > cursor_.left() / size) {
-      return absl::DataLossError(absl::StrCat("cut off: ", count, " elements do not fit into the ",
-                                              file_bytes_, " bytes of the file"));
-    }
+    TESSERA_ASSIGN_OR_RETURN(const uint64_t count, ReadCount("elements", size));
     if (!is_text) return cursor_.Skip(count * size);
     for (uint64_t i = 0; i < count; ++i) {
       TESSERA_ASSIGN_OR_RETURN(const auto bytes, cursor_.Number<uint64_t>());
@@ -228,12 +210,12 @@ class HeaderReader {
   absl::Status ReadTensor() {
     GgufTensor tensor;
     TESSERA_ASSIGN_OR_RETURN(tensor.name, ReadKey(cursor_, "name"));
-    const auto damaged = [&](const absl::AlphaNum& problem) {
-      return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": ", problem));
+    const auto damaged = [&](const auto&... problem) {
+      return DataLoss("tensor ", tensor.name, ": ", problem...);
     };
     if (!tensor_names_.insert(tensor.name).second) return damaged("occurs twice");
     TESSERA_ASSIGN_OR_RETURN(const auto dims, cursor_.Number<uint32_t>());
-    if (dims > kMaxDims) return damaged(absl::StrCat(dims, " dims, only ", kMaxDims, " are known"));
+    if (dims > kMaxDims) return damaged(dims, " dims, only ", kMaxDims, " are known");
     for (uint32_t dim = 0; dim < dims; ++dim) {
       TESSERA_ASSIGN_OR_RETURN(const auto extent, cursor_.Number<int64_t>());
       tensor.shape.insert(tensor.shape.begin(), extent);
@@ -245,8 +227,8 @@ class HeaderReader {
     tensor.dtype = known->second;
     TESSERA_ASSIGN_OR_RETURN(tensor.offset_bytes, cursor_.Number<uint64_t>());
     if (tensor.offset_bytes % alignment_ != 0) {
-      return damaged(absl::StrCat("offset ", tensor.offset_bytes, " is not a multiple of ",
-                                  alignment_, ", the alignment"));
+      return damaged("offset ", tensor.offset_bytes, " is not a multiple of ", alignment_,
+                     ", the alignment");
     }
     header_.tensors.push_back(std::move(tensor));
     return absl::OkStatus();
@@ -255,15 +237,15 @@ class HeaderReader {
   static absl::Status UnreadType(const std::string& tensor, uint32_t type) {
     const auto* const other =
         std::ranges::find(kOtherTypes, type, &std::pair<uint32_t, const char*>::first);
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "tensor ", tensor, " is ",
         other == std::end(kOtherTypes) ? absl::StrCat("of type ", type) : other->second,
-        ": only F32, F16 and BF16 are read, and no quantised tensors"));
+        ": only F32, F16 and BF16 are read, and no quantised tensors");
   }
 
   // Turns offsets in the data into offsets in the file, and checks them.
   absl::Status PlaceTensors() {
-    const uint64_t data = AlignUp(cursor_.offset(), alignment_);
+    const uint64_t data = RoundUp(cursor_.offset(), alignment_);
     if (data > file_bytes_ && !header_.tensors.empty()) {
       return absl::DataLossError("cut off: the file ends before its tensors");
     }
@@ -275,10 +257,9 @@ class HeaderReader {
       const uint64_t room = file_bytes_ - data;
       if (!bytes || *bytes < 0 || tensor.offset_bytes > room ||
           static_cast<uint64_t>(*bytes) > room - tensor.offset_bytes) {
-        return absl::DataLossError(absl::StrCat(
-            "cut off: tensor ", tensor.name, " of shape ", ShapeToString(tensor.shape), " at byte ",
-            tensor.offset_bytes, " of the data does not lie in the file, which has ", file_bytes_,
-            " bytes"));
+        return DataLoss("cut off: tensor ", tensor.name, " of shape ", ShapeToString(tensor.shape),
+                        " at byte ", tensor.offset_bytes,
+                        " of the data does not lie in the file, which has ", file_bytes_, " bytes");
       }
       tensor.offset_bytes += data;
       ranges.emplace_back(tensor.offset_bytes, tensor.offset_bytes + static_cast<uint64_t>(*bytes));
@@ -286,8 +267,7 @@ class HeaderReader {
     std::ranges::sort(ranges);
     for (size_t i = 1; i < ranges.size(); ++i) {
       if (ranges[i].first >= ranges[i - 1].second) continue;
-      return absl::DataLossError(
-          absl::StrCat("two tensors overlap at byte ", ranges[i].first, " of the file"));
+      return DataLoss("two tensors overlap at byte ", ranges[i].first, " of the file");
     }
     return absl::OkStatus();
   }
@@ -355,8 +335,7 @@ absl::StatusOr<GgufHeader> ReadGgufHeader(const ReadableFile& file) {
 }
 
 uint64_t PaddedGgufBytes(const GgufTensor& tensor) {
-  return AlignUp(static_cast<uint64_t>(ElementCount(tensor.shape)) * ElementSize(tensor.dtype),
-                 kDefaultAlignment);
+  return RoundUp(ByteCount(tensor.shape, tensor.dtype), kDefaultAlignment);
 }
 
 std::string BuildGgufHeader(GgufHeader& header) {
@@ -382,7 +361,7 @@ std::string BuildGgufHeader(GgufHeader& header) {
     tensor.offset_bytes = offset;
     offset += PaddedGgufBytes(tensor);
   }
-  bytes.resize(AlignUp(bytes.size(), kDefaultAlignment));
+  bytes.resize(RoundUp<uint64_t>(bytes.size(), kDefaultAlignment));
   for (GgufTensor& tensor : header.tensors) tensor.offset_bytes += bytes.size();
   return bytes;
 }

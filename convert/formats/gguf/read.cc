@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,7 +9,6 @@
 #include <variant>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/foreign_layout.h"
@@ -49,8 +47,8 @@ SavedValue Values(const GgufHeader& header) {
 absl::StatusOr<nlohmann::json> ReadRopeFactors(const ReadableFile& file, const GgufTensor& tensor) {
   const int64_t count = ElementCount(tensor.shape);
   if (tensor.dtype != DType::kF32 || count > kMaxRopeFactors) {
-    return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": ", count,
-                                            " elements, expected one F32 for each pair of rows"));
+    return DataLoss("tensor ", tensor.name, ": ", count,
+                    " elements, expected one F32 for each pair of rows");
   }
   std::vector<float> factors(static_cast<size_t>(count));
   TESSERA_RETURN_IF_ERROR(
@@ -83,9 +81,9 @@ absl::Status CheckIsWhole(const SavedValue& values) {
   const SavedValue* const count = values.As<SavedValue::Dict>()->Find(kSplitCount);
   const auto* const files = count == nullptr ? nullptr : count->As<int64_t>();
   if (files == nullptr || *files <= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("one of ", *files,
-                                                 " files that a model was split into: join them "
-                                                 "with llama-gguf-split --merge"));
+  return InvalidArgument("one of ", *files,
+                         " files that a model was split into: join them "
+                         "with llama-gguf-split --merge");
 }
 
 absl::Status AddTensors(const Storage& storage, const std::string& file, const GgufHeader& header,
@@ -93,9 +91,8 @@ absl::Status AddTensors(const Storage& storage, const std::string& file, const G
   for (const GgufTensor& tensor : header.tensors) {
     const ForeignParameter* const parameter = model.Find(tensor.name);
     if (parameter == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(storage.Describe(file), ": tensor ", tensor.name,
-                       " belongs to no parameter of the model that the metadata describes"));
+      return InvalidArgument(storage.Describe(file), ": tensor ", tensor.name,
+                             " belongs to no parameter of the model that the metadata describes");
     }
     TESSERA_RETURN_IF_ERROR(set.AddWhole(*parameter, {}, kForeignWeight, tensor.shape,
                                          {file, tensor.offset_bytes, tensor.dtype},
@@ -127,9 +124,8 @@ absl::StatusOr<std::string> FindGguf(Storage& storage, std::string_view file) {
   }
   if (found.empty()) return std::string();
   if (found.size() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(storage.Describe(""), " has ", found.size(),
-                                                   " GGUF files: give one of ",
-                                                   JoinFirst(found, ", ")));
+    return InvalidArgument(storage.Describe(""), " has ", found.size(), " GGUF files: give one of ",
+                           JoinFirst(found, ", "));
   }
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(found[0]));
   if (open->size_bytes() < kGgufMagic.size()) return std::string();
@@ -139,8 +135,7 @@ absl::StatusOr<std::string> FindGguf(Storage& storage, std::string_view file) {
 
 absl::StatusOr<ForeignCheckpoint> ReadGguf(Storage& storage, const std::string& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(file));
-  ForeignCheckpoint checkpoint = {.format = kGguf};
-  checkpoint.description.mutable_producer()->set_program("llama.cpp");
+  ForeignCheckpoint checkpoint = CheckpointOf(kGguf, "llama.cpp");
   GgufHeader header;
   TESSERA_ASSIGN_OR_RETURN(ForeignModel model,
                            At(storage, file, ReadModel(*open, header, checkpoint)));

@@ -10,8 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/errors.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
+#include "convert/core/reading.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/gguf/gguf.h"
 #include "convert/formats/gguf/gguf_file.h"
@@ -40,8 +42,7 @@ absl::Status AddModel(const nlohmann::ordered_json& json, GgufHeader& header) {
     } else if (value.is_number_integer()) {
       const auto number = value.get<int64_t>();
       if (!std::in_range<uint32_t>(number)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(key, " is ", number, ", which a GGUF file cannot have"));
+        return InvalidArgument(key, " is ", number, ", which a GGUF file cannot have");
       }
       header.metadata.emplace_back(key, number);
     } else if (value.is_number()) {
@@ -140,9 +141,8 @@ class GgufPlan {
   absl::Status CheckDTypes() const {
     for (const GgufTensor& tensor : header_.tensors) {
       if (FileType(tensor.dtype) != std::end(kFileTypes)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(tensor.name, " is ", ProtoName(tensor.dtype),
-                       ": a GGUF file has F32, F16 or BF16; --dtype chooses one"));
+      return InvalidArgument(tensor.name, " is ", ProtoName(tensor.dtype),
+                             ": a GGUF file has F32, F16 or BF16; --dtype chooses one");
     }
     return absl::OkStatus();
   }
@@ -193,10 +193,9 @@ absl::StatusOr<std::vector<OutputFile>> PlanGguf(const Manifest& manifest,
                            ForeignParameters(kGguf, manifest.model()));
   std::optional<GgufVocabulary> vocabulary;
   if (options.tokenizer != nullptr) {
-    absl::StatusOr<GgufVocabulary> described =
-        DescribeForGguf(*options.tokenizer, config.vocab_size());
-    if (!described.ok()) return options.AtTokenizer(described.status());
-    vocabulary = *std::move(described);
+    TESSERA_ASSIGN_OR_RETURN(
+        vocabulary,
+        In(options.tokenizer_path, DescribeForGguf(*options.tokenizer, config.vocab_size())));
   }
   TESSERA_ASSIGN_OR_RETURN(
       OutputFile file,

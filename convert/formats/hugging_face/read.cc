@@ -13,7 +13,6 @@
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
@@ -59,17 +58,14 @@ std::optional<Shape> OffsetOf(const nlohmann::json& info, const SafetensorsEntry
 
 // Returns the files of the index, with the tensors of each.
 absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& storage) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           ReadAll(storage, std::string(kIndex), kMaxJsonBytes));
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, kIndex, kMaxJsonBytes));
   const nlohmann::json json = ParseJson(text);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     return Damaged(storage, kIndex, "no JSON object with a weight_map");
   }
   std::map<std::string, std::set<std::string>> files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
-    if (!file.is_string()) {
-      return Damaged(storage, kIndex, absl::StrCat("weight_map: ", tensor, ": not a file"));
-    }
+    if (!file.is_string()) return Damaged(storage, kIndex, "weight_map: ", tensor, ": not a file");
     files[file.get<std::string>()].insert(tensor);
   }
   return files;
@@ -90,20 +86,20 @@ absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName
   const nlohmann::json info =
       text == header.metadata.end() ? nlohmann::json() : ParseJson(text->second);
   for (const SafetensorsEntry& entry : header.entries) {
-    const auto damaged = [&](const absl::AlphaNum& problem) {
-      return Damaged(storage, name, absl::StrCat("tensor ", entry.key, problem));
+    const auto damaged = [&](const auto&... problem) {
+      return Damaged(storage, name, "tensor ", entry.key, problem...);
     };
     const auto offset = is_shard ? OffsetOf(info, entry) : Shape(entry.shape.size(), 0);
     if (!offset.has_value()) {
-      return damaged(absl::StrCat(": no ", kSavedOffsets, " in the header's ", kShardingInfo));
+      return damaged(": no ", kSavedOffsets, " in the header's ", kShardingInfo);
     }
     ForeignTensor& tensor = tensors[entry.key];
     if (tensor.pieces.empty()) {
       tensor = {.name = entry.key, .dtype = entry.dtype, .shape = entry.shape};
     } else if (!is_shard) {
-      return damaged(absl::StrCat(" is in ", tensor.pieces[0].file, " too"));
+      return damaged(" is in ", tensor.pieces[0].file, " too");
     } else if (tensor.dtype != entry.dtype || tensor.shape.size() != entry.shape.size()) {
-      return damaged(absl::StrCat(" has another dtype or rank in ", tensor.pieces[0].file));
+      return damaged(" has another dtype or rank in ", tensor.pieces[0].file);
     }
     for (size_t d = 0; d < entry.shape.size(); ++d) {
       tensor.shape[d] = std::max(tensor.shape[d], (*offset)[d] + entry.shape[d]);
@@ -125,8 +121,7 @@ class ModelReader {
       if (description_.IsComputed(own)) continue;
       const auto [at, is_new] = tensors_.emplace(std::move(own), std::move(tensor));
       if (is_new) continue;
-      return absl::DataLossError(absl::StrCat(
-          "tensor ", name, ": without its wrappers it is called as ", at->second.name));
+      return DataLoss("tensor ", name, ": without its wrappers it is called as ", at->second.name);
     }
     std::vector<ForeignTensor> result;
     for (const LogicalParameter& parameter : description_.model.parameters) {
@@ -147,14 +142,9 @@ class ModelReader {
   // Removes the tensor of this logical name, which may lack its prefix, from those of the files.
   std::optional<ForeignTensor> Take(const std::string& name) {
     const std::string_view prefix = description_.format->prefix;
-    auto found = tensors_.find(name);
-    if (found == tensors_.end() && name.starts_with(prefix)) {
-      found = tensors_.find(name.substr(prefix.size()));
-    }
-    if (found == tensors_.end()) return std::nullopt;
-    ForeignTensor tensor = std::move(found->second);
-    tensors_.erase(found);
-    return tensor;
+    auto found = tensors_.extract(name);
+    if (!found && name.starts_with(prefix)) found = tensors_.extract(name.substr(prefix.size()));
+    return found ? std::optional(std::move(found.mapped())) : std::nullopt;
   }
 
   void AddParameter(const LogicalParameter& parameter, std::vector<ForeignTensor>& result) {
@@ -202,17 +192,14 @@ class ModelReader {
 
 absl::StatusOr<bool> IsHuggingFace(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  const auto has = [&](std::string_view name) {
-    return std::ranges::find(names, name) != names.end();
-  };
-  return has(kConfig) && (has(kSingle) || has(kIndex));
+  return Has(names, kConfig) && (Has(names, kSingle) || Has(names, kIndex));
 }
 
 absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   TensorsByName tensors;
-  if (std::ranges::find(names, kIndex) == names.end()) {
-    const bool is_single = std::ranges::find(names, kSingle) != names.end();
+  if (!Has(names, kIndex)) {
+    const bool is_single = Has(names, kSingle);
     for (const std::string& name : names) {
       if (is_single ? name != kSingle : !IsShard(name)) continue;
       TESSERA_RETURN_IF_ERROR(ReadHeader(storage, name, tensors));
@@ -227,8 +214,7 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
     if (!read.ok()) missing.push_back(file);
   }
   if (!missing.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(storage.Describe(kIndex), ": missing: ", JoinFirst(missing, ", ")));
+    return NotFound(storage.Describe(kIndex), ": missing: ", JoinFirst(missing, ", "));
   }
   size_t indexed = 0;
   for (const auto& [file, wanted] : files) {
@@ -236,12 +222,11 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
     for (const std::string& tensor : wanted) {
       const auto found = tensors.find(tensor);
       if (found != tensors.end() && found->second.pieces[0].file == file) continue;
-      return Damaged(storage, file, absl::StrCat("no tensor ", tensor));
+      return Damaged(storage, file, "no tensor ", tensor);
     }
   }
   if (indexed == tensors.size()) return tensors;
-  return Damaged(storage, kIndex,
-                 absl::StrCat(indexed, " tensors, the files have ", tensors.size()));
+  return Damaged(storage, kIndex, indexed, " tensors, the files have ", tensors.size());
 }
 
 absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
@@ -252,18 +237,15 @@ absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
 
 absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHuggingFaceTensors(storage));
-  ForeignCheckpoint checkpoint = {.format = "dcp"};
-  checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
+  ForeignCheckpoint checkpoint = CheckpointOf("dcp", "torch.distributed.checkpoint");
   for (auto& [unused, tensor] : tensors) checkpoint.tensors.push_back(std::move(tensor));
   return checkpoint;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHuggingFaceTensors(storage));
-  ForeignCheckpoint checkpoint = {.format = std::string(kHuggingFace)};
-  checkpoint.description.mutable_producer()->set_program("transformers");
-  TESSERA_ASSIGN_OR_RETURN(const std::string config,
-                           ReadAll(storage, std::string(kConfig), kMaxJsonBytes));
+  ForeignCheckpoint checkpoint = CheckpointOf(kHuggingFace, "transformers");
+  TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
   TESSERA_ASSIGN_OR_RETURN(
       const HuggingFaceDescription description,
       At(storage, "", ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()))));

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/output.h"
+#include "convert/core/reading.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/hugging_face/hugging_face.h"
 #include "layout/box.h"
@@ -19,51 +20,38 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-struct Weight {
-  std::string name;
-  Shape shape;
-  DType dtype;
-  uint64_t bytes() const { return static_cast<uint64_t>(ElementCount(shape)) * ElementSize(dtype); }
-};
-
 // Divides the weights into files, each of as many consecutive ones as fit.
-std::vector<std::vector<Weight>> Divide(const std::vector<Weight>& weights,
-                                        uint64_t max_file_bytes) {
-  std::vector<std::vector<Weight>> files(1);
+std::vector<SafetensorsHeader> Divide(const std::vector<SafetensorsEntry>& weights,
+                                      uint64_t max_file_bytes) {
+  std::vector<SafetensorsHeader> files(1);
   uint64_t bytes = 0;
-  for (const Weight& weight : weights) {
-    if (!files.back().empty() && bytes + weight.bytes() > max_file_bytes) {
+  for (const SafetensorsEntry& weight : weights) {
+    const uint64_t more = ByteCount(weight.shape, weight.dtype);
+    if (!files.back().entries.empty() && bytes + more > max_file_bytes) {
       files.emplace_back();
       bytes = 0;
     }
-    files.back().push_back(weight);
-    bytes += weight.bytes();
+    files.back().entries.push_back(weight);
+    bytes += more;
   }
   return files;
 }
 
-absl::StatusOr<OutputFile> PlanFile(std::string name, const std::vector<Weight>& weights) {
-  SafetensorsHeader header;
+absl::StatusOr<OutputFile> PlanFile(std::string name, SafetensorsHeader header) {
   header.metadata["format"] = "pt";  // transformers refuses files without it
-  for (const Weight& weight : weights) {
-    header.entries.push_back({.key = weight.name, .dtype = weight.dtype, .shape = weight.shape});
-  }
   OutputFile file = {.name = std::move(name)};
   TESSERA_ASSIGN_OR_RETURN(file.header, BuildSafetensorsHeader(header));
   file.size_bytes = header.file_size_bytes;
   // The header has them in another order than the data.
   std::ranges::sort(header.entries, {}, &SafetensorsEntry::file_offset);
   for (const SafetensorsEntry& entry : header.entries) {
-    const size_t size = ElementSize(entry.dtype);
     file.tensors.push_back({.name = entry.key,
                             .source_name = entry.key,
                             .dtype = entry.dtype,
                             .shape = entry.shape,
                             .offset_bytes = entry.file_offset,
                             .elements = ElementCount(entry.shape),
-                            .pieces = [shape = entry.shape, size](int64_t begin, int64_t end) {
-                              return RowMajorPieces(shape, size, begin, end);
-                            }});
+                            .pieces = RowMajorPieces(entry.shape, entry.dtype)});
   }
   return file;
 }
@@ -88,14 +76,15 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
                            ReadHuggingFaceConfig(any_config, std::numeric_limits<int64_t>::max()));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> saved,
                            FindWeights(manifest, description.model));
-  std::vector<Weight> weights;
+  std::vector<SafetensorsEntry> weights;
   uint64_t total_bytes = 0;
   for (const SavedWeight& weight : saved) {
-    weights.push_back({weight.parameter->name, weight.parameter->shape,
-                       options.dtype != DType::kUnspecified ? options.dtype : weight.dtype});
-    total_bytes += weights.back().bytes();
+    const DType dtype = options.dtype != DType::kUnspecified ? options.dtype : weight.dtype;
+    weights.push_back(
+        {.key = weight.parameter->name, .dtype = dtype, .shape = weight.parameter->shape});
+    total_bytes += ByteCount(weight.parameter->shape, dtype);
   }
-  const std::vector<std::vector<Weight>> parts = Divide(weights, options.max_file_bytes);
+  const std::vector<SafetensorsHeader> parts = Divide(weights, options.max_file_bytes);
   std::vector<OutputFile> files;
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string name =
@@ -111,9 +100,9 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
   files.push_back(PlainOutputFile("config.json", std::move(config)));
   files.back().commits = true;
   if (options.tokenizer != nullptr) {
-    absl::StatusOr<std::vector<TokenizerFile>> tokenizer = HuggingFaceFiles(*options.tokenizer);
-    if (!tokenizer.ok()) return options.AtTokenizer(tokenizer.status());
-    for (TokenizerFile& file : *tokenizer) {
+    TESSERA_ASSIGN_OR_RETURN(std::vector<TokenizerFile> tokenizer,
+                             In(options.tokenizer_path, HuggingFaceFiles(*options.tokenizer)));
+    for (TokenizerFile& file : tokenizer) {
       files.push_back(PlainOutputFile(std::move(file.name), std::move(file.contents)));
     }
   }

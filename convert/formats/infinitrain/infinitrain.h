@@ -4,7 +4,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "models/foreign/format.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -23,7 +22,7 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 // `model`, which may be null. The names of Adam's moments (`adam.m.NAME`) name their parameters;
 // without a model the moments are "state.NAME.exp_avg" and "state.NAME.exp_avg_sq". Moments by
 // number (`adam.m.3`) follow the order of hash tables: they are left out, with a note, unless the
-// order of the tensors in model.ckpt shows it (module_order.h).
+// order of the tensors in model.ckpt shows it (OrderInfiniTrainParameters()).
 //
 // The step is `global_step`; unknown, with a note, if Adam's number of updates is stored and
 // differs.

@@ -1,15 +1,16 @@
-#include "convert/formats/infinitrain/module_order.h"
-
 #include <algorithm>
-#include <iterator>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "convert/formats/infinitrain/state_file.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -1,11 +1,10 @@
-#include "convert/formats/infinitrain/module_order.h"
-
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "convert/formats/infinitrain/state_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

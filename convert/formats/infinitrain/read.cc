@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -23,7 +22,6 @@
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/infinitrain/infinitrain.h"
-#include "convert/formats/infinitrain/module_order.h"
 #include "convert/formats/infinitrain/state_file.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
@@ -36,12 +34,6 @@ constexpr std::string_view kOptimizerFile = "optimizer.ckpt";
 constexpr std::string_view kTrainerStateFile = "trainer_state.json";
 constexpr char kMetadataFile[] = "metadata.json";
 constexpr uint64_t kMaxTrainerStateBytes = uint64_t{1} << 20;
-
-// Returns whether `path` is a file of InfiniTrain's.
-absl::StatusOr<bool> HasStateFile(Storage& storage, const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
-  return file == nullptr ? false : IsInfiniTrainStateFile(*file);
-}
 
 // Returns whether there is a metadata.json that tells how ranks cut tensors.
 absl::StatusOr<bool> IsShardedInfiniTrain(Storage& storage) {
@@ -78,12 +70,10 @@ bool Crop(const Shape& shape, Box& box) {
   return box.shape[0] > 0 && ElementCount(box.shape) > 0;
 }
 
-std::string RankFolder(int64_t rank) { return RankPattern("rank_{6}").Name({&rank, 1}); }
-
 // Returns the folders of ranks: "" alone where the root has their files itself.
 absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  const bool is_single = std::ranges::find(names, kModelFile) != names.end();
+  const bool is_single = Has(names, kModelFile);
   const RankPattern pattern("rank_{6}");
   std::vector<std::string> present, missing, folders;
   int64_t count = 0;
@@ -97,15 +87,13 @@ absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage) {
   }
   if (is_single && present.empty()) return std::vector<std::string>{""};
   if (is_single) {
-    return Damaged(storage, "",
-                   absl::StrCat("both ", std::string(kModelFile), " and ", present.front(),
-                                "/ are there, which are of different runs: keep one of them"));
+    return Damaged(storage, "", "both ", kModelFile, " and ", present.front(),
+                   "/ are there, which are of different runs: keep one of them");
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<RankFile> grid,
                            CompleteGrid(pattern, {&count, 1}, present, missing));
   if (!missing.empty()) {
-    return Damaged(storage, "",
-                   absl::StrCat(missing.front(), " is missing, ", present.back(), " is there"));
+    return Damaged(storage, "", missing.front(), " is missing, ", present.back(), " is there");
   }
   for (const RankFile& file : grid) folders.push_back(file.name);
   return folders;
@@ -138,18 +126,22 @@ class Reader {
   Reader(Storage& storage, std::vector<std::string> ranks)
       : storage_(storage), ranks_(std::move(ranks)) {}
 
-  absl::StatusOr<ForeignCheckpoint> Read() {
+  absl::StatusOr<ForeignCheckpoint> Read(bool is_sharded) {
     for (const std::string& rank : ranks_) {
       TESSERA_ASSIGN_OR_RETURN(texts_.emplace_back(), ReadTrainerState(rank));
     }
-    checkpoint_.format = kInfiniTrain;
-    checkpoint_.description.mutable_producer()->set_program("InfiniTrain");
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<std::vector<InfiniTrainShard>> shards,
-                             ReadShards());
-    if (shards.has_value()) {
-      for (const InfiniTrainShard& shard : *shards) TESSERA_RETURN_IF_ERROR(AddShard(shard));
+    if (is_sharded) {
+      TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                               ReadAll(storage_, kMetadataFile, kMaxInfiniTrainMetadataBytes));
+      TESSERA_ASSIGN_OR_RETURN(const std::vector<InfiniTrainShard> shards,
+                               At(storage_, kMetadataFile, ParseInfiniTrainMetadata(text)));
+      for (const InfiniTrainShard& shard : shards) TESSERA_RETURN_IF_ERROR(AddShard(shard));
       TESSERA_RETURN_IF_ERROR(DescribeRun());
-      DescribeTopology();
+      SetTopology({.data = Number("ddp_size").value_or(1),
+                   .tensor = Number("tp_size").value_or(1),
+                   .pipeline = Number("pp_size").value_or(1),
+                   .virtual_pipeline = Number("vpp_size").value_or(1)},
+                  checkpoint_.description);
       return std::move(checkpoint_);
     }
     TESSERA_RETURN_IF_ERROR(CheckTopology());
@@ -172,7 +164,7 @@ class Reader {
     std::vector<std::string> differences;
     bool shapes_differ = false;
     for (const auto& [key, size] : sizes.items()) {
-      const std::optional<int64_t> found = FindInfiniTrainNumber(texts_.front(), key);
+      const std::optional<int64_t> found = Number(key);
       if (!found.has_value() || *found == size.get<int64_t>()) continue;
       differences.push_back(
           absl::StrCat(key, " is ", *found, ", but the model's is ", size.get<int64_t>()));
@@ -191,12 +183,17 @@ class Reader {
   }
 
  private:
+  // Returns a number in the trainer's state of the first rank.
+  std::optional<int64_t> Number(std::string_view key) const {
+    return FindInfiniTrainNumber(texts_.front(), key);
+  }
+
   // Returns the trainer's state as JSON; empty if the rank's folder does not have the file.
   absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
-    absl::StatusOr<std::string> text =
-        ReadAll(storage_, JoinPath(rank, kTrainerStateFile), kMaxTrainerStateBytes);
-    if (absl::IsNotFound(text.status())) return std::string();
-    return text;
+    const std::string path = JoinPath(rank, kTrainerStateFile);
+    TESSERA_ASSIGN_OR_RETURN(const auto text,
+                             IfPresent(ReadAll(storage_, path, kMaxTrainerStateBytes)));
+    return text.value_or("");
   }
 
   // Unimplemented unless every rank has the whole model.
@@ -206,18 +203,17 @@ class Reader {
         const std::optional<int64_t> size = FindInfiniTrainNumber(texts_[rank], key);
         const bool is_needed = ranks_.size() > 1 && (key[0] == 't' || key[0] == 'p');
         if (size.value_or(is_needed ? 0 : 1) == 1) continue;
-        return absl::UnimplementedError(absl::StrCat(
-            Folders(), ": ", key, " in ", std::string(kTrainerStateFile), " is ",
+        return Unimplemented(
+            Folders(), ": ", key, " in ", kTrainerStateFile, " is ",
             size.has_value() ? absl::StrCat(*size) : "missing",
             ", but the files do not say how ranks cut tensors: only those of runs with "
-            "tp_size 1 and pp_size 1 are read"));
+            "tp_size 1 and pp_size 1 are read");
       }
     }
     const auto count = static_cast<int64_t>(ranks_.size());
-    const int64_t expected = FindInfiniTrainNumber(texts_.front(), "ddp_size").value_or(count);
+    const int64_t expected = Number("ddp_size").value_or(count);
     if (count == 1 || expected == count) return absl::OkStatus();
-    return absl::DataLossError(
-        absl::StrCat(Folders(), ": expected ", expected, " folders of ranks, found ", count));
+    return DataLoss(Folders(), ": expected ", expected, " folders of ranks, found ", count);
   }
 
   std::string Folders() const {
@@ -225,16 +221,16 @@ class Reader {
     return ranks_.size() == 1 ? first : absl::StrCat(first, " to ", ranks_.back());
   }
 
+  template <typename... Parts>
   absl::Status DamagedTensor(std::string_view file, const std::string& name,
-                             const absl::AlphaNum& problem) const {
-    return Damaged(storage_, file, absl::StrCat("tensor ", name, ": ", problem));
+                             const Parts&... problem) const {
+    return Damaged(storage_, file, "tensor ", name, ": ", problem...);
   }
 
   // Adds a file of the rank, which has the whole of each tensor. Returns whether it is there.
   absl::StatusOr<bool> AddFile(std::string_view file) {
     const std::string path = JoinPath(ranks_[rank_], file);
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
-                             OpenIfPresent(storage_, path));
+    TESSERA_ASSIGN_OR_RETURN(const auto open, OpenIfPresent(storage_, path));
     std::vector<InfiniTrainTensor> tensors;
     if (open != nullptr) {
       TESSERA_ASSIGN_OR_RETURN(tensors, At(storage_, path, ReadInfiniTrainStateFile(*open)));
@@ -266,9 +262,8 @@ class Reader {
     const auto [expected, found] = std::ranges::mismatch(first, names);
     const bool is_new_name =
         expected == first.end() || (found != names.end() && *found < *expected);
-    return DamagedTensor(
-        path, is_new_name ? *found : *expected,
-        absl::StrCat(is_new_name ? "not in " : "missing, but in ", ranks_.front()));
+    return DamagedTensor(path, is_new_name ? *found : *expected,
+                         is_new_name ? "not in " : "missing, but in ", ranks_.front());
   }
 
   // Returns the parameters of the moments by number; empty if that is unknown.
@@ -320,10 +315,9 @@ class Reader {
     }
     ForeignTensor& tensor = tensors[index->second];
     if (tensor.dtype != stored.dtype || tensor.shape != shape) {
-      return DamagedTensor(file, stored.name,
-                           absl::StrCat(ProtoName(stored.dtype), " ", ShapeToString(shape),
-                                        ", in another rank's file ", ProtoName(tensor.dtype), " ",
-                                        ShapeToString(tensor.shape)));
+      return DamagedTensor(file, stored.name, ProtoName(stored.dtype), " ", ShapeToString(shape),
+                           ", in another rank's file ", ProtoName(tensor.dtype), " ",
+                           ShapeToString(tensor.shape));
     }
     for (StoredPiece& piece : pieces) {
       if (Crop(shape, piece.box)) tensor.pieces.push_back(std::move(piece));
@@ -341,23 +335,10 @@ class Reader {
     TESSERA_RETURN_IF_ERROR(
         file->ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(&updates, 1))));
     if (updates_.value_or(updates) != updates) {
-      return DamagedTensor(path, tensor.name,
-                           absl::StrCat(updates, ", in other ranks' files ", *updates_));
+      return DamagedTensor(path, tensor.name, updates, ", in other ranks' files ", *updates_);
     }
     updates_ = updates;
     return absl::OkStatus();
-  }
-
-  // Returns the shards that metadata.json describes; nullopt where there is no such file.
-  absl::StatusOr<std::optional<std::vector<InfiniTrainShard>>> ReadShards() const {
-    TESSERA_ASSIGN_OR_RETURN(const bool is_sharded, IsShardedInfiniTrain(storage_));
-    if (!is_sharded) return std::nullopt;
-    const std::string path(kMetadataFile);
-    TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                             ReadAll(storage_, path, kMaxInfiniTrainMetadataBytes));
-    TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainShard> shards,
-                             At(storage_, path, ParseInfiniTrainMetadata(text)));
-    return shards;
   }
 
   // Returns the tensors of a file by name; each file is read once.
@@ -366,12 +347,9 @@ class Reader {
     const auto [at, is_new] = files_.try_emplace(path);
     if (is_new) {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
-      TESSERA_ASSIGN_OR_RETURN(std::vector<InfiniTrainTensor> tensors,
+      TESSERA_ASSIGN_OR_RETURN(const std::vector<InfiniTrainTensor> tensors,
                                At(storage_, path, ReadInfiniTrainStateFile(*open)));
-      for (InfiniTrainTensor& tensor : tensors) {
-        std::string name = tensor.name;
-        at->second.emplace(std::move(name), std::move(tensor));
-      }
+      for (const InfiniTrainTensor& tensor : tensors) at->second.emplace(tensor.name, tensor);
     }
     return &at->second;
   }
@@ -380,23 +358,20 @@ class Reader {
     TESSERA_ASSIGN_OR_RETURN(const auto* const tensors, TensorsOf(shard.file));
     const auto at = tensors->find(shard.key);
     if (at == tensors->end()) {
-      return DamagedTensor(shard.file, shard.key, absl::StrCat("missing, but in ", kMetadataFile));
+      return DamagedTensor(shard.file, shard.key, "missing, but in ", kMetadataFile);
     }
     const InfiniTrainTensor& stored = at->second;
     if (stored.shape != shard.local_shape || stored.offset_bytes != shard.offset_bytes) {
-      return DamagedTensor(
-          shard.file, shard.key,
-          absl::StrCat(ShapeToString(stored.shape), " at byte ", stored.offset_bytes, ", in ",
-                       kMetadataFile, " ", ShapeToString(shard.local_shape), " at byte ",
-                       shard.offset_bytes));
+      return DamagedTensor(shard.file, shard.key, ShapeToString(stored.shape), " at byte ",
+                           stored.offset_bytes, ", in ", kMetadataFile, " ",
+                           ShapeToString(shard.local_shape), " at byte ", shard.offset_bytes);
     }
     return Add(shard.file, stored, shard.global_shape, PiecesOf(shard, stored));
   }
 
   // Returns the vocabulary's rows without those that pad it for tensor-parallel ranks.
   Shape WithoutPadding(std::string_view parameter, Shape shape) const {
-    const auto padded = FindInfiniTrainNumber(texts_.front(), "padded_vocab_size");
-    const auto rows = FindInfiniTrainNumber(texts_.front(), "original_vocab_size");
+    const auto padded = Number("padded_vocab_size"), rows = Number("original_vocab_size");
     const bool has_vocabulary =
         parameter == "transformer.wte.weight" || parameter == "lm_head.weight";
     if (has_vocabulary && padded && rows && !shape.empty() && shape[0] == *padded && *rows > 0 &&
@@ -404,18 +379,6 @@ class Reader {
       shape[0] = *rows;
     }
     return shape;
-  }
-
-  // Describes the topology that saved, as far as trainer_state.json has it.
-  void DescribeTopology() {
-    const auto size = [this](std::string_view key) {
-      return FindInfiniTrainNumber(texts_.front(), key).value_or(1);
-    };
-    SetTopology({.data = size("ddp_size"),
-                 .tensor = size("tp_size"),
-                 .pipeline = size("pp_size"),
-                 .virtual_pipeline = size("vpp_size")},
-                checkpoint_.description);
   }
 
   // Step, consumed samples and notes.
@@ -427,14 +390,11 @@ class Reader {
           "not that of known ones; later releases of InfiniTrain name the moments "
           "(adam.m.transformer.wte.weight).");
     }
-    const std::optional<int64_t> step = FindInfiniTrainNumber(texts_.front(), "global_step");
-    const std::optional<int64_t> samples =
-        FindInfiniTrainNumber(texts_.front(), "consumed_train_samples");
+    const auto step = Number("global_step"), samples = Number("consumed_train_samples");
     for (size_t rank = 1; rank < ranks_.size(); ++rank) {
       if (FindInfiniTrainNumber(texts_[rank], "global_step") == step) continue;
-      return absl::DataLossError(
-          absl::StrCat(storage_.Describe(JoinPath(ranks_[rank], kTrainerStateFile)),
-                       ": global_step differs from ", "that of ", ranks_.front()));
+      return Damaged(storage_, JoinPath(ranks_[rank], kTrainerStateFile),
+                     "global_step differs from that of ", ranks_.front());
     }
     if (step.has_value() && updates_.value_or(*step) != *step) {
       checkpoint_.notes.push_back(absl::StrCat("The step is unknown: global_step is ", *step,
@@ -453,7 +413,7 @@ class Reader {
   const std::vector<std::string> ranks_;
   std::vector<std::string> texts_;  // of the ranks' trainer_state.json
   size_t rank_ = 0;                 // whose files are being read
-  ForeignCheckpoint checkpoint_;
+  ForeignCheckpoint checkpoint_ = CheckpointOf(kInfiniTrain, "InfiniTrain");
   std::map<std::string, size_t> index_;                    // of tensors, by name
   std::map<std::string, std::vector<std::string>> names_;  // in the first rank's files, sorted
   std::map<std::string, std::map<std::string, InfiniTrainTensor>> files_;  // with metadata.json
@@ -466,8 +426,10 @@ class Reader {
 }  // namespace
 
 absl::StatusOr<bool> IsInfiniTrain(Storage& storage) {
-  for (const std::string& rank : {std::string(), RankFolder(0)}) {
-    TESSERA_ASSIGN_OR_RETURN(const bool found, HasStateFile(storage, JoinPath(rank, kModelFile)));
+  for (const char* const rank : {"", "rank_000000"}) {
+    TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, JoinPath(rank, kModelFile)));
+    if (file == nullptr) continue;
+    TESSERA_ASSIGN_OR_RETURN(const bool found, IsInfiniTrainStateFile(*file));
     if (found) return true;
   }
   return false;
@@ -480,8 +442,8 @@ absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelP
     TESSERA_ASSIGN_OR_RETURN(ranks, FindRanks(storage));
   }
   Reader reader(storage, std::move(ranks));
-  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read());
-  TESSERA_RETURN_IF_ERROR(NameStateDict(storage, "", model, kInfiniTrain, checkpoint));
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read(is_sharded));
+  TESSERA_RETURN_IF_ERROR(NameStateDict(storage, model, kInfiniTrain, checkpoint));
   if (checkpoint.description.has_model()) {
     TESSERA_RETURN_IF_ERROR(reader.CheckModel(checkpoint));
   }

@@ -3,7 +3,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -33,8 +32,7 @@ constexpr DType kDTypes[] = {DType::kBool, DType::kU8,  DType::kI8,  DType::kU16
 absl::StatusOr<std::string> ReadName(FileCursor& cursor) {
   TESSERA_ASSIGN_OR_RETURN(const uint32_t bytes, cursor.Number<uint32_t>());
   if (bytes == 0 || bytes > kMaxNameBytes) {
-    return absl::DataLossError(
-        absl::StrCat("a name of ", bytes, " bytes; 1 to ", kMaxNameBytes, " are possible"));
+    return DataLoss("a name of ", bytes, " bytes; 1 to ", kMaxNameBytes, " are possible");
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string_view name, cursor.Take(bytes));
   if (!IsValidUtf8(name)) return absl::DataLossError("a name that is not valid UTF-8");
@@ -44,14 +42,10 @@ absl::StatusOr<std::string> ReadName(FileCursor& cursor) {
 // Reads what follows the name, and skips the elements.
 absl::Status ReadContents(FileCursor& cursor, InfiniTrainTensor& tensor) {
   TESSERA_ASSIGN_OR_RETURN(const uint8_t dtype, cursor.Number<uint8_t>());
-  if (dtype >= std::size(kDTypes)) {
-    return absl::DataLossError(absl::StrCat("unknown dtype ", dtype));
-  }
+  if (dtype >= std::size(kDTypes)) return DataLoss("unknown dtype ", dtype);
   tensor.dtype = kDTypes[dtype];
   TESSERA_ASSIGN_OR_RETURN(const uint32_t rank, cursor.Number<uint32_t>());
-  if (rank > kMaxDims) {
-    return absl::DataLossError(absl::StrCat(rank, " dims; at most ", kMaxDims, " are possible"));
-  }
+  if (rank > kMaxDims) return DataLoss(rank, " dims; at most ", kMaxDims, " are possible");
   for (uint32_t dim = 0; dim < rank; ++dim) {
     TESSERA_ASSIGN_OR_RETURN(const uint64_t extent, cursor.Number<uint64_t>());
     tensor.shape.push_back(static_cast<int64_t>(extent));
@@ -61,8 +55,8 @@ absl::Status ReadContents(FileCursor& cursor, InfiniTrainTensor& tensor) {
   if (!expected.ok()) return absl::DataLossError(expected.status().message());
   TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, cursor.Number<uint64_t>());
   if (bytes != static_cast<uint64_t>(*expected)) {
-    return absl::DataLossError(absl::StrCat("expected ", *expected, " bytes for ",
-                                            ShapeToString(tensor.shape), ", found ", bytes));
+    return DataLoss("expected ", *expected, " bytes for ", ShapeToString(tensor.shape), ", found ",
+                    bytes);
   }
   tensor.offset_bytes = cursor.offset();
   return cursor.Skip(bytes);
@@ -81,13 +75,10 @@ absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const Re
   TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor.Take(kMagic.size()));
   if (magic != kMagic) return absl::DataLossError("not a state dict of InfiniTrain");
   TESSERA_ASSIGN_OR_RETURN(const uint32_t version, cursor.Number<uint32_t>());
-  if (version != kVersion) {
-    return absl::UnimplementedError(absl::StrCat("version ", version, " of InfiniTrain's files"));
-  }
+  if (version != kVersion) return Unimplemented("version ", version, " of InfiniTrain's files");
   TESSERA_ASSIGN_OR_RETURN(const uint32_t count, cursor.Number<uint32_t>());
   if (count > cursor.left() / kLeastTensorBytes) {
-    return absl::DataLossError(
-        absl::StrCat(count, " tensors do not fit into ", file.size_bytes(), " bytes"));
+    return DataLoss(count, " tensors do not fit into ", file.size_bytes(), " bytes");
   }
   std::vector<InfiniTrainTensor> tensors;
   std::set<std::string> names;
@@ -95,14 +86,12 @@ absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const Re
     InfiniTrainTensor tensor;
     TESSERA_ASSIGN_OR_RETURN(tensor.name, In(absl::StrCat("tensor number ", i), ReadName(cursor)));
     if (!names.insert(tensor.name).second) {
-      return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": occurs twice"));
+      return DataLoss("tensor ", tensor.name, ": occurs twice");
     }
     TESSERA_RETURN_IF_ERROR(In(absl::StrCat("tensor ", tensor.name), ReadContents(cursor, tensor)));
     tensors.push_back(std::move(tensor));
   }
-  if (cursor.left() > 0) {
-    return absl::DataLossError(absl::StrCat(cursor.left(), " bytes after the last tensor"));
-  }
+  if (cursor.left() > 0) return DataLoss(cursor.left(), " bytes after the last tensor");
   return tensors;
 }
 
@@ -128,10 +117,6 @@ using Json = nlohmann::json;
 constexpr int64_t kMetadataVersion = 3;
 constexpr size_t kMaxShardDims = 32;
 constexpr int64_t kMaxShardExtent = int64_t{1} << 40;
-
-absl::Status BadShard(const absl::AlphaNum& where, const absl::AlphaNum& problem) {
-  return absl::DataLossError(absl::StrCat(where, ": ", problem));
-}
 
 // Returns a list of numbers, none negative; empty where it is missing or something else is in it.
 std::vector<int64_t> NumbersOf(const Json& entry, const char* key, bool& ok) {
@@ -166,18 +151,18 @@ absl::StatusOr<size_t> CutDim(const std::vector<int64_t>& fragments) {
 absl::Status CheckShapes(const InfiniTrainShard& shard) {
   const size_t dims = shard.global_shape.size();
   if (shard.local_shape.size() != dims || shard.global_offset.size() != dims) {
-    return BadShard(shard.key, "its shapes have different numbers of dims");
+    return DataLoss(shard.key, ": its shapes have different numbers of dims");
   }
   for (size_t d = 0; d < dims; ++d) {
     if (shard.global_offset[d] + shard.local_shape[d] <= shard.global_shape[d]) continue;
     // The segments of a part say where it belongs; its own offset does not.
     if (d == shard.dim && !shard.segments.empty()) continue;
-    return BadShard(shard.key, "a part lies outside of the tensor");
+    return DataLoss(shard.key, ": a part lies outside of the tensor");
   }
   for (const InfiniTrainShard::Segment& segment : shard.segments) {
     if (dims == 0 || segment.local_offset + segment.length > shard.local_shape[shard.dim] ||
         segment.global_offset + segment.length > shard.global_shape[shard.dim]) {
-      return BadShard(shard.key, "a segment lies outside of the tensor or its part");
+      return DataLoss(shard.key, ": a segment lies outside of the tensor or its part");
     }
   }
   return absl::OkStatus();
@@ -185,8 +170,8 @@ absl::Status CheckShapes(const InfiniTrainShard& shard) {
 
 absl::StatusOr<InfiniTrainShard> ParseShard(const Json& entry) {
   InfiniTrainShard shard = {.key = TextOf(entry, "key"), .file = TextOf(entry, "file")};
-  if (shard.key.empty()) return BadShard("tensors", "one has no key");
-  if (shard.file.empty()) return BadShard(shard.key, "it has no file");
+  if (shard.key.empty()) return absl::DataLossError("tensors: one has no key");
+  if (shard.file.empty()) return DataLoss(shard.key, ": it has no file");
   bool ok = true;
   shard.global_shape = NumbersOf(entry, "global_shape", ok);
   shard.local_shape = NumbersOf(entry, "local_shape", ok);
@@ -199,7 +184,7 @@ absl::StatusOr<InfiniTrainShard> ParseShard(const Json& entry) {
   ok = ok && offset != entry.end() && offset->is_number_unsigned();
   ok = ok && global.size() == lengths.size() && local.size() == lengths.size();
   ok = ok && fragments.size() == shard.global_shape.size();
-  if (!ok) return BadShard(shard.key, "its shapes, segments and offset are not lists of numbers");
+  if (!ok) return DataLoss(shard.key, ": its shapes, segments and offset are not lists of numbers");
   shard.offset_bytes = offset->get<uint64_t>();
   TESSERA_ASSIGN_OR_RETURN(shard.dim, In(shard.key, CutDim(fragments)));
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -225,13 +210,12 @@ absl::StatusOr<std::vector<InfiniTrainShard>> ParseInfiniTrainMetadata(std::stri
   }
   const auto version = json.find("version");
   if (version == json.end() || *version != kMetadataVersion) {
-    return absl::UnimplementedError(
-        absl::StrCat("version ", version == json.end() ? "is missing" : version->dump(),
-                     ", expected ", kMetadataVersion));
+    return Unimplemented("version ", version == json.end() ? "is missing" : version->dump(),
+                         ", expected ", kMetadataVersion);
   }
   std::vector<InfiniTrainShard> shards;
   for (const Json& entry : *tensors) {
-    if (!entry.is_object()) return BadShard("tensors", "one is no object");
+    if (!entry.is_object()) return absl::DataLossError("tensors: one is no object");
     TESSERA_ASSIGN_OR_RETURN(shards.emplace_back(), ParseShard(entry));
   }
   return shards;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "storage/storage.h"
@@ -36,6 +35,17 @@ absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file);
 // Reads no elements; memory is proportional to the result. Errors: DataLoss, naming the tensor;
 // Unimplemented for another version; those of the file.
 absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file);
+
+// Returns the names of a model's parameters in the order of InfiniTrain's Module::Parameters(), by
+// which its optimizers number their states. `stored` are the names in the rank's model.ckpt, in
+// the order of the file. A head that is tied to the embedding has its own place in the result.
+//
+// The program keeps modules and tensors in std::unordered_map, so its order depends on the C++
+// library. This function builds the same tables, in the order in which the program does. The order
+// of `stored`, which comes from these tables, too, proves that they are the same. Returns nullopt
+// if it does not: the program was built with another library, or has other modules. Pure.
+std::optional<std::vector<std::string>> OrderInfiniTrainParameters(
+    const std::vector<std::string>& stored);
 
 // A rank's part of a tensor, as `metadata.json` describes it.
 struct InfiniTrainShard {

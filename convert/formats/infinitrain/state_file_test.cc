@@ -106,7 +106,8 @@ TEST(StateFileTest, RefusesWhatIsNoStateDict) {
   EXPECT_EQ(ErrorOf({.version = 2}), "version 2 of InfiniTrain's files");
   EXPECT_EQ(ErrorOf({.count = UINT32_MAX}), "4294967295 tensors do not fit into 104 bytes");
   EXPECT_EQ(ErrorOf({.count = 1}), "63 bytes after the last tensor");
-  EXPECT_THAT(ErrorOf({.count = 3}), HasSubstr("tensor number 2: the file ends after 104 bytes"));
+  EXPECT_THAT(ErrorOf({.count = 3}),
+              HasSubstr("tensor number 2: offset 104: expected 4 more bytes, found 0"));
   EXPECT_EQ(ErrorOf(MakeFile({}) + "x"), "1 bytes after the last tensor");
 }
 
@@ -124,7 +125,7 @@ TEST(StateFileTest, RefusesImpossibleTensors) {
               HasSubstr("tensor weight: "));
   EXPECT_EQ(ErrorOf({.dims = {2, 4}}), "tensor weight: expected 32 bytes for [2,4], found 24");
   EXPECT_THAT(ErrorOf({.dims = {2, 4}, .bytes = 32}),
-              HasSubstr("tensor weight: the file ends after 104 bytes: expected 32 at offset 80"));
+              HasSubstr("tensor weight: offset 80: expected 32 more bytes, found 24"));
 }
 
 TEST(StateFileTest, RefusesEveryTruncation) {

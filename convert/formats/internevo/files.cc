@@ -1,6 +1,7 @@
 #include "convert/formats/internevo/files.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/core/rank_grid.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
@@ -37,10 +39,9 @@ std::optional<int64_t> AxisRank(std::string_view name, std::string_view axis) {
   if (at == name.npos) return std::nullopt;
   name.remove_prefix(at + key.size());
   if (name.starts_with('-')) name.remove_prefix(1);
-  const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
-  if (digits == 0 || digits > kMaxDigits) return std::nullopt;
+  name = name.substr(0, name.find_first_not_of("0123456789"));
   int64_t rank = 0;
-  for (const char digit : name.substr(0, digits)) rank = 10 * rank + (digit - '0');
+  if (name.size() > kMaxDigits || !absl::SimpleAtoi(View(name), &rank)) return std::nullopt;
   return rank;
 }
 
@@ -54,8 +55,7 @@ absl::Status Unsupported(const std::string& name) {
   } else if (name.starts_with(kModels.stem) && (AxisRank(name, "dp") || AxisRank(name, "zo"))) {
     what = "FSDP";
   }
-  return absl::UnimplementedError(
-      absl::StrCat(name, " is a file of ", what, ", which is not read"));
+  return Unimplemented(name, " is a file of ", what, ", which is not read");
 }
 
 // Returns all files of a kind; those that are absent are added to `missing`.
@@ -125,7 +125,7 @@ absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::s
     TESSERA_ASSIGN_OR_RETURN(files.optimizers, FilesOf(kOptimizers, files, names, missing));
   }
   if (missing.empty()) return files;
-  return absl::DataLossError(absl::StrCat("missing: ", JoinFirst(missing, ", ")));
+  return DataLoss("missing: ", JoinFirst(missing, ", "));
 }
 
 InternEvoLocalName ParseInternEvoName(std::string_view name) {
@@ -156,9 +156,8 @@ absl::StatusOr<std::string> InternEvoLayers::GlobalName(int64_t stage,
   for (const auto& [place, layers] : layers_) {
     const auto count = static_cast<int64_t>(layers.size());
     if (count > 0 && *layers.rbegin() != count - 1) {
-      return absl::DataLossError(absl::StrCat("stage ", place.second, " has ", count,
-                                              " layers in chunk ", place.first,
-                                              ", but also number ", *layers.rbegin()));
+      return DataLoss("stage ", place.second, " has ", count, " layers in chunk ", place.first,
+                      ", but also number ", *layers.rbegin());
     }
     if (place >= std::pair(name.chunk, stage)) break;
     number += count;
@@ -194,38 +193,29 @@ absl::StatusOr<ForeignModel> MakeModel(const Value& config, int64_t tensor_count
 
 // Returns whether both are the same elements of the same tensors, however ranks cut them.
 bool AreSame(const ForeignParameter& a, const ForeignParameter& b) {
-  return a.blocks.size() == b.blocks.size() &&
-         std::ranges::equal(a.blocks, b.blocks, [](const auto& one, const auto& other) {
-           return one.name == other.name && one.offset == other.offset && one.shape == other.shape;
-         });
+  return std::ranges::equal(a.blocks, b.blocks, [](const auto& one, const auto& other) {
+    return one.name == other.name && one.offset == other.offset && one.shape == other.shape;
+  });
 }
 
 }  // namespace
 
-absl::StatusOr<InternEvoParameters> InternEvoParameters::Read(Storage& storage,
-                                                              int64_t tensor_count,
-                                                              uint64_t file_bytes) {
-  const std::string path(kModelConfig);
-  const absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage, path);
-  if (absl::IsNotFound(archive.status())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(storage.Describe(path), " is missing: it describes the model"));
+absl::StatusOr<ForeignModel> ReadInternEvoModel(Storage& storage, int64_t tensor_count,
+                                                uint64_t file_bytes) {
+  TESSERA_ASSIGN_OR_RETURN(const auto archive, IfPresent(ReadTorchFile(storage, kModelConfig)));
+  if (!archive) {
+    return InvalidArgument(storage.Describe(kModelConfig), " is missing: it describes the model");
   }
-  TESSERA_RETURN_IF_ERROR(archive.status());
-  TESSERA_ASSIGN_OR_RETURN(
-      ForeignModel model,
-      At(storage, path, MakeModel(archive->contents.root(), tensor_count, file_bytes)));
-  return InternEvoParameters(std::move(model));
+  return At(storage, kModelConfig, MakeModel(archive->contents.root(), tensor_count, file_bytes));
 }
 
-absl::StatusOr<const ForeignParameter*> InternEvoParameters::Find(const std::string& name,
-                                                                  const Shape& shape,
-                                                                  int64_t parts) {
-  const std::vector<ForeignParameter*> candidates = model_.Named(name);
+absl::StatusOr<const ForeignParameter*> FindInternEvoParameter(ForeignModel& model,
+                                                               const std::string& name,
+                                                               const Shape& shape, int64_t parts) {
+  const std::vector<ForeignParameter*> candidates = model.Named(name);
   if (candidates.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor ", Shown(name),
-                     " belongs to no parameter of the model that model_config.pt describes"));
+    return InvalidArgument("tensor ", Shown(name),
+                           " belongs to no parameter of the model that model_config.pt describes");
   }
   const ForeignParameter* found = nullptr;
   std::set<std::string> expected;
@@ -236,19 +226,18 @@ absl::StatusOr<const ForeignParameter*> InternEvoParameters::Find(const std::str
     expected.insert(ShapeToString(*local));
     if (*local != shape) continue;
     if (found != nullptr && !AreSame(*found, parameter)) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           "tensor ", name, ": by its shape ", ShapeToString(shape), " it could be ",
           found->blocks.front().name, " or ", parameter.blocks.front().name,
           ", which releases of InternEvo name differently; convert the checkpoint with the one "
-          "that wrote it"));
+          "that wrote it");
     }
     if (found == nullptr) found = &parameter;
   }
   if (found != nullptr) return found;
-  return absl::DataLossError(
-      absl::StrCat("tensor ", name, ": shape ", ShapeToString(shape), ", expected ",
-                   expected.empty() ? absl::StrCat("one that ", parts, " ranks divide")
-                                    : absl::StrJoin(expected, " or ")));
+  return DataLoss("tensor ", name, ": shape ", ShapeToString(shape), ", expected ",
+                  expected.empty() ? absl::StrCat("one that ", parts, " ranks divide")
+                                   : absl::StrJoin(expected, " or "));
 }
 
 namespace {
@@ -256,14 +245,6 @@ namespace {
 constexpr std::string_view kContext = "context.pt", kSampler = "sampler.pt",
                            kScheduler = "schedulder.pt";  // as InternEvo spells it
 constexpr int64_t kMaxCount = int64_t{1} << 40;           // of batches, of samples in one, of ranks
-
-// Reads a file of the run; nullopt if the folder does not have it.
-absl::StatusOr<std::optional<TorchArchive>> ReadRunFile(Storage& storage, std::string_view name) {
-  absl::StatusOr<TorchArchive> archive = ReadTorchFile(storage, std::string(name));
-  if (absl::IsNotFound(archive.status())) return std::nullopt;
-  TESSERA_RETURN_IF_ERROR(archive.status());
-  return std::optional<TorchArchive>(*std::move(archive));
-}
 
 // Returns a number in a file of the run; nullopt where it is absent or impossible.
 std::optional<int64_t> CountIn(const Value& dict, std::string_view name) {
@@ -326,9 +307,8 @@ absl::StatusOr<std::optional<int64_t>> ConsumedSamples(const Value& sampler, int
   if (!samples || *samples > INT64_MAX / *ranks) return std::nullopt;
   if (kind->every > 0 && CountIn(sampler, "batch_count") != batches) return std::nullopt;
   if (*in_epoch > *samples) {
-    return absl::DataLossError(absl::StrCat("num_consumed_samples_in_epoch is ", *in_epoch,
-                                            ", but ", batches, " batches have ", *samples,
-                                            " samples"));
+    return DataLoss("num_consumed_samples_in_epoch is ", *in_epoch, ", but ", batches,
+                    " batches have ", *samples, " samples");
   }
   return *samples * *ranks;
 }
@@ -364,9 +344,8 @@ absl::StatusOr<std::optional<int64_t>> ReadStep(Storage& storage,
   if (!step && batches) step = *batches + 1;
   if (!step) return Damaged(storage, kContext, "no number of steps (\"step_count\")");
   if (scheduled.least > *step || (scheduled.exact && scheduled.exact != step)) {
-    return Damaged(storage, kScheduler,
-                   absl::StrCat("step ", scheduled.least, " (\"last_epoch\"), ", View(kContext),
-                                " says ", *step));
+    return Damaged(storage, kScheduler, "step ", scheduled.least, " (\"last_epoch\"), ", kContext,
+                   " says ", *step);
   }
   return step;
 }
@@ -375,13 +354,9 @@ absl::StatusOr<std::optional<int64_t>> ReadStep(Storage& storage,
 
 absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint) {
   Manifest& manifest = checkpoint.description;
-  manifest.mutable_producer()->set_program("InternEvo");
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchArchive> context,
-                           ReadRunFile(storage, kContext));
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchArchive> scheduler,
-                           ReadRunFile(storage, kScheduler));
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchArchive> sampler,
-                           ReadRunFile(storage, kSampler));
+  TESSERA_ASSIGN_OR_RETURN(const auto context, IfPresent(ReadTorchFile(storage, kContext)));
+  TESSERA_ASSIGN_OR_RETURN(const auto scheduler, IfPresent(ReadTorchFile(storage, kScheduler)));
+  TESSERA_ASSIGN_OR_RETURN(const auto sampler, IfPresent(ReadTorchFile(storage, kSampler)));
   TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                            ReadStep(storage, context, scheduler));
   if (!step) return absl::OkStatus();

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -17,7 +16,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "layout/box.h"
@@ -78,29 +76,20 @@ class InternEvoLayers {
   std::map<std::pair<int64_t, int64_t>, std::set<int64_t>> layers_;  // by chunk and stage
 };
 
-// The model of a run of InternEvo, and its parameters.
-class InternEvoParameters {
- public:
-  // Reads the model that model_config.pt describes. `tensor_count` and `file_bytes` are totals of
-  // all files that hold tensors. Errors, naming the file: InvalidArgument if it is missing, does
-  // not record the order of rotary rows, or describes a model that is unknown or too large for the
-  // files; DataLoss; those of the storage.
-  static absl::StatusOr<InternEvoParameters> Read(Storage& storage, int64_t tensor_count,
-                                                  uint64_t file_bytes);
+// Reads the model that model_config.pt describes. `tensor_count` and `file_bytes` are totals of all
+// files that hold tensors. Errors, naming the file: InvalidArgument if it is missing, does not
+// record the order of rotary rows, or describes a model that is unknown or too large for the files;
+// DataLoss; those of the storage.
+absl::StatusOr<ForeignModel> ReadInternEvoModel(Storage& storage, int64_t tensor_count,
+                                                uint64_t file_bytes);
 
-  const ModelDescription& model() const { return model_.description(); }
-
-  // Finds the parameter of which each of `parts` ranks has a tensor with this name and shape.
-  // Shapes decide, since releases gave the same names to different parameters and cut them along
-  // different dims. Errors, naming the tensor: InvalidArgument for an unknown name, and if several
-  // parameters have that shape; DataLoss for another shape.
-  absl::StatusOr<const ForeignParameter*> Find(const std::string& name, const Shape& shape,
-                                               int64_t parts);
-
- private:
-  explicit InternEvoParameters(ForeignModel model) : model_(std::move(model)) {}
-  ForeignModel model_;
-};
+// Finds the parameter of which each of `parts` ranks has a tensor with this name and shape. Shapes
+// decide, since releases gave the same names to different parameters and cut them along different
+// dims. Errors, naming the tensor: InvalidArgument for an unknown name, and if several parameters
+// have that shape; DataLoss for another shape.
+absl::StatusOr<const ForeignParameter*> FindInternEvoParameter(ForeignModel& model,
+                                                               const std::string& name,
+                                                               const Shape& shape, int64_t parts);
 
 // Adds the information of context.pt, schedulder.pt and sampler.pt: the step, the consumed samples
 // and their length, and a note about them. Without these files the information stays unknown.

@@ -3,7 +3,6 @@
 
 #include "absl/status/statusor.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "models/foreign/format.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {

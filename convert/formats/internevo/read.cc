@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
@@ -56,14 +54,18 @@ class RankFilesReader {
     for (const InternEvoRankFile& file : files_.models) {
       TESSERA_RETURN_IF_ERROR(ReadModelFile(file));
     }
-    TESSERA_ASSIGN_OR_RETURN(parameters_,
-                             InternEvoParameters::Read(storage_, tensor_count_, file_bytes_));
-    set_.emplace(parameters_->model());
+    TESSERA_ASSIGN_OR_RETURN(model_, ReadInternEvoModel(storage_, tensor_count_, file_bytes_));
+    set_.emplace(model_->description());
     for (ModelFile& model : models_) TESSERA_RETURN_IF_ERROR(AddWeights(model));
     for (const ModelFile& model : models_) TESSERA_RETURN_IF_ERROR(AddOptimizers(model));
-    ForeignCheckpoint checkpoint = {.format = std::string(kInternEvo)};
+    ForeignCheckpoint checkpoint = CheckpointOf(kInternEvo, "InternEvo");
     TESSERA_RETURN_IF_ERROR(DescribeInternEvoRun(storage_, checkpoint));
-    DescribeTopology(checkpoint.description);
+    SetTopology({.data = files_.zero_ranks,
+                 .tensor = files_.parts,
+                 .pipeline = files_.stages,
+                 .virtual_pipeline = layers_.chunks(),
+                 .zero_stage = files_.zero_ranks > 1 ? 1u : 0},
+                checkpoint.description);
     TESSERA_RETURN_IF_ERROR(std::move(*set_).MoveTo(kInternEvo, storage_.Describe(""), checkpoint));
     return checkpoint;
   }
@@ -79,15 +81,13 @@ class RankFilesReader {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
     file_bytes_ += open->size_bytes();
     ModelFile model = {.file = &file};
-    const pickle::Value root = archive.contents.root();
     std::set<std::string> names;
-    for (size_t i = 0; i < root.entry_count(); ++i) {
-      const auto [key, value] = root.entry(i);
+    for (const auto& [key, value] : archive.contents.root().entries()) {
       const auto name = key.AsText();
       if (!name || !IsTorchTensor(value)) continue;
       LocalTensor tensor = {.name = std::string(*name), .parsed = ParseInternEvoName(*name)};
       if (!names.insert(tensor.name).second) {
-        return Damaged(storage_, file.name, absl::StrCat("tensor ", tensor.name, " occurs twice"));
+        return Damaged(storage_, file.name, "tensor ", tensor.name, " occurs twice");
       }
       TESSERA_ASSIGN_OR_RETURN(tensor.tensor,
                                At(storage_, path, ResolveTorchTensor(archive, value)));
@@ -110,7 +110,8 @@ class RankFilesReader {
           At(storage_, file, layers_.GlobalName(model.file->pipeline, tensor.parsed)));
       TESSERA_ASSIGN_OR_RETURN(
           tensor.parameter,
-          At(storage_, file, parameters_->Find(name, tensor.tensor.shape, files_.parts)));
+          At(storage_, file,
+             FindInternEvoParameter(*model_, name, tensor.tensor.shape, files_.parts)));
       TESSERA_RETURN_IF_ERROR(set_->AddWhole(*tensor.parameter, ShareOf(*model.file),
                                              kForeignWeight, file, tensor.tensor));
     }
@@ -123,7 +124,7 @@ class RankFilesReader {
     for (const InternEvoRankFile& file : files_.optimizers) {
       if (file.part != model.file->part || file.pipeline != model.file->pipeline) continue;
       TESSERA_ASSIGN_OR_RETURN(InternEvoZeroState state,
-                               ReadInternEvoZeroState(storage_, file.name));
+                               ReadTorchFile(storage_, file.name, ParseInternEvoZeroState));
       files.push_back(&file);
       states.push_back(std::move(state));
     }
@@ -134,22 +135,18 @@ class RankFilesReader {
           std::ranges::all_of(plan[g], [](const auto& rank) { return rank.empty(); });
       for (size_t zero = 0; zero < files.size(); ++zero) {
         if (g >= states[zero].groups.size()) {
-          return Damaged(
-              storage_, files[zero]->name,
-              absl::StrCat("the plan has ", plan.size(), " groups of parameters, param_groups ",
-                           states[zero].groups.size()));
+          return Damaged(storage_, files[zero]->name, "the plan has ", plan.size(),
+                         " groups of parameters, param_groups ", states[zero].groups.size());
         }
         const InternEvoGroup& group = states[zero].groups[g];
         const std::vector<const LocalTensor*> parameters = ParametersOf(model, group.name);
         if (is_empty && parameters.empty() && group.vectors.empty()) continue;
         if (plan[g].size() != files.size()) {
-          return Damaged(storage_, files[zero]->name,
-                         absl::StrCat("group ", group.name, " was dealt out to ", plan[g].size(),
-                                      " ranks, but ", files.size(), " have files"));
+          return Damaged(storage_, files[zero]->name, "group ", group.name, " was dealt out to ",
+                         plan[g].size(), " ranks, but ", files.size(), " have files");
         }
         if (const absl::Status fits = CheckPlan(parameters, plan[g]); !fits.ok()) {
-          return Damaged(storage_, files[zero]->name,
-                         absl::StrCat("group ", group.name, ": ", fits.message()));
+          return Damaged(storage_, files[zero]->name, "group ", group.name, ": ", fits.message());
         }
         TESSERA_RETURN_IF_ERROR(AddGroup(*files[zero], group, parameters, plan[g][zero]));
       }
@@ -168,13 +165,14 @@ class RankFilesReader {
       if (!plan) plan = states[zero].plan;
       if (*plan == *states[zero].plan) continue;
       return Damaged(storage_, files[zero]->name,
-                     absl::StrCat("parameters are dealt out to ranks in another way than in ",
-                                  files[0]->name));
+                     "parameters are dealt out to ranks in another way than in ", files[0]->name);
     }
     if (plan) return *std::move(plan);
     for (const InternEvoRankFile& file : files_.plans) {
       if (file.part != model.part || file.pipeline != model.pipeline) continue;
-      return ReadInternEvoPlan(storage_, file.name);
+      return ReadTorchFile<InternEvoPlan>(storage_, file.name, [](const TorchArchive& archive) {
+        return ParseInternEvoPlan(archive.contents, archive.contents.root());
+      });
     }
     return At(
         storage_, files[0]->name,
@@ -203,26 +201,22 @@ class RankFilesReader {
       for (const InternEvoPlannedParameter& planned : rank) {
         const auto index = static_cast<size_t>(planned.index);
         if (index >= parameters.size()) {
-          return absl::DataLossError(absl::StrCat("the plan has a parameter ", index,
-                                                  ", the model's file ", parameters.size()));
+          return DataLoss("the plan has a parameter ", index, ", the model's file ",
+                          parameters.size());
         }
         const LocalTensor& tensor = *parameters[index];
         if (planned.shape != tensor.tensor.shape) {
-          return absl::DataLossError(
-              absl::StrCat("parameter ", index, " of the plan has shape ",
-                           ShapeToString(planned.shape), ", in the model's file it is ",
-                           tensor.name, " of shape ", ShapeToString(tensor.tensor.shape)));
+          return DataLoss("parameter ", index, " of the plan has shape ",
+                          ShapeToString(planned.shape), ", in the model's file it is ", tensor.name,
+                          " of shape ", ShapeToString(tensor.tensor.shape));
         }
-        if (found[index]) {
-          return absl::DataLossError(absl::StrCat("two ranks of the plan have ", tensor.name));
-        }
+        if (found[index]) return DataLoss("two ranks of the plan have ", tensor.name);
         found[index] = true;
       }
     }
     const auto missing = std::ranges::find(found, false);
     if (missing == found.end()) return absl::OkStatus();
-    return absl::DataLossError(
-        absl::StrCat("no rank of the plan has ", parameters[missing - found.begin()]->name));
+    return DataLoss("no rank of the plan has ", parameters[missing - found.begin()]->name);
   }
 
   absl::Status AddGroup(const InternEvoRankFile& file, const InternEvoGroup& group,
@@ -232,9 +226,8 @@ class RankFilesReader {
     for (const InternEvoPlannedParameter& planned : plan) elements += ElementCount(planned.shape);
     const int64_t stored = group.vectors.empty() ? 0 : group.vectors.front().second.shape[0];
     if (stored != elements) {
-      return Damaged(storage_, file.name,
-                     absl::StrCat("group ", group.name, ": flat_fp32_weights has ", stored,
-                                  " elements, its parameters have ", elements));
+      return Damaged(storage_, file.name, "group ", group.name, ": flat_fp32_weights has ", stored,
+                     " elements, its parameters have ", elements);
     }
     for (const auto& [kind, vector] : group.vectors) {
       const bool is_copy = kind.state == kForeignMaster.state && !rounded_;
@@ -244,20 +237,10 @@ class RankFilesReader {
         TESSERA_RETURN_IF_ERROR(set_->AddWhole(
             parameter, ShareOf(file), is_copy ? kForeignWeight : kind, planned.shape,
             {file.name, offset_bytes, vector.dtype}, ContiguousStrides(planned.shape)));
-        offset_bytes += static_cast<uint64_t>(ElementCount(planned.shape)) *
-                        static_cast<uint64_t>(ElementSize(vector.dtype));
+        offset_bytes += ByteCount(planned.shape, vector.dtype);
       }
     }
     return absl::OkStatus();
-  }
-
-  void DescribeTopology(Manifest& description) const {
-    SetTopology({.data = files_.zero_ranks,
-                 .tensor = files_.parts,
-                 .pipeline = files_.stages,
-                 .virtual_pipeline = layers_.chunks(),
-                 .zero_stage = files_.zero_ranks > 1 ? 1u : 0},
-                description);
   }
 
   Storage& storage_;
@@ -267,7 +250,7 @@ class RankFilesReader {
   bool rounded_ = false;  // some weights are not F32
   int64_t tensor_count_ = 0;
   uint64_t file_bytes_ = 0;
-  std::optional<InternEvoParameters> parameters_;
+  std::optional<ForeignModel> model_;
   std::optional<ForeignTensorSet> set_;
 };
 
@@ -290,10 +273,10 @@ Key ParseStateKey(const std::string& name, const ForeignKind& kind_of_fp32) {
   return {kind_of_fp32, name};
 }
 
-absl::Status AddTensor(const ForeignTensor& tensor, const Key& key, InternEvoParameters& parameters,
+absl::Status AddTensor(const ForeignTensor& tensor, const Key& key, ForeignModel& model,
                        ForeignTensorSet& set) {
   TESSERA_ASSIGN_OR_RETURN(const ForeignParameter* const parameter,
-                           parameters.Find(key.parameter, tensor.shape, /*parts=*/1));
+                           FindInternEvoParameter(model, key.parameter, tensor.shape, /*parts=*/1));
   return set.AddPieces(*parameter, key.kind, tensor);
 }
 
@@ -302,7 +285,7 @@ absl::StatusOr<bool> IsUniversal(Storage& storage) {
   // Other programs have a DCP folder "model", too.
   TESSERA_ASSIGN_OR_RETURN(const bool has_config, Exists(storage, "model_config.pt"));
   if (!has_config) return false;
-  const absl::StatusOr<bool> found = IsDcp(storage, std::string(kModelFolder));
+  const absl::StatusOr<bool> found = IsDcp(storage, kModelFolder);
   return absl::IsNotFound(found.status()) ? absl::StatusOr<bool>(false) : found;
 }
 
@@ -311,23 +294,23 @@ absl::StatusOr<ForeignCheckpoint> ReadUniversal(Storage& storage) {
                            ReadDcpTensors(storage, kModelFolder));
   std::vector<ForeignTensor> states;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  if (std::ranges::find(names, std::string(kOptimizerFolder) + "/") != names.end()) {
+  if (Has(names, std::string(kOptimizerFolder) + "/")) {
     TESSERA_ASSIGN_OR_RETURN(states, ReadDcpTensors(storage, kOptimizerFolder));
   }
-  TESSERA_ASSIGN_OR_RETURN(InternEvoParameters parameters,
-                           InternEvoParameters::Read(storage, static_cast<int64_t>(weights.size()),
-                                                     FileBytes(storage, weights)));
-  ForeignTensorSet set(parameters.model());
+  TESSERA_ASSIGN_OR_RETURN(ForeignModel model,
+                           ReadInternEvoModel(storage, static_cast<int64_t>(weights.size()),
+                                              FileBytes(storage, FilesOf(weights))));
+  ForeignTensorSet set(model.description());
   bool rounded = false;
   for (const ForeignTensor& tensor : weights) {
     rounded = rounded || tensor.dtype != DType::kF32;
-    TESSERA_RETURN_IF_ERROR(AddTensor(tensor, {kForeignWeight, tensor.name}, parameters, set));
+    TESSERA_RETURN_IF_ERROR(AddTensor(tensor, {kForeignWeight, tensor.name}, model, set));
   }
   for (const ForeignTensor& tensor : states) {
     const Key key = ParseStateKey(tensor.name, rounded ? kForeignMaster : kForeignWeight);
-    TESSERA_RETURN_IF_ERROR(AddTensor(tensor, key, parameters, set));
+    TESSERA_RETURN_IF_ERROR(AddTensor(tensor, key, model, set));
   }
-  ForeignCheckpoint checkpoint = {.format = std::string(kInternEvo)};
+  ForeignCheckpoint checkpoint = CheckpointOf(kInternEvo, "InternEvo");
   TESSERA_RETURN_IF_ERROR(DescribeInternEvoRun(storage, checkpoint));
   TESSERA_RETURN_IF_ERROR(std::move(set).MoveTo(kInternEvo, storage.Describe(""), checkpoint));
   return checkpoint;
@@ -336,9 +319,8 @@ absl::StatusOr<ForeignCheckpoint> ReadUniversal(Storage& storage) {
 }  // namespace
 
 absl::StatusOr<bool> IsInternEvo(Storage& storage) {
-  const absl::StatusOr<std::vector<std::string>> names = storage.List("");
-  if (absl::IsNotFound(names.status())) return false;
-  TESSERA_RETURN_IF_ERROR(names.status());
+  TESSERA_ASSIGN_OR_RETURN(const auto names, IfPresent(storage.List("")));
+  if (!names) return false;
   if (std::ranges::any_of(*names, IsInternEvoModelName)) return true;
   return IsUniversal(storage);
 }

@@ -3,15 +3,12 @@
 #include <cstddef>
 #include <string_view>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/reading.h"
-#include "convert/pickle/torch_archive.h"
-#include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -48,9 +45,8 @@ absl::Status AddVector(const TorchArchive& archive, const ForeignKind& kind, con
   const std::string what = kind.state == kForeignMaster.state ? "flat_fp32_weights" : kind.state;
   TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, In(what, ResolveTorchVector(archive, value)));
   if (!group.vectors.empty() && tensor.shape != group.vectors.front().second.shape) {
-    return absl::DataLossError(absl::StrCat(what, ": ", tensor.shape[0],
-                                            " elements, flat_fp32_weights has ",
-                                            group.vectors.front().second.shape[0]));
+    return DataLoss(what, ": ", tensor.shape[0], " elements, flat_fp32_weights has ",
+                    group.vectors.front().second.shape[0]);
   }
   group.vectors.emplace_back(kind, std::move(tensor));
   return absl::OkStatus();
@@ -89,17 +85,13 @@ absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
         const std::string_view text = plan[g][r][i].AsText().value_or("");
         const std::optional<InternEvoPlannedParameter> id = ParseId(text);
         if (!id) {
-          return absl::DataLossError(absl::StrCat(std::string(kPlanKey), ": \"", Shown(text),
-                                                  "\" is no index and shape of a parameter"));
+          return DataLoss(kPlanKey, ": \"", Shown(text), "\" is no index and shape of a parameter");
         }
         rank.push_back(*id);
       }
     }
   }
-  if (parsed.empty()) {
-    return absl::DataLossError(
-        absl::StrCat(std::string(kPlanKey), " is no list of lists of parameters"));
-  }
+  if (parsed.empty()) return DataLoss(kPlanKey, " is no list of lists of parameters");
   return parsed;
 }
 
@@ -112,9 +104,7 @@ absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& a
     return absl::DataLossError(
         "not written by HybridZeroOptimizer: no flat_fp32_weights and base_optim_states");
   }
-  if (groups.size() > kMaxGroups) {
-    return absl::DataLossError(absl::StrCat(groups.size(), " groups of parameters"));
-  }
+  if (groups.size() > kMaxGroups) return DataLoss(groups.size(), " groups of parameters");
   InternEvoZeroState state;
   for (size_t i = 0; i < groups.size(); ++i) {
     const Value name = groups[i].Find("name");
@@ -131,17 +121,6 @@ absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& a
     TESSERA_ASSIGN_OR_RETURN(state.plan, ParseInternEvoPlan(archive.contents, plan));
   }
   return state;
-}
-
-absl::StatusOr<InternEvoPlan> ReadInternEvoPlan(Storage& storage, const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return At(storage, path, ParseInternEvoPlan(archive.contents, archive.contents.root()));
-}
-
-absl::StatusOr<InternEvoZeroState> ReadInternEvoZeroState(Storage& storage,
-                                                          const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, path));
-  return At(storage, path, ParseInternEvoZeroState(archive));
 }
 
 }  // namespace tessera::ckpt::convert

@@ -15,7 +15,6 @@
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "layout/box.h"
-#include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
 
@@ -48,11 +47,6 @@ struct InternEvoZeroState {
 absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
                                                  const pickle::Value& plan);
 absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& archive);
-
-// Read and parse a file. Errors, naming the file: also those of ReadTorchFile().
-absl::StatusOr<InternEvoPlan> ReadInternEvoPlan(Storage& storage, const std::string& path);
-absl::StatusOr<InternEvoZeroState> ReadInternEvoZeroState(Storage& storage,
-                                                          const std::string& path);
 
 }  // namespace tessera::ckpt::convert
 

@@ -96,7 +96,7 @@ TEST(LlmcTest, ATiedModelRefusesAHeadOfItsOwn) {
     config.set_untie_embeddings_and_output_weights(false);
     model = DescribeModel(config).config;
     ASSERT_OK_AND_ASSIGN(auto read, Read(file, &model));
-    const auto storage = ForeignStorage::Create(StorageOf(file), "", std::move(read));
+    const auto storage = ForeignStorage::Create(StorageOf(file), std::move(read));
     EXPECT_EQ(storage.ok(), is_tied) << storage.status();
   }
 }

@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdint>
 #include <map>
@@ -17,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
@@ -85,14 +84,12 @@ absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto*
 
 absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a llm.c file has F32 or BF16, not ", ProtoName(dtype)));
+    return InvalidArgument("a llm.c file has F32 or BF16, not ", ProtoName(dtype));
   }
   TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   const LlmcFormat* const format = FindArchitecture(config)->llmc;
   if (format == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a llm.c file has GPT-2 or Llama-3, not ", ArchitectureName(config)));
+    return InvalidArgument("a llm.c file has GPT-2 or Llama-3, not ", ArchitectureName(config));
   }
   TESSERA_ASSIGN_OR_RETURN(LlmcHeader header, format->make_header(config));
   header[0] = format->magic;
@@ -109,17 +106,11 @@ constexpr int kMaxRanks = 1 << 16;
 // Returns N of "PREFIXnnnnnnnnSUFFIX", eight digits.
 std::optional<int64_t> StepOf(std::string_view name, std::string_view prefix,
                               std::string_view suffix) {
-  if (name.size() != prefix.size() + 8 + suffix.size() || !name.starts_with(prefix) ||
-      !name.ends_with(suffix)) {
-    return std::nullopt;
-  }
-  const std::string digits(name.substr(prefix.size(), 8));
   int64_t step = 0;
-  if (!std::ranges::all_of(digits, [](char c) { return '0' <= c && c <= '9'; }) ||
-      !absl::SimpleAtoi(digits, &step)) {
-    return std::nullopt;
-  }
-  return step;
+  const bool has_step = name.starts_with(prefix) &&
+                        absl::SimpleAtoi(View(name.substr(prefix.size(), 8)), &step) && step >= 0 &&
+                        name == absl::StrFormat("%s%08d%s", View(prefix), step, View(suffix));
+  return has_step ? std::optional(step) : std::nullopt;
 }
 
 std::optional<int64_t> StepOfModel(std::string_view file) { return StepOf(file, "model_", ".bin"); }
@@ -161,8 +152,7 @@ class LlmcReader {
     TESSERA_RETURN_IF_ERROR(first.status());
     const int32_t ranks = first->header[2];
     if (ranks < 1 || ranks > kMaxRanks) {
-      return Damaged(storage_, StateFile(step, 0),
-                     absl::StrCat("header field 2: ", ranks, " ranks"));
+      return Damaged(storage_, StateFile(step, 0), "header field 2: ", ranks, " ranks");
     }
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string file = StateFile(step, rank);
@@ -189,9 +179,8 @@ class LlmcReader {
     for (const ForeignParameter& tensor : description_.tensors) {
       const int64_t count = ElementCount(tensor.shape), each = count / parts;
       if (count % parts != 0) {
-        return Damaged(storage_, place.file,
-                       absl::StrCat("tensor ", tensor.name, ": ", parts,
-                                    " ranks do not divide its ", count, " elements"));
+        return Damaged(storage_, place.file, "tensor ", tensor.name, ": ", parts,
+                       " ranks do not divide its ", count, " elements");
       }
       TESSERA_RETURN_IF_ERROR(
           set_.AddRange(tensor, {}, kind, part * each, (part + 1) * each, place));
@@ -202,19 +191,12 @@ class LlmcReader {
 
   absl::Status CheckState(const std::string& file, const LlmcHeader& header,
                           const LlmcHeader& first, int rank, int64_t step) const {
-    const std::array<std::pair<int, int64_t>, 4> expected = {
-        {{0, kStateMagic}, {1, kStateVersion}, {3, rank}, {10, step}}};
+    const std::pair<int, int64_t> expected[] = {
+        {0, kStateMagic}, {1, kStateVersion}, {3, rank}, {10, step}, {2, first[2]}, {4, first[4]}};
     for (const auto& [field, value] : expected) {
       if (header[field] == value) continue;
-      return Damaged(
-          storage_, file,
-          absl::StrCat("header field ", field, ": expected ", value, ", found ", header[field]));
-    }
-    for (const int field : {2, 4}) {
-      if (header[field] == first[field]) continue;
-      return Damaged(storage_, file,
-                     absl::StrCat("header field ", field, ": ", header[field],
-                                  ", in rank 0's file ", first[field]));
+      return Damaged(storage_, file, "header field ", field, ": expected ", value, ", found ",
+                     header[field]);
     }
     return absl::OkStatus();
   }
@@ -234,10 +216,9 @@ class LlmcReader {
     const auto fits = [&](uint64_t bytes) { return shuffles ? body >= bytes : body == bytes; };
     const int parts = fits(bytes_of(1)) ? 1 : ranks;
     if (!fits(bytes_of(parts))) {
-      return Damaged(storage_, file,
-                     absl::StrCat("expected ", kLlmcHeaderBytes + bytes_of(1), " bytes or, in ",
-                                  ranks, " parts, ", kLlmcHeaderBytes + bytes_of(ranks), ", found ",
-                                  opened.size_bytes));
+      return Damaged(storage_, file, "expected ", kLlmcHeaderBytes + bytes_of(1), " bytes or, in ",
+                     ranks, " parts, ", kLlmcHeaderBytes + bytes_of(ranks), ", found ",
+                     opened.size_bytes);
     }
     const int part = parts == 1 ? 0 : rank;
     ForeignPlace place = {.file = file, .offset_bytes = kLlmcHeaderBytes, .dtype = DType::kF32};
@@ -282,8 +263,7 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& 
                                            const ModelProto* model) {
   TESSERA_ASSIGN_OR_RETURN(LlmcFile opened, ReadHeader(storage, model_file));
   TESSERA_ASSIGN_OR_RETURN(LlmcDescription description, ReadLlmcHeader(opened, model));
-  ForeignCheckpoint checkpoint = {.format = std::string(kLlmc)};
-  checkpoint.description.mutable_producer()->set_program("llm.c");
+  ForeignCheckpoint checkpoint = CheckpointOf(kLlmc, "llm.c");
   LlmcReader reader(storage, std::move(description));
   TESSERA_RETURN_IF_ERROR(reader.ReadModel(model_file));
   if (const std::optional<int64_t> step = StepOfModel(model_file)) {

@@ -1,15 +1,14 @@
 #include <array>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/errors.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/llmc/llmc.h"
@@ -21,27 +20,19 @@ namespace {
 constexpr int kHeaderFields = 256;
 
 // Adds the model's tensors, or one state of each, after the file's present contents.
-void AddTensors(const LlmcDescription& description, TensorRole role, const std::string& state,
-                DType dtype, OutputFile& file) {
-  std::map<std::string, Shape> shapes;
-  for (const LogicalParameter& parameter : description.model.parameters) {
-    shapes[parameter.name] = parameter.shape;
-  }
-  const auto named = [&](const std::string& name) {
-    return state.empty() ? name : absl::StrCat(name, ".", state);
-  };
+void AddTensors(const LlmcDescription& description, const ForeignKind& kind, DType dtype,
+                OutputFile& file) {
   for (const ForeignParameter& tensor : description.tensors) {
     const std::string& parameter = tensor.blocks[0].name;
-    const int64_t elements = ElementCount(tensor.shape);
-    file.tensors.push_back({.name = named(tensor.name),
-                            .source_name = named(parameter),
-                            .role = role,
+    file.tensors.push_back({.name = kind.NameOf(tensor.name),
+                            .source_name = kind.NameOf(parameter),
+                            .role = kind.role,
                             .dtype = dtype,
-                            .shape = shapes.at(parameter),
+                            .shape = description.model.Find(parameter).shape,
                             .offset_bytes = file.size_bytes,
-                            .elements = elements,
+                            .elements = ElementCount(tensor.shape),
                             .pieces = WholeParameterPieces(tensor, dtype)});
-    file.size_bytes += static_cast<uint64_t>(elements) * ElementSize(dtype);
+    file.size_bytes += ByteCount(tensor.shape, dtype);
   }
 }
 
@@ -62,8 +53,7 @@ absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& 
                               const std::string& state) {
   TESSERA_ASSIGN_OR_RETURN(const DType dtype, StateDType(manifest, model, state));
   if (dtype == DType::kF32 || dtype == DType::kUnspecified) return dtype == DType::kF32;
-  return absl::InvalidArgumentError(
-      absl::StrCat(state, " is ", ProtoName(dtype), ": llm.c has fp32 optimizer state"));
+  return InvalidArgument(state, " is ", ProtoName(dtype), ": llm.c has fp32 optimizer state");
 }
 
 }  // namespace
@@ -78,16 +68,15 @@ absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
   const int64_t step = manifest.trainer().step();
   constexpr int64_t kMaxStep = 99'999'999;  // of the eight digits in the names of files
   if (step > kMaxStep) {
-    return absl::InvalidArgumentError(absl::StrCat("the step is ", step,
-                                                   ", and llm.c's files have at most ", kMaxStep,
-                                                   ": --ckpt-step=N states another"));
+    return InvalidArgument("the step is ", step, ", and llm.c's files have at most ", kMaxStep,
+                           ": --ckpt-step=N states another");
   }
 
   std::vector<OutputFile> files(1);
   files[0].name = absl::StrFormat("model_%08d.bin", step);
   files[0].header = output.header;
   files[0].size_bytes = output.header.size();
-  AddTensors(output.description, TensorRole::kWeight, "", dtype, files[0]);
+  AddTensors(output.description, kForeignWeight, dtype, files[0]);
   const ModelDescription& model = output.description.model;
   TESSERA_ASSIGN_OR_RETURN(const bool has_moments, HasState(manifest, model, "exp_avg"));
   if (has_moments && !options.weights_only) {
@@ -97,10 +86,9 @@ absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
     OutputFile state = {.name = absl::StrFormat("state_%08d_00000.bin", step),
                         .header = StateHeader(step, has_master)};
     state.size_bytes = state.header.size();
-    AddTensors(output.description, TensorRole::kOptimizerState, "exp_avg", DType::kF32, state);
-    AddTensors(output.description, TensorRole::kOptimizerState, "exp_avg_sq", DType::kF32, state);
-    if (has_master)
-      AddTensors(output.description, TensorRole::kMasterWeight, "master", DType::kF32, state);
+    AddTensors(output.description, kForeignExpAvg, DType::kF32, state);
+    AddTensors(output.description, kForeignExpAvgSq, DType::kF32, state);
+    if (has_master) AddTensors(output.description, kForeignMaster, DType::kF32, state);
     files.push_back(std::move(state));
   }
   files.push_back({.name = absl::StrFormat("DONE_%08d", step), .commits = true});

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
+#include "convert/core/reading.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/state_buffer.h"
@@ -75,9 +76,8 @@ absl::Status AddBufferOfChunk(const StateBuffer& buffer, const ModuleOrder& orde
     const auto begins = PlaceInBuffer(parameters, buffer, bucket_elements);
     if (begins) return AddBuffer(parameters, *begins, buffer, set);
   }
-  return absl::DataLossError(
-      absl::StrCat(buffer.where, ": ", buffer.elements,
-                   " elements are not what whole layers of the model take up in buckets"));
+  return DataLoss(buffer.where, ": ", buffer.elements,
+                  " elements are not what whole layers of the model take up in buckets");
 }
 
 }  // namespace
@@ -91,22 +91,20 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
   const std::optional<ForeignKind> kind = KindOf(tensor.name);
   const std::string shown = Shown(tensor.name);
   if (!group || !buffer || !bucket || !kind) {
-    return absl::UnimplementedError(
-        absl::StrCat("tensor ", shown, ": no state of AdamW in a bucket"));
+    return Unimplemented("tensor ", shown, ": no state of AdamW in a bucket");
   }
   if (tensor.shape.size() != 1) {
-    return absl::UnimplementedError(absl::StrCat(
-        "tensor ", shown, ": shape ", ShapeToString(tensor.shape), ", expected a vector; buckets ",
-        "in this form are not read, states by parameter are"));
+    return Unimplemented("tensor ", shown, ": shape ", ShapeToString(tensor.shape),
+                         ", expected a vector; buckets ",
+                         "in this form are not read, states by parameter are");
   }
   if (tensor.shape[0] < 0 || tensor.shape[0] > kMaxElements) {
-    return absl::DataLossError(absl::StrCat("tensor ", shown, ": ", tensor.shape[0], " elements"));
+    return DataLoss("tensor ", shown, ": ", tensor.shape[0], " elements");
   }
   Bucket& own = buckets_[{*group, *buffer}][*bucket];
   if (!own.kinds.empty() && own.elements != tensor.shape[0]) {
-    return absl::DataLossError(absl::StrCat("tensor ", shown, ": ", tensor.shape[0],
-                                            " elements, other states of the bucket have ",
-                                            own.elements));
+    return DataLoss("tensor ", shown, ": ", tensor.shape[0],
+                    " elements, other states of the bucket have ", own.elements);
   }
   own.elements = tensor.shape[0];
   std::vector<BufferRun> runs;
@@ -115,8 +113,8 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
     const int64_t begin = piece.box.global_offset[0];
     if (begin < 0 || count < 0 || count > tensor.shape[0] || begin > tensor.shape[0] - count ||
         (count > 1 && piece.strides[0] != 1)) {
-      return absl::DataLossError(absl::StrCat("tensor ", shown, ": a part, ", ToString(piece.box),
-                                              ", that lies outside or is not contiguous"));
+      return DataLoss("tensor ", shown, ": a part, ", ToString(piece.box),
+                      ", that lies outside or is not contiguous");
     }
     runs.push_back({begin, count, {piece.file, piece.offset_bytes, tensor.dtype}});
   }
@@ -129,8 +127,7 @@ absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes,
                                     pickle::Budget& budget) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i].entry_count() != 1) {
-      return absl::UnimplementedError(
-          absl::StrCat("parameters of ", sizes[i].entry_count(), " dtypes, expected 1"));
+      return Unimplemented("parameters of ", sizes[i].entry_count(), " dtypes, expected 1");
     }
     const pickle::Value buckets = sizes[i].entry(0).second;
     std::vector<int64_t>& own = sizes_[{group, static_cast<int64_t>(i)}];
@@ -185,9 +182,9 @@ absl::StatusOr<int64_t> BucketStates::ElementsOf(const BufferKey& key, int64_t i
   const std::vector<int64_t>& known = sizes->second;
   const int64_t elements = static_cast<size_t>(index) < known.size() ? known[index] : -1;
   if (elements >= 0 && elements <= bucket.elements) return elements;
-  return absl::DataLossError(absl::StrCat(
-      Name(key.first, key.second), ": bucket ", index, " has ", bucket.elements, " elements, ",
-      elements, " without padding according to per_bucket_numel_unpadded"));
+  return DataLoss(Name(key.first, key.second), ": bucket ", index, " has ", bucket.elements,
+                  " elements, ", elements,
+                  " without padding according to per_bucket_numel_unpadded");
 }
 
 absl::StatusOr<std::map<BucketStates::BufferKey, StateBuffer>> BucketStates::MakeBuffers() const {
@@ -197,8 +194,7 @@ absl::StatusOr<std::map<BucketStates::BufferKey, StateBuffer>> BucketStates::Mak
     std::map<std::string, std::pair<ForeignKind, std::vector<BufferRun>>> kinds;
     for (const auto& [index, bucket] : buckets) {
       if (index != static_cast<int64_t>(buffer.bucket_elements.size())) {
-        return absl::DataLossError(
-            absl::StrCat(buffer.where, ": bucket ", buffer.bucket_elements.size(), " is missing"));
+        return DataLoss(buffer.where, ": bucket ", buffer.bucket_elements.size(), " is missing");
       }
       TESSERA_ASSIGN_OR_RETURN(const int64_t elements, ElementsOf(key, index, bucket));
       for (const auto& [state, runs] : bucket.kinds) {
@@ -233,9 +229,8 @@ absl::Status BucketStates::AddTo(const MegatronRun& run, const ModuleOrder& orde
   // Divided, since a product of sizes from a file may overflow.
   const int64_t chunks = ranks > count || stages > count / ranks ? 0 : count / ranks / stages;
   if (chunks * ranks * stages != count || chunks == 0) {
-    return absl::DataLossError(
-        absl::StrCat("the optimizer's state has ", count, " buffers, but the run had ", ranks,
-                     " tensor-parallel and ", stages, " pipeline-parallel ranks"));
+    return DataLoss("the optimizer's state has ", count, " buffers, but the run had ", ranks,
+                    " tensor-parallel and ", stages, " pipeline-parallel ranks");
   }
   // A virtual pipeline passes through the stages once for each chunk.
   ChunkOfModel chunk;
@@ -246,9 +241,7 @@ absl::Status BucketStates::AddTo(const MegatronRun& run, const ModuleOrder& orde
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const BufferKey key = {index % stages * ranks + rank, index / stages};
       const auto found = buffers.find(key);
-      if (found == buffers.end()) {
-        return absl::DataLossError(absl::StrCat(Name(key.first, key.second), " is missing"));
-      }
+      if (found == buffers.end()) return DataLoss(Name(key.first, key.second), " is missing");
       // How many layers the chunk has is what the size of the first rank's buffer tells.
       const int64_t most = rank == 0 ? order.layers() - chunk.first_layer : chunk.layers;
       TESSERA_RETURN_IF_ERROR(AddBufferOfChunk(found->second, order, {rank, ranks},
@@ -257,9 +250,8 @@ absl::Status BucketStates::AddTo(const MegatronRun& run, const ModuleOrder& orde
     }
   }
   if (chunk.first_layer + chunk.layers == order.layers()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("the optimizer's buffers hold ",
-                                          chunk.first_layer + chunk.layers,
-                                          " layers, the model has ", order.layers()));
+  return DataLoss("the optimizer's buffers hold ", chunk.first_layer + chunk.layers,
+                  " layers, the model has ", order.layers());
 }
 
 }  // namespace tessera::ckpt::convert

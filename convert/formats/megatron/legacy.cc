@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -64,7 +63,7 @@ class LegacyReader {
         TESSERA_RETURN_IF_ERROR(AddRank(stage, rank));
       }
     }
-    ForeignCheckpoint checkpoint = {.format = std::string(kMegatron)};
+    ForeignCheckpoint checkpoint = CheckpointOf(kMegatron, "Megatron-LM");
     run_->Describe(checkpoint.description);
     TESSERA_RETURN_IF_ERROR(
         std::move(*set_).MoveTo(kMegatron, storage_.Describe(folder_), checkpoint));
@@ -79,10 +78,7 @@ class LegacyReader {
   absl::Status ReadFiles() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> found,
                              FindMegatronRanks(storage_, folder_));
-    if (found.empty()) {
-      return absl::NotFoundError(
-          absl::StrCat(storage_.Describe(folder_), ": no folder mp_rank_00"));
-    }
+    if (found.empty()) return NotFound(storage_.Describe(folder_), ": no folder mp_rank_00");
     TESSERA_ASSIGN_OR_RETURN(MegatronRank first, ReadFile(found.front()));
     const Value root = first.archive.contents.root();
     const MegatronRun run(root);
@@ -124,16 +120,12 @@ class LegacyReader {
     std::set<std::string> others(found.begin(), found.end());
     for (const RankFile& file : wanted) others.erase(file.name);
     if (!missing.empty()) {
-      return Damaged(
-          storage_, folder_,
-          absl::StrCat("the run had ", grid, ", but there is no ", JoinFirst(missing, ", ")));
+      return Damaged(storage_, folder_, "the run had ", grid, ", but there is no ",
+                     JoinFirst(missing, ", "));
     }
     if (others.empty()) return absl::OkStatus();
-    return Damaged(
-        storage_, folder_,
-        absl::StrCat("the run had ", grid, ", but there is ",
-                     JoinFirst(std::vector<std::string>(others.begin(), others.end()), ", "),
-                     ", too"));
+    return Damaged(storage_, folder_, "the run had ", grid, ", but there is ",
+                   JoinFirst({others.begin(), others.end()}, ", "), ", too");
   }
 
   // Checks that a rank's file belongs to the same save as the first one.
@@ -146,22 +138,20 @@ class LegacyReader {
       return number ? absl::StrCat(*number) : std::string("unknown");
     };
     if (step != first_step) {
-      return Damaged(storage_, file.path,
-                     absl::StrCat("its iteration is ", shown(step), ", that of ", first.folder,
-                                  " is ", shown(first_step)));
+      return Damaged(storage_, file.path, "its iteration is ", shown(step), ", that of ",
+                     first.folder, " is ", shown(first_step));
     }
     const MegatronRun run(root);
     if (run.Integer("tensor_model_parallel_size").value_or(1) != tensor_ranks_ ||
         run.Integer("pipeline_model_parallel_size").value_or(1) != stages_) {
       return Damaged(storage_, file.path,
-                     absl::StrCat("its arguments have another parallel layout than "
-                                  "those of ",
-                                  first.folder));
+                     "its arguments have another parallel layout than "
+                     "those of ",
+                     first.folder);
     }
     if (file.chunks.size() != first.chunks.size()) {
-      return Damaged(storage_, file.path,
-                     absl::StrCat(file.chunks.size(), " chunks of the model, ", first.folder,
-                                  " has ", first.chunks.size()));
+      return Damaged(storage_, file.path, file.chunks.size(), " chunks of the model, ",
+                     first.folder, " has ", first.chunks.size());
     }
     return absl::OkStatus();
   }
@@ -179,10 +169,9 @@ class LegacyReader {
                 .context_ranks = run_->Integer("context_parallel_size").value_or(1),
                 .data_ranks = run_->Integer("data_parallel_size").value_or(1)});
     if (!found) return absl::OkStatus();
-    return Damaged(
-        storage_, files_[found->file].path,
-        absl::StrCat("its arguments say that rank ", ranks[found->file],
-                     " of the run wrote it, whose place is ", files_[found->place].path));
+    return Damaged(storage_, files_[found->file].path, "its arguments say that rank ",
+                   ranks[found->file], " of the run wrote it, whose place is ",
+                   files_[found->place].path);
   }
 
   // A virtual pipeline passes through the stages once for each chunk.
@@ -205,9 +194,8 @@ class LegacyReader {
     for (size_t i = 0; i < file.chunks.size(); ++i) {
       const int64_t layers = files_[stage * tensor_ranks()].chunks[i].layers;
       if (file.chunks[i].layers != layers) {
-        return Damaged(storage_, file.path,
-                       (absl::StrCat(file.chunks[i].layers, " layers, ",
-                                     FolderOf(0, static_cast<int64_t>(stage)), " has ", layers)));
+        return Damaged(storage_, file.path, file.chunks[i].layers, " layers, ",
+                       FolderOf(0, static_cast<int64_t>(stage)), " has ", layers);
       }
       TESSERA_ASSIGN_OR_RETURN(chunks.emplace_back(),
                                AddChunk(file, file.chunks[i], first_layers_[stage][i],
@@ -236,10 +224,9 @@ class LegacyReader {
       const ForeignParameter* const parameter =
           FindMegatronParameter(*model_, split.before, rows * tensor_ranks_);
       if (parameter == nullptr) {
-        return At(storage_, file.path,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "tensor ", name, " (", split.before, " of the whole model) belongs ",
-                      "to no parameter of the model that its arguments describe")));
+        return InvalidArgument(storage_.Describe(file.path), ": tensor ", name, " (", split.before,
+                               " of the whole model) belongs to no parameter of the model that ",
+                               "its arguments describe");
       }
       const TensorParallelShare share = {tensor_rank, tensor_ranks_};
       TESSERA_RETURN_IF_ERROR(set_->AddWhole(*parameter, share, kForeignWeight, file.path, tensor));
@@ -281,10 +268,10 @@ class LegacyReader {
   absl::Status AddGroup(const MegatronRank& file, const MegatronGroup& group,
                         const std::vector<const RankParameter*>& parameters) {
     if (group.parameters.size() != parameters.size()) {
-      return absl::DataLossError(absl::StrCat(
-          "a group of the optimizer has ", group.parameters.size(), " parameters, the model has ",
-          parameters.size(), group.has_weight_decay ? " matrices" : " vectors",
-          ", so that which are which is not known"));
+      return DataLoss("a group of the optimizer has ", group.parameters.size(),
+                      " parameters, the model has ", parameters.size(),
+                      group.has_weight_decay ? " matrices" : " vectors",
+                      ", so that which are which is not known");
     }
     for (size_t i = 0; i < parameters.size(); ++i) {
       for (const auto& [kind, tensor] : group.parameters[i]) {
@@ -298,28 +285,25 @@ class LegacyReader {
   absl::Status AddDistributed(const MegatronRank& file, size_t stage,
                               const std::vector<std::vector<RankParameter>>& chunks) {
     const std::string path = PathOf(file.folder, kDistributedFile);
-    absl::StatusOr<TorchArchive> archive = ReadArchive(path);
-    if (absl::IsNotFound(archive.status())) {
+    TESSERA_ASSIGN_OR_RETURN(const auto archive, IfPresent(ReadArchive(path)));
+    if (!archive) {
       return Damaged(storage_, path, "missing; it has the distributed optimizer's state");
     }
-    TESSERA_RETURN_IF_ERROR(archive.status());
     TESSERA_ASSIGN_OR_RETURN(
         const std::vector<GatheredBuffer> buffers,
         At(storage_, path, ReadGatheredState(*archive, archive->contents.root())));
     if (buffers.size() != chunks.size()) {
-      return Damaged(
-          storage_, path,
-          (absl::StrCat(buffers.size(), " buffers for ", chunks.size(), " chunks of the model")));
+      return Damaged(storage_, path, buffers.size(), " buffers for ", chunks.size(),
+                     " chunks of the model");
     }
     for (size_t i = 0; i < chunks.size(); ++i) {
       const StateBuffer buffer = BufferOf(buffers[i], path, storage_.Describe(path));
       const bool is_first = i == 0 && stage == 0;
       const auto begins = PlaceInBuffer(chunks[i], buffer, is_first ? run_->BucketElements() : 0);
       if (!begins) {
-        return Damaged(storage_, path,
-                       (absl::StrCat("buffer ", i, " has ", buffer.elements,
-                                     " elements, which is not what the parameters in ", file.path,
-                                     " take up, divided into buckets as its arguments tell")));
+        return Damaged(storage_, path, "buffer ", i, " has ", buffer.elements,
+                       " elements, which is not what the parameters in ", file.path,
+                       " take up, divided into buckets as its arguments tell");
       }
       TESSERA_RETURN_IF_ERROR(AddBuffer(chunks[i], *begins, buffer, *set_));
     }

@@ -9,7 +9,6 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
-#include "models/foreign/format.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -19,7 +18,7 @@ namespace tessera::ckpt::convert {
 absl::StatusOr<bool> IsMegatron(Storage& storage);
 
 // Reads the model's weights under their logical names, the states of its optimizer, and the
-// progress of the run. Errors: those of ReadMegatronLegacy() and ReadMegatronTorchDist();
+// progress of the run. Errors: those of ReadMegatronLegacy() and of ReadDcp();
 // Unimplemented for the backend zarr.
 absl::StatusOr<ForeignCheckpoint> ReadMegatron(Storage& storage);
 

@@ -7,9 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/text.h"
-#include "convert/formats/megatron/run.h"
-#include "layout/box.h"
+#include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -28,16 +26,13 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
   }
   RankChunk chunk;
   std::set<int64_t> layers;
-  for (size_t i = 0; i < model.entry_count(); ++i) {
-    const auto [key, value] = model.entry(i);
+  for (const auto& [key, value] : model.entries()) {
     TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadTorchName(key, budget));
     if (name.ends_with(kExtraState)) {
       if (!value.is(pickle::Kind::kNone)) chunk.left_out.push_back(name);
       continue;
     }
-    if (!IsTorchTensor(value)) {
-      return absl::DataLossError(absl::StrCat("tensor ", Shown(name), ": no tensor"));
-    }
+    if (!IsTorchTensor(value)) return DataLoss("tensor ", Shown(name), ": no tensor");
     TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, In(absl::StrCat("tensor ", Shown(name)),
                                                     ResolveTorchTensor(archive, value)));
     const int64_t layer = SplitLayer(name).layer;
@@ -45,8 +40,8 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
     chunk.tensors.emplace_back(name, std::move(tensor));
   }
   if (!layers.empty() && *layers.rbegin() + 1 != static_cast<int64_t>(layers.size())) {
-    return absl::DataLossError(absl::StrCat(
-        "it has ", layers.size(), " layers, of which the last has number ", *layers.rbegin()));
+    return DataLoss("it has ", layers.size(), " layers, of which the last has number ",
+                    *layers.rbegin());
   }
   chunk.layers = static_cast<int64_t>(layers.size());
   return chunk;
@@ -93,8 +88,7 @@ absl::Status AddTensor(Source& source, const ForeignKind& kind, const Value& val
 
 absl::StatusOr<GatheredBuffer> ReadBuffer(Source& source, const Value& by_dtype) {
   if (by_dtype.entry_count() != 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("parameters of ", by_dtype.entry_count(), " dtypes, expected 1"));
+    return Unimplemented("parameters of ", by_dtype.entry_count(), " dtypes, expected 1");
   }
   const Value stored = by_dtype.entry(0).second;
   GatheredBuffer buffer;
@@ -106,19 +100,25 @@ absl::StatusOr<GatheredBuffer> ReadBuffer(Source& source, const Value& by_dtype)
                              In(key, ResolveTorchVector(source.archive, stored.Find(key))));
     if (buffer.vectors.empty()) buffer.elements = tensor.shape[0];
     if (tensor.shape[0] != buffer.elements) {
-      return absl::DataLossError(
-          absl::StrCat(key, ": ", tensor.shape[0], " elements, param has ", buffer.elements));
+      return DataLoss(key, ": ", tensor.shape[0], " elements, param has ", buffer.elements);
     }
     buffer.vectors.emplace_back(kind, std::move(tensor));
   }
   return buffer;
 }
 
-// The dicts of a torch optimizer's states, by number.
-using StatesByNumber = std::map<int64_t, Value>;
+// Returns the values of a dict whose keys are numbers, by these.
+using ValuesByNumber = std::map<int64_t, Value>;
+ValuesByNumber ByNumber(const Value& dict) {
+  ValuesByNumber values;
+  for (const auto& [key, value] : dict.entries()) {
+    if (const std::optional<int64_t> number = key.AsInt()) values[*number] = value;
+  }
+  return values;
+}
 
 absl::StatusOr<StateVectors> ReadMoments(Source& source, int64_t number,
-                                         const StatesByNumber& states) {
+                                         const ValuesByNumber& states) {
   const auto found = states.find(number);
   if (found == states.end()) return absl::DataLossError("no state");
   StateVectors vectors;
@@ -130,7 +130,7 @@ absl::StatusOr<StateVectors> ReadMoments(Source& source, int64_t number,
 }
 
 absl::StatusOr<MegatronGroup> ReadGroup(Source& source, const Value& group,
-                                        const StatesByNumber& states, const Value& masters) {
+                                        const ValuesByNumber& states, const Value& masters) {
   const Value numbers = group.Find("params"), multiplier = group.Find("wd_mult");
   const std::optional<double> decay =
       multiplier.AsInt() ? std::optional<double>(*multiplier.AsInt()) : multiplier.AsFloat();
@@ -139,8 +139,8 @@ absl::StatusOr<MegatronGroup> ReadGroup(Source& source, const Value& group,
         "whether a parameter has weight decay does not tell alone which group it is in");
   }
   if (masters.present() && masters.size() != numbers.size()) {
-    return absl::UnimplementedError(absl::StrCat(masters.size(), " of ", numbers.size(),
-                                                 " parameters have fp32 copies, expected all"));
+    return Unimplemented(masters.size(), " of ", numbers.size(),
+                         " parameters have fp32 copies, expected all");
   }
   MegatronGroup read = {.has_weight_decay = *decay != 0};
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -168,16 +168,11 @@ absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive
         "the buckets are stored apart, as by Megatron-Core 0.7 and earlier, or this is no state "
         "of its distributed optimizer");
   }
-  std::map<int64_t, Value> by_index;
-  for (size_t i = 0; i < state.entry_count(); ++i) {
-    const auto [key, value] = state.entry(i);
-    if (const std::optional<int64_t> index = key.AsInt()) by_index[*index] = value;
-  }
   Source source{archive};
   std::vector<GatheredBuffer> buffers;
-  for (const auto& [index, value] : by_index) {
+  for (const auto& [index, value] : ByNumber(state)) {
     if (index != static_cast<int64_t>(buffers.size())) {
-      return absl::DataLossError(absl::StrCat("buffer ", buffers.size(), " is missing"));
+      return DataLoss("buffer ", buffers.size(), " is missing");
     }
     TESSERA_ASSIGN_OR_RETURN(buffers.emplace_back(),
                              In(absl::StrCat("buffer ", index), ReadBuffer(source, value)));
@@ -194,12 +189,7 @@ absl::StatusOr<std::vector<MegatronGroup>> ReadNumberedState(const TorchArchive&
   const Value inner = optimizer.Find("optimizer");
   const Value plain = inner.Find("state").present() ? inner : optimizer;
   const Value masters = optimizer.Find("fp32_from_fp16_params");
-  StatesByNumber states;
-  const Value state = plain.Find("state");
-  for (size_t i = 0; i < state.entry_count(); ++i) {
-    const auto [key, value] = state.entry(i);
-    if (const std::optional<int64_t> number = key.AsInt()) states[*number] = value;
-  }
+  const ValuesByNumber states = ByNumber(plain.Find("state"));
   const Value groups = plain.Find("param_groups");
   Source source{archive};
   std::vector<MegatronGroup> read;

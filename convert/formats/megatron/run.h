@@ -11,7 +11,6 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
-#include "convert/core/reading.h"
 #include "convert/pickle/value.h"
 #include "storage/storage.h"
 
@@ -64,18 +63,6 @@ inline bool IsTiedEmbedding(const ForeignParameter& parameter) {
 inline constexpr char kMegatronCommonFile[] = "common.pt";
 inline constexpr char kMegatronFormatFile[] = "metadata.json";
 
-struct MegatronFolder {
-  std::string path;        // of the checkpoint, inside the storage
-  bool is_legacy = false;  // of the format `torch`; otherwise torch_dist
-};
-
-// Finds the checkpoint of Megatron-LM in a folder: one with metadata.json of the backend
-// torch_dist, one with a folder for each rank (mp_rank_00, mp_rank_00_000) or, in the folder of a
-// whole run, the iteration that latest_checkpointed_iteration.txt names. nullopt if the folder has
-// no checkpoint. Unimplemented for checkpoints of the backend zarr.
-absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
-                                                                 std::string_view folder);
-
 inline constexpr char kMegatronRankFile[] = "model_optim_rng.pt";
 
 // Returns the folders of ranks in a folder, sorted; empty if it has none, or does not exist.
@@ -92,19 +79,6 @@ absl::StatusOr<std::vector<std::string>> FindMegatronRanks(Storage& storage,
 // belong together; InvalidArgument without arguments, or if they describe an unknown model;
 // Unimplemented for experts, and for models of before Megatron-Core.
 absl::StatusOr<ForeignCheckpoint> ReadMegatronLegacy(Storage& storage, const std::string& folder);
-
-// Reads a checkpoint of megatron-core's distributed checkpointing, backend torch_dist: a folder of
-// torch.distributed.checkpoint whose tensors are whole parameters, possibly stacked over layers,
-// with common.pt. The arguments of the run describe the model. States of the optimizer are read in
-// all formats: by parameter, those of the distributed optimizer also flattened as in releases up to
-// 0.14, and by buffer (state_buffer.h). The parameters of a buffer follow from the order of the
-// modules and are checked by its size and its fp32 weights.
-//
-// Errors: DataLoss, naming file and tensor; InvalidArgument without arguments, if they describe an
-// unknown model, or if a tensor belongs to none of its parameters; Unimplemented for states of
-// other optimizers; those of ReadDcp().
-absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage,
-                                                        const std::string& folder);
 
 }  // namespace tessera::ckpt::convert
 

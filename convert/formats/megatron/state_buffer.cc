@@ -7,8 +7,9 @@
 #include <memory>
 #include <set>
 
-#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "convert/core/reading.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/elements/copy_elements.h"
@@ -17,9 +18,7 @@ namespace tessera::ckpt::convert {
 
 namespace {
 
-int64_t Aligned(int64_t at) {
-  return (at + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
-}
+int64_t Aligned(int64_t at) { return RoundUp(at, kBufferAlignment); }
 
 // Returns the elements that each bucket has, as Megatron divides a buffer.
 std::vector<int64_t> DivideIntoBuckets(std::span<const RankParameter> parameters,
@@ -103,9 +102,8 @@ absl::Status AddBuffer(std::span<const RankParameter> parameters, std::span<cons
         at += count;
       }
       if (at == end) continue;
-      return absl::DataLossError(absl::StrCat(buffer.where, ": element ", at, " of ",
-                                              buffer.elements, ", which is part of ",
-                                              own.parameter->name, ", is missing"));
+      return DataLoss(buffer.where, ": element ", at, " of ", buffer.elements,
+                      ", which is part of ", own.parameter->name, ", is missing");
     }
   }
   return absl::OkStatus();
@@ -202,12 +200,8 @@ class ElementReader {
       const Box at = {index, Shape(index.size(), 1)};
       if (!Contains(piece.box, at)) continue;
       const size_t size = ElementSize(tensor.dtype);
-      uint64_t offset = piece.offset_bytes;
-      for (size_t d = 0; d < index.size(); ++d) {
-        offset +=
-            static_cast<uint64_t>((index[d] - piece.box.global_offset[d]) * piece.strides[d]) *
-            size;
-      }
+      const uint64_t offset =
+          piece.offset_bytes + static_cast<uint64_t>(OffsetInPiece(piece, index)) * size;
       std::unique_ptr<ReadableFile>& file = files_[piece.file];
       if (file == nullptr) {
         TESSERA_ASSIGN_OR_RETURN(file, storage_.Open(piece.file));
@@ -249,9 +243,9 @@ absl::Status Compare(ElementReader& reader, const ForeignTensor& weight,
     std::byte rounded[8] = {};
     round(exact.bytes, rounded, 1, 1);
     if (std::memcmp(rounded, stored.bytes, size) == 0) continue;
-    return absl::DataLossError(absl::StrCat(
-        exact.file, ": the fp32 weights of ", weight.name, " do not round to its weights in ",
-        stored.file, ", so that which parameters the optimizer's states belong to is not known"));
+    return DataLoss(exact.file, ": the fp32 weights of ", weight.name,
+                    " do not round to its weights in ", stored.file,
+                    ", so that which parameters the optimizer's states belong to is not known");
   }
   return absl::OkStatus();
 }

@@ -19,7 +19,6 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
-#include "convert/core/reading.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/run.h"
 #include "convert/pickle/torch_archive.h"

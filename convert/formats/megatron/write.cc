@@ -9,12 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/saved_values.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/megatron/megatron.h"
 #include "convert/formats/megatron/run.h"
+#include "convert/formats/torch/write.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
 
@@ -25,31 +26,6 @@ using pickle::Writer;
 
 constexpr char kFormatFile[] = R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
                                R"("common_backend": "torch", "common_backend_version": 1})";
-
-void WriteJson(const nlohmann::ordered_json& json, Writer& writer) {
-  if (json.is_boolean()) {
-    writer.Bool(json.get<bool>());
-  } else if (json.is_number_integer()) {
-    writer.Int(json.get<int64_t>());
-  } else if (json.is_number()) {
-    writer.Float(json.get<double>());
-  } else if (json.is_string()) {
-    writer.Text(json.get<std::string>());
-  } else if (json.is_array()) {
-    writer.BeginList();
-    for (const nlohmann::ordered_json& element : json) WriteJson(element, writer);
-    writer.EndList();
-  } else if (json.is_object()) {
-    writer.BeginDict();
-    for (const auto& [key, value] : json.items()) {
-      writer.Text(key);
-      WriteJson(value, writer);
-    }
-    writer.EndDict();
-  } else {
-    writer.None();
-  }
-}
 
 // Returns the parameters to write: of those that hold the same tensors, the one with more dims,
 // which is the stack of all layers.
@@ -74,28 +50,20 @@ std::string PrefixOf(const ForeignKind& kind) {
   return absl::StrCat("optimizer.state.", is_master ? "param" : kind.state, ".");
 }
 
-// Plans a torch_dist folder. ChooseStates() decides which states are written and as which dtype;
-// Files() then lays out their chunks.
+// Plans a torch_dist folder with these kinds of tensors.
 class MegatronPlan {
  public:
-  MegatronPlan(const Manifest& manifest, ModelDescription model, nlohmann::ordered_json arguments,
-               const PlanOptions& options)
+  MegatronPlan(const Manifest& manifest, const ModelDescription& model,
+               nlohmann::ordered_json arguments, std::vector<SavedKind> kinds,
+               uint64_t max_file_bytes)
       : manifest_(manifest),
-        model_(std::move(model)),
+        model_(model),
         arguments_(std::move(arguments)),
-        options_(options),
-        data_(options.max_file_bytes) {
-    for (const LogicalParameter& parameter : model_.parameters) {
-      parameters_[parameter.name] = &parameter;
-    }
-  }
-
-  absl::Status ChooseStates() {
-    TESSERA_ASSIGN_OR_RETURN(kinds_, FindKinds(manifest_, model_, options_));
+        kinds_(std::move(kinds)),
+        data_(max_file_bytes) {
     for (const SavedKind& saved : kinds_) {
       has_master_ |= saved.kind.role == TensorRole::kMasterWeight;
     }
-    return absl::OkStatus();
   }
 
   std::vector<OutputFile> Files(const std::vector<ForeignParameter>& parameters) && {
@@ -122,13 +90,12 @@ class MegatronPlan {
     for (const ForeignBlock& block : parameter.blocks) {
       Box box = ForeignBox(parameter, block);
       if (parameter.padded) box.shape[0] = parameter.shape[0];
-      const std::string name =
-          saved.kind.state.empty() ? block.name : absl::StrCat(block.name, ".", saved.kind.state);
+      const std::string name = saved.kind.NameOf(block.name);
       OutputTensor output = {.name = name,
                              .source_name = name,
                              .role = saved.kind.role,
                              .dtype = saved.dtype,
-                             .shape = parameters_.at(block.name)->shape,
+                             .shape = model_.Find(block.name).shape,
                              .elements = ElementCount(box.shape)};
       output.pieces = [block, box, dtype = saved.dtype](int64_t begin, int64_t end) {
         return BlockPieces(block, box, begin, end, dtype);
@@ -141,54 +108,41 @@ class MegatronPlan {
 
   // Writes a group of each kind as Megatron-LM makes them: with weight decay, and without.
   void WriteParameterGroups(Writer& writer) const {
-    writer.Text("param_groups");
-    writer.BeginList();
-    for (int i = 0; i < 2; ++i) {
-      std::map<std::string, double> saved;
-      if (i < manifest_.optimizer().groups_size()) {
-        const auto& options = manifest_.optimizer().groups(i).options();
-        saved.insert(options.begin(), options.end());
-      }
+    writer.Text("param_groups").BeginList();
+    for (const size_t i : {0, 1}) {
       const auto option = [&](const char* name, double absent) {
-        const auto found = saved.find(name);
-        return found == saved.end() ? absent : found->second;
+        return OptionOf(manifest_, i, name, absent);
       };
       writer.BeginDict();
-      WriteEntry("is_expert_parallel", false, writer);
-      WriteEntry("default_config", true, writer);
-      WriteEntry("wd_mult", i == 0 ? 1.0 : 0.0, writer);
-      WriteEntry("lr_mult", 1.0, writer);
-      WriteEntry("is_decoupled_lr", false, writer);
-      WriteEntry("lr", manifest_.trainer().schedule().learning_rate(), writer);
-      writer.Text("betas");
-      writer.BeginTuple();
+      writer.Text("is_expert_parallel").Bool(false);
+      writer.Text("default_config").Bool(true);
+      writer.Text("wd_mult").Float(i == 0 ? 1.0 : 0.0);
+      writer.Text("lr_mult").Float(1.0);
+      writer.Text("is_decoupled_lr").Bool(false);
+      writer.Text("lr").Float(manifest_.trainer().schedule().learning_rate());
+      writer.Text("betas").BeginTuple();
       writer.Float(option("beta1", 0.9));
       writer.Float(option("beta2", 0.999));
       writer.EndTuple();
-      WriteEntry("eps", option("epsilon", 1e-8), writer);
-      WriteEntry("weight_decay", option("weight_decay", 0), writer);
-      WriteEntry("step", manifest_.trainer().step(), writer);
+      writer.Text("eps").Float(option("epsilon", 1e-8));
+      writer.Text("weight_decay").Float(option("weight_decay", 0));
+      writer.Text("step").Int(manifest_.trainer().step());
       writer.EndDict();
     }
     writer.EndList();
   }
 
-  static void WriteEntry(const char* key, const nlohmann::ordered_json& value, Writer& writer) {
-    writer.Text(key);
-    WriteJson(value, writer);
-  }
-
   void WriteOptimizer(Writer& writer) const {
-    writer.Text("optimizer");
-    writer.BeginDict();
+    writer.Text("optimizer").BeginDict();
     if (has_master_) {
-      writer.Text("optimizer");
-      writer.BeginDict();
+      writer.Text("optimizer").BeginDict();
       WriteParameterGroups(writer);
       writer.EndDict();
-      WriteEntry("param_state_sharding_type", "fully_reshardable", writer);
+      writer.Text("param_state_sharding_type").Text("fully_reshardable");
     } else {
-      WriteEntry("state", {{"common_step", manifest_.trainer().step()}}, writer);
+      writer.Text("state").BeginDict();
+      writer.Text("common_step").Int(manifest_.trainer().step());
+      writer.EndDict();
       WriteParameterGroups(writer);
     }
     writer.EndDict();
@@ -206,28 +160,25 @@ class MegatronPlan {
     arguments["use_distributed_optimizer"] = has_master_;
     Writer writer;
     writer.BeginDict();
-    writer.Text("args");
-    writer.Global("argparse", "Namespace");
+    writer.Text("args").Global("argparse", "Namespace");
     writer.NewObject();
-    WriteJson(arguments, writer);
+    WriteValue(*ValueOfJson(arguments.dump()), writer);
     writer.SetState();
-    WriteEntry("checkpoint_version", 3.0, writer);
-    WriteEntry("iteration", manifest_.trainer().step(), writer);
+    writer.Text("checkpoint_version").Float(3.0);
+    writer.Text("iteration").Int(manifest_.trainer().step());
     if (kinds_.size() > 1) WriteOptimizer(writer);
-    WriteEntry("content_metadata",
-               {{"distrib_optim_sharding_type", "fully_reshardable"},
-                {"chained_optim_avoid_prefix", true}},
-               writer);
+    writer.Text("content_metadata").BeginDict();
+    writer.Text("distrib_optim_sharding_type").Text("fully_reshardable");
+    writer.Text("chained_optim_avoid_prefix").Bool(true);
+    writer.EndDict();
     writer.EndDict();
     return std::move(writer).Finish();
   }
 
   const Manifest& manifest_;
-  const ModelDescription model_;
+  const ModelDescription& model_;
   const nlohmann::ordered_json arguments_;
-  const PlanOptions& options_;
-  std::map<std::string, const LogicalParameter*> parameters_;
-  std::vector<SavedKind> kinds_;
+  const std::vector<SavedKind> kinds_;
   bool has_master_ = false;
   DcpDataFiles data_;
 };
@@ -237,18 +188,19 @@ class MegatronPlan {
 absl::StatusOr<std::vector<OutputFile>> PlanMegatron(const Manifest& manifest,
                                                      const PlanOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, WriteForeignConfig(kMegatron, manifest.model()));
-  TESSERA_ASSIGN_OR_RETURN(ModelDescription model, ReadForeignConfig(kMegatron, text, INT64_MAX));
-  TESSERA_ASSIGN_OR_RETURN(std::vector<ForeignParameter> parameters,
-                           ForeignParameters(kMegatron, manifest.model()));
-  parameters = Stacked(std::move(parameters));
+  TESSERA_ASSIGN_OR_RETURN(const ForeignModel model,
+                           ForeignModel::Read(kMegatron, text, INT64_MAX, UINT64_MAX));
+  std::vector<ForeignParameter> parameters = Stacked(model.parameters());
   nlohmann::ordered_json arguments = nlohmann::ordered_json::parse(text);
   const int64_t rows = arguments.at("padded_vocab_size").get<int64_t>();
   for (ForeignParameter& parameter : parameters) {
     if (parameter.padded) parameter.shape[0] = rows;
   }
-  MegatronPlan plan(manifest, std::move(model), std::move(arguments), options);
-  TESSERA_RETURN_IF_ERROR(plan.ChooseStates());
-  return std::move(plan).Files(parameters);
+  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedKind> kinds,
+                           FindKinds(manifest, model.description(), options));
+  return MegatronPlan(manifest, model.description(), std::move(arguments), std::move(kinds),
+                      options.max_file_bytes)
+      .Files(parameters);
 }
 
 }  // namespace tessera::ckpt::convert

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <iterator>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -67,24 +65,21 @@ class PaddleMetadataReader {
   absl::StatusOr<std::vector<PaddleShard>> Read() {
     if (!IsOfPaddle(root_, "Metadata")) return absl::DataLossError("not written by Paddle");
     const Value tensors = root_.state().Find("state_dict_metadata");
-    for (size_t i = 0; i < tensors.entry_count(); ++i) {
-      const auto [key, shards] = tensors.entry(i);
+    for (const auto& [key, shards] : tensors.entries()) {
       TESSERA_ASSIGN_OR_RETURN(const std::string name, KeyOf(key));
       for (size_t j = 0; j < shards.size(); ++j) {
         TESSERA_RETURN_IF_ERROR(In(Shown(name), AddShard(name, shards[j])));
       }
     }
     const Value files = root_.state().Find("storage_metadata");
-    for (size_t i = 0; i < files.entry_count(); ++i) {
-      const auto [index, file] = files.entry(i);
+    for (const auto& [index, file] : files.entries()) {
       TESSERA_ASSIGN_OR_RETURN(const std::string name, KeyOf(index.state().Find("tensor_key")));
       TESSERA_RETURN_IF_ERROR(In(Shown(name), SetFile(name, index, file)));
     }
     for (const PaddleShard& shard : shards_) {
       if (shard.file.empty()) {
-        return In(Shown(shard.key),
-                  absl::DataLossError(absl::StrCat("no file has the shard at ",
-                                                   ShapeToString(shard.box.global_offset))));
+        return DataLoss(Shown(shard.key), ": no file has the shard at ",
+                        ShapeToString(shard.box.global_offset));
       }
     }
     return std::move(shards_);
@@ -112,9 +107,7 @@ class PaddleMetadataReader {
     }
     const std::string_view dtype = shard.state().Find("dtype").AsText().value_or("");
     const auto known = std::ranges::find(kPaddleDTypes, dtype, &PaddleDType::name);
-    if (known == std::end(kPaddleDTypes)) {
-      return absl::UnimplementedError(absl::StrCat("the dtype ", Shown(dtype)));
-    }
+    if (known == std::end(kPaddleDTypes)) return Unimplemented("the dtype ", Shown(dtype));
     // A list is of a few bytes, and a pickle may have it any number of times.
     TESSERA_RETURN_IF_ERROR(budget_.Take(sizeof(PaddleShard) + key.size()));
     const auto [at, is_new] = by_offset_.emplace(std::pair(key, *offset), shards_.size());
@@ -131,9 +124,7 @@ class PaddleMetadataReader {
     const auto at = offset ? by_offset_.find(std::pair(key, *offset)) : by_offset_.end();
     if (at == by_offset_.end()) return absl::DataLossError("a file of a shard that is not listed");
     const std::string name(file.AsText().value_or(""));
-    if (!ShardNames().Parse(name)) {
-      return absl::DataLossError(absl::StrCat("\"", Shown(name), "\" is no name of a file"));
-    }
+    if (!ShardNames().Parse(name)) return DataLoss("\"", Shown(name), "\" is no name of a file");
     TESSERA_RETURN_IF_ERROR(budget_.Take(name.size()));
     shards_[at->second].file = name;
     return absl::OkStatus();
@@ -173,9 +164,8 @@ PaddleShardKey ParsePaddleShardKey(std::string_view key) {
 
 absl::StatusOr<std::string> FindPaddleMetadata(Storage& storage) {
   for (const std::string folder : {"", kPaddleShardsFolder}) {
-    const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
-    if (absl::IsNotFound(names.status())) continue;
-    TESSERA_RETURN_IF_ERROR(names.status());
+    TESSERA_ASSIGN_OR_RETURN(const auto names, IfPresent(storage.List(folder)));
+    if (!names) continue;
     int64_t newest = -1;
     for (const std::string& name : *names) {
       if (const auto number = MetadataNames().Parse(name)) newest = std::max(newest, (*number)[0]);
@@ -185,8 +175,7 @@ absl::StatusOr<std::string> FindPaddleMetadata(Storage& storage) {
       return ShardNames().Parse(name).has_value();
     };
     if (std::ranges::any_of(*names, is_shard)) {
-      return Damaged(storage, folder,
-                     absl::StrCat("there are files of shards, but no ", kPaddleMetadataFile));
+      return Damaged(storage, folder, "there are files of shards, but no ", kPaddleMetadataFile);
     }
   }
   return "";
@@ -207,33 +196,26 @@ constexpr char kPaddleMetadataModule[] = "paddle.distributed.flex_checkpoint.dcp
 
 // Writes the fields in which a shard's description and its index agree.
 void WritePlace(const PaddleShard& shard, Writer& writer) {
-  writer.Text("global_offset");
-  writer.IntTuple(shard.box.global_offset);
-  writer.Text("local_shape");
-  writer.IntTuple(shard.box.shape);
-  writer.Text("is_flattened");
-  writer.Bool(false);
-  writer.Text("flattened_range");
-  writer.None();
+  writer.Text("global_offset").IntTuple(shard.box.global_offset);
+  writer.Text("local_shape").IntTuple(shard.box.shape);
+  writer.Text("is_flattened").Bool(false);
+  writer.Text("flattened_range").None();
 }
 
 void WriteShard(const PaddleShard& shard, Writer& writer) {
   writer.BeginObject(kPaddleMetadataModule, "LocalTensorMetadata");
   WritePlace(shard, writer);
-  writer.Text("dtype");
-  writer.Text(std::ranges::find(kPaddleDTypes, shard.dtype, &PaddleDType::dtype)->name);
-  writer.Text("global_shape");
-  writer.IntTuple(shard.box.shape);
+  writer.Text("dtype").Text(
+      std::ranges::find(kPaddleDTypes, shard.dtype, &PaddleDType::dtype)->name);
+  writer.Text("global_shape").IntTuple(shard.box.shape);
   writer.EndObject();
 }
 
 void WriteIndex(const PaddleShard& shard, Writer& writer) {
   writer.BeginObject(kPaddleMetadataModule, "LocalTensorIndex");
-  writer.Text("tensor_key");
-  writer.Text(shard.key);
+  writer.Text("tensor_key").Text(shard.key);
   WritePlace(shard, writer);
-  writer.Text("replica_id");
-  writer.None();
+  writer.Text("replica_id").None();
   writer.EndObject();
 }
 
@@ -255,24 +237,20 @@ void WriteKeys(std::string_view flat, Writer& writer) {
 std::string PaddleMetadataPickle(const std::vector<PaddleShard>& shards) {
   Writer writer;
   writer.BeginObject(kPaddleMetadataModule, "Metadata");
-  writer.Text("state_dict_metadata");
-  writer.BeginDict();
+  writer.Text("state_dict_metadata").BeginDict();
   for (const PaddleShard& shard : shards) {
-    writer.Text(shard.key);
-    writer.BeginList();
+    writer.Text(shard.key).BeginList();
     WriteShard(shard, writer);
     writer.EndList();
   }
   writer.EndDict();
-  writer.Text("storage_metadata");
-  writer.BeginDict();
+  writer.Text("storage_metadata").BeginDict();
   for (const PaddleShard& shard : shards) {
     WriteIndex(shard, writer);
     writer.Text(shard.file);
   }
   writer.EndDict();
-  writer.Text("flat_mapping");
-  writer.BeginDict();
+  writer.Text("flat_mapping").BeginDict();
   for (const PaddleShard& shard : shards) {
     writer.Text(shard.key);
     WriteKeys(shard.key, writer);

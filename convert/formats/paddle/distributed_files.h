@@ -26,8 +26,6 @@ inline constexpr char kPaddleMetadataFile[] = "0.metadata";
 inline constexpr char kPaddleModelPrefix[] = "model.";
 inline constexpr char kPaddleOptimizerPrefix[] = "optimizer.";
 inline constexpr char kPaddleMasterPrefix[] = "master_weights.";
-// The entry of a file that maps keys to names of tensors.
-inline constexpr char kPaddleTensorNames[] = "StructuredToParameterName@@";
 
 // A box of a tensor, which is an array under the tensor's key in a file.
 struct PaddleShard {

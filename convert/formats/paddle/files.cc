@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/rank_grid.h"
+#include "convert/core/reading.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -69,9 +70,8 @@ absl::StatusOr<std::vector<PaddleRankFile>> FilesOf(const FilesOfKind& files,
   for (const ParsedName& other : files.names) {
     places.push_back(other.place);
     if (other.base == first.base && other.axes == first.axes) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(first.name, " and ", other.name,
-                     " are files of different checkpoints: leave those of one in the folder"));
+    return InvalidArgument(first.name, " and ", other.name,
+                           " are files of different checkpoints: leave those of one in the folder");
   }
   std::vector<int64_t> extents;
   for (const size_t axis : first.axes) extents.push_back(degrees[axis]);
@@ -91,10 +91,34 @@ absl::StatusOr<std::vector<PaddleRankFile>> FilesOf(const FilesOfKind& files,
   return all;
 }
 
+// "0.1.rest", a name in a chunk of virtual pipeline stages, is layer 0 + 1: "1.rest".
+std::string WithoutChunk(const std::string& name) {
+  int64_t numbers[2] = {0, 0};
+  size_t at = 0;
+  for (int64_t& number : numbers) {
+    const size_t dot = name.find('.', at);
+    if (dot == name.npos || dot - at > 9 ||
+        !absl::SimpleAtoi(View(std::string_view(name).substr(at, dot - at)), &number) ||
+        number < 0) {
+      return name;
+    }
+    at = dot + 1;
+  }
+  return absl::StrCat(numbers[0] + numbers[1], ".", View(std::string_view(name).substr(at)));
+}
+
 }  // namespace
 
+bool HasPaddleChunk(const std::string& name) { return WithoutChunk(name) != name; }
+
+std::string CanonicalPaddleName(std::string_view name) {
+  constexpr std::string_view kWrapper = "_layers.";
+  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
+  return WithoutChunk(std::string(name));
+}
+
 bool IsPaddleStateName(const std::string& name) {
-  if (std::ranges::find(kNoStates, name) != std::end(kNoStates)) return false;
+  if (std::ranges::count(kNoStates, name) > 0) return false;
   return name.ends_with(kModelSuffix) || name.ends_with(kOptimizerSuffix);
 }
 
@@ -118,13 +142,12 @@ absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string>
   for (const FilesOfKind* files : {&models, &optimizers}) {
     for (size_t axis = 0; axis < 2 && !files->names.empty(); ++axis) {
       if (degrees[axis] == 1 || std::ranges::count(files->names[0].axes, axis) > 0) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(files->names[0].name, " has no rank of ", kAxisNames[axis],
-                       ", of which other files have ", degrees[axis]));
+      return InvalidArgument(files->names[0].name, " has no rank of ", kAxisNames[axis],
+                             ", of which other files have ", degrees[axis]);
     }
   }
   if (missing.empty()) return found;
-  return absl::DataLossError(absl::StrCat("missing: ", JoinFirst(missing, ", ")));
+  return DataLoss("missing: ", JoinFirst(missing, ", "));
 }
 
 namespace {
@@ -144,7 +167,7 @@ absl::StatusOr<int64_t> Degree(const json& config, const char* name) {
   const auto member = config.find(name);
   if (member == config.end()) return 1;
   if (!member->is_number_integer() || *member < 1 || *member > kMaxDegree) {
-    return absl::DataLossError(absl::StrCat("parallel_config: ", name, " is no degree"));
+    return DataLoss("parallel_config: ", name, " is no degree");
   }
   return member->get<int64_t>();
 }
@@ -169,23 +192,18 @@ absl::StatusOr<PaddleShardingMeta> ParseRank(const json& value) {
   const auto strategy = value.find("sharding_strategy");
   if (strategy != value.end() && strategy->is_string()) meta.strategy = *strategy;
   for (const auto& [structured, name] : Member(value, "structure_name_mapping").items()) {
-    if (!name.is_string()) {
-      return absl::DataLossError(
-          absl::StrCat("structure_name_mapping: ", structured, ": not a name"));
-    }
+    if (!name.is_string()) return DataLoss("structure_name_mapping: ", structured, ": not a name");
     meta.structured_names.emplace(name.get<std::string>(), structured);
   }
   for (const auto& [name, rank] : Member(value, "param2rank").items()) {
-    if (!rank.is_number_integer()) {
-      return absl::DataLossError(absl::StrCat("param2rank: ", name, ": not a rank"));
-    }
+    if (!rank.is_number_integer()) return DataLoss("param2rank: ", name, ": not a rank");
     meta.owners[name] = rank.get<int64_t>();
   }
   // [shape, dtype].
   for (const auto& [structured, description] : Member(value, "param_meta").items()) {
     std::optional<Shape> shape;
     if (description.is_array() && !description.empty()) shape = ShapeOf(description[0]);
-    if (!shape) return absl::DataLossError(absl::StrCat("param_meta: ", structured, ": no shape"));
+    if (!shape) return DataLoss("param_meta: ", structured, ": no shape");
     meta.shapes[structured] = *std::move(shape);
   }
   return meta;
@@ -207,15 +225,9 @@ absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
   }
   for (const auto& [key, value] : Member(root, "sharding_metas").items()) {
     const std::optional<std::vector<int64_t>> ranks = RankKeys().Parse(key);
-    if (!ranks || !value.is_object()) {
-      return absl::DataLossError(absl::StrCat("sharding_metas: ", key, ": not tpXX_ppYY"));
-    }
-    absl::StatusOr<PaddleShardingMeta> rank = ParseRank(value);
-    if (!rank.ok()) {
-      return absl::DataLossError(
-          absl::StrCat("sharding_metas: ", key, ": ", rank.status().message()));
-    }
-    meta.ranks[{(*ranks)[0], (*ranks)[1]}] = *std::move(rank);
+    if (!ranks || !value.is_object()) return DataLoss("sharding_metas: ", key, ": not tpXX_ppYY");
+    TESSERA_ASSIGN_OR_RETURN((meta.ranks[{(*ranks)[0], (*ranks)[1]}]),
+                             In(absl::StrCat("sharding_metas: ", key), ParseRank(value)));
   }
   return meta;
 }
@@ -237,13 +249,12 @@ absl::StatusOr<std::map<std::string, std::string>> ParsePaddleParameterNames(
       continue;
     }
     if (!value.is_object() || !RankKeys().Parse(key)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(key, ": expected the name of a parameter, or a tpXX_ppYY with an object"));
+      return InvalidArgument(key,
+                             ": expected the name of a parameter, or a tpXX_ppYY with an object");
     }
     for (const auto& [tensor_name, name] : value.items()) {
       if (!name.is_string()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(key, ": ", tensor_name, ": expected the name of a parameter"));
+        return InvalidArgument(key, ": ", tensor_name, ": expected the name of a parameter");
       }
       names[absl::StrCat(key, "/", tensor_name)] = name;
     }
@@ -289,10 +300,7 @@ bool RemoveSlice(std::string_view& text) {
 
 std::string_view PaddleStateName(PaddleState state) {
   if (state == PaddleState::kMasterWeight) return "master_weights";
-  for (const Suffix& suffix : kSuffixes) {
-    if (suffix.state == state) return suffix.text;
-  }
-  return "";
+  return std::ranges::find(kSuffixes, state, &Suffix::state)->text;
 }
 
 std::optional<PaddleStateKey> ParsePaddleStateKey(std::string_view key) {

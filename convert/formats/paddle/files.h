@@ -44,6 +44,11 @@ struct PaddleRankFiles {
 // schedulers and loss scalers.
 bool IsPaddleStateName(const std::string& name);
 
+// Returns whether a name of a parameter counts the layers of a chunk of virtual pipeline stages.
+bool HasPaddleChunk(const std::string& name);
+// Returns the name without such a chunk, and without the wrapper of models that run in a pipeline.
+std::string CanonicalPaddleName(std::string_view name);
+
 // Finds the files among `names`, all of each kind: the grid that the names span is complete.
 // Errors: DataLoss, naming every missing file, or for a grid that no folder has room for;
 // InvalidArgument, naming two files that do not belong together.

@@ -25,7 +25,6 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
-#include "models/foreign/format.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {

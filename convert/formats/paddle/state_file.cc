@@ -2,23 +2,15 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
-#include <memory>
 #include <set>
-#include <span>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/reading.h"
-#include "convert/formats/paddle/files.h"
 #include "convert/pickle/read.h"
 #include "convert/pickle/value.h"
-#include "layout/box.h"
-#include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
 
@@ -27,7 +19,6 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-constexpr std::string_view kTensorNames = "StructuredToParameterName@@";
 constexpr std::string_view kBigArrays = "UnpackBigParamInfor@@";
 constexpr std::string_view kMasterWeights = "master_weights";
 constexpr std::string_view kScheduler = "LR_Scheduler";
@@ -50,13 +41,10 @@ std::optional<TensorValue> AsTensor(const Value& value) {
   return TensorValue{pair[1], *name};
 }
 
-DType StoredDType(DType dtype) { return dtype == DType::kU16 ? DType::kBF16 : dtype; }
-
 absl::Status AddArrays(const Value& dict, const ReadableFile& file, pickle::Budget& budget,
                        std::string& decoded, std::vector<PaddleArray>& arrays) {
   std::set<std::string_view> keys;
-  for (size_t i = 0; i < dict.entry_count(); ++i) {
-    const auto [key, value] = dict.entry(i);
+  for (const auto& [key, value] : dict.entries()) {
     const std::optional<TensorValue> tensor = AsTensor(value);
     if (!tensor) continue;
     const std::optional<std::string_view> name = key.AsText();
@@ -74,7 +62,7 @@ absl::Status AddArrays(const Value& dict, const ReadableFile& file, pickle::Budg
     TESSERA_RETURN_IF_ERROR(budget.Take(decoded.size() - before));
     arrays.push_back({.key = std::string(*name),
                       .tensor_name = std::string(tensor->name),
-                      .dtype = StoredDType(array.dtype),
+                      .dtype = array.dtype == DType::kU16 ? DType::kBF16 : array.dtype,
                       .shape = array.shape,
                       .parts = {std::move(array)}});
   }
@@ -86,8 +74,7 @@ absl::Status AddArrays(const Value& dict, const ReadableFile& file, pickle::Budg
 absl::Status AddTensorNames(const Value& names, pickle::Budget& budget,
                             std::vector<PaddleArray>& arrays) {
   std::map<std::string_view, std::string_view> found;
-  for (size_t i = 0; i < names.entry_count(); ++i) {
-    const auto [key, value] = names.entry(i);
+  for (const auto& [key, value] : names.entries()) {
     const std::optional<std::string_view> structured = key.AsText(), name = value.AsText();
     if (structured && name && IsValidUtf8(*name)) found[*structured] = *name;
   }
@@ -114,36 +101,26 @@ absl::StatusOr<PaddleArray> JoinParts(const std::string& key, const Value& descr
     const std::optional<std::string_view> name = slices[i].AsText();
     const auto part = name ? by_key.find(std::string(*name)) : by_key.end();
     if (part == by_key.end() || part->second.shape.size() != 1) {
-      return absl::DataLossError(
-          absl::StrCat("its part ", i, " is missing or not flat: ", name ? Shown(*name) : ""));
+      return DataLoss("its part ", i, " is missing or not flat: ", name ? Shown(*name) : "");
+    }
+    if (i > 0 && part->second.dtype != joined.dtype) {
+      return absl::DataLossError("its parts have several dtypes");
     }
     joined.dtype = part->second.dtype;
     found += part->second.shape[0];
     joined.parts.push_back(part->second.parts[0]);
     by_key.erase(part);
   }
-  for (const pickle::NumpyArray& part : joined.parts) {
-    if (StoredDType(part.dtype) != joined.dtype) {
-      return absl::DataLossError("its parts have several dtypes");
-    }
-  }
-  if (found != elements) {
-    return absl::DataLossError(absl::StrCat("its parts have ", found, " elements of ", elements));
-  }
+  if (found != elements) return DataLoss("its parts have ", found, " elements of ", elements);
   return joined;
 }
 
 absl::Status JoinBigArrays(const Value& descriptions, std::vector<PaddleArray>& arrays) {
   if (descriptions.entry_count() == 0) return absl::OkStatus();
   std::map<std::string, PaddleArray> by_key;
-  for (PaddleArray& array : arrays) {
-    std::string key = array.key;
-    by_key[std::move(key)] = std::move(array);
-  }
-  arrays.clear();
+  for (PaddleArray& array : arrays) by_key[array.key] = std::move(array);
   std::vector<PaddleArray> all;
-  for (size_t i = 0; i < descriptions.entry_count(); ++i) {
-    const auto [key, description] = descriptions.entry(i);
+  for (const auto& [key, description] : descriptions.entries()) {
     const std::string name(key.AsText().value_or(""));
     if (name.empty() || !IsValidUtf8(name) || by_key.contains(name)) {
       return In(Shown(name), absl::DataLossError("the name of a tensor in parts is wrong"));
@@ -164,21 +141,32 @@ absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file) {
                            pickle::ReadPickle(file, {0, file.size_bytes()}));
   const Value root = contents.root();
   if (root.entry_count() == 0 && !root.is(Kind::kDict)) {
-    return absl::DataLossError(absl::StrCat(
-        "expected a dict, found ", absl::string_view(pickle::KindName(root.kind()).data(),
-                                                     pickle::KindName(root.kind()).size())));
+    return DataLoss("expected a dict, found ", pickle::KindName(root.kind()));
   }
   pickle::Budget budget(contents);
   PaddleStateFile state;
   TESSERA_RETURN_IF_ERROR(AddArrays(root, file, budget, state.decoded, state.arrays));
   TESSERA_RETURN_IF_ERROR(JoinBigArrays(root.Find(kBigArrays), state.arrays));
-  TESSERA_RETURN_IF_ERROR(AddTensorNames(root.Find(kTensorNames), budget, state.arrays));
+  TESSERA_RETURN_IF_ERROR(AddTensorNames(root.Find(kPaddleTensorNames), budget, state.arrays));
   TESSERA_RETURN_IF_ERROR(
       AddArrays(root.Find(kMasterWeights), file, budget, state.decoded, state.master_weights));
   Value epoch = root.Find(kScheduler).Find("last_epoch");
   if (!epoch.present()) epoch = root.Find("last_epoch");
   state.last_epoch = epoch.AsInt();
   return state;
+}
+
+std::optional<ForeignKind> KindOf(PaddleState state) {
+  switch (state) {
+    case PaddleState::kMoment1:
+      return kForeignExpAvg;
+    case PaddleState::kMoment2:
+      return kForeignExpAvgSq;
+    case PaddleState::kMasterWeight:
+      return kForeignMaster;
+    default:
+      return std::nullopt;
+  }
 }
 
 namespace {
@@ -206,13 +194,12 @@ class StatePlacer {
     for (const TensorParallelShare& share : shares) {
       const Shape shape = ShapeUnder(share);
       const bool wanted = !target_.local_shape || *target_.local_shape == shape;
-      if (wanted && AllHave(shape) && !IsOneSliceOfSeveral(shape)) return AddCopies(share);
+      // Vectors on several ranks are copies, or one slice that has everything and others of padding
+      const bool may_be_slices = shape.size() == 1 && stored_.size() > 1;
+      if (wanted && AllHave(shape) && !may_be_slices) return AddCopies(share);
     }
-    if (!std::ranges::all_of(
-            stored_, [](const PaddleStored& one) { return one.array->shape.size() == 1; })) {
-      return WrongShape();
-    }
-    return AddSlices(shares);
+    const auto is_flat = [](const PaddleStored& one) { return one.array->shape.size() == 1; };
+    return std::ranges::all_of(stored_, is_flat) ? AddSlices(shares) : WrongShape();
   }
 
  private:
@@ -226,21 +213,15 @@ class StatePlacer {
                                [&](const PaddleStored& one) { return one.array->shape == shape; });
   }
 
-  // Returns whether this is a vector on several ranks, which have copies, or a slice that has all
-  // of it and slices of padding.
-  bool IsOneSliceOfSeveral(const Shape& shape) const {
-    return shape.size() == 1 && stored_.size() > 1;
-  }
-
   std::string Name() const {
     return target_.kind.state.empty()
                ? target_.parameter->name
                : absl::StrCat(target_.parameter->name, " (", target_.kind.state, ")");
   }
 
-  absl::Status Damaged(const PaddleStored& stored, const absl::AlphaNum& problem) const {
-    return absl::DataLossError(
-        absl::StrCat(storage_.Describe(stored.file->name), ": ", stored.array->key, ": ", problem));
+  template <typename... Parts>
+  absl::Status Damaged(const PaddleStored& stored, const Parts&... problem) const {
+    return convert::Damaged(storage_, stored.file->name, stored.array->key, ": ", problem...);
   }
 
   absl::Status WrongShape() const {
@@ -248,10 +229,9 @@ class StatePlacer {
       return one.array->shape != ShapeUnder({0, 1});
     });
     const PaddleStored& shown = other == stored_.end() ? stored_[0] : *other;
-    return Damaged(
-        shown, absl::StrCat("shape ", ShapeToString(shown.array->shape), " is not that of ",
-                            target_.parameter->name, ", ", ShapeToString(target_.parameter->shape),
-                            ", on one of ", target_.share.size, " tensor-parallel ranks"));
+    return Damaged(shown, "shape ", ShapeToString(shown.array->shape), " is not that of ",
+                   target_.parameter->name, ", ", ShapeToString(target_.parameter->shape),
+                   ", on one of ", target_.share.size, " tensor-parallel ranks");
   }
 
   absl::Status AddCopies(const TensorParallelShare& share) {
@@ -292,8 +272,8 @@ class StatePlacer {
     const int64_t elements = ElementCount(ShapeUnder(share));
     for (size_t i = 1; i < stored_.size(); ++i) {
       if (stored_[i].file->shard == stored_[i - 1].file->shard + 1) continue;
-      return Damaged(stored_[i], absl::StrCat(stored_[i - 1].file->name,
-                                              " has a slice, too, but ranks between them do not"));
+      return Damaged(stored_[i], stored_[i - 1].file->name,
+                     " has a slice, too, but ranks between them do not");
     }
     if (ElementCount(stored_[0].array->shape) == elements) return AddFirstSlice(share, elements);
     int64_t begin = 0;
@@ -313,8 +293,8 @@ class StatePlacer {
         if (is_padding) continue;
       }
       if (ElementCount(one.array->shape) != elements) {
-        return Damaged(one, absl::StrCat("expected padding, since ", stored_[0].file->name, " has ",
-                                         "all ", elements, " elements, found other values"));
+        return Damaged(one, "expected padding, since ", stored_[0].file->name, " has all ",
+                       elements, " elements, found other values");
       }
       TESSERA_RETURN_IF_ERROR(AddRange(share, one, 0, elements));
     }
@@ -322,17 +302,14 @@ class StatePlacer {
   }
 
   absl::StatusOr<bool> IsZero(const PaddleStored& one) const {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file,
-                             storage_.Open(one.file->name));
+    TESSERA_ASSIGN_OR_RETURN(const auto file, storage_.Open(one.file->name));
     std::vector<std::byte> block(kBlockBytes);
     for (const pickle::NumpyArray& part : one.array->parts) {
-      uint64_t left = static_cast<uint64_t>(ElementCount(part.shape)) * ElementSize(part.dtype);
+      uint64_t left = ByteCount(part.shape, part.dtype);
       for (uint64_t at = part.offset_bytes; left > 0;) {
         const std::span<std::byte> read(block.data(), std::min<uint64_t>(left, block.size()));
         TESSERA_RETURN_IF_ERROR(file->ReadAt(at, read));
-        for (const std::byte byte : read) {
-          if (byte != std::byte{0}) return false;
-        }
+        if (std::ranges::count(read, std::byte{0}) < std::ssize(read)) return false;
         at += read.size();
         left -= read.size();
       }
@@ -352,9 +329,11 @@ class StatePlacer {
   absl::StatusOr<TensorParallelShare> ShareOfSlices(
       const std::vector<TensorParallelShare>& shares) const {
     std::vector<TensorParallelShare> fitting;
+    std::string wanted;
     for (const TensorParallelShare& share : shares) {
       if (target_.local_shape && *target_.local_shape != ShapeUnder(share)) continue;
       if (Fits(share)) fitting.push_back(share);
+      absl::StrAppend(&wanted, wanted.empty() ? "" : " or ", ElementCount(ShapeUnder(share)));
     }
     if (fitting.size() == 1) return fitting[0];
     std::string files = stored_[0].file->name;
@@ -362,19 +341,13 @@ class StatePlacer {
     const std::string found = absl::StrCat(storage_.Describe(""), ": ", files, ": ", Name(), ": ",
                                            flat_elements_, " elements in flat slices");
     if (!fitting.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           found, ", which with padding may be the whole parameter ",
           ShapeToString(target_.parameter->shape), " or one tensor-parallel rank's part of it; ",
-          "param_meta in model_meta.json, or the model's files, would settle it"));
+          "param_meta in model_meta.json, or the model's files, would settle it");
     }
-    std::string wanted;
-    for (const TensorParallelShare& share : shares) {
-      if (target_.local_shape && *target_.local_shape != ShapeUnder(share)) continue;
-      absl::StrAppend(&wanted, wanted.empty() ? "" : " or ", ElementCount(ShapeUnder(share)));
-    }
-    return absl::DataLossError(absl::StrCat(found, ", expected ", wanted,
-                                            " and padding: a slice is missing, or it is ",
-                                            "another parameter's"));
+    return DataLoss(found, ", expected ", wanted,
+                    " and padding: a slice is missing, or it is another parameter's");
   }
 
   const PaddleTarget& target_;

@@ -4,12 +4,16 @@
 // The files in which PaddleNLP's ranks keep their states, and the states of parameters in them.
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/formats/paddle/files.h"
 #include "convert/pickle/numpy_array.h"
@@ -18,6 +22,9 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
+
+// The entry of a file that maps keys to names of tensors.
+inline constexpr char kPaddleTensorNames[] = "StructuredToParameterName@@";
 
 // An array of a state dict that paddle.save() wrote as a pickle of numpy arrays.
 struct PaddleArray {
@@ -42,6 +49,9 @@ struct PaddleStateFile {
 // ReadPickle().
 absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file);
 
+// Returns the kind of a parameter's tensor; nullopt for the powers of betas.
+std::optional<ForeignKind> KindOf(PaddleState state);
+
 // One sharding rank's part of a state.
 struct PaddleStored {
   const PaddleRankFile* file = nullptr;
@@ -60,6 +70,38 @@ struct PaddleTarget {
 // copies, or as flat slices. Errors: DataLoss and InvalidArgument, naming the files.
 absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
                             Storage& storage, ForeignTensorSet& set);
+
+// The step, and AdamW's betas, which several files tell. They have to agree.
+class PaddleProgress {
+ public:
+  // `storage` must outlive this object.
+  explicit PaddleProgress(Storage& storage) : storage_(storage) {}
+
+  // Adds the step that a file tells, if it tells one. DataLoss, naming the file, if another file
+  // tells another step.
+  absl::Status AddStep(std::optional<int64_t> step, std::string_view file);
+  // Adds the steps of the scheduler and of the trainer's state, if their files are among these.
+  absl::Status ReadSteps(std::span<const std::string> names);
+  // Adds beta^(updates + 1), which must be the same for all parameters. DataLoss, naming the file.
+  absl::Status AddPower(const std::string& file, const PaddleArray& array, PaddleState state);
+
+  // Sets the step, or adds a note that it is unknown.
+  void DescribeStep(ForeignCheckpoint& checkpoint) const;
+  // Computes the betas from the step and their powers, which begin with beta itself before the
+  // first update.
+  void AddBetas(OptimizerState& optimizer) const;
+
+ private:
+  struct Power {
+    float value = 0;
+    std::string file, key;
+  };
+
+  Storage& storage_;
+  std::optional<int64_t> step_;
+  std::string step_file_;
+  std::map<PaddleState, Power> powers_;
+};
 
 }  // namespace tessera::ckpt::convert
 

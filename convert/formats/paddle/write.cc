@@ -6,20 +6,20 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
-#include "checkpoint/include/manifest.h"
+#include "convert/core/errors.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/paddle/distributed_files.h"
 #include "convert/formats/paddle/files.h"
 #include "convert/formats/paddle/paddle.h"
+#include "convert/formats/paddle/state_file.h"
 #include "convert/pickle/numpy_array.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
@@ -51,14 +51,10 @@ std::string NextTensorName(const std::string& parameter, std::map<std::string, i
 absl::StatusOr<std::vector<double>> BetasOf(const Manifest& manifest) {
   std::vector<double> betas;
   for (const auto& [beta, absent] : {std::pair("beta1", 0.9), {"beta2", 0.999}}) {
-    double value = absent;
-    if (manifest.optimizer().groups_size() > 0) {
-      const auto& options = manifest.optimizer().groups(0).options();
-      if (const auto saved = options.find(beta); saved != options.end()) value = saved->second;
-    }
+    const double value = OptionOf(manifest, 0, beta, absent);
     if (!(value >= 0 && value < 1)) {
-      return absl::FailedPreconditionError(absl::StrCat("the optimizer's ", beta, " is ", value,
-                                                        ": AdamW needs 0 <= ", beta, " < 1"));
+      return FailedPrecondition("the optimizer's ", beta, " is ", value,
+                                ": AdamW needs 0 <= ", beta, " < 1");
     }
     betas.push_back(value);
   }
@@ -131,12 +127,8 @@ class PaddleShardFiles {
   // Ends the last file, if there is one, with the names of its tensors.
   void End() {
     if (files_.empty()) return;
-    writer_.Text(kPaddleTensorNames);
-    writer_.BeginDict();
-    for (const auto& [key, name] : names_) {
-      writer_.Text(key);
-      writer_.Text(name);
-    }
+    writer_.Text(kPaddleTensorNames).BeginDict();
+    for (const auto& [key, name] : names_) writer_.Text(key).Text(name);
     writer_.EndDict();
     writer_.EndDict();
     writer_.End();
@@ -180,10 +172,7 @@ class PaddlePlan {
  public:
   PaddlePlan(const Manifest& manifest, const ModelDescription& model,
              const std::vector<double>& betas, uint64_t max_file_bytes)
-      : manifest_(manifest), files_(max_file_bytes) {
-    for (const LogicalParameter& parameter : model.parameters) {
-      shapes_[parameter.name] = parameter.shape;
-    }
+      : manifest_(manifest), model_(model), files_(max_file_bytes) {
     for (const double beta : betas) {
       powers_.push_back(PowerOfBeta(static_cast<float>(beta), UpdatesOf(manifest)));
     }
@@ -226,13 +215,12 @@ class PaddlePlan {
   void AddTensor(const SavedKind& saved, const ForeignParameter& parameter,
                  const std::string& tensor_name, const std::string& owner) {
     const std::string& logical = parameter.blocks.front().name;
-    const std::string name =
-        saved.kind.state.empty() ? logical : absl::StrCat(logical, ".", saved.kind.state);
+    const std::string name = saved.kind.NameOf(logical);
     OutputTensor output = {.name = name,
                            .source_name = name,
                            .role = saved.kind.role,
                            .dtype = saved.dtype,
-                           .shape = shapes_.at(logical),
+                           .shape = model_.Find(logical).shape,
                            .elements = ElementCount(parameter.shape),
                            .pieces = WholeParameterPieces(parameter, saved.dtype)};
     const auto add = [&](const std::string& key, const std::string& other_key,
@@ -263,7 +251,7 @@ class PaddlePlan {
   }
 
   const Manifest& manifest_;
-  std::map<std::string, Shape> shapes_;
+  const ModelDescription& model_;
   std::vector<float> powers_;
   PaddleShardFiles files_;
 };
@@ -273,15 +261,15 @@ class PaddlePlan {
 absl::StatusOr<std::vector<OutputFile>> PlanPaddle(const Manifest& manifest,
                                                    const PlanOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const std::string config, WriteForeignConfig(kPaddle, manifest.model()));
-  TESSERA_ASSIGN_OR_RETURN(const ModelDescription model,
-                           ReadForeignConfig(kPaddle, config, INT64_MAX));
-  TESSERA_ASSIGN_OR_RETURN(std::vector<ForeignParameter> parameters,
-                           ForeignParameters(kPaddle, manifest.model()));
+  TESSERA_ASSIGN_OR_RETURN(const ForeignModel model,
+                           ForeignModel::Read(kPaddle, config, INT64_MAX, UINT64_MAX));
+  std::vector<ForeignParameter> parameters = model.parameters();
   // Fused parameters, which models may have instead of those that they consist of.
   std::erase_if(parameters, [](const ForeignParameter& each) { return each.blocks.size() > 1; });
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedKind> kinds, FindKinds(manifest, model, options));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedKind> kinds,
+                           FindKinds(manifest, model.description(), options));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> betas, BetasOf(manifest));
-  PaddlePlan plan(manifest, model, betas, options.max_file_bytes);
+  PaddlePlan plan(manifest, model.description(), betas, options.max_file_bytes);
   plan.Add(kinds, parameters);
   return std::move(plan).Finish(config);
 }

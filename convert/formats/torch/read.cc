@@ -5,14 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
 #include "convert/pickle/torch_archive.h"
@@ -46,9 +44,8 @@ class Collector {
     archive_ = &archive;
     open_ = &open;
     file_ = file;
-    pickle::Budget budget(archive.contents), values_budget(archive.contents);
-    budget_ = &budget;
-    values_budget_ = &values_budget;
+    budget_.emplace(archive.contents);
+    values_budget_.emplace(archive.contents);
     const pickle::Value root = archive.contents.root();
     path_ = IsTorchTensor(root) ? "tensor" : "";
     TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> tree, Walk(root, TensorRole::kWeight, 0));
@@ -77,9 +74,8 @@ class Collector {
                                                        const std::string& name) {
     archive_ = nullptr;
     open_ = &open;
-    pickle::Budget budget(contents), values_budget(contents);
-    budget_ = &budget;
-    values_budget_ = &values_budget;
+    budget_.emplace(contents);
+    values_budget_.emplace(contents);
     path_ = name;
     return Walk(contents.root(), TensorRole::kWeight, 0);
   }
@@ -102,19 +98,14 @@ class Collector {
     DType dtype;
     Shape shape;
     std::vector<int64_t> strides;
-    bool operator<(const StoredView& other) const {
-      return std::tie(file, offset_bytes, dtype, shape, strides) <
-             std::tie(other.file, other.offset_bytes, other.dtype, other.shape, other.strides);
-    }
+    auto operator<=>(const StoredView&) const = default;
   };
   using Tree = absl::StatusOr<std::optional<SavedValue>>;  // nullopt: left out, with a note
 
   // These use path_, the name of the value that is looked at.
   Tree Walk(const pickle::Value& value, TensorRole role, int depth) {
     TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
-    if (depth > kMaxDepth) {
-      return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
-    }
+    if (depth > kMaxDepth) return DataLoss("objects are nested more than ", kMaxDepth, " deep");
     if (IsTorchDict(value)) return WalkEntries(value, role, depth);
     if (value.is(Kind::kList) || value.is(Kind::kTuple)) return WalkItems(value, role, depth);
     if (IsTorchTensor(value)) return AddTensor(value, role);
@@ -138,8 +129,7 @@ class Collector {
   Tree WalkEntries(const pickle::Value& dict, TensorRole role, int depth) {
     const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
     SavedValue::Dict tree;
-    for (size_t i = 0; i < dict.entry_count(); ++i) {
-      const auto [key, value] = dict.entry(i);
+    for (const auto& [key, value] : dict.entries()) {
       const std::optional<std::string_view> text = key.AsText();
       const std::optional<int64_t> number = key.AsInt();
       if (!text && !number) {
@@ -220,23 +210,12 @@ class Collector {
       return SavedValue{SavedValue::Bytes{std::move(bytes)}};
     }
     const std::optional<std::string_view> text = value.arguments()[0].AsText();
-    if (!text || !value.arguments()[1].IsText("latin1") || !HasRoom(text->size())) {
-      return LeftOut("objects of _codecs.encode");
-    }
-    SavedValue::Bytes bytes;
-    for (size_t i = 0; i < text->size(); ++i) {
-      const auto first = static_cast<unsigned char>((*text)[i]);
-      const auto next = static_cast<unsigned char>(i + 1 < text->size() ? (*text)[i + 1] : 0);
-      if (first < 0x80) {
-        bytes.bytes += static_cast<char>(first);
-      } else if ((first == 0xC2 || first == 0xC3) && (next & 0xC0) == 0x80) {
-        bytes.bytes += static_cast<char>((first << 6) | (next & 0x3F));
-        ++i;
-      } else {
-        return LeftOut("objects of _codecs.encode");
+    if (text && value.arguments()[1].IsText("latin1") && HasRoom(text->size())) {
+      if (std::optional<std::string> bytes = pickle::DecodeLatin1(*text)) {
+        return SavedValue{SavedValue::Bytes{*std::move(bytes)}};
       }
     }
-    return SavedValue{std::move(bytes)};
+    return LeftOut("objects of _codecs.encode");
   }
 
   // Returns a value without others inside.
@@ -276,8 +255,7 @@ class Collector {
   const TorchArchive* archive_ = nullptr;  // null: tensors are left out
   std::string file_;
   std::string path_;
-  pickle::Budget* budget_ = nullptr;
-  pickle::Budget* values_budget_ = nullptr;
+  std::optional<pickle::Budget> budget_, values_budget_;  // of the present file or object
   std::map<StoredView, std::string> first_names_;
   std::set<std::string> names_;
   struct Noted {
@@ -313,14 +291,11 @@ bool AreParts(const std::vector<std::string>& files) {
   return true;
 }
 
-absl::Status CheckRanks(const Storage& storage, std::string_view folder,
-                        const std::vector<std::string>& files) {
+absl::Status CheckRanks(const Storage& storage, const std::vector<std::string>& files) {
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string expected = absl::StrFormat("consolidated.%02d.pth", i);
-    if (files[i] != expected) {
-      return absl::DataLossError(absl::StrCat(storage.Describe(folder), ": ", expected,
-                                              " is missing, ", files[i], " is there"));
-    }
+    if (files[i] == expected) continue;
+    return Damaged(storage, "", expected, " is missing, ", files[i], " is there");
   }
   return absl::OkStatus();
 }
@@ -349,17 +324,15 @@ absl::StatusOr<std::optional<SavedValue>> ObjectReader::Read(const ReadableFile&
 
 void ObjectReader::AddNotes() { impl_->AddNotes(); }
 
-absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
-                                                        const std::string& file) {
+absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file) {
   std::vector<std::string> names = {file};
   if (file.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(names, storage.List(folder));
+    TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
     std::erase_if(names, [](const std::string& name) { return !HasTorchName(name); });
   }
   std::vector<std::string> found;
   for (std::string& name : names) {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
-                             storage.Open(JoinPath(folder, name)));
+    TESSERA_ASSIGN_OR_RETURN(const auto open, storage.Open(name));
     TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open));
     if (is_torch) found.push_back(std::move(name));
   }
@@ -369,28 +342,24 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::s
   if (std::ranges::all_of(found, [](const std::string& name) {
         return name.starts_with("consolidated.") && name.ends_with(".pth");
       })) {
-    TESSERA_RETURN_IF_ERROR(CheckRanks(storage, folder, found));
+    TESSERA_RETURN_IF_ERROR(CheckRanks(storage, found));
     return found;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(storage.Describe(folder), ": ", found.size(),
-                   " files of torch.save(), each of which may be a checkpoint; name one of them: ",
-                   JoinFirst(found, ", ")));
+  return InvalidArgument(
+      storage.Describe(""), ": ", found.size(),
+      " files of torch.save(), each of which may be a checkpoint; name one of them: ",
+      JoinFirst(found, ", "));
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view folder,
-                                            std::span<const std::string> files) {
-  ForeignCheckpoint checkpoint;
-  checkpoint.format = kTorch;
+absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const std::string> files) {
+  ForeignCheckpoint checkpoint = CheckpointOf(kTorch, "torch.save");
   checkpoint.in_module_order = true;
-  checkpoint.description.mutable_producer()->set_program("torch.save");
   Collector collector(checkpoint);
   for (const std::string& file : files) {
-    const std::string path = JoinPath(folder, file);
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(path));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(file));
     TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive,
-                             At(storage, path, ReadTorchArchive(*open, {0, open->size_bytes()})));
-    TESSERA_RETURN_IF_ERROR(At(storage, path, collector.AddFile(*open, archive, file)));
+                             At(storage, file, ReadTorchArchive(*open, {0, open->size_bytes()})));
+    TESSERA_RETURN_IF_ERROR(At(storage, file, collector.AddFile(*open, archive, file)));
   }
   collector.AddNotes();
   TakeOwnKeys(checkpoint);

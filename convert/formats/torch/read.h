@@ -18,8 +18,7 @@ namespace tessera::ckpt::convert {
 
 inline constexpr std::string_view kTorch = "torch";
 
-// Reads the tensors of files of torch.save(): one file, or the parts of one state dict. `folder` is
-// inside `storage`, the files are inside the folder.
+// Reads the tensors of files of torch.save(): one file, or the parts of one state dict.
 //
 // Nested dicts and lists give names with dots: "optimizer.state.3.exp_avg". A tensor that is the
 // same view of the same storage as an earlier one is its alias. Tensors below "state" of a dict
@@ -29,18 +28,26 @@ inline constexpr std::string_view kTorch = "torch";
 //
 // Reads headers and pickles, but no tensor. Errors: DataLoss, naming file and tensor; Unimplemented
 // for a file of a form that cannot be read; those of the storage.
-absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view folder,
-                                            std::span<const std::string> files);
+absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const std::string> files);
 
-// Finds the files for ReadTorch(): `file` or, if it is empty, the only file of torch.save() in the
-// folder, or all parts of one state dict, whose names end in "-00002-of-00003.bin", or the files of
+// Finds the files for ReadTorch(): `file` or, if it is empty, the only file of torch.save() that is
+// there, or all parts of one state dict, whose names end in "-00002-of-00003.bin", or the files of
 // all ranks ("consolidated.00.pth", ...), which are not parts of one state dict. Empty if there are
 // no such files. Looks at files whose names end in .pt, .pth, .bin or .ckpt; files that
 // transformers' trainers keep beside a model, such as "optimizer.pt", count only if there is
 // nothing else. Errors: InvalidArgument, listing them, for several files; DataLoss if a rank's file
 // is missing; those of the storage.
-absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
-                                                        const std::string& file);
+absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file);
+
+// Reads the model of params.json, of which each file, in the order of Meta's tensor-parallel ranks,
+// has a part of every tensor. A part's shape shows along which dim the tensor is cut into equal
+// parts, or that the part is a copy: embedding tables are cut by rows since Llama 3 and by columns
+// before.
+//
+// Errors: NotFound without params.json; DataLoss, naming file and tensor, for tensors that are not
+// such a part, that only some files have, or that are missing or unknown; those of ReadTorch().
+absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage,
+                                                std::span<const std::string> files);
 
 // Returns whether a value is a dict: one of Python's, or an OrderedDict or defaultdict.
 bool IsTorchDict(const pickle::Value& value);

@@ -23,7 +23,7 @@ using tessera::ckpt::convert::Check;
 void ReadNames(std::string_view contents) {
   tessera::MemoryStorage storage;
   Check(WriteAll(storage, "file.pt", contents).ok());
-  const auto read = ckpt::convert::ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
+  const auto read = ckpt::convert::ReadTorch(storage, std::vector<std::string>{"file.pt"});
   if (!read.ok()) return;
   std::set<std::string_view> names;
   for (const auto& tensor : read->tensors) Check(names.insert(tensor.name).second);

@@ -41,7 +41,7 @@ std::string Contents(const std::string& file) {
 absl::StatusOr<ForeignCheckpoint> Read(const std::string& file) {
   const auto storage = OpenStorage(kFolder);
   if (!storage.ok()) return storage.status();
-  return ReadTorch(**storage, "", std::vector<std::string>{file});
+  return ReadTorch(**storage, std::vector<std::string>{file});
 }
 
 std::map<std::string, ForeignTensor> ByName(const ForeignCheckpoint& checkpoint) {
@@ -142,45 +142,35 @@ TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
 }
 
 TEST(ReadTorchTest, SeveralFilesAreOneStateDict) {
-  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage("convert/formats/torch"));
-  ASSERT_OK_AND_ASSIGN(
-      const auto both,
-      ReadTorch(*storage, "testdata", std::vector<std::string>{"listed.pt", "root.pt"}));
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(kFolder));
+  ASSERT_OK_AND_ASSIGN(const auto both,
+                       ReadTorch(*storage, std::vector<std::string>{"listed.pt", "root.pt"}));
   EXPECT_EQ(both.tensors.size(), 4);
   EXPECT_EQ(both.tensors[3].pieces[0].file, "root.pt");
-  const auto twice =
-      ReadTorch(*storage, "testdata", std::vector<std::string>{"root.pt", "protocol4.pt"});
+  const auto twice = ReadTorch(*storage, std::vector<std::string>{"root.pt", "protocol4.pt"});
   EXPECT_EQ(twice.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(twice.status().message()),
               HasSubstr("protocol4.pt: tensor tensor: the name occurs twice"));
 }
 
 TEST(FindTorchFilesTest, OneFileOrAllParts) {
-  MemoryStorage storage;
-  const auto find = [&](const std::string& folder, const std::string& file) {
-    return FindTorchFiles(storage, folder, file);
-  };
-  const auto add = [&](const std::string& path, const std::string& contents) {
-    ASSERT_OK(WriteAll(storage, path, contents));
-  };
   using Names = std::vector<std::string>;
-  for (const char* folder : {"one", "parts", "several"}) {
-    ASSERT_OK(storage.MakeDirectory(folder));
-  }
-  add("one/model.pth", Contents("root_legacy.pt"));
-  add("one/tokens.bin", "no file of torch");
-  add("one/notes.txt", Contents("root.pt"));
-  EXPECT_EQ(*find("one", ""), Names{"model.pth"});
-  EXPECT_EQ(*find("one", "notes.txt"), Names{"notes.txt"});
-  EXPECT_EQ(*find("one", "tokens.bin"), Names{});
-  EXPECT_EQ(*find("", ""), Names{});
-  add("parts/model-00001-of-00002.bin", Contents("root.pt"));
-  add("parts/model-00002-of-00002.bin", Contents("listed.pt"));
-  EXPECT_EQ(*find("parts", ""), (Names{"model-00001-of-00002.bin", "model-00002-of-00002.bin"}));
-  add("several/a.pt", Contents("root.pt"));
-  add("several/b.pt", Contents("listed.pt"));
-  EXPECT_EQ(find("several", "").status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(find("several", "").status().message()), HasSubstr("a.pt, b.pt"));
+  MemoryStorage none, one, parts, several;
+  ASSERT_OK(WriteAll(one, "model.pth", Contents("root_legacy.pt")));
+  ASSERT_OK(WriteAll(one, "tokens.bin", "no file of torch"));
+  ASSERT_OK(WriteAll(one, "notes.txt", Contents("root.pt")));
+  EXPECT_EQ(*FindTorchFiles(one, ""), Names{"model.pth"});
+  EXPECT_EQ(*FindTorchFiles(one, "notes.txt"), Names{"notes.txt"});
+  EXPECT_EQ(*FindTorchFiles(one, "tokens.bin"), Names{});
+  EXPECT_EQ(*FindTorchFiles(none, ""), Names{});
+  ASSERT_OK(WriteAll(parts, "model-00001-of-00002.bin", Contents("root.pt")));
+  ASSERT_OK(WriteAll(parts, "model-00002-of-00002.bin", Contents("listed.pt")));
+  EXPECT_EQ(*FindTorchFiles(parts, ""),
+            (Names{"model-00001-of-00002.bin", "model-00002-of-00002.bin"}));
+  ASSERT_OK(WriteAll(several, "a.pt", Contents("root.pt")));
+  ASSERT_OK(WriteAll(several, "b.pt", Contents("listed.pt")));
+  EXPECT_EQ(FindTorchFiles(several, "").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(FindTorchFiles(several, "").status().message()), HasSubstr("a.pt, b.pt"));
 }
 
 TEST(ReadTorchTest, ErrorsNameFileAndTensor) {
@@ -316,7 +306,7 @@ absl::StatusOr<ForeignCheckpoint> ReadContents(const std::string& contents) {
   MemoryStorage storage;
   EXPECT_OK(WriteAll(storage, "file.pt", contents));
   const MemoryMeter meter(AllowedBytes(contents.size()));
-  return ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
+  return ReadTorch(storage, std::vector<std::string>{"file.pt"});
 }
 
 TEST(ReadTorchTest, SharedKeysTakeNoMoreMemoryThanTheFileAllows) {

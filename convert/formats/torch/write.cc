@@ -1,7 +1,6 @@
 #include "convert/formats/torch/write.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -12,6 +11,7 @@
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/own_keys.h"
+#include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/saved_weights.h"
 #include "convert/pickle/torch_archive.h"
@@ -19,36 +19,31 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-bool IsOfModel(const TorchOutputTensor& tensor) {
-  const TensorRole role = FromProto(tensor.logical->role());
+bool IsOfModel(const LogicalTensor& tensor) {
+  const TensorRole role = FromProto(tensor.role());
   return role == TensorRole::kWeight || role == TensorRole::kBuffer;
 }
 
 // Returns the parameters with both moments, by group, in the order of the modules.
 std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
-                                         const std::vector<TorchOutputTensor>& all,
+                                         const TorchOutputTensors& tensors,
                                          const std::vector<std::string>& module_order) {
-  std::map<std::string, size_t> indices, ranks;
-  for (size_t i = 0; i < all.size(); ++i) indices[all[i].logical->name()] = i;
+  std::map<std::string, size_t> ranks;
   for (size_t i = 0; i < module_order.size(); ++i) ranks.emplace(module_order[i], i);
   std::map<uint32_t, TorchOutputGroup> groups;
-  const auto index_of = [&](const OptimizerParameter& parameter, const char* state) {
-    const auto name = parameter.states().find(state);
-    const auto at = name == parameter.states().end() ? indices.end() : indices.find(name->second);
-    return at == indices.end() ? all.size() : at->second;
-  };
   for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
-    const size_t first = index_of(parameter, "exp_avg"), second = index_of(parameter, "exp_avg_sq");
-    if (first == all.size() || second == all.size()) continue;
-    groups[parameter.group()].states.push_back({parameter.parameter(), first, second});
+    const auto first = parameter.states().find("exp_avg");
+    const auto second = parameter.states().find("exp_avg_sq");
+    const auto is_there = [&](const auto& state) {
+      return state != parameter.states().end() && tensors.by_name.contains(state->second);
+    };
+    if (!is_there(first) || !is_there(second)) continue;
+    groups[parameter.group()].states.push_back(
+        {parameter.parameter(), first->second, second->second});
   }
   std::vector<TorchOutputGroup> found;
   for (auto& [number, group] : groups) {
     group.number = number;
-    group.decays = number == 0;
-    if (number < static_cast<uint32_t>(manifest.optimizer().groups_size())) {
-      group.options = &manifest.optimizer().groups(static_cast<int>(number));
-    }
     std::ranges::stable_sort(group.states, {}, [&](const TorchOutputState& state) {
       const auto rank = ranks.find(state.parameter);
       return rank == ranks.end() ? module_order.size() : rank->second;
@@ -60,14 +55,8 @@ std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
 
 }  // namespace
 
-uint64_t StoredBytes(const TorchOutputTensor& tensor) {
-  return static_cast<uint64_t>(ElementCount(GlobalShape(*tensor.logical))) *
-         ElementSize(tensor.dtype);
-}
-
 OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes) {
   const Shape shape = GlobalShape(*tensor.logical);
-  const size_t size = ElementSize(tensor.dtype);
   return {.name = tensor.logical->name(),
           .source_name = tensor.logical->name(),
           .role = FromProto(tensor.logical->role()),
@@ -75,9 +64,7 @@ OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_byt
           .shape = shape,
           .offset_bytes = offset_bytes,
           .elements = ElementCount(shape),
-          .pieces = [shape, size](int64_t begin, int64_t end) {
-            return RowMajorPieces(shape, size, begin, end);
-          }};
+          .pieces = RowMajorPieces(shape, tensor.dtype)};
 }
 
 namespace {
@@ -88,8 +75,7 @@ TorchOutputTensors SelectTensors(const Manifest& manifest, const PlanOptions& op
   TorchOutputTensors tensors;
   std::map<std::string, size_t> stored;
   const auto is_wanted = [&](const LogicalTensor& tensor) {
-    return !options.weights_only || FromProto(tensor.role()) == TensorRole::kWeight ||
-           FromProto(tensor.role()) == TensorRole::kBuffer;
+    return !options.weights_only || IsOfModel(tensor);
   };
   const auto dtype_of = [&](const LogicalTensor& tensor) {
     const bool converts =
@@ -106,8 +92,9 @@ TorchOutputTensors SelectTensors(const Manifest& manifest, const PlanOptions& op
     const auto at = stored.find(tensor.alias_of().empty() ? tensor.name() : tensor.alias_of());
     if (!is_wanted(tensor) || at == stored.end()) continue;
     tensors.all.push_back({&tensor, tensors.stored[at->second].dtype, at->second});
+    tensors.by_name[tensor.name()] = tensors.all.back();
   }
-  tensors.groups = FindGroups(manifest, tensors.all, module_order);
+  tensors.groups = FindGroups(manifest, tensors, module_order);
   return tensors;
 }
 
@@ -131,9 +118,7 @@ const SavedValue::Dict* ValuesOfGroup(const SavedValue* state, size_t number) {
 SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manifest,
                             const PlanOptions& options) {
   const auto option = [&](const char* name, double by_default) {
-    if (group.options == nullptr) return by_default;
-    const auto at = group.options->options().find(name);
-    return at == group.options->options().end() ? by_default : at->second;
+    return OptionOf(manifest, group.number, name, by_default);
   };
   SavedValue::Dict settings;
   // What the program has saved, in its order; "params" are numbers of its own.
@@ -151,7 +136,7 @@ SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manif
   add("betas",
       {SavedValue::List{{{option("beta1", 0.9)}, {option("beta2", 0.999)}}, /*is_tuple=*/true}});
   add("eps", {option("epsilon", 1e-8)});
-  add("weight_decay", {option("weight_decay", group.decays ? 1e-2 : 0)});
+  add("weight_decay", {option("weight_decay", group.number == 0 ? 1e-2 : 0)});
   for (const char* const name : {"amsgrad", "maximize", "capturable", "differentiable"}) {
     add(name, {false});
   }
@@ -160,31 +145,27 @@ SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manif
   return settings;
 }
 
-SavedValue TensorLeaf(const TorchOutputTensor& tensor) {
-  return {SavedValue::Tensor{tensor.logical->name()}};
-}
+SavedValue TensorLeaf(const std::string& name) { return {SavedValue::Tensor{name}}; }
 
 // Returns the places of all tensors but moments: "model" has the model's, and the top the others.
 SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& tensors) {
-  std::set<size_t> moments;
+  std::set<std::string> moments;
   for (const TorchOutputGroup& group : tensors.groups) {
     for (const TorchOutputState& state : group.states) {
       moments.insert({state.exp_avg, state.exp_avg_sq});
     }
   }
-  std::map<std::string, std::string>
-      masters;  // the parameters that have only these, by their names
+  std::map<std::string, std::string> masters;  // of weights that were not saved: the parameters
   for (auto& [parameter, master] : MastersWithoutWeights(manifest)) masters[master] = parameter;
   SavedValue::Dict model, root;
-  for (size_t i = 0; i < tensors.all.size(); ++i) {
-    const TorchOutputTensor& tensor = tensors.all[i];
-    const auto master = masters.find(tensor.logical->name());
-    if (master != masters.end()) {
-      model.Add(Text(master->second), TensorLeaf(tensor));
-    } else if (IsOfModel(tensor)) {
-      model.Add(Text(tensor.logical->name()), TensorLeaf(tensor));
-    } else if (!moments.contains(i)) {
-      root.Add(Text(tensor.logical->name()), TensorLeaf(tensor));
+  for (const TorchOutputTensor& tensor : tensors.all) {
+    const std::string& name = tensor.logical->name();
+    if (const auto master = masters.find(name); master != masters.end()) {
+      model.Add(Text(master->second), TensorLeaf(name));
+    } else if (IsOfModel(*tensor.logical)) {
+      model.Add(Text(name), TensorLeaf(name));
+    } else if (!moments.contains(name)) {
+      root.Add(Text(name), TensorLeaf(name));
     }
   }
   root.flat.insert(root.flat.begin(), {Text("model"), {std::move(model)}});
@@ -202,8 +183,8 @@ SavedValue::Dict NumberedOptimizer(const Manifest& manifest, const TorchOutputTe
     for (const TorchOutputState& state : group.states) {
       SavedValue::Dict moments;
       moments.Add(Text("step"), {UpdatesOf(manifest)});
-      moments.Add(Text("exp_avg"), TensorLeaf(tensors.all[state.exp_avg]));
-      moments.Add(Text("exp_avg_sq"), TensorLeaf(tensors.all[state.exp_avg_sq]));
+      moments.Add(Text("exp_avg"), TensorLeaf(state.exp_avg));
+      moments.Add(Text("exp_avg_sq"), TensorLeaf(state.exp_avg_sq));
       numbers.items.push_back({number});
       states.Add({number++}, {std::move(moments)});
     }
@@ -226,8 +207,8 @@ SavedValue::Dict FlatOptimizer(const Manifest& manifest, const TorchOutputTensor
     const SavedValue::Dict settings = SettingsOf(group, manifest, options);
     for (const TorchOutputState& state : group.states) {
       const std::string below = absl::StrCat("state.", state.parameter, ".");
-      optimizer.Add(Text(below + "exp_avg"), TensorLeaf(tensors.all[state.exp_avg]));
-      optimizer.Add(Text(below + "exp_avg_sq"), TensorLeaf(tensors.all[state.exp_avg_sq]));
+      optimizer.Add(Text(below + "exp_avg"), TensorLeaf(state.exp_avg));
+      optimizer.Add(Text(below + "exp_avg_sq"), TensorLeaf(state.exp_avg_sq));
       optimizer.Add(Text(below + "step"), {SavedValue::Tensor{kUpdatesTensor}});
       for (size_t i = 0; i < settings.size(); ++i) {
         optimizer.Add(Text(absl::StrCat("param_groups.", state.parameter, ".",
@@ -255,18 +236,17 @@ bool IsInGroup(const std::string& name, const TorchOutputTensors& tensors,
 // Adds the roles of tensors other than weights, the names that differ from the keys, and the rest
 // of the manifest.
 void AddOwnKeys(const Manifest& manifest, const PlanOptions& options, TorchStateDict& dict) {
-  std::map<std::string, const LogicalTensor*> tensors;
-  for (const TorchOutputTensor& tensor : dict.tensors.all) {
-    tensors[tensor.logical->name()] = tensor.logical;
-  }
+  const auto& tensors = dict.tensors.by_name;
   SavedValue::Dict names, roles;
   for (const Leaf& leaf : LeavesOf(dict.root)) {
     const auto* const tensor = leaf.value->As<SavedValue::Tensor>();
     if (tensor == nullptr) continue;
     if (tensor->name != leaf.name) names.Add(Text(leaf.name), Text(tensor->name));
     const auto at = tensors.find(tensor->name);
-    if (at == tensors.end() || FromProto(at->second->role()) == TensorRole::kWeight) continue;
-    roles.Add(Text(leaf.name), Text(RoleProto_Name(at->second->role())));
+    if (at == tensors.end()) continue;
+    const RoleProto role = at->second.logical->role();
+    if (FromProto(role) == TensorRole::kWeight) continue;
+    roles.Add(Text(leaf.name), Text(RoleProto_Name(role)));
   }
   const bool is_model = !dict.tensors.groups.empty();
   if (is_model) dict.own_keys.emplace_back(kNamesKey, SavedValue{std::move(names)});
@@ -300,8 +280,7 @@ TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& option
                                                : FlatOptimizer(manifest, tensors, options)});
   }
   dict.root = {std::move(root)};
-  std::vector<std::string> values;
-  for (const auto& [name, value] : ValuesByName(saved)) values.push_back(name);
+  std::vector<std::string> values = KeysOf(ValuesByName(saved));
   MergeInto(std::move(saved), dict.root);
   if (options.left_out != nullptr) {
     const auto written = ValuesByName(dict.root);
@@ -311,29 +290,31 @@ TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& option
   }
   for (const TorchOutputTensor& tensor : tensors.all) {
     if (is_model || !unplaced.contains(tensor.logical->name())) continue;
-    dict.root.As<SavedValue::Dict>()->Add(Text(tensor.logical->name()), TensorLeaf(tensor));
+    dict.root.As<SavedValue::Dict>()->Add(Text(tensor.logical->name()),
+                                          TensorLeaf(tensor.logical->name()));
   }
   AddOwnKeys(manifest, options, dict);
   return dict;
 }
 
-void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
-                pickle::Writer& writer) {
+void WriteValue(const SavedValue& value, pickle::Writer& writer,
+                const std::function<void(const std::string&)>& tensor) {
   if (value.As<SavedValue::None>() != nullptr) return writer.None();
   if (const auto* truth = value.As<bool>()) return writer.Bool(*truth);
   if (const auto* integer = value.As<int64_t>()) return writer.Int(*integer);
   if (const auto* number = value.As<double>()) return writer.Float(*number);
-  if (const auto* text = value.As<std::string>()) return writer.Text(*text);
+  if (const auto* text = value.As<std::string>()) return void(writer.Text(*text));
   if (const auto* bytes = value.As<SavedValue::Bytes>()) return writer.Bytes(bytes->bytes);
   if (const auto* place = value.As<SavedValue::Tensor>()) return tensor(place->name);
   if (const auto* list = value.As<SavedValue::List>()) {
     list->is_tuple ? writer.BeginTuple() : writer.BeginList();
-    for (const SavedValue& item : list->items) WriteValue(item, tensor, writer);
+    for (const SavedValue& item : list->items) WriteValue(item, writer, tensor);
     return list->is_tuple ? writer.EndTuple() : writer.EndList();
   }
   writer.BeginDict();
-  for (const SavedValue& item : value.As<SavedValue::Dict>()->flat)
-    WriteValue(item, tensor, writer);
+  for (const SavedValue& item : value.As<SavedValue::Dict>()->flat) {
+    WriteValue(item, writer, tensor);
+  }
   writer.EndDict();
 }
 
@@ -344,18 +325,15 @@ std::vector<OutputFile> PlanTorch(const Manifest& manifest, const PlanOptions& o
     dict.root.As<SavedValue::Dict>()->Add(Text(key), std::move(value));
   }
   const TorchOutputTensors& tensors = dict.tensors;
-  std::map<std::string, const TorchOutputTensor*> by_name;
-  for (const TorchOutputTensor& tensor : tensors.all) by_name[tensor.logical->name()] = &tensor;
   pickle::Writer writer;
-  WriteValue(
-      dict.root,
-      [&](const std::string& name) {
-        const TorchOutputTensor& tensor = *by_name.at(name);
-        WriteTorchTensor(tensor.dtype, GlobalShape(*tensor.logical), tensor.stored, writer);
-      },
-      writer);
+  WriteValue(dict.root, writer, [&](const std::string& name) {
+    const TorchOutputTensor& tensor = tensors.by_name.at(name);
+    WriteTorchTensor(tensor.dtype, GlobalShape(*tensor.logical), tensor.stored, writer);
+  });
   std::vector<uint64_t> bytes;
-  for (const TorchOutputTensor& tensor : tensors.stored) bytes.push_back(StoredBytes(tensor));
+  for (const TorchOutputTensor& tensor : tensors.stored) {
+    bytes.push_back(ByteCount(GlobalShape(*tensor.logical), tensor.dtype));
+  }
   const auto layout = std::make_shared<const TorchArchiveLayout>(std::move(writer).Finish(), bytes);
   OutputFile file = {.name = "checkpoint.pt", .size_bytes = layout->size_bytes()};
   for (size_t i = 0; i < tensors.stored.size(); ++i) {

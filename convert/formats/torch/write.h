@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,27 +24,23 @@ struct TorchOutputTensor {
   size_t stored = 0;  // index of the stored tensor, which aliases share
 };
 
-// A parameter with Adam's moments, as indices into TorchOutputTensors::all.
+// A parameter and the names of its moments, which are among TorchOutputTensors::all.
 struct TorchOutputState {
-  std::string parameter;
-  size_t exp_avg = 0, exp_avg_sq = 0;
+  std::string parameter, exp_avg, exp_avg_sq;
 };
 
 // A group of parameters that torch.optim.AdamW updates alike.
 struct TorchOutputGroup {
-  size_t number = 0;  // in the manifest
-  const ParameterGroup* options = nullptr;
-  bool decays = true;                    // whether weights decay, if the options do not tell
+  size_t number = 0;                     // in the manifest
   std::vector<TorchOutputState> states;  // in the order of the modules
 };
 
 struct TorchOutputTensors {
-  std::vector<TorchOutputGroup> groups;   // that are not empty
-  std::vector<TorchOutputTensor> all;     // in the manifest's order
-  std::vector<TorchOutputTensor> stored;  // those that are not aliases, by index
+  std::vector<TorchOutputGroup> groups;              // that are not empty
+  std::vector<TorchOutputTensor> all;                // in the manifest's order
+  std::vector<TorchOutputTensor> stored;             // those that are not aliases, by index
+  std::map<std::string, TorchOutputTensor> by_name;  // all
 };
-
-uint64_t StoredBytes(const TorchOutputTensor& tensor);
 
 // Returns a contiguous tensor at that place of a file.
 OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes);
@@ -74,8 +71,8 @@ TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& option
                              OptimizerForm form, const std::vector<std::string>& module_order = {});
 
 // Appends a value. `tensor` appends the tensor of that name.
-void WriteValue(const SavedValue& value, const std::function<void(const std::string&)>& tensor,
-                pickle::Writer& writer);
+void WriteValue(const SavedValue& value, pickle::Writer& writer,
+                const std::function<void(const std::string&)>& tensor = {});
 
 // Plans one file, checkpoint.pt, with the state dict of PlanStateDict(): a dict of contiguous
 // tensors and values, which torch.load() reads with weights_only=True. Tied tensors share their

@@ -1,19 +1,15 @@
-#include "convert/meta_parts.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/models.h"
-#include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/torch/read.h"
 #include "layout/box.h"
@@ -23,60 +19,56 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr std::string_view kConfig = "params.json";
-
 class PartsReader {
  public:
-  PartsReader(Storage& storage, std::string_view folder, std::span<const std::string> files)
-      : storage_(storage), folder_(folder), files_(files) {}
+  PartsReader(Storage& storage, std::span<const std::string> files)
+      : storage_(storage), files_(files) {}
 
   absl::StatusOr<ForeignCheckpoint> Run() {
     uint64_t bytes = 0;
     for (const std::string& file : files_) {
-      TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint part,
-                               ReadTorch(storage_, folder_, std::span(&file, 1)));
+      TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint part, ReadTorch(storage_, std::span(&file, 1)));
       TESSERA_RETURN_IF_ERROR(CheckNames(file, part));
       for (const ForeignTensor& tensor : part.tensors) {
         bytes += static_cast<uint64_t>(ElementCount(tensor.shape)) * ElementSize(tensor.dtype);
       }
       parts_.push_back(std::move(part));
     }
+    const std::vector<ForeignTensor>& first = parts_[0].tensors;
     TESSERA_ASSIGN_OR_RETURN(const std::string json,
-                             ReadMetaConfig(storage_, JoinPath(folder_, kConfig), parts_[0].tensors,
-                                            static_cast<int64_t>(files_.size())));
-    const auto count = static_cast<int64_t>(parts_[0].tensors.size());
-    TESSERA_ASSIGN_OR_RETURN(ForeignModel model, At(storage_, JoinPath(folder_, kConfig),
+                             ReadMetaConfig(storage_, first, static_cast<int64_t>(files_.size())));
+    const auto count = static_cast<int64_t>(first.size());
+    TESSERA_ASSIGN_OR_RETURN(ForeignModel model, At(storage_, kMetaConfig,
                                                     ForeignModel::Read(kMeta, json, count, bytes)));
     return Join(model);
   }
 
  private:
+  template <typename... Parts>
   absl::Status DamagedTensor(const std::string& file, const std::string& tensor,
-                             const absl::AlphaNum& problem) const {
-    return Damaged(storage_, JoinPath(folder_, file),
-                   absl::StrCat("tensor ", tensor, ": ", problem));
+                             const Parts&... problem) const {
+    return Damaged(storage_, file, "tensor ", tensor, ": ", problem...);
   }
 
   absl::Status CheckNames(const std::string& file, const ForeignCheckpoint& part) {
     std::map<std::string, const ForeignTensor*> names;
     for (const ForeignTensor& tensor : part.tensors) names[tensor.name] = &tensor;
     if (parts_.empty()) {
-      for (const auto& [name, unused] : names) first_names_.push_back(name);
+      first_names_ = KeysOf(names);
       return absl::OkStatus();
     }
     for (const std::string& name : first_names_) {
       if (!names.contains(name)) {
-        return DamagedTensor(file, name, absl::StrCat("missing, ", files_[0], " has it"));
+        return DamagedTensor(file, name, "missing, ", files_[0], " has it");
       }
       names.erase(name);
     }
     if (names.empty()) return absl::OkStatus();
-    return DamagedTensor(file, names.begin()->first, absl::StrCat(files_[0], " does not have it"));
+    return DamagedTensor(file, names.begin()->first, files_[0], " does not have it");
   }
 
   absl::StatusOr<ForeignCheckpoint> Join(ForeignModel& model) const {
-    ForeignCheckpoint checkpoint = {.format = std::string(kTorch)};
-    checkpoint.description.mutable_producer()->set_program("torch.save");
+    ForeignCheckpoint checkpoint = CheckpointOf(kTorch, "torch.save");
     checkpoint.description.mutable_topology()->set_tensor_parallel(
         static_cast<uint32_t>(files_.size()));
     ForeignTensorSet set(model.description());
@@ -88,7 +80,7 @@ class PartsReader {
         TESSERA_RETURN_IF_ERROR(AddPart(*parameter, rank, tensor, set));
       }
     }
-    TESSERA_RETURN_IF_ERROR(std::move(set).MoveTo(kMeta, storage_.Describe(folder_), checkpoint));
+    TESSERA_RETURN_IF_ERROR(std::move(set).MoveTo(kMeta, storage_.Describe(""), checkpoint));
     return checkpoint;
   }
 
@@ -123,14 +115,12 @@ class PartsReader {
       part[d] /= size;
       if (tensor.shape == part) return static_cast<int>(d);
     }
-    return DamagedTensor(
-        file, tensor.name,
-        absl::StrCat("shape ", ShapeToString(tensor.shape), " is neither ",
-                     ShapeToString(parameter.shape), " nor one of ", size, " equal parts of it"));
+    return DamagedTensor(file, tensor.name, "shape ", ShapeToString(tensor.shape), " is neither ",
+                         ShapeToString(parameter.shape), " nor one of ", size,
+                         " equal parts of it");
   }
 
   Storage& storage_;
-  const std::string folder_;
   std::span<const std::string> files_;
   std::vector<ForeignCheckpoint> parts_;  // one for each file
   std::vector<std::string> first_names_;  // of the tensors in the first
@@ -138,18 +128,9 @@ class PartsReader {
 
 }  // namespace
 
-bool AreMetaParts(std::span<const std::string> files) {
-  const RankPattern pattern("consolidated.{2}.pth");
-  for (size_t i = 0; i < files.size(); ++i) {
-    const auto rank = static_cast<int64_t>(i);
-    if (files[i] != pattern.Name({&rank, 1})) return false;
-  }
-  return files.size() > 1;
-}
-
-absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_view folder,
+absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage,
                                                 std::span<const std::string> files) {
-  return PartsReader(storage, folder, files).Run();
+  return PartsReader(storage, files).Run();
 }
 
 }  // namespace tessera::ckpt::convert

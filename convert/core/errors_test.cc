@@ -1,0 +1,24 @@
+// Tests of the errors that are made of parts.
+
+#include "convert/core/errors.h"
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+TEST(Errors, MessagesAreMadeOfParts) {
+  EXPECT_EQ(DataLoss("file ", std::string_view("of "), std::string("parts"), ": ", 3),
+            absl::DataLossError("file of parts: 3"));
+  EXPECT_EQ(InvalidArgument("a", 1), absl::InvalidArgumentError("a1"));
+  EXPECT_EQ(Unimplemented("a", 1), absl::UnimplementedError("a1"));
+  EXPECT_EQ(FailedPrecondition("a", 1), absl::FailedPreconditionError("a1"));
+  EXPECT_EQ(NotFound("a", 1), absl::NotFoundError("a1"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
