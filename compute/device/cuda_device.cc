@@ -97,13 +97,19 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
   TESSERA_ASSIGN_OR_RETURN(opened->copies, HostCopies::Create(*opened->compute));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<CublasLtApi> cublaslt, OpenCublasLt(CublasLtPlaces()));
   opened->products = DescribeCublasLt(cublaslt->GetVersion(), options.allow_tf32);
-  TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<cuda::Products> products,
-      cuda::MakeCublasLtProducts(
-          std::move(cublaslt), *opened->compute,
-          {.allow_tf32 = options.allow_tf32, .gelu_epilogues = CudaComputeMajor(index) >= 9}));
-  opened->backend = cuda::MakeDeviceBackend(opened->device, *opened->compute, std::move(products),
-                                            options.numerics);
+  const bool hopper = CudaComputeMajor(index) >= 9;
+  opened->choices = {.gelu = hopper, .gelu_gradient = hopper};
+  opened->make_backend =
+      [&device = *opened, cublaslt,
+       options](const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    TESSERA_ASSIGN_OR_RETURN(
+        std::unique_ptr<cuda::Products> products,
+        cuda::MakeCublasLtProducts(cublaslt, *device.compute,
+                                   {.allow_tf32 = options.allow_tf32, .choices = choices}));
+    return cuda::MakeDeviceBackend(device.device, *device.compute, std::move(products),
+                                   options.numerics);
+  };
+  TESSERA_ASSIGN_OR_RETURN(opened->backend, opened->make_backend(opened->choices));
   opened->make_exact_backend = [&device = *opened] {
     return cuda::MakeDeviceBackend(device.device, *device.compute, /*products=*/nullptr,
                                    DeviceNumerics::kExact);

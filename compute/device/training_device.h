@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "comm/nccl/device_reducer.h"
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/products.h"
 #include "tensor/device.h"
 #include "tensor/device_tensors.h"
 #include "tensor/host_copies.h"
@@ -32,7 +34,10 @@ struct TrainingDevice {
   std::unique_ptr<Stream> compute;
   std::unique_ptr<DeviceTensors> tensors;
   std::unique_ptr<HostCopies> copies;  // on `compute`
-  std::unique_ptr<Backend> backend;    // on `compute`
+  std::unique_ptr<Backend> backend;    // on `compute`, by `choices`
+  cuda::ProductChoices choices;
+  // Returns another backend on `compute`, by other choices, to compare them.
+  std::function<absl::StatusOr<std::unique_ptr<Backend>>(const cuda::ProductChoices&)> make_backend;
   // Returns another backend on `compute`, which computes the bits of processors in EXACT numerics
   // (DeviceNumerics::kExact).
   std::function<std::unique_ptr<Backend>()> make_exact_backend;

@@ -208,6 +208,14 @@ void Check(const MatMulGeluBackward& op, bool strict) {
   check.Contiguous({&op.pre, &op.d_pre});
 }
 
+void Check(const MatMulSums& op, bool strict) {
+  const Checks check("MatMulSums", strict);
+  check.Product(op.a, op.b, op.c, {});
+  check.Sums(op.c);
+  check.Dense(op.sums_b ? op.b : op.a.Transpose(0, 1));
+  check.Statistic(op.sums, op.c.dim(op.sums_b ? 1 : 0));
+}
+
 void Check(const AddBias& op, bool strict) {
   const Checks check("AddBias", strict);
   check.SameShape(op.x, {&op.out});
@@ -428,6 +436,11 @@ void Backend::Run(const ops::CrossEntropyGradient& op) {
 void Backend::Run(const ops::MatMulGeluBackward& op) {
   MatMul({op.a, op.b, op.d_pre, /*accumulate=*/false});
   GeluBackward({op.d_pre, op.pre, op.d_pre});
+}
+
+void Backend::Run(const ops::MatMulSums& op) {
+  MatMul({op.a, op.b, op.c, op.accumulate});
+  SumRows({op.sums_b ? op.b : op.a.Transpose(0, 1), op.sums, op.accumulate});
 }
 
 void Backend::Run(const ops::AddLayerNormForward& op) {

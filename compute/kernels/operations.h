@@ -130,6 +130,17 @@ struct MatMulGeluBackward {
   TensorView a, b, pre, d_pre;
 };
 
+// c[M,N] (fp32) = a[M,K] b[K,N] (+ c when accumulate), and sums (fp32) = the sums over K of b, [N],
+// or without sums_b of a, [M] (+ sums when accumulate): the gradients of a weight and of a bias,
+// from the layer's input and the gradient of its output, which is summed. This definition has the
+// bits of MatMul and SumRows. A backend may add the sums in another order; they are still fp32, and
+// a pure function of operands, shapes and strides.
+struct MatMulSums {
+  TensorView a, b, c, sums;
+  bool sums_b = true;
+  bool accumulate = false;
+};
+
 // out[R,C] (compute dtype) = x[R,C] (fp32) + bias[C] (out's dtype; may be empty), rounded once. out
 // may be x where the dtypes are equal.
 struct AddBias {
@@ -400,6 +411,7 @@ struct AdamWAll {
 #define TESSERA_COMPOSED_OPERATIONS(V) \
   V(void, MatMulGelu)                  \
   V(void, MatMulGeluBackward)          \
+  V(void, MatMulSums)                  \
   V(void, AddLayerNormForward)         \
   V(void, AddRmsNormForward)           \
   V(void, CrossEntropyGradient)        \

@@ -37,13 +37,16 @@ void Linear::BackwardInput(Backend& backend, const TensorView& d_y, const Tensor
 }
 
 void Linear::BackwardWeight(const Pass& pass, const TensorView& x, const TensorView& d_y,
-                            const TensorView& sums, bool accumulate) const {
-  if (layout_ == WeightLayout::kInOut) {
-    MultiplyOverRows(pass, x, d_y, weight_->grad, accumulate);
-  } else {
-    MultiplyOverRows(pass, d_y, x, weight_->grad, accumulate);
+                            const TensorView& sums, bool accumulate, const Parameter* bias) const {
+  const bool in_out = layout_ == WeightLayout::kInOut;
+  const TensorView &a = in_out ? x : d_y, &b = in_out ? d_y : x;
+  if (bias != nullptr && pass.units == 1) {
+    pass.backend.MatMulSums(
+        {a.Transpose(0, 1), b, weight_->grad, bias->grad, /*sums_b=*/in_out, accumulate});
+    return;
   }
-  if (bias_ != nullptr) SumRows(pass, d_y, sums, bias_->grad, accumulate);
+  MultiplyOverRows(pass, a, b, weight_->grad, accumulate);
+  if (bias != nullptr) SumRows(pass, d_y, sums, bias->grad, accumulate);
 }
 
 }  // namespace tessera

@@ -32,15 +32,17 @@ class Linear {
   // Computes d_pre[R,in], if x is the GELU of pre[R,in].
   void BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
                          const TensorView& d_pre) const;
-  // Accumulates the gradients of weight and bias, or overwrites them if `accumulate` is false.
+  // Accumulates the gradients of the weight and of `bias`, which may be null, or overwrites them if
+  // `accumulate` is false. `bias` is one that is added to y, or to a sum of which y is a term.
   // `sums` is UnitSums() for the outputs.
   void BackwardWeight(const Pass& pass, const TensorView& x, const TensorView& d_y,
-                      const TensorView& sums, bool accumulate) const;
+                      const TensorView& sums, bool accumulate, const Parameter* bias) const;
 
   // Return the products without the bias, as terms of a sum over shards.
   MatMulOperands ForwardTerm(const TensorView& x) const;
   MatMulOperands BackwardInputTerm(const TensorView& d_y) const;
 
+  const Parameter* bias() const { return bias_; }
   int64_t in_features() const { return weight_->shape[layout_ == WeightLayout::kInOut ? 0 : 1]; }
   int64_t out_features() const { return weight_->shape[layout_ == WeightLayout::kInOut ? 1 : 0]; }
 

@@ -144,9 +144,10 @@ absl::Status TransformerBlock::AddResidual(const Pass& pass, const ResidualAdd& 
 // Returns the gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d
 // itself, or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other
 // ranks.
-absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(
-    const Pass& pass, const ResidualAdd& add, const TensorView& d, const TensorView& buffer,
-    const TensorView& sums, bool accumulate) const {
+absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(const Pass& pass,
+                                                              const ResidualAdd& add,
+                                                              const TensorView& d,
+                                                              const TensorView& buffer) const {
   TensorView d_sum = d;
   if (add.dropout.active(pass) || pass.splits_rows()) {
     pass.backend.Copy({d, pass.OwnRows(buffer)});
@@ -154,7 +155,6 @@ absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(
     TESSERA_RETURN_IF_ERROR(pass.GatherRows(buffer, "gradient of a branch"));
     d_sum = buffer;
   }
-  if (add.bias != nullptr) SumRows(pass, d_sum, sums, add.bias->grad, accumulate);
   return d_sum;
 }
 
@@ -187,11 +187,11 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
                                            const TensorView& d) const {
   Backend& backend = pass.backend;
   TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum,
-                           BackwardResidual(pass, parts_.mlp_residual, d, scratch.d_branch,
-                                            scratch.unit_sums, accumulate));
+                           BackwardResidual(pass, parts_.mlp_residual, d, scratch.d_branch));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& down = parts_.mlp[i].down;
-    down.BackwardWeight(pass, saved.mlp[i].act, d_sum, scratch.unit_sums, accumulate);
+    down.BackwardWeight(pass, saved.mlp[i].act, d_sum, scratch.unit_sums, accumulate,
+                        i == 0 ? parts_.mlp_residual.bias : nullptr);
     BackwardActivated(parts_.activation, backend, down, d_sum, saved.mlp[i].up, scratch.d_act[i],
                       scratch.d_up[i]);
   }
@@ -200,7 +200,7 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& up = parts_.mlp[i].up;
-    up.BackwardWeight(pass, norm.out, scratch.d_up[i], scratch.unit_sums, accumulate);
+    up.BackwardWeight(pass, norm.out, scratch.d_up[i], scratch.unit_sums, accumulate, up.bias());
     products.push_back(up.BackwardInputTerm(scratch.d_up[i]));
   }
   return BackwardNorm(pass, kMlpNorm, products, saved.mid, saved.mlp_norm_stats, scratch,
@@ -213,12 +213,12 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
                                                  const TensorView& d) const {
   Backend& backend = pass.backend;
   TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum,
-                           BackwardResidual(pass, parts_.attention_residual, d, scratch.d_branch,
-                                            scratch.unit_sums, accumulate));
+                           BackwardResidual(pass, parts_.attention_residual, d, scratch.d_branch));
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
     const AttentionShard::SavedActivations& own = saved.attention[i];
-    shard.projection.BackwardWeight(pass, own.out, d_sum, scratch.unit_sums, accumulate);
+    shard.projection.BackwardWeight(pass, own.out, d_sum, scratch.unit_sums, accumulate,
+                                    i == 0 ? parts_.attention_residual.bias : nullptr);
     shard.projection.BackwardInput(backend, d_sum, scratch.d_attention_out);
     shard.attention.Backward(pass, scratch.d_attention_out, own.qkv, own.out, own.log_sum_exp,
                              scratch.d_qkv[i]);
@@ -228,7 +228,7 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const Linear& qkv = parts_.attention[i].qkv;
-    qkv.BackwardWeight(pass, norm.out, scratch.d_qkv[i], scratch.unit_sums, accumulate);
+    qkv.BackwardWeight(pass, norm.out, scratch.d_qkv[i], scratch.unit_sums, accumulate, qkv.bias());
     products.push_back(qkv.BackwardInputTerm(scratch.d_qkv[i]));
   }
   return BackwardNorm(pass, kAttentionNorm, products, x, saved.attention_norm_stats, scratch,

@@ -136,8 +136,7 @@ class TransformerBlock {
                            const TensorView& sum, const TensorView& out,
                            const NormPlace& next) const;
   absl::StatusOr<TensorView> BackwardResidual(const Pass& pass, const ResidualAdd& add,
-                                              const TensorView& d, const TensorView& buffer,
-                                              const TensorView& sums, bool accumulate) const;
+                                              const TensorView& d, const TensorView& buffer) const;
   absl::Status BackwardMlp(const Pass& pass, const SavedActivations& saved, const Scratch& scratch,
                            bool accumulate, const TensorView& d) const;
   absl::Status BackwardAttention(const Pass& pass, const TensorView& x,

@@ -76,6 +76,7 @@ class ProfilingBackend : public Backend {
   static std::string SizesOf(const ops::MatMul& op) { return Sizes(op.a, op.b); }
   static std::string SizesOf(const ops::MatMulGelu& op) { return Sizes(op.a, op.b); }
   static std::string SizesOf(const ops::MatMulGeluBackward& op) { return Sizes(op.a, op.b); }
+  static std::string SizesOf(const ops::MatMulSums& op) { return Sizes(op.a, op.b); }
   static std::string SizesOf(const ops::MatMulTree& op) {
     return absl::StrCat(" ", op.products.size(), " *", Sizes(op.products[0].a, op.products[0].b));
   }
@@ -95,6 +96,7 @@ class ProfilingBackend : public Backend {
   static double FlopsOf(const ops::MatMul& op) { return Flops(op.a, op.b); }
   static double FlopsOf(const ops::MatMulGelu& op) { return Flops(op.a, op.b); }
   static double FlopsOf(const ops::MatMulGeluBackward& op) { return Flops(op.a, op.b); }
+  static double FlopsOf(const ops::MatMulSums& op) { return Flops(op.a, op.b); }
   static double FlopsOf(const ops::MatMulTree& op) {
     return static_cast<double>(op.products.size()) * Flops(op.products[0].a, op.products[0].b);
   }

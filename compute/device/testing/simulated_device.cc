@@ -41,11 +41,14 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
   opened->compute = std::make_unique<Stream>(OrDie(Stream::Create(*opened->context)));
   opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);
   opened->copies = OrDie(HostCopies::Create(*opened->compute, {.slot_bytes = kSmall, .slots = 4}));
-  opened->backend =
-      cuda::MakeDeviceBackend(opened->device, *opened->compute,
-                              OrDie(cuda::MakeCublasLtProducts(opened->cublaslt, *opened->compute,
-                                                               {.workspace_bytes = kSmall})),
-                              numerics);
+  opened->make_backend = [&device = *opened, numerics](const cuda::ProductChoices& choices) {
+    return cuda::MakeDeviceBackend(
+        device.device, *device.compute,
+        OrDie(cuda::MakeCublasLtProducts(device.cublaslt, *device.compute,
+                                         {.workspace_bytes = kSmall, .choices = choices})),
+        numerics);
+  };
+  opened->backend = OrDie(opened->make_backend(opened->choices));
   opened->make_exact_backend = [&device = *opened] {
     return cuda::MakeDeviceBackend(device.device, *device.compute, /*products=*/nullptr,
                                    DeviceNumerics::kExact);

@@ -32,6 +32,9 @@ inline constexpr uint32_t kEpilogueBias = 4;
 inline constexpr uint32_t kEpilogueGeluAux = 32 | 128;
 inline constexpr uint32_t kEpilogueGeluAuxBias = kEpilogueGeluAux | kEpilogueBias;
 inline constexpr uint32_t kEpilogueDGelu = 64 | 128;
+// The sums over the inner dim of operand A, or B, of D's type, instead of a bias.
+inline constexpr uint32_t kEpilogueBgradA = 256;
+inline constexpr uint32_t kEpilogueBgradB = 512;
 
 // cublasLtMatmulPreferenceAttributes_t
 inline constexpr int kPrefMaxWorkspaceBytes = 1;    // uint64_t
@@ -50,7 +53,9 @@ inline constexpr uint32_t kReductionInPlace = 1;
 inline constexpr uint32_t kReductionComputeType = 2;
 inline constexpr uint32_t kReductionOutputType = 4;
 
-inline constexpr uint64_t kMinVersion = 110800;  // cublasLtGetVersion(): 11.8
+// cublasLtGetVersion(): 11.8; 12.3.4, before which there are no sums over an inner dim of 1.
+inline constexpr uint64_t kMinVersion = 110800;
+inline constexpr uint64_t kMinBgradVersion = 120304;
 
 }  // namespace tessera::cublaslt_abi
 

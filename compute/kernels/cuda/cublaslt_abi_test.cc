@@ -42,6 +42,8 @@ static_assert(kEpilogueDefault == CUBLASLT_EPILOGUE_DEFAULT &&
 static_assert(kEpilogueGeluAux == CUBLASLT_EPILOGUE_GELU_AUX &&
               kEpilogueGeluAuxBias == CUBLASLT_EPILOGUE_GELU_AUX_BIAS &&
               kEpilogueDGelu == CUBLASLT_EPILOGUE_DGELU);
+static_assert(kEpilogueBgradA == CUBLASLT_EPILOGUE_BGRADA &&
+              kEpilogueBgradB == CUBLASLT_EPILOGUE_BGRADB);
 static_assert(kPrefMaxWorkspaceBytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 static_assert(kPrefReductionSchemeMask == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
 static_assert(kPrefMinAlignmentABytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);

@@ -55,7 +55,7 @@ using cublaslt_abi::kReductionNone;
 
 constexpr int kProposals = 16;
 
-// Operands of the epilogue lie at multiples of this, and no more is promised.
+// Operands of an epilogue lie at multiples of this, and no more is promised.
 constexpr int64_t kEpilogueAlignmentBytes = kProductAlignmentBytes;
 
 int CudaType(DType dtype) {
@@ -72,19 +72,23 @@ struct ProductKey {
   DType operands, result;
   std::optional<GeluUse> gelu;
   int64_t leading_aux = 0;
+  enum Sums { kNone, kOfFirst, kOfSecond } sums = kNone;
 
   auto operator<=>(const ProductKey&) const = default;
 };
 
 std::string ToString(const ProductKey& key) {
-  return absl::StrCat("product [", key.m, ",", key.k, "] x [", key.k, ",", key.n, "] of ",
-                      std::string(DTypeName(key.operands)), " to ",
-                      std::string(DTypeName(key.result)), key.bias ? " with a bias" : "",
-                      key.gelu.has_value() ? " and GELU" : "", ", strides ", key.leading_second,
-                      ", ", key.leading_first, " and ", key.leading_c);
+  return absl::StrCat(
+      "product [", key.m, ",", key.k, "] x [", key.k, ",", key.n, "] of ",
+      std::string(DTypeName(key.operands)), " to ", std::string(DTypeName(key.result)),
+      key.bias ? " with a bias" : "", key.gelu.has_value() ? " and GELU" : "",
+      key.sums != ProductKey::kNone ? " with the sums of a factor" : "", ", strides ",
+      key.leading_second, ", ", key.leading_first, " and ", key.leading_c);
 }
 
 uint32_t EpilogueOf(const ProductKey& key) {
+  if (key.sums == ProductKey::kOfFirst) return cublaslt_abi::kEpilogueBgradA;
+  if (key.sums == ProductKey::kOfSecond) return cublaslt_abi::kEpilogueBgradB;
   if (!key.gelu.has_value()) {
     return key.bias ? cublaslt_abi::kEpilogueBias : cublaslt_abi::kEpilogueDefault;
   }
@@ -146,10 +150,13 @@ class CublasLtProducts final : public Products {
               const TensorView& bias) override;
   bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
                   const TensorView& aux, const TensorView& c) override;
+  bool MatMulSums(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
+                  bool sums_b, const TensorView& sums) override;
 
  private:
   struct Operands {
-    TensorView a, b, c, bias, aux;  // the last two where the key has them
+    TensorView a, b, c;
+    TensorView bias, aux;  // where the key has them; sums are in the place of a bias
   };
   // Queues a product, and keeps its error.
   void Queue(const ProductKey& key, const Operands& x, bool accumulate) {
@@ -202,12 +209,23 @@ bool CublasLtProducts::MatMul(const TensorView& a, const TensorView& b, const Te
 bool CublasLtProducts::MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
                                   const TensorView& bias, const TensorView& aux,
                                   const TensorView& c) {
-  if (!options_.gelu_epilogues) return false;
+  const ProductChoices& choices = options_.choices;
+  if (!(use == GeluUse::kForward ? choices.gelu : choices.gelu_gradient)) return false;
   ProductKey key = KeyOf(a, b, c, !bias.empty());
   key.gelu = use;
   key.leading_aux = LayoutOf(aux).leading_dim;
   if (!HasPlan(key)) return false;
   Queue(key, {a, b, c, bias, aux}, /*accumulate=*/false);
+  return true;
+}
+
+bool CublasLtProducts::MatMulSums(const TensorView& a, const TensorView& b, const TensorView& c,
+                                  bool accumulate, bool sums_b, const TensorView& sums) {
+  if (!options_.choices.sums || api_->GetVersion() < cublaslt_abi::kMinBgradVersion) return false;
+  ProductKey key = KeyOf(a, b, c, /*bias=*/false);
+  key.sums = sums_b ? ProductKey::kOfFirst : ProductKey::kOfSecond;
+  if (!HasPlan(key)) return false;
+  Queue(key, {a, b, c, sums, {}}, accumulate);
   return true;
 }
 
@@ -217,7 +235,7 @@ absl::Status CublasLtProducts::TryQueue(const ProductKey& key, const Operands& x
     TESSERA_RETURN_IF_ERROR(
         SetDesc<const void*>(plan, cublaslt_abi::kDescAuxPointer, x.aux.data()));
   }
-  if (key.bias) {
+  if (key.bias || key.sums != ProductKey::kNone) {
     TESSERA_RETURN_IF_ERROR(
         SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, x.bias.data()));
   }
@@ -265,10 +283,12 @@ absl::Status CublasLtProducts::Describe(const ProductKey& key, ProductPlan* plan
   TESSERA_RETURN_IF_ERROR(
       SetDesc<int32_t>(plan, cublaslt_abi::kDescTransB, operation(key.transposes_second)));
   TESSERA_RETURN_IF_ERROR(SetDesc<uint32_t>(plan, cublaslt_abi::kDescEpilogue, EpilogueOf(key)));
+  // The search depends on the address's alignment: it gets one of the least that is promised.
+  const void* const aligned = static_cast<const char*>(workspace_.data()) + kEpilogueAlignmentBytes;
+  if (key.sums != ProductKey::kNone) {
+    TESSERA_RETURN_IF_ERROR(SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, aligned));
+  }
   if (key.gelu.has_value()) {
-    // The search depends on the address's alignment: it gets one of the least that is promised.
-    const void* const aligned =
-        static_cast<const char*>(workspace_.data()) + kEpilogueAlignmentBytes;
     TESSERA_RETURN_IF_ERROR(SetDesc<const void*>(plan, cublaslt_abi::kDescAuxPointer, aligned));
     TESSERA_RETURN_IF_ERROR(SetDesc<int64_t>(plan, cublaslt_abi::kDescAuxLd, key.leading_aux));
   }

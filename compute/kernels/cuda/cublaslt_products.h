@@ -16,9 +16,7 @@ struct CublasLtOptions {
   int64_t workspace_bytes = int64_t{32} << 20;
   // Whether fp32 operands are rounded to TF32 first.
   bool allow_tf32 = false;
-  // Whether GELU may be a product's last step, which saves a pass over memory but makes the product
-  // slower: on GPUs before Hopper, by more than it saves.
-  bool gelu_epilogues = true;
+  ProductChoices choices = {};
 };
 
 // Returns products by cuBLASLt on `compute`, which must outlive them. The algorithm for shapes,

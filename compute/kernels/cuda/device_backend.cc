@@ -102,6 +102,7 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   void Run(const ops::MatMulTree& op) override;
   void Run(const ops::MatMulGelu& op) override;
   void Run(const ops::MatMulGeluBackward& op) override;
+  void Run(const ops::MatMulSums& op) override;
 #define TESSERA_RUN_EXACT(Result, Name)                                                 \
   Result Run(const ops::Name& op) override {                                            \
     return numerics_ == DeviceNumerics::kExact ? RunExact(op) : DeviceKernels::Run(op); \
@@ -132,6 +133,7 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   void WithAligned(std::span<Operand> operands, const Product& product);
   bool FusesGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
                  const TensorView& aux, const TensorView& c);
+  bool FusesSums(const ops::MatMulSums& op);
   void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
   bool IsExact(const TensorView& operand) const {
     return numerics_ != DeviceNumerics::kFast && operand.dtype() == DType::kF32;
@@ -252,6 +254,34 @@ void DeviceBackend::Run(const ops::MatMulGeluBackward& op) {
   const Operation here(*this, "MatMulGeluBackward", op.a, op.b, op.d_pre);
   if (FusesGelu(GeluUse::kBackward, op.a, op.b, {}, op.pre, op.d_pre)) return;
   DeviceKernels::Run(op);
+}
+
+// The library overwrites sums: those that are accumulated are added from scratch memory.
+bool DeviceBackend::FusesSums(const ops::MatMulSums& op) {
+  if (op.a.dtype() != DType::kBF16 || op.c.elements() == 0 || op.a.dim(1) == 0) return false;
+  TensorView sums = op.sums;
+  if (op.accumulate) {
+    void* const memory = Scratch(op.sums.bytes());
+    if (memory == nullptr) return true;
+    sums = TensorView(memory, DType::kF32, op.sums.shape());
+  }
+  Operand used[] = {
+      {op.a},
+      {op.b},
+      {.view = op.c, .read = op.accumulate, .written = true},
+      {.view = sums, .read = false, .written = true, .alignment = kProductAlignmentBytes}};
+  bool fused = false;
+  WithAligned(used, [&] {
+    fused = products_->MatMulSums(used[0].view, used[1].view, used[2].view, op.accumulate,
+                                  op.sums_b, used[3].view);
+  });
+  if (fused && op.accumulate) Add({op.sums, sums, op.sums});
+  return fused;
+}
+
+void DeviceBackend::Run(const ops::MatMulSums& op) {
+  const Operation here(*this, "MatMulSums", op.a, op.b, op.c, op.sums);
+  if (!FusesSums(op)) DeviceKernels::Run(op);
 }
 
 // T(0, n) adds adjacent products first. The second one of each pair is added to the first by the

@@ -36,9 +36,11 @@ using testing::ExpectClose;
 
 // A fake device, cuBLASLt and a backend on one stream, over host tensors.
 struct TestDevice {
-  explicit TestDevice(uint64_t seed = 0, const FakeCublasLtOptions& options = {})
-      : TestDevice(FakeDeviceOptions{.seed = seed}, options) {}
-  explicit TestDevice(FakeDeviceOptions device, const FakeCublasLtOptions& options = {}) {
+  explicit TestDevice(uint64_t seed = 0, const FakeCublasLtOptions& options = {},
+                      const ProductChoices& choices = {})
+      : TestDevice(FakeDeviceOptions{.seed = seed}, options, choices) {}
+  explicit TestDevice(FakeDeviceOptions device, const FakeCublasLtOptions& options = {},
+                      const ProductChoices& choices = {}) {
     device.fabric = FakeFabric::OverHostMemory();
     auto owned = std::make_unique<FakeDeviceRuntime>(device);
     runtime = owned.get();
@@ -47,7 +49,8 @@ struct TestDevice {
     cublaslt = std::make_shared<FakeCublasLt>(*runtime, options);
     backend =
         MakeDeviceBackend({DeviceType::kCpu, 0}, *compute,
-                          *MakeCublasLtProducts(cublaslt, *compute, {.workspace_bytes = 1 << 12}));
+                          *MakeCublasLtProducts(cublaslt, *compute,
+                                                {.workspace_bytes = 1 << 12, .choices = choices}));
   }
   FakeDeviceRuntime* runtime;
   std::unique_ptr<DeviceContext> context;
@@ -300,6 +303,101 @@ TEST_F(GeluProductTest, EmptySums) {
   const Tensor expected(DType::kBF16, {6, 24}), act(DType::kBF16, {6, 24});
   reference_->MatMulGelu({a_, b_, bias_, expected, act});
   ExpectBitwiseEqual(results.pre, expected);
+}
+
+// The gradients of a linear layer's weight and bias: R rows, of `in` and of `out` columns, of bf16.
+class SumsProductTest : public ::testing::Test {
+ protected:
+  struct Results {
+    TensorView weight, bias;
+  };
+
+  // The memory of `count` elements that begin `shift` elements from one that is well aligned.
+  TensorView At(DType dtype, const Shape& shape, int64_t shift) {
+    memory_.emplace_back(dtype, Shape{ElementCount(shape) + shift});
+    const int64_t bytes = shift * ElementSize(dtype);
+    return {memory_.back().view().as<char>() + bytes, dtype, shape};
+  }
+  TensorView At(const TensorView& from, int64_t shift) {
+    const TensorView to = At(from.dtype(), from.shape(), shift);
+    reference_->Copy({from, to});
+    return to;
+  }
+
+  // Adds to 0.5, or overwrites it.
+  Results Run(Backend& backend, bool in_out, bool accumulate, int64_t shift = 0) {
+    const TensorView x = At(x_, shift), d_y = At(d_y_, shift);
+    const Shape weight = in_out ? Shape{x.dim(1), d_y.dim(1)} : Shape{d_y.dim(1), x.dim(1)};
+    const Results results = {At(DType::kF32, weight, shift), At(DType::kF32, {d_y.dim(1)}, shift)};
+    for (const TensorView& result : {results.weight, results.bias}) {
+      reference_->Fill({result, 0.5});
+    }
+    backend.MatMulSums({(in_out ? x : d_y).Transpose(0, 1), in_out ? d_y : x, results.weight,
+                        results.bias, in_out, accumulate});
+    EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
+    return results;
+  }
+
+  static void ExpectSame(const Results& actual, const Results& expected) {
+    ExpectBitwiseEqual(actual.weight, expected.weight, "weight");
+    ExpectBitwiseEqual(actual.bias, expected.bias, "bias");
+  }
+
+  testing::RandomTensors random_{20261129};
+  std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
+  Tensor x_ = random_.Normal(DType::kBF16, {50, 24}), d_y_ = random_.Normal(DType::kBF16, {50, 16});
+  std::vector<Tensor> memory_;
+};
+
+TEST_F(SumsProductTest, AreOneProductWhoseBitsDoNotDependOnAddresses) {
+  TestDevice device(0, {}, {.sums = true});
+  int64_t products = 0;
+  for (const bool in_out : {false, true}) {
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(in_out, " ", accumulate));
+      const Results first = Run(*device.backend, in_out, accumulate);
+      for (const int64_t shift : {1, 4, 8}) {
+        ExpectSame(Run(*device.backend, in_out, accumulate, shift), first);
+      }
+      products += 4;
+      EXPECT_EQ(device.cublaslt->sums_products(), products);
+      const Results expected = Run(*reference_, in_out, accumulate);
+      ExpectClose(first.weight, expected.weight, {.relative = 1e-5, .of_maximum = 1e-5});
+      ExpectClose(first.bias, expected.bias, {.relative = 1e-5, .of_maximum = 1e-5});
+    }
+  }
+  EXPECT_EQ(device.cublaslt->products(), products);
+  EXPECT_EQ(device.cublaslt->searches(), 2);
+}
+
+TEST_F(SumsProductTest, HaveTheBitsOfTwoOperationsWhereTheyAreNotOne) {
+  const auto expect_apart = [&](const FakeCublasLtOptions& options, const ProductChoices& choices) {
+    TestDevice device(0, options, choices);
+    for (const bool in_out : {false, true}) {
+      for (const bool accumulate : {false, true}) {
+        const Results actual = Run(*device.backend, in_out, accumulate);
+        const Tensor weight = Cloned(actual.weight), bias = Cloned(actual.bias);
+        const Results expected = {weight, bias};
+        for (const TensorView& result : {expected.weight, expected.bias}) {
+          reference_->Fill({result, 0.5});
+        }
+        device.backend->MatMul({(in_out ? x_ : d_y_).view().Transpose(0, 1), in_out ? d_y_ : x_,
+                                expected.weight, accumulate});
+        device.backend->SumRows({d_y_, expected.bias, accumulate});
+        ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+        ExpectSame(actual, expected);
+      }
+    }
+    EXPECT_EQ(device.cublaslt->sums_products(), 0);
+    // Whether there is an algorithm is asked once.
+    EXPECT_EQ(device.cublaslt->searches(), options.no_sums ? 4 : 2);
+  };
+  expect_apart({}, {});  // no GPU has run it yet
+  expect_apart({.no_sums = true}, {.sums = true});
+  expect_apart({.version = 120303}, {.sums = true});
+  x_ = random_.Normal(DType::kF32, {50, 24});
+  d_y_ = random_.Normal(DType::kF32, {50, 16});
+  expect_apart({}, {.sums = true});
 }
 
 class DeviceBackendTest : public ::testing::Test {

@@ -28,6 +28,17 @@ enum class GeluUse {
   kBackward,  // its derivative, a factor of the product
 };
 
+// What a library may choose in more than one way. Each choice has bits of its own, and which is
+// faster depends on the type of GPU.
+struct ProductChoices {
+  // Whether GELU, or its gradient, may be a product's last step, which saves a pass over memory but
+  // makes the product slower: on GPUs before Hopper, by more than it saves.
+  bool gelu = true;
+  bool gelu_gradient = true;
+  // Whether a product may sum one of its factors. No GPU has run it yet.
+  bool sums = false;
+};
+
 // Matrix products on one stream, for which DeviceBackend has no kernels of its own. The stream's
 // context keeps errors. Not thread-safe.
 class Products {
@@ -58,6 +69,15 @@ class Products {
   // kProductAlignmentBytes.
   virtual bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
                           const TensorView& bias, const TensorView& aux, const TensorView& c) = 0;
+
+  // Queues MatMul() without a bias that also overwrites sums[N] with the sums over K of b or,
+  // without `sums_b`, sums[M] with those of a, in fp32. Returns false, and queues nothing, where
+  // MatMulGelu() would.
+  //
+  // Preconditions: as for MatMul(); a and b are bf16; c and sums are fp32; the address of sums is a
+  // multiple of kProductAlignmentBytes.
+  virtual bool MatMulSums(const TensorView& a, const TensorView& b, const TensorView& c,
+                          bool accumulate, bool sums_b, const TensorView& sums) = 0;
 };
 
 }  // namespace tessera::cuda

@@ -134,11 +134,17 @@ void Table::Products() {
     }
     made.Out("d_pre", Normal({m, n}), kSum, 3);
     made.Out("c + a' b'", Normal32({m, n}), kSum).Out("tree", Normal32({m, n}), kSum);
+    made.Out("c + a' b", Normal32({m, n}), kSum).Out("a' b", Normal32({m, n}), kSum);
+    made.Out("sums + b", Normal32({n}), kSum).Out("sums of a'", Normal32({m}), kSum);
     made.run = [](Backend& backend, const CaseViews& x, int64_t) {
       const TensorView transposed_a = x["a'"].Transpose(0, 1),
                        transposed_b = x["b'"].Transpose(0, 1);
       backend.MatMul({x["a"], x["b"], x["a b + bias"], false, x["bias"]});
       backend.MatMul({transposed_a, transposed_b, x["c + a' b'"], true});
+      backend.MatMulSums(
+          {transposed_a, x["b"], x["c + a' b"], x["sums + b"], /*sums_b=*/true, true});
+      backend.MatMulSums(
+          {transposed_a, x["b"], x["a' b"], x["sums of a'"], /*sums_b=*/false, false});
       const std::vector<MatMulOperands> terms(7, {x["a"], x["b"]});
       backend.MatMulTree({terms, x["tree"]});
       backend.MatMulGelu({x["a"], x["b"], x["bias"], x["pre"], x["act"]});

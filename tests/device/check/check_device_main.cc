@@ -1,7 +1,7 @@
 // Proves on a GPU what tests cannot prove without one, and measures: see README's "On GPUs".
 //
 //   check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no]
-//                [--json=FILE]
+//                [--choices] [--json=FILE]
 //
 // Prints a line for each check as it ends, then a table. The exit status is 0 only if none has
 // failed, 2 where there is no GPU to check.
@@ -34,6 +34,7 @@
 #include "layout/dtype.h"
 #include "nlohmann/json.hpp"
 #include "tests/device/check/check.h"
+#include "tests/device/check/choices.h"
 #include "tests/device/check/device_checks.h"
 #include "tests/device/check/figures.h"
 #include "tests/support/command.h"
@@ -44,6 +45,8 @@ ABSL_FLAG(std::string, only, "", "The name of the only check to run");
 ABSL_FLAG(int, gpu, 0, "Index of the GPU");
 ABSL_FLAG(double, deadline, 300, "Seconds; checks that do not fit are left out");
 ABSL_FLAG(bool, pytorch, true, "Also measure PyTorch, whose compilation takes minutes");
+ABSL_FLAG(bool, choices, false,
+          "Instead of the checks, compare the ways in which products may be computed");
 ABSL_FLAG(std::string, json, "", "A file for the results, from which gpus_table.py makes a page");
 
 namespace tessera::testing {
@@ -130,7 +133,21 @@ class Figures {
 
 // On an H200, with the weights of 1.6 billion parameters that are drawn first, and with what
 // PyTorch compiles.
-constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60;
+constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 40;
+
+DeviceCheckOptions OptionsIn(const std::filesystem::path& scratch) {
+  const bool quick = absl::GetFlag(FLAGS_quick);
+  return {.operations = {.typical = !quick}, .training = FullTraining(quick), .folder = scratch};
+}
+
+// `device` outlives the checks.
+std::vector<Check> ChoiceChecks(TrainingDevice& device, const std::filesystem::path& scratch) {
+  const std::vector<Choice> choices = ChoicesOf(device);
+  const TimedModel model = FullModels().front();
+  return {{"choices",
+           [=, &device] { return CompareChoices(device, choices, model, OptionsIn(scratch)); },
+           kSecondsOfAChoice * static_cast<double>(choices.size())}};
+}
 
 // The cheapest first, and PyTorch's, which others are compared with, last. `figures` and `deadline`
 // outlive the checks.
@@ -141,9 +158,7 @@ std::vector<Check> AllChecks(TrainingDevice& device, const std::filesystem::path
   const bool times = !quick || !absl::GetFlag(FLAGS_only).empty();
   std::vector<Check> checks;
   if (times) checks.push_back({"products", [&] { return figures.Products(); }});
-  for (Check& check : DeviceChecks(device, {.operations = {.typical = !quick},
-                                           .training = FullTraining(quick),
-                                           .folder = scratch})) {
+  for (Check& check : DeviceChecks(device, OptionsIn(scratch))) {
     checks.push_back(std::move(check));
   }
   checks.insert(checks.end() - 1, Check{"programs", [=, &deadline] {
@@ -194,9 +209,11 @@ absl::Status Run(TrainingDevice& device, const std::filesystem::path& self) {
   const ScratchFolder scratch;
   Figures figures(device, self.parent_path() / "pytorch_rate.py", scratch.path(), deadline);
   const std::string only = absl::GetFlag(FLAGS_only);
+  const std::vector<Check> checks =
+      absl::GetFlag(FLAGS_choices) ? ChoiceChecks(device, scratch.path())
+                                   : AllChecks(device, self, scratch.path(), figures, deadline);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckResult> results,
-                           RunChecks(AllChecks(device, self, scratch.path(), figures, deadline),
-                                     only, deadline, std::cout));
+                           RunChecks(checks, only, deadline, std::cout));
   std::cout << "\n" << TableOf(results) << std::flush;
   if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
     TESSERA_RETURN_IF_ERROR(WriteJson(path, device, results));
@@ -223,7 +240,7 @@ int Main(const std::filesystem::path& self) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no] "
-      "[--json=FILE]");
+      "[--choices] [--json=FILE]");
   absl::ParseCommandLine(argc, argv);
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,10 +33,14 @@ constexpr int kWarmUpSteps = 2;
 // While a save is in flight; more than it can take.
 constexpr int kMaxStepsOfASave = 2000;
 
-absl::StatusOr<double> TimedStep(TrainingRank& rank) {
+using AfterStep = std::function<void(const StepResult&)>;
+
+absl::StatusOr<double> TimedStep(TrainingRank& rank, const AfterStep& after_step) {
   const absl::Duration start = SteadyNow();
-  TESSERA_RETURN_IF_ERROR(rank.Step().status());
-  return SecondsSince(start);
+  TESSERA_ASSIGN_OR_RETURN(const StepResult result, rank.Step());
+  const double seconds = SecondsSince(start);
+  after_step(result);
+  return seconds;
 }
 
 double Median(std::vector<double> values) {
@@ -43,13 +48,14 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-absl::Status MeasureSave(TrainingRank& rank, TrainingFigures* figures) {
+absl::Status MeasureSave(TrainingRank& rank, const AfterStep& after_step,
+                         TrainingFigures* figures) {
   const absl::Duration start = SteadyNow();
   TESSERA_RETURN_IF_ERROR(rank.Save());
   figures->blocked_seconds = SecondsSince(start);
   figures->lost_seconds = figures->blocked_seconds;
   for (int step = 0; step < kMaxStepsOfASave && rank.PollSaves(); ++step) {
-    TESSERA_ASSIGN_OR_RETURN(const double seconds, TimedStep(rank));
+    TESSERA_ASSIGN_OR_RETURN(const double seconds, TimedStep(rank, after_step));
     figures->lost_seconds += seconds - figures->seconds_per_step;
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveReport> reports, rank.FinishSaves());
@@ -60,7 +66,8 @@ absl::Status MeasureSave(TrainingRank& rank, TrainingFigures* figures) {
 }
 
 absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, TrainingDevice* device,
-                         Communicator& world, TrainingFigures* figures) {
+                         Communicator& world, const AfterStep& after_step,
+                         TrainingFigures* figures) {
   RankDevice rank_device;
   if (device != nullptr) {
     rank_device = {.backend = device->backend.get(),
@@ -72,7 +79,7 @@ absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, Tra
   rank->Initialize();
   std::vector<double> seconds;
   for (int64_t step = 0; step < kWarmUpSteps + model.steps; ++step) {
-    TESSERA_ASSIGN_OR_RETURN(const double one, TimedStep(*rank));
+    TESSERA_ASSIGN_OR_RETURN(const double one, TimedStep(*rank, after_step));
     if (step >= kWarmUpSteps) seconds.push_back(one);
   }
   const double tokens =
@@ -80,7 +87,7 @@ absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, Tra
   figures->seconds_per_step = Median(seconds);
   figures->tokens_per_second = tokens / figures->seconds_per_step;
   figures->flops_per_second = figures->tokens_per_second * rank->trainer().FlopsPerToken();
-  return model.saves ? MeasureSave(*rank, figures) : absl::OkStatus();
+  return model.saves ? MeasureSave(*rank, after_step, figures) : absl::OkStatus();
 }
 
 }  // namespace
@@ -127,7 +134,8 @@ TimedModel SmallModel() {
 }
 
 absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, TrainingDevice* device,
-                                                const std::filesystem::path& folder) {
+                                                const std::filesystem::path& folder,
+                                                const AfterStep& after_step) {
   const std::string tokens = folder / "timed_tokens.bin";
   TESSERA_RETURN_IF_ERROR(WriteTokens(tokens, model.vocabulary, 100 * model.seq_length));
   TESSERA_ASSIGN_OR_RETURN(
@@ -150,7 +158,7 @@ absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, Trainin
   ThreadWorld world(1);
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     if (device != nullptr) TESSERA_RETURN_IF_ERROR(device->context->runtime().Select());
-    return MeasureRank(model, config, device, rank, &figures);
+    return MeasureRank(model, config, device, rank, after_step, &figures);
   }));
   return figures;
 }

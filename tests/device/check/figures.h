@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "compute/device/training_device.h"
 #include "tests/device/check/check.h"
+#include "trainer/step/trainer.h"
 
 namespace tessera::testing {
 
@@ -45,8 +47,10 @@ struct TrainingFigures {
 };
 
 // Measures training on the device, or on the CPU if `device` is null. `folder` must exist.
-absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, TrainingDevice* device,
-                                                const std::filesystem::path& folder);
+// `after_step` gets the result of each step, those that are not timed among them.
+absl::StatusOr<TrainingFigures> MeasureTraining(
+    const TimedModel& model, TrainingDevice* device, const std::filesystem::path& folder,
+    const std::function<void(const StepResult&)>& after_step = [](const StepResult&) {});
 
 // Returns the tokens/s of the model in PyTorch: see pytorch_rate.py. Unavailable, with a sentence,
 // if there is no python3 with PyTorch, or PyTorch cannot use `device` ("cuda", "cpu");

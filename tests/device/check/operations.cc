@@ -86,11 +86,18 @@ class TypicalCases {
         .Out("a b", Normal({m, n}))
         .Out("a b' + bias", Normal({m, n}))
         .Out("c + a' b", Normal32({m, n}))
+        .Out("sums + b", Normal32({n}))
+        .Out("a' b", Normal32({m, n}))
+        .Out("sums of a'", Normal32({m}))
         .Out("tree", Normal32({m, n}))
         .run = [](Backend& backend, const CaseViews& x, int64_t) {
       backend.MatMul({x["a"], x["b"], x["a b"], false});
       backend.MatMul({x["a"], x["b'"].Transpose(0, 1), x["a b' + bias"], false, x["bias"]});
-      backend.MatMul({x["a'"].Transpose(0, 1), x["b"], x["c + a' b"], true});
+      const TensorView transposed_a = x["a'"].Transpose(0, 1);
+      backend.MatMulSums(
+          {transposed_a, x["b"], x["c + a' b"], x["sums + b"], /*sums_b=*/true, true});
+      backend.MatMulSums(
+          {transposed_a, x["b"], x["a' b"], x["sums of a'"], /*sums_b=*/false, false});
       const std::vector<MatMulOperands> products = {{x["a"], x["b"]}, {x["a"], x["b"]}};
       backend.MatMulTree({products, x["tree"]});
     };

@@ -25,12 +25,14 @@ struct Desc {
   int compute_type, scale_type;
   int32_t operation_a = kOperationN, operation_b = kOperationN;
   uint32_t epilogue = cublaslt_abi::kEpilogueDefault;
-  const void* bias = nullptr;
+  void* bias = nullptr;  // written where it is a factor's sums
   void* aux = nullptr;
   int64_t aux_ld = 0;
 
   bool has_gelu() const { return (epilogue & 128) != 0; }
   bool has_bias() const { return (epilogue & cublaslt_abi::kEpilogueBias) != 0; }
+  bool sums_a() const { return epilogue == cublaslt_abi::kEpilogueBgradA; }
+  bool has_sums() const { return sums_a() || epilogue == cublaslt_abi::kEpilogueBgradB; }
 };
 
 // The largest power of two, up to 256, that divides the address.
@@ -62,7 +64,7 @@ struct Preferences {
 };
 
 // What Algo's words hold.
-enum AlgoWord { kShapes, kAlignments, kScheme, kWorkspace, kAuxAlignment };
+enum AlgoWord { kShapes, kAlignments, kScheme, kWorkspace, kAuxAlignment, kSumsAlignment };
 
 template <typename T>
 bool Assign(const void* value, size_t bytes, T* to) {
@@ -143,12 +145,14 @@ struct Operation {
       const int64_t size = x.type == cublaslt_abi::kReal32F ? 4 : 2;
       return device.MayTouch(what, data, ((columns - 1) * x.leading_dim + rows) * size);
     };
-    const Layout bias = {c.type, c.rows, 1, 1};
+    const uint64_t sums = desc.sums_a() ? c.rows : c.columns;
+    const Layout bias = {c.type, desc.has_sums() ? sums : c.rows, 1, 1};
     const Layout aux = {c.type, c.rows, c.columns, desc.aux_ld};
     if (may_touch("operand A of a product", a_data, a) &&
         may_touch("operand B of a product", b_data, b) &&
         may_touch("the result of a product", c_data, c) &&
         (!desc.has_bias() || may_touch("the bias of a product", desc.bias, bias)) &&
+        (!desc.has_sums() || may_touch("the sums of a product's factor", desc.bias, bias)) &&
         (!desc.has_gelu() || may_touch("GELU's operand of a product", desc.aux, aux))) {
       Run();
     }
@@ -160,6 +164,7 @@ struct Operation {
     const int64_t k = static_cast<int64_t>(ta ? a.rows : a.columns);
     const std::vector<float> left = Gathered(a_data, a, ta);
     const std::vector<float> right = Gathered(b_data, b, desc.operation_b == kOperationT);
+    if (desc.has_sums()) StoreSums(desc.sums_a() ? left : right, desc.sums_a() ? m : n, k);
     std::vector<float> sums(static_cast<size_t>(m));
     for (int64_t column = 0; column < n; ++column) {
       std::fill(sums.begin(), sums.end(), 0.0f);
@@ -183,6 +188,16 @@ struct Operation {
         }
         Store(value, c.type, at, c_data);
       }
+    }
+  }
+
+  // Overwrites the sums, whatever beta is. `factor` is op(A), [count, k], or op(B), [k, count].
+  void StoreSums(const std::vector<float>& factor, int64_t count, int64_t k) const {
+    const int64_t step = desc.sums_a() ? count : 1, stride = desc.sums_a() ? 1 : k;
+    for (int64_t i = 0; i < count; ++i) {
+      float sum = unordered ? 1e9f : 0.0f;
+      for (int64_t j = 0; j < k; ++j) sum += factor[static_cast<size_t>(i * stride + j * step)];
+      Store(sum, c.type, i, desc.bias);
     }
   }
 };
@@ -301,6 +316,9 @@ CublasLtApi::Status FakeCublasLt::RunMatmulAlgoGetHeuristic(
   }
   ++searches_;
   if (options_.no_gelu_search && descriptor.has_gelu()) return kExecutionFailed;
+  const uint64_t k = descriptor.operation_a == kOperationT ? la.rows : la.columns;
+  const bool early = options_.version < cublaslt_abi::kMinBgradVersion;
+  if (descriptor.has_sums() && (options_.no_sums || (k == 1 && early))) return kNotSupported;
   if (options_.no_algorithm || (options_.no_gelu && descriptor.has_gelu()) ||
       (options_.no_bias && descriptor.has_bias())) {
     return kNotSupported;
@@ -318,6 +336,7 @@ CublasLtApi::Status FakeCublasLt::RunMatmulAlgoGetHeuristic(
     result.algo.data[kScheme] = scheme;
     result.algo.data[kWorkspace] = workspace_bytes;
     result.algo.data[kAuxAlignment] = AlignmentOf(descriptor.aux);
+    result.algo.data[kSumsAlignment] = AlignmentOf(descriptor.bias);
   };
   propose(kNotSupported, cublaslt_abi::kReductionNone, 0);
   propose(kSuccess, cublaslt_abi::kReductionInPlace, 0);
@@ -374,13 +393,18 @@ CublasLtApi::Status FakeCublasLt::RunMatmul(Handle handle, MatmulDesc desc, cons
                                 !IsAligned(descriptor.aux, algo->data[kAuxAlignment]))) {
     return kInvalidValue;
   }
+  if (descriptor.has_sums() &&
+      (descriptor.bias == nullptr || !IsAligned(descriptor.bias, algo->data[kSumsAlignment]))) {
+    return kInvalidValue;
+  }
   ++products_;
+  sums_products_ += descriptor.has_sums() ? 1 : 0;
   gelu_products_ += descriptor.has_gelu() ? 1 : 0;
   device_.Enqueue(stream, [operation, this] { operation.RunOn(device_); });
   return kSuccess;
 }
 
-size_t FakeCublasLt::RunGetVersion() { return 0; }
+size_t FakeCublasLt::RunGetVersion() { return options_.version; }
 
 const char* FakeCublasLt::RunGetStatusString(Status status) {
   switch (status) {

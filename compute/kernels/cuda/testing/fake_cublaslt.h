@@ -1,6 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CUDA_TESTING_FAKE_CUBLASLT_H_
 #define TESSERA_COMPUTE_KERNELS_CUDA_TESTING_FAKE_CUBLASLT_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "compute/kernels/cuda/cublaslt_api.h"
@@ -14,7 +15,9 @@ struct FakeCublasLtOptions {
   bool only_unordered = false;
   bool no_gelu = false;         // nor for products with GELU
   bool no_bias = false;         // nor for those that add a bias
+  bool no_sums = false;         // nor for those that sum a factor
   bool no_gelu_search = false;  // the search itself fails for products with GELU
+  size_t version = 130002;
   // Whether Matmul() fails.
   bool fails = false;
 };
@@ -23,10 +26,10 @@ struct FakeCublasLtOptions {
 // its operands when the device comes to it. Sums are fp32, in the order of the inner dim.
 //
 // Refuses what the library's documentation forbids: shapes that do not match, leading dims that are
-// too small, a bias or an operand of GELU with a missing or misaligned address, an algorithm that
-// was proposed for other shapes. Also refuses what the library leaves undefined: operands that are
-// less aligned than the preference said. The first algorithm proposed is not supported; the second,
-// if the preference allows it, adds in no fixed order, and its results are wrong.
+// too small, a bias, sums or an operand of GELU with a missing or misaligned address, an algorithm
+// that was proposed for other shapes. Also refuses what the library leaves undefined: operands that
+// are less aligned than the preference said. The first algorithm proposed is not supported; the
+// second, if the preference allows it, adds in no fixed order, and its results are wrong.
 class FakeCublasLt final : public CublasLtApi {
  public:
   explicit FakeCublasLt(FakeDeviceRuntime& device, const FakeCublasLtOptions& options = {});
@@ -38,6 +41,8 @@ class FakeCublasLt final : public CublasLtApi {
   int64_t products() const { return products_; }
   // Number of products whose last step is GELU or its derivative.
   int64_t gelu_products() const { return gelu_products_; }
+  // Number of products that sum one of their factors.
+  int64_t sums_products() const { return sums_products_; }
 
  private:
 #define TESSERA_DECLARE_FUNCTION(Result, Name, Parameters) Result Run##Name Parameters;
@@ -50,6 +55,7 @@ class FakeCublasLt final : public CublasLtApi {
   int64_t searches_ = 0;
   int64_t products_ = 0;
   int64_t gelu_products_ = 0;
+  int64_t sums_products_ = 0;
 };
 
 }  // namespace tessera::cuda
