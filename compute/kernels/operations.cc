@@ -206,6 +206,7 @@ void Check(const MatMulGeluBackward& op, bool strict) {
   check.SameShape(op.pre, {&op.d_pre});
   check.SameDType(op.pre, {&op.d_pre});
   check.Contiguous({&op.pre, &op.d_pre});
+  if (!op.d_bias.empty()) check.Statistic(op.d_bias, op.d_pre.dim(1));
 }
 
 void Check(const MatMulSums& op, bool strict) {
@@ -433,9 +434,10 @@ void Backend::Run(const ops::CrossEntropyGradient& op) {
   CrossEntropyBackward({op.combined, op.targets, op.valid, 0, op.grad_scale, op.logits});
 }
 
-void Backend::Run(const ops::MatMulGeluBackward& op) {
+bool Backend::Run(const ops::MatMulGeluBackward& op) {
   MatMul({op.a, op.b, op.d_pre, /*accumulate=*/false});
   GeluBackward({op.d_pre, op.pre, op.d_pre});
+  return false;
 }
 
 void Backend::Run(const ops::MatMulSums& op) {

@@ -126,8 +126,14 @@ struct MatMulGelu {
 
 // d_pre[M,N] = a b times the derivative of GELU at pre[M,N]: the gradient of MatMulGelu's product,
 // where a b is the gradient of its result. The rules of MatMulGelu hold.
+//
+// The result of the operation is whether a backend has also done, in the same pass over d_pre, what
+// SumRows({d_pre, d_bias, accumulate}) does, with its bits. Otherwise d_bias (fp32, [N], may be
+// empty) is as before, and left to the caller.
 struct MatMulGeluBackward {
   TensorView a, b, pre, d_pre;
+  TensorView d_bias = {};
+  bool accumulate = false;
 };
 
 // c[M,N] (fp32) = a[M,K] b[K,N] (+ c when accumulate), and sums (fp32) = the sums over K of b, [N],
@@ -410,7 +416,7 @@ struct AdamWAll {
 // implementation has a better one.
 #define TESSERA_COMPOSED_OPERATIONS(V) \
   V(void, MatMulGelu)                  \
-  V(void, MatMulGeluBackward)          \
+  V(bool, MatMulGeluBackward)          \
   V(void, MatMulSums)                  \
   V(void, AddLayerNormForward)         \
   V(void, AddRmsNormForward)           \

@@ -25,10 +25,13 @@ void Linear::ForwardGelu(Backend& backend, const TensorView& x, const TensorView
       {product.a, product.b, bias_ == nullptr ? TensorView() : bias_->value, y, act});
 }
 
-void Linear::BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
-                               const TensorView& d_pre) const {
+bool Linear::BackwardInputGelu(const Pass& pass, const TensorView& d_y, const TensorView& pre,
+                               const TensorView& d_pre, const Parameter* bias,
+                               bool accumulate) const {
   const MatMulOperands product = BackwardInputTerm(d_y);
-  backend.MatMulGeluBackward({product.a, product.b, pre, d_pre});
+  const bool sums = bias != nullptr && pass.units == 1;
+  return pass.backend.MatMulGeluBackward(
+      {product.a, product.b, pre, d_pre, sums ? bias->grad : TensorView(), accumulate});
 }
 
 void Linear::BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const {

@@ -29,9 +29,11 @@ class Linear {
                    const TensorView& act) const;
   // Computes d_x[R,in] = d_y W^T.
   void BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const;
-  // Computes d_pre[R,in], if x is the GELU of pre[R,in].
-  void BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
-                         const TensorView& d_pre) const;
+  // Computes d_pre[R,in], if x is the GELU of pre[R,in]. Returns whether the gradient of `bias`,
+  // with which pre has been computed, is accumulated, too, or overwritten if `accumulate` is false;
+  // may be null.
+  bool BackwardInputGelu(const Pass& pass, const TensorView& d_y, const TensorView& pre,
+                         const TensorView& d_pre, const Parameter* bias, bool accumulate) const;
   // Accumulates the gradients of the weight and of `bias`, which may be null, or overwrites them if
   // `accumulate` is false. `bias` is one that is added to y, or to a sum of which y is a term.
   // `sums` is UnitSums() for the outputs.
@@ -69,13 +71,17 @@ inline void ForwardActivated(Activation activation, Backend& backend, const Line
 }
 
 // Computes d_pre[R,U] from d_y, the gradient of down(the activation of pre). `d_out` [R,F] is
-// memory for the gradient of the activation; may be d_pre for kGelu.
-inline void BackwardActivated(Activation activation, Backend& backend, const Linear& down,
+// memory for the gradient of the activation; may be d_pre for kGelu. Returns whether the gradient
+// of `bias` is computed: see BackwardInputGelu().
+inline bool BackwardActivated(Activation activation, const Pass& pass, const Linear& down,
                               const TensorView& d_y, const TensorView& pre, const TensorView& d_out,
-                              const TensorView& d_pre) {
-  if (activation == Activation::kGelu) return down.BackwardInputGelu(backend, d_y, pre, d_pre);
-  down.BackwardInput(backend, d_y, d_out);
-  backend.SwiGluBackward({d_out, pre, d_pre});
+                              const TensorView& d_pre, const Parameter* bias, bool accumulate) {
+  if (activation == Activation::kGelu) {
+    return down.BackwardInputGelu(pass, d_y, pre, d_pre, bias, accumulate);
+  }
+  down.BackwardInput(pass.backend, d_y, d_out);
+  pass.backend.SwiGluBackward({d_out, pre, d_pre});
+  return false;
 }
 
 }  // namespace tessera

@@ -185,22 +185,24 @@ absl::Status TransformerBlock::Backward(const Pass& pass, const TensorView& x,
 absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivations& saved,
                                            const Scratch& scratch, bool accumulate,
                                            const TensorView& d) const {
-  Backend& backend = pass.backend;
+  bool has_up_bias = false;  // its gradient; of all shards
   TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum,
                            BackwardResidual(pass, parts_.mlp_residual, d, scratch.d_branch));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& down = parts_.mlp[i].down;
     down.BackwardWeight(pass, saved.mlp[i].act, d_sum, scratch.unit_sums, accumulate,
                         i == 0 ? parts_.mlp_residual.bias : nullptr);
-    BackwardActivated(parts_.activation, backend, down, d_sum, saved.mlp[i].up, scratch.d_act[i],
-                      scratch.d_up[i]);
+    has_up_bias =
+        BackwardActivated(parts_.activation, pass, down, d_sum, saved.mlp[i].up, scratch.d_act[i],
+                          scratch.d_up[i], parts_.mlp[i].up.bias(), accumulate);
   }
   const NormPlace norm = MlpNorm(saved, scratch);
   if (saved.mlp_normed.empty()) TESSERA_RETURN_IF_ERROR(NormForward(pass, saved.mid, norm));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& up = parts_.mlp[i].up;
-    up.BackwardWeight(pass, norm.out, scratch.d_up[i], scratch.unit_sums, accumulate, up.bias());
+    up.BackwardWeight(pass, norm.out, scratch.d_up[i], scratch.unit_sums, accumulate,
+                      has_up_bias ? nullptr : up.bias());
     products.push_back(up.BackwardInputTerm(scratch.d_up[i]));
   }
   return BackwardNorm(pass, kMlpNorm, products, saved.mid, saved.mlp_norm_stats, scratch,

@@ -3,10 +3,12 @@
 #include <cmath>
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/philox_device.h"
+#include "compute/kernels/cuda/row_kernels.h"
 #include "compute/kernels/cuda/simt.h"
 #include "tensor/tensor.h"
 
@@ -35,6 +37,25 @@ struct GeluGradient {
     // For large |x|, s is 0 or 1 and x * slope may be infinite: avoid 0 * infinity.
     const float bell = s * (1.0f - s);
     gradient *= s + (bell == 0.0f ? 0.0f : x * slope * bell);
+  }
+};
+
+// The rows of `gradient`, which become their product with `F`, rounded, as SumRuns() loads them.
+template <typename F, typename T>
+struct UpdatedRows {
+  F f;
+  Rows<T> gradient, x;
+
+  template <int kCount>
+  TESSERA_DEVICE void Load(int64_t row, int64_t column, float (&values)[kCount]) const {
+    float at[kCount];
+    simt::LoadPack(gradient.At(row, column), values);
+    simt::LoadPack(x.At(row, column), at);
+    for (int i = 0; i < kCount; ++i) {
+      f(values[i], at[i]);
+      values[i] = simt::ToFloat(simt::FromFloat<T>(values[i]));
+    }
+    simt::StorePack(values, gradient.At(row, column));
   }
 };
 
@@ -91,6 +112,22 @@ void DeviceKernels::Run(const ops::GeluBackward& op) {
   WithType(op.x.dtype(), [&]<typename T>(T) {
     LaunchMap(stream(), GeluGradient(), std::tuple(AsRows<T>(op.d_out), AsRows<T>(op.x)),
               std::tuple(AsRows<T>(op.d_x)));
+  });
+}
+
+void DeviceKernels::GeluBackwardAndSum(const TensorView& x, const TensorView& gradient,
+                                       const TensorView& sums, bool accumulate) {
+  const Operation here(*this, "GeluBackwardAndSum", gradient, x, sums);
+  WithType(x.dtype(), [&]<typename T>(T) {
+    const UpdatedRows<GeluGradient, T> rows = {{}, AsRows<T>(gradient), AsRows<T>(x)};
+    const int64_t count = rows.x.rows, columns = rows.x.columns;
+    float* const partials = Scratch<float>(RowRuns(count).Partials(columns));
+    if (partials == nullptr) return;
+    WithBool(AllowsPacks<kPackOf<T>>(rows.gradient, rows.x),
+             [&]<bool kPacks>(std::bool_constant<kPacks>) {
+               LaunchSumRows<kPacks ? kPackOf<T> : 1>(stream(), rows, count, columns, partials,
+                                                      accumulate, sums.as<float>());
+             });
   });
 }
 

@@ -101,7 +101,7 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   void Run(const ops::MatMul& op) override;
   void Run(const ops::MatMulTree& op) override;
   void Run(const ops::MatMulGelu& op) override;
-  void Run(const ops::MatMulGeluBackward& op) override;
+  bool Run(const ops::MatMulGeluBackward& op) override;
   void Run(const ops::MatMulSums& op) override;
 #define TESSERA_RUN_EXACT(Result, Name)                                                 \
   Result Run(const ops::Name& op) override {                                            \
@@ -250,10 +250,13 @@ void DeviceBackend::Run(const ops::MatMulGelu& op) {
   DeviceKernels::Run(op);
 }
 
-void DeviceBackend::Run(const ops::MatMulGeluBackward& op) {
+bool DeviceBackend::Run(const ops::MatMulGeluBackward& op) {
   const Operation here(*this, "MatMulGeluBackward", op.a, op.b, op.d_pre);
-  if (FusesGelu(GeluUse::kBackward, op.a, op.b, {}, op.pre, op.d_pre)) return;
-  DeviceKernels::Run(op);
+  if (FusesGelu(GeluUse::kBackward, op.a, op.b, {}, op.pre, op.d_pre)) return false;
+  if (op.d_bias.empty() || numerics_ == DeviceNumerics::kExact) return DeviceKernels::Run(op);
+  MatMul({op.a, op.b, op.d_pre, /*accumulate=*/false});
+  GeluBackwardAndSum(op.pre, op.d_pre, op.d_bias, op.accumulate);
+  return true;
 }
 
 // The library overwrites sums: those that are accumulated are added from scratch memory.

@@ -285,6 +285,44 @@ TEST_F(GeluProductTest, HaveTheBitsOfTwoOperationsWhereTheyAreNotOne) {
   expect_apart({});
 }
 
+// The gradient of the bias comes from the pass over memory that multiplies by GELU's gradient, if
+// that is not the product's last step.
+TEST_F(GeluProductTest, TheBiasIsSummedInOnePassWithTheBitsOfItsOwn) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const int64_t columns : {24, 20, 13}) {
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(std::string(DTypeName(dtype)), " ", columns, " ", accumulate));
+        Draw(dtype, 50, columns, 10);
+        TestDevice device(0, {}, {.gelu_gradient = false});
+        const auto run = [&](const TensorView& d_bias, const TensorView& passed) {
+          const Tensor d_pre(dtype, {50, columns});
+          reference_->Fill({d_bias, 0.5});
+          const bool summed =
+              device.backend->MatMulGeluBackward({a_, b_, pre_, d_pre, passed, accumulate});
+          EXPECT_EQ(summed, !passed.empty());
+          if (!summed) device.backend->SumRows({d_pre, d_bias, accumulate});
+          EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+          return Cloned(d_pre);
+        };
+        const Tensor together(DType::kF32, {columns}), apart(DType::kF32, {columns});
+        ExpectBitwiseEqual(run(together, together), run(apart, {}), "d_pre");
+        ExpectBitwiseEqual(together, apart, "d_bias");
+        EXPECT_EQ(device.cublaslt->gelu_products(), 0);
+      }
+    }
+  }
+}
+
+TEST_F(GeluProductTest, TheBiasIsLeftToTheCallerWhereTheProductHasTheGradient) {
+  Draw(DType::kBF16, 6, 24, 10);
+  TestDevice device;
+  const Tensor d_pre(DType::kBF16, {6, 24}), d_bias(DType::kF32, {24}), before = Cloned(d_bias);
+  EXPECT_FALSE(device.backend->MatMulGeluBackward({a_, b_, pre_, d_pre, d_bias}));
+  ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(device.cublaslt->gelu_products(), 1);
+  ExpectBitwiseEqual(d_bias, before);
+}
+
 // Another error than that there is no algorithm does not hide behind the two operations.
 TEST_F(GeluProductTest, ASearchThatFailsIsReported) {
   Draw(DType::kBF16, 6, 24, 10);

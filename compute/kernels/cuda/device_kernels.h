@@ -63,6 +63,10 @@ class DeviceKernels : public Backend, protected OperationObserver {
 #define TESSERA_DECLARE_EXACT(Result, Name) Result RunExact(const ops::Name& op);
   TESSERA_EXACT_OPERATIONS(TESSERA_DECLARE_EXACT)
 #undef TESSERA_DECLARE_EXACT
+  // gradient[R,C] *= the derivative of GELU at x[R,C], and sums[C] (fp32) = the sums of its rows (+
+  // sums when accumulate), in one pass; the bits of GeluBackward and SumRows.
+  void GeluBackwardAndSum(const TensorView& x, const TensorView& gradient, const TensorView& sums,
+                          bool accumulate);
   // x[R,C] += bias[C], by row; each fp32 or bf16.
   void AddBiasTo(const TensorView& bias, const TensorView& x);
 

@@ -274,38 +274,16 @@ void DeviceKernels::Run(const ops::AddBias& op) {
   });
 }
 
-namespace {
-
-// Sums each run of rows, with one thread for kCount columns.
-template <int kCount, typename T>
-TESSERA_KERNEL void SumRuns(Rows<T> x, RowRuns runs, float* partials) {
-  const int64_t column = (simt::BlockX() * kColumnThreads + simt::ThreadIndex()) * kCount;
-  if (column >= x.columns) return;
-  const int64_t run = simt::BlockY(), end = runs.End(run);
-  float sums[kCount] = {}, values[kCount];
-  for (int64_t row = runs.Begin(run); row < end; ++row) {
-    simt::LoadPack(x.At(row, column), values);
-    for (int i = 0; i < kCount; ++i) sums[i] += values[i];
-  }
-  simt::StorePack(sums, partials + run * x.columns + column);
-}
-
-}  // namespace
-
 void DeviceKernels::Run(const ops::SumRows& op) {
   const Operation here(*this, "SumRows", op.x, op.out);
   WithType(op.x.dtype(), [&]<typename T>(T) {
     const Rows<T> x = AsRows<T>(op.x);
-    const RowRuns runs(x.rows);
-    float* const partials = Scratch<float>(runs.Partials(x.columns));
+    float* const partials = Scratch<float>(RowRuns(x.rows).Partials(x.columns));
     if (partials == nullptr) return;
     WithBool(AllowsPacks<kPackOf<T>>(x), [&]<bool kPacks>(std::bool_constant<kPacks>) {
-      constexpr int kCount = kPacks ? kPackOf<T> : 1;
-      simt::Launch<SumRuns<kCount, T>>(
-          {simt::BlocksOf(x.columns / kCount, kColumnThreads), runs.runs()}, kColumnThreads, 0,
-          stream(), x, runs, partials);
+      LaunchSumRows<kPacks ? kPackOf<T> : 1>(stream(), LoadedRows<T>{x}, x.rows, x.columns,
+                                             partials, op.accumulate, op.out.as<float>());
     });
-    LaunchAddRuns<1>(stream(), partials, runs, x.columns, op.accumulate, {{op.out.as<float>()}});
   });
 }
 

@@ -139,6 +139,31 @@ class RowRuns {
   int64_t per_run_;
 };
 
+// Rows of a matrix as SumRuns() loads them, each element once.
+template <typename T>
+struct LoadedRows {
+  Rows<T> x;
+
+  template <int kCount>
+  TESSERA_DEVICE void Load(int64_t row, int64_t column, float (&values)[kCount]) const {
+    simt::LoadPack(x.At(row, column), values);
+  }
+};
+
+// Sums each run of rows, with one thread for kCount columns.
+template <int kCount, typename Source>
+TESSERA_KERNEL void SumRuns(Source source, int64_t columns, RowRuns runs, float* partials) {
+  const int64_t column = (simt::BlockX() * kColumnThreads + simt::ThreadIndex()) * kCount;
+  if (column >= columns) return;
+  const int64_t run = simt::BlockY(), end = runs.End(run);
+  float sums[kCount] = {}, values[kCount];
+  for (int64_t row = runs.Begin(run); row < end; ++row) {
+    source.Load(row, column, values);
+    for (int i = 0; i < kCount; ++i) sums[i] += values[i];
+  }
+  simt::StorePack(sums, partials + run * columns + column);
+}
+
 template <int kQuantities>
 struct SumOutputs {
   float* sums[kQuantities];
@@ -180,6 +205,19 @@ void LaunchAddRuns(simt::Stream stream, const float* partials, const RowRuns& ru
   simt::Launch<AddRuns<kQuantities>>({simt::BlocksOf(columns, simt::kWarpSize), kQuantities},
                                      kAddThreads, kAddThreads * sizeof(float), stream, partials,
                                      runs.runs(), columns, accumulate, outputs);
+}
+
+// Sets sums[column] to the sum of a source's rows (+ itself when accumulate). kPack: the columns
+// that a thread may load at once, which change no bit. `partials` has the size of
+// RowRuns::Partials().
+template <int kPack, typename Source>
+void LaunchSumRows(simt::Stream stream, const Source& source, int64_t rows, int64_t columns,
+                   float* partials, bool accumulate, float* sums) {
+  const RowRuns runs(rows);
+  simt::Launch<SumRuns<kPack, Source>>(
+      {simt::BlocksOf(columns / kPack, kColumnThreads), runs.runs()}, kColumnThreads, 0, stream,
+      source, columns, runs, partials);
+  LaunchAddRuns<1>(stream, partials, runs, columns, accumulate, {{sums}});
 }
 
 }  // namespace tessera::cuda

@@ -151,6 +151,22 @@ void Table::Products() {
       backend.MatMulGelu({x["a"], transposed_b, {}, x["pre without bias"], x["act without bias"]});
       backend.MatMulGeluBackward({x["a"], x["b"], x["given pre"], x["d_pre"]});
     };
+    OperationCase& summed = Case("MatMulGeluBackward with a bias", size);
+    summed.compared = OperationCase::kInF32;
+    summed.In("a", Normal({m, k}))
+        .In("b", Normal({k, n}))
+        .In("pre", Normal({m, n}, 0, 2))
+        .Out("d_pre", Normal({m, n}), kSum, 3)
+        .Out("d_bias", Normal32({n}), kSum, 3)
+        .Out("accumulated d_bias", Normal32({n}), kSum, 3)
+        .run = [](Backend& backend, const CaseViews& x, int64_t) {
+      for (const char* name : {"d_bias", "accumulated d_bias"}) {
+        const bool adds = name != std::string_view("d_bias");
+        if (!backend.MatMulGeluBackward({x["a"], x["b"], x["pre"], x["d_pre"], x[name], adds})) {
+          backend.SumRows({x["d_pre"], x[name], adds});
+        }
+      }
+    };
   }
 }
 

@@ -140,9 +140,18 @@ std::string OperationLines(const std::vector<TrainedByChoice>& trained) {
 }  // namespace
 
 std::vector<Choice> ChoicesOf(const TrainingDevice& device) {
-  cuda::ProductChoices sums = device.choices;
+  cuda::ProductChoices sums = device.choices, gelu = device.choices;
   sums.sums = !sums.sums;
-  return {{"as is", device.choices}, {sums.sums ? "products sum" : "products do not sum", sums}};
+  gelu.gelu_gradient = !gelu.gelu_gradient;
+  cuda::ProductChoices both = gelu;
+  both.sums = sums.sums;
+  const std::string sums_name = sums.sums ? "products sum" : "products do not sum";
+  const std::string gelu_name =
+      gelu.gelu_gradient ? "GELU's gradient in the product" : "GELU's gradient in a pass that sums";
+  return {{"as is", device.choices},
+          {sums_name, sums},
+          {gelu_name, gelu},
+          {absl::StrCat(sums_name, ", ", gelu_name), both}};
 }
 
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,
