@@ -346,15 +346,17 @@ absl::Status CublasLtProducts::ChooseAlgorithm(ProductPlan* plan) {
       api_->MatmulAlgoGetHeuristic(handle_, plan->desc, plan->first, plan->second, plan->c, plan->c,
                                    plan->preference, kProposals, proposals.data(), &count),
       "cublasLtMatmulAlgoGetHeuristic"));
-  for (int i = 0; i < count; ++i) {
+  int usable = 0;
+  for (int i = 0; i < count && usable <= options_.choices.proposal; ++i) {
     const CublasLtApi::HeuristicResult& proposal = proposals[static_cast<size_t>(i)];
     if (proposal.state != CublasLtApi::kSuccess) continue;
     if (proposal.workspace_bytes > static_cast<size_t>(workspace_.bytes())) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool fixed, HasFixedOrder(proposal.algo));
     if (!fixed) continue;
     plan->algo = proposal.algo;
-    return absl::OkStatus();
+    ++usable;
   }
+  if (usable > 0) return absl::OkStatus();
   return absl::UnimplementedError("cuBLASLt has no algorithm with a fixed order of additions");
 }
 

@@ -21,9 +21,10 @@ struct CublasLtOptions {
 
 // Returns products by cuBLASLt on `compute`, which must outlive them. The algorithm for shapes,
 // strides and dtypes is chosen at the first product of its kind: the first of the library's
-// proposals whose order of additions is fixed. It never depends on addresses or time, so that one
-// version of the library gives the same bits on one type of GPU. Each object has a workspace of its
-// own, because products that share one from several streams change each other's algorithms.
+// proposals whose order of additions is fixed, or another one by `choices`. It never depends on
+// addresses or time, so that one version of the library gives the same bits on one type of GPU.
+// Each object has a workspace of its own, because products that share one from several streams
+// change each other's algorithms.
 absl::StatusOr<std::unique_ptr<Products>> MakeCublasLtProducts(std::shared_ptr<CublasLtApi> api,
                                                                Stream& compute,
                                                                const CublasLtOptions& options = {});

@@ -456,6 +456,20 @@ TEST_F(DeviceBackendTest, AnAlgorithmIsChosenOnceForEachKindOfProduct) {
   EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
 }
 
+// The fake library proposes two usable algorithms: one with the whole workspace, one without any.
+TEST_F(DeviceBackendTest, AnotherProposalThanTheFirstCanBeChosen) {
+  const Tensor a = random_.Normal(DType::kF32, {8, 8});
+  std::vector<int64_t> workspaces;
+  for (const int proposal : {0, 1, 5}) {
+    TestDevice device(0, {}, {.proposal = proposal});
+    const Tensor c(DType::kF32, {8, 8});
+    device.backend->MatMul({a, a, c, false});
+    ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+    workspaces.push_back(device.cublaslt->last_workspace_bytes());
+  }
+  EXPECT_EQ(workspaces, (std::vector<int64_t>{1 << 12, 0, 0}));
+}
+
 // cuBLASLt has no algorithm for a bias in bf16 with odd strides, say.
 TEST_F(DeviceBackendTest, ABiasThatTheProductCannotAddIsAddedToIt) {
   TestDevice device(0, {.no_bias = true});

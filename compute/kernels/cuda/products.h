@@ -37,6 +37,9 @@ struct ProductChoices {
   bool gelu_gradient = true;
   // Whether a product may sum one of its factors. No GPU has run it yet.
   bool sums = false;
+  // Which of the algorithms that the library proposes, the best by its estimate first, and that
+  // have a fixed order of additions; the last of them if there are fewer.
+  int proposal = 0;
 };
 
 // Matrix products on one stream, for which DeviceBackend has no kernels of its own. The stream's

@@ -133,7 +133,8 @@ class Figures {
 
 // On an H200, with the weights of 1.6 billion parameters that are drawn first, and with what
 // PyTorch compiles.
-constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 40;
+constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 40,
+                 kSecondsOfProposals = 80;
 
 DeviceCheckOptions OptionsIn(const std::filesystem::path& scratch) {
   const bool quick = absl::GetFlag(FLAGS_quick);
@@ -146,7 +147,9 @@ std::vector<Check> ChoiceChecks(TrainingDevice& device, const std::filesystem::p
   const TimedModel model = FullModels().front();
   return {{"choices",
            [=, &device] { return CompareChoices(device, choices, model, OptionsIn(scratch)); },
-           kSecondsOfAChoice * static_cast<double>(choices.size())}};
+           kSecondsOfAChoice * static_cast<double>(choices.size())},
+          {"proposals", [=, &device] { return CompareProposals(device, model, scratch); },
+           kSecondsOfProposals}};
 }
 
 // The cheapest first, and PyTorch's, which others are compared with, last. `figures` and `deadline`

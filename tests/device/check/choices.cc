@@ -25,6 +25,7 @@ namespace tessera::testing {
 namespace {
 
 constexpr double kShownChange = 0.02;
+constexpr int kComparedProposals = 8;
 
 // Lets the device compute with another backend during its lifetime.
 class WithBackend {
@@ -170,6 +171,43 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
   }
   outcome.detail += OperationLines(*trained);
   return outcome;
+}
+
+CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
+                              const std::string& folder) {
+  TimedModel short_model = model;
+  short_model.saves = false;
+  short_model.steps = std::min<int64_t>(model.steps, 3);
+  std::vector<TrainedByChoice> trained(kComparedProposals);
+  for (int i = 0; i < kComparedProposals; ++i) {
+    cuda::ProductChoices products = device.choices;
+    products.proposal = i;
+    absl::StatusOr<std::unique_ptr<Backend>> backend = device.make_backend(products);
+    if (!backend.ok()) return OutcomeOf(backend.status());
+    const WithBackend chosen(device, *std::move(backend));
+    const absl::Status status =
+        ProfileAgain(device, short_model, folder, &trained[static_cast<size_t>(i)]);
+    if (!status.ok()) return OutcomeOf(status);
+  }
+  double all = 0, gain = 0;
+  std::string lines;
+  for (const auto& [name, first] : trained[0].milliseconds) {
+    if (!name.starts_with("MatMul")) continue;
+    const auto time = [&name = name](const TrainedByChoice& one) {
+      return one.milliseconds.at(name);
+    };
+    const auto best = std::ranges::min_element(trained, {}, time);
+    all += first;
+    gain += first - time(*best);
+    if (first - time(*best) < kShownChange * first) continue;
+    absl::StrAppendFormat(&lines, "\n%-44s %9.3f ms, by proposal %d: %9.3f ms", name, first,
+                          best - trained.begin(), time(*best));
+  }
+  return {CheckOutcome::kPassed,
+          absl::StrFormat("%s: of %.3f ms of products in a step, a table of the fastest of %d "
+                          "proposals would save %.3f ms%s",
+                          model.name, all, kComparedProposals, gain, lines),
+          {{"products_ms", all}, {"saved_ms", gain}}};
 }
 
 }  // namespace tessera::testing

@@ -31,6 +31,12 @@ std::vector<Choice> ChoicesOf(const TrainingDevice& device);
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,
                             const TimedModel& model, const DeviceCheckOptions& options);
 
+// Trains `model` by each of the first 8 algorithms that the library proposes for its products
+// (ProductChoices::proposal). A line for each product whose fastest is not the first says what a
+// table of measured products would gain; the figure is the sum.
+CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
+                              const std::string& folder);
+
 }  // namespace tessera::testing
 
 #endif  // TESSERA_TESTS_DEVICE_CHECK_CHOICES_H_

@@ -92,5 +92,14 @@ TEST_F(ChoicesTest, ResultsThatChangeFromRunToRunAreNamed) {
   EXPECT_THAT(outcome.detail, HasSubstr("two runs from the same start differ"));
 }
 
+TEST_F(ChoicesTest, ProposalsAreMeasured) {
+  const CheckOutcome outcome = CompareProposals(*device_, SmallModel(), folder_.path());
+  ASSERT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
+  EXPECT_THAT(outcome.detail, StartsWith("a tiny GPT-2: of "));
+  EXPECT_GT(outcome.figures.at("products_ms"), 0);
+  EXPECT_GE(outcome.figures.at("saved_ms"), 0);
+  EXPECT_LT(outcome.figures.at("saved_ms"), outcome.figures.at("products_ms"));
+}
+
 }  // namespace
 }  // namespace tessera::testing

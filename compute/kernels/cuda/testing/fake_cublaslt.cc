@@ -398,6 +398,7 @@ CublasLtApi::Status FakeCublasLt::RunMatmul(Handle handle, MatmulDesc desc, cons
     return kInvalidValue;
   }
   ++products_;
+  last_workspace_bytes_ = static_cast<int64_t>(algo->data[kWorkspace]);
   sums_products_ += descriptor.has_sums() ? 1 : 0;
   gelu_products_ += descriptor.has_gelu() ? 1 : 0;
   device_.Enqueue(stream, [operation, this] { operation.RunOn(device_); });

@@ -41,6 +41,8 @@ class FakeCublasLt final : public CublasLtApi {
   int64_t products() const { return products_; }
   // Number of products whose last step is GELU or its derivative.
   int64_t gelu_products() const { return gelu_products_; }
+  // Workspace of the algorithm of the last product.
+  int64_t last_workspace_bytes() const { return last_workspace_bytes_; }
   // Number of products that sum one of their factors.
   int64_t sums_products() const { return sums_products_; }
 
@@ -56,6 +58,7 @@ class FakeCublasLt final : public CublasLtApi {
   int64_t products_ = 0;
   int64_t gelu_products_ = 0;
   int64_t sums_products_ = 0;
+  int64_t last_workspace_bytes_ = 0;
 };
 
 }  // namespace tessera::cuda
