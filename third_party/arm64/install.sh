@@ -6,13 +6,17 @@ set -euo pipefail
 
 readonly folder="$1"
 readonly list="$(dirname "$(readlink -f "$0")")/../packages.txt"
-readonly libraries="$(sed -n '/^# Libraries/,/^$/p' "$list" | grep -vE '^#|openmpi|dnnl|benchmark')"
+readonly libraries="$(sed -n '/^# Libraries/,/^$/p' "$list" | grep -vE '^#|openmpi-bin')"
 packages="python3,python3-numpy,libc6-dev,libstdc++-12-dev"
 for library in $libraries; do packages+=",$library"; done
 debootstrap --arch=arm64 --foreign --variant=minbase --include="$packages" bookworm "$folder"
 for archive in "$folder"/var/cache/apt/archives/*.deb; do
   dpkg-deb --fsys-tarfile "$archive" | tar -x --keep-directory-symlink -C "$folder"
 done
+# What a script of the package links.
+readonly libraries_folder="$folder/usr/lib/aarch64-linux-gnu"
+ln -sfn openmpi/lib/libmpi.so "$libraries_folder/libmpi.so"
+ln -sfnr "$libraries_folder/openmpi/include" "$folder/usr/include/aarch64-linux-gnu/mpi"
 # Links from the root folder would lead to this machine's.
 find "$folder" -type l -lname '/*' -print0 | while IFS= read -r -d '' link; do
   ln -sfnr "$folder$(readlink "$link")" "$link"

@@ -1,4 +1,8 @@
-"""Debian's arm64 packages in a folder, as the repository @arm64: its compiler and its libraries."""
+"""Debian's arm64 packages in a folder, as the repository @arm64: its compiler and its libraries.
+
+root.bzl has the folder, the compiler's flags, and the emulator of that processor: "" where it or
+one of the packages is missing.
+"""
 
 _TOOLS = ["ar", "dwp", "gcov", "ld", "nm", "objcopy", "objdump", "strip"]
 
@@ -35,6 +39,8 @@ cc_toolchain_config(
         "-fstack-protector",
         "-Wall",
         "-fno-omit-frame-pointer",
+        # Results have the bits of other processors: no multiply-adds but those that are written.
+        "-ffp-contract=off",
     ],
     compiler = "clang",
     cpu = "aarch64",
@@ -94,7 +100,16 @@ def _arm64_repository_impl(ctx):
         target = repr(target),
         tools = repr(tools),
     ))
-    ctx.file("root.bzl", "ROOT = %r\nFLAGS = %r\n" % (root, " ".join(target)))
+    emulator = ctx.which("qemu-aarch64")
+    installed = emulator and all([
+        ctx.path(path).exists
+        for path in [root + "/usr/include/hwy/highway.h", tools["ld"]]
+    ])
+    ctx.file("root.bzl", "ROOT = %r\nFLAGS = %r\nEMULATOR = %r\n" % (
+        root,
+        " ".join(target),
+        str(emulator) if installed else "",
+    ))
 
 arm64_repository = repository_rule(
     implementation = _arm64_repository_impl,

@@ -28,6 +28,8 @@ constexpr std::chrono::microseconds kSpin{200};
 void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 

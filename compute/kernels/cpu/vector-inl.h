@@ -110,23 +110,32 @@ TESSERA_INLINE F32x16 ZeroWhere(const Mask16& mask, F32x16 otherwise) {
   return Map([](auto m, auto x) HWY_ATTR { return hn::IfThenZeroElse(m, x); }, mask, otherwise);
 }
 
-// Returns a > b ? a : b, so b if one of them is NaN; Min() likewise.
-TESSERA_INLINE FloatRegister MaxRegister(FloatRegister a, FloatRegister b) {
-#if HWY_TARGET == HWY_EMU128
-  return hn::IfThenElse(hn::Gt(a, b), a, b);
-#else
+// Returns a > b ? a : b, so b if one of them is NaN or both are zeros; Min() likewise. So do the
+// instructions of x86-64, but not those of other processors.
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
+template <typename Register>
+TESSERA_INLINE Register MaxRegister(Register a, Register b) {
   return hn::Max(a, b);
-#endif
 }
+template <typename Register>
+TESSERA_INLINE Register MinRegister(Register a, Register b) {
+  return hn::Min(a, b);
+}
+#else
+template <typename Register>
+TESSERA_INLINE Register MaxRegister(Register a, Register b) {
+  return hn::IfThenElse(hn::Gt(a, b), a, b);
+}
+template <typename Register>
+TESSERA_INLINE Register MinRegister(Register a, Register b) {
+  return hn::IfThenElse(hn::Lt(a, b), a, b);
+}
+#endif
 TESSERA_INLINE F32x16 Max(F32x16 a, F32x16 b) {
   return Map([](auto x, auto y) HWY_ATTR { return MaxRegister(x, y); }, a, b);
 }
 TESSERA_INLINE F32x16 Min(F32x16 a, F32x16 b) {
-#if HWY_TARGET == HWY_EMU128
-  return Map([](auto x, auto y) HWY_ATTR { return hn::IfThenElse(hn::Lt(x, y), x, y); }, a, b);
-#else
-  return Map([](auto x, auto y) HWY_ATTR { return hn::Min(x, y); }, a, b);
-#endif
+  return Map([](auto x, auto y) HWY_ATTR { return MinRegister(x, y); }, a, b);
 }
 // Limits x to [least, most]. NaN is preserved.
 TESSERA_INLINE F32x16 Clamp(F32x16 x, float least, float most) { return Min(most, Max(least, x)); }
@@ -257,7 +266,7 @@ TESSERA_INLINE float ReduceSum(F32x16 x) {
   return Reduce(x, [](auto a, auto b) HWY_ATTR { return hn::Add(a, b); });
 }
 TESSERA_INLINE float ReduceMax(F32x16 x) {
-  return Reduce(x, [](auto a, auto b) HWY_ATTR { return hn::Max(a, b); });
+  return Reduce(x, [](auto a, auto b) HWY_ATTR { return MaxRegister(a, b); });
 }
 // Returns lane 0.
 TESSERA_INLINE float First(F32x16 x) { return hn::GetLane(x.parts[0]); }

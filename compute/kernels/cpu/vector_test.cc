@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -256,6 +257,23 @@ TEST_P(VectorTest, ReductionsHaveOneTree) {
       for (int i = 0; i < distance; ++i) sums[i] += sums[i + distance];
     }
     EXPECT_EQ(TESSERA_CHOOSE(SumLanes)(x), sums[0]);
+  }
+}
+
+// Where both are zeros or one is NaN, a maximum is the second operand.
+TEST_P(VectorTest, MaximaOfZerosAndNanAreTheSecondOperand) {
+  std::mt19937 generator(4);
+  for (int round = 0; round < 100; ++round) {
+    float x[kLanes], tree[kLanes];
+    for (float& lane : x) lane = std::array{0.0f, -0.0f, kNan, -1.0f}[generator() % 4];
+    std::copy(x, x + kLanes, tree);
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      for (int i = 0; i < distance; ++i) {
+        tree[i] = tree[i] > tree[i + distance] ? tree[i] : tree[i + distance];
+      }
+    }
+    EXPECT_EQ(std::bit_cast<uint32_t>(TESSERA_CHOOSE(MaxLanes)(x)),
+              std::bit_cast<uint32_t>(tree[0]));
   }
 }
 

@@ -6,7 +6,6 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <xmmintrin.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,9 +28,13 @@ float Flushed(float x) {
   return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
 }
 
-// fma() with subnormals flushed. A number that is only rounded to the least normal one is not.
+// fma() with subnormals flushed: a result that would be less than the least normal number if
+// exponents had no end is zero, although a subnormal one would be rounded up to it.
 float FlushedFma(float a, float b, float c) {
-  return Flushed(std::fma(Flushed(a), Flushed(b), Flushed(c)));
+  const float x = Flushed(a), y = Flushed(b), z = Flushed(c);
+  const bool is_zero = std::abs(double{x} * double{y} + double{z}) < 0x1.ffffffp-127;
+  const float rounded = std::fma(x, y, z);
+  return is_zero ? std::copysign(0.0f, rounded) : rounded;
 }
 
 // An array between pages without access, at the end of its memory or at its beginning.
@@ -142,9 +145,10 @@ class ChainGemmTest : public ::testing::Test {
     const auto run = [&](const ChainGemm& gemm) {
       scratch_.resize(gemm.scratch_bytes() / 64 + 2);
       std::copy(before.begin(), before.end(), c.data());
-      const unsigned mode = _mm_getcsr() & ~0x3fu;  // without what operations set
+      const unsigned mode = gemm::FlushSubnormals::Mode() & ~0x3fu;  // without what operations set
       gemm.Run(a.data(), b.data(), c.data(), shape.bias ? bias.data() : nullptr, scratch_.data());
-      EXPECT_EQ(_mm_getcsr() & ~0x3fu, mode) << "the processor's mode is as before";
+      EXPECT_EQ(gemm::FlushSubnormals::Mode() & ~0x3fu, mode)
+          << "the processor's mode is as before";
       for (int64_t i = 0; i < c.size(); ++i) {
         wrong += std::memcmp(&expected[i], &c[i], sizeof(Out)) != 0 ? 1 : 0;
       }
@@ -180,6 +184,39 @@ TEST_F(ChainGemmTest, HasTheBitsOfTheContractInSmallShapes) {
     ExpectContract(extent, other(), other(), variant, extent % 4 == 0);
     ExpectContract(other(), extent, other(), variant ^ 3, extent % 4 == 1);
     ExpectContract(other(), other(), extent, variant ^ 9, extent % 4 == 2);
+  }
+}
+
+// Sums that are rounded to the least normal number of bf16 products, or not quite.
+TEST_F(ChainGemmTest, FlushesWhatIsLessThanNormalAfterRounding) {
+  constexpr int64_t kColumns = 4;
+  // Times 2^-75: a last place of a sum just below 2^-126, 3/4 of one, 1/2 and 1/4.
+  const float subtracted[kColumns] = {0x1p-75f, 0x1.8p-76f, 0x1p-76f, 0x1p-77f};
+  const float expected[kColumns] = {0, 0, 0x1p-126f, 0x1p-126f};
+  for (const float sign : {1.0f, -1.0f}) {
+    std::vector<BFloat16> a(3), b(3 * kColumns);
+    a[0] = BFloat16(sign * 0x1p-63f), a[2] = BFloat16(-sign * 0x1p-75f);
+    for (int64_t i = 0; i < kColumns; ++i) {
+      b[i] = BFloat16(0x1p-63f), b[2 * kColumns + i] = BFloat16(subtracted[i]);
+    }
+    const GemmShape shape = {.m = 1,
+                             .n = kColumns,
+                             .k = 3,
+                             .lda = 3,
+                             .ldb = kColumns,
+                             .ldc = kColumns,
+                             .input = DType::kBF16};
+    const auto expect = [&](const ChainGemm& gemm, const char* target) {
+      float c[kColumns];
+      scratch_.resize(gemm.scratch_bytes() / 64 + 2);
+      gemm.Run(a.data(), b.data(), c, nullptr, scratch_.data());
+      for (int64_t i = 0; i < kColumns; ++i) EXPECT_EQ(c[i], sign * expected[i]) << target << i;
+    };
+    ForEachTarget([&](const char* target) {
+      expect(ChainGemm(shape, true), target);
+      const gemm::Kernels* const amx = gemm::AmxKernels(/*modeled=*/true);
+      if (amx != nullptr) expect(ChainGemm(shape, *amx), "AMX ");
+    });
   }
 }
 
@@ -223,10 +260,10 @@ TEST_F(ChainGemmTest, TellsOtherBitsThanThoseOfTheModel) {
     static unsigned mode = 0;
     mode = 0x1f80 | flushing;
     other.multiply[1][1] = [](const gemm::Tile& tile) {
-      const unsigned before = _mm_getcsr();
-      _mm_setcsr(mode);
+      const unsigned before = gemm::FlushSubnormals::Mode();
+      gemm::FlushSubnormals::SetMode(mode);
       right(tile);
-      _mm_setcsr(before);
+      gemm::FlushSubnormals::SetMode(before);
     };
     EXPECT_FALSE(gemm::SameBits(*model, other)) << flushing;
   }

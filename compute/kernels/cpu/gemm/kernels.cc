@@ -2,7 +2,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/gemm/kernels.cc"
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
 #include <glog/logging.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <sys/syscall.h>
@@ -29,8 +31,9 @@ namespace tessera::HWY_NAMESPACE {
 namespace {
 
 constexpr int kVectorLanes = kRegisterLanes;
-// The accumulators, two registers of b and one of a fill the registers.
+// The accumulators, two registers of b and one of a fill the registers of x86-64.
 constexpr int kTileRows = HWY_TARGET <= HWY_AVX3 ? 14 : HWY_TARGET == HWY_AVX2 ? 6 : 4;
+static_assert(kTileRows <= kRegisterLanes);  // packing stores a step of a panel of a at once
 constexpr int kTileVectors = 2;
 
 TESSERA_INLINE FloatRegister LoadFloats(const void* from) {
@@ -54,6 +57,13 @@ struct Fused : Fast {
   }
 };
 #endif
+
+// A multiply-add of bf16 numbers that are widened, by the contract.
+struct Widened : Fused {
+  static TESSERA_INLINE FloatRegister Step(const uint32_t* a, FloatRegister b, FloatRegister acc) {
+    return FlushedMulAdd(hn::Set(FloatTag(), *reinterpret_cast<const float*>(a)), b, acc);
+  }
+};
 
 #if HWY_TARGET <= HWY_AVX3
 // VDPBF16PS: two multiply-adds one after the other, those of the upper halves first, each rounded
@@ -139,13 +149,17 @@ void MultiplyBlocks(const gemm::Tile& tile) {
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
     hn::Store(tile.from == nullptr
                   ? hn::Zero(FloatTag())
-                  : LoadFloats(tile.from + row * tile.from_stride + v * kVectorLanes),
+                  : Flushed(LoadFloats(tile.from + row * tile.from_stride + v * kVectorLanes)),
               FloatTag(), sums + row * kWidth + v * kVectorLanes);
   });
   for (int64_t block = tile.steps / Step::kStepsOfBlock; block > 0; --block) {
     // A zero that the compiler does not see: it would set the arrays in memory, and leave them.
     float zero = 0;
+#if HWY_ARCH_X86
     asm("" : "+x"(zero));
+#else
+    asm("" : "+w"(zero));
+#endif
     FloatRegister even[kRows][kVectors], odd[kRows][kVectors];
     ForRegisters<kRows, kVectors>(
         [&](int row, int v) HWY_ATTR { even[row][v] = odd[row][v] = hn::Set(FloatTag(), zero); });
@@ -163,13 +177,21 @@ void MultiplyBlocks(const gemm::Tile& tile) {
     b += kSteps * kWidth;
     ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
       float* const sum = sums + row * kWidth + v * kVectorLanes;
-      hn::Store(hn::Add(LoadFloats(sum), hn::Add(even[row][v], odd[row][v])), FloatTag(), sum);
+      const FloatRegister both = Flushed(hn::Add(even[row][v], odd[row][v]));
+      hn::Store(Flushed(hn::Add(LoadFloats(sum), both)), FloatTag(), sum);
     });
   }
   ForRegisters<kRows, kVectors>([&](int row, int v) HWY_ATTR {
     hn::StoreU(LoadFloats(sums + row * kWidth + v * kVectorLanes), FloatTag(),
                tile.to + row * tile.to_stride + v * kVectorLanes);
   });
+}
+
+TESSERA_INLINE FloatRegister Plus(FloatRegister x, FloatRegister y, const float* /*dtype*/) {
+  return hn::Add(x, y);
+}
+TESSERA_INLINE FloatRegister Plus(FloatRegister x, FloatRegister y, const BFloat16* /*dtype*/) {
+  return Flushed(hn::Add(x, Flushed(y)));
 }
 
 TESSERA_INLINE FloatRegister LoadNumbers(const float* from) { return LoadFloats(from); }
@@ -205,7 +227,7 @@ void Finish(const float* tile, int64_t tile_stride, int64_t rows, int64_t column
     Out* out = static_cast<Out*>(to) + i;
     for (int64_t row = 0; row < rows; ++row, out += to_stride) {
       FloatRegister x = LoadFloats(tile + row * tile_stride + i);
-      if (bias != nullptr) x = hn::Add(x, added);
+      if (bias != nullptr) x = Plus(x, added, addend);
       if (count == kLanes) {
         StoreNumbers(x, out);
       } else {
@@ -295,7 +317,7 @@ const gemm::Kernels& Choose(DType input, bool exact, bool has_bf16) {
 #endif
   static constexpr gemm::Kernels kWidened[] = {
       Chains<Fast>(1, PackWidened, Finish<BFloat16, float>, Finish<BFloat16, BFloat16>, kRows),
-      Blocks<Fused>(PackWidenedBlocks, kHalf)};
+      Blocks<Widened>(PackWidenedBlocks, kHalf)};
   return kWidened[exact ? 1 : 0];
 }
 
@@ -307,6 +329,10 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::gemm {
 namespace {
 
+#if !defined(__x86_64__)
+bool HasBf16() { return false; }
+bool HasAmx() { return false; }
+#else
 // AVX-512's bf16 instructions, unless TESSERA_CPU limits instructions to what was before them.
 bool HasBf16() {
   if (CpuLevelLimit().has_value()) return false;
@@ -329,6 +355,7 @@ bool HasAmx() {
   return (states & kTileState) == kTileState &&
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+#endif
 
 }  // namespace
 

@@ -9,7 +9,9 @@
 // them. A step is one index of k, and its words are fp32 numbers; for bf16 with the processor's own
 // instructions it is two indices (pairs). A panel of a for AMX is made of tiles (amx-inl.h).
 
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
 
 #include <cstdint>
 
@@ -21,16 +23,26 @@ namespace tessera::gemm {
 // The indices of k in a block of exact bf16 products (see gemm.h).
 inline constexpr int64_t kBlock = 32;
 
-// Makes the processor treat subnormals as zeros during its lifetime.
+// Makes an x86-64 processor treat subnormals as zeros during its lifetime. Other processors have no
+// such mode with the same bits (ARM's flushes what is subnormal before it is rounded): there, the
+// loops of the contract flush by themselves (registers-inl.h).
 class FlushSubnormals {
  public:
-  explicit FlushSubnormals(bool flush = true) : before_(_mm_getcsr()) {
+  explicit FlushSubnormals(bool flush = true) : before_(Mode()) {
     constexpr unsigned kFlushResults = 0x8000, kFlushOperands = 0x40;
-    if (flush) _mm_setcsr(before_ | kFlushResults | kFlushOperands);
+    if (flush) SetMode(before_ | kFlushResults | kFlushOperands);
   }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
+  ~FlushSubnormals() { SetMode(before_); }
   FlushSubnormals(const FlushSubnormals&) = delete;
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+#if defined(__x86_64__)
+  static unsigned Mode() { return _mm_getcsr(); }
+  static void SetMode(unsigned mode) { _mm_setcsr(mode); }
+#else
+  static unsigned Mode() { return 0; }
+  static void SetMode(unsigned /*mode*/) {}
+#endif
 
  private:
   const unsigned before_;

@@ -186,10 +186,14 @@ void PackWidenedBlocks(const gemm::Source& source, int64_t depth, int64_t stride
   constexpr int kHalf = gemm::kBlock / 2;
   ForBlocks<gemm::kBlock>(source, depth, stride, to,
                           [&](const WordRegister* words, uint32_t* block) HWY_ATTR {
-                            for (int i = 0; i < kHalf; ++i)
-                              StoreStep(hn::ShiftLeft<16>(words[i]), i, stride, block);
-                            for (int i = 0; i < kHalf; ++i)
-                              StoreStep(hn::And(words[i], high), kHalf + i, stride, block);
+                            const auto store = [&](WordRegister word, int step) HWY_ATTR {
+                              const auto number = Flushed(hn::BitCast(FloatTag(), word));
+                              StoreStep(hn::BitCast(WordTag(), number), step, stride, block);
+                            };
+                            for (int i = 0; i < kHalf; ++i) store(hn::ShiftLeft<16>(words[i]), i);
+                            for (int i = 0; i < kHalf; ++i) {
+                              store(hn::And(words[i], high), kHalf + i);
+                            }
                           });
 }
 

@@ -10,6 +10,7 @@
 
 #include <hwy/highway.h>
 
+#include <cmath>
 #include <cstdint>
 
 #ifndef TESSERA_INLINE
@@ -73,6 +74,45 @@ TESSERA_INLINE FloatRegister FusedMulAdd(FloatRegister a, FloatRegister b, Float
       FloatTag(),
       FusedMulAddHalf(hn::UpperHalf(half, a), hn::UpperHalf(half, b), hn::UpperHalf(half, c)),
       FusedMulAddHalf(hn::LowerHalf(half, a), hn::LowerHalf(half, b), hn::LowerHalf(half, c)));
+}
+#endif
+
+// Flushed(x) returns x, a subnormal as a zero of its sign. FlushedMulAdd(a, b, c) returns a * b + c
+// of such numbers, rounded once; a result is a zero if, rounded to 24 bits, it is less than the
+// least normal number. Both as on an x86-64 processor in the mode of FlushSubnormals.
+#if HWY_ARCH_X86
+TESSERA_INLINE FloatRegister Flushed(FloatRegister x) { return x; }
+TESSERA_INLINE FloatRegister FlushedMulAdd(FloatRegister a, FloatRegister b, FloatRegister c) {
+  return FusedMulAdd(a, b, c);
+}
+#else
+TESSERA_INLINE FloatRegister Flushed(FloatRegister x) {
+  const FloatRegister zero = hn::And(x, hn::Set(FloatTag(), -0.0f));
+  return hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(FloatTag(), 0x1p-126f)), zero, x);
+}
+
+// Corrects sums = a * b + c where one is the least normal number, to which numbers of 24 bits below
+// it have been rounded, too. fp64 holds those sums of bf16 products exactly.
+inline __attribute__((noinline)) FloatRegister ZeroWhereRoundedUp(FloatRegister a, FloatRegister b,
+                                                                  FloatRegister c,
+                                                                  FloatRegister sums) {
+  constexpr double kLeastRoundedToNormal = 0x1.ffffffp-127;
+  float x[kRegisterLanes], y[kRegisterLanes], z[kRegisterLanes], sum[kRegisterLanes];
+  hn::StoreU(a, FloatTag(), x), hn::StoreU(b, FloatTag(), y);
+  hn::StoreU(c, FloatTag(), z), hn::StoreU(sums, FloatTag(), sum);
+  for (int i = 0; i < kRegisterLanes; ++i) {
+    const double exact = double{x[i]} * double{y[i]} + double{z[i]};
+    if (std::abs(exact) < kLeastRoundedToNormal) sum[i] = std::copysign(0.0f, sum[i]);
+  }
+  return hn::LoadU(FloatTag(), sum);
+}
+
+TESSERA_INLINE FloatRegister FlushedMulAdd(FloatRegister a, FloatRegister b, FloatRegister c) {
+  const FloatRegister sum = FusedMulAdd(a, b, c), size = hn::Abs(sum);
+  const FloatRegister least = hn::Set(FloatTag(), 0x1p-126f);
+  if (hn::AllFalse(FloatTag(), hn::Le(size, least))) return sum;
+  if (hn::AllFalse(FloatTag(), hn::Eq(size, least))) return Flushed(sum);
+  return Flushed(ZeroWhereRoundedUp(a, b, c, sum));
 }
 #endif
 
