@@ -110,6 +110,14 @@ def has_cuda_toolkit(_settings):
     return os.access(os.path.join(home, "bin", "nvcc"), os.X_OK) or shutil.which("nvcc") is not None
 
 
+def has_arm64(_settings):
+    """An emulator, and a folder of third_party/arm64/install.sh."""
+    root = os.environ.get("TESSERA_ARM64_ROOT", "")
+    return shutil.which("qemu-aarch64") is not None and os.path.exists(
+        os.path.join(root, "usr/include/hwy/highway.h")) and os.path.exists(
+            "/usr/bin/aarch64-linux-gnu-ld")
+
+
 CONDITIONS = {
     "gpu": has_gpu,
     "chromium": lambda _settings: shutil.which("chromium") is not None,
@@ -126,6 +134,7 @@ CONDITIONS = {
     "avx2": processor("avx2", "avx2", "fma"),
     "avx512": processor("avx512", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "avx512_bf16": processor(None, "avx512_bf16"),
+    "arm64": has_arm64,  # emulated
     "amx": processor(None, "amx_tile", "amx_bf16"),
 }
 

@@ -25,11 +25,13 @@ namespace tessera {
 
 inline const Words kExact = {"--numerics=exact", "--exact-tp-shards=2"};
 
-inline Words AuditCommand(const std::filesystem::path& run_dir, const Words& words) {
-  return Joined({Runfile("trainer/tools/audit"), Runfile("trainer/configs/launch.py"),
-                 Runfile("trainer/app/train"), Runfile("trainer/data/prepare_data"),
-                 Runfile("tools/ckpt/ckpt"), run_dir.string()},
-                words);
+// `train`: the program that executes steps again.
+inline Words AuditCommand(const std::filesystem::path& run_dir, const Words& words,
+                          const std::string& train = "trainer/app/train") {
+  return Joined(
+      {Runfile("trainer/tools/audit"), Runfile("trainer/configs/launch.py"), Runfile(train),
+       Runfile("trainer/data/prepare_data"), Runfile("tools/ckpt/ckpt"), run_dir.string()},
+      words);
 }
 
 // A test of audits, whose run is called "run".
