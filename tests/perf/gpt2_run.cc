@@ -77,10 +77,12 @@ absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& o
   std::filesystem::remove(tokens);  // it stays open
   run->loader_ = std::make_unique<BatchLoader>(run->data_.get(), 1);
   run->backend_ = MakeCpuBackend(options.threads, options.exact_tp_shards > 0);
+  if (options.profile) run->profiler_ = std::make_unique<testing::ProfilingBackend>(*run->backend_);
   run->global_batch_ = config.training().global_batch_size();
   TESSERA_ASSIGN_OR_RETURN(run->mesh_, Mesh::Create(ConfigTopology(config), world));
   TESSERA_ASSIGN_OR_RETURN(run->trainer_,
-                           Trainer::Create(config, {.seed = 1}, *run->mesh_, *run->backend_));
+                           Trainer::Create(config, {.seed = 1}, *run->mesh_,
+                                           options.profile ? *run->profiler_ : *run->backend_));
   if (options.initialize) {
     run->trainer_->InitializeWeights(1);
     run->trainer_->ResetOptimizer();

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 #include "comm/communicator.h"
 #include "compute/kernels/backend.h"
 #include "compute/parallel/mesh.h"
+#include "models/testing/profiling_backend.h"
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
 #include "trainer/step/trainer.h"
@@ -38,6 +40,7 @@ struct Gpt2RunOptions {
   // Whether weights and optimizer state have their initial values. Otherwise nothing has touched
   // them, and they take addresses but no memory.
   bool initialize = true;
+  bool profile = false;  // measure each operation
 };
 
 // A training run on random tokens, ready to step.
@@ -50,6 +53,10 @@ class Gpt2Run {
   // Runs one optimizer step; returns its duration in seconds on this rank.
   absl::StatusOr<double> Step();
   Trainer& trainer() const { return *trainer_; }
+  // Returns the operations since the last call. Precondition: `profile`.
+  std::map<std::string, testing::ProfilingBackend::Total> TakeProfile() {
+    return profiler_->Take();
+  }
   // Returns the rank's weights and optimizer state, in the memory of the run.
   ckpt::StateDict State() const;
   // Returns the memory of the whole state, padding included: a few large pieces.
@@ -61,6 +68,7 @@ class Gpt2Run {
   std::unique_ptr<TokenDataset> data_;
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<testing::ProfilingBackend> profiler_;  // or null
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<Trainer> trainer_;
   StepPosition position_;
