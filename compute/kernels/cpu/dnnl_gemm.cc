@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <dnnl.hpp>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,7 @@ class DnnlGemm final : public Gemm {
   DnnlGemm(const GemmShape& shape, const dnnl::engine& engine,
            const std::vector<dnnl::stream>& streams, Workspace& scratch)
       : streams_(streams), scratch_(scratch) {
+    CHECK_EQ(shape.terms, 1);
     const memory::desc a = MatrixDesc(shape.m, shape.k, shape.input, shape.lda, shape.a_transposed);
     const memory::desc b =
         shape.b_packed ? memory::desc({shape.k, shape.n}, memory::data_type::bf16,
@@ -81,10 +83,11 @@ class DnnlGemm final : public Gemm {
     scratch.ReservePerThread(scratch_bytes_);
   }
 
-  void Run(int thread, const void* a, const void* b, void* c, const void* bias) const override {
+  void Run(int thread, std::span<const GemmOperands> terms, void* c,
+           const void* bias) const override {
     const Arguments& arguments = arguments_[thread];
-    arguments.memories[0].set_data_handle(const_cast<void*>(a));
-    arguments.memories[1].set_data_handle(const_cast<void*>(b));
+    arguments.memories[0].set_data_handle(const_cast<void*>(terms[0].a));
+    arguments.memories[1].set_data_handle(const_cast<void*>(terms[0].b));
     arguments.memories[2].set_data_handle(c);
     arguments.memories[3].set_data_handle(scratch_.OfThread<char>(thread, scratch_bytes_));
     if (bias != nullptr) arguments.memories[4].set_data_handle(const_cast<void*>(bias));

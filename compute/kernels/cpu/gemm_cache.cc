@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -24,8 +25,9 @@ class OwnGemm final : public Gemm {
     scratch.ReservePerThread(product_.scratch_bytes());
   }
 
-  void Run(int thread, const void* a, const void* b, void* c, const void* bias) const override {
-    product_.Run(a, b, c, bias, scratch_.OfThread<char>(thread, product_.scratch_bytes()));
+  void Run(int thread, std::span<const GemmOperands> terms, void* c,
+           const void* bias) const override {
+    product_.Run(terms, c, bias, scratch_.OfThread<char>(thread, product_.scratch_bytes()));
   }
 
  private:

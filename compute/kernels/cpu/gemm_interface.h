@@ -1,12 +1,15 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_INTERFACE_H_
 #define TESSERA_COMPUTE_KERNELS_CPU_GEMM_INTERFACE_H_
 
+#include <span>
+
 #include "compute/kernels/cpu/gemm/gemm.h"
 
 namespace tessera {
 
-// One matrix product, ours or a library's, ready to run on any thread of the pool. Its result
-// depends on its shape and operands alone, not on their addresses or on the thread.
+// One matrix product, or a sum of them, ours or a library's, ready to run on any thread of the
+// pool. Its result depends on its shape and operands alone, not on their addresses or on the
+// thread.
 //
 // Signals: some products that oneDNN generates (fp32 "gemm:jit", for inner dimensions above 252, or
 // 84 with AVX-512) let the stack pointer point into a buffer on the heap while they run. A signal
@@ -22,9 +25,14 @@ namespace tessera {
 class Gemm {
  public:
   virtual ~Gemm() = default;
-  // Computes the product on the calling thread alone. `thread` is its index in the pool.
-  virtual void Run(int thread, const void* a, const void* b, void* c,
-                   const void* bias = nullptr) const = 0;
+  // Computes the product on the calling thread alone, from as many operands as its shape has terms.
+  // `thread` is its index in the pool.
+  virtual void Run(int thread, std::span<const GemmOperands> terms, void* c,
+                   const void* bias) const = 0;
+  void Run(int thread, const void* a, const void* b, void* c, const void* bias = nullptr) const {
+    const GemmOperands term = {a, b};
+    Run(thread, {&term, 1}, c, bias);
+  }
 };
 
 }  // namespace tessera

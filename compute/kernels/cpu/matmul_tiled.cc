@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/gemm_cache.h"
@@ -59,8 +61,9 @@ TileShape ChooseTile(int64_t m, int64_t n, TileCost cost, int threads) {
   return best;
 }
 
-// c in tiles, each the sum of its terms' tiles. A term is multiplied where its step of the tree
-// puts it, or, where it is added to what lies there, in scratch memory that stays in the cache.
+// c in tiles, each the sum of its terms' tiles. Our own products add the terms themselves. A term
+// of oneDNN's is multiplied where its step of the tree puts it, or, where it is added to what lies
+// there, in scratch memory that stays in the cache.
 class TiledProduct {
  public:
   TiledProduct(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms)
@@ -71,8 +74,9 @@ class TiledProduct {
         b_(LayoutOf(product.b())),
         m_(product.m()),
         n_(product.n()),
+        uses_dnnl_(gemms.uses_dnnl(product.a().dtype())),
         tile_(ChooseTile(m_, n_, TileCostOf(product.k(), a_.transposed, product.a().dtype(), gemms),
-                         gemms.uses_dnnl(product.a().dtype()) ? 0 : pool.threads())),
+                         uses_dnnl_ ? 0 : pool.threads())),
         row_tiles_(CeilDivide(m_, tile_.rows)),
         column_tiles_(CeilDivide(n_, tile_.columns)),
         c_stride_(m_ == 1 ? n_ : product.c.stride(0)),
@@ -84,7 +88,7 @@ class TiledProduct {
         }
         GemmShape shape = TileShapeOf(last_row == 1, last_column == 1);
         gemms_[last_row][last_column] = &gemms.Get(shape);
-        if (product_.count() == 1) continue;
+        if (!adds_tiles()) continue;
         shape.ldc = scratch_stride_;
         scratch_gemms_[last_row][last_column] = &gemms.Get(shape);
       }
@@ -92,14 +96,15 @@ class TiledProduct {
   }
 
   void Run() {
-    const bool tree = product_.count() > 1;
-    const int64_t tile_elements = tree ? tile_.rows * scratch_stride_ : 0;
+    const int64_t tile_elements = adds_tiles() ? tile_.rows * scratch_stride_ : 0;
     const int64_t scratch_elements = tile_elements * TreeLevels(product_.count());
     workspace_.ReservePerThread(scratch_elements * static_cast<int64_t>(sizeof(float)));
     pool_.ParallelFor(row_tiles_ * column_tiles_, [&](int64_t block, int thread) {
       const int64_t row_tile = block % row_tiles_, column_tile = block / row_tiles_;
-      if (!tree)
-        return Multiply(gemms_, thread, 0, row_tile, column_tile, CTile(row_tile, column_tile));
+      if (!adds_tiles()) {
+        return Multiply(gemms_, thread, product_.terms, row_tile, column_tile,
+                        CTile(row_tile, column_tile));
+      }
       float* scratch = workspace_.OfThread<float>(thread, scratch_elements);
       SumTile(thread, row_tile, column_tile, scratch, tile_elements);
     });
@@ -113,6 +118,8 @@ class TiledProduct {
   // order than others, among which the distance of rows makes no difference.
   static constexpr int64_t kApart = 16;
 
+  bool adds_tiles() const { return uses_dnnl_ && product_.count() > 1; }
+
   GemmShape TileShapeOf(bool last_row, bool last_column) const {
     return {
         .m = last_row ? m_ - (row_tiles_ - 1) * tile_.rows : tile_.rows,
@@ -123,6 +130,7 @@ class TiledProduct {
         .ldc = c_stride_,
         .a_transposed = a_.transposed,
         .b_transposed = b_.transposed,
+        .terms = uses_dnnl_ ? 1 : product_.count(),
         .input = product_.a().dtype(),
         .output = product_.c.dtype(),
         .accumulate = product_.accumulate,
@@ -136,14 +144,17 @@ class TiledProduct {
                ElementSize(product_.c.dtype());
   }
 
-  void Multiply(const TileGemms& gemms, int thread, int64_t term, int64_t row_tile,
-                int64_t column_tile, void* to) const {
+  void Multiply(const TileGemms& gemms, int thread, std::span<const MatMulOperands> terms,
+                int64_t row_tile, int64_t column_tile, void* to) const {
     const int64_t size = ElementSize(product_.a().dtype());
     const int64_t row = row_tile * tile_.rows, column = column_tile * tile_.columns;
     const Gemm& gemm = *gemms[row_tile == row_tiles_ - 1][column_tile == column_tiles_ - 1];
-    const MatMulOperands& operands = product_.terms[term];
-    gemm.Run(thread, operands.a.as<char>() + row * (a_.transposed ? 1 : a_.leading) * size,
-             operands.b.as<char>() + column * (b_.transposed ? b_.leading : 1) * size, to,
+    std::vector<GemmOperands> operands;
+    for (const MatMulOperands& term : terms) {
+      operands.push_back({term.a.as<char>() + row * (a_.transposed ? 1 : a_.leading) * size,
+                          term.b.as<char>() + column * (b_.transposed ? b_.leading : 1) * size});
+    }
+    gemm.Run(thread, operands, to,
              product_.bias.empty() ? nullptr : product_.bias.as<char>() + column * size);
   }
 
@@ -160,12 +171,13 @@ class TiledProduct {
     const int64_t columns = std::min(tile_.columns, n_ - column_tile * tile_.columns);
     for (int64_t term = 0; term < product_.count(); ++term) {
       const TreeStep step = StepOfTerm(term, product_.count());
+      const std::span<const MatMulOperands> operands = product_.terms.subspan(term, 1);
       if (step.merges == 0) {
-        Multiply(step.level() == 0 ? gemms_ : scratch_gemms_, thread, term, row_tile, column_tile,
-                 tiles.level(step.level()));
+        Multiply(step.level() == 0 ? gemms_ : scratch_gemms_, thread, operands, row_tile,
+                 column_tile, tiles.level(step.level()));
         continue;
       }
-      Multiply(scratch_gemms_, thread, term, row_tile, column_tile, scratch);
+      Multiply(scratch_gemms_, thread, operands, row_tile, column_tile, scratch);
       AddTerm(step, scratch, scratch_stride_, rows, columns, tiles);
     }
   }
@@ -175,6 +187,7 @@ class TiledProduct {
   Workspace& workspace_;
   const MatrixLayout a_, b_;
   const int64_t m_, n_;
+  const bool uses_dnnl_;
   const TileShape tile_;
   const int64_t row_tiles_, column_tiles_;
   const int64_t c_stride_, scratch_stride_;

@@ -1,39 +1,13 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CPU_TREE_H_
 #define TESSERA_COMPUTE_KERNELS_CPU_TREE_H_
 
-// Sums in the tree T(0, n) of communicator.h's ReduceOp, of terms that are computed one after the
-// other. Partial sums are kept on levels, one per set bit of the number of terms, with the largest
-// part of the tree on level 0.
+// Tiles of a sum in a tree (gemm/tree_steps.h).
 
-#include <algorithm>
-#include <bit>
 #include <cstdint>
 
+#include "compute/kernels/cpu/gemm/tree_steps.h"
+
 namespace tessera {
-
-// How to add one term: the last `merges` of the `occupied` levels are added to the term, the last
-// first, and the result is stored on level().
-struct TreeStep {
-  int occupied = 0;
-  int merges = 0;
-
-  int level() const { return occupied - merges; }
-};
-
-inline TreeStep StepOfTerm(int64_t term, int64_t terms) {
-  const uint64_t bits = static_cast<uint64_t>(term);
-  const int occupied = std::popcount(bits);
-  return {occupied, term == terms - 1 ? occupied : std::countr_one(bits)};
-}
-
-// Returns the number of levels of a tree with that many terms.
-inline int TreeLevels(int64_t terms) {
-  int levels = 1;
-  for (int64_t term = 0; term < terms; ++term) {
-    levels = std::max(levels, StepOfTerm(term, terms).level() + 1);
-  }
-  return levels;
-}
 
 // Addresses of the tiles of the levels: level 0 in the result, the others in scratch memory.
 struct TreeTiles {

@@ -6,6 +6,10 @@
 // packing costs little even where there are few rows. (For AMX they also pack it, and fetch that of
 // the one after it.) Each part of k continues the sums that the part before it left in c, or in
 // scratch where c is not fp32.
+//
+// A sum of several terms takes fewer columns at once, and for them one term after the other, so
+// that the tiles of the tree's levels stay in the second-level cache, in scratch, until the last
+// term adds them to c. Rows stay packed for all terms and columns if they fit there, too.
 
 #include "compute/kernels/cpu/gemm/gemm.h"
 
@@ -15,10 +19,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "base/checked_math.h"
 #include "compute/kernels/cpu/gemm/kernels.h"
+#include "compute/kernels/cpu/gemm/tree_steps.h"
 #include "layout/dtype.h"
 #include "tensor/bfloat16.h"
 
@@ -33,6 +39,7 @@ constexpr int64_t kWordBytes = 4, kLine = 16, kLineBytes = 64;  // a cache's lin
 constexpr int64_t kMostColumns = 32;                            // of a tile
 constexpr int64_t kTileWords = kMostRows * kMostColumns;
 constexpr int64_t kMostPackedColumns = 4096;  // at once: they lie in the last cache
+constexpr int64_t kFewRows = 128;             // for which columns would have to be packed again
 // Rows so far apart, in bytes, or a multiple of it, compete for the same few places of a cache.
 constexpr int64_t kCrowded = 2048;
 
@@ -63,21 +70,31 @@ int64_t SecondLevelCache() {
 }  // namespace
 
 struct ChainGemm::Call {
-  const void* a;
-  const void* b;
+  std::span<const GemmOperands> terms;
   void* c;
   const void* bias;
   uint32_t* rows;     // packed
   uint32_t* columns;  // packed
   float* sums;        // [m, columns] if sums are apart
   float* tiles;       // [tiles_, kTileWords]
+  float* levels;      // of the tree, level_words_ each, a tile after the other
 };
 
-// A part of k for some columns.
+// A part of a term's k for some columns.
 struct ChainGemm::Part {
   int64_t column, columns;
-  int64_t k, depth;
-  bool is_first, is_last;
+  int64_t term, k, depth;
+  bool is_first, is_last;  // of the term
+  int64_t index;           // of its first panel of columns, among those of all parts
+};
+
+// A panel of columns in a part, and the block of row panels by which it is multiplied.
+struct ChainGemm::Panel {
+  bool exists() const { return column < part.columns; }
+
+  Part part;
+  int64_t column;
+  int64_t first, end;
 };
 
 // Some steps of a part, in which a panel of columns stays in the first-level cache. The sums of its
@@ -90,21 +107,30 @@ struct ChainGemm::Stage {
 ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
     : shape_(shape), kernels_(kernels) {
   CHECK(!shape.b_packed && shape.m > 0 && shape.n > 0 && shape.k > 0);
+  const bool adds = shape.terms > 1;
+  CHECK(!adds || (shape.output == DType::kF32 && !shape.accumulate && !shape.bias));
   // A block of rows takes half of the second-level cache; a panel of columns passes through it.
-  const int64_t quantum = std::max<int64_t>(kernels_.block, 8);
+  const int64_t quantum = std::max<int64_t>(kernels_.block, 8), half = SecondLevelCache() / 2;
   depth_ = std::min(shape.k, PartOf(shape.k, kernels_.most_steps * kernels_.k_per_step, quantum));
-  const int64_t steps = Steps(depth_);
+  const int64_t steps = Steps(depth_), parts = shape.terms * CeilDivide(shape.k, depth_);
   panel_rows_ = PartOf(shape.m, kernels_.rows, kernels_.height);
   row_panels_ = (shape.m + panel_rows_ - 1) / panel_rows_;
   row_panel_words_ = kernels_.rows * steps + kSlack;
-  const int64_t most_panels =
-      std::max<int64_t>(1, SecondLevelCache() / 2 / (row_panel_words_ * kWordBytes));
-  panels_of_block_ = PartOf(row_panels_, most_panels, 1);
-  keeps_columns_ = panels_of_block_ < row_panels_;
+  int64_t most_panels = half / (row_panel_words_ * kWordBytes);
+  keeps_rows_ = adds && most_panels / parts * kernels_.rows >= std::min(kFewRows, shape.m);
+  if (keeps_rows_) most_panels /= parts;
+  panels_of_block_ = PartOf(row_panels_, std::max<int64_t>(1, most_panels), 1);
+  keeps_columns_ = !adds && panels_of_block_ < row_panels_;
   takes_columns_ =
       kernels_.takes_columns && !shape.b_transposed && shape.ldb * kWordBytes % kCrowded != 0;
   sums_apart_ = shape.output != DType::kF32 && depth_ < shape.k;
-  columns_ = std::min(shape.n, PartOf(shape.n, kMostPackedColumns, kernels_.columns));
+  // A level of a tree takes a quarter of that cache, or half where rows are packed again for the
+  // next columns.
+  const int64_t most_level = (keeps_rows_ ? half / 2 : half) / kWordBytes;
+  const int64_t most_columns = adds ? std::clamp(most_level / (panels_of_block_ * panel_rows_),
+                                                 kernels_.columns, kMostPackedColumns)
+                                    : kMostPackedColumns;
+  columns_ = std::min(shape.n, PartOf(shape.n, most_columns, kernels_.columns));
   row_words_ = RoundUp(panels_of_block_ * row_panel_words_, kLine);
   const int64_t kept = keeps_columns_             ? RoundUp(columns_, kernels_.columns)
                        : kernels_.packs_meanwhile ? 2 * kernels_.columns
@@ -115,7 +141,12 @@ ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
   const int64_t most_steps = kernels_.stage_steps == 0 ? steps : kernels_.stage_steps;
   stage_steps_ = PartOf(steps, most_steps, gemm::kBlock / kernels_.k_per_step);
   tiles_ = stage_steps_ < steps ? panels_of_block_ : 1;
-  scratch_words_ = row_words_ + column_words_ + sum_words_ + tiles_ * kTileWords;
+  level_tile_words_ = RoundUp(kernels_.rows * kernels_.columns, kLine);
+  level_words_ = panels_of_block_ * CeilDivide(columns_, kernels_.columns) * level_tile_words_;
+  all_row_words_ = keeps_rows_ ? parts * row_words_ : row_words_;
+  scratch_words_ = all_row_words_ + column_words_ + sum_words_ + tiles_ * kTileWords;
+  // A chain that passes from part to part has a place behind the levels.
+  if (adds) scratch_words_ += (TreeLevels(shape.terms) + (depth_ < shape.k ? 1 : 0)) * level_words_;
 
   const int64_t size = ElementSize(shape.input);
   const int64_t lines = shape.b_transposed ? kernels_.columns : depth_;
@@ -129,107 +160,152 @@ int64_t ChainGemm::Steps(int64_t depth) const {
   return RoundUp(depth, kernels_.block) / kernels_.k_per_step;
 }
 
-void ChainGemm::Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const {
+void ChainGemm::Run(std::span<const GemmOperands> terms, void* c, const void* bias,
+                    void* scratch) const {
+  DCHECK_EQ(static_cast<int64_t>(terms.size()), shape_.terms);
   const gemm::FlushSubnormals flush(shape_.input == DType::kBF16);
   if (kernels_.begin != nullptr) kernels_.begin();
-  Call call = {.a = a, .b = b, .c = c, .bias = bias};
+  Call call = {.terms = terms, .c = c, .bias = bias};
   call.rows = static_cast<uint32_t*>(scratch);
-  call.columns = call.rows + row_words_;
+  call.columns = call.rows + all_row_words_;
   call.sums = reinterpret_cast<float*>(call.columns + column_words_);
   call.tiles = call.sums + sum_words_;
-  for (int64_t column = 0; column < shape_.n; column += columns_) {
-    for (int64_t k = 0; k < shape_.k; k += depth_) {
-      RunPart(call, {.column = column,
-                     .columns = std::min(columns_, shape_.n - column),
-                     .k = k,
-                     .depth = std::min(depth_, shape_.k - k),
-                     .is_first = k == 0,
-                     .is_last = k + depth_ >= shape_.k});
+  call.levels = call.tiles + tiles_ * kTileWords;
+  const int64_t most = keeps_columns_ ? row_panels_ : panels_of_block_;
+  for (int64_t first = 0; first < row_panels_; first += most) {
+    for (Part part = PartAt(0, 0, 0, 0); part.columns > 0; part = After(part)) {
+      RunPart(call, part, first, std::min(first + most, row_panels_));
     }
   }
   if (kernels_.end != nullptr) kernels_.end();
 }
 
-void ChainGemm::RunPart(const Call& call, const Part& part) const {
-  for (int64_t first = 0; first < row_panels_; first += panels_of_block_) {
-    const int64_t end = std::min(first + panels_of_block_, row_panels_);
-    PackRows(call, part, first, end);
-    for (int64_t column = 0; column < part.columns; column += kernels_.columns) {
-      RunColumns(call, part, first, end, column);
+ChainGemm::Part ChainGemm::PartAt(int64_t column, int64_t term, int64_t k, int64_t index) const {
+  return {.column = column,
+          .columns = std::min(columns_, shape_.n - column),
+          .term = term,
+          .k = k,
+          .depth = std::min(depth_, shape_.k - k),
+          .is_first = k == 0,
+          .is_last = k + depth_ >= shape_.k,
+          .index = index};
+}
+
+// After the last part is one without columns.
+ChainGemm::Part ChainGemm::After(const Part& part) const {
+  const int64_t index = part.index + CeilDivide(part.columns, kernels_.columns);
+  if (!part.is_last) return PartAt(part.column, part.term, part.k + depth_, index);
+  if (part.term + 1 < shape_.terms) return PartAt(part.column, part.term + 1, 0, index);
+  return PartAt(part.column + columns_, 0, 0, index);
+}
+
+// Returns the panel that is packed after this one; none behind columns that are kept.
+ChainGemm::Panel ChainGemm::After(const Panel& panel) const {
+  Panel next = panel;
+  next.column += kernels_.columns;
+  if (!next.exists() && panel.exists() && !keeps_columns_) {
+    next.part = After(panel.part);
+    next.column = 0;
+  }
+  return next;
+}
+
+void ChainGemm::RunPart(const Call& call, const Part& part, int64_t first, int64_t last) const {
+  for (int64_t row = first; row < last; row += panels_of_block_) {
+    Panel columns = {part, 0, row, std::min(row + panels_of_block_, last)};
+    if (!keeps_rows_ || part.column == 0) PackRows(call, columns);
+    for (; columns.exists(); columns.column += kernels_.columns) {
+      RunColumns(call, columns, /*packs=*/row == first);
     }
   }
 }
 
-uint32_t* ChainGemm::Packed(const Call& call, const Part& part, int64_t column) const {
-  const int64_t kept = keeps_columns_ ? column : column % (2 * kernels_.columns);
-  return call.columns + (keeps_columns_ || kernels_.packs_meanwhile ? kept * Steps(part.depth) : 0);
+uint32_t* ChainGemm::PackedColumns(const Call& call, const Panel& columns) const {
+  const int64_t index = columns.part.index + columns.column / kernels_.columns;
+  if (keeps_columns_) return call.columns + columns.column * Steps(columns.part.depth);
+  return call.columns +
+         (kernels_.packs_meanwhile ? index % 2 * kernels_.columns * Steps(depth_) : 0);
 }
 
-void ChainGemm::RunColumns(const Call& call, const Part& part, int64_t first, int64_t end,
-                           int64_t column) const {
-  const int64_t steps = Steps(part.depth), width = WidthOf(part, column);
-  uint32_t* const packed = Packed(call, part, column);
-  const gemm::Source source = Columns(call, part, column);
+uint32_t* ChainGemm::PackedRows(const Call& call, const Panel& columns, int64_t panel) const {
+  const Part& part = columns.part;
+  const int64_t parts_before = part.term * CeilDivide(shape_.k, depth_) + part.k / depth_;
+  return call.rows + (keeps_rows_ ? parts_before * row_words_ : 0) +
+         (panel - columns.first) * row_panel_words_;
+}
+
+void ChainGemm::RunColumns(const Call& call, const Panel& columns, bool packs) const {
+  const Part& part = columns.part;
+  const int64_t steps = Steps(part.depth), width = WidthOf(part, columns.column);
+  uint32_t* const packed = PackedColumns(call, columns);
+  const gemm::Source source = Columns(call, columns);
   const bool as_they_lie = takes_columns_ && source.width == width;
-  const bool meanwhile = kernels_.packs_meanwhile && first == 0;
-  if (first == 0 && !as_they_lie && (column == 0 || !meanwhile)) {
-    kernels_.pack_columns(source, part.depth, width, packed);
-  }
-  const int64_t next = column + kernels_.columns;
+  const bool meanwhile = kernels_.packs_meanwhile && packs;
+  const bool is_packed =
+      !packs || (meanwhile && (columns.column > 0 || (part.index > 0 && !keeps_columns_)));
+  if (!is_packed && !as_they_lie) kernels_.pack_columns(source, part.depth, width, packed);
+  const Panel next = After(columns);
   gemm::Packing packing = {};
-  if (meanwhile && next < part.columns) {
-    packing = {.source = Columns(call, part, next),
-               .depth = part.depth,
-               .stride = WidthOf(part, next),
-               .to = Packed(call, part, next)};
+  if (meanwhile && next.exists()) {
+    packing = {.source = Columns(call, next),
+               .depth = next.part.depth,
+               .stride = WidthOf(next.part, next.column),
+               .to = PackedColumns(call, next)};
   }
   // What the next columns need is fetched meanwhile, a part by each tile; where these are packed,
   // what those after them need.
-  const int64_t fetched = meanwhile ? next + kernels_.columns : next;
-  const bool from_source = first == 0 || takes_columns_;
+  const Panel fetched = meanwhile ? After(next) : next;
+  const bool from_source = packs || takes_columns_;
   const void* ahead = nullptr;
-  if (fetched < part.columns) {
-    ahead = from_source ? Columns(call, part, fetched).first : Packed(call, part, fetched);
+  if (fetched.exists()) {
+    ahead = from_source ? Columns(call, fetched).first : PackedColumns(call, fetched);
   }
   const std::vector<int64_t>& lines = from_source ? source_lines_ : packed_lines_;
   const int64_t most_fetched = static_cast<int64_t>(lines.size() - no_lines_.size());
-  const int64_t pieces = packing.to == nullptr ? 0 : packing.stride * steps / gemm::kPieceWords;
-  const int64_t all_steps = (end - first) * steps;
+  const int64_t pieces =
+      packing.to == nullptr ? 0 : packing.stride * Steps(packing.depth) / gemm::kPieceWords;
+  const int64_t all_steps = (columns.end - columns.first) * steps;
   int64_t done = 0;  // steps of tiles
   for (int64_t step = 0; step < steps; step += stage_steps_) {
     const int64_t count = std::min(stage_steps_, steps - step);
     const Stage stage = {step, count, step == 0, step + count == steps};
-    for (int64_t panel = first; panel < end; ++panel, done += count) {
+    for (int64_t panel = columns.first; panel < columns.end; ++panel, done += count) {
       const int64_t line = std::min(done / gemm::kStepsOfAhead, most_fetched);
       const int64_t height = RoundUp(RowsOf(panel), kernels_.height);
       packing.piece = pieces * done / all_steps;
       packing.end = pieces * (done + count) / all_steps;
-      gemm::Tile tile = {
-          .steps = count,
-          .a = call.rows + (panel - first) * row_panel_words_ + step * height,
-          .b = as_they_lie ? static_cast<const uint32_t*>(source.first) : packed + step * width,
-          .b_stride = as_they_lie ? shape_.ldb : width,
-          .to = call.tiles + (panel - first) % tiles_ * kTileWords,
-          .ahead = ahead == nullptr ? packed : ahead,
-          .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + line,
-          .packing = packing};
-      MultiplyTile(call, part, stage, panel, column, tile);
+      gemm::Tile tile = {.steps = count,
+                         .a = PackedRows(call, columns, panel) + step * height,
+                         .b = as_they_lie
+                                  ? static_cast<const uint32_t*>(source.first) + step * shape_.ldb
+                                  : packed + step * width,
+                         .b_stride = as_they_lie ? shape_.ldb : width,
+                         .to = call.tiles + (panel - columns.first) % tiles_ * kTileWords,
+                         .ahead = ahead == nullptr ? packed : ahead,
+                         .ahead_offsets = ahead == nullptr ? no_lines_.data() : lines.data() + line,
+                         .packing = packing};
+      if (shape_.terms > 1) {
+        MultiplyTerm(call, columns, stage, panel, tile);
+      } else {
+        MultiplyTile(call, columns, stage, panel, tile);
+      }
     }
   }
 }
 
 // Where rows lie side by side, packs a few k of all panels, whose memory is one piece, before the
 // next few.
-void ChainGemm::PackRows(const Call& call, const Part& part, int64_t first, int64_t end) const {
+void ChainGemm::PackRows(const Call& call, const Panel& columns) const {
+  const Part& part = columns.part;
   const int64_t most = shape_.a_transposed ? 2 * gemm::kBlock : part.depth;
   for (int64_t k = 0; k < part.depth; k += most) {
     Part few = part;
     few.k += k;
-    for (int64_t panel = first; panel < end; ++panel) {
+    for (int64_t panel = columns.first; panel < columns.end; ++panel) {
       const gemm::Source rows = Rows(call, few, panel);
       const int64_t stride = RoundUp(rows.width, kernels_.height);
       kernels_.pack_rows(rows, std::min(most, part.depth - k), stride,
-                         call.rows + (panel - first) * row_panel_words_ + Steps(k) * stride);
+                         PackedRows(call, columns, panel) + Steps(k) * stride);
     }
   }
 }
@@ -246,31 +322,74 @@ int64_t ChainGemm::RowsOf(int64_t panel) const {
 gemm::Source ChainGemm::Rows(const Call& call, const Part& part, int64_t panel) const {
   const int64_t row = panel * panel_rows_;
   const int64_t at = shape_.a_transposed ? part.k * shape_.lda + row : row * shape_.lda + part.k;
-  return {.first = static_cast<const char*>(call.a) + at * ElementSize(shape_.input),
-          .leading = shape_.lda,
-          .k_dense = !shape_.a_transposed,
-          .width = RowsOf(panel),
-          .available = shape_.m - row};
+  return {
+      .first = static_cast<const char*>(call.terms[part.term].a) + at * ElementSize(shape_.input),
+      .leading = shape_.lda,
+      .k_dense = !shape_.a_transposed,
+      .width = RowsOf(panel),
+      .available = shape_.m - row};
 }
 
-gemm::Source ChainGemm::Columns(const Call& call, const Part& part, int64_t column) const {
-  const int64_t first = part.column + column;
+gemm::Source ChainGemm::Columns(const Call& call, const Panel& columns) const {
+  const Part& part = columns.part;
+  const int64_t first = part.column + columns.column;
   const int64_t at =
       shape_.b_transposed ? first * shape_.ldb + part.k : part.k * shape_.ldb + first;
-  return {.first = static_cast<const char*>(call.b) + at * ElementSize(shape_.input),
-          .leading = shape_.ldb,
-          .k_dense = shape_.b_transposed,
-          .width = std::min(kernels_.columns, part.columns - column),
-          .available = shape_.n - first};
+  return {
+      .first = static_cast<const char*>(call.terms[part.term].b) + at * ElementSize(shape_.input),
+      .leading = shape_.ldb,
+      .k_dense = shape_.b_transposed,
+      .width = std::min(kernels_.columns, part.columns - columns.column),
+      .available = shape_.n - first};
 }
 
-void ChainGemm::MultiplyTile(const Call& call, const Part& part, const Stage& stage, int64_t panel,
-                             int64_t column, gemm::Tile& tile) const {
+gemm::MultiplyFunction ChainGemm::MultiplyOf(const Panel& columns, int64_t panel) const {
+  const bool whole = WidthOf(columns.part, columns.column) == kernels_.columns;
+  return kernels_.multiply[(RowsOf(panel) - 1) / kernels_.height][whole ? 1 : 0];
+}
+
+// The chain of a term grows behind the levels that are occupied; what it becomes is added to those
+// with which the tree merges it.
+void ChainGemm::MultiplyTerm(const Call& call, const Panel& columns, const Stage& stage,
+                             int64_t panel, gemm::Tile& tile) const {
+  const Part& part = columns.part;
+  const TreeStep step = StepOfTerm(part.term, shape_.terms);
+  const int64_t width = WidthOf(part, columns.column), rows = RowsOf(panel);
+  const int64_t tile_index =
+      columns.column / kernels_.columns * panels_of_block_ + panel - columns.first;
+  const auto level = [&](int index) {
+    return call.levels + index * level_words_ + tile_index * level_tile_words_;
+  };
+  const bool ends = stage.is_last && part.is_last, merges = step.merges > 0;
+  float* const through = tile.to;
+  float* const c =
+      static_cast<float*>(call.c) + panel * panel_rows_ * shape_.ldc + part.column + columns.column;
+  const bool into_c = ends && part.term + 1 == shape_.terms;
+  if (into_c) tile.next = c, tile.next_rows = rows, tile.next_stride = shape_.ldc;
+  tile.from = !stage.is_first ? through : part.is_first ? nullptr : level(step.occupied);
+  tile.to = !stage.is_last || (ends && merges) ? through : level(step.occupied);
+  tile.from_stride = tile.to_stride = width;
+  MultiplyOf(columns, panel)(tile);
+  if (!ends || !merges) return;
+  const gemm::FlushSubnormals numbers(/*flush=*/false);
+  kernels_.add({.tile = through,
+                .last_level = level(step.occupied - 1),
+                .level_words = level_words_,
+                .levels = step.merges,
+                .stride = width,
+                .rows = rows,
+                .columns = std::min(kernels_.columns, part.columns - columns.column),
+                .to = into_c ? c : level(step.level()),
+                .to_stride = into_c ? shape_.ldc : width});
+}
+
+void ChainGemm::MultiplyTile(const Call& call, const Panel& columns_of, const Stage& stage,
+                             int64_t panel, gemm::Tile& tile) const {
+  const Part& part = columns_of.part;
+  const int64_t column = columns_of.column;
   const int64_t row = panel * panel_rows_, rows = RowsOf(panel);
   const int64_t columns = std::min(kernels_.columns, part.columns - column);
   const int64_t width = WidthOf(part, column);
-  const gemm::MultiplyFunction multiply =
-      kernels_.multiply[(rows - 1) / kernels_.height][width == kernels_.columns ? 1 : 0];
   const bool fp32 = shape_.output == DType::kF32;
   void* const result = static_cast<char*>(call.c) +
                        (row * shape_.ldc + part.column + column) * ElementSize(shape_.output);
@@ -307,7 +426,7 @@ void ChainGemm::MultiplyTile(const Call& call, const Part& part, const Stage& st
   }
   if (stage.is_first && !continues) tile.from = nullptr;
   if (!stage.is_last || !whole || finish) tile.to = through, tile.to_stride = width;
-  multiply(tile);
+  MultiplyOf(columns_of, panel)(tile);
   if (!stage.is_last) return;
   if (finish) {
     const char* const added = static_cast<const char*>(call.bias);

@@ -25,9 +25,13 @@
 // instruction is used if the processor has it and, at the program's start, it gives the bits of a
 // model (amx-inl.h). VDPBF16PS (AVX-512) computes two multiply-adds of a chain, with the same
 // rounding and flushing, from operands whose pairs are packed as (0, 2), (4, 6), ...; every other
-// processor computes them one by one from widened numbers. Without a multiply-add in hardware
+// processor, and one whose multiply-adds of fp32 are faster, computes them one by one from widened
+// numbers. Without a multiply-add in hardware
 // (SSE4), an `exact` product composes it of fp64 operations, which takes many times as long; any
 // other product uses a multiplication and an addition, which do not give the bits of the contract.
+//
+// A sum of products, of `terms` terms in fp32, adds them in the tree T(0, terms) of
+// communicator.h's ReduceOp, after each is complete; in these additions subnormals are numbers.
 //
 // So a product may be cut along m and n, and along k where the cut is a multiple of 32 (fp32:
 // anywhere): the sum of the parts, each of which accumulates to the one before in fp32, is the
@@ -38,6 +42,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "compute/kernels/cpu/gemm/kernels.h"
@@ -60,6 +65,7 @@ struct GemmShape {
   int64_t ldc = 0;
   bool a_transposed = false;
   bool b_transposed = false;
+  int64_t terms = 1;      // ours only; with several, c is fp32, without `accumulate` and `bias`
   bool b_packed = false;  // oneDNN's products only: bf16, in the layout of matmul_pack.h
   DType input = DType::kF32;
   DType output = DType::kF32;  // fp32, or bf16 as the input
@@ -69,8 +75,14 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-// A product, ready to run on any thread. Keeps no operand, so it may run on several threads at
-// once.
+// The operands of a term.
+struct GemmOperands {
+  const void* a = nullptr;
+  const void* b = nullptr;
+};
+
+// A product, or a sum of them, ready to run on any thread. Keeps no operand, so it may run on
+// several threads at once.
 class ChainGemm {
  public:
   // Computes by the contract if `exact`, else in the processor's fastest order: fp32 by the
@@ -84,25 +96,36 @@ class ChainGemm {
   int64_t scratch_bytes() const { return scratch_words_ * static_cast<int64_t>(sizeof(float)); }
 
   // Computes the product on the calling thread alone. Reads and writes no element outside the
-  // operands. `scratch` begins on a cache line.
-  void Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const;
+  // operands, of which there are as many as the shape has terms. `scratch` begins on a cache line.
+  void Run(std::span<const GemmOperands> terms, void* c, const void* bias, void* scratch) const;
+  void Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const {
+    const GemmOperands term = {a, b};
+    Run({&term, 1}, c, bias, scratch);
+  }
 
  private:
   struct Call;
   struct Part;
+  struct Panel;
   struct Stage;
 
-  void RunPart(const Call& call, const Part& part) const;
-  void RunColumns(const Call& call, const Part& part, int64_t first, int64_t end,
-                  int64_t column) const;
-  uint32_t* Packed(const Call& call, const Part& part, int64_t column) const;
+  Part PartAt(int64_t column, int64_t term, int64_t k, int64_t index) const;
+  Part After(const Part& part) const;
+  Panel After(const Panel& panel) const;
+  void RunPart(const Call& call, const Part& part, int64_t first, int64_t last) const;
+  void RunColumns(const Call& call, const Panel& columns, bool packs) const;
+  uint32_t* PackedColumns(const Call& call, const Panel& columns) const;
+  uint32_t* PackedRows(const Call& call, const Panel& columns, int64_t panel) const;
   int64_t RowsOf(int64_t panel) const;
   gemm::Source Rows(const Call& call, const Part& part, int64_t panel) const;
-  gemm::Source Columns(const Call& call, const Part& part, int64_t column) const;
-  void PackRows(const Call& call, const Part& part, int64_t first, int64_t end) const;
+  gemm::Source Columns(const Call& call, const Panel& columns) const;
+  void PackRows(const Call& call, const Panel& columns) const;
   int64_t WidthOf(const Part& part, int64_t column) const;
-  void MultiplyTile(const Call& call, const Part& part, const Stage& stage, int64_t panel,
-                    int64_t column, gemm::Tile& tile) const;
+  gemm::MultiplyFunction MultiplyOf(const Panel& columns, int64_t panel) const;
+  void MultiplyTile(const Call& call, const Panel& columns, const Stage& stage, int64_t panel,
+                    gemm::Tile& tile) const;
+  void MultiplyTerm(const Call& call, const Panel& columns, const Stage& stage, int64_t panel,
+                    gemm::Tile& tile) const;
   int64_t Steps(int64_t depth) const;
 
   const GemmShape shape_;
@@ -113,11 +136,14 @@ class ChainGemm {
   int64_t panel_rows_ = 0, row_panels_ = 0;
   int64_t panels_of_block_ = 0;  // of rows that are packed at once
   bool keeps_columns_ = false;   // several blocks of rows use them
+  bool keeps_rows_ = false;      // several blocks of columns use them, in all terms
   bool takes_columns_ = false;   // whole panels of b are used as they lie
   bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
   int64_t sums_stride_ = 0;      // from one row of them to the next
   int64_t tiles_ = 0;            // whose sums pass through scratch
-  int64_t row_panel_words_ = 0, row_words_ = 0, column_words_ = 0, sum_words_ = 0;  // of scratch
+  // Of scratch; row_words_ of a part.
+  int64_t row_panel_words_ = 0, row_words_ = 0, all_row_words_ = 0, column_words_ = 0;
+  int64_t sum_words_ = 0, level_tile_words_ = 0, level_words_ = 0;
   int64_t scratch_words_ = 0;
   // Cache lines of a panel of b before it is packed and after, relative to its beginning.
   std::vector<int64_t> source_lines_, packed_lines_, no_lines_;

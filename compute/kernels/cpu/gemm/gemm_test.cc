@@ -161,6 +161,55 @@ class ChainGemmTest : public ::testing::Test {
     return wrong;
   }
 
+  // The number of sums of products that differ from products of one term, added in the tree.
+  template <typename In>
+  int64_t WrongSums(int64_t m, int64_t n, int64_t k, int64_t terms, int variant, bool tiny) {
+    GemmShape shape = {.m = m, .n = n, .k = k};
+    shape.input = sizeof(In) == 4 ? DType::kF32 : DType::kBF16;
+    shape.a_transposed = variant & 1;
+    shape.b_transposed = variant & 2;
+    shape.lda = shape.a_transposed ? m : k;
+    shape.ldb = shape.b_transposed ? k : n;
+    shape.ldc = n + (variant & 4 ? 3 : 0);
+    const Guarded<In> a(terms * m * k, true), b(terms * k * n, true);
+    const Guarded<float> c(m * shape.ldc - (shape.ldc - n), variant & 4);
+    Fill(a, tiny), Fill(b, tiny);
+    std::vector<GemmOperands> operands;
+    for (int64_t i = 0; i < terms; ++i) {
+      operands.push_back({a.data() + i * m * k, b.data() + i * k * n});
+    }
+    int64_t wrong = 0;
+    const auto run = [&](const auto& gemm_of) {
+      std::vector<std::vector<float>> parts(terms, std::vector<float>(c.size()));
+      const ChainGemm one = gemm_of(shape);
+      GemmShape of_all = shape;
+      of_all.terms = terms;
+      const ChainGemm sum = gemm_of(of_all);
+      scratch_.resize(std::max(one.scratch_bytes(), sum.scratch_bytes()) / 64 + 2);
+      for (int64_t i = 0; i < terms; ++i) {
+        one.Run(operands[i].a, operands[i].b, parts[i].data(), nullptr, scratch_.data());
+      }
+      for (int64_t step = 1; step < terms; step *= 2) {
+        for (int64_t i = 0; i + step < terms; i += 2 * step) {
+          for (int64_t j = 0; j < c.size(); ++j) parts[i][j] += parts[i + step][j];
+        }
+      }
+      std::fill_n(c.data(), c.size(), 0.0f);
+      sum.Run(operands, c.data(), nullptr, scratch_.data());
+      for (int64_t i = 0; i < c.size(); ++i) {
+        wrong += std::memcmp(&parts[0][i], &c[i], sizeof(float)) != 0 ? 1 : 0;
+      }
+    };
+    ForEachTarget([&](const char*) {
+      run([](const GemmShape& of) { return ChainGemm(of, /*exact=*/true); });
+      const gemm::Kernels* const amx = gemm::AmxKernels(/*modeled=*/true);
+      if (sizeof(In) == 2 && amx != nullptr) {
+        run([&](const GemmShape& of) { return ChainGemm(of, *amx); });
+      }
+    });
+    return wrong;
+  }
+
   void ExpectContract(int64_t m, int64_t n, int64_t k, int variant, bool tiny) {
     SCOPED_TRACE(::testing::Message() << m << "x" << n << "x" << k << " variant " << variant
                                       << (tiny ? ", tiny numbers" : ""));
@@ -228,6 +277,25 @@ TEST_F(ChainGemmTest, HasTheBitsOfTheContractInLargeShapes) {
     ExpectContract(few, few, many, variant, variant % 3 == 0);
     ExpectContract(few, many, 40, variant, false);
   }
+}
+
+// Sums whose rows are packed once, or again for each block of columns; terms of one part of k, or
+// of several; numbers whose products are normal and whose sums are not.
+TEST_F(ChainGemmTest, AddsTermsInTheTree) {
+  struct Case {
+    int64_t m, n, k;
+  };
+  for (const Case& c : {Case{3, 20, 40}, Case{70, 50, 33}, Case{33, 400, 64}, Case{40, 35, 1100}}) {
+    for (const int64_t terms : {2, 3, 4, 7}) {
+      const int variant = static_cast<int>(random_() % 8);
+      const bool tiny = random_() % 2 == 0;
+      SCOPED_TRACE(::testing::Message() << terms << " * " << c.m << "x" << c.n << "x" << c.k
+                                        << " variant " << variant << (tiny ? ", tiny" : ""));
+      EXPECT_EQ(WrongSums<float>(c.m, c.n, c.k, terms, variant, tiny), 0) << "fp32";
+      EXPECT_EQ(WrongSums<BFloat16>(c.m, c.n, c.k, terms, variant, tiny), 0) << "bf16";
+    }
+  }
+  EXPECT_EQ(WrongSums<BFloat16>(300, 300, 40, 40, 1, false), 0) << "rows that do not stay";
 }
 
 // Products in the processor's fastest order.

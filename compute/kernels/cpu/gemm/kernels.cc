@@ -239,6 +239,50 @@ void Finish(const float* tile, int64_t tile_stride, int64_t rows, int64_t column
   }
 }
 
+#if HWY_TARGET <= HWY_AVX3
+// Finish<BFloat16, BFloat16>() by VCVTNE2PS2BF16, which takes subnormals for zeros: products have
+// none.
+void FinishByInstruction(const float* tile, int64_t tile_stride, int64_t rows, int64_t columns,
+                         const void* bias, void* to, int64_t to_stride) {
+  if (columns != 2 * kVectorLanes) {
+    return Finish<BFloat16, BFloat16>(tile, tile_stride, rows, columns, bias, to, to_stride);
+  }
+  const BFloat16 none[2 * kVectorLanes] = {};
+  const auto* const addend = bias == nullptr ? none : static_cast<const BFloat16*>(bias);
+  const FloatRegister low_addend = LoadNumbers(addend);
+  const FloatRegister high_addend = LoadNumbers(addend + kVectorLanes);
+  auto* out = static_cast<BFloat16*>(to);
+  for (int64_t row = 0; row < rows; ++row, tile += tile_stride, out += to_stride) {
+    FloatRegister low = LoadFloats(tile), high = LoadFloats(tile + kVectorLanes);
+    if (bias != nullptr) low = hn::Add(low, low_addend), high = hn::Add(high, high_addend);
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(low.raw) : "v"(low.raw), "v"(high.raw));
+    hn::StoreU(low, FloatTag(), reinterpret_cast<float*>(out));
+  }
+}
+#endif
+
+void AddLevels(const gemm::LevelSum& sum) {
+  constexpr int64_t kLanes = kVectorLanes;
+  for (int64_t row = 0; row < sum.rows; ++row) {
+    for (int64_t i = 0; i < sum.columns; i += kLanes) {
+      const int64_t at = row * sum.stride + i;
+      FloatRegister x = LoadFloats(sum.tile + at);
+      const float* level = sum.last_level + at;
+      for (int j = 0; j < sum.levels; ++j, level -= sum.level_words) {
+        x = hn::Add(LoadFloats(level), x);
+      }
+      float* const to = sum.to + row * sum.to_stride + i;
+      if (sum.columns - i >= kLanes) {
+        hn::StoreU(x, FloatTag(), to);
+      } else {
+        float last[kLanes];
+        hn::StoreU(x, FloatTag(), last);
+        std::memcpy(to, last, (sum.columns - i) * sizeof(float));
+      }
+    }
+  }
+}
+
 template <typename Step, int... kRow>
 constexpr gemm::Kernels Chains(int64_t k_per_step, gemm::PackFunction pack,
                                gemm::FinishFunction finish, gemm::FinishFunction round,
@@ -252,11 +296,13 @@ constexpr gemm::Kernels Chains(int64_t k_per_step, gemm::PackFunction pack,
           .pack_columns = pack,
           .takes_columns = pack == &PackWords<float>,
           .finish = {finish, round},
+          .add = AddLevels,
           .multiply = {{MultiplyChains<Step, kRow + 1, 1>, MultiplyChains<Step, kRow + 1, 2>}...}};
 }
 
 template <typename Step, int... kRow>
-constexpr gemm::Kernels Blocks(gemm::PackFunction pack, std::integer_sequence<int, kRow...>) {
+constexpr gemm::Kernels Blocks(gemm::PackFunction pack, gemm::FinishFunction round,
+                               std::integer_sequence<int, kRow...>) {
   return {.rows = kTileRows / 2,
           .columns = kTileVectors * kVectorLanes,
           .height = 1,
@@ -264,13 +310,15 @@ constexpr gemm::Kernels Blocks(gemm::PackFunction pack, std::integer_sequence<in
           .k_per_step = gemm::kBlock / Step::kStepsOfBlock,
           .pack_rows = pack,
           .pack_columns = pack,
-          .finish = {Finish<BFloat16, float>, Finish<BFloat16, BFloat16>},
+          .most_steps = 256,
+          .finish = {Finish<BFloat16, float>, round},
+          .add = AddLevels,
           .multiply = {{MultiplyBlocks<Step, kRow + 1, 1>, MultiplyBlocks<Step, kRow + 1, 2>}...}};
 }
 
 #if HWY_TARGET <= HWY_AVX3
 template <typename Unit>
-constexpr gemm::Kernels Tiles() {
+constexpr gemm::Kernels Tiles(gemm::FinishFunction round) {
   return {.rows = 2 * kTile,
           .columns = 2 * kTile,
           .height = kTile,
@@ -281,7 +329,8 @@ constexpr gemm::Kernels Tiles() {
           .most_steps = 512,
           .stage_steps = 128,
           .packs_meanwhile = true,
-          .finish = {Finish<BFloat16, float>, Finish<BFloat16, BFloat16>},
+          .finish = {Finish<BFloat16, float>, round},
+          .add = AddLevels,
           .multiply = {{MultiplyTiles<Unit, false, false>, MultiplyTiles<Unit, false, true>},
                        {MultiplyTiles<Unit, true, false>, MultiplyTiles<Unit, true, true>}},
           .begin = Unit::Begin,
@@ -291,7 +340,8 @@ constexpr gemm::Kernels Tiles() {
 
 const gemm::Kernels* ChooseAmx(bool modeled) {
 #if HWY_TARGET <= HWY_AVX3
-  static constexpr gemm::Kernels kInstructions = Tiles<Amx>(), kModel = Tiles<AmxModel>();
+  static constexpr gemm::Kernels kInstructions = Tiles<Amx>(FinishByInstruction),
+                                 kModel = Tiles<AmxModel>(Finish<BFloat16, BFloat16>);
   return modeled ? &kModel : &kInstructions;
 #else
   static_cast<void>(modeled);
@@ -299,7 +349,7 @@ const gemm::Kernels* ChooseAmx(bool modeled) {
 #endif
 }
 
-const gemm::Kernels& Choose(DType input, bool exact, bool has_bf16) {
+const gemm::Kernels& Choose(DType input, bool exact, gemm::PairSpeed pairs) {
   constexpr auto kRows = std::make_integer_sequence<int, kTileRows>();
   constexpr auto kHalf = std::make_integer_sequence<int, kTileRows / 2>();  // of two chains each
   static constexpr gemm::Kernels kFp32[] = {
@@ -308,16 +358,18 @@ const gemm::Kernels& Choose(DType input, bool exact, bool has_bf16) {
   if (input == DType::kF32) return kFp32[exact ? 1 : 0];
 #if HWY_TARGET <= HWY_AVX3
   static constexpr gemm::Kernels kPairs[] = {
-      Chains<Pairs>(2, PackWords<BFloat16>, Finish<BFloat16, float>, Finish<BFloat16, BFloat16>,
-                    kRows),
-      Blocks<Pairs>(PackPairBlocks, kHalf)};
-  if (has_bf16) return kPairs[exact ? 1 : 0];
+      Chains<Pairs>(2, PackWords<BFloat16>, Finish<BFloat16, float>, FinishByInstruction, kRows),
+      Blocks<Pairs>(PackPairBlocks, FinishByInstruction, kHalf)};
+  static constexpr gemm::Kernels kWidenedAndRounded =
+      Blocks<Widened>(PackWidenedBlocks, FinishByInstruction, kHalf);
+  if (exact && pairs == gemm::PairSpeed::kSlow) return kWidenedAndRounded;
+  if (pairs != gemm::PairSpeed::kNone) return kPairs[exact ? 1 : 0];
 #else
-  static_cast<void>(has_bf16);
+  static_cast<void>(pairs);
 #endif
   static constexpr gemm::Kernels kWidened[] = {
       Chains<Fast>(1, PackWidened, Finish<BFloat16, float>, Finish<BFloat16, BFloat16>, kRows),
-      Blocks<Widened>(PackWidenedBlocks, kHalf)};
+      Blocks<Widened>(PackWidenedBlocks, Finish<BFloat16, BFloat16>, kHalf)};
   return kWidened[exact ? 1 : 0];
 }
 
@@ -340,13 +392,22 @@ bool HasBf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
 }
 
-// Returns whether AMX's bf16 instructions can be used. The system grants a process their registers
-// on request.
+// Processors with AVX512-FP16, Intel's since Sapphire Rapids, take two cycles for VDPBF16PS, in
+// which they do twice as many multiply-adds of fp32.
+PairSpeed SpeedOfPairs() {
+  if (!HasBf16()) return PairSpeed::kNone;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid_count(7, 0, &a, &b, &c, &d);
+  return (d >> 23 & 1) != 0 ? PairSpeed::kSlow : PairSpeed::kFast;
+}
+
+// Returns whether AMX's bf16 instructions, and AVX-512's, can be used. The system grants a process
+// AMX's registers on request.
 bool HasAmx() {
   constexpr unsigned kTileState = 3u << 17, kSaved = 1u << 27, kBf16AndTiles = 5u << 22;
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (CpuLevelLimit().has_value() || __get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kSaved) == 0 ||
+  if (!HasBf16() || __get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kSaved) == 0 ||
       __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16AndTiles) != kBf16AndTiles) {
     return false;
   }
@@ -410,8 +471,8 @@ const Kernels& KernelsFor(DType input, bool exact) {
     LOG_FIRST_N(WARNING, 1) << "AMX on this processor does not give the bits that Intel documents: "
                                "bf16 products use AVX-512";
   }
-  static const bool has_bf16 = HasBf16();
-  return TESSERA_CHOOSE(Choose)(input, exact, has_bf16);
+  static const PairSpeed pairs = SpeedOfPairs();
+  return TESSERA_CHOOSE(Choose)(input, exact, pairs);
 }
 
 }  // namespace tessera::gemm

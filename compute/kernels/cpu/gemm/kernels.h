@@ -23,14 +23,16 @@ namespace tessera::gemm {
 // The indices of k in a block of exact bf16 products (see gemm.h).
 inline constexpr int64_t kBlock = 32;
 
-// Makes an x86-64 processor treat subnormals as zeros during its lifetime. Other processors have no
-// such mode with the same bits (ARM's flushes what is subnormal before it is rounded): there, the
-// loops of the contract flush by themselves (registers-inl.h).
+// Makes an x86-64 processor treat subnormals as zeros during its lifetime, or, without `flush`, as the
+// numbers that they are. Other processors have no such mode with the same bits (ARM's flushes what is
+// subnormal before it is rounded): there, the loops of the contract flush by themselves
+// (registers-inl.h).
 class FlushSubnormals {
  public:
   explicit FlushSubnormals(bool flush = true) : before_(Mode()) {
     constexpr unsigned kFlushResults = 0x8000, kFlushOperands = 0x40;
-    if (flush) SetMode(before_ | kFlushResults | kFlushOperands);
+    constexpr unsigned kBoth = kFlushResults | kFlushOperands;
+    SetMode(flush ? before_ | kBoth : before_ & ~kBoth);
   }
   ~FlushSubnormals() { SetMode(before_); }
   FlushSubnormals(const FlushSubnormals&) = delete;
@@ -87,8 +89,9 @@ struct Tile {
   // into the second-level cache.
   const void* ahead;
   const int64_t* ahead_offsets;
-  // Rows of the sums that the next tile continues or writes. Every kStepsOfAhead steps, one row is
-  // fetched into the first-level cache; fetching all at once would stall.
+  // Rows of the sums that the next tile continues or writes, or of c, to which this one is added.
+  // Every kStepsOfAhead steps, one row is fetched into the first-level cache; fetching all at once
+  // would stall.
   const float* next = nullptr;
   int64_t next_rows = 0, next_stride = 0;
   Packing packing;  // where kernels do that meanwhile
@@ -131,6 +134,20 @@ class Fetcher {
 using FinishFunction = void (*)(const float* tile, int64_t tile_stride, int64_t rows,
                                 int64_t columns, const void* bias, void* to, int64_t to_stride);
 
+// Tiles to add, of a panel's width: to[rows, columns] = levels of a tree + (... + (its last level +
+// tile)).
+struct LevelSum {
+  const float* tile;
+  const float* last_level;
+  int64_t level_words;  // from the level before to the next
+  int levels;
+  int64_t stride;
+  int64_t rows, columns;
+  float* to;
+  int64_t to_stride;
+};
+using AddFunction = void (*)(const LevelSum& sum);
+
 inline constexpr int kMostHeights = 14;
 inline constexpr int64_t kMostRows = 32;
 
@@ -148,12 +165,16 @@ struct Kernels {
   bool packs_meanwhile = false;  // the next panel of columns, while tiles are multiplied
   bool takes_columns;            // that lie side by side as they are: packing would not change them
   FinishFunction finish[2];      // into fp32, into bf16
+  AddFunction add;
   // By rows / height - 1, and by the width of b's panel: half or all of `columns`.
   MultiplyFunction multiply[kMostHeights][2];
   // Before the first product of a call and after its last one, or null.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 };
+
+// AVX-512's instructions for pairs of bf16: none, or slower or faster than multiply-adds of fp32.
+enum class PairSpeed { kNone, kSlow, kFast };
 
 // Returns the kernels for this processor. `exact`: by the contract. Otherwise bf16 has one chain in
 // fp32, unless the contract is as fast, and a multiply-add rounds as often as the processor's
