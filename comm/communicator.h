@@ -21,9 +21,9 @@
 
 namespace tessera {
 
-// How a group of ranks exchanges data: one interface over the transports of threads/ (ranks are
-// threads of one process) and mpi/ (ranks are processes), and over nccl/ (either of them, with a
-// GPU a rank).
+// How a group of ranks exchanges data. One interface has three implementations: threads/ (ranks are
+// threads of one process), mpi/ (ranks are processes), and nccl/ (either of them, with a GPU a
+// rank).
 //
 // - Buffers are plain addresses. A communicator is made for one device, and so are its buffers.
 // - Every rank knows every size beforehand, except in the operations on byte strings, which are for
@@ -98,10 +98,10 @@ struct ConstBuffer {
 };
 
 // Reductions add (or compare) in one fixed order, whatever the size, the implementation and the
-// order of arrival: the binary tree over group ranks T(0, P), where T(a, b) = T(a, m) + T(m, b) and
-// m = a + the largest power of two below b - a. With P = 6: ((0+1)+(2+3))+(4+5). Fixed-point sums
-// wrap around. bf16 is added in fp32 and rounded once, at the end. A maximum is NaN where any input
-// is NaN.
+// order of arrival. They follow a binary tree over group ranks, T(0, P). In this tree, T(a, b) is
+// T(a, m) plus T(m, b), and m is a plus the largest power of two below b - a. Six ranks are added
+// as ((0+1)+(2+3))+(4+5). Fixed-point sums wrap around. bf16 is added in fp32 and rounded once, at
+// the end. A maximum is NaN where any input is NaN.
 enum class ReduceOp { kSum, kMax };
 
 // Sets output[i] to the reduction over inputs[0][i], inputs[1][i], ... in the order of ReduceOp, in
@@ -232,11 +232,15 @@ struct CommGroup {
 // `counts`: the number of elements of each rank's piece, by group rank; empty means that all pieces
 // are equal.
 //
-// Errors: InvalidArgument for inconsistent sizes, before anything is sent; DeadlineExceeded when a
-// wait times out and Unavailable when a rank is gone, both of which name the missing ranks (by
-// their rank in the world) and their last known activity; another rank's own error, with its code
-// and "rank 3: " before its message, when that rank aborted. After any error but InvalidArgument
-// the whole world is unusable: later calls return the same error.
+// Errors:
+// - InvalidArgument for inconsistent sizes, before anything is sent;
+// - DeadlineExceeded when a wait times out, and Unavailable when a rank is gone. Both name the
+//   missing ranks, by their rank in the world, and their last known activity;
+// - another rank's own error when that rank aborted, with its code and "rank 3: " before its
+//   message.
+//
+// After any error but InvalidArgument the whole world is unusable: later calls return the same
+// error.
 //
 // Threads: one thread at a time on one communicator; communicators of one rank may be used from
 // different threads at once.

@@ -14,8 +14,8 @@ namespace tessera {
 
 // The algorithms of the operations, as messages between two ranks. Arguments have been validated;
 // counts have one entry per rank of the group. Every piece is sent directly from the rank that has
-// it to the rank that needs it: a single step in which no rank depends on another's progress, and
-// in which each sum can be taken in any order, for as many bytes as a ring would send.
+// it to the rank that needs it, in a single step. No rank depends on another's progress, and each
+// sum can be taken in any order. As many bytes are sent as by a ring.
 
 // The data of an all-gather, or of another exchange: a piece is sent to every rank, and one is
 // received from every rank. Displacements are in bytes.

@@ -15,17 +15,17 @@ class Storage;  // storage.h
 // The options that a name does not state. A program fills them in once, from its command line or
 // settings, and passes them on as a whole.
 struct OpenStorageOptions {
-  // Whether to prepare for writing: creates a root directory, with its parents, if it does not
-  // exist; asks an object store at once whether objects can be listed, created and deleted there.
+  // Whether to prepare for writing. Creates a root directory, with its parents, if it does not
+  // exist. Asks an object store at once whether objects can be listed, created and deleted there.
   bool create_root = false;
 
   // The address of an S3-compatible store, "http://host:9000" for example, for names without one.
   // Empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon's own.
   std::string s3_endpoint = {};
 
-  // A regular expression (ECMAScript) that the whole path below the root must match for uploads to
-  // an object store that the program may remove, with create_root, a day after they began.
-  // Processes that die leave such uploads behind. Empty: none.
+  // Processes that die leave uploads to an object store behind. With create_root, the program
+  // removes those whose whole path below the root matches this regular expression (ECMAScript), a
+  // day after they began. Empty: none.
   std::string own_uploads = {};
 
   // Returns these options with create_root.
@@ -50,10 +50,12 @@ struct OpenStorageOptions {
 // Credentials come from the environment, the files of the AWS tools, or the role of the machine
 // (docs/storage.md).
 //
-// Errors, each with a sentence that names the problem: InvalidArgument for a name of another form
-// and for a path that is not a directory; NotFound if the directory or the bucket does not exist;
-// FailedPrecondition if credentials are missing; PermissionDenied if they do not suffice;
-// Unavailable if the store does not answer.
+// Errors, each with a sentence that names the problem:
+//   InvalidArgument      a name of another form, or a path that is not a directory
+//   NotFound             the directory or the bucket does not exist
+//   FailedPrecondition   credentials are missing
+//   PermissionDenied     credentials do not suffice
+//   Unavailable          the store does not answer
 absl::StatusOr<std::unique_ptr<Storage>> OpenStorage(std::string_view name,
                                                      const OpenStorageOptions& options = {});
 

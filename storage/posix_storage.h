@@ -45,8 +45,8 @@ struct PosixStorageOptions {
 //
 // The root is opened once: the storage stays with that directory, even if it is renamed. Symbolic
 // links are followed in the root and in the directories of a path, and when opening a file to read
-// it, but never to delete or to replace something; creating, renaming and deleting act on a link
-// itself, and DeleteTree() never leaves its tree.
+// it. They are never followed to delete or to replace something: creating, renaming and deleting
+// act on a link itself, and DeleteTree() never leaves its tree.
 //
 // Errors: those of Storage; NotFound if the root does not exist, InvalidArgument if it is not a
 // directory. A write beyond RLIMIT_FSIZE is ResourceExhausted in processes that ignore SIGXFSZ, and

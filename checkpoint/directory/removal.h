@@ -30,8 +30,8 @@ enum class Leftovers {
 //
 // - Quarantined checkpoints stay, the manifest and every file that it names. If such a manifest
 //   cannot be read, nothing in its directory is deleted.
-// - Data to delete is first taken out of other writers' reach, so that none of them can commit it:
-//   by renaming the directory, or by a tombstone (directory.h) in a storage that cannot rename it.
+// - Data to delete is first taken out of other writers' reach, so that none of them can commit it.
+//   The directory is renamed, or gets a tombstone (directory.h) in a storage that cannot rename it.
 //   FORMAT.md, "Commit protocol", has the order of the steps.
 class Removal {
  public:

@@ -7,9 +7,9 @@
 namespace tessera::ckpt {
 
 // Layout-independent digest of a logical tensor: a sum over its elements of a hash of (row-major
-// global index, bits), so that digests of disjoint boxes add up to the digest of their union,
-// whichever ranks compute them and in whatever order. FORMAT.md, "Logical digest", has the formula.
-// Detects accidents, not forgeries.
+// global index, bits). Digests of disjoint boxes add up to the digest of their union, whichever
+// ranks compute them and in whatever order. FORMAT.md, "Logical digest", has the formula. Detects
+// accidents, not forgeries.
 struct LogicalDigest {
   uint64_t lo = 0;
   uint64_t hi = 0;

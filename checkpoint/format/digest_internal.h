@@ -18,8 +18,9 @@ inline constexpr uint64_t kDigestMix1 = 0xFF51AFD7ED558CCD;         // MurmurHas
 inline constexpr uint64_t kDigestMix2 = 0xC4CEB9FE1A85EC53;
 
 // Distance of prefetching. The arithmetic fills the processor's window of instructions, so that few
-// loads are in flight without prefetching: the digest of uncached data then takes 2.7 times as long
-// (AVX-512 on Sapphire Rapids; a quarter of the distance is slower by a fifth).
+// loads are in flight without prefetching. On a Sapphire Rapids with AVX-512, the digest of
+// uncached data then takes 2.7 times as long; with a quarter of the distance, it is slower by a
+// fifth.
 inline constexpr size_t kDigestPrefetchBytes = 4096;
 
 // The unit in which memory is fetched, and copied past the cache.

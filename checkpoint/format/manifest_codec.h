@@ -56,10 +56,8 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes,
 // given the file's first bytes and its length, which must be that of header and payload.
 absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_bytes);
 
-// Checks the rules that hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names,
-// aliases that point to tensors with shards, shard columns of equal length, boxes inside their
-// tensor, bytes inside their file and not shared by two shards, chunk counts that follow from file
-// sizes, optimizer entries that refer to existing tensors. InvalidArgument, naming the field.
+// Checks the rules that hold for every manifest (FORMAT.md, "Rules"), except coverage.
+// InvalidArgument, naming the field.
 absl::Status ValidateManifest(const Manifest& manifest, Checksums checksums = Checksums::kRequired);
 
 // Checks the remaining rules, for tensors and files that are known to be valid: text, optimizer,

@@ -36,9 +36,9 @@ struct SafetensorsHeader {
   uint64_t file_size_bytes = 0;
 };
 
-// Lays out a file with the given keys, dtypes and shapes (offsets and lengths of `entries` are
-// outputs) and returns the bytes before its data, 8-byte length included, padded with spaces so
-// that the data begins at a multiple of kSafetensorsDataAlignment. Data is laid out in the order of
+// Lays out a file with the given keys, dtypes and shapes; offsets and lengths of `entries` are
+// outputs. Returns the bytes before its data, 8-byte length included, padded with spaces so that
+// the data begins at a multiple of kSafetensorsDataAlignment. Data is laid out in the order of
 // `entries`, larger elements first, so that every tensor is aligned to its element size, which
 // PyTorch needs. Also sets data_offset and file_size_bytes. Errors: InvalidArgument (a duplicate or
 // malformed key, an unknown dtype, a size beyond 64 bits, a header above the limit).

@@ -45,7 +45,7 @@ struct AsyncSaveOptions {
   // waits for them, or for tensors before them, and their write has not begun. So if the disk is
   // faster than the callers, little of the memory is ever touched. If callers come first, later
   // saves copy the tensors that the callers waited for first, while the disk writes from the other
-  // end; the memory for these copies is prefaulted in the background after the first such save.
+  // end. After the first such save, the memory for these copies is prefaulted in the background.
   // Until then, a caller waits for the disk if that takes less time than the first touch of the
   // memory.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
@@ -95,7 +95,7 @@ struct SaveOutcome {
 //
 // Errors are in the outcomes; the methods that a training loop calls return none. If the group
 // fails (a peer is gone or late), this and all later saves fail at once with its error, since ranks
-// may no longer be at the same operation; make a new saver over a new group.
+// may no longer be at the same operation. Make a new saver over a new group then.
 //
 // Threads: several threads may call WaitUntilCopied() and WaitUntilAllCopied() at once, beside one
 // that calls the other methods.

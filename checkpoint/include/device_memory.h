@@ -29,8 +29,8 @@ class PendingCopy {
 
 // The memory of one device or of several. Shards name it, see Shard::device.
 //
-// Order: the copies of a save read what the program's work on the device, started before the save,
-// leaves there; work started after the copy of a shard must not overtake the copy. A program
+// Order: the copies of a save read the results of the work that the program started on the device
+// before the save. Work started after the copy of a shard must not overtake the copy. A program
 // orders its own work behind a copy once AsyncSaver::WaitUntilCopied() has returned for the shard,
 // which it does when the copy is started. After a load, the elements are in place for all later
 // work.

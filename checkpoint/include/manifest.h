@@ -1,9 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_MANIFEST_H_
 #define TESSERA_CHECKPOINT_INCLUDE_MANIFEST_H_
 
-// The manifest of a checkpoint as a protobuf message, for programs that fill in more fields than
-// checkpoint.h offers (topology, trainer state, model, optimizer) or read more than Checkpoint
-// offers. manifest.proto and FORMAT.md describe the fields.
+// The manifest of a checkpoint as a protobuf message. It is for programs that fill in more fields
+// than checkpoint.h offers (topology, trainer state, model, optimizer) or read more than Checkpoint
+// offers. The files manifest.proto and FORMAT.md describe the fields.
 
 #include <cstdint>
 #include <memory>

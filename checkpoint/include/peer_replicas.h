@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_PEER_REPLICAS_H_
 #define TESSERA_CHECKPOINT_INCLUDE_PEER_REPLICAS_H_
 
-// Replicas of the newest state of a job in the memory of its hosts, each part on two of them, so
-// that a job that has lost processes, or a host, restarts without reading its store.
+// Replicas of the newest state of a job in the memory of its hosts, each part on two of them. A job
+// that has lost processes, or a host, restarts from them without reading its store.
 //
 //   ckpt::PeerReplicaOptions options = {.folder = "/dev/shm/my-job", .store = &store};
 //   options.group = &group;
@@ -72,10 +72,10 @@ struct FoundReplica {
 
 // Keeps replicas of a job's state. A replica is a checkpoint, with the same plan, files, manifest,
 // checksums and digests, in a directory of each host's folder. Every rank writes its part there, in
-// the background (AsyncSaver), and then sends it to a rank of the next host, which keeps the copy;
-// after the last host comes the first. Once every host has its parts, its copies and the manifest,
-// the previous replica is deleted. So at any time at least one complete replica exists, and at most
-// two. No replica becomes a permanent checkpoint.
+// the background (AsyncSaver). Then it sends the part to a rank of the next host, which keeps the
+// copy. After the last host comes the first. Once every host has its parts, its copies and the
+// manifest, the previous replica is deleted. So at any time at least one complete replica exists,
+// and at most two. No replica becomes a permanent checkpoint.
 //
 // After a restart, any number of ranks on any hosts offer the files in their folders. The job takes
 // the newest replica of which, for every file, some host has an intact copy; the ranks of its hosts

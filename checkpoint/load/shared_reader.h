@@ -12,15 +12,15 @@
 // sent everything before it, reads without waiting for other ranks, and so comes to send it; its
 // receiver has received everything before it, and so comes to receive it.
 //
-// Ranks of one host do not send contents: the others map the reader's memory, get a message for
-// each piece in it, place the piece from there, and answer when they have, so that its buffer is
-// free again. The contents themselves are sent to other hosts, and if memory cannot be mapped.
+// Ranks of one host do not send contents. The others map the reader's memory, get a message for
+// each piece in it, and place the piece from there. Their answer frees its buffer. The contents
+// themselves are sent to other hosts, and if memory cannot be mapped.
 //
 // Answers cannot deadlock, either: a rank's answer at a piece is awaited only at later pieces.
 //
 // A piece is sent in several messages, each small enough to be still in the receiver's cache when
 // it is placed. The first message begins with a mark. A rank that cannot read a piece sets the
-// mark, sends messages of the same sizes, and continues to take part, so no rank waits in vain, and
+// mark, sends messages of the same sizes, and continues to take part. No rank waits in vain, and
 // the following agreement reports the error to all ranks.
 
 #include "absl/status/status.h"

@@ -11,8 +11,8 @@
 namespace tessera::ckpt {
 
 // Finds the boxes of one tensor that overlap a given one without examining all of them. Boxes are
-// sorted along the dim in which they differ most, under a tree of the largest end in each half, so
-// that a query examines only boxes whose interval in that dim overlaps its own.
+// sorted along the dim in which they differ most, under a tree of the largest end in each half. A
+// query examines only boxes whose interval in that dim overlaps its own.
 //
 // Cost: O(n log n) to build; a query O(log n) for each box that overlaps in that dim. Slabs, grids
 // and flat ranges, the usual shardings, have few of these.

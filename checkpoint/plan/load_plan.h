@@ -54,9 +54,9 @@ struct LoadPlan {
 // in the number of shards of a tensor, see BoxIndex.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted);
 
-// Returns the plan in the form that ranks exchange to share reads: ranges, and the region of each
-// placement that takes, in scattered parts, less than three quarters of the bytes between its first
-// and its last byte.
+// Returns the plan in the form that ranks exchange to share reads: ranges, and the regions of
+// scattered placements. A placement is scattered if it takes less than three quarters of the bytes
+// between its first and its last byte.
 ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t staging_bytes);
 
 }  // namespace tessera::ckpt

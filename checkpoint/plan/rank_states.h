@@ -38,10 +38,9 @@ struct BoxHash {
 // one; DType::kUnspecified if no shard has one.
 DType DTypeOf(const ShardedTensor& tensor);
 
-// Checks a state dict by itself: names (empty, twice), unknown roles and dtypes, shapes, boxes
-// outside their tensor or overlapping inside this process, memory that is missing, too small or of
-// another dtype, strides of the wrong rank, aliases with shards. InvalidArgument, listing
-// everything with tensor and box.
+// Checks a state dict by itself: names, roles, dtypes, shapes, strides and aliases. Boxes must lie
+// in their tensor and not overlap inside this process. Memory must be there, large enough and of
+// the right dtype. InvalidArgument, listing everything with tensor and box.
 absl::Status CheckStateDict(const StateDict& state);
 
 // CheckStateDict() for a state to load into, whose memory must not be read-only.

@@ -33,8 +33,8 @@ struct SavePlan {
 
 // Makes one plan for all ranks from the description of each: serialized RankStates, by rank.
 //
-// Every element of every tensor is written exactly once: identical boxes on several ranks are
-// written by one of them, chosen so that bytes are balanced; if boxes of different ranks overlap in
+// Every element of every tensor is written exactly once. Identical boxes on several ranks are
+// written by one of them, chosen so that bytes are balanced. If boxes of different ranks overlap in
 // part, only one rank writes the common elements. The result is a pure function of the input.
 //
 // Weights and buffers are stored in model-* files, master weights and optimizer states in

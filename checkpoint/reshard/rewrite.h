@@ -52,8 +52,8 @@ uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned);
 // error nothing is committed, and no file remains if the storage still works.
 //
 // Errors: InvalidArgument (a plan for other tensors, too little memory, metadata), AlreadyExists
-// (the step is committed), ResourceExhausted, DataLoss (the source is damaged: naming file, offset
-// and tensor; or a digest differs, naming the tensor), and those of the storages.
+// (the step is committed), ResourceExhausted, and those of the storages. DataLoss names file,
+// offset and tensor if the source is damaged, and the tensor if a digest differs.
 absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePlan& plan,
                                       Storage& storage, std::string_view root,
                                       const Manifest& metadata, const RewriteOptions& options);

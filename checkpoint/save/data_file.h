@@ -56,8 +56,8 @@ class FileContents {
   uint32_t Check(uint64_t begin, uint64_t end, const std::byte* copy,
                  std::vector<LogicalDigest>& digests, uint32_t crc) const;
 
-  // Copies and digests in a single pass. fn(bytes) then receives the range again, in order and in
-  // parts of any length, still in the cache if the range fits; the memory at `out` may not be.
+  // Copies and digests in a single pass. Then passes the range to fn(bytes), in order and in parts
+  // of any length, still in the cache if the range fits; the memory at `out` may not be.
   void CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
                      std::vector<LogicalDigest>& digests,
                      const std::function<void(std::span<const std::byte>)>& fn) const;

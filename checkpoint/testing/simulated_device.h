@@ -29,9 +29,11 @@ namespace tessera::ckpt {
 // started later, is waited for or given up. Until then host memory that receives elements holds
 // garbage. Thread-safe.
 //
-// What no program may do to a device (copies from and to memory that is not page-locked, or was
-// freed; freeing what is in use; boxes outside of shards; conversions that no device has to know)
-// is an entry of problems().
+// The function problems() lists what no program may do to a device:
+// - copies from and to memory that is not page-locked, or was freed;
+// - freeing what is in use;
+// - boxes outside of shards;
+// - conversions that no device has to know.
 class SimulatedDevice final : public DeviceMemory {
  public:
   enum class Call { kStart, kWait, kAllocate, kRelease, kFree };

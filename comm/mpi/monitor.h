@@ -38,9 +38,9 @@ struct MonitorAddress {
 
 // Failure detection beside MPI, which cannot tell a slow peer from a dead one. Each process answers
 // UDP datagrams on a thread of its own, so that its state can be queried while it computes. A
-// process that has ended is recognised by its closed port, a stopped one by its silence, and its
-// last activity is known to two other ranks, to which every rank reports once per heartbeat.
-// Datagrams carry a secret of the run; others are dropped.
+// process that has ended is recognised by its closed port, a stopped one by its silence. Every rank
+// reports to two others once per heartbeat, so that these know its last activity. Datagrams carry a
+// secret of the run; others are dropped.
 //
 // When the run starts, each rank queries all addresses of a process to find out which of them lead
 // to it. A closed port counts as evidence about a rank only at an address where that very rank has

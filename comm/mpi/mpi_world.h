@@ -26,9 +26,9 @@ class MpiWorld {
 
   // Ends this process's part in the run and returns the exit code of a successful run. Every rank
   // calls Finish(), and must hold no other communicator. With an error, or if another rank fails,
-  // it ends the process instead, with exit code 2 for InvalidArgument and 1 otherwise: the lowest
-  // rank whose error was its own prints "rank 2: MESSAGE", and the job is aborted. A failed run
-  // ends within a few seconds, whatever state the other processes are in.
+  // Finish() ends the process instead, with exit code 2 for InvalidArgument and 1 otherwise. The
+  // lowest rank whose error was its own prints "rank 2: MESSAGE", and the job is aborted. A failed
+  // run ends within a few seconds, whatever state the other processes are in.
   int Finish(const absl::Status& status);
 
  private:

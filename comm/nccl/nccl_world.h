@@ -28,10 +28,10 @@ namespace tessera {
 //   and ends with its error.
 // - NCCL moves bytes; `reducer` adds them in the fixed tree order of ReduceOp, so results have the
 //   same bits as in every other implementation.
-// - Messages: the two ranks first agree on the host that both sides have been started, then the
-//   message moves on a communicator and a stream of its own for this pair and direction, which is
-//   created at the first message. Messages therefore never wait behind collective operations, nor
-//   messages with one tag behind those with another.
+// - Messages: the two ranks first agree on the host that both sides have been started. The message
+//   then moves on a communicator and a stream of this pair and direction, which the first message
+//   creates. Messages therefore never wait behind collective operations, nor messages with one tag
+//   behind those with another.
 //
 // Failures: when a wait or the host world fails, a watchdog aborts every NCCL communicator of this
 // rank, so that no kernel waits for a missing rank. Sizes that differ between ranks are detected

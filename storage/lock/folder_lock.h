@@ -13,19 +13,19 @@
 
 namespace tessera {
 
-// The lock of a process on a folder that it fills, such as a run's folder of checkpoints: two runs
+// The lock of a process on a folder that it fills, such as a run's folder of checkpoints. Two runs
 // in one folder would each delete what the other one wants to keep, and neither would know which
 // files are its own.
 //
-// In a file system: advisory locks on the folder itself and on the file ".lock" in it, which the
-// system releases however the process ends; the file stays. NFS has only locks on files that are
-// open for writing; elsewhere the folder remains locked even if the file is deleted, and Check()
-// creates and locks the file again.
+// In a file system: advisory locks on the folder itself and on the file ".lock" in it. The system
+// releases them however the process ends; the file stays. NFS has only locks on files that are open
+// for writing. Elsewhere the folder remains locked even if the file is deleted, and Check() creates
+// and locks the file again.
 //
 // In an object store: a lease, the object ".lease", which names its holder. A thread replaces the
 // lease several times in each period, on condition that nobody else has. Other processes that want
-// the lease watch it: if it does not change for a period, by the watcher's own clock, the holder
-// counts as dead, and the watcher takes the lease over, on the same condition. A lease is also
+// the lease watch it. If it does not change for a period, by the watcher's own clock, the holder
+// counts as dead. The watcher then takes the lease over, on the same condition. A lease is also
 // taken over if its process ran on this machine and is gone. The object stays, marked as free.
 //
 // Thread-safe.

@@ -60,11 +60,15 @@ struct Request {
 // Signs requests to one bucket, sends them, and repeats requests whose failure may pass: lost and
 // torn connections, time-outs, 408, 409, 429, 500, 502, 503, 504, and bodies that arrived damaged.
 //
-// Errors: NotFound (404), AlreadyExists (412; 409 if nothing may be overwritten in TOS or OSS),
-// OutOfRange (416), Unimplemented (501), FailedPrecondition (no such bucket, another region,
-// unusable endpoint), PermissionDenied (keys, rights, a wrong clock), ResourceExhausted (quota,
-// sizes), Unavailable (the rest, at the deadline with the last reason). Messages quote the store's
-// answer.
+// Errors, whose messages quote the store's answer:
+//   NotFound             404
+//   AlreadyExists        412; 409 if nothing may be overwritten in TOS or OSS
+//   OutOfRange           416
+//   Unimplemented        501
+//   FailedPrecondition   no such bucket, another region, unusable endpoint
+//   PermissionDenied     keys, rights, a wrong clock
+//   ResourceExhausted    quota, sizes
+//   Unavailable          the rest, at the deadline with the last reason
 //
 // Thread-safe.
 class RequestSender {

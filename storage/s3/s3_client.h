@@ -65,10 +65,10 @@ class S3Client {
   // Creates or replaces an object.
   absl::Status Put(const std::string& key, std::span<const std::byte> body);
   // Replaces the object that has this etag, or creates one if `etag` is empty; returns the new
-  // etag. AlreadyExists if another object is there, NotFound if the one to replace is gone, unless
-  // this very call wrote the present object: objects carry a random number of the call that wrote
-  // them. In a store that does not return this number, an object with the same contents counts as
-  // written by the call. `before_repeating` as in WriteCondition.
+  // etag. AlreadyExists if another object is there, NotFound if the one to replace is gone. An
+  // object that this very call wrote is not an error: objects carry a random number of the call
+  // that wrote them. In a store that does not return this number, an object with the same contents
+  // counts as written by the call. `before_repeating` as in WriteCondition.
   using BeforeRepeating = std::function<absl::Status()>;
   absl::StatusOr<std::string> PutIf(const std::string& key, std::span<const std::byte> body,
                                     const std::string& etag,

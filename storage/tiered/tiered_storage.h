@@ -17,9 +17,8 @@
 namespace tessera {
 
 // A remote storage behind a staging tier, such as a folder in this machine's memory. Files are
-// written to the staging tier first and uploaded from there, so that a writer continues at the
-// speed of the staging tier, and a program that starts again on the same machine reads what is
-// still staged.
+// written to the staging tier first and uploaded from there. A writer continues at the speed of the
+// staging tier. A program that starts again on the same machine reads what is still staged.
 //
 // The remote storage alone decides what exists: names, directories and versions are its own, and a
 // file is durable when it is there. Staged files are an acceleration and may vanish at any time.
