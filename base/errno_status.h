@@ -9,10 +9,13 @@
 
 namespace tessera {
 
-// Returns the error with the reason as its message: "No space left on device". OK for 0. Codes:
-// NotFound if a name or a folder on a path is missing; AlreadyExists; PermissionDenied, also on a
-// read-only file system; ResourceExhausted without space, quota or memory; InvalidArgument for what
-// can never succeed, such as a folder in place of a file; otherwise Unavailable.
+// Returns the error with the reason as its message: "No space left on device". OK for 0. The codes
+// are AlreadyExists and
+// - NotFound if a name or a folder on a path is missing;
+// - PermissionDenied, also on a read-only file system;
+// - ResourceExhausted without space, quota or memory;
+// - InvalidArgument for what can never succeed, such as a folder in place of a file;
+// - otherwise Unavailable.
 absl::Status ErrnoStatus(int error);
 
 // Returns ErrnoStatus() for reading: bytes that are known to be lost are DataLoss; EIO, which may

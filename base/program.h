@@ -21,8 +21,10 @@ struct Program {
 // `body`:
 // - /dev/null is opened for each of stdin, stdout and stderr that the parent process left closed.
 //   Otherwise a file opened later would get the free descriptor and receive what is printed.
-// - SIGXFSZ and SIGPIPE no longer end the process, whatever the parent has set: a write beyond the
-//   limit of a file's size fails with EFBIG, one to a pipe or a socket without a reader with EPIPE.
+// - SIGXFSZ and SIGPIPE no longer end the process, whatever the parent has set. A write beyond the
+//   limit of a file's size fails with EFBIG, a write to a pipe or a socket without a reader with
+//   EPIPE.
+//
 // A std::bad_alloc from `body` ends the program with a sentence.
 int RunProgram(const Program& program, const std::function<int()>& body);
 

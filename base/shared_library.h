@@ -22,11 +22,13 @@ struct LibrarySearch {
   std::string root = "";
 };
 
-// Returns the places to open a library from: $`variable` alone if it is set. Otherwise the dynamic
-// linker's own search ($LD_LIBRARY_PATH included), the CUDA toolkit ($CUDA_HOME, /usr/local/cuda,
-// /usr/local/cuda-13.0 and the like), and the packages of PyTorch: in the active environment
-// ($VIRTUAL_ENV, $CONDA_PREFIX), of every python3 in $PATH, of the user and of the system. All
-// places for the first of the files come before the places for the next.
+// Returns the places to open a library from: $`variable` alone if it is set. Otherwise
+// - the dynamic linker's own search, $LD_LIBRARY_PATH included;
+// - the CUDA toolkit: $CUDA_HOME, /usr/local/cuda, /usr/local/cuda-13.0 and the like;
+// - the packages of PyTorch: in the active environment ($VIRTUAL_ENV, $CONDA_PREFIX), of every
+//   python3 in $PATH, of the user and of the system.
+//
+// All places for the first of the files come before the places for the next.
 std::vector<std::string> LibraryPlaces(const LibrarySearch& search);
 
 struct SharedLibrary {

@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// Returns the memory that this process can still allocate without causing swapping or a kill: the
-// minimum of what the machine has (MemAvailable) and what the process's control group has left;
-// UINT64_MAX if neither is known.
+// Returns the memory that this process can still allocate without causing swapping or a kill. This
+// is the minimum of what the machine has (MemAvailable) and what the process's control group has
+// left; UINT64_MAX if neither is known.
 uint64_t AvailableMemoryBytes();
 
 // Returns the bytes of the line "MemAvailable: N kB" in the text of /proc/meminfo; UINT64_MAX

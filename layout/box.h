@@ -71,7 +71,7 @@ void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out);
 // buffer into shards, without any communication.
 //
 // The boxes are disjoint, not empty, at most max(1, 2N - 1) for N dims, and in the order of the
-// range: each box is contiguous in the flat buffer and the next one begins where it ends. An empty
+// range. Each box is contiguous in the flat buffer, and the next one begins where it ends. An empty
 // range yields none. Precondition: 0 <= begin <= end <= ElementCount(local.shape).
 std::vector<Box> FlatRangeToBoxes(const Box& local, int64_t begin, int64_t end);
 

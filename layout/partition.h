@@ -37,9 +37,11 @@ struct Partition {
   bool operator==(const Partition&) const = default;
 };
 
-// Checks a partition. InvalidArgument, whose message is a phrase, for: a dim that the tensor does
-// not have, sections that do not divide its extent, padding of another dim than the first, a layer
-// and an end at once.
+// Checks a partition. InvalidArgument, whose message is a phrase, for
+// - a dim that the tensor does not have;
+// - sections that do not divide its extent;
+// - padding of another dim than the first;
+// - a layer and an end at once.
 absl::Status CheckPartition(const Partition& partition, const Shape& global_shape);
 
 // Returns part `part` of `parts` of the tensor: at most a box for each section, ascending, none of

@@ -15,9 +15,9 @@ namespace tessera {
 using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count,
                               int64_t to_stride);
 
-// Returns the copy function from one dtype to another: bit for bit if they are equal; between F64,
-// F32, F16 and BF16 rounded once, to nearest, ties to even, with overflow to infinity, and NaN to
-// NaN. nullptr if the conversion is not supported.
+// Returns the copy function from one dtype to another; nullptr if the conversion is not supported.
+// Equal dtypes are copied bit for bit. Between F64, F32, F16 and BF16, numbers are rounded once, to
+// nearest, ties to even, with overflow to infinity, and NaN to NaN.
 CopyElements FindCopy(DType from, DType to);
 
 // One dim of a region that is stored twice, with strides of its own on each side. In elements.
