@@ -9,11 +9,11 @@
 
 namespace tessera::cuda {
 
-// Products in fp32 with the bits of processors in EXACT numerics (cpu/gemm/gemm.h): an element is a
-// chain of fused multiply-adds over ascending indices. A block computes a tile of c, a thread 4 x 4
-// or 8 x 8 elements of it, which read a fourth or an eighth as many operands as they have
-// multiply-adds; the operands pass through shared memory in slices along the chain, the next of
-// which is on its way in registers.
+// Products in fp32 with the bits of processors in EXACT numerics (cpu/gemm/gemm.h). An element is a
+// chain of fused multiply-adds over ascending indices. A block computes a tile of c, of which a
+// thread has 4 x 4 or 8 x 8 elements. Each operand that a thread reads serves 4 or 8 multiply-adds.
+// Operands pass through shared memory in slices along the chain. The next slice is on its way in
+// registers.
 namespace {
 
 constexpr int kRowThreads = 16, kThreads = kRowThreads * kRowThreads;

@@ -37,15 +37,20 @@
 // SharedArray<T> is read by Get(i) and written by Set(i, value); 16 bytes at once are read by
 // GetPack() and copied from global memory, while the thread goes on, by CopyPackAsync().
 //
-// The simulated device reports, with kernel, block and thread: a thread that leaves, or waits
-// elsewhere, while others wait at SyncThreads(); lanes that disagree on a shuffle or name lanes
-// that are not there; shared memory that is read before it is written in this block, used beyond
-// its bounds, touched while it is being copied, before a wait, or touched by two threads, one of
-// them writing, without a barrier in between; threads that leave before their copies have arrived;
-// launches beyond the device's limits; packs that are not aligned. Shared memory starts out as NaN.
-// Blocks, and the threads of a block, run in a random order that a seed repeats. AddressSanitizer
-// finds accesses outside global memory. In sources that are compiled with -fsanitize=thread, which
-// all kernels are, races between blocks on global memory are found, too (memory_access.h).
+// The simulated device reports, with kernel, block and thread:
+// - a thread that leaves, or waits elsewhere, while others wait at SyncThreads();
+// - lanes that disagree on a shuffle, or name lanes that are not there;
+// - shared memory that is read before it is written in this block, or used beyond its bounds;
+// - shared memory that is touched while it is being copied, before a wait;
+// - shared memory that two threads touch, one of them writing, without a barrier in between;
+// - threads that leave before their copies have arrived;
+// - launches beyond the device's limits;
+// - packs that are not aligned.
+//
+// Shared memory starts out as NaN. Blocks, and the threads of a block, run in a random order that a
+// seed repeats. AddressSanitizer finds accesses outside global memory. In sources that are compiled
+// with -fsanitize=thread, which all kernels are, races between blocks on global memory are found,
+// too (memory_access.h).
 
 #ifdef __CUDACC__
 #include "compute/kernels/cuda/simt_device.h"
