@@ -55,18 +55,18 @@ struct FoundForeign {
   std::vector<std::string> notes;  // for the user, where it is not the name that was given
 };
 
-// Finds the checkpoint that a name names. In the folder of a run, it is the newest of the folders
-// that are named by their steps in the way of other frameworks (checkpoint-500, global_step500,
-// iter_0000500, 500), or with `step` the one of that step. Reads no more than is needed to detect a
-// format. Errors: NotFound if nothing is found; FailedPrecondition, naming the newest checkpoint,
-// for a run that has none of the step.
+// Finds the checkpoint that a name names. In the folder of a run, other frameworks name folders by
+// their steps (checkpoint-500, global_step500, iter_0000500, 500). The result is the newest of
+// these, or with `step` the one of that step. Reads no more than is needed to detect a format.
+// Errors: NotFound if nothing is found; FailedPrecondition, naming the newest checkpoint, for a run
+// that has none of the step.
 absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
                                          const OpenForeignOptions& options);
 
 // Opens the checkpoint of another framework in a folder or a file, as a storage whose root is a
-// checkpoint. In an object store, a file is found by FindObject(). Errors: NotFound for a place
-// that does not exist or has none of the formats, and for nothing else; InvalidArgument for an
-// unknown format; DataLoss for missing files; the other errors of the index pass and of
+// checkpoint. In an object store, a file is found by FindObject(). Errors: NotFound only for a
+// place that does not exist or has none of the formats, InvalidArgument for an unknown format,
+// DataLoss for missing files. Also the other errors of the index pass and of
 // ForeignStorage::Create().
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options);

@@ -64,8 +64,8 @@ struct WriteSealReport {
 // and durable or not at all. Memory: the buffers of a Scanner, and 36 bytes for each MiB of the
 // files.
 //
-// Errors: AlreadyExists (there is a seal); DataLoss for a checkpoint that is damaged or lacks
-// parameters of its model, since a seal would certify the damage; those of the storage, at the
+// Errors: AlreadyExists if there is a seal. DataLoss for a checkpoint that is damaged or lacks
+// parameters of its model, since a seal would certify the damage. Those of the storage, at the
 // beginning if nothing can be written in a local folder.
 absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoint& checkpoint,
                                           const ForeignStorage& files,

@@ -48,14 +48,14 @@ std::vector<std::string> WrittenFormatNames();
 // Returns the formats that hold the model's tokenizer.
 std::vector<std::string> FormatsWithTokenizer();
 
-// Writes a checkpoint in another framework's format to a new folder; a format whose checkpoint is a
-// single file by itself, to a file of this name. A folder on a local disk gets its name when all
-// its files are durable and have been read back: every tensor's digest is compared with the digest
-// of the data read from the source, and with the source's own digest if it has one and the dtype is
-// the same. In an object store, the file without which readers find no checkpoint
-// (OutputFile::commits) is created last; a format of a single file has no such file, and its file
-// is visible as soon as it is complete. An object `unfinished` keeps two writers apart there. After
-// an error nothing is left of the folder.
+// Writes a checkpoint in another framework's format to a new folder, or to a file of this name if
+// the format's checkpoint is a single file. A folder on a local disk gets its name when all its
+// files are durable and have been read back. Every tensor's digest is compared with the digest of
+// the data read from the source. It is also compared with the source's own digest, if that exists
+// and the dtype is the same. In an object store, the file without which readers find no checkpoint
+// (OutputFile::commits) is created last. A format of a single file has no such file: its file is
+// visible as soon as it is complete. An object `unfinished` keeps two writers apart there. After an
+// error nothing is left of the folder.
 //
 // Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model;
 // those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss, naming the tensor,

@@ -16,10 +16,10 @@ namespace tessera::ckpt::convert {
 // otherwise by nanoGPT's `model_args` in them, otherwise by `model`, which may be null. Names are
 // Hugging Face's or Meta's. Matrices of GPT-2 may be transposed, as in nanoGPT, if the shapes of
 // all of them prove it. Wrappers in names (WithoutWrappers()) and dicts around the model ("model.")
-// are left out. Adam's moments below "state.NAME." become those of the parameter, and so do moments
-// below "state.NUMBER." if the optimizer's param_groups, the order of the model's parameters and
-// the shapes determine the parameter of each number (AssignNumbers()); otherwise a note says why
-// not. The number of updates, if all parameters agree, becomes the step.
+// are left out. Adam's moments below "state.NAME." become those of the parameter. So do moments
+// below "state.NUMBER.", if AssignNumbers() determines the parameter of each number from the
+// optimizer's param_groups, the order of the model's parameters and the shapes. Otherwise a note
+// says why not. The number of updates, if all parameters agree, becomes the step.
 //
 // `framework`, if not empty, is the one whose names and layouts of parameters the files have
 // (ForeignParameters()), instead of Hugging Face's or Meta's.

@@ -51,9 +51,10 @@ absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source, const IoOpti
 // Memory: for each thread two blocks, 8 MiB for reading, and a tensor of up to 32 MiB if its
 // elements are rearranged; 24 MiB for data that blocks share.
 //
-// Errors: those of the storages; FailedPrecondition for a tensor that the source lacks, or has with
-// another shape or in a dtype that is not converted; DataLoss for damage of the source; Internal,
-// before the file is created, for tensors that are not in the order of their offsets.
+// Errors: those of the storages, DataLoss for damage of the source, and
+// - FailedPrecondition for a tensor that the source lacks, or has with another shape or in a dtype
+//   that is not converted;
+// - Internal, before the file is created, for tensors that are not in the order of their offsets.
 absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
                                           std::string_view directory, const IoOptions& options);

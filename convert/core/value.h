@@ -89,9 +89,11 @@ struct Leaf {
   const SavedValue* value = nullptr;
 };
 
-// Returns whether a value is a branch, not a leaf, by the rules of the package tessera_ckpt: a dict
-// of texts and integers; a list or tuple that has a tensor in it, however deep; a list that has
-// such a dict in it, or in its lists.
+// Returns whether a value is a branch, not a leaf, by the rules of the package tessera_ckpt.
+// Branches are
+// - dicts of texts and integers;
+// - lists and tuples that have a tensor in them, however deep;
+// - lists that have such a dict in them, or in their lists.
 bool IsBranch(const SavedValue& value);
 
 // Returns all leaves in their order, with pointers into `root`.
