@@ -103,9 +103,9 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 //     ends = decision->end != EndReason::kNone;
 //   }
 //
-// A job that begins at a step, by TryResume() or Begin(), of which the folder already holds later
-// checkpoints is refused at its first decision (SaveTrouble::kLaterSteps): a restart would resume
-// from those instead of its own. Call AbandonLater() before, or save to another folder.
+// TryResume() or Begin() says at which step a job begins. If the folder holds checkpoints of later
+// steps, the job is refused at its first decision (SaveTrouble::kLaterSteps): a restart would
+// resume from those instead of its own. Call AbandonLater() before, or save to another folder.
 //
 // checkpoint/example/manager.cc is a complete program.
 //

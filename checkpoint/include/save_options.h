@@ -28,8 +28,8 @@ struct Metadata {
   std::string program = {};  // the saving program, for people: "my_trainer 1.2"
   std::map<std::string, std::string> entries = {};  // the program's own data: any bytes by name
   // By name, the entries of which not only rank 0's counts; the same names on all ranks. If a rank
-  // has other bytes than rank 0, the function is called on rank 0, by the saving thread, before
-  // anything is written, and what it returns is saved.
+  // has other bytes than rank 0, the saving thread of rank 0 calls the function before anything is
+  // written. The bytes that it returns are saved.
   std::map<std::string, UniteEntry> unite = {};
 
   // Fields of the manifest that the program fills in itself (topology, model, optimizer). Tensors
@@ -51,10 +51,11 @@ struct SaveOptions {
   absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 
   // Whether a committed checkpoint of the same step is replaced; otherwise it is AlreadyExists. The
-  // same on all ranks. Whatever happens, the old or the new checkpoint is there as a whole. The old
-  // one's files, and others in its directory, are deleted once the new one is committed; while this
-  // machine reads the old one, they stay, and go with the next save of the step. Needs room for
-  // both. Unimplemented, with nothing changed, in an object store without conditional replacement.
+  // same on all ranks. Whatever happens, the old or the new checkpoint is there as a whole. Once
+  // the new one is committed, the old one's files, and others in its directory, are deleted. While
+  // this machine reads the old one, they stay, and go with the next save of the step. Needs room
+  // for both. Unimplemented, with nothing changed, in an object store without conditional
+  // replacement.
   bool overwrite = false;
 
   // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; its
@@ -75,9 +76,9 @@ struct SaveOptions {
   // within the time of a few writes of 4 MiB.
   std::function<bool()> is_cancelled = {};
 
-  // Called by the saving thread, on every rank that set it, once this rank's data is durable and
-  // before the checkpoint is committed, to make durable what the checkpoint depends on, for example
-  // a log. An error fails the save.
+  // Makes durable what the checkpoint depends on, for example a log. Called by the saving thread,
+  // on every rank that set it, once this rank's data is durable and before the checkpoint is
+  // committed. An error fails the save.
   std::function<absl::Status()> before_commit = {};
 };
 

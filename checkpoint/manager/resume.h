@@ -45,9 +45,9 @@ struct ResumeRules {
 // newest first, until it succeeds.
 //
 // Rank 0 decides, and skips checkpoints that it finds damaged or diverged. If `load` fails because
-// of damage, whose place the status carries (FindDamagedParts() in checkpoint/include/damage.h),
-// rank 0 reads the named bytes itself: if they are damaged there, too, the checkpoint is skipped;
-// if not, the call fails. Other errors of `load`, such as those of a storage that does not reply,
+// of damage, the status carries the place (FindDamagedParts() in checkpoint/include/damage.h), and
+// rank 0 reads these bytes itself. If they are damaged there, too, the checkpoint is skipped. If
+// not, the call fails. Other errors of `load`, such as those of a storage that does not reply,
 // never lead to another checkpoint.
 //
 // In the end, every other rank reads the parts that rank 0 has found damaged: the manifest, the

@@ -39,11 +39,14 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
                                    std::span<const RetentionCandidate> candidates, absl::Time now);
 
 // Returns the indices of the checkpoints that may be deleted if the save of `coming` lacks space,
-// in the order of deletion: permanent ones that the policy gives up for the save anyway; rolling
-// ones; and permanent ones that the policy gives up if the newest good checkpoint and the coming
-// one count as permanent even if they are rolling. `candidates`, of both kinds, ascend by step.
-// Never returns the newest good one, so that until the save is complete, the run can lose only the
-// steps since then. Empty if none is good.
+// in the order of deletion:
+// 1. permanent ones that the policy gives up for the save anyway;
+// 2. rolling ones;
+// 3. permanent ones that the policy gives up if the newest good checkpoint and the coming one count
+//    as permanent even if they are rolling.
+//
+// `candidates`, of both kinds, ascend by step. Never returns the newest good one, so that until the
+// save is complete, the run can lose only the steps since then. Empty if none is good.
 std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
                                      std::span<const RetentionCandidate> candidates,
                                      const RetentionCandidate& coming, absl::Time now);

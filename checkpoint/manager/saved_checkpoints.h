@@ -76,7 +76,7 @@ bool IsLinked(Storage& storage, std::string_view directory);
 // save. A crash leaves a slot that is visibly incomplete. A checkpoint that is being read
 // (read_lock.h) stays in the slot, beside the next one, until the slot is emptied again. If
 // directories cannot be renamed, the folder is a new one in the slot, so that no other attempt
-// shares it, and an incomplete save stays until a checkpoint of its step or a later one is
+// shares it. An incomplete save then stays until a checkpoint of its step or a later one is
 // committed in a slot. Symbolic links are left alone: one in a slot stays beside the next
 // checkpoint; a slot that is a link is used only if the other one is a link, too, and never
 // emptied.
