@@ -74,7 +74,7 @@ absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
       ckpt::convert::WriteForeign(source, converted.string(),
                                   {.format = weights.format,
                                    .plan = {.dtype = weights.dtype,
-                                             .weights_only = true,
+                                            .weights_only = true,
                                             .tokenizer = weights.tokenizer,
                                             .tokenizer_path = weights.tokenizer_path}}));
   // llm.c's first file is the model's.

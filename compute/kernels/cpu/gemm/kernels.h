@@ -23,9 +23,9 @@ namespace tessera::gemm {
 // The indices of k in a block of exact bf16 products (see gemm.h).
 inline constexpr int64_t kBlock = 32;
 
-// Makes an x86-64 processor treat subnormals as zeros during its lifetime, or, without `flush`, as the
-// numbers that they are. Other processors have no such mode with the same bits (ARM's flushes what is
-// subnormal before it is rounded): there, the loops of the contract flush by themselves
+// Makes an x86-64 processor treat subnormals as zeros during its lifetime, or, without `flush`, as
+// the numbers that they are. Other processors have no such mode with the same bits (ARM's flushes
+// what is subnormal before it is rounded): there, the loops of the contract flush by themselves
 // (registers-inl.h).
 class FlushSubnormals {
  public:
