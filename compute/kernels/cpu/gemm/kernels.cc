@@ -382,7 +382,7 @@ namespace tessera::gemm {
 namespace {
 
 #if !defined(__x86_64__)
-bool HasBf16() { return false; }
+PairSpeed SpeedOfPairs() { return PairSpeed::kNone; }
 bool HasAmx() { return false; }
 #else
 // AVX-512's bf16 instructions, unless TESSERA_CPU limits instructions to what was before them.
