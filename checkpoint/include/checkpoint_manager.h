@@ -64,9 +64,9 @@ struct CheckpointManagerOptions {
 
 // A function that loads a checkpoint on this rank. Collective; returns the same status on all
 // ranks, as Checkpoint::Load() does. A rank that fails on its own first agrees with the others
-// (AgreeOnStatus()), or leaves the group, so that the others' waits end. After an error that is
-// agreed upon and known to be damage (damage.h), TryResume() goes on to the next checkpoint. Any
-// other error ends it without another call of the group.
+// (AgreeOnStatus()), or leaves the group, so that the others' waits end. If all ranks return the
+// same error, and it is known to be damage (damage.h), TryResume() goes on to the next checkpoint.
+// Any other error ends TryResume() without another call of the group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
 // A function that describes this rank's state, and what is saved beside it, for a step that is

@@ -21,8 +21,8 @@ class CopyOrder {
   // Marks a piece as waited for.
   void Want(size_t piece) { wanted_.push_back(piece); }
 
-  // Returns the next piece that is waited for; nullopt if none is pending. A piece that is no
-  // longer pending never is again.
+  // Returns the next piece that is waited for; nullopt if none is pending. Pieces never become
+  // pending again.
   template <typename IsPending>
   std::optional<size_t> Wanted(const IsPending& is_pending) {
     while (!wanted_.empty() && !is_pending(wanted_.front())) wanted_.pop_front();

@@ -258,10 +258,10 @@ RunEvent StartEvent(const Session& session, const std::vector<Trainer::Memory>& 
                     .topology = ToString(ConfigTopology(session.config))};
   event.numbers["parameters"] = static_cast<double>(ParameterCount(session.config.model()));
   if (predicted_seconds > 0) event.numbers["predicted_step_seconds"] = predicted_seconds;
-  for (const Trainer::Memory& memory : ranks) {
-    std::map<std::string, double>& kinds = event.ranks.emplace_back();
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    NumbersOfRank& kinds = event.ranks[static_cast<int>(rank)];
     for (const auto& [name, bytes] : kMemoryKinds) {
-      kinds[name] = static_cast<double>(memory.*bytes);
+      kinds[name] = static_cast<double>(ranks[rank].*bytes);
     }
   }
   if (!session.resumed) return event;

@@ -42,6 +42,7 @@ namespace {
 
 // After this many consecutive updates with broken gradients, continuing is pointless.
 constexpr int64_t kMaxSkippedInARow = 10;
+constexpr size_t kMostRanksOfSave = 64;  // in its event
 
 // Returns the rate of matrix products that all ranks reach together, each with its own threads and
 // at the same time; 0 if it is unknown, since a rank has no memory left for them.
@@ -394,13 +395,15 @@ void TrainLoop::Happened(const std::string& name, int64_t step, const std::strin
                      {"bytes", static_cast<double>(saved->bytes_written)}};
     event.strings = {{"directory", saved->directory}};
     const auto rounded = [](double seconds) { return std::round(seconds * 1e6) / 1e6; };
+    std::vector<NumbersOfRank> ranks;
     for (const ckpt::SavePhases& rank : saved->ranks) {
-      event.ranks.push_back({{"planning", rounded(rank.planning)},
-                             {"copying", rounded(rank.copying)},
-                             {"writing", rounded(rank.writing)},
-                             {"syncing", rounded(rank.syncing)},
-                             {"seconds", rounded(rank.seconds)}});
+      ranks.push_back({{"planning", rounded(rank.planning)},
+                       {"copying", rounded(rank.copying)},
+                       {"writing", rounded(rank.writing)},
+                       {"syncing", rounded(rank.syncing)},
+                       {"seconds", rounded(rank.seconds)}});
     }
+    event.ranks = LargestOf(ranks, "seconds", kMostRanksOfSave);
   }
   session_.events->Add(event);
 }

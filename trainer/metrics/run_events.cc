@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,15 +29,26 @@ Json ToJson(const RunEvent& event) {
   json["text"] = event.text;
   for (const auto& [name, value] : event.numbers) json[name] = Number(value);
   for (const auto& [name, value] : event.strings) json[name] = value;
-  for (size_t rank = 0; rank < event.ranks.size(); ++rank) {
+  for (const auto& [rank, numbers] : event.ranks) {
     Json of_rank = {{"rank", rank}};
-    for (const auto& [kind, value] : event.ranks[rank]) of_rank[kind] = Number(value);
+    for (const auto& [kind, value] : numbers) of_rank[kind] = Number(value);
     json["ranks"].push_back(std::move(of_rank));
   }
   return json;
 }
 
 }  // namespace
+
+std::map<int, NumbersOfRank> LargestOf(const std::vector<NumbersOfRank>& ranks,
+                                       const std::string& kind, size_t most) {
+  std::vector<int> order(ranks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater(), [&](int rank) { return ranks[rank].at(kind); });
+  order.resize(std::min(order.size(), most));
+  std::map<int, NumbersOfRank> largest;
+  for (const int rank : order) largest[rank] = ranks[rank];
+  return largest;
+}
 
 RunEvents::RunEvents(const std::string& folder, std::optional<double> idle_seconds, NoteSink failed)
     : path_(absl::StrCat(folder, "/events.jsonl")),

@@ -16,6 +16,9 @@
 
 namespace tessera {
 
+// Bytes or seconds, by kind.
+using NumbersOfRank = std::map<std::string, double>;
+
 struct RunEvent {
   std::string name;
   int64_t step = 0;      // completed steps
@@ -23,8 +26,13 @@ struct RunEvent {
   std::string topology;  // of the run; empty: not written
   std::map<std::string, double> numbers;
   std::map<std::string, std::string> strings;
-  std::vector<std::map<std::string, double>> ranks;  // by rank: bytes or seconds, by kind
+  std::map<int, NumbersOfRank> ranks;
 };
+
+// Returns the ranks with the largest numbers of a kind, at most `most`, so that an event that
+// repeats stays small in jobs of thousands of ranks. `ranks` is indexed by rank; all have the kind.
+std::map<int, NumbersOfRank> LargestOf(const std::vector<NumbersOfRank>& ranks,
+                                       const std::string& kind, size_t most);
 
 // The writer of events.jsonl, which has one JSON object per line:
 // {"kind":"event","event":NAME,"step":N,"time":SECONDS_SINCE_1970,
@@ -37,7 +45,7 @@ struct RunEvent {
 //                  lost_steps and lost_seconds, the work that was lost, and down_seconds, the time
 //                  from its last record until now.
 //   saved          seconds, bytes, directory, ranks: [{"rank", "planning", "copying", "writing",
-//                  "syncing", "seconds"}] in seconds, as SavePhases
+//                  "syncing", "seconds"}] in seconds, as SavePhases, of the 64 slowest ranks
 //   not_saved, damaged (a checkpoint that was skipped), signal, stop_file, exit_duration,
 //   replicated (the first, and the first after a failure), not_replicated (likewise)
 //   sample         prompt

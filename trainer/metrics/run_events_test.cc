@@ -35,6 +35,13 @@ class RunEventsTest : public ::testing::Test {
   std::vector<std::string> failures_;
 };
 
+TEST(LargestOfTest, KeepsTheNumbersOfTheseRanks) {
+  const std::vector<NumbersOfRank> ranks = {{{"s", 2}}, {{"s", 3}}, {{"s", 1}}, {{"s", 3}}};
+  EXPECT_EQ(LargestOf(ranks, "s", 2), (std::map<int, NumbersOfRank>{{1, ranks[1]}, {3, ranks[3]}}));
+  EXPECT_EQ(LargestOf(ranks, "s", 9).size(), 4);
+  EXPECT_TRUE(LargestOf({}, "s", 9).empty());
+}
+
 TEST_F(RunEventsTest, AreAddedToThoseOfProcessesThatDied) {
   {
     RunEvents events = Open();
@@ -43,7 +50,7 @@ TEST_F(RunEventsTest, AreAddedToThoseOfProcessesThatDied) {
                 .text = "begins",
                 .topology = "tp2",
                 .numbers = {{"parameters", 12345}, {"predicted_step_seconds", 0.25}},
-                .ranks = {{{"weights", 1}}, {{"weights", 2}}}});
+                .ranks = {{0, {{"weights", 1}}}, {1, {{"weights", 2}}}}});
   }
   // Lost to a power failure; then to a kill.
   std::ofstream(folder_ + "/events.jsonl", std::ios::app)

@@ -141,7 +141,7 @@ class ChainGemm {
   bool sums_apart_ = false;      // c is bf16 and k has several parts: sums are kept in scratch
   int64_t sums_stride_ = 0;      // from one row of them to the next
   int64_t tiles_ = 0;            // whose sums pass through scratch
-  // Of scratch; row_words_ of a part.
+  // Sizes within scratch: a panel of rows, the rows of a part of k, all rows, the columns.
   int64_t row_panel_words_ = 0, row_words_ = 0, all_row_words_ = 0, column_words_ = 0;
   int64_t sum_words_ = 0, level_tile_words_ = 0, level_words_ = 0;
   int64_t scratch_words_ = 0;
