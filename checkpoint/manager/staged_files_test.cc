@@ -1,5 +1,6 @@
 // Resumes of several ranks, on two hosts, that check the staged files there.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -131,6 +132,17 @@ TEST_F(StagedFilesTest, DamagedCopiesAreDeletedOnTheirHostAlone) {
   EXPECT_THAT(Staged(1), SizeIs(kRanksOfHost - 1));
   EXPECT_TRUE(absl::IsNotFound(hosts_[1]->Open(path).status()));
   EXPECT_THAT(notes_, Contains(HasSubstr("1 damaged copies in ")).Times(1));
+}
+
+TEST_F(StagedFilesTest, ACopyThatIsOnceReadWrongStays) {
+  for (const int64_t times : {2, 3}) {
+    Resume([&](FaultInjectingStorage& staging) {
+      for (const std::string& name : Staged(0)) {
+        staging.CorruptReads(JoinPath(StepDirectoryName(1), name), 100, std::byte{1}, times);
+      }
+    });
+    EXPECT_THAT(Staged(0), SizeIs(times == 2 ? kRanksOfHost : 0));
+  }
 }
 
 TEST_F(StagedFilesTest, CopiesThatCannotBeReadStayAndAreNoted) {

@@ -19,7 +19,6 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr int kRereads = 2;  // of a chunk whose checksum is wrong
 constexpr size_t kMaxDamagePerFile = 100;
 
 // The manifest says which path to open: a folder or a pipe in its place is damage.
@@ -359,7 +358,7 @@ absl::Status Scanner::CheckChunk(const FilePiece& chunk, std::span<std::byte> da
     return absl::OkStatus();
   }
   absl::Status read;
-  for (int again = 0; again < kRereads && (found != expected || !read.ok()); ++again) {
+  for (int again = 0; again < kChunkRereads && (found != expected || !read.ok()); ++again) {
     read = files_.at(chunk.file_index).file->ReadOriginalAt(chunk.begin, data);
     if (read.ok()) found = Crc32c(data);
   }

@@ -37,6 +37,8 @@
 
 namespace tessera::ckpt {
 
+inline constexpr int kChunkRereads = 2;  // of a chunk whose checksum is wrong
+
 // Bytes [begin, end) of a data file. Begins at a checksum chunk, and ends at one or with the file.
 struct FilePiece {
   uint32_t file_index;  // into Manifest.files

@@ -242,7 +242,14 @@ absl::StatusOr<bool> HasSavedBytes(Storage& storage, std::string_view checkpoint
   const auto compare = [&](int, const FilePiece& chunk, const std::byte* data) -> absl::Status {
     if (!HasChecksums(description)) return absl::OkStatus();
     const auto expected = description.chunk_crc32c(chunk.begin / description.chunk_bytes());
-    if (Crc32c({data, chunk.size()}) == expected) return absl::OkStatus();
+    uint32_t found = Crc32c({data, chunk.size()});
+    std::vector<std::byte> reread;
+    for (int again = 0; again < kChunkRereads && found != expected; ++again) {
+      reread.resize(chunk.size());
+      TESSERA_RETURN_IF_ERROR(scanner.file(file_index)->ReadAt(chunk.begin, reread));
+      found = Crc32c(reread);
+    }
+    if (found == expected) return absl::OkStatus();
     differs = true;
     return absl::DataLossError("a wrong checksum");
   };

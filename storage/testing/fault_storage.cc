@@ -134,9 +134,9 @@ void FaultInjectingStorage::SetDiskBytes(uint64_t free_bytes) {
 }
 
 void FaultInjectingStorage::CorruptReads(const std::string& path, uint64_t offset_bytes,
-                                         std::byte mask) {
+                                         std::byte mask, int64_t times) {
   MutexLock lock(&mutex_);
-  corruptions_.push_back({path, offset_bytes, mask});
+  corruptions_.push_back({path, offset_bytes, mask, times});
 }
 
 void FaultInjectingStorage::TruncateReads(const std::string& path, uint64_t size_bytes) {
@@ -217,12 +217,12 @@ void FaultInjectingStorage::GiveRoomBack(const std::string& path, bool tree) {
 }
 
 void FaultInjectingStorage::CorruptRead(const std::string& path, uint64_t offset_bytes,
-                                        std::span<std::byte> out) const {
+                                        std::span<std::byte> out) {
   MutexLock lock(&mutex_);
-  for (const Corruption& corruption : corruptions_) {
+  for (Corruption& corruption : corruptions_) {
     if (corruption.path != path || corruption.offset_bytes < offset_bytes) continue;
     const uint64_t at = corruption.offset_bytes - offset_bytes;
-    if (at < out.size()) out[at] ^= corruption.mask;
+    if (at < out.size() && corruption.times-- > 0) out[at] ^= corruption.mask;
   }
 }
 

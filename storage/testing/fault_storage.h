@@ -89,8 +89,9 @@ class FaultInjectingStorage final : public ForwardingStorage {
   void SetPreferredWriteBytes(uint64_t bytes) { preferred_write_bytes_ = bytes; }
   void SetInPlaceAlignmentBytes(uint64_t bytes) { in_place_alignment_bytes_ = bytes; }
 
-  // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
-  void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask);
+  // Flips the bits of `mask` in the byte at `offset_bytes` of `path` when it is read, so often.
+  void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask,
+                    int64_t times = INT64_MAX);
 
   // Makes the file end at this size at the latest for readers.
   void TruncateReads(const std::string& path, uint64_t size_bytes);
@@ -137,7 +138,7 @@ class FaultInjectingStorage final : public ForwardingStorage {
   // Returns how many bytes of [begin, end) fit on the disk, and reserves that space.
   uint64_t TakeRoom(const std::string& path, uint64_t begin_bytes, uint64_t end_bytes);
   void GiveRoomBack(const std::string& path, bool tree);
-  void CorruptRead(const std::string& path, uint64_t offset_bytes, std::span<std::byte> out) const;
+  void CorruptRead(const std::string& path, uint64_t offset_bytes, std::span<std::byte> out);
   uint64_t TruncatedSize(const std::string& path, uint64_t size_bytes) const;
 
   struct Fault {
@@ -148,6 +149,7 @@ class FaultInjectingStorage final : public ForwardingStorage {
     std::string path;
     uint64_t offset_bytes;
     std::byte mask;
+    int64_t times;
   };
 
   std::atomic<uint64_t> preferred_write_bytes_;  // without a lock: `matches` may wait for a caller
