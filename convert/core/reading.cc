@@ -126,14 +126,15 @@ std::string WithoutWrappers(std::string_view name) {
   std::vector<std::string> parts = absl::StrSplit(std::string(name), '.');
   std::erase_if(parts,
                 [](const std::string& part) { return std::ranges::count(kAnywhere, part) > 0; });
-  std::string rest = absl::StrJoin(parts, ".");
+  const std::string joined = absl::StrJoin(parts, ".");
+  std::string_view rest = joined;
   const auto unwrap = [&](std::string_view wrapper) {
     const bool wraps = rest.starts_with(wrapper);
-    if (wraps) rest.erase(0, wrapper.size());
+    if (wraps) rest.remove_prefix(wrapper.size());
     return wraps;
   };
   while (std::ranges::any_of(kAtTheBegin, unwrap)) continue;
-  return rest;
+  return std::string(rest);
 }
 
 std::string SomeOf(const std::vector<std::string>& names) {

@@ -149,6 +149,9 @@ std::optional<SavedValue> ParseTree(std::string_view text) {
 // Takes the forms of what JSON has no form for.
 class Decoder {
  public:
+  // `takes_tensors`: of a structure, whose tensors have a place. A value has none.
+  explicit Decoder(bool takes_tensors) : takes_tensors_(takes_tensors) {}
+
   // nullopt where a part of the value is of a kind that a tree does not hold.
   std::optional<SavedValue> Decode(SavedValue json) {
     if (json.As<SavedValue::Tensor>() != nullptr) return std::nullopt;  // LargeInteger()
@@ -177,7 +180,7 @@ class Decoder {
     const SavedValue* const tag = std::as_const(tagged).Find(kTag);
     const bool has_kind = tag != nullptr && tag->As<std::string>() != nullptr;
     const std::string kind = has_kind ? *tag->As<std::string>() : "";
-    if (kind == "tensor") return SavedValue{SavedValue::Tensor{}};
+    if (kind == "tensor" && takes_tensors_) return SavedValue{SavedValue::Tensor{}};
     SavedValue* const value = tagged.Find(kTagged);
     if (value == nullptr) return std::nullopt;
     for (const char* const plainer :
@@ -220,6 +223,7 @@ class Decoder {
     return std::nullopt;
   }
 
+  const bool takes_tensors_;
   bool is_plainer_ = false;
 };
 
@@ -325,7 +329,7 @@ std::string StructureToJson(const SavedValue& root) {
 
 std::optional<SavedValue> ReadStructure(std::string_view json, const FindLeaf& find) {
   std::optional<SavedValue> tree = ParseTree(json);
-  if (tree.has_value()) tree = Decoder().Decode(*std::move(tree));
+  if (tree.has_value()) tree = Decoder(/*takes_tensors=*/true).Decode(*std::move(tree));
   if (!tree.has_value() || tree->As<SavedValue::Dict>() == nullptr || !IsBranch(*tree)) {
     return std::nullopt;
   }
@@ -352,7 +356,7 @@ SavedState StateOf(const Manifest& manifest) {
   std::map<std::string, SavedValue> values;
   for (size_t i = 0; i < dict->size(); ++i) {
     const std::string& name = *dict->key(i).As<std::string>();
-    Decoder decoder;
+    Decoder decoder(/*takes_tensors=*/false);
     std::optional<SavedValue> value = decoder.Decode(std::move(dict->value(i)));
     if (!value.has_value()) {
       state.left_out.push_back(name);

@@ -99,11 +99,13 @@ TEST(SavedValuesTest, KindsOfThePackage) {
                     "fields": ["a", "b"]},
           "ordered": {"!": "OrderedDict", "value": [["k", 1]]},
           "complex": {"!": "complex", "value": [1.0, 2.0]}, "future": {"!": "new", "value": 1},
-          "inside": [{"!": "new", "value": 1}], "whole": 9223372036854775807,
+          "inside": [{"!": "new", "value": 1}], "tensor": {"!": "tensor"},
+          "below": {"!": "dict", "value": [[1.5, {"!": "tensor"}]]}, "whole": 9223372036854775807,
           "exact": 1e22})",
       "", {});
   const SavedState state = StateOf(manifest);
-  EXPECT_THAT(state.left_out, ElementsAre("huge", "hex", "complex", "future", "inside"));
+  EXPECT_THAT(state.left_out,
+              ElementsAre("huge", "hex", "complex", "future", "inside", "tensor", "below"));
   EXPECT_THAT(state.plainer, ElementsAre("number", "named", "ordered"));
   const auto values = ValuesByName(state.root);
   EXPECT_TRUE(std::isnan(*values.at("number")->As<double>()));
