@@ -180,6 +180,10 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
     EXPECT_TRUE(FilesIn(exported(step)) == converted(step, "f32")) << step;
   }
   EXPECT_FALSE(std::filesystem::exists(exported(5)));
+  // Also with nothing left to train.
+  std::filesystem::remove_all(exported(7));
+  MustRun(Launcher(Saving("run", 7, more)));
+  EXPECT_TRUE(FilesIn(exported(7)) == converted(7, "f32"));
   EXPECT_EQ(Steps("run"), (std::set<int64_t>{2, 4, 6, 7}));
   for (const auto& entry : std::filesystem::directory_iterator(Checkpoints("run"))) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr("unfinished")));

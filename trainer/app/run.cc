@@ -242,6 +242,14 @@ absl::Status RunSession(Session& session, ProgressLine& progress_line,
     TESSERA_RETURN_IF_ERROR(ExportWeights(session, LlmcExport(session)));
     progress_line.Message("weights written to " + config.checkpoint().export_llmc());
   }
+  const int64_t step = session.progress.step,
+                hf_interval = config.checkpoint().export_hf_interval();
+  const bool in_hf = session.trains && hf_interval > 0 && step % hf_interval == 0;  // already
+  if (config.checkpoint().last_save_in_hf() && !in_hf && step == config.training().train_iters()) {
+    const ForeignWeights weights = HuggingFaceExportOfStep(session);
+    TESSERA_RETURN_IF_ERROR(ExportWeights(session, weights));
+    progress_line.Message("weights written to " + weights.path);
+  }
   if (config.sampling().num_tokens_to_generate() > 0) return Sample(session, progress_line);
   return absl::OkStatus();
 }

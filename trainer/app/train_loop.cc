@@ -148,8 +148,7 @@ absl::Status TrainLoop::Train() {
     if (AtInterval(config_.checkpoint().export_llmc_interval())) {
       TESSERA_RETURN_IF_ERROR(Export(LlmcExportOfStep(session_)));
     }
-    if (AtInterval(config_.checkpoint().export_hf_interval()) ||
-        (config_.checkpoint().last_save_in_hf() && decision_.end == ckpt::EndReason::kLastStep)) {
+    if (AtInterval(config_.checkpoint().export_hf_interval())) {
       TESSERA_RETURN_IF_ERROR(Export(HuggingFaceExportOfStep(session_)));
     }
     const bool ends = decision_.end != ckpt::EndReason::kNone;
