@@ -198,8 +198,8 @@ CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
     };
     const auto best = std::ranges::min_element(trained, {}, time);
     all += first;
-    gain += first - time(*best);
     if (first - time(*best) < kShownChange * first) continue;
+    gain += first - time(*best);
     absl::StrAppendFormat(&lines, "\n%-44s %9.3f ms, by proposal %d: %9.3f ms", name, first,
                           best - trained.begin(), time(*best));
   }
