@@ -192,9 +192,11 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
     const Linear& down = parts_.mlp[i].down;
     down.BackwardWeight(pass, saved.mlp[i].act, d_sum, scratch.unit_sums, accumulate,
                         i == 0 ? parts_.mlp_residual.bias : nullptr);
-    has_up_bias =
+    const bool has_bias =
         BackwardActivated(parts_.activation, pass, down, d_sum, saved.mlp[i].up, scratch.d_act[i],
                           scratch.d_up[i], parts_.mlp[i].up.bias(), accumulate);
+    CHECK(i == 0 || has_bias == has_up_bias);  // shards are alike
+    has_up_bias = has_bias;
   }
   const NormPlace norm = MlpNorm(saved, scratch);
   if (saved.mlp_normed.empty()) TESSERA_RETURN_IF_ERROR(NormForward(pass, saved.mid, norm));

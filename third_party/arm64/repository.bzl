@@ -78,7 +78,7 @@ cc_toolchain_config(
 """
 
 def _arm64_repository_impl(ctx):
-    root = ctx.os.environ.get("TESSERA_ARM64_ROOT", "/usr/aarch64-linux-gnu")
+    root = ctx.os.environ.get("TESSERA_ARM64_ROOT") or "/usr/aarch64-linux-gnu"
     clang = ctx.execute(["clang", "-print-resource-dir"]).stdout.strip() + "/include"
 
     # Layering is checked for all headers but these.
