@@ -42,7 +42,6 @@ TESSERA_INLINE FloatRegister LoadFloats(const void* from) {
 
 // The steps by which chains grow: acc = a b + acc, for a word of a and a register of b.
 struct Fast {
-  [[maybe_unused]] static constexpr int64_t kStepsOfBlock = gemm::kBlock;
   static TESSERA_INLINE FloatRegister Step(const uint32_t* a, FloatRegister b, FloatRegister acc) {
     return hn::MulAdd(hn::Set(FloatTag(), *reinterpret_cast<const float*>(a)), b, acc);
   }
@@ -69,10 +68,17 @@ struct Widened : Fused {
 // VDPBF16PS: two multiply-adds one after the other, those of the upper halves first, each rounded
 // once, with subnormals flushed. No target of Highway's names the instruction.
 struct Pairs {
-  static constexpr int64_t kStepsOfBlock = gemm::kBlock / 2;
   static TESSERA_INLINE FloatRegister Step(const uint32_t* a, FloatRegister b, FloatRegister acc) {
     const FloatRegister word = hn::Set(FloatTag(), *reinterpret_cast<const float*>(a));
     asm("vdpbf16ps %2, %1, %0" : "+v"(acc.raw) : "v"(b.raw), "v"(word.raw));
+    return acc;
+  }
+};
+
+// Pairs that need no register for a word of a.
+struct PairsFromMemory {
+  static TESSERA_INLINE FloatRegister Step(const uint32_t* a, FloatRegister b, FloatRegister acc) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc.raw) : "v"(b.raw), "m"(*a));
     return acc;
   }
 };
@@ -136,9 +142,9 @@ void MultiplyChains(const gemm::Tile& tile) {
 
 // Computes, block by block, the chains of the even k and those of the odd k side by side, and adds
 // their sums.
-template <typename Step, int kRows, int kVectors>
+template <int kRows, int kVectors>
 void MultiplyBlocks(const gemm::Tile& tile) {
-  constexpr int64_t kSteps = Step::kStepsOfBlock / 2, kWidth = kVectors * kVectorLanes;
+  constexpr int64_t kSteps = gemm::kBlock / 2, kWidth = kVectors * kVectorLanes;
   const uint32_t* a = tile.a;
   const uint32_t* b = tile.b;
   gemm::Fetcher fetcher(tile);
@@ -152,7 +158,7 @@ void MultiplyBlocks(const gemm::Tile& tile) {
                   : Flushed(LoadFloats(tile.from + row * tile.from_stride + v * kVectorLanes)),
               FloatTag(), sums + row * kWidth + v * kVectorLanes);
   });
-  for (int64_t block = tile.steps / Step::kStepsOfBlock; block > 0; --block) {
+  for (int64_t block = tile.steps / gemm::kBlock; block > 0; --block) {
     // A zero that the compiler does not see: it would set the arrays in memory, and leave them.
     float zero = 0;
 #if HWY_ARCH_X86
@@ -170,8 +176,8 @@ void MultiplyBlocks(const gemm::Tile& tile) {
         __builtin_prefetch(b + 2 * kSteps * kWidth + line);
         __builtin_prefetch(b + 3 * kSteps * kWidth + line);
       }
-      Grow<Step>(a, b, even);
-      Grow<Step>(a + kSteps * kRows, b + kSteps * kWidth, odd);
+      Grow<Widened>(a, b, even);
+      Grow<Widened>(a + kSteps * kRows, b + kSteps * kWidth, odd);
     }
     a += kSteps * kRows;
     b += kSteps * kWidth;
@@ -186,6 +192,68 @@ void MultiplyBlocks(const gemm::Tile& tile) {
                tile.to + row * tile.to_stride + v * kVectorLanes);
   });
 }
+
+#if HWY_TARGET <= HWY_AVX3
+// As many rows as 30 registers allow: two chains and a sum for each element.
+constexpr int kRowsOfPass = 5;
+constexpr int kRowsOfPasses = 3 * kRowsOfPass;
+static_assert(kRowsOfPasses <= kRegisterLanes);      // packed at once
+constexpr int64_t kBlockOfPairs = gemm::kBlock / 2;  // its steps
+
+// Computes rows [row, row + kRows) of a tile of `rows` rows. The sums of blocks stay in registers:
+// on Zen 4 a store takes as long as VDPBF16PS, while an addition takes no time beside it. The first
+// rows fetch the memory that is needed soon.
+template <int kRows, int kVectors>
+void MultiplyPass(const gemm::Tile& tile, int64_t rows, int64_t row) {
+  constexpr int64_t kSteps = kBlockOfPairs / 2, kWidth = kVectors * kVectorLanes;
+  const uint32_t* a = tile.a + row;
+  const uint32_t* b = tile.b;
+  gemm::Fetcher fetcher(tile);
+  const float* const from = tile.from == nullptr ? nullptr : tile.from + row * tile.from_stride;
+  FloatRegister sums[kRows][kVectors];
+  ForRegisters<kRows, kVectors>([&](int i, int v) HWY_ATTR {
+    sums[i][v] = from == nullptr ? hn::Zero(FloatTag())
+                                 : LoadFloats(from + i * tile.from_stride + v * kVectorLanes);
+  });
+  for (int64_t block = tile.steps / kBlockOfPairs; block > 0; --block) {
+    FloatRegister chains[2][kRows][kVectors];
+#pragma unroll
+    for (auto& chain : chains) {
+      ForRegisters<kRows, kVectors>([&](int i, int v) HWY_ATTR {
+        chain[i][v] = hn::Zero(FloatTag());
+        asm("" : "+v"(chain[i][v].raw));  // or zeros would be copies of one register
+      });
+#pragma unroll 1
+      for (int step = 0; step < kSteps; step += gemm::kStepsOfAhead) {
+        if (row == 0) fetcher.Fetch();
+#pragma unroll
+        for (int i = 0; i < gemm::kStepsOfAhead; ++i, a += rows, b += kWidth) {
+          for (int64_t line = 0; line < kWidth; line += 16) {
+            __builtin_prefetch(b + 2 * kSteps * kWidth + line);
+          }
+          Grow<PairsFromMemory>(a, b, chain);
+        }
+      }
+    }
+    ForRegisters<kRows, kVectors>([&](int i, int v) HWY_ATTR {
+      sums[i][v] = hn::Add(sums[i][v], hn::Add(chains[0][i][v], chains[1][i][v]));
+    });
+  }
+  float* const to = tile.to + row * tile.to_stride;
+  ForRegisters<kRows, kVectors>([&](int i, int v) HWY_ATTR {
+    hn::StoreU(sums[i][v], FloatTag(), to + i * tile.to_stride + v * kVectorLanes);
+  });
+}
+
+// Multiplies a tile in passes of near-equal height.
+template <int kRows, int kVectors, int kRow = 0>
+void MultiplyInPasses(const gemm::Tile& tile) {
+  constexpr int kLeft = kRows - kRow, kPasses = (kLeft + kRowsOfPass - 1) / kRowsOfPass;
+  constexpr int kHeight = (kLeft + kPasses - 1) / kPasses;
+  MultiplyPass<kHeight, kVectors>(tile, kRows, kRow);
+  if constexpr (kPasses > 1) MultiplyInPasses<kRows, kVectors, kRow + kHeight>(tile);
+}
+#endif
 
 TESSERA_INLINE FloatRegister Plus(FloatRegister x, FloatRegister y, const float* /*dtype*/) {
   return hn::Add(x, y);
@@ -300,23 +368,37 @@ constexpr gemm::Kernels Chains(int64_t k_per_step, gemm::PackFunction pack,
           .multiply = {{MultiplyChains<Step, kRow + 1, 1>, MultiplyChains<Step, kRow + 1, 2>}...}};
 }
 
-template <typename Step, int... kRow>
-constexpr gemm::Kernels Blocks(gemm::PackFunction pack, gemm::FinishFunction round,
-                               std::integer_sequence<int, kRow...>) {
+template <int... kRow>
+constexpr gemm::Kernels WidenedBlocks(gemm::FinishFunction round,
+                                      std::integer_sequence<int, kRow...>) {
   return {.rows = kTileRows / 2,
           .columns = kTileVectors * kVectorLanes,
           .height = 1,
           .block = gemm::kBlock,
-          .k_per_step = gemm::kBlock / Step::kStepsOfBlock,
-          .pack_rows = pack,
-          .pack_columns = pack,
+          .k_per_step = 1,
+          .pack_rows = PackWidenedBlocks,
+          .pack_columns = PackWidenedBlocks,
           .most_steps = 256,
           .finish = {Finish<BFloat16, float>, round},
           .add = AddLevels,
-          .multiply = {{MultiplyBlocks<Step, kRow + 1, 1>, MultiplyBlocks<Step, kRow + 1, 2>}...}};
+          .multiply = {{MultiplyBlocks<kRow + 1, 1>, MultiplyBlocks<kRow + 1, 2>}...}};
 }
 
 #if HWY_TARGET <= HWY_AVX3
+template <int... kRow>
+constexpr gemm::Kernels PairBlocks(std::integer_sequence<int, kRow...>) {
+  return {.rows = sizeof...(kRow),
+          .columns = kTileVectors * kVectorLanes,
+          .height = 1,
+          .block = gemm::kBlock,
+          .k_per_step = 2,
+          .pack_rows = PackPairBlocks,
+          .pack_columns = PackPairBlocks,
+          .finish = {Finish<BFloat16, float>, FinishByInstruction},
+          .add = AddLevels,
+          .multiply = {{MultiplyInPasses<kRow + 1, 1>, MultiplyInPasses<kRow + 1, 2>}...}};
+}
+
 template <typename Unit>
 constexpr gemm::Kernels Tiles(gemm::FinishFunction round) {
   return {.rows = 2 * kTile,
@@ -359,9 +441,8 @@ const gemm::Kernels& Choose(DType input, bool exact, gemm::PairSpeed pairs) {
 #if HWY_TARGET <= HWY_AVX3
   static constexpr gemm::Kernels kPairs[] = {
       Chains<Pairs>(2, PackWords<BFloat16>, Finish<BFloat16, float>, FinishByInstruction, kRows),
-      Blocks<Pairs>(PackPairBlocks, FinishByInstruction, kHalf)};
-  static constexpr gemm::Kernels kWidenedAndRounded =
-      Blocks<Widened>(PackWidenedBlocks, FinishByInstruction, kHalf);
+      PairBlocks(std::make_integer_sequence<int, kRowsOfPasses>())};
+  static constexpr gemm::Kernels kWidenedAndRounded = WidenedBlocks(FinishByInstruction, kHalf);
   if (exact && pairs == gemm::PairSpeed::kSlow) return kWidenedAndRounded;
   if (pairs != gemm::PairSpeed::kNone) return kPairs[exact ? 1 : 0];
 #else
@@ -369,7 +450,7 @@ const gemm::Kernels& Choose(DType input, bool exact, gemm::PairSpeed pairs) {
 #endif
   static constexpr gemm::Kernels kWidened[] = {
       Chains<Fast>(1, PackWidened, Finish<BFloat16, float>, Finish<BFloat16, BFloat16>, kRows),
-      Blocks<Widened>(PackWidenedBlocks, Finish<BFloat16, BFloat16>, kHalf)};
+      WidenedBlocks(Finish<BFloat16, BFloat16>, kHalf)};
   return kWidened[exact ? 1 : 0];
 }
 

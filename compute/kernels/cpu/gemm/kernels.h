@@ -148,7 +148,7 @@ struct LevelSum {
 };
 using AddFunction = void (*)(const LevelSum& sum);
 
-inline constexpr int kMostHeights = 14;
+inline constexpr int kMostHeights = 15;
 inline constexpr int64_t kMostRows = 32;
 
 struct Kernels {
