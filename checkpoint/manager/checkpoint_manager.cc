@@ -348,11 +348,11 @@ class Manager final : public CheckpointManager {
                        storage_->Describe(checkpoint.directory()), " from copies in ", from));
     }
     if (staged.deleted_files > 0) {
-      Say(absl::StrCat(staged.deleted_files, " damaged copies in ", from, " are deleted"));
+      Say(absl::StrCat("damaged copies in ", from, " are deleted: ", staged.deleted_files));
     }
     if (staged.unknown_files > 0) {
-      Say(absl::StrCat(staged.unknown_files, " copies in ", from,
-                       " cannot be checked and stay: ", staged.first_unknown.message()));
+      Say(absl::StrCat("copies in ", from, " stay that cannot be checked: ", staged.unknown_files,
+                       ", the first: ", staged.first_unknown.message()));
     }
   }
 
