@@ -410,9 +410,9 @@ class Faults:
 
 # Title, how it is done, and its outcomes.
 SCENARIOS = [
-    ("killed in a save", "SIGKILL to all ranks, a third of the times in the first tenth of a "
-     "save's time, a third in the middle, a third about its end; then a restart, whose next save "
-     "must work", lambda faults: faults.killed("sync")),
+    ("killed in a save", "SIGKILL to all ranks, equally often in the first tenth of a save's time, "
+     "in the middle and about its end; then a restart, whose next save must work",
+     lambda faults: faults.killed("sync")),
     ("killed in an asynchronous save", "the same", lambda faults: faults.killed("async")),
     ("killed in a second save of a step", "the step is there already, with other values; then it "
      "is loaded", Faults.saved_again),
