@@ -38,9 +38,9 @@ class ForeignStorage final : public ReadOnlyStorage {
  public:
   ~ForeignStorage() override;
 
-  // Checks the whole description before anything is read: the manifest's rules, that every piece
-  // lies inside its file, that every element of every tensor is in exactly one piece or in copies
-  // of it, and that the copies are equal, which reads them. `checked` is the base if it compares
+  // Checks the whole description before anything is read: the manifest's rules, and that every
+  // piece lies inside its file. Every element of every tensor must be in exactly one piece, or in
+  // copies of it, which are read to see that they are equal. `checked` is the base if it compares
   // checksums.
   //
   // Errors: DataLoss, naming file and tensor; NotFound, listing every missing file.

@@ -26,8 +26,8 @@ namespace tessera::ckpt::convert {
 //
 // Without a model, or if the names are not those of all its parameters, the tensors are left as
 // they are, with a note that says why. Errors: DataLoss, naming the tensor, if names match but
-// shapes do not, if the model lacks one of the tensors around its own, and if two parts of the
-// state dict could be the model; those of the storage.
+// shapes do not, or if the model lacks one of the tensors around its own. DataLoss if two parts of
+// the state dict could be the model. Those of the storage.
 absl::Status NameStateDict(Storage& storage, const ModelProto* model, std::string_view framework,
                            ForeignCheckpoint& checkpoint);
 

@@ -63,9 +63,9 @@ absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,
                                                  const PlanOptions& options);
 
 // Returns the checkpoint with the name "<parameter>.<state>" (transformer.wte.weight.exp_avg) for
-// each tensor of optimizer state that the manifest's mapping assigns to a parameter, whatever its
-// name was: two exchanged names are exchanged back. The mapping may give a parameter by its second
-// name.
+// each tensor of optimizer state that the manifest's mapping assigns to a parameter. Its name does
+// not matter: two exchanged names are exchanged back. The mapping may give a parameter by its
+// second name.
 //
 // Optimizer state that the mapping does not mention keeps its name, or becomes "<name> (of no
 // parameter)" if the mapping gives the name to another tensor.

@@ -33,8 +33,8 @@ struct DeepSpeedFolder {
 
 // Finds a checkpoint; nullopt if neither the root of the storage nor the folder that its file
 // "latest" names is a checkpoint of DeepSpeed. Errors: DataLoss, listing the ranks whose files are
-// missing, and for a file "latest" that names a missing folder; Unimplemented for files of
-// model-parallel ranks and of experts, unless the checkpoint is universal; those of the storage.
+// missing, and for a file "latest" that names a missing folder. Unimplemented for files of
+// model-parallel ranks and of experts, unless the checkpoint is universal. Those of the storage.
 absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& storage);
 
 // The entries of a dict, in the order of the file.

@@ -20,8 +20,8 @@ namespace tessera::ckpt::convert {
 absl::StatusOr<std::string> FindGguf(Storage& storage, std::string_view file);
 
 // Runs the index pass over the file's header, and over the factors of its rotary frequencies. Does
-// not read the tokenizer. Errors: those of ReadGgufHeader(), with the file; InvalidArgument for an
-// unknown model, a tensor that the model does not have, and one of several files of a model;
+// not read the tokenizer. Errors: those of ReadGgufHeader(), with the file. InvalidArgument for an
+// unknown model, a tensor that the model does not have, and one of several files of a model.
 // DataLoss, naming them, for tensors that are missing or misshapen.
 absl::StatusOr<ForeignCheckpoint> ReadGguf(Storage& storage, const std::string& file);
 

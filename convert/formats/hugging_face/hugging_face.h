@@ -28,9 +28,9 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(Storage& storage);
 
 // Returns whether the root of the storage, which IsHuggingFace() is not, has what DCP's
-// HuggingFaceStorageWriter writes: safetensors files with an index, or with save_distributed=True
-// those of the ranks (shard-00001-model-00001-of-00001.safetensors), whose headers say where each
-// part of a tensor belongs.
+// HuggingFaceStorageWriter writes. That is safetensors files with an index, or with
+// save_distributed=True those of ranks (shard-00001-model-00001-of-00001.safetensors). Headers of
+// the latter say where each part of a tensor belongs.
 absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage);
 
 // Reads them under the names that they have. The shape of a tensor is what its parts cover, since

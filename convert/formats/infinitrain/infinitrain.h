@@ -14,8 +14,8 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 // Reads a checkpoint of InfiniTrain's Checkpoint::Save() in the root of the storage, a folder
 // `checkpoint_step_NNNNNN`: `model.ckpt`, `optimizer.ckpt` and `trainer_state.json`, or a folder
 // `rank_NNNNNN` with them for each of several data-parallel ranks, whose tensors are copies. The
-// root may also be a folder `iter_NNNNNNN` of a later release, whose `metadata.json` describes how
-// the tensors are cut among the folders of tensor-parallel and pipeline ranks; rows that pad its
+// root may also be a folder `iter_NNNNNNN` of a later release. Its `metadata.json` says how the
+// tensors are cut among the folders of tensor-parallel and pipeline ranks. Rows that pad its
 // vocabulary are left out.
 //
 // Tensors get the names of a model as in NameStateDict(): the model of config.json, otherwise
@@ -27,9 +27,9 @@ absl::StatusOr<bool> IsInfiniTrain(Storage& storage);
 // The step is `global_step`; unknown, with a note, if Adam's number of updates is stored and
 // differs.
 //
-// Errors: DataLoss, naming file and tensor; FailedPrecondition if trainer_state.json contradicts
-// the model; Unimplemented for folders of tensor-parallel and pipeline ranks without a
-// metadata.json, which do not record how tensors are cut; those of NameStateDict() and of the
+// Errors: DataLoss, naming file and tensor. FailedPrecondition if trainer_state.json contradicts
+// the model. Unimplemented for folders of tensor-parallel and pipeline ranks without a
+// metadata.json, which do not record how tensors are cut. Those of NameStateDict() and of the
 // storage.
 absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelProto* model);
 

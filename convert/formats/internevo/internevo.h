@@ -10,10 +10,10 @@ namespace tessera::ckpt::convert {
 // Returns whether the storage has a checkpoint that ReadInternEvo() would try to read.
 absl::StatusOr<bool> IsInternEvo(Storage& storage);
 
-// Reads a checkpoint of InternEvo's CheckpointManager in the root of the storage: files of the
-// model for each tensor-parallel or weight-parallel rank and pipeline stage, files of
-// HybridZeroOptimizer for each ZeRO rank of these, model_config.pt and context.pt; or a universal
-// checkpoint.
+// Reads a checkpoint of InternEvo's CheckpointManager in the root of the storage, or a universal
+// checkpoint. The former has files of the model for each tensor-parallel or weight-parallel rank
+// and stage, files of HybridZeroOptimizer for each ZeRO rank of these, model_config.pt and
+// context.pt.
 //
 // Weights come from the model's files. The optimizer's fp32 weights are master weights, or copies
 // if the model's weights are F32, too. Moments are "NAME.exp_avg" and "NAME.exp_avg_sq".

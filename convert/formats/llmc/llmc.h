@@ -53,10 +53,10 @@ absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype)
 // storage has no such file, or it does not begin like a model file.
 absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view file);
 
-// Runs the index pass over that model file and, if it is called model_NNNNNNNN.bin, over the
-// optimizer states of its step: state_NNNNNNNN_RRRRR.bin of every rank, each with the whole state
-// or, with ZeRO, the rank's part. Copies on several ranks are copies of one tensor. `model` as in
-// ReadLlmcHeader().
+// Runs the index pass over that model file. If it is called model_NNNNNNNN.bin, the pass includes
+// the optimizer states of its step: state_NNNNNNNN_RRRRR.bin of every rank, each with the whole
+// state or, with ZeRO, the rank's part. Copies on several ranks are copies of one tensor. `model`
+// as in ReadLlmcHeader().
 //
 // Errors: NotFound (a rank's file); DataLoss, naming the file.
 absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,

@@ -76,7 +76,7 @@ absl::StatusOr<std::vector<std::string>> FindMegatronRanks(Storage& storage,
 // if there are fp32 weights, their values.
 //
 // Errors: DataLoss, naming file and tensor, also for files of ranks that are missing or do not
-// belong together; InvalidArgument without arguments, or if they describe an unknown model;
+// belong together. InvalidArgument without arguments, or if they describe an unknown model.
 // Unimplemented for experts, and for models of before Megatron-Core.
 absl::StatusOr<ForeignCheckpoint> ReadMegatronLegacy(Storage& storage, const std::string& folder);
 

@@ -49,8 +49,8 @@ PaddleShardKey ParsePaddleShardKey(std::string_view key);
 absl::StatusOr<std::string> FindPaddleMetadata(Storage& storage);
 
 // Reads a metadata file, of Paddle 3.0 and later. Replicas are left out. Errors: DataLoss, with the
-// key, if anything is malformed, or a file's name is not that of a rank; Unimplemented for shards
-// that are flat ranges, and for dtypes that this library does not have; those of ReadPickle().
+// key, if anything is malformed, or a file's name is not that of a rank. Unimplemented for shards
+// that are flat ranges, and for dtypes that this library does not have. Those of ReadPickle().
 absl::StatusOr<std::vector<PaddleShard>> ReadPaddleMetadata(const ReadableFile& file);
 
 // Returns a metadata file as Paddle 3.2 and later read it. Each tensor is one shard.

@@ -30,13 +30,13 @@ inline constexpr std::string_view kTorch = "torch";
 // for a file of a form that cannot be read; those of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const std::string> files);
 
-// Finds the files for ReadTorch(): `file` or, if it is empty, the only file of torch.save() that is
-// there, or all parts of one state dict, whose names end in "-00002-of-00003.bin", or the files of
-// all ranks ("consolidated.00.pth", ...), which are not parts of one state dict. Empty if there are
-// no such files. Looks at files whose names end in .pt, .pth, .bin or .ckpt; files that
-// transformers' trainers keep beside a model, such as "optimizer.pt", count only if there is
-// nothing else. Errors: InvalidArgument, listing them, for several files; DataLoss if a rank's file
-// is missing; those of the storage.
+// Finds the files for ReadTorch(): `file`, if it is not empty. Otherwise the only file of
+// torch.save() that is there, or all parts of one state dict ("...-00002-of-00003.bin"), or the
+// files of all ranks ("consolidated.00.pth", ...), which are not such parts. Empty if there are no
+// such files. Looks at files whose names end in .pt, .pth, .bin or .ckpt; files that transformers'
+// trainers keep beside a model, such as "optimizer.pt", count only if there is nothing else.
+// Errors: InvalidArgument, listing them, for several files; DataLoss if a rank's file is missing;
+// those of the storage.
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file);
 
 // Reads the model of params.json, of which each file, in the order of Meta's tensor-parallel ranks,
