@@ -33,7 +33,7 @@ struct CheckpointInfo {
 };
 
 // Returns the committed checkpoints, permanent and rolling, in the order in which a job tries to
-// resume from them: newest first, and of one step the permanent one first; none if the folder does
+// resume from them: newest first, and of one step the permanent one first. None if the folder does
 // not exist. Directories that cannot be listed are added to `unreadable` (may be null) instead.
 absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
     Storage& storage, std::vector<CheckpointInfo>* unreadable = nullptr);

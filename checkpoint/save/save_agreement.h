@@ -56,8 +56,9 @@ using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const PlannedManife
 //
 // Collective; every rank returns OK or the same error: InvalidArgument (PlanSave's, different steps
 // or `overwrite`), those of unite functions and of prepare(), of other ranks and of the group.
-// Bytes on the wire: some tens per rank for a cached plan; otherwise all descriptions to rank 0 and
-// its part of the plan to each rank; the entries of ranks that differ from rank 0.
+// Bytes on the wire: some tens per rank for a cached plan. Otherwise all descriptions go to rank 0,
+// and its part of the plan to each rank. In both cases ranks send the entries that differ from rank
+// 0's.
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
                                      int64_t step, bool overwrite, const Metadata& metadata,
                                      const SavePlanOptions& options, PlanCache& cache,

@@ -22,9 +22,11 @@ int CudaDeviceCount();
 // Opens cuBLASLt and GPU `index`, which becomes the current device of the calling thread. Other
 // threads call Select() of the context's runtime before they use objects made from the device.
 //
-// Errors: FailedPrecondition in a program that was built without CUDA, and for a GPU that the
-// program was not built for, or whose arithmetic is not IEEE 754's where `numerics` is kExact;
-// NotFound if there is no such GPU or no cuBLASLt.
+// Errors:
+// - NotFound if there is no such GPU or no cuBLASLt;
+// - FailedPrecondition in a program that was built without CUDA, and for a GPU that the program was
+//   not built for;
+// - FailedPrecondition, where `numerics` is kExact, for a GPU whose arithmetic is not IEEE 754's.
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
     int index, const CudaDeviceOptions& options = {});
 

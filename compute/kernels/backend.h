@@ -7,12 +7,12 @@
 //
 // Rules that every implementation keeps:
 // - Results are a pure function of the operands and their shapes (and, for a matrix product, its
-//   strides), never of the thread count, of addresses or of time. Each block of the work
-//   is computed by one thread, and sums over blocks are taken in a fixed order; where blocks begin
-//   depends on shapes alone, or changes no bit.
-// - Operations that compute row by row, sample by sample, head by head or element by element
-//   (activations, dropout, attention, AdamW, and norms and losses except for the gradients of
-//   weights) give the same result for each unit whatever other units are passed in the same call.
+//   strides), never of the thread count, of addresses or of time. One thread computes each block of
+//   the work, and sums over blocks are taken in a fixed order. Where blocks begin depends on shapes
+//   alone, or changes no bit.
+// - Operations that compute unit by unit (rows, samples, heads or elements) give the same result
+//   for each unit, whatever other units are passed in the same call. These are activations,
+//   dropout, attention, AdamW, and norms and losses except for the gradients of weights.
 // - Sums are fp32 or better. Statistics, losses and parameter gradients are fp32 (fp64 where the
 //   compute dtype is fp64).
 // - Calls are queued in order: on a device with streams they return early. Only Synchronize() and

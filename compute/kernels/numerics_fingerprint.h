@@ -46,9 +46,9 @@ struct FixedResults {
   bool operator==(const FixedResults&) const = default;
 };
 
-// Computes fixed examples in fp32 and, with `bf16`, in bf16: products have shapes that use packed
-// and blocked code paths, long sums among them, because how these are split depends on instruction
-// set, caches and version of the library.
+// Computes fixed examples in fp32 and, with `bf16`, in bf16. Among them are products that use
+// packed and blocked code paths, and long sums. How these are split depends on instruction set,
+// caches and version of the library.
 FixedResults ComputeFixedResults(Backend& backend, bool bf16 = true);
 
 }  // namespace tessera

@@ -136,11 +136,12 @@ struct MatMulGeluBackward {
   bool accumulate = false;
 };
 
-// c[M,N] (fp32) = a[M,K] b[K,N] (+ c when accumulate), and sums (fp32) = the sums over K of b, [N],
-// or without sums_b of a, [M] (+ sums when accumulate): the gradients of a weight and of a bias,
-// from the layer's input and the gradient of its output, which is summed. This definition has the
-// bits of MatMul and SumRows. A backend may add the sums in another order; they are still fp32, and
-// a pure function of operands, shapes and strides.
+// c[M,N] (fp32) = a[M,K] b[K,N] (+ c when accumulate). sums (fp32) = the sums over K of b, [N], or
+// without sums_b of a, [M] (+ sums when accumulate). These are the gradients of a weight and of a
+// bias, from the layer's input and the gradient of its output, which is summed.
+//
+// This definition has the bits of MatMul and SumRows. A backend may add the sums in another order;
+// they are still fp32, and a pure function of operands, shapes and strides.
 struct MatMulSums {
   TensorView a, b, c, sums;
   bool sums_b = true;

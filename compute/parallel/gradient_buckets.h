@@ -120,8 +120,8 @@ class BucketBuffers {
 // immediately.
 //
 // `Place(i)` returns where contribution i has to be stored: the result for the first, a separate
-// buffer where it opens a subtree, and nothing (empty) where it is added as soon as it is complete,
-// from any memory.
+// buffer where it opens a subtree. Empty where it is added as soon as it is complete, from any
+// memory.
 class BucketSum {
  public:
   // `result`: receives the sum; contiguous, may have no elements. Buffers are allocated when they

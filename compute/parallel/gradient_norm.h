@@ -32,11 +32,11 @@ struct GradientPart {
 void AppendGradientParts(const GradientLayout& layout, std::span<const OwnedGradient> owned,
                          std::vector<GradientPart>* parts);
 
-// The global norm of the gradients. Sums of squares of blocks of kGradientBlock elements, in fp64,
-// are added in the tree over the blocks of their parameter (tree_sum.h), and parameters in the
-// order of their keys, each key once: the bits depend neither on how parameters are distributed
-// over ranks nor on the boundaries of a ZeRO owner's range. Every rank gets the same bits. A
-// gradient that is not finite makes the norm not finite on every rank.
+// The global norm of the gradients. Squares are summed in fp64 over blocks of kGradientBlock
+// elements. These sums are added in the tree over the blocks of their parameter (tree_sum.h), and
+// parameters in the order of their keys, each key once. So the bits depend neither on how
+// parameters are distributed over ranks nor on the boundaries of a ZeRO owner's range. Every rank
+// gets the same bits. A gradient that is not finite makes the norm not finite on every rank.
 //
 // Where several ranks hold the same gradient, sums of squares that differ in any bit are a
 // divergence (replicas.h).

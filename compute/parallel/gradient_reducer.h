@@ -50,11 +50,13 @@ struct OwnedGradient {
 //   ... update the values of owned() ...
 //   GatherValues(values)
 //
-// ZeRO 0: an all-reduce per bucket; every rank owns everything. ZeRO 1: a reduce-scatter per
-// bucket; a rank owns a piece of each; gradients have full size. ZeRO 2: a reduce-scatter per
-// bucket and micro-batch from bucket buffers that are allocated on demand and reused; only owned
-// pieces of gradients are kept. Reductions start within Ready(), in the last backward pass (ZeRO 2:
-// in each), and progress in later calls of Prepare() and Ready(); Finish() waits for the rest.
+// - ZeRO 0: an all-reduce per bucket. Every rank owns everything.
+// - ZeRO 1: a reduce-scatter per bucket. A rank owns a piece of each. Gradients have full size.
+// - ZeRO 2: a reduce-scatter per bucket and micro-batch, from bucket buffers that are allocated on
+//   demand and reused. Only owned pieces of gradients are kept.
+//
+// Reductions start within Ready(), in the last backward pass (ZeRO 2: in each), and progress in
+// later calls of Prepare() and Ready(); Finish() waits for the rest.
 //
 // Sums: with `exact`, the binary tree over global micro-batches for every valid split
 // (micro_batches.h), bucket size and ZeRO stage. Otherwise plain sums, in one fixed order. Second
@@ -64,11 +66,12 @@ struct OwnedGradient {
 // With one data rank there is no overhead: no copies, no messages; without `exact` (or with one
 // micro-batch) the backward pass writes directly to the memory that the optimizer reads.
 //
-// Memory (MemoryCategory::kGradients): the owned gradients (ZeRO 0, 1: the gradient space); with
-// `exact`, the same again for each subtree that is open at once (MaxOpenTerms()); and bucket
-// buffers: at most kBucketBuffers of the largest bucket within bucket_elements and one of the
-// largest bucket beyond; more only where a backward pass writes more buckets at once. For
-// on_two_stages parameters, a buffer of at most bucket_elements.
+// Memory (MemoryCategory::kGradients):
+// - the owned gradients (ZeRO 0, 1: the gradient space);
+// - with `exact`, the same again for each subtree that is open at once (MaxOpenTerms());
+// - at most kBucketBuffers buffers of the largest bucket within bucket_elements, and one of the
+//   largest bucket beyond. There are more only where a backward pass writes more buckets at once;
+// - for on_two_stages parameters, a buffer of at most bucket_elements.
 //
 // Wire, per step, on data rank r of P: for each bucket of n bytes with piece n_r, the bytes of the
 // operation in comm/communicator.h.

@@ -54,9 +54,9 @@ class Mesh {
   Communicator* tensor() const { return OfTensors(kTensor); }
   Communicator* data() const { return OfTensors(kData); }
   Communicator* pipeline() const { return OfTensors(kPipeline); }
-  // Returns the group of the first stage (rank 0) and the last (rank 1) at the same tensor and data
-  // coordinates, which both hold the table of tied embeddings; null with one stage and on the
-  // stages between.
+  // Returns the group of the two stages that hold the table of tied embeddings, at the same tensor
+  // and data coordinates: the first stage (rank 0) and the last (rank 1). Null with one stage and
+  // on the stages between.
   Communicator* tied() const { return OfTensors(kTied); }
   // Returns the groups of the axes, for host memory.
   HostGroups host() const {

@@ -91,8 +91,8 @@ struct PipelineRun {
   double total_s = 0;
   // The part of total_s spent waiting for messages. On the first stage, whose run is the longest,
   // waited_s / total_s is the pipeline bubble, (ranks - 1) / (chunks * micro_batches + ranks - 1),
-  // plus the cost of messages and unequal stages; other stages end earlier and spend the rest of
-  // their bubble elsewhere.
+  // plus the cost of messages and unequal stages. Other stages end earlier, and have the rest of
+  // their bubble after that.
   double waited_s = 0;
   int64_t max_in_flight = 0;  // sets of activations in use at once
 
@@ -104,9 +104,9 @@ struct PipelineRun {
 // Training follows PipelineSchedule(): forward and backward passes of one chunk come in the order
 // of micro-batches. Messages never block a rank that has work: receives are posted as soon as their
 // buffers are free, and a send is waited for only when its buffer is needed again. Each chunk has
-// kBuffers buffers for receiving and as many for sending, in each direction, kept from run to run;
-// with these buffers, no shape of pipeline can deadlock, even if no send completes before it is
-// received, or wait longer than in theory.
+// kBuffers buffers for receiving and as many for sending, in each direction, kept from run to run.
+// With these, no shape of pipeline waits longer than in theory, or can deadlock, even if no send
+// completes before it is received.
 //
 // Errors: those of the stage or the communicator. An error of the stage aborts all ranks of the
 // world with it (Communicator::Abort).

@@ -14,8 +14,8 @@ namespace tessera {
 // The split of a model's layers over the ranks of the tensor axis, and the collectives of these
 // ranks.
 //
-// Layers are divided into `shards` virtual shards, whatever the number of ranks: rank r of P holds
-// the S / P shards from r * S / P on, and computes each with the same calls as any other rank
+// Layers are divided into S virtual shards (`shards`), whatever the number of ranks. Rank r of P
+// holds the S / P shards from r * S / P on. It computes each with the same calls as any other rank
 // would. Sums over shards are taken in the binary tree T(0, S) (see ReduceOp): first within a rank,
 // then over ranks. If the number of shards is a power of two, results are therefore bitwise the
 // same for every number of ranks that divides it.

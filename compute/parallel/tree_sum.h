@@ -7,11 +7,13 @@
 
 namespace tessera {
 
-// Sums over the binary tree T(0, n), T(a, b) = T(a, m) + T(m, b), m = a + the largest power of two
-// below b - a, in fp64, however the leaves are distributed: the tree over ranks of ReduceOp
-// (comm/communicator.h), here over any leaves. If each of several owners holds a run of the
-// leaves, it contributes the sums of the largest subtrees inside its run, at most 2 log2(n)
-// numbers; those of all owners give T(0, n) with the same bits as a single owner of everything.
+// Sums in fp64 over the binary tree T(0, n), however its leaves are distributed. In this tree, T(a,
+// b) = T(a, m) + T(m, b), and m is a plus the largest power of two below b - a. ReduceOp
+// (comm/communicator.h) has the same tree over ranks.
+//
+// If each of several owners holds a run of the leaves, it contributes the sums of the largest
+// subtrees inside its run, at most 2 log2(n) numbers. Those of all owners give T(0, n), with the
+// same bits as a single owner of everything.
 
 // Returns T(0, leaves.size()); 0 for no leaves.
 double TreeSum(std::span<const double> leaves);

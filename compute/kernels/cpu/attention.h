@@ -4,8 +4,8 @@
 // Shared by the two passes of attention. Legend: B batch, T sequence, H query heads, K key/value
 // heads, D head size, Q rows of one query block.
 //
-// A block of Q query rows of one head sees the keys [0, end), where `end` is the end of the block:
-// only the lower triangle is computed, and on average at most Q / 2 scores of a row are wasted.
+// A block of Q query rows of one head sees the keys [0, end), where `end` is the end of the block.
+// So only the lower triangle is computed, and on average at most Q / 2 scores of a row are wasted.
 // Keys that a row does not see count as zero and come after those that it sees. Products are chains
 // over ascending keys, so a row's result depends on its own keys alone, not on the other rows.
 //

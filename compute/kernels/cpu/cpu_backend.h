@@ -25,8 +25,8 @@ std::unique_ptr<Backend> MakeCpuBackend(int threads, bool exact = false);
 //
 const NumericsFingerprint& CpuNumericsFingerprint();
 
-// Returns the EXACT numerics of a process that computes in fp32 alone, or, with `bf16`, in both:
-// they name the contract of products instead of the library, and are the same on every processor,
+// Returns the EXACT numerics of a process that computes in fp32 alone, or, with `bf16`, in both.
+// They name the contract of products instead of the library. They are the same on every processor,
 // and in fp32 on every GPU. Likewise computed once, and thread-safe.
 const NumericsFingerprint& ExactNumericsFingerprint(bool bf16);
 

@@ -14,12 +14,12 @@ namespace tessera {
 // Signals: some products that oneDNN generates (fp32 "gemm:jit", for inner dimensions above 252, or
 // 84 with AVX-512) let the stack pointer point into a buffer on the heap while they run. A signal
 // handler that the kernel starts on that stack overwrites memory below the buffer: numbers, or the
-// heap's own records. ONEDNN_VERBOSE=1 names the products of that kind: with AVX-512 the tiles of
-// nearly all linear layers, which are transposed or part of a wider c ("brg" products, such as
-// those of attention, keep their stack). Our own products never do this. The trainer therefore
-// blocks asynchronous signals on all compute threads (trainer/app/signals.h). Any other program
-// that runs products must block them, too, or install its handlers with SA_ONSTACK and give every
-// compute thread a sigaltstack(). A profiler inside the process that unblocks its signals or
+// heap's own records. ONEDNN_VERBOSE=1 names the products of that kind. With AVX-512, they are the
+// tiles of nearly all linear layers, which are transposed or part of a wider c. "brg" products,
+// such as those of attention, keep their stack. Our own products never do this. The trainer
+// therefore blocks asynchronous signals on all compute threads (trainer/app/signals.h). Any other
+// program that runs products must block them, too, or install its handlers with SA_ONSTACK and give
+// every compute thread a sigaltstack(). A profiler inside the process that unblocks its signals or
 // directs them at compute threads still corrupts memory; one outside the process (perf, gdb) does
 // not.
 class Gemm {

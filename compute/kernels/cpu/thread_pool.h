@@ -10,7 +10,7 @@
 namespace tessera {
 
 // Threads that share the blocks of one loop at a time. A training step is hundreds of loops of well
-// under a millisecond, so workers spin for a short while after a loop before they sleep, and the
+// under a millisecond. Workers therefore spin for a short while after a loop before they sleep. The
 // caller never waits for a worker that is still asleep: it computes the blocks itself.
 //
 // Which thread computes a block is not determined. Callers define blocks by shape alone and write
