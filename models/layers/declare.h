@@ -35,9 +35,9 @@ struct FusedTensor {
 };
 
 // Returns a parameter of one virtual shard of each section of each tensor, next to each other along
-// the dim that `partition` cuts: the shard's part of q, then of k, then of v, whether they are
-// three tensors or three sections of one. Precondition: the sections divide that dim, and the
-// shards every section.
+// the dim that `partition` cuts. These are, for example, the shard's parts of q, of k and of v,
+// whether they are three tensors or three sections of one. Precondition: the sections divide that
+// dim, and the shards every section.
 Parameter ShardedParameter(const std::vector<FusedTensor>& tensors, const Partition& partition,
                            const VirtualShard& shard, Initialization init);
 // Returns a parameter of one virtual shard of one tensor.

@@ -40,8 +40,8 @@ struct DecoderParts {
 // A decoder-only transformer, or the consecutive layers of it on one pipeline stage, or some
 // virtual shards of these: embedding, blocks, final norm and head.
 //
-// An observer is called with the head's gradients (and the tied-embedding gradient of the head, if
-// it is separate), then with the gradients of each block from the last to the first, then with the
+// An observer is called with the head's gradients, and the tied-embedding gradient of the head if
+// it is separate. Then come the gradients of each block, from the last to the first, then the
 // embedding's. A table to which both ends contribute is prepared before the head, and ready with
 // the embedding.
 //
@@ -49,9 +49,9 @@ struct DecoderParts {
 //   inputs  each block's input and the last one's output
 //   saved   what a block's backward pass reads: one set per block, or a single one with
 //           recomputation
-//   shared temporary memory of one block's forward or backward pass; in the same place, the
-//           buffers of the head, between whose forward and backward pass no block runs; and those
-//           of the embedding
+//   shared temporary memory of one block's forward or backward pass. In the same place are the
+//           buffers of the embedding, and those of the head, between whose forward and backward
+//           pass no block runs
 class Decoder final : public Model {
  public:
   Decoder(DecoderParts parts, Backend& backend);

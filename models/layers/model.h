@@ -62,9 +62,10 @@ class Activations {
   virtual int64_t bytes() const = 0;
 };
 
-// The activations that are saved. kTrainingWithNorms: those of kTraining and the outputs of norms,
-// which the backward pass then does not compute again; the bits are the same. kTrainingRecompute:
-// only the inputs of layers; the backward pass computes the rest again.
+// The activations that are saved.
+// - kTrainingWithNorms: those of kTraining and the outputs of norms, which the backward pass then
+//   does not compute again. The bits are the same.
+// - kTrainingRecompute: only the inputs of layers. The backward pass computes the rest again.
 enum class ActivationUse { kTraining, kTrainingWithNorms, kTrainingRecompute, kForwardOnly };
 
 // The layers of one pipeline stage, or this rank's shards of them, with explicit forward and

@@ -31,8 +31,8 @@ class Module {
   Module(const ParameterSet& parameters, const std::vector<std::string>& names);
 
   // Returns the parameters under the names and in the order of torch's
-  // nn.Module.named_parameters(): names are relative to this module, and follow `prefix` and a dot
-  // unless it is empty; tied parameters are listed once, under the first name. Without `recurse`,
+  // nn.Module.named_parameters(). Names are relative to this module, and follow `prefix` and a dot
+  // unless it is empty. Tied parameters are listed once, under the first name. Without `recurse`,
   // only those of this module itself, and not of the modules in it.
   std::vector<NamedParameter> NamedParameters(std::string_view prefix = "",
                                               bool recurse = true) const;

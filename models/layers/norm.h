@@ -94,9 +94,9 @@ class RmsNorm final : public Norm {
 // Norms between tensor-parallel regions, over a rank's own rows.
 //
 // The gradient of a norm's weights is a sum over rows, which sequence parallelism splits. To make
-// its bits independent of the split, the gradient is always summed over S blocks of the rows of
-// each canonical unit (fewer if a unit has fewer rows), which are added in the tree over all blocks
-// of all units.
+// its bits independent of the split, the rows of each canonical unit are always S blocks, or fewer
+// if a unit has fewer rows. The sums over blocks are added in the tree over all blocks of all
+// units.
 //
 // Legend: R rows, r of them on this rank, C channels, W weight vectors of a norm (1 or 2).
 

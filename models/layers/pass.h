@@ -15,10 +15,10 @@ namespace tessera {
 // R = batch * sequence rows, batch-major. Between tensor-parallel regions a rank has r consecutive
 // rows: all, or, with sequence parallelism, R / ranks.
 //
-// EXACT numerics add over rows (gradients of parameters, the loss) by canonical unit, so that a sum
-// does not depend on how samples are divided into micro-batches: first the terms of each unit, then
-// the units in the tree T(0, units) (communicator.h's ReduceOp). Of 2^k u samples, u odd, a unit
-// has u, so the tree over micro-batches continues the tree over the units of each.
+// EXACT numerics add over rows (gradients of parameters, the loss) by canonical unit: first the
+// terms of each unit, then the units in the tree T(0, units) (communicator.h's ReduceOp). So a sum
+// does not depend on how samples are divided into micro-batches. Of 2^k u samples, u odd, a unit
+// has u: the tree over micro-batches continues the tree over the units of each.
 struct Pass {
   Backend& backend;
   const TensorParallel& tensor_parallel = kNoTensorParallel;

@@ -58,10 +58,10 @@ absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& en
 // if neither the environment nor the files have keys. The first of these that applies:
 //
 //   web identity  AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN (AWS_ROLE_SESSION_NAME), or the
-//                 profile's settings of these names in lower case without AWS_: by STS in `region`,
-//                 or at AWS_ENDPOINT_URL_STS or AWS_ENDPOINT_URL
+//                 profile's settings of these names in lower case without AWS_. Asks STS in
+//                 `region`, or at AWS_ENDPOINT_URL_STS or AWS_ENDPOINT_URL
 //   container     AWS_CONTAINER_CREDENTIALS_RELATIVE_URI, or ..._FULL_URI, which must be https or
-//                 an address of this machine or of such services; with
+//                 an address of this machine or of such services. Sends
 //                 AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE or AWS_CONTAINER_AUTHORIZATION_TOKEN
 //   instance      the metadata service, version 2, at 169.254.169.254 or
 //                 AWS_EC2_METADATA_SERVICE_ENDPOINT, unless AWS_EC2_METADATA_DISABLED is true

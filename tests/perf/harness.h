@@ -1,9 +1,11 @@
 #ifndef TESSERA_TESTS_PERF_HARNESS_H_
 #define TESSERA_TESTS_PERF_HARNESS_H_
 
-// Common parts of this folder's programs: rounds, each announced by a line on standard error;
-// ratios of two measurements within a round; lines `figure NAME VALUE UNIT` on standard output; a
-// folder for files; and ranks.
+// Common parts of this folder's programs:
+// - rounds, each announced by a line on standard error, and ratios of two measurements within a
+//   round;
+// - lines `figure NAME VALUE UNIT` on standard output;
+// - a folder for files, and ranks.
 
 #include <string>
 #include <vector>

@@ -36,8 +36,10 @@
 namespace tessera::testing {
 
 // Small models, in the text format of ModelConfig, with the features that make resharding
-// difficult: a vocabulary whose padding depends on the tensor axis, a number of layers that is not
-// divisible by the number of stages, eight heads for up to eight tensor ranks.
+// difficult:
+// - a vocabulary whose padding depends on the tensor axis;
+// - a number of layers that is not divisible by the number of stages;
+// - eight heads for up to eight tensor ranks.
 inline constexpr int64_t kVocabulary = 211;
 // A GPT-2 with tied embeddings and dropout.
 inline constexpr char kGpt2[] =

@@ -61,7 +61,7 @@ class ScoredMerges {
   }
 
   // Merges the pair of neighbours with the best score, the leftmost among equals, until none has a
-  // score. score(left, both), which returns an optional float, is called once for each pair of
+  // score. score(left, both) returns an optional float. It is called once for each pair of
   // neighbours, with the text of the left one and of both.
   template <typename Score>
   void Run(const Score& score);
@@ -122,9 +122,9 @@ void ScoredMerges::Run(const Score& score) {
   }
 }
 
-// Returns the two parts that byte-pair encoding by scores merges last if `symbols`, which lie one
-// after the other, become a single token; nullopt if they do not. score(text) returns the score of
-// a token, an optional float.
+// Returns the two parts that byte-pair encoding by scores merges last if `symbols` become a single
+// token; nullopt if they do not. The symbols lie one after the other. score(text) returns the score
+// of a token, an optional float.
 //
 // If tokens have different scores, these are the parts in every text, because the text beside a
 // token does not change the order of the merges in it. With the merge of these parts alone for each

@@ -34,8 +34,8 @@ Character FirstCharacter(std::string_view text);
 struct SplitRules {
   // Whether 's, 't, 're, 've, 'm, 'll, 'd are contractions in any case, or in lower case only.
   bool contractions_in_any_case = false;
-  // Whether a word may begin with any character that is neither a letter, a number nor the end of a
-  // line, [^\r\n\p{L}\p{N}]?\p{L}+, or with a space only, ` ?\p{L}+`.
+  // Whether a word may begin with any character but a letter, a number or the end of a line,
+  // [^\r\n\p{L}\p{N}]?\p{L}+. Otherwise it may begin with a space only, ` ?\p{L}+`.
   bool any_prefix = false;
   // Numbers are ` ?\p{N}+` if 0, or \p{N}{1,max_digits}.
   int max_digits = 0;

@@ -26,9 +26,9 @@ struct GgufVocabulary {
   bool adds_space_prefix = false;
 };
 
-// Describes the tokenizer for a model with `model_ids` ids; ids beyond the tokenizer's are unused
-// tokens. llama.cpp then yields the tokenizer's ids for every valid UTF-8 text, except that it does
-// not know cl100k's rule for white space at the end of a text.
+// Describes the tokenizer for a model with `model_ids` ids. Those beyond the tokenizer's are unused
+// tokens. The program llama.cpp then yields the tokenizer's ids for every valid UTF-8 text, except
+// that it does not know cl100k's rule for white space at the end of a text.
 //
 // Precondition: the model has at least the tokenizer's ids. Errors: Unimplemented, naming the
 // property, if llama.cpp's tokenizers lack one of the tokenizer's, and for a tokenizer that can

@@ -3,8 +3,8 @@
 
 // Encodes and decodes with a SentencePiece BPE model.
 //
-// The SentencePiece library trains the model (sentencepiece_training.h), but is not used to encode:
-// it exports the symbols of a protobuf of its own, older than the one that the trainer links, and
+// The SentencePiece library trains the model (sentencepiece_training.h), but is not used to encode.
+// It exports the symbols of a protobuf of its own, older than the one that the trainer links, and
 // no program can contain both. A test compares the ids with the library's on a real corpus.
 
 #include <cstdint>

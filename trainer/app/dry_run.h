@@ -13,10 +13,11 @@
 
 namespace tessera {
 
-// Describes a run with these settings, a line each: the model, its processes, the steps and tokens
-// that are left, the memory of the process that needs most, the size and number of its checkpoints,
-// and the checkpoint from which it would continue. `config` is resolved; an empty train_data_path
-// is reported as such.
+// Describes a run with these settings, a line each:
+// - the model, its processes, and the steps and tokens that are left;
+// - the memory of the process that needs most;
+// - the size and number of its checkpoints, and the one from which it would continue.
+// `config` is resolved; an empty train_data_path is reported as such.
 //
 // Trains, loads, locks, creates and renames nothing: only manifests and the headers of checkpoints
 // and token files are read. All ranks are built as threads of this process, in memory that is

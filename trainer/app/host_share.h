@@ -58,11 +58,13 @@ inline constexpr std::pair<const char*, int64_t Trainer::Memory::*> kMemoryKinds
 // it is allocated.
 Trainer::Memory EstimateState(const TrainConfig& config, bool trains);
 
-// Returns all memory that the GPU of a rank will have given at its peak: that of the trainer, which
-// has been allocated; the activations of an evaluation, if the run has any; workspaces of the
-// library of products and of operations; what the driver has taken for itself, for the rounding of
-// allocations, NCCL and other processes. Buffers of exchanges between ranks that last less than a
-// step are left out.
+// Returns all memory that the GPU of a rank will have given at its peak:
+// - that of the trainer, which has been allocated;
+// - the activations of an evaluation, if the run has any;
+// - workspaces of the library of products and of operations;
+// - what the driver has taken for itself, for the rounding of allocations, NCCL and other
+//   processes.
+// Buffers of exchanges between ranks that last less than a step are left out.
 absl::StatusOr<Trainer::Memory> GpuMemory(const TrainConfig& config, const Trainer& trainer,
                                           TrainingDevice& gpu);
 

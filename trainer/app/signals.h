@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// Keeps signal handlers off every compute thread: matrix products that oneDNN generates use the
-// stack pointer for a buffer on the heap, and a handler that runs meanwhile writes its frame into
-// the memory below (compute/kernels/cpu/gemm_interface.h).
+// Keeps signal handlers off every compute thread. Matrix products that oneDNN generates use the
+// stack pointer for a buffer on the heap. A handler that runs meanwhile writes its frame into the
+// memory below (compute/kernels/cpu/gemm_interface.h).
 //
 // Blocks AsynchronousSignals() in the calling thread, and thereby in every thread created later,
 // and starts the one thread that receives them, with the mask that the process was started with.
@@ -21,8 +21,8 @@ namespace tessera {
 absl::Status StartSignalThread();
 
 // Returns all signals except those that a thread raises by its own actions and that take effect
-// immediately: faults and abort(); writing to a closed pipe, beyond the limit of a file's size, or
-// to a terminal from the background. The excepted ones never interrupt a matrix product.
+// immediately. Their causes are faults, abort(), and writing to a closed pipe, beyond the limit of
+// a file's size, or to a terminal from the background. They never interrupt a matrix product.
 sigset_t AsynchronousSignals();
 
 // Makes SIGINT and SIGTERM request a clean end; a second one of either ends the process

@@ -23,11 +23,10 @@ struct BatchSizes {
 absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
                               const BatchSizes& batch, int exact_tp_shards = 0);
 
-// Chooses the topology of a job that was given `world_size` ranks, more or fewer than `wanted` has,
-// among those into which the model and its batches can be split (ValidateTopology), in this order
-// of preference:
+// Chooses the topology of a job that was given `world_size` ranks, more or fewer than `wanted` has.
+// The model and its batches must be splittable into it (ValidateTopology). In order of preference:
 // 1. as many ranks per replica of the model (tensor * pipeline) as wanted, with data parallelism
-//    for the rest; if that is impossible, the nearest ratio, preferring more ranks to fewer, which
+//    for the rest. If that is impossible, the nearest ratio, preferring more ranks to fewer, which
 //    would need more memory;
 // 2. the tensor size nearest to the wanted one, preferring smaller ones;
 // 3. virtual stages as wanted, otherwise none.

@@ -26,9 +26,10 @@ namespace tessera {
 class TokenDataset {
  public:
   // Opens the files that match `pattern`, a shell pattern or a file name, which never matches
-  // checksum files. Errors: NotFound, naming the pattern, if no file matches; those of
-  // TokenFile::Open(); InvalidArgument if shards differ in format, if the vocabulary does not fit
-  // the format, if sequence_length is below 1, or if there is not a single sample.
+  // checksum files. Errors:
+  // - NotFound, naming the pattern, if no file matches; those of TokenFile::Open();
+  // - InvalidArgument if shards differ in format, if the vocabulary does not fit the format, if
+  //   sequence_length is below 1, or if there is not a single sample.
   static absl::StatusOr<std::unique_ptr<TokenDataset>> Open(const std::string& pattern,
                                                             int64_t sequence_length,
                                                             int64_t vocab_size);

@@ -43,8 +43,8 @@ int64_t MaxVocabularySize(TokenFormat format);
 
 // A token file open for reading.
 //
-// Reads use pread instead of a memory map: the page cache serves both alike, but with a map a file
-// that shrinks or a failing disk raises a signal that kills the run instead of returning a Status.
+// Reads use pread instead of a memory map. The page cache serves both alike, but with a map, a file
+// that shrinks or a failing disk does not return a Status: it raises a signal, which kills the run.
 // If the file has checksums, the first read that touches a chunk reads the whole chunk and verifies
 // it. Thread-safe.
 class TokenFile {
@@ -58,10 +58,10 @@ class TokenFile {
   TokenFormat format() const { return format_; }
   int64_t count() const { return count_; }
 
-  // Reads tokens [first, first + out.size()) as int32. Errors: OutOfRange if the file does not
-  // contain all of them; DataLoss, naming file, position and offset, for an id of vocab_size or
-  // more, for a file that has shrunk since it was opened, and for a chunk that does not match its
-  // checksum.
+  // Reads tokens [first, first + out.size()) as int32. Errors:
+  // - OutOfRange if the file does not contain all of them;
+  // - DataLoss, naming file, position and offset, for an id of vocab_size or more, for a file that
+  //   has shrunk since it was opened, and for a chunk that does not match its checksum.
   absl::Status Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const;
 
   // Returns a hash of format, count and contents that does not depend on the file's name. A file of

@@ -125,9 +125,8 @@ class RateMeter {
 class MetricsWriter {
  public:
   // Starts a new run and empties an existing file if there is no `resumed_step`. With it, the file
-  // keeps the records up to that step, each once (KeepRecords()), and `notes` (may be null)
-  // receives a sentence about what was damaged or is missing; the new contents replace the old by
-  // rename.
+  // keeps the records up to that step, each once (KeepRecords()); the new contents replace the old
+  // by rename. Then `notes` (may be null) receives a sentence about what was damaged or is missing.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
                                                              std::optional<int64_t> resumed_step,
                                                              const NoteSink& notes = nullptr);

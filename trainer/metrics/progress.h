@@ -48,8 +48,8 @@ class ProgressLine {
 };
 
 // Returns "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta
-// 1m05s"; with several ranks also "| 1.2 GB wire" and, with a pipeline, "| 9% bubble" before the
-// last part.
+// 1m05s". Before the last part are, with several ranks, "| 1.2 GB wire" and, with a pipeline, "| 9%
+// bubble".
 std::string FormatStep(const StepMetrics& metrics, int64_t total_steps);
 std::string FormatEval(const EvalMetrics& metrics);
 // Returns "42s", "3m05s", "2h07m" or "3d04h"; "?" if unknown (negative or not finite).

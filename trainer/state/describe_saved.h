@@ -30,15 +30,15 @@ bool NamesAFile(const std::string& name);
 // Adds, to the error of a resume from `save`, the settings that a user has given or can give.
 absl::Status InSettings(const absl::Status& status, const CheckpointConfig& config);
 
-// Returns FailedPrecondition if the checkpoint, because another program wrote it, lacks the step or
-// the position in the data from which the run would continue, and no setting states it; names the
-// flags that state it or do without it. Also if consumed_samples is another position than the saved
-// one.
+// Returns FailedPrecondition if the checkpoint, which another program wrote, lacks the step or the
+// position in the data from which the run would continue, and no setting states it. The message
+// names the flags that state it or do without it. Also if consumed_samples is another position than
+// the saved one.
 absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config);
 
-// Returns one sentence about directories that FindToLoad() and a resume skip in `folder`: saves of
-// steps after `step` that were started but not committed, as a sudden death leaves them, and
-// directories of any step that cannot be read. Empty if nothing is skipped. For rank 0.
+// Returns one sentence about directories that FindToLoad() and a resume skip in `folder`. These are
+// saves of steps after `step` that were started but not committed, as a sudden death leaves them,
+// and directories of any step that cannot be read. Empty if nothing is skipped. For rank 0.
 absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t step,
                                             const CheckpointConfig& config);
 

@@ -25,15 +25,15 @@ struct DeviceMirrorOptions {
 };
 
 // Returns the size of the smallest pieces that keep the copy engine busy, in whole MiB, 1 to 64. An
-// update waits for a whole piece, but each piece has a fixed cost, which is hidden if the copies
-// before it take longer; otherwise at most a 32nd of the time is lost to it. `latency` is the time
-// of a copy of hardly any bytes, in seconds, `seconds` that of a copy of `bytes`.
+// update waits for a whole piece, but each piece has a fixed cost. The cost is hidden if the copies
+// before it take longer; otherwise it is at most a 32nd of the time. `latency` is the time of a
+// copy of hardly any bytes, in seconds, `seconds` that of a copy of `bytes`.
 int64_t MirrorPieceBytes(double latency, double seconds, int64_t bytes);
 
 // A copy, in pinned host memory, of one rank's state in the memory of a device. Checkpoints are
 // written from the mirror and loaded into it.
 //
-// Copies run in pieces on a stream of their own, and in all buffers side by side, since an update
+// Copies run in pieces on a stream of their own, and in all buffers side by side. For an update
 // changes the same part of weights, master weights and moments at once, and waits for the pieces up
 // to there. A download holds the state as the compute stream has left it at StartDownload(). Work
 // that is queued there afterwards may read the state; call BeforeOverwrite() before queuing work

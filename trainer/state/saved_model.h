@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Returns the model of the checkpoint with which a run with these settings begins: the newest
-// checkpoint in `save` with auto_resume, otherwise the one in `load`, which may be another
+// Returns the model of the checkpoint with which a run with these settings begins. With
+// auto_resume, it is the newest one in `save`, otherwise the one in `load`, which may be another
 // framework's. nullopt if there is no checkpoint, or its files describe no known model. Not
 // collective: every rank reads the manifest, or the headers of the other framework's files.
 //

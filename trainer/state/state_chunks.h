@@ -74,7 +74,7 @@ struct LogicalShards {
 // Converts elements [begin, end) of a parameter's flattened local buffer to boxes of logical
 // tensors: one entry per piece, in the order of `parameter.pieces`. Padding belongs to no piece and
 // is omitted. `origin` is the address of element 0 of the local buffer, or where it would be if
-// only a later range of it is stored (a ZeRO owner's master weights and moments);
+// only a later range of it is stored (a ZeRO owner's master weights and moments).
 // `element_size_bytes` is the size of one element in the memory at `origin`.
 std::vector<LogicalShards> ShardsOfRange(const Parameter& parameter, int64_t begin, int64_t end,
                                          void* origin, int64_t element_size_bytes);

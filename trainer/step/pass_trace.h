@@ -18,11 +18,13 @@
 
 namespace tessera {
 
-// The digests (CRC-32C) of one micro-batch's pass on one rank, in the order of computation: of the
-// output that each stage's forward pass sends on, of the loss, of each parameter's gradient as it
-// becomes ready, and of the gradient that each stage's backward pass sends back. Ranks at the same
-// position of the tensor and pipeline axes that compute the same micro-batch with the same weights
-// have equal traces, unless one of them is faulty.
+// The digests (CRC-32C) of one micro-batch's pass on one rank, in the order of computation:
+// - of the output that each stage's forward pass sends on, and of the loss;
+// - of each parameter's gradient as it becomes ready;
+// - of the gradient that each stage's backward pass sends back.
+//
+// Ranks at the same position of the tensor and pipeline axes that compute the same micro-batch with
+// the same weights have equal traces, unless one of them is faulty.
 class PassTrace {
  public:
   struct Event {

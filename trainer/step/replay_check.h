@@ -6,11 +6,11 @@
 // data-parallel replica on another replica, compares the bits, and finds out which rank was wrong.
 //
 // Equal bits. Data-parallel replicas at the same position of the tensor and pipeline axes hold the
-// same weights (ZeRO shards only gradients and optimizer state), and a micro-batch's samples,
-// dropout and scale depend on its global index alone. So its loss and its gradients have the same
-// bits on every replica whose kernels compute the same bits: in EXACT numerics always, since other
-// ranks are refused; in FAST if fixed examples have the same results on all of them (otherwise each
-// rank repeats its own micro-batch).
+// same weights: ZeRO shards only gradients and optimizer state. A micro-batch's samples, dropout
+// and scale depend on its global index alone. So its loss and its gradients have the same bits on
+// every replica whose kernels compute the same bits. In EXACT numerics all do, since other ranks
+// are refused. In FAST they do if fixed examples have the same results on all of them; otherwise
+// each rank repeats its own micro-batch.
 //
 // Steps of a check, after the backward pass of a step and before its update:
 //

@@ -81,9 +81,11 @@ class Trainer {
   int64_t skipped_in_a_row() const;
 
   // Reads the global batch at `position`, runs the forward and backward passes, clips and updates.
-  // Errors: DataLoss, before anything is updated, unless the config only warns, if ranks' copies of
-  // a gradient or (checked every so many steps) of a weight differ, or if a micro-batch's
-  // repetition differs (replay_check.h); on a device, the backend's errors.
+  // Errors:
+  // - DataLoss, before anything is updated, if ranks' copies of a gradient or (checked every so
+  //   many steps) of a weight differ, or a micro-batch and its repetition (replay_check.h). The
+  //   config may ask for a warning instead;
+  // - on a device, the backend's errors.
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
   // Registers a callback for memory of chunks(), called right before an update overwrites the

@@ -30,9 +30,9 @@ struct OperationResult {
 };
 
 // Compares the operations. `device` takes operands in host memory: see MakeHostOperandBackend().
-// fp32 results may differ by 1e-5 of the element plus as much of the tensor's largest element;
-// results that are rounded to bf16, by two units in the last place of the element plus one of the
-// largest.
+// Results in fp32 may differ by 1e-5 of the element plus as much of the tensor's largest element.
+// Results that are rounded to bf16 may differ by two units in the last place of the element plus
+// one of the largest.
 std::vector<OperationResult> CompareOperations(Backend& device, Backend& cpu,
                                                const OperationSizes& sizes);
 

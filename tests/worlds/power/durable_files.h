@@ -63,9 +63,10 @@ class DurableFiles {
   // node belong to one node.
   NodeId NodeOf(const Live& live, const Doubt& doubt) const;
 
-  // The fate of contents that do not survive: as they were when they were durable; of their current
-  // length, with zeros at the end; or torn, with a current part at the beginning and the rest
-  // durable.
+  // The fate of contents that do not survive:
+  // - kDurable: as they were when they were durable;
+  // - kZeros: of their current length, with zeros at the end;
+  // - kTorn: a current part at the beginning, and the rest durable.
   enum class Lost { kDurable, kZeros, kTorn };
   // Returns the files, with the current state of the `survivors`. `tear`, any number, chooses how
   // much of torn contents is current.

@@ -5,10 +5,10 @@
 // made. A test shows that nothing promised is lost and, by dropping one sync after the other, that
 // none of them is superfluous.
 //
-// The model is a file system that guarantees only what POSIX guarantees: a file's contents are
+// The model is a file system that guarantees only what POSIX guarantees. A file's contents are
 // durable as of the last sync of the file, a directory's names as of the last sync of the
-// directory, each independent of all others. Everything else may be lost or not, contents also in
-// part.
+// directory. Each is independent of all others. Everything else may be lost or not, contents also
+// in part.
 
 #include <functional>
 #include <string>
