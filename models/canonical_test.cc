@@ -1,6 +1,6 @@
-// What EXACT numerics promise of a model: sums over samples do not depend on the micro-batches that
-// they are computed in, and tokens that are decoded one by one with the keys and values of those
-// before have the losses of the training pass.
+// What EXACT numerics promise of a model. Sums over samples do not depend on the micro-batches that
+// they are computed in. Tokens that are decoded one by one, with the keys and values of those
+// before, have the losses of the training pass.
 
 #include <cstdint>
 #include <memory>

@@ -281,7 +281,7 @@ bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
 }
 
 // Returns the shape of an array that begins with this box in memory, and whose row-major order is
-// the order of the memory; nullopt if the strides of the box do not belong to such an array.
+// the order of the memory. nullopt if the strides of the box do not belong to such an array.
 std::optional<Shape> ArrayAround(const Destination& to) {
   const Shape& shape = to.box.shape;
   Shape array(shape.size(), 1);

@@ -232,7 +232,7 @@ class AsyncSaver::Background {
   bool InBackground() const { return std::this_thread::get_id() == background_id_; }
 
   // Prefaulting only makes the next save faster, so neither a caller nor the program's own threads
-  // should wait for it: where they compete for the processor, this thread takes longer than it
+  // should wait for it. Where they compete for the processor, this thread takes longer than it
   // computes, and backs off.
   void MakeStagingPresent() {
     bool left = true;

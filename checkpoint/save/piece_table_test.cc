@@ -264,8 +264,8 @@ TEST_F(PieceTableTest, AFailedSaveEndsWhatIsInProgressAndBeginsNothing) {
   EXPECT_EQ(ToString(Help(waiter)), "released");
 }
 
-// Threads that work and wait in any order: each piece is copied or checked once and written once,
-// no memory changes while it is read, and the table never comes to rest before it is over.
+// Threads work and wait in any order. Each piece is copied or checked once and written once. No
+// memory changes while it is read, and the table never comes to rest before it is over.
 TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
   std::mt19937 random(TestSeed());
   for (int round = 0; round < 2000; ++round) {

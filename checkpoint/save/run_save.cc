@@ -20,9 +20,9 @@
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 
-// The steps of a save. FORMAT.md, "Commit protocol", has the same numbers and gives the reasons:
-// what a crash after each step leaves, why two attempts at one step cannot harm each other, and
-// what is different for an overwrite and in an object store.
+// The steps of a save. FORMAT.md, "Commit protocol", has the same numbers and gives the reasons. It
+// says what a crash after each step leaves, why two attempts at one step cannot harm each other,
+// and what is different for an overwrite and in an object store.
 //
 // 1. Plan(): every rank describes its state, and rank 0 makes one plan. Whatever is wrong with the
 //    request ends the save here, before anything is written.

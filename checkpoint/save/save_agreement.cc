@@ -22,8 +22,8 @@
 // its part of the last plan together with its own serialized description, which is compared
 // completely, since a hash could collide. Rank 0 also keeps the manifest.
 //
-// No rank needs to know whether the others are unchanged: before data is written, every rank waits
-// for rank 0 to create the directory, so one small message in each direction is needed in any case.
+// No rank needs to know whether the others are unchanged. Before data is written, every rank waits
+// for rank 0 to create the directory: one small message in each direction is needed in any case.
 // These messages carry the state of the cache:
 //
 // 1. Every rank sends rank 0 the step and, if its own structure is the cached one, the number of

@@ -1,5 +1,5 @@
-// State in the memory of a device: it is saved and loaded as state in host memory is, bit for bit;
-// copies overlap with the rest; no fault of the device leaves a checkpoint or page-locked memory.
+// State in the memory of a device is saved and loaded as state in host memory is, bit for bit.
+// Copies overlap with the rest. No fault of the device leaves a checkpoint or page-locked memory.
 
 #include "checkpoint/include/device_memory.h"
 

@@ -1,5 +1,5 @@
 // Simulates a power loss at any moment of a save, a rewrite and a removal on the real file system,
-// based on the syncs that were actually made: whatever looks committed is complete, and everything
+// based on the syncs that were actually made. Whatever looks committed is complete, and everything
 // promised exists. Omitting any single sync breaks that, so that none is superfluous and none can
 // be removed unnoticed.
 

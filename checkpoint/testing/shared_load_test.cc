@@ -1,5 +1,5 @@
 // Shared loads: every byte is read once in total, by a rank that needs it, and every rank ends with
-// the right elements, within its buffers; whatever fails on one of them, all return the same error.
+// the right elements, within its buffers. Whatever fails on one of them, all return the same error.
 
 #include <algorithm>
 #include <atomic>

@@ -57,10 +57,9 @@ const ForeignParameter* FindIn(const ByName& by_name, const std::string& name) {
   return at == by_name.end() ? nullptr : at->second;
 }
 
-// Names the tensors of a state dict by a naming, and the prefix of all names, that NamingFinder has
-// found in it: first the weights, then the optimizer's states by names of parameters, or by the
-// numbers that MatchNumbers() resolves. Tensors that are not the model's keep their names. Call
-// Run() once.
+// Names the tensors of a state dict by the naming and the prefix that NamingFinder has found in it.
+// Weights are first, then the optimizer's states, by names of parameters or by the numbers that
+// MatchNumbers() resolves. Tensors that are not the model's keep their names. Call Run() once.
 class Namer {
  public:
   Namer(Storage& storage, const KnownModel& model, std::string_view framework,

@@ -141,8 +141,8 @@ absl::Status TransformerBlock::AddResidual(const Pass& pass, const ResidualAdd& 
   return absl::OkStatus();
 }
 
-// Returns the gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d
-// itself, or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other
+// Returns the gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]. It
+// is d itself, or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other
 // ranks.
 absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(const Pass& pass,
                                                               const ResidualAdd& add,

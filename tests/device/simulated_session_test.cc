@@ -1,6 +1,6 @@
-// The trainer's own session and loop on simulated GPUs, as `train --device=cuda` runs them: steps,
-// evaluations, asynchronous saves, resumes on the processors and back, weights of llm.c in and out,
-// and what it refuses. Host code cannot touch device memory here, and streams run late.
+// The trainer's own session and loop on simulated GPUs, as `train --device=cuda` runs them. There
+// are steps, evaluations, asynchronous saves, resumes on the processors and back, weights of llm.c
+// in and out, and what it refuses. Host code cannot touch device memory here, and streams run late.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

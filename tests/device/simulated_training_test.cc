@@ -1,7 +1,7 @@
-// Whole models trained on simulated GPUs, one a rank, whose kernels, copies and messages run late
-// and in adversarial order, in memory that host code cannot touch: a transfer between host and
-// device that is not an explicit copy ends the process, and a wait for an event that is missing
-// changes the losses. The results have the bits of processors, in EXACT numerics.
+// Whole models are trained on simulated GPUs, one a rank. Kernels, copies and messages run late and
+// in adversarial order, in memory that host code cannot touch. A transfer between host and device
+// that is not an explicit copy ends the process. A missing wait for an event changes the losses.
+// The results have the bits of processors, in EXACT numerics.
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,10 @@
-// EXACT numerics on every instruction set that this processor has and on an emulated one, with any
-// number of threads, on any topology, with micro-batches of any power of two: one list of losses,
-// one state. They are compared with a file (any_processor.golden), so that every machine that runs
-// this test is compared with all others. To write it anew after a change of the contract:
+// EXACT numerics have one list of losses, and one state,
+// - on every instruction set that this processor has, and on an emulated one;
+// - with any number of threads, on any topology;
+// - with micro-batches of any power of two.
+//
+// They are compared with a file (any_processor.golden), so that every machine that runs this test
+// is compared with all others. To write it anew after a change of the contract:
 //
 //   TESSERA_WRITE_GOLDEN=1 ./bazelw run //tests/exact:any_processor
 //

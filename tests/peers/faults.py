@@ -28,8 +28,8 @@ import time
 import job as jobs
 
 TENSORS = 8  # of 4 MiB
-# Seconds for the answer to a save or load, and for the other ranks once one has failed and ends:
-# more than the 300 s of JAX and the 600 s of Orbax after which they end what waits.
+# Seconds for the answer to a save or load, and for the other ranks once one has failed and ends.
+# JAX ends what waits after 300 s, and Orbax after 600 s: these answers count.
 LIMIT = 700
 BESIDE = 6  # trials that wait beside the others
 DATA_BYTES = 256 << 10  # files of this size and more hold the weights

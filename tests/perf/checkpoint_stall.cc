@@ -1,23 +1,30 @@
 // The cost of a checkpoint for training: compares a step without a save with steps while the
 // training state of a third of GPT-2 124M is saved, by a blocking call and in the background. The
-// training is real: bf16, or fp32 with --fp32, on all processors, 256 tokens per step; its update
-// waits, piece by piece, until the memory that it overwrites has been copied or written. Prints
+// training is real: bf16, or fp32 with --fp32, on all processors, 256 tokens per step. Its update
+// waits, piece by piece, until the memory that it overwrites has been copied or written.
+//
+// Prints times over the time of a save that waits, as medians over the rounds. These are for the
+// first save of a saver; stall.later, stall.blocked.later and stall.processors.later are for the
+// others:
+//
 //   figure stall.first <value> ratio
-//       training time lost to a save: the time that the training thread stood still, and by how
-//       much steps became longer until the save was over, against a step before and one after it
+//       Training time lost to a save: the time that the training thread stood still, and by how
+//       much steps became longer until the save was over, against a step before and one after it.
 //   figure stall.blocked.first <value> ratio
-//       the first part of it: the training thread was in Start() or waited for the copy
+//       The first part of it: the training thread was in Start() or waited for the copy.
 //   figure stall.processors.first <value> ratio
-//       what lost time can hardly fall below where training keeps all processors busy: the time for
-//       which the save's own threads computed, shared by as many processors
-// over the time of a save that waits, for the first save of a saver, and as stall.later,
-// stall.blocked.later and stall.processors.later for the others, medians over the rounds, and
+//       The time for which the save's own threads computed, shared by as many processors. Lost time
+//       can hardly be less where training keeps all processors busy.
+//
+// And by how much a save raises the largest resident memory:
+//
 //   figure save.memory_mib <value> MiB
-//       by how much a save raises the largest resident memory where no update comes before the disk
+//       Where no update comes before the disk.
 //   figure save.memory.first_mib <value> MiB
 //   figure save.memory.later_mib <value> MiB
-//       the same for the first of the saves above, and for all of them: with the memory for copies
-//       of what an update came to before the disk
+//       For the first of the saves above, and for all of them: with the memory for copies of what
+//       an update came to before the disk.
+//
 // What Prepare() adds is printed apart. The program pauses behind a saver's first save, for the
 // minutes in which a run would train on: the memory for copies is touched meanwhile.
 

@@ -1,8 +1,8 @@
 // `ckpt convert` from a checkpoint of this library, and from another framework's files to one,
-// against what the same disk does with direct I/O and nothing else: reading as many bytes as are
-// written, writing them, and reading as many again. The second read stands for the command's proof,
-// without which no conversion ends: it reads back what it has written or, with --to=tessera, reads
-// the source, which has no digests, a second time. Each round measures all of it. Prints
+// against what the same disk does with direct I/O and nothing else. The disk reads as many bytes as
+// are written, writes them, and reads as many again. The second read stands for the command's
+// proof, without which no conversion ends: it reads back what it has written or, with --to=tessera,
+// reads the source, which has no digests, a second time. Each round measures all of it. Prints
 //   figure convert.<format>.disk_ratio <value> ratio
 //   figure convert.<format>.disk_ratio_without_proof <value> ratio   without the second read of the
 //                                                                    disk, but with the command's

@@ -1,13 +1,15 @@
 // The rates of the operations of a GPT-2 124M step, as shares of what this machine can do
 // (gemm_peak.h), measured in the same run. Prints lines `figure <name> <value> <unit>`.
 //
-//   gemm.<dtype>.<shape>.ratio                    our products: of libraries' (gemm_peak.h)
-//   kernel.<op>.<dtype>.<shape>.peak_ratio        matrix products and attention: of the best oneDNN
-//   rate kernel.<op>.<dtype>.<shape>.bandwidth_ratio   the rest: bytes that the operation must
-//   move, of the memory's rate
-//   kernel.adamw_check.<dtype>.<shape>.fused_ratio  processor time of one thread that updates, and
-//   computes a save's checksums and digests of each block while the cache has it, of the time of
-//   one that does so afterwards
+//   gemm.<dtype>.<shape>.ratio
+//       rate of our products, of the libraries' (gemm_peak.h)
+//   kernel.<op>.<dtype>.<shape>.peak_ratio
+//       rate of matrix products and attention, of the best oneDNN rate
+//   kernel.<op>.<dtype>.<shape>.bandwidth_ratio
+//       of the rest: rate of the bytes that the operation must move, of the memory's
+//   kernel.adamw_check.<dtype>.<shape>.fused_ratio
+//       processor time of one thread that updates and, while the cache has a block, computes a
+//       save's checksums and digests of it, of the time of one that does so afterwards
 
 #include <cstdint>
 #include <functional>

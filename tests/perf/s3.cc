@@ -1,7 +1,7 @@
 // Saving and loading the full training state of GPT-2 124M (bf16 weights; fp32 master weights and
-// two moments) in an object store on this machine, against libcurl alone that sends and fetches as
-// many bytes, in objects of the size of a part, over as many connections. The store is the tests'
-// own, in this process, and checks nothing. Each round measures all of it. Prints
+// two moments) in an object store on this machine. It is compared with libcurl alone, which sends
+// and fetches as many bytes, in objects of the size of a part, over as many connections. The store
+// is the tests' own, in this process, and checks nothing. Each round measures all of it. Prints
 //   figure s3.save.ratio <value> ratio             and likewise s3.load.ratio
 //   figure s3.save.processor_ratio <value> ratio   in bytes per second of processors, which other
 //                                                  load on the machine changes less

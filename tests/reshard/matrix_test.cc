@@ -45,9 +45,10 @@ struct Layout {
   int vocabulary_multiple = 1;
 };
 
-// Growing, shrinking, sizes that do not divide each other, uneven stages, every ZeRO stage; buckets
-// of which some ranks own nothing; a vocabulary with no padding, padded for the tensor axis, and
-// padded so far that whole shards are padding.
+// - Growing, shrinking, sizes that do not divide each other, uneven stages, every ZeRO stage.
+// - Buckets of which some ranks own nothing.
+// - A vocabulary with no padding, padded for the tensor axis, and padded so far that whole shards
+//   are padding.
 const std::vector<Layout>& Layouts() {
   static const auto& layouts = *new std::vector<Layout>{{"single", 5000},
                                                         {"dp2", 5000, 128},

@@ -1,5 +1,5 @@
-// ckpt reshard writes the same logical state, cut so that the ranks of a run at the other topology
-// read about as few and as long ranges, of as few files, as of a checkpoint that they wrote
+// ckpt reshard writes the same logical state for the ranks of a run at the other topology. They
+// read about as few and as long ranges of it, of as few files, as of a checkpoint that they wrote
 // themselves.
 
 #include <algorithm>

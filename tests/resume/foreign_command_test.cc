@@ -101,8 +101,8 @@ class ForeignCommandTest : public CommandTest {
       "max_position_embeddings: 13 vocab_size: 61";
 };
 
-// One state in two layouts of one framework, or of two: a run goes on from either with the same
-// losses, on one process from the one that is in one piece, on several from the one that is not.
+// One state in two layouts of one framework, or of two. A run goes on from either with the same
+// losses: on one process from the one that is in one piece, on several from the other.
 struct Format {
   std::string name;
   std::string model;  // empty: the files know it

@@ -13,8 +13,8 @@ namespace {
 constexpr int kTag = 0;
 
 // Contents of tensors take time to arrive, and the threads that read and place need the processors
-// meanwhile: a waiting rank polls a few times, then backs off between polls for as long as a disk
-// may take, before it waits like a training step does.
+// meanwhile. A waiting rank therefore polls a few times, then backs off between polls for as long
+// as a disk may take, before it waits like a training step does.
 constexpr int kSpinPolls = 50;
 constexpr absl::Duration kPollInterval = absl::Microseconds(20);
 constexpr absl::Duration kBackoffLimit = absl::Milliseconds(100);

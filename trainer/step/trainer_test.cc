@@ -1,6 +1,7 @@
-// Edge cases of a trainer, on topologies that must agree to the last bit: evaluations of few
-// samples, texts of any length, gradients that are broken on one rank only, memory that an update
-// overwrites, bytes that ranks send.
+// Edge cases of a trainer, on topologies that must agree to the last bit:
+// - evaluations of few samples, and texts of any length;
+// - gradients that are broken on one rank only;
+// - memory that an update overwrites, and bytes that ranks send.
 
 #include "trainer/step/trainer.h"
 

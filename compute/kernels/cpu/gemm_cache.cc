@@ -67,9 +67,9 @@ std::string GemmLibrary() {
 }  // namespace tessera
 
 // ThreadSanitizer calls this where a program is built with it. oneDNN is not built with it and
-// keeps created products in a process-wide cache whose locks ThreadSanitizer cannot see: backends
-// on several threads would be reported to race when they create equal products and when they first
-// use that cache.
+// keeps created products in a process-wide cache whose locks ThreadSanitizer cannot see. So it
+// would report races of backends on several threads, when they create equal products and when they
+// first use that cache.
 extern "C" const char* __tsan_default_suppressions();  // NOLINT(bugprone-reserved-identifier)
 extern "C" const char* __tsan_default_suppressions() {
   return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";

@@ -1,7 +1,7 @@
 // bf16 products through oneDNN's kernels for AMX.
 //
-// Only one of oneDNN 2.6's two ways is fast: its "brg" kernels reach 2.0 to 2.4 TFLOP/s on two
-// cores of a Granite Rapids, its general product 0.5 to 1.4. It takes the fast way only if every
+// Only one of oneDNN 2.6's two ways is fast. On two cores of a Granite Rapids, its "brg" kernels
+// reach 2.0 to 2.4 TFLOP/s, its general product 0.5 to 1.4. It takes the fast way only if every
 // matrix is dense, as no part of a larger matrix is, and then still spends its time on packing b,
 // again for every tile. Hence b is packed here, into the layout that the kernels read without a
 // copy; and a part of a or c that is not dense goes through scratch. There are two ways to cut c:

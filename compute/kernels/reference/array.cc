@@ -17,8 +17,9 @@ namespace tessera::reference {
 BFloat16 RoundToBFloat16(double value) {
   float nearby = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearby) == value) return BFloat16(nearby);
-  // Round to odd: truncate to fp32 and record the lost bits in the last one. fp32 has far more than
-  // two bits beyond bfloat16, so the second rounding knows on which side of a tie the value is.
+  // Rounds to odd: truncates to fp32 and records the lost bits in the last one. Since fp32 has far
+  // more than two bits beyond bfloat16, the second rounding knows on which side of a tie the value
+  // is.
   if (std::abs(static_cast<double>(nearby)) > std::abs(value)) {
     nearby = std::nextafter(nearby, 0.0f);
   }

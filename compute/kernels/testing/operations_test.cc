@@ -1,7 +1,7 @@
-// The table of operations on every variant of a backend: close to the reference; the same bits in
-// every order and on every instruction set that promises it; each row the same bits whichever
-// others are computed with it, at any address. The last is the basis of results that do not depend
-// on the topology.
+// The table of operations on every variant of a backend. Results are close to the reference. They
+// have the same bits in every order, and on every instruction set that promises it. Each row has
+// the same bits whichever others are computed with it, at any address. The last is the basis of
+// results that do not depend on the topology.
 
 #include <gtest/gtest.h>
 

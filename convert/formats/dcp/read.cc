@@ -123,7 +123,7 @@ TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
           .offset_bytes = offset_bytes + entry.file_offset};
 }
 
-// A chunk is a safetensors file of its own, or a tensor of the one that the whole file is: there
+// A chunk is a safetensors file of its own, or a tensor of the one that the whole file is. There,
 // the place that the metadata names means nothing, and the key is the tensor's name.
 absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Extent part,
                                                  const std::string& name) {

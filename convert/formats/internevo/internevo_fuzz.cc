@@ -1,5 +1,5 @@
-// A fuzz target: any bytes as a file of a rank, whose flat states lie inside the file, as the names
-// of its tensors, and as the names of the files in a folder; or an error.
+// A fuzz target. Any bytes are an error, or a file of a rank whose flat states lie inside the file.
+// They are also the names of its tensors, and the names of the files in a folder.
 
 #include <cstddef>
 #include <cstdint>

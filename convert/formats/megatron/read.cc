@@ -126,9 +126,9 @@ struct MegatronFolder {
   bool is_legacy = false;  // of the format `torch`; otherwise torch_dist
 };
 
-// Finds the checkpoint of Megatron-LM: one with metadata.json of the backend torch_dist, one with a
-// folder for each rank (mp_rank_00, mp_rank_00_000) or, in the folder of a whole run, the iteration
-// that latest_checkpointed_iteration.txt names; nullopt without one. Errors: Unimplemented for the
+// Finds the checkpoint of Megatron-LM; nullopt without one. It has metadata.json of the backend
+// torch_dist, or a folder for each rank (mp_rank_00, mp_rank_00_000). In the folder of a whole run
+// it is the iteration that latest_checkpointed_iteration.txt names. Errors: Unimplemented for the
 // backend zarr.
 absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::string path, LatestIteration(storage));

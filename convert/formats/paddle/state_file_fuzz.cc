@@ -1,6 +1,6 @@
 // A fuzz target: any bytes are a state dict whose arrays lie inside the file, or inside what is
-// decoded behind it, or an error, and the metadata of shards that have files and as many offsets as
-// extents, or an error.
+// decoded behind it, or an error. As metadata, they are shards that have files and as many offsets
+// as extents, or an error.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,9 @@
 // The functions of pthreads, the sleeps, the clocks and the sources of random numbers, as the
 // scheduler makes them. They take the place of the C library's for the whole program.
 //
-// A mutex is free or has an owner, a lock for readers and a writer counts its readers: in the first
-// words of their memory, which are zero where they are free, as their initializers leave them.
+// A mutex is free or has an owner, a lock for readers and a writer counts its readers. Both do so
+// in the first words of their memory, which are zero where they are free, as their initializers
+// leave them.
 
 #include <dlfcn.h>
 #include <errno.h>
