@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -18,7 +19,9 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/damage.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/read_lock.h"
 #include "checkpoint/load/compare.h"
@@ -29,6 +32,9 @@
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/share_reads.h"
+#include "checkpoint/scan/verify.h"
+#include "layout/box.h"
+#include "storage/open_storage.h"
 
 // A load consists of up to five steps with an agreement each, so that no rank continues while
 // another cannot:
@@ -199,6 +205,19 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
   return report;
 }
 
+TensorInfo ToInfo(const LogicalTensor& tensor) {
+  return {.name = tensor.name(),
+          .role = FromProto(tensor.role()),
+          .dtype = FromProto(tensor.dtype()),
+          .global_shape = GlobalShape(tensor),
+          .alias_of = tensor.alias_of()};
+}
+
+// Owns nothing.
+std::shared_ptr<Storage> Borrow(Storage& storage) {
+  return std::shared_ptr<Storage>(std::shared_ptr<Storage>(), &storage);
+}
+
 }  // namespace
 
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
@@ -262,6 +281,87 @@ Manifest NamedTensors::ManifestOf(std::span<const std::string> names) const {
     }
   }
   return part;
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Read(std::shared_ptr<Storage> storage,
+                                            std::string_view directory) {
+  auto reading = std::make_shared<const ReadLock>(*storage, directory);
+  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(*storage, directory));
+  return Checkpoint(std::move(storage), directory, std::move(manifest), std::move(reading));
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(std::string_view name,
+                                            const OpenStorageOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(name, options));
+  return Read(std::move(storage), "");
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {
+  return Read(Borrow(storage), checkpoint_dir);
+}
+
+Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory,
+                       Manifest manifest, std::shared_ptr<const ReadLock> reading,
+                       std::vector<std::vector<uint32_t>> readers)
+    : storage_(std::move(storage)),
+      directory_(directory),
+      manifest_(std::make_shared<const Manifest>(std::move(manifest))),
+      names_(std::make_shared<const NamedTensors>(*manifest_)),
+      reading_(std::move(reading)),
+      readers_(std::move(readers)) {}
+
+Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest)
+    : Checkpoint(Borrow(storage), directory, std::move(manifest)) {}
+
+int64_t Checkpoint::step() const { return manifest_->trainer().step(); }
+
+Metadata Checkpoint::metadata() const {
+  const auto& extra = manifest_->trainer().extra();
+  return {.program = manifest_->producer().program(), .entries = {extra.begin(), extra.end()}};
+}
+
+std::vector<TensorInfo> Checkpoint::tensors() const {
+  std::vector<TensorInfo> tensors;
+  for (const LogicalTensor& tensor : manifest_->tensors()) tensors.push_back(ToInfo(tensor));
+  return tensors;
+}
+
+absl::StatusOr<TensorInfo> Checkpoint::Find(std::string_view name) const {
+  if (const LogicalTensor* found = names_->Find(name)) return ToInfo(*found);
+  return absl::NotFoundError(absl::StrCat("no tensor ", std::string(name), " in ",
+                                          storage_->Describe(directory_), ", which has ",
+                                          manifest_->tensors_size()));
+}
+
+absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional<Box>& box) const {
+  TESSERA_ASSIGN_OR_RETURN(const TensorInfo tensor, Find(name));
+  if (!box.has_value()) return WholeBox(tensor.global_shape);
+  const absl::Status inside = CheckBoxInside(tensor.global_shape, *box);
+  if (inside.ok()) return *box;
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": ", inside.message()));
+}
+
+absl::StatusOr<LoadReport> Checkpoint::Load(const StateDict& state,
+                                            const LoadOptions& options) const {
+  return LoadWithManifest(*storage_, directory_, *manifest_, state, options, /*buffers=*/nullptr,
+                          readers_);
+}
+
+absl::StatusOr<VerifyReport> Checkpoint::Verify(const VerifyOptions& options) const {
+  return VerifyCheckpoint(*storage_, directory_, options);
+}
+
+absl::Status Checkpoint::LoadTensor(std::string_view name, const Shard& destination,
+                                    const LoadOptions& options) const {
+  TESSERA_ASSIGN_OR_RETURN(const TensorInfo saved, Find(name));
+  ShardedTensor wanted = {
+      .name = saved.name, .role = saved.role, .global_shape = saved.global_shape};
+  wanted.shards = {destination};
+  if (destination.dtype == DType::kUnspecified) wanted.dtype = saved.dtype;
+  LoadOptions alone = options;
+  alone.group = nullptr;
+  const Manifest part = names_->ManifestOf({&saved.name, 1});
+  return LoadWithManifest(*storage_, directory_, part, {{std::move(wanted)}}, alone).status();
 }
 
 }  // namespace tessera::ckpt

@@ -1,0 +1,96 @@
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/removal.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/save/run_save.h"
+#include "checkpoint/scan/verify.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// Names of data files, perhaps below a rolling slot:
+// "step-00000042/model-00001-of-00004-0123abcd.safetensors".
+constexpr char kDataFilePattern[] =
+    "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
+    "[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors";
+
+}  // namespace
+
+OpenStorageOptions ForSaving(OpenStorageOptions options) {
+  options.create_root = true;
+  options.own_uploads = kDataFilePattern;
+  return options;
+}
+
+absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,
+                                                        const OpenStorageOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
+                           OpenStorage(name, options.create_root ? ForSaving(options) : options));
+  return CheckpointFolder(std::move(storage));
+}
+
+CheckpointFolder::CheckpointFolder(Storage& storage)
+    : storage_(std::shared_ptr<Storage>(), &storage) {}
+
+absl::StatusOr<SaveReport> CheckpointFolder::Save(int64_t step, const StateDict& state,
+                                                  const SaveOptions& options,
+                                                  const Metadata& metadata) const {
+  return SaveNow(*storage_, {.step = step, .metadata = metadata}, state, options);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::List(
+    std::vector<CheckpointInfo>* unreadable) const {
+  return ListCommitted(*storage_, "", unreadable);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::ListUncommitted() const {
+  return ckpt::ListUncommitted(*storage_, "");
+}
+
+absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest() const {
+  std::vector<CheckpointInfo> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints, List(&unreadable));
+  if (!unreadable.empty() &&
+      (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
+    return unreadable.back().committed.status();
+  }
+  if (checkpoints.empty()) {
+    return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage_->Describe("")));
+  }
+  return std::move(checkpoints.back());
+}
+
+absl::StatusOr<Checkpoint> CheckpointFolder::Latest() const {
+  TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, FindLatest());
+  return Checkpoint::Read(storage_, latest.directory);
+}
+
+absl::StatusOr<Checkpoint> CheckpointFolder::At(int64_t step) const {
+  return Checkpoint::Read(storage_, StepDirectoryName(step));
+}
+
+absl::StatusOr<VerifyReport> CheckpointFolder::Verify(std::string_view directory,
+                                                      const VerifyOptions& options) const {
+  return VerifyCheckpoint(*storage_, directory, options);
+}
+
+absl::Status CheckpointFolder::Prune(int keep, std::optional<int64_t> saved_step) const {
+  const auto check = [&](const CheckpointInfo& dir) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
+                             VerifyCheckpoint(*storage_, dir.directory, {.contents = false}));
+    return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.directory);
+  };
+  return PruneStepDirectories(*storage_, "", keep, saved_step, check);
+}
+
+}  // namespace tessera::ckpt
