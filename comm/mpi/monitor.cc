@@ -427,8 +427,26 @@ void Monitor::CollectAnswers(const DatagramSocket& socket, std::span<const int> 
   }
 }
 
+PeerState Monitor::Judge(int rank, size_t about, const std::vector<Question>& questions) const {
+  const Question* asked = nullptr;
+  const Packet* report = nullptr;
+  for (const Question& question : questions) {
+    if (question.about != about) continue;
+    if (!question.report) {
+      asked = &question;
+    } else if (question.answered && question.answer.age_ms >= 0 &&
+               (report == nullptr || question.answer.age_ms < report->age_ms)) {
+      report = &question.answer;
+    }
+  }
+  if (asked->answered) return asked->answer.State(static_cast<int>(peers_.size()));
+  std::optional<std::string> last;
+  if (report != nullptr)
+    last = absl::StrCat(SecondsAgo(report->age_ms), " it reported: ", report->Text());
+  return Missing(rank, asked->refused, last);
+}
+
 std::vector<PeerState> Monitor::Ask(std::span<const int> ranks) {
-  const int size = static_cast<int>(peers_.size());
   std::vector<Question> questions;
   questions.reserve(ranks.size() * 3);
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -466,28 +484,8 @@ std::vector<PeerState> Monitor::Ask(std::span<const int> ranks) {
     if (poll(&ready, 1, static_cast<int>(left)) > 0) CollectAnswers(**socket, ranks, &questions);
   }
 
-  std::vector<PeerState> states(ranks.size());
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const Question* asked = nullptr;
-    const Packet* report = nullptr;
-    for (const Question& question : questions) {
-      if (question.about != i) continue;
-      if (!question.report) {
-        asked = &question;
-      } else if (question.answered && question.answer.age_ms >= 0 &&
-                 (report == nullptr || question.answer.age_ms < report->age_ms)) {
-        report = &question.answer;
-      }
-    }
-    if (asked->answered) {
-      states[i] = asked->answer.State(size);
-      continue;
-    }
-    std::optional<std::string> last;
-    if (report != nullptr)
-      last = absl::StrCat(SecondsAgo(report->age_ms), " it reported: ", report->Text());
-    states[i] = Missing(ranks[i], asked->refused, last);
-  }
+  std::vector<PeerState> states;
+  for (size_t i = 0; i < ranks.size(); ++i) states.push_back(Judge(ranks[i], i, questions));
   return states;
 }
 

@@ -102,6 +102,8 @@ class Monitor {
   bool IsGone(int rank, const DatagramSocket::Endpoint& refused) const;
   void CollectAnswers(const DatagramSocket& socket, std::span<const int> ranks,
                       std::vector<Question>* questions);
+  // Returns the state of a rank from what was answered: by itself, or else by its guardians.
+  PeerState Judge(int rank, size_t about, const std::vector<Question>& questions) const;
   std::vector<int> Guardians(int rank) const;
   // Returns whether that rank's process state can be read on this machine.
   bool SameMachine(int rank) const;

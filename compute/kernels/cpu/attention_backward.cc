@@ -6,8 +6,8 @@
 // One task is one key/value head of one sequence: its query heads, and their blocks of rows, add to
 // d_k and d_v in order.
 //
-// Scores are computed transposed, [keys, Q], a chunk of keys at a time: p and d_s are then the
-// plain left operands of the products that make d_v and d_k, the row sums lie along the lanes, and
+// Scores are computed transposed, [keys, Q], a chunk of keys at a time. p and d_s are then the
+// plain left operands of the products that make d_v and d_k. The row sums lie along the lanes, and
 // a chunk stays in the second-level cache. T elements take the place of the fp32 ones that they are
 // computed from.
 
@@ -181,6 +181,24 @@ struct Scratch {
   int64_t bytes;
 };
 
+// Prepares a block, the rows [begin, end) of query head h of sample b, for its products with keys.
+template <typename T>
+void TakeBlock(const ops::AttentionBackward& op, const AttentionShape& shape, int64_t b, int64_t h,
+               int64_t begin, int64_t end, const Scratch<T>& scratch) {
+  const int64_t rows = end - begin, head_size = shape.head_size;
+  PackHead<T>(op.q, b, begin, end, h, scratch.q);
+  PackHead<T>(op.d_out, b, begin, end, h, scratch.d_out);
+  std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
+  const float* row_sums =
+      op.log_sum_exp.as<float>() + (b * shape.heads + h) * shape.sequence + begin;
+  for (int64_t row = 0; row < rows; ++row) {
+    scratch.log2_sums[row] = row_sums[row] * std::numbers::log2e_v<float>;
+  }
+  const auto deltas = TESSERA_CHOOSE(Deltas<T>);
+  deltas(scratch.d_out, HeadRow<T>(op.out, b, begin, h), op.out.stride(1), rows, head_size,
+         scratch.deltas);
+}
+
 // factors[key - begin_key][row] of the rows [first_row, first_row + rows) of the mask, each
 // `sequence` long.
 void TransposedFactors(const DropoutMask& mask, int64_t first_row, int64_t sequence, int64_t rows,
@@ -212,7 +230,6 @@ void CpuBackend::Run(const ops::AttentionBackward& op) {
     }
   }
   WithType(op.q.dtype(), [&]<typename T>(T) {
-    const auto deltas = TESSERA_CHOOSE(Deltas<T>);
     const auto backward_keys = TESSERA_CHOOSE(BackwardKeys<T>);
     const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
     const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
@@ -227,17 +244,9 @@ void CpuBackend::Run(const ops::AttentionBackward& op) {
       std::fill(scratch.d_k, scratch.d_k + sequence * head_size, 0.0f);
       std::fill(scratch.d_v, scratch.d_v + sequence * head_size, 0.0f);
       for (int64_t h = kv_head * shape.group(); h < (kv_head + 1) * shape.group(); ++h) {
-        const float* row_sums = op.log_sum_exp.as<float>() + (b * shape.heads + h) * sequence;
         for (int64_t block = 0; block < shape.blocks(); ++block) {
           const int64_t begin = shape.begin(block), end = shape.end(block), rows = end - begin;
-          PackHead<T>(op.q, b, begin, end, h, scratch.q);
-          PackHead<T>(op.d_out, b, begin, end, h, scratch.d_out);
-          std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
-          for (int64_t row = 0; row < rows; ++row) {
-            scratch.log2_sums[row] = row_sums[begin + row] * std::numbers::log2e_v<float>;
-          }
-          deltas(scratch.d_out, HeadRow<T>(op.out, b, begin, h), op.out.stride(1), rows, head_size,
-                 scratch.deltas);
+          TakeBlock(op, shape, b, h, begin, end, scratch);
           for (int64_t key = 0; key < end; key += kChunkKeys) {
             const Products& product = products[block][key / kChunkKeys];
             const int64_t last_key = std::min(end, key + kChunkKeys), kv_offset = key * head_size;

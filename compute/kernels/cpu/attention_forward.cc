@@ -101,10 +101,31 @@ namespace tessera {
 
 namespace {
 
+// The matrix products for Q query rows, which see the keys [0, end).
 struct Products {
-  const Gemm* scores;  // q k^T
-  const Gemm* out;     // p v
+  const Gemm* scores;  // [Q,end] = q k^T
+  const Gemm* out;     // [Q,D] = p v
 };
+
+Products MakeProducts(GemmCache& gemms, DType dtype, int64_t rows, int64_t end, int64_t head_size) {
+  return {&gemms.Get({.m = rows,
+                      .n = end,
+                      .k = head_size,
+                      .lda = head_size,
+                      .ldb = head_size,
+                      .ldc = end,
+                      .b_transposed = true,
+                      .input = dtype,
+                      .output = DType::kF32}),
+          &gemms.Get({.m = rows,
+                      .n = head_size,
+                      .k = end,
+                      .lda = end,
+                      .ldb = head_size,
+                      .ldc = head_size,
+                      .input = dtype,
+                      .output = DType::kF32})};
+}
 
 // A thread's scratch memory.
 template <typename T>
@@ -138,26 +159,10 @@ void CpuBackend::Run(const ops::AttentionForward& op) {
   const AttentionShape shape = AttentionShapeOf(op.q, op.k);
   if (op.q.elements() == 0) return;
   const int64_t head_size = shape.head_size;
-  std::vector<Products> products(shape.blocks());
+  std::vector<Products> products;
   for (int64_t block = 0; block < shape.blocks(); ++block) {
-    const int64_t rows = shape.rows(block), end = shape.end_key(block);
-    products[block] = {&gemms_.Get({.m = rows,
-                                    .n = end,
-                                    .k = head_size,
-                                    .lda = head_size,
-                                    .ldb = head_size,
-                                    .ldc = end,
-                                    .b_transposed = true,
-                                    .input = op.q.dtype(),
-                                    .output = DType::kF32}),
-                       &gemms_.Get({.m = rows,
-                                    .n = head_size,
-                                    .k = end,
-                                    .lda = end,
-                                    .ldb = head_size,
-                                    .ldc = head_size,
-                                    .input = op.q.dtype(),
-                                    .output = DType::kF32})};
+    products.push_back(
+        MakeProducts(gemms_, op.q.dtype(), shape.rows(block), shape.end_key(block), head_size));
   }
   const float factor = static_cast<float>(op.options.scale * std::numbers::log2e);
   const bool drop = op.options.dropout_probability > 0;
