@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/merges.h"
@@ -54,32 +54,7 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   tokenizer->model_ = std::move(contents);
   tokenizer->byte_ids_.assign(256, -1);
   for (const SentencePieceModel::Piece& piece : model->pieces) {
-    const int32_t id = static_cast<int32_t>(tokenizer->texts_.size());
-    std::string text;
-    if (piece.type == SentencePieceType::kByte) {
-      const int byte = ParseBytePiece(piece.text);
-      if (byte < 0) {
-        return absl::DataLossError(absl::StrCat(
-            path, ": piece ", id, " expected to be a byte, found \"", piece.text, "\""));
-      }
-      text = static_cast<char>(byte);
-      tokenizer->byte_ids_[byte] = id;
-    } else if (piece.type == SentencePieceType::kNormal) {
-      text = WithSpaces(piece.text);
-      tokenizer->pieces_.insert({piece.text, {id, piece.score}});
-      tokenizer->cut_before_space_ &= !HasSpaceAfterOther(text);
-      tokenizer->cut_at_newline_ &= text.find('\n') == text.npos;
-    } else if (piece.type == SentencePieceType::kUserDefined) {
-      if (piece.text.empty() || !IsValidUtf8(piece.text)) {
-        return absl::DataLossError(
-            absl::StrCat(path, ": piece ", id, " expected to be a text in UTF-8"));
-      }
-      text = WithSpaces(piece.text);
-      tokenizer->user_defined_.Add(piece.text, id);
-    } else {
-      text = piece.type == SentencePieceType::kUnknown ? kReplacementCharacter : "";
-    }
-    tokenizer->texts_.push_back(std::move(text));
+    TESSERA_RETURN_IF_ERROR(tokenizer->AddPiece(path, piece));
   }
   for (int byte = 0; byte < 256; ++byte) {
     if (tokenizer->byte_ids_[byte] < 0) {
@@ -87,19 +62,55 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
           absl::StrCat(path, ": expected a piece for byte ", byte, ", found none"));
     }
   }
-  if (model->eos_id < 0 || model->eos_id >= tokenizer->vocab_size() ||
-      model->pieces[model->eos_id].type != SentencePieceType::kControl) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": expected an end-of-sentence control piece, found id ", model->eos_id));
-  }
   tokenizer->dummy_prefix_ = model->add_dummy_prefix;
-  if (model->bos_id >= 0 && model->bos_id < tokenizer->vocab_size() &&
-      model->pieces[model->bos_id].type == SentencePieceType::kControl) {
-    tokenizer->begin_of_text_ = static_cast<int32_t>(model->bos_id);
-  }
-  tokenizer->end_of_text_ = static_cast<int32_t>(model->eos_id);
-  tokenizer->texts_[tokenizer->end_of_text_] = kEndOfTextMarker;
+  TESSERA_RETURN_IF_ERROR(tokenizer->TakeEndsOfText(path, *model));
   return tokenizer;
+}
+
+absl::Status SentencePieceTokenizer::AddPiece(const std::string& path,
+                                              const SentencePieceModel::Piece& piece) {
+  const int32_t id = static_cast<int32_t>(texts_.size());
+  std::string text;
+  if (piece.type == SentencePieceType::kByte) {
+    const int byte = ParseBytePiece(piece.text);
+    if (byte < 0) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": piece ", id, " expected to be a byte, found \"", piece.text, "\""));
+    }
+    text = static_cast<char>(byte);
+    byte_ids_[byte] = id;
+  } else if (piece.type == SentencePieceType::kNormal) {
+    text = WithSpaces(piece.text);
+    pieces_.insert({piece.text, {id, piece.score}});
+    cut_before_space_ &= !HasSpaceAfterOther(text);
+    cut_at_newline_ &= text.find('\n') == text.npos;
+  } else if (piece.type == SentencePieceType::kUserDefined) {
+    if (piece.text.empty() || !IsValidUtf8(piece.text)) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": piece ", id, " expected to be a text in UTF-8"));
+    }
+    text = WithSpaces(piece.text);
+    user_defined_.Add(piece.text, id);
+  } else {
+    text = piece.type == SentencePieceType::kUnknown ? kReplacementCharacter : "";
+  }
+  texts_.push_back(std::move(text));
+  return absl::OkStatus();
+}
+
+absl::Status SentencePieceTokenizer::TakeEndsOfText(const std::string& path,
+                                                    const SentencePieceModel& model) {
+  const auto is_control = [&](int64_t id) {
+    return id >= 0 && id < vocab_size() && model.pieces[id].type == SentencePieceType::kControl;
+  };
+  if (!is_control(model.eos_id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": expected an end-of-sentence control piece, found id ", model.eos_id));
+  }
+  if (is_control(model.bos_id)) begin_of_text_ = static_cast<int32_t>(model.bos_id);
+  end_of_text_ = static_cast<int32_t>(model.eos_id);
+  texts_[end_of_text_] = kEndOfTextMarker;
+  return absl::OkStatus();
 }
 
 const SentencePieceTokenizer::Piece* SentencePieceTokenizer::Find(std::string_view piece) const {

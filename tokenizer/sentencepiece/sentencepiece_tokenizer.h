@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tokenizer/bpe/added_tokens.h"
 #include "tokenizer/sentencepiece/sentencepiece_model.h"
 #include "tokenizer/tokenizer.h"
@@ -54,6 +56,10 @@ class SentencePieceTokenizer : public Tokenizer {
   // Ids of the words of one call.
   using WordIds = absl::flat_hash_map<std::string, std::vector<int32_t>>;
 
+  // Adds the next piece of the model, whose id is the number of those before.
+  absl::Status AddPiece(const std::string& path, const SentencePieceModel::Piece& piece);
+  // Sets the tokens at the ends of a text. InvalidArgument without one for its end.
+  absl::Status TakeEndsOfText(const std::string& path, const SentencePieceModel& model);
   const Piece* Find(std::string_view piece) const;
   void AppendBytes(std::string_view bytes, std::vector<int32_t>& ids) const;
   // Encodes a word, which is valid UTF-8 with spaces as U+2581.

@@ -142,6 +142,41 @@ absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink
   return run;
 }
 
+// Takes the checkpoint of ckpt_step, or the newest one, from a folder of checkpoints; nullopt if it
+// has none.
+absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> storage,
+                                                       const CheckpointConfig& config) {
+  std::vector<ckpt::CheckpointInfo> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
+                           ckpt::ListForResume(*storage, &unreadable));
+  for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
+    // It was requested, or it may be the only one.
+    const bool needed =
+        config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
+    if (needed) return checkpoint.committed.status();
+  }
+  if (saved.empty()) return std::nullopt;
+  const auto chosen = config.has_ckpt_step() ? std::ranges::find(saved, config.ckpt_step(),
+                                                                 &ckpt::CheckpointInfo::step)
+                                             : saved.begin();
+  if (chosen == saved.end()) {
+    return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
+                                            ckpt::NoSuchCheckpoint(*storage, saved).message()));
+  }
+  const auto older = std::find_if(chosen, saved.end(), [&](const ckpt::CheckpointInfo& other) {
+    return other.step < chosen->step;
+  });
+  std::optional<int64_t> older_step;
+  if (older != saved.end()) older_step = older->step;
+  auto reading = std::make_shared<const ckpt::ReadLock>(*storage, chosen->directory);
+  absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*storage, chosen->directory);
+  if (!manifest.ok()) return WithOlderStep(manifest.status(), older_step);
+  StateWhatIsUnknown(config, *manifest);
+  return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), chosen->directory,
+                                                 *std::move(manifest), std::move(reading)),
+                  .older_step = older_step};
+}
+
 // Finds the checkpoint that `load` names.
 absl::StatusOr<SavedRun> Find(const TrainConfig& settings, const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
@@ -159,37 +194,11 @@ absl::StatusOr<SavedRun> Find(const TrainConfig& settings, const NoteSink& notes
     return TakeSingleCheckpoint(config.load(), *std::move(storage), std::move(single), config,
                                 std::move(reading));
   }
-  std::vector<ckpt::CheckpointInfo> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::ListForResume(**storage, &unreadable));
-  for (const ckpt::CheckpointInfo& checkpoint : unreadable) {
-    // It was requested, or it may be the only one.
-    const bool needed =
-        config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
-    if (needed) return checkpoint.committed.status();
-  }
-  if (saved.empty() && !is_ours) return FindForeign(settings, notes);
-  if (saved.empty()) return NothingToLoad(config);
-  const auto chosen = config.has_ckpt_step() ? std::ranges::find(saved, config.ckpt_step(),
-                                                                 &ckpt::CheckpointInfo::step)
-                                             : saved.begin();
-  if (chosen == saved.end()) {
-    return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
-                                            ckpt::NoSuchCheckpoint(**storage, saved).message()));
-  }
-  const std::string& directory = chosen->directory;
-  const auto older = std::find_if(chosen, saved.end(), [&](const ckpt::CheckpointInfo& other) {
-    return other.step < chosen->step;
-  });
-  std::optional<int64_t> older_step;
-  if (older != saved.end()) older_step = older->step;
-  reading = std::make_shared<const ckpt::ReadLock>(**storage, directory);
-  absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, directory);
-  if (!manifest.ok()) return WithOlderStep(manifest.status(), older_step);
-  StateWhatIsUnknown(config, *manifest);
-  return SavedRun{.checkpoint = ckpt::Checkpoint(*std::move(storage), directory,
-                                                 *std::move(manifest), std::move(reading)),
-                  .older_step = older_step};
+  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> found,
+                           TakeFromFolder(*std::move(storage), config));
+  if (found.has_value()) return *std::move(found);
+  if (!is_ours) return FindForeign(settings, notes);
+  return NothingToLoad(config);
 }
 
 // Rank 0's message to the others about the checkpoint that it has found.
