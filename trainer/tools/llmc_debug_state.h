@@ -52,8 +52,8 @@ struct DebugStateTokens {
   int64_t sequence = 64;
 };
 
-// Writes the debug state of the trainer's own pass, which replaces a file of that name. Beside it,
-// STATE_FILE.gradients exists meanwhile. Errors: as above; those of the token file; OutOfRange if it
+// Writes the debug state of the trainer's own pass, which replaces a file of that name. Meanwhile,
+// STATE_FILE.gradients is beside it. Errors: as above; those of the token file; OutOfRange if it
 // has too few tokens; those of the file system.
 absl::Status WriteDebugState(const std::string& model_file, const DebugStateTokens& tokens,
                              const std::string& state_file, int threads);
