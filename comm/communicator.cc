@@ -11,6 +11,7 @@
 #include "base/trace.h"
 #include "comm/endpoint.h"
 #include "comm/tasks.h"
+#include "comm/tree_tasks.h"
 
 namespace tessera {
 namespace {

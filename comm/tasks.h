@@ -3,8 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -40,15 +38,6 @@ std::unique_ptr<Task> MakeBroadcastTask(Buffer data, int root);
 
 std::unique_ptr<Task> MakeSendTask(ConstBuffer data, int destination);
 std::unique_ptr<Task> MakeReceiveTask(Buffer data, int source);
-
-// Makes a dissemination barrier: in round i each rank notifies the rank that is 2^i further on.
-std::unique_ptr<Task> MakeBarrierTask();
-
-// Makes a gather of byte strings. `mine` must stay valid; `gathered` is filled on the root.
-std::unique_ptr<Task> MakeGatherBytesTask(std::string_view mine, int root,
-                                          std::vector<std::string>* gathered);
-// Copies the root's *bytes to the other ranks' *bytes.
-std::unique_ptr<Task> MakeBroadcastBytesTask(std::string* bytes, int root);
 
 }  // namespace tessera
 

@@ -140,6 +140,19 @@ absl::StatusOr<std::vector<std::string>> OffersByHost(const std::vector<std::str
   return answers;
 }
 
+absl::StatusOr<std::map<uint32_t, HostMemory>> MapOffers(
+    const std::string& offers, const std::function<bool(uint32_t rank)>& needs) {
+  MemoryOffers parsed;
+  if (!parsed.ParseFromString(offers)) return absl::InternalError("rank 0 sent bad offers");
+  std::map<uint32_t, HostMemory> mapped;
+  for (const MemoryOffer& offer : parsed.offers()) {
+    if (!needs(offer.rank())) continue;
+    absl::StatusOr<HostMemory> memory = HostMemory::Map(offer);
+    if (memory.ok()) mapped.emplace(offer.rank(), *std::move(memory));
+  }
+  return mapped;
+}
+
 absl::StatusOr<std::vector<std::string>> WhoMapped(const std::vector<std::string>& mapped) {
   std::vector<RankSet> mappers(mapped.size());
   for (uint32_t r = 0; r < mapped.size(); ++r) {

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -51,6 +53,10 @@ class HostMemory {
 // rank the ranks that have mapped its own memory.
 absl::StatusOr<std::vector<std::string>> OffersByHost(const std::vector<std::string>& offers);
 absl::StatusOr<std::vector<std::string>> WhoMapped(const std::vector<std::string>& mapped);
+
+// Maps the memory in rank 0's `offers`, by rank, that `needs` says yes to and that can be reached.
+absl::StatusOr<std::map<uint32_t, HostMemory>> MapOffers(
+    const std::string& offers, const std::function<bool(uint32_t rank)>& needs);
 
 // Allows processes to offer memory, or forbids it, for tests.
 void AllowHostMemory(bool allowed);

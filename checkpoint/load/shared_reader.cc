@@ -153,16 +153,10 @@ class SharedReader {
   }
 
   absl::StatusOr<std::string> MapMemory(const std::string& offers) {
-    MemoryOffers parsed;
-    if (!parsed.ParseFromString(offers)) return absl::InternalError("rank 0 sent bad offers");
+    TESSERA_ASSIGN_OR_RETURN(
+        mapped_, MapOffers(offers, [this](uint32_t rank) { return schedule_.Needs(rank); }));
     RankSet owners;
-    for (const MemoryOffer& offer : parsed.offers()) {
-      if (!schedule_.Needs(offer.rank())) continue;
-      absl::StatusOr<HostMemory> memory = HostMemory::Map(offer);
-      if (!memory.ok()) continue;
-      mapped_.emplace(offer.rank(), *std::move(memory));
-      owners.add_rank(offer.rank());
-    }
+    for (const auto& [rank, memory] : mapped_) owners.add_rank(rank);
     return owners.SerializeAsString();
   }
 

@@ -2,12 +2,12 @@
 #define TESSERA_COMM_NCCL_NCCL_COMMUNICATOR_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/nccl/nccl_messages.h"
 #include "comm/nccl/nccl_task.h"
 
 namespace tessera {
@@ -36,8 +36,7 @@ class NcclCommunicator final : public Communicator {
  private:
   NcclRank& shared_;
   const std::unique_ptr<NcclLane> lane_;
-  // Lanes of messages, by the peer's group rank.
-  std::map<int, std::unique_ptr<NcclLane>> incoming_, outgoing_;
+  NcclLanes incoming_, outgoing_;
 };
 
 }  // namespace tessera

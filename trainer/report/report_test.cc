@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/metrics.h"
+#include "trainer/report/run_data.h"
 
 namespace tessera {
 namespace {
