@@ -30,8 +30,7 @@ constexpr std::string_view kLegacyMagic =
 constexpr int64_t kLegacyVersion = 1001;
 constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
 
-// Returns whether this is a tar archive, with a first member "sys_info", of torch.save() before
-// 0.1.10.
+// Returns whether this is a tar archive with a first member "sys_info".
 bool LooksLikeTarForm(std::string_view first_bytes) {
   return first_bytes.starts_with(std::string_view("sys_info\0", 9)) &&
          first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
@@ -40,15 +39,6 @@ bool LooksLikeTarForm(std::string_view first_bytes) {
 // Returns the beginning of a part of the file, at most `max_bytes` of it.
 absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint64_t max_bytes) {
   return ReadPart(file, part.offset, std::min(part.length, max_bytes));
-}
-
-// Returns the type whose storages are of the class that a global names; null for an unknown one.
-const TorchType* FindStorageClass(const pickle::Value& global) {
-  const std::string name = global.GlobalName();
-  if (!name.starts_with("torch.")) return nullptr;
-  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
-  const auto known = std::ranges::find(kTorchTypes, last, &TorchType::storage_class);
-  return last.empty() || known == std::end(kTorchTypes) ? nullptr : known;
 }
 
 // What a persistent id of torch says: ("storage", class, key, location, number of elements), and in
@@ -65,7 +55,7 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   if (!id.is(Kind::kTuple) || id.size() < 5 || !id[0].IsText("storage")) {
     return absl::DataLossError("a tensor without a storage");
   }
-  StorageReference storage = {.elements = FindStorageClass(id[1]),
+  StorageReference storage = {.elements = FindTorchStorage(id[1]),
                               .key = std::string(id[2].AsText().value_or("")),
                               .count = id[4].AsUint().value_or(UINT64_MAX),
                               .view = id[5]};
@@ -299,6 +289,14 @@ absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t stora
 
 }  // namespace
 
+const TorchType* FindTorchStorage(const Value& global) {
+  const std::string name = global.GlobalName();
+  if (!name.starts_with("torch.")) return nullptr;
+  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
+  const auto known = std::ranges::find(kTorchTypes, last, &TorchType::storage_class);
+  return last.empty() || known == std::end(kTorchTypes) ? nullptr : known;
+}
+
 DType TorchDType(const Value& value) {
   const std::string name = value.GlobalName();
   for (const TorchType& type : kTorchTypes) {
@@ -313,10 +311,25 @@ std::optional<std::vector<int64_t>> TorchIntegers(const Value& value) {
 
 bool IsTorchTensor(const Value& value) {
   const std::string name = value.callable().GlobalName();
-  return name.starts_with("torch._utils._rebuild_") || name.starts_with("torch._tensor._rebuild_");
+  return name.starts_with("torch._utils._rebuild_") ||
+         name.starts_with("torch._tensor._rebuild_") || value.persistent_id().AsText().has_value();
+}
+
+absl::StatusOr<TorchTensor> ShowElements(TorchTensor tensor, uint64_t first,
+                                         const Extent& storage) {
+  const uint64_t element_bytes = ElementSize(tensor.dtype);
+  TESSERA_RETURN_IF_ERROR(CheckView(tensor, first, storage.length / element_bytes));
+  const bool empty = ElementCount(tensor.shape) == 0;
+  tensor.offset_bytes = storage.offset + (empty ? 0 : first * element_bytes);
+  return tensor;
 }
 
 absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, const Value& value) {
+  if (const std::optional<std::string_view> id = value.persistent_id().AsText()) {
+    const auto found = archive.tensors.find(View(*id));
+    if (found == archive.tensors.end()) return DataLoss("the tensor ", Shown(*id), " is missing");
+    return found->second;
+  }
   const TensorCall call = Unwrap(value);
   const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
   if (!with_dtype && call.function != "torch._utils._rebuild_tensor_v2" &&
@@ -344,11 +357,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   }
   tensor.shape = *std::move(shape);
   tensor.strides = *std::move(strides);
-  const uint64_t element_bytes = ElementSize(tensor.dtype);
-  TESSERA_RETURN_IF_ERROR(CheckView(tensor, *first, bytes.length / element_bytes));
-  const bool empty = ElementCount(tensor.shape) == 0;
-  tensor.offset_bytes = bytes.offset + (empty ? 0 : *first * element_bytes);
-  return tensor;
+  return ShowElements(std::move(tensor), *first, bytes);
 }
 
 absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive, const Value& value) {
@@ -379,11 +388,7 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
   TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kFirstBytes));
   if (LooksLikeZip(first)) return ReadZip(file, part);
   if (first.starts_with(kLegacyMagic)) return ReadLegacy(file, part);
-  if (LooksLikeTarForm(first)) {
-    return absl::UnimplementedError(
-        "a tar archive as torch.save() wrote it before version 0.1.10: load it with torch and save "
-        "it again");
-  }
+  if (LooksLikeTarForm(first)) return ReadTorchTar(file, part);
   return absl::DataLossError(
       "neither a zip archive nor torch's legacy form: not written by torch.save()");
 }

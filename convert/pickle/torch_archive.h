@@ -26,22 +26,6 @@
 
 namespace tessera::ckpt::convert {
 
-// An archive: a zip archive or, before torch 1.6, one pickle after another and then the storages.
-struct TorchArchive {
-  pickle::Pickle contents;
-  absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
-};
-
-// Reads the archive that fills part of a file. In the zip form, everything but the storages is
-// compared with its CRC-32, and the storages' CRC-32s are reported (see
-// ReadableFile::stated_checksums()). Errors: DataLoss with the offset, or with the damaged record;
-// Unimplemented for TorchScript programs, storages in big-endian byte order and the tar form of
-// torch before 0.1.10; the file's own.
-absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
-
-// Returns whether the file begins like a form of torch.save(), the tar form included.
-absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
-
 // A tensor: strided elements of a storage.
 struct TorchTensor {
   DType dtype = DType::kUnspecified;
@@ -49,6 +33,27 @@ struct TorchTensor {
   std::vector<int64_t> strides;  // in elements, one per dim
   uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
 };
+
+// An archive: a zip archive; before torch 1.6, one pickle after another and then the storages; or,
+// before 0.1.10, a tar archive.
+struct TorchArchive {
+  pickle::Pickle contents;
+  absl::flat_hash_map<std::string, pickle::Extent> storages = {};  // by key; of the file
+  // Of a tar archive: the tensors, by the persistent ids that stand for them in the pickle.
+  absl::flat_hash_map<std::string, absl::StatusOr<TorchTensor>> tensors = {};
+};
+
+// Reads the archive that fills part of a file. In the zip form, everything but the storages is
+// compared with its CRC-32, and the storages' CRC-32s are reported (see
+// ReadableFile::stated_checksums()). Errors: DataLoss with the offset, or with the damaged record;
+// Unimplemented for TorchScript programs and storages in big-endian byte order; the file's own.
+absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
+
+// Returns whether the file begins like a form of torch.save().
+absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
+
+// Reads a tar archive of torch.save(), as ReadTorchArchive() does.
+absl::StatusOr<TorchArchive> ReadTorchTar(const ReadableFile& file, pickle::Extent part);
 
 // Returns whether a value of the archive's pickle is a tensor, or a parameter, of any kind.
 bool IsTorchTensor(const pickle::Value& value);
@@ -101,6 +106,14 @@ inline constexpr TorchType kTorchTypes[] = {
     {.element_bytes = 1, .storage_class = "QUInt4x2Storage"},
     {.element_bytes = 1, .storage_class = "QUInt2x4Storage"},
 };
+
+// Returns the type whose storages are of the class that a global names; null for an unknown one.
+const TorchType* FindTorchStorage(const pickle::Value& global);
+
+// Returns a tensor of this dtype, shape and strides, from element `first` of the storage that these
+// bytes are. Errors: as ResolveTorchTensor().
+absl::StatusOr<TorchTensor> ShowElements(TorchTensor tensor, uint64_t first,
+                                         const pickle::Extent& storage);
 
 // Returns the dtype that a global such as torch.float32 names; DType::kUnspecified for any other
 // value.

@@ -91,7 +91,7 @@ TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
     }
     ++files;
   }
-  EXPECT_EQ(files, 12);
+  EXPECT_EQ(files, 13);
 }
 
 TEST(ReadTorchTest, TheSameViewIsAnAlias) {
@@ -182,7 +182,6 @@ TEST(ReadTorchTest, ErrorsNameFileAndTensor) {
       {"short_storage.pt", "the storage 0 has 23 bytes, expected 6 elements of 4 bytes"},
       {"no_storage.pt", "the storage 0 is missing"},
       {"big_endian.pt", "storages in the byte order \"big\""},
-      {"before_0_1_10.pt", "a tar archive as torch.save() wrote it before version 0.1.10"},
       {"torchscript.pt", "a TorchScript program"},
       {"root.safetensors", "not written by torch.save()"},
       {"none.pt", "none.pt"},
@@ -208,6 +207,50 @@ TEST(ReadTorchTest, CutFilesAreErrors) {
     }
     EXPECT_OK(StatusOf(contents)) << name;
   }
+}
+
+// A tar archive ends with an empty header, after which nothing counts.
+TEST(ReadTorchTest, DamagedTarArchivesAreErrors) {
+  const std::string tar = Contents("before_0_1_10.pt");
+  size_t end = 0;
+  while (tar[end] != '\0') {
+    const auto size = std::stoul(tar.substr(end + 124, 12), nullptr, 8);
+    end += 512 + (size + 511) / 512 * 512;
+  }
+  for (size_t size = 0; size < end + 512; ++size) {
+    EXPECT_EQ(StatusOf(tar.substr(0, size)).code(), absl::StatusCode::kDataLoss) << size;
+  }
+  EXPECT_OK(StatusOf(tar.substr(0, end + 512)));
+
+  const auto changed = [&](size_t at, char by) {
+    std::string copy = tar;
+    copy[at] = static_cast<char>(copy[at] + by);
+    return std::string(StatusOf(copy).message());
+  };
+  EXPECT_THAT(changed(130, 1), HasSubstr("offset 0: no header of a tar archive"));
+  EXPECT_THAT(changed(1024 + 100, 1), HasSubstr("offset 1024: no header of a tar archive"));
+  const size_t dims = tar.find(std::string("\2\0\0\0\0\0\0\0\6\0\0\0\0\0\0\0\4", 17));
+  ASSERT_NE(dims, tar.npos);  // of the first tensor, of shape [6,4]
+  EXPECT_THAT(changed(dims, 40), HasSubstr("tensor 0 has a malformed key or shape"));
+  EXPECT_EQ(changed(dims + 8, 1), "");  // the shape of a tensor: an error where it is resolved
+  const size_t count = tar.find(std::string("\x18\0\0\0\0\0\0\0", 8));
+  ASSERT_NE(count, tar.npos);  // elements of the first storage
+  EXPECT_THAT(changed(count + 7, 1), HasSubstr("and the member ends before"));
+  EXPECT_THAT(changed(tar.find("little_endian") + 1, 1), "");  // unknown: little-endian
+  EXPECT_THAT(changed(tar.find("protocol_version"), 1), HasSubstr("an unknown version"));
+}
+
+TEST(ReadTorchTest, ATensorOfATarArchiveBeyondItsStorageIsNamed) {
+  std::string tar = Contents("before_0_1_10.pt");
+  const size_t dims = tar.find(std::string("\2\0\0\0\0\0\0\0\6\0\0\0\0\0\0\0\4", 17));
+  tar[dims + 8] = 7;
+  MemoryStorage storage;
+  ASSERT_OK(WriteAll(storage, "file.pt", tar));
+  const absl::Status status = ReadTorch(storage, std::vector<std::string>{"file.pt"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("tensor weight: shape [7,4] at element 0 reaches beyond its storage of 24"));
 }
 
 // Replaces the n-th occurrence of `from`.

@@ -98,6 +98,22 @@ def training():
     }
 
 
+def before_0_1_10():
+    base = numbers(6, 4)
+    return collections.OrderedDict(
+        weight=base,
+        transposed=base.t(),
+        columns=base[:, 1:3],
+        rows=base[2:5],
+        same=base,
+        bias=numbers(3, start=2.5).double(),
+        steps=torch.arange(5),
+        half=numbers(2).half(),
+        mask=torch.tensor([1, 0, 1], dtype=torch.uint8),
+        nested={"step": 7, "moments": [numbers(2, 2), numbers(1)]},
+    )
+
+
 def unread():
     return {
         "good": numbers(2),
@@ -133,15 +149,55 @@ def repack(source, target, change):
                 new.writestr(zipfile.ZipInfo(name), data)
 
 
-def write_tar(path):
-    """The beginning of a file as torch.save() wrote it before version 0.1.10."""
-    system = dict(protocol_version=1000, little_endian=True)
-    with tarfile.open(path, "w:", format=tarfile.GNU_FORMAT) as tar:
-        info = tarfile.TarInfo("sys_info")
-        contents = pickle.dumps(system, protocol=2)
-        info.size = len(contents)
-        tar.addfile(info, io.BytesIO(contents))
-    path.write_bytes(path.read_bytes()[:1024])
+def write_tar(value, path):
+    """A file as torch.save() wrote it before version 0.1.10, in the layout that torch.load() reads:
+    sys_info, pickle, tensors and storages in a tar archive, keys as texts in the pickle."""
+    tensors, storages, views = {}, {}, []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj):  # pylint: disable=arguments-renamed
+            if not isinstance(obj, torch.Tensor):
+                return None
+            key = next((k for k, t in tensors.items() if t is obj), 94000000000000 + len(tensors))
+            tensors[key] = obj
+            return str(key)
+
+    def dump(obj, protocol=2):
+        return pickle.dumps(obj, protocol=protocol)
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=2).dump(value)
+    described = dump(len(tensors))
+    for key, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        storage_key = 7 + storage.data_ptr()
+        elements = storage.nbytes() // tensor.element_size()
+        kind = {torch.float32: "Float", torch.float64: "Double", torch.int64: "Long",
+                torch.float16: "Half", torch.uint8: "Byte"}[tensor.dtype]
+        # A class of torch's own name, pickled by its name alone.
+        head = dump((storage_key, "cpu", getattr(torch, kind + "Storage")))
+        storages[storage_key] = head + struct.pack("<q", elements) + bytes(storage.tolist())
+        first = tensor.storage_offset()
+        if first >= 8:  # one that shows a part of another storage
+            views.append((storage_key + 1, storage_key, 8, elements - 8))
+            storage_key, first = storage_key + 1, first - 8
+        described += dump((key, storage_key, getattr(torch, kind + "Tensor")))
+        described += struct.pack("<i4x", tensor.dim())
+        described += struct.pack(f"<{tensor.dim()}q", *tensor.shape)
+        described += struct.pack(f"<{tensor.dim()}q", *tensor.stride())
+        described += struct.pack("<q", first)
+    members = {
+        "sys_info": dump({"protocol_version": 1000, "little_endian": True,
+                          "type_sizes": {"short": 2, "int": 4, "long": 8}}),
+        "pickle": buffer.getvalue(),
+        "tensors": described,
+        "storages": dump(len(storages)) + b"".join(storages.values()) + dump(views),
+    }
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
+        for name, contents in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(contents)
+            tar.addfile(info, io.BytesIO(contents))
 
 
 def main():
@@ -168,7 +224,11 @@ def main():
     # Python's zipfile writes sizes into local headers, where torch writes them after the data.
     repack(folder / "views.pt", folder / "python_zip.pt", lambda n, d: [(n, d)])
     twin(views(), folder / "python_zip.safetensors")
-    write_tar(folder / "before_0_1_10.pt")
+    old = before_0_1_10()
+    write_tar(old, folder / "before_0_1_10.pt")
+    twin(old, folder / "before_0_1_10.safetensors")
+    loaded = dict(flatten(torch.load(folder / "before_0_1_10.pt", weights_only=False)))
+    assert {n: t.tolist() for n, t in loaded.items()} == {n: t.tolist() for n, t in flatten(old)}
     torch.save(unread(), folder / "unread.pt")
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "torchscript.pt"))
     repack(
