@@ -16,12 +16,16 @@ namespace {
 constexpr int kStatsThreads = 256;
 constexpr int kStatsWarps = kStatsThreads / simt::kWarpSize;
 constexpr int kLossThreads = 128;
+// The part of a row that a block holds in shared memory. An H200 has enough for two blocks.
+constexpr int kHeldBytes = 96 * 1024;
 
 // A part of a row: its maximum, and the sum of exp(logit - max).
 struct SoftmaxPart {
   float max;
   float sum;
 };
+// The parts of the warps, and that of all of them: a multiple of 16 bytes.
+constexpr int kPartsBytes = (kStatsWarps + 2) * sizeof(SoftmaxPart);
 
 // One row of stats, as laid out in memory.
 struct Stats {
@@ -30,13 +34,10 @@ struct Stats {
 };
 
 // Compiles to one instruction and a multiplication.
-TESSERA_DEVICE float Exp(float x) { return exp2f(x * 1.44269504f); }
-
-// NaN, unlike by fmaxf(), is preserved.
-TESSERA_DEVICE float Larger(float a, float b) { return a > b || a != a ? a : b; }
+TESSERA_DEVICE float Exp(float x) { return simt::Exp2(x * 1.44269504f); }
 
 TESSERA_DEVICE SoftmaxPart Combine(SoftmaxPart a, SoftmaxPart b) {
-  const float max = Larger(a.max, b.max);
+  const float max = simt::MaxOrNan(a.max, b.max);
   if (max == -INFINITY) return {max, 0.0f};
   return {max, a.sum * Exp(a.max - max) + b.sum * Exp(b.max - max)};
 }
@@ -50,10 +51,10 @@ TESSERA_DEVICE float LossOf(const Stats& stats, int32_t target) {
 template <int kCount>
 TESSERA_DEVICE void AddLogits(float (&values)[kCount], int64_t valid, SoftmaxPart* part) {
   float max = part->max;
-  for (int i = 0; i < kCount; ++i) {
-    if (i >= valid) values[i] = -INFINITY;
-    max = Larger(max, values[i]);
+  if (valid < kCount) {
+    for (int i = 0; i < kCount; ++i) values[i] = i < valid ? values[i] : -INFINITY;
   }
+  for (const float value : values) max = simt::MaxOrNan(max, value);
   if (max == -INFINITY) return;
   if (max != part->max) part->sum *= Exp(part->max - max);
   for (const float value : values) part->sum += Exp(value - max);
@@ -68,45 +69,81 @@ struct SoftmaxRows {
   int64_t first_id;
   float scale;  // of the gradient
 
-  // Replaces kCount logits by their gradient.
+  // Replaces kCount logits, which are `values`, by their gradient. id: the row's target.
+  template <int kCount>
+  TESSERA_DEVICE void Backward(int64_t row, int64_t column, int32_t id, SoftmaxPart part,
+                               float (&values)[kCount]) const {
+    const int64_t left = id < 0 ? 0 : valid - column, target = id - first_id - column;
+    const float factor = scale / part.sum;
+    for (float& value : values) value = Exp(value - part.max) * factor;
+    if (left < kCount) {
+      for (int i = 0; i < kCount; ++i) values[i] = i < left ? values[i] : 0.0f;
+    }
+    if (target >= 0 && target < kCount && target < left) {
+      for (int i = 0; i < kCount; ++i) values[i] = i == target ? values[i] - scale : values[i];
+    }
+    simt::StorePack(values, logits.At(row, column));
+  }
+
   template <int kCount>
   TESSERA_DEVICE void Backward(int64_t row, int64_t column, SoftmaxPart part) const {
-    const int32_t id = targets[row];
-    const float factor = scale / part.sum;
-    T* const at = logits.At(row, column);
     float values[kCount];
-    simt::LoadPack(at, values);
-    for (int i = 0; i < kCount; ++i) {
-      const bool real = id >= 0 && column + i < valid;
-      const float gradient = real ? Exp(values[i] - part.max) * factor : 0.0f;
-      values[i] = real && column + i == id - first_id ? gradient - scale : gradient;
-    }
-    simt::StorePack(values, at);
+    simt::LoadPack(logits.At(row, column), values);
+    Backward(row, column, targets[row], part, values);
   }
 };
 
+// Returns the number of columns of a row that a block holds in shared memory.
+template <typename T>
+TESSERA_HOST_DEVICE int HeldColumns(const Rows<T>& logits) {
+  constexpr int kMost = kHeldBytes / sizeof(T);
+  return logits.columns < kMost ? static_cast<int>(logits.columns) : kMost;
+}
+
 // One block a row, whose threads take runs of columns by turns, the same ones whether they can be
-// loaded as packs or not. With kGradient, the stats of the only shard
-// become the loss and the gradient at once, while the row is in the cache.
+// loaded as packs or not. With kGradient, the stats of the only shard become the loss and the
+// gradient at once. Packs of the first columns are then held in shared memory, each of which only
+// its own thread touches; others are read again.
 template <bool kPacks, bool kGradient, typename T>
 TESSERA_KERNEL void CrossEntropyRows(SoftmaxRows<T> rows, Stats* stats, Stats* combined,
                                      float* losses) {
   constexpr int kCount = kPackOf<T>, kStep = kStatsThreads * kCount;
   const int64_t row = simt::BlockX();
   const T* const from = rows.logits.data + row * rows.logits.stride;
-  SoftmaxPart part = {-INFINITY, 0.0f};
-  for (int64_t i = simt::ThreadIndex() * kCount; i < rows.valid; i += kStep) {
-    float values[kCount];
-    LoadRun<kPacks>(from + i, rows.valid - i, values);
-    AddLogits(values, rows.valid - i, &part);
+  simt::SharedMemory memory;
+  const simt::SharedArray<SoftmaxPart> parts = memory.Take<SoftmaxPart>(kStatsWarps + 2);
+  const int held = kPacks && kGradient ? HeldColumns(rows.logits) : 0;
+  constexpr int kPerWord = 4 / sizeof(T);
+  const simt::SharedArray<uint32_t> words = memory.Take<uint32_t>(held / kPerWord);
+  for (int i = simt::ThreadIndex() * kCount; i < held; i += kStep) {
+    words.CopyPackAsync(i / kPerWord, reinterpret_cast<const uint32_t*>(from + i), true);
   }
+  if (held > 0) simt::WaitForCopies();
+  // Calls body(column, values) for the thread's runs of the columns before `end`.
+  const auto for_own_runs = [&](int64_t end, auto body) {
+    int i = simt::ThreadIndex() * kCount;
+    for (; i < held && i < end; i += kStep) {
+      simt::Stored<T, kCount> stored;
+      float values[kCount];
+      words.GetPack(i / kPerWord, stored.elements);
+      simt::Unpack<T>(stored, values);
+      body(i, values);
+    }
+    for (int64_t column = i; column < end; column += kStep) {
+      float values[kCount];
+      LoadRun<kPacks>(from + column, end - column, values);
+      body(column, values);
+    }
+  };
+  SoftmaxPart part = {-INFINITY, 0.0f};
+  for_own_runs(rows.valid, [&](int64_t column, float(&values)[kCount]) {
+    AddLogits(values, rows.valid - column, &part);
+  });
   for (int distance = simt::kWarpSize / 2; distance > 0; distance /= 2) {
     const SoftmaxPart other = {simt::ShuffleXor(simt::kAllLanes, part.max, distance),
                                simt::ShuffleXor(simt::kAllLanes, part.sum, distance)};
     part = Combine(part, other);
   }
-  simt::SharedMemory memory;
-  const simt::SharedArray<SoftmaxPart> parts = memory.Take<SoftmaxPart>(kStatsWarps + 1);
   if (simt::Lane() == 0) parts.Set(simt::WarpIndex(), part);
   simt::SyncThreads();
   if (simt::ThreadIndex() == 0) {
@@ -124,15 +161,17 @@ TESSERA_KERNEL void CrossEntropyRows(SoftmaxRows<T> rows, Stats* stats, Stats* c
   if constexpr (kGradient) {
     simt::SyncThreads();
     part = parts.Get(kStatsWarps);
-    for (int64_t i = simt::ThreadIndex() * kCount; i < rows.logits.columns; i += kStep) {
+    const int32_t id = rows.targets[row];
+    for_own_runs(rows.logits.columns, [&](int64_t column, float(&values)[kCount]) {
       if constexpr (kPacks) {
-        rows.template Backward<kCount>(row, i, part);
+        rows.Backward(row, column, id, part, values);
       } else {
-        for (int64_t j = i; j < i + kCount && j < rows.logits.columns; ++j) {
-          rows.template Backward<1>(row, j, part);
+        for (int i = 0; i < kCount && column + i < rows.logits.columns; ++i) {
+          float one[1] = {values[i]};
+          rows.Backward(row, column + i, id, part, one);
         }
       }
-    }
+    });
   }
 }
 
@@ -141,8 +180,9 @@ void LaunchCrossEntropyRows(simt::Stream stream, const SoftmaxRows<T>& rows,
                             const TensorView& stats, const TensorView& combined,
                             const TensorView& losses) {
   WithBool(AllowsPacks<kPackOf<T>>(rows.logits), [&]<bool kPacks>(std::bool_constant<kPacks>) {
+    const int held = kPacks && kGradient ? HeldColumns(rows.logits) : 0;
     simt::Launch<CrossEntropyRows<kPacks, kGradient, T>>(
-        {rows.logits.rows}, kStatsThreads, (kStatsWarps + 1) * sizeof(SoftmaxPart), stream, rows,
+        {rows.logits.rows}, kStatsThreads, kPartsBytes + held * sizeof(T), stream, rows,
         stats.as<Stats>(), kGradient ? combined.as<Stats>() : nullptr,
         kGradient ? losses.as<float>() : nullptr);
   });

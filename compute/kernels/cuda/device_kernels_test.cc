@@ -80,14 +80,61 @@ TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
   for (int i = 0; i < 6; ++i) ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
 }
 
-// Every row has the same token: sorting takes a few passes, and does not compare all pairs.
+// Every row has the same token: sorting takes a pass over all rows, of few steps that wait for each
+// other, and does not compare all pairs.
 TEST_P(DeviceKernelsTest, ARepeatedTokenIsSortedInOnePass) {
-  constexpr int64_t kRows = 1000;
+  constexpr int64_t kRows = 3000, kIds = 9000;
   const Tensor d_out = random_.Normal(dtype(), {kRows, 1}), id = random_.Ids({kRows}, 1, 2);
-  const Tensor table(DType::kF32, {2, 1});
+  const Tensor few(DType::kF32, {2, 1});
   simt::TakeCounters();
+  device_->EmbeddingBackward({d_out, id, 0, few});
+  const simt::Counters counters = simt::TakeCounters();
+  EXPECT_LT(counters.global_accesses, 300 * kRows);
+  EXPECT_LE(counters.barriers, 2 + 2 * 3);
+  // Lists that begin in each of the scan's steps.
+  for (int64_t row = 0; row < kRows; row += 10) id.view().as<int32_t>()[row] = 3 * row;
+  const Tensor table(DType::kF32, {kIds, 1}), expected(DType::kF32, {kIds, 1});
   device_->EmbeddingBackward({d_out, id, 0, table});
-  EXPECT_LT(simt::TakeCounters().global_accesses, 300 * kRows);
+  EXPECT_LE(simt::TakeCounters().barriers, 2 * 2 + 2 * 3);
+  cpu_->EmbeddingBackward({d_out, id, 0, expected});
+  ExpectBitwiseEqual(table, expected);
+}
+
+// Kernels over rows read each element once. Add() is the measure: three accesses of an element. The
+// simulated device counts those of several bytes as one where the compiler joins them.
+TEST_P(DeviceKernelsTest, RowsAreReadOnce) {
+  const Shape shape = {32, 768};
+  const auto matrix = [&] { return random_.Normal(dtype(), shape); };
+  const Tensor a = matrix(), b = matrix(), sum = matrix(), out = matrix();
+  const Tensor weight = random_.Normal(dtype(), {768}), means(DType::kF32, {32});
+  const Tensor rstds = random_.Uniform(DType::kF32, {32}, 1, 2), d_weight(DType::kF32, {768}),
+               d_bias(DType::kF32, {768});
+  const auto count = [](const auto& run) {
+    simt::TakeCounters();
+    run();
+    return static_cast<double>(simt::TakeCounters().global_accesses);
+  };
+  const double operand = count([&] { device_->Add({a, b, sum}); }) / 3;
+  // The weight and the bias of a row count as two more.
+  EXPECT_LT(count([&] {
+              device_->AddLayerNormForward({a, b, sum, weight, weight, 1e-5, out, means, rstds});
+            }),
+            6.5 * operand);
+  // Sums in fp32 of two quantities are written once for sixteen rows, and added.
+  EXPECT_LT(count([&] {
+              device_->LayerNormBackward(
+                  {a, b, weight, means, rstds, out, true, d_weight, d_bias, false});
+            }),
+            8 * operand);
+  // The loss and the gradient read what the gradient alone does.
+  const Tensor targets = random_.Ids({32}, 0, 768), stats(DType::kF32, {1, 32, 3}),
+               combined(DType::kF32, {32, 3});
+  EXPECT_LT(count([&] {
+              device_->CrossEntropyGradient({a, 768, targets, 1, stats, combined, means});
+            }),
+            count([&] {
+              device_->CrossEntropyBackward({combined, targets, 768, 0, 1, b});
+            }));
 }
 
 TEST_P(DeviceKernelsTest, EmptyOperands) {
@@ -140,25 +187,39 @@ TEST_P(DeviceKernelsTest, AFewLaunchesSumManyTensors) {
   }
 }
 
-// Columns of a norm whose accumulators do not fit into shared memory: the bits of those that do.
+// Columns of a norm whose accumulators are in registers, in shared memory, or in global memory.
 TEST_P(DeviceKernelsTest, WideNorms) {
-  const int64_t columns = 24600;
-  const Tensor x = random_.Normal(dtype(), {2, columns}),
-               d_out = random_.Normal(dtype(), {2, columns});
-  const Tensor weight = random_.Normal(dtype(), {columns}), rstd(DType::kF32, {2});
-  const Tensor d_x(dtype(), {2, columns}), d_weight(DType::kF32, {columns}),
-      out(dtype(), {2, columns});
-  const Tensor expected_x(dtype(), {2, columns}), expected(DType::kF32, {columns});
-  for (Backend* backend : {device_.get(), cpu_.get()}) {
-    const bool device = backend == device_.get();
-    backend->RmsNormForward({x, weight, 1e-5, out, rstd});
-    backend->RmsNormBackward({d_out, x, weight, rstd, device ? d_x : expected_x, false,
-                              device ? d_weight : expected, false});
+  for (const int64_t columns : {1600, 7000, 24600}) {
+    const int64_t rows = columns == 1600 ? 18 : 3;  // two runs of rows, or one
+    const auto matrix = [&] { return random_.Normal(dtype(), {rows, columns}); };
+    const Tensor x = matrix(), d_out = matrix(), before = matrix();
+    const Tensor weight = random_.Normal(dtype(), {columns});
+    std::vector<std::vector<Tensor>> results(2);
+    for (int i = 0; i < 2; ++i) {
+      Backend& backend = i == 0 ? *device_ : *cpu_;
+      for (const bool centers : {false, true}) {
+        const Tensor out(dtype(), {rows, columns}), d_x = Cloned(before);
+        const Tensor mean(DType::kF32, {rows}), rstd(DType::kF32, {rows});
+        const Tensor d_weight(DType::kF32, {columns}), d_bias(DType::kF32, {columns});
+        if (centers) {
+          backend.LayerNormForward({x, weight, weight, 1e-5, out, mean, rstd});
+          backend.LayerNormBackward(
+              {d_out, x, weight, mean, rstd, d_x, true, d_weight, d_bias, false});
+        } else {
+          backend.RmsNormForward({x, weight, 1e-5, out, rstd});
+          backend.RmsNormBackward({d_out, x, weight, rstd, d_x, true, d_weight, false});
+        }
+        for (const Tensor* result : {&out, &d_x, &d_weight, &d_bias}) {
+          results[i].push_back(Cloned(*result));
+        }
+      }
+    }
+    ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
+    const double bound = dtype() == DType::kBF16 ? 0x1p-7 : 0x1p-18;
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      ExpectClose(results[0][i], results[1][i], {.relative = bound, .of_maximum = bound});
+    }
   }
-  ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
-  const double bound = dtype() == DType::kBF16 ? 0x1p-7 : 0x1p-18;
-  ExpectClose(d_x, expected_x, {.relative = bound, .of_maximum = bound});
-  ExpectClose(d_weight, expected, {.relative = bound, .of_maximum = bound});
 }
 
 TEST_P(DeviceKernelsTest, OneLaunchUpdatesManyParts) {

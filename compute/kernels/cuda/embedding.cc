@@ -1,5 +1,6 @@
 
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -24,9 +25,12 @@ namespace tessera::cuda {
 // 5. one block a table row and strip of columns adds the rows of the list.
 namespace {
 
+// Adjacent ids, or rows, of a thread between two barriers, and rows of a list that a thread loads
+// at once: their loads do not wait for each other.
+constexpr int kScanIds = 8, kSortRows = 16, kAddedAtOnce = 8;
 constexpr int kScanThreads = 1024;
 constexpr int kSortThreads = 64;
-constexpr int kStripThreads = 128;
+constexpr int64_t kStripWarps = 4;
 constexpr int kMostUnitLevels = 32;
 
 template <typename T>
@@ -104,13 +108,22 @@ TESSERA_KERNEL void ScanCounts(RowLists lists) {
   simt::SharedMemory memory;
   const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
   int32_t before = 0;
-  for (int64_t first = 0; first < lists.id_count; first += simt::ThreadCount()) {
-    const int64_t id = first + simt::ThreadIndex();
-    const int32_t count = id < lists.id_count ? lists.counts[id] : 0;
-    const int32_t start = SumBefore(warp_sums, count, &before);
-    if (id < lists.id_count) {
-      lists.starts[id] = start;
-      lists.counts[id] = 0;
+  for (int64_t first = 0; first < lists.id_count; first += kScanIds * simt::ThreadCount()) {
+    const int64_t id = first + kScanIds * simt::ThreadIndex();
+    const int64_t left = lists.id_count - id;
+    int32_t counts[kScanIds] = {}, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kScanIds; ++i) {
+      if (i < left) counts[i] = lists.counts[id + i];
+    }
+    for (const int32_t count : counts) sum += count;
+    int32_t start = SumBefore(warp_sums, sum, &before);
+#pragma unroll
+    for (int i = 0; i < kScanIds; ++i) {
+      if (i >= left) break;
+      lists.starts[id + i] = start;
+      lists.counts[id + i] = 0;
+      start += counts[i];
     }
   }
   if (simt::ThreadIndex() == 0) lists.starts[lists.id_count] = before;
@@ -125,11 +138,20 @@ TESSERA_KERNEL void SortLists(RowLists lists) {
     simt::SharedMemory memory;
     const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
     int32_t next = begin;
-    for (int64_t first = 0; first < lists.rows; first += simt::ThreadCount()) {
-      const int64_t row = first + simt::ThreadIndex();
-      const bool listed = row < lists.rows && lists.LocalId(row) == id;
-      const int32_t place = SumBefore(warp_sums, listed ? 1 : 0, &next);
-      if (listed) lists.sorted[place] = static_cast<int32_t>(row);
+    for (int64_t first = 0; first < lists.rows; first += kSortRows * simt::ThreadCount()) {
+      const int64_t row = first + kSortRows * simt::ThreadIndex();
+      bool listed[kSortRows];
+      int32_t count = 0;
+#pragma unroll
+      for (int i = 0; i < kSortRows; ++i) {
+        listed[i] = row + i < lists.rows && lists.LocalId(row + i) == id;
+      }
+      for (const bool is_listed : listed) count += is_listed ? 1 : 0;
+      int32_t place = SumBefore(warp_sums, count, &next);
+#pragma unroll
+      for (int i = 0; i < kSortRows; ++i) {
+        if (listed[i]) lists.sorted[place++] = static_cast<int32_t>(row + i);
+      }
     }
     return;
   }
@@ -172,28 +194,62 @@ class UnitTree {
   int depth_ = 0;
 };
 
-template <bool kInUnits, typename T>
+// Runs a block per id and strip of columns, with one thread for kCount columns.
+template <bool kInUnits, int kCount, typename T>
 TESSERA_KERNEL void AddLists(RowLists lists, Rows<T> d_out, int64_t rows_per_unit,
                              Rows<float> d_table) {
+  static_assert(kCount == 1 || !kInUnits);
   const int64_t id = simt::BlockX();
-  const int64_t column = simt::BlockY() * simt::ThreadCount() + simt::ThreadIndex();
+  const int64_t column = (simt::BlockY() * simt::ThreadCount() + simt::ThreadIndex()) * kCount;
   const int32_t begin = lists.starts[id], end = lists.starts[id + 1];
   if (begin == end || column >= d_table.columns) return;
   float* const to = d_table.At(id, column);
-  float sum = kInUnits ? 0.0f : *to;
+  float sums[kCount] = {};
+  if constexpr (!kInUnits) simt::LoadPack(to, sums);
   UnitTree tree;
   [[maybe_unused]] int64_t unit = kInUnits ? lists.sorted[begin] / rows_per_unit : 0;
-  for (int32_t i = begin; i < end; ++i) {
-    sum += simt::ToFloat(*d_out.At(lists.sorted[i], column));
-    if constexpr (kInUnits) {
-      const int64_t next = i + 1 < end ? lists.sorted[i + 1] / rows_per_unit : -1;
-      if (next == unit) continue;
-      tree.Add(unit, sum);
-      unit = next;
-      sum = 0;
+  for (int32_t first = begin; first < end; first += kAddedAtOnce) {
+    int32_t rows[kAddedAtOnce] = {};
+    simt::Stored<T, kCount> loaded[kAddedAtOnce] = {};
+#pragma unroll
+    for (int i = 0; i < kAddedAtOnce; ++i) {
+      if (i < end - first) rows[i] = lists.sorted[first + i];
+    }
+#pragma unroll
+    for (int i = 0; i < kAddedAtOnce; ++i) {
+      if (i < end - first) loaded[i] = simt::LoadStored<kCount>(d_out.At(rows[i], column));
+    }
+#pragma unroll
+    for (int i = 0; i < kAddedAtOnce; ++i) {
+      if (i >= end - first) break;
+      if constexpr (kInUnits) {
+        const int64_t own_unit = rows[i] / rows_per_unit;
+        if (own_unit != unit) {
+          tree.Add(unit, sums[0]);
+          unit = own_unit;
+          sums[0] = 0;
+        }
+      }
+      float values[kCount];
+      simt::Unpack<T>(loaded[i], values);
+      for (int j = 0; j < kCount; ++j) sums[j] += values[j];
     }
   }
-  *to = kInUnits ? *to + tree.Finish() : sum;
+  if constexpr (kInUnits) {
+    tree.Add(unit, sums[0]);
+    sums[0] = *to + tree.Finish();
+  }
+  simt::StorePack(sums, to);
+}
+
+template <bool kInUnits, int kCount, typename T>
+void LaunchAddLists(simt::Stream stream, const RowLists& lists, const Rows<T>& d_out,
+                    int64_t rows_per_unit, const Rows<float>& d_table) {
+  const int64_t warps = simt::BlocksOf(d_table.columns, int64_t{kCount} * simt::kWarpSize);
+  const int threads = static_cast<int>(std::min(warps, kStripWarps)) * simt::kWarpSize;
+  simt::Launch<AddLists<kInUnits, kCount, T>>(
+      {d_table.rows, simt::BlocksOf(d_table.columns, int64_t{kCount} * threads)}, threads, 0,
+      stream, lists, d_out, rows_per_unit, d_table);
 }
 
 template <typename T>
@@ -278,10 +334,10 @@ void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
     simt::Launch<ScanCounts>({1}, kScanThreads, kWarpSums, stream(), lists);
     LaunchForEach(stream(), 1, from.rows, CountBody<true>{lists});
     simt::Launch<SortLists>({to.rows}, kSortThreads, kWarpSums, stream(), lists);
-    WithBool(op.units > 1, [&]<bool kInUnits>(std::bool_constant<kInUnits>) {
-      simt::Launch<AddLists<kInUnits, T>>({to.rows, simt::BlocksOf(to.columns, kStripThreads)},
-                                          kStripThreads, 0, stream(), lists, from,
-                                          from.rows / op.units, to);
+    const int64_t rows_per_unit = from.rows / op.units;
+    if (op.units > 1) return LaunchAddLists<true, 1>(stream(), lists, from, rows_per_unit, to);
+    WithBool(AllowsPacks<kPackOf<T>>(from, to), [&]<bool kPacks>(std::bool_constant<kPacks>) {
+      LaunchAddLists<false, kPacks ? kPackOf<T> : 1>(stream(), lists, from, rows_per_unit, to);
     });
   });
 }

@@ -1,6 +1,5 @@
 // LayerNorm and RMSNorm. R rows, C columns.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -30,52 +29,58 @@ struct NormOutput {
   float* rstds;
 };
 
-// Runs of a row that each lane holds in registers, which suffice for 2048 columns of bf16: memory
-// is read once. What is beyond is read again by each of the passes.
-inline constexpr int kHeldRuns = 8;
-
-template <bool kCenters, bool kPacks, bool kAdds, typename T>
+// A warp takes a row. Each lane loads kHeldRuns runs at once and holds them in registers, so that
+// memory is read once; runs beyond are read again by each of the passes.
+template <bool kCenters, bool kPacks, bool kAdds, int kHeldRuns, typename T>
 TESSERA_KERNEL void NormForwardRows(NormInput<kAdds, T> input, NormOutput<T> op) {
   constexpr int kPack = kPackOf<T>, kStep = simt::kWarpSize * kPack;
   const int64_t row = WarpRow(), columns = input.x.columns;
   if (row >= input.x.rows) return;
-  float held[kHeldRuns][kPack];
-  const auto for_runs = [&]<bool kFirst>(std::bool_constant<kFirst>, auto body) {
-    const auto one = [&](int64_t column, bool is_held, float(&values)[kPack]) {
-      const int64_t left = columns - column;
-      if (left <= 0) return;
-      if constexpr (kFirst) {
-        input.template First<kPacks>(row, column, left, values);
-      } else if (!is_held) {
-        LoadRun<kPacks>(input.x.At(row, column), left, values);
-      }
-      body(column, left, values);
-    };
-#pragma unroll
-    for (int i = 0; i < kHeldRuns; ++i) one(i * kStep + simt::Lane() * kPack, true, held[i]);
-    for (int64_t i = kHeldRuns; i * kStep < columns; ++i) {
-      float values[kPack];
-      one(i * kStep + simt::Lane() * kPack, false, values);
+  const int first = simt::Lane() * kPack;  // column of the lane
+  float mean = 0, sum = 0, squares = 0, held[kHeldRuns][kPack];
+  using Run = typename NormInput<kAdds, T>::Run;
+  const auto read = [&](const Run& run, int64_t column, float(&values)[kPack]) {
+    input.template Finish<kPacks>(run, row, column, values);
+    for (const float value : values) {
+      if constexpr (kCenters) sum += value;
+      if constexpr (!kCenters) squares = fmaf(value, value, squares);
     }
   };
-  float mean = 0, squares = 0;
-  if constexpr (kCenters) {
-    float sum = 0;
-    for_runs(std::true_type(), [&](int64_t /*column*/, int64_t /*left*/, const auto& values) {
-      for (const float value : values) sum += value;
-    });
-    mean = simt::WarpSum(sum) / static_cast<float>(columns);
+  Run loaded[kHeldRuns];
+#pragma unroll
+  for (int i = 0; i < kHeldRuns; ++i) {
+    loaded[i] = input.template Load<kPacks>(row, i * kStep + first);
   }
-  for_runs(std::bool_constant<!kCenters>(),
-           [&](int64_t /*column*/, int64_t left, const auto& values) {
-             for (int i = 0; i < kPack; ++i) {
-               const float centered = i < left ? values[i] - mean : 0.0f;
-               squares = fmaf(centered, centered, squares);
-             }
-           });
+#pragma unroll
+  for (int i = 0; i < kHeldRuns; ++i) read(loaded[i], i * kStep + first, held[i]);
+  for (int64_t column = kHeldRuns * kStep + first; column < columns; column += kStep) {
+    float values[kPack];
+    read(input.template Load<kPacks>(row, column), column, values);
+  }
+  const auto for_runs = [&](auto body) {
+#pragma unroll
+    for (int i = 0; i < kHeldRuns; ++i) {
+      const int64_t column = i * kStep + first;
+      if (column < columns) body(column, columns - column, held[i]);
+    }
+    for (int64_t column = kHeldRuns * kStep + first; column < columns; column += kStep) {
+      float values[kPack];
+      LoadRun<kPacks>(input.x.At(row, column), columns - column, values);
+      body(column, columns - column, values);
+    }
+  };
+  if constexpr (kCenters) {
+    mean = simt::WarpSum(sum) / static_cast<float>(columns);
+    for_runs([&](int64_t /*column*/, int64_t left, const auto& values) {
+      for (int i = 0; i < kPack; ++i) {
+        const float centered = kPacks || i < left ? values[i] - mean : 0.0f;
+        squares = fmaf(centered, centered, squares);
+      }
+    });
+  }
   const float variance = simt::WarpSum(squares) / static_cast<float>(columns);
   const float rstd = 1.0f / sqrtf(variance + op.epsilon);
-  for_runs(std::false_type(), [&](int64_t column, int64_t left, auto& values) {
+  for_runs([&](int64_t column, int64_t left, auto& values) {
     float scales[kPack];
     [[maybe_unused]] float shifts[kPack];
     LoadRun<kPacks>(op.weight + column, left, scales);
@@ -94,6 +99,10 @@ TESSERA_KERNEL void NormForwardRows(NormInput<kAdds, T> input, NormOutput<T> op)
   op.rstds[row] = rstd;
 }
 
+// Runs of a row that a lane holds: of the shorter rows, so that more warps fit on a
+// multiprocessor, and of longer ones.
+inline constexpr int kFewHeldRuns = 4, kHeldRuns = 8;
+
 template <bool kCenters, bool kAdds, typename T, typename Op>
 void LaunchNormForward(simt::Stream stream, const NormInput<kAdds, T>& input, const Op& op) {
   constexpr int kPack = kPackOf<T>;
@@ -107,9 +116,13 @@ void LaunchNormForward(simt::Stream stream, const NormInput<kAdds, T>& input, co
   }
   const bool packs =
       AllowsPacks(input) && AllowsPacks<kPack>(to.out) && AllowsPacks<kPack>(to.weight, to.bias);
+  const bool few = input.x.columns <= int64_t{kFewHeldRuns} * simt::kWarpSize * kPack;
   WithBool(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
-    simt::Launch<NormForwardRows<kCenters, kPacks, kAdds, T>>(
-        WarpRowGrid(input.x.rows), kWarpRowThreads, 0, stream, input, to);
+    WithBool(few, [&]<bool kFew>(std::bool_constant<kFew>) {
+      constexpr int kRuns = kFew ? kFewHeldRuns : kHeldRuns;
+      simt::Launch<NormForwardRows<kCenters, kPacks, kAdds, kRuns, T>>(
+          WarpRowGrid(input.x.rows), kWarpRowThreads, 0, stream, input, to);
+    });
   });
 }
 
@@ -165,32 +178,56 @@ NormGradient<T> NormGradientOf(const Op& op, const float* means) {
           op.accumulate_dx};
 }
 
-inline constexpr int kMaxNormThreads = 512;
+// At most, so that each has 80 registers, with which the 1024 runs of a large matrix of 768 columns
+// are on an H200 at the same time.
+inline constexpr int kMaxNormThreads = 768;
 // Where accumulators are larger, they are in global memory; every device has this much.
 inline constexpr int64_t kMaxNormSharedBytes = 96 * 1024;
 
+// Where a thread adds up what its columns contribute to d_weight and d_bias: in registers if it has
+// one pack of each row, in shared memory beside the other threads', or else in `partials`.
+enum class NormSums { kRegisters, kShared, kGlobal };
+
+template <typename T>
+struct RunPlaces {
+  const T *x, *d_out;
+  T* d_x;
+};
+
+// What is read of a run of columns of one row.
+template <typename T>
+struct NormRun {
+  simt::Stored<T, kPackOf<T>> x, d_out, before;
+  float mean, rstd;
+};
+
 // One block a run of rows, which it takes one after the other. A thread has the same columns in
-// each: in round r, those of run r * threads + thread. It adds up what its columns contribute to
-// d_weight and d_bias: in shared memory beside the other threads', or else in `partials`.
-template <bool kCenters, bool kPacks, bool kShared, typename T>
-TESSERA_KERNEL void NormBackwardRuns(NormGradient<T> op, RowRuns runs, int rounds,
-                                     float* partials) {
+// each: in round r, those of run r * threads + thread. With sums in registers, a row is read while
+// the one before it is reduced, and held in registers; otherwise it is read twice.
+template <bool kCenters, bool kPacks, NormSums kSums, typename T>
+TESSERA_KERNEL void TESSERA_BOUNDS(kMaxNormThreads, 1)
+    NormBackwardRuns(NormGradient<T> op, RowRuns runs, int rounds, float* partials) {
   constexpr int kPack = kPackOf<T>, kQuantities = kCenters ? 2 : 1;
+  constexpr bool kHolds = kSums == NormSums::kRegisters;
   const int threads = simt::ThreadCount(), thread = simt::ThreadIndex();
-  const int64_t columns = op.x.columns, run = simt::BlockX();
+  const int64_t columns = op.x.columns, block = simt::BlockX();
   simt::SharedMemory memory;
   const auto warp_sums = memory.Take<float>(2 * kQuantities * simt::kWarpSize);
-  const auto sums = memory.Take<float>(kShared ? kQuantities * rounds * threads * kPack : 0);
-  float* const partial = partials + run * kQuantities * columns;
+  const auto sums =
+      memory.Take<float>(kSums == NormSums::kShared ? kQuantities * rounds * threads * kPack : 0);
+  float* const partial = partials + block * kQuantities * columns;
   const auto for_own_runs = [&](auto body) {
-    for (int round = 0; round < rounds; ++round) {
+    for (int round = 0; round < (kHolds ? 1 : rounds); ++round) {
       const int64_t column = static_cast<int64_t>(round * threads + thread) * kPack;
       if (column < columns) body(round, column, columns - column);
     }
   };
+  float own_sums[kQuantities][kPack] = {};
   const auto add = [&](int q, int round, int64_t column, int i, bool first, float value,
                        float factor) {
-    if constexpr (kShared) {
+    if constexpr (kSums == NormSums::kRegisters) {
+      own_sums[q][i] = fmaf(value, factor, own_sums[q][i]);
+    } else if constexpr (kSums == NormSums::kShared) {
       const int place = ((q * rounds + round) * kPack + i) * threads + thread;
       sums.Set(place, fmaf(value, factor, first ? 0.0f : sums.Get(place)));
     } else {
@@ -198,21 +235,54 @@ TESSERA_KERNEL void NormBackwardRuns(NormGradient<T> op, RowRuns runs, int round
       if (column + i < columns) *place = fmaf(value, factor, first ? 0.0f : *place);
     }
   };
-  const int64_t begin = runs.Begin(run), end = runs.End(run);
+  // Begins to load a run; what all lanes have in common comes last, since its use may wait.
+  const auto load = [&](int64_t row, const RunPlaces<T>& at, int64_t left) {
+    NormRun<T> run;
+    run.x = LoadStoredRun<kPacks>(at.x, left);
+    run.d_out = LoadStoredRun<kPacks>(at.d_out, left);
+    run.before = LoadStoredRun<kPacks>(at.d_x, op.accumulate_dx ? left : 0);
+    run.mean = kCenters ? op.means[row] : 0.0f;
+    run.rstd = op.rstds[row];
+    return run;
+  };
+  // Set dy, and n and g of the formulas above.
+  float scales[kPack], dy[kPack], n[kPack], g[kPack];
+  const auto set_terms = [&](const NormRun<T>& run, int64_t column, int64_t left) {
+    if constexpr (!kHolds) LoadRun<kPacks>(op.weight + column, left, scales);
+    simt::Unpack<T>(run.x, n);
+    simt::Unpack<T>(run.d_out, dy);
+    for (int i = 0; i < kPack; ++i) {
+      n[i] = (n[i] - run.mean) * run.rstd;
+      g[i] = dy[i] * scales[i];
+    }
+  };
+  const int64_t begin = runs.Begin(block), end = runs.End(block), own_column = thread * kPack;
+  const auto places = [&](int64_t row, int64_t column) {
+    return RunPlaces<T>{op.x.At(row, column), op.d_out.At(row, column), op.d_x.At(row, column)};
+  };
+  NormRun<T> run;
+  [[maybe_unused]] NormRun<T> next;  // of the row that follows
+  [[maybe_unused]] RunPlaces<T> next_at = places(begin, own_column);
+  if constexpr (kHolds) {
+    if (own_column < columns) LoadRun<kPacks>(op.weight + own_column, columns - own_column, scales);
+    next = load(begin, next_at, columns - own_column);
+  }
   for (int64_t row = begin; row < end; ++row) {
-    const float mean = kCenters ? op.means[row] : 0.0f, rstd = op.rstds[row];
-    const T* const from = op.x.data + row * op.x.stride;
-    const T* const gradients = op.d_out.data + row * op.d_out.stride;
+    RunPlaces<T> at = next_at;
+    if constexpr (kHolds) {
+      run = next;
+      next_at = {at.x + op.x.stride, at.d_out + op.d_out.stride, at.d_x + op.d_x.stride};
+      if (row + 1 < end) next = load(row + 1, next_at, columns - own_column);
+    }
     float row_sums[kQuantities] = {};  // of g * n, and of g
-    for_own_runs([&](int /*round*/, int64_t column, int64_t left) {
-      float values[kPack], scales[kPack], dy[kPack];
-      LoadRun<kPacks>(from + column, left, values);
-      LoadRun<kPacks>(op.weight + column, left, scales);
-      LoadRun<kPacks>(gradients + column, left, dy);
+    for_own_runs([&](int round, int64_t column, int64_t left) {
+      if constexpr (!kHolds) run = load(row, places(row, column), left);
+      set_terms(run, column, left);
       for (int i = 0; i < kPack; ++i) {
-        const float g = dy[i] * scales[i];
-        row_sums[0] = fmaf(g, (values[i] - mean) * rstd, row_sums[0]);
-        if constexpr (kCenters) row_sums[1] += g;
+        row_sums[0] = fmaf(g[i], n[i], row_sums[0]);
+        if constexpr (kCenters) row_sums[1] += g[i];
+        add(0, round, column, i, row == begin, dy[i], n[i]);
+        if constexpr (kCenters) add(1, round, column, i, row == begin, dy[i], 1.0f);
       }
     });
     // Two places by turns: a warp that is ahead does not change what others read.
@@ -232,32 +302,29 @@ TESSERA_KERNEL void NormBackwardRuns(NormGradient<T> op, RowRuns runs, int round
     }
     const float mean_gn = row_sums[0] / static_cast<float>(columns);
     const float mean_g = kCenters ? row_sums[kQuantities - 1] / static_cast<float>(columns) : 0.0f;
-    for_own_runs([&](int round, int64_t column, int64_t left) {
-      float values[kPack], scales[kPack], dy[kPack], before[kPack] = {};
-      T* const to = op.d_x.At(row, column);
-      LoadRun<kPacks>(from + column, left, values);
-      LoadRun<kPacks>(op.weight + column, left, scales);
-      LoadRun<kPacks>(gradients + column, left, dy);
-      if (op.accumulate_dx) LoadRun<kPacks>(to, left, before);
+    for_own_runs([&](int /*round*/, int64_t column, int64_t left) {
+      if constexpr (!kHolds) {
+        at = places(row, column);
+        run = load(row, at, left);
+        set_terms(run, column, left);
+      }
+      float values[kPack];
+      simt::Unpack<T>(run.before, values);
       for (int i = 0; i < kPack; ++i) {
-        const float n = (values[i] - mean) * rstd;
-        add(0, round, column, i, row == begin, dy[i], n);
-        if constexpr (kCenters) add(1, round, column, i, row == begin, dy[i], 1.0f);
-        values[i] = rstd * fmaf(-n, mean_gn, dy[i] * scales[i] - mean_g) + before[i];
+        values[i] = run.rstd * fmaf(-n[i], mean_gn, g[i] - mean_g) + values[i];
       }
-      StoreRun<kPacks>(values, left, to);
+      StoreRun<kPacks>(values, left, at.d_x);
     });
   }
-  if constexpr (kShared) {
-    for_own_runs([&](int round, int64_t column, int64_t left) {
-      for (int q = 0; q < kQuantities; ++q) {
-        for (int i = 0; i < kPack && i < left; ++i) {
-          const int place = ((q * rounds + round) * kPack + i) * threads + thread;
-          partial[q * columns + column + i] = sums.Get(place);
-        }
+  if constexpr (kSums == NormSums::kGlobal) return;
+  for_own_runs([&](int round, int64_t column, int64_t left) {
+    for (int q = 0; q < kQuantities; ++q) {
+      for (int i = 0; i < kPack && i < left; ++i) {
+        const int place = ((q * rounds + round) * kPack + i) * threads + thread;
+        partial[q * columns + column + i] = kHolds ? own_sums[q][i] : sums.Get(place);
       }
-    });
-  }
+    }
+  });
 }
 
 template <bool kCenters, typename T>
@@ -265,21 +332,29 @@ void LaunchNormBackward(simt::Stream stream, const NormGradient<T>& op, const Ro
                         float* partials, bool accumulate,
                         const SumOutputs<kCenters ? 2 : 1>& outputs) {
   constexpr int kPack = kPackOf<T>, kQuantities = kCenters ? 2 : 1;
-  const int64_t packs = simt::BlocksOf(op.x.columns, kPack);
-  const int64_t warps = simt::BlocksOf(packs, simt::kWarpSize);
-  const int threads = static_cast<int>(std::min<int64_t>(warps * simt::kWarpSize, kMaxNormThreads));
-  const int rounds = static_cast<int>(simt::BlocksOf(packs, threads));
+  const int64_t row_packs = simt::BlocksOf(op.x.columns, kPack);
+  const int rounds = static_cast<int>(simt::BlocksOf(row_packs, kMaxNormThreads));
+  const int64_t warps = simt::BlocksOf(row_packs, int64_t{rounds} * simt::kWarpSize);
+  const int threads = static_cast<int>(warps) * simt::kWarpSize;
   const int64_t own_bytes = 2 * kQuantities * simt::kWarpSize * sizeof(float);
   const int64_t sums_bytes = int64_t{kQuantities} * rounds * threads * kPack * 4;
-  const bool shared = own_bytes + sums_bytes <= kMaxNormSharedBytes;
-  WithBool(AllowsPacks<kPack>(op.d_out, op.x, op.d_x) && AllowsPacks<kPack>(op.weight),
-           [&]<bool kPacks>(std::bool_constant<kPacks>) {
-             WithBool(shared, [&]<bool kShared>(std::bool_constant<kShared>) {
-               simt::Launch<NormBackwardRuns<kCenters, kPacks, kShared, T>>(
-                   {runs.runs()}, threads, own_bytes + (kShared ? sums_bytes : 0), stream, op, runs,
-                   rounds, partials);
-             });
-           });
+  const auto launch = [&]<bool kPacks, NormSums kSums>() {
+    simt::Launch<NormBackwardRuns<kCenters, kPacks, kSums, T>>(
+        {runs.runs()}, threads, own_bytes + (kSums == NormSums::kShared ? sums_bytes : 0), stream,
+        op, runs, rounds, partials);
+  };
+  const bool packs = AllowsPacks<kPack>(op.d_out, op.x, op.d_x) && AllowsPacks<kPack>(op.weight);
+  if (packs && rounds == 1) {
+    launch.template operator()<true, NormSums::kRegisters>();
+  } else if (own_bytes + sums_bytes <= kMaxNormSharedBytes) {
+    WithBool(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
+      launch.template operator()<kPacks, NormSums::kShared>();
+    });
+  } else {
+    WithBool(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
+      launch.template operator()<kPacks, NormSums::kGlobal>();
+    });
+  }
   LaunchAddRuns<kQuantities>(stream, partials, runs, op.x.columns, accumulate, outputs);
 }
 

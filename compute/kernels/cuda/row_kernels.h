@@ -5,6 +5,7 @@
 
 #include <glog/logging.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "compute/kernels/cuda/operation.h"
@@ -43,28 +44,59 @@ TESSERA_DEVICE void StoreRun(const float (&from)[kCount], int64_t left, T* to) {
   }
 }
 
+// Loads a run as memory has it, so that many of them are on their way at once; zeros for columns
+// beyond the row.
+template <bool kPacks, typename T>
+TESSERA_DEVICE simt::Stored<T, kPackOf<T>> LoadStoredRun(const T* from, int64_t left) {
+  simt::Stored<T, kPackOf<T>> run = {};
+  if constexpr (kPacks) {
+    if (left > 0) run = simt::LoadStored<kPackOf<T>>(from);
+  } else {
+    simt::Pack<T, kPackOf<T>> elements = {};
+#pragma unroll
+    for (int i = 0; i < kPackOf<T>; ++i) {
+      if (i < left) elements.elements[i] = from[i];
+    }
+    run = std::bit_cast<simt::Stored<T, kPackOf<T>>>(elements);
+  }
+  return run;
+}
+
 // The rows that a norm reads: the rows of x, or, with kAdds, of x = a + b, which the first pass
 // over a row writes.
 template <bool kAdds, typename T>
 struct NormInput {
   Rows<T> x, a, b;
 
-  // Loads the run that starts at `column`, in the first pass. Later passes load what the same lane
-  // has stored.
+  struct Run {
+    simt::Stored<T, kPackOf<T>> x_or_a, b;
+  };
+
+  // Begins to load the run that starts at `column`, in the first pass.
   template <bool kPacks>
-  TESSERA_DEVICE void First(int64_t row, int64_t column, int64_t left,
-                            float (&to)[kPackOf<T>]) const {
-    T* const at = x.At(row, column);
+  TESSERA_DEVICE Run Load(int64_t row, int64_t column) const {
+    const int64_t left = x.columns - column;
     if constexpr (kAdds) {
+      return {LoadStoredRun<kPacks>(a.At(row, column), left),
+              LoadStoredRun<kPacks>(b.At(row, column), left)};
+    } else {
+      return {LoadStoredRun<kPacks>(x.At(row, column), left), {}};
+    }
+  }
+
+  // Returns what was loaded. Later passes load what the same lane stores here.
+  template <bool kPacks>
+  TESSERA_DEVICE void Finish(const Run& run, int64_t row, int64_t column,
+                             float (&to)[kPackOf<T>]) const {
+    simt::Unpack<T>(run.x_or_a, to);
+    if constexpr (kAdds) {
+      const int64_t left = x.columns - column;
       float addends[kPackOf<T>];
-      LoadRun<kPacks>(a.At(row, column), left, to);
-      LoadRun<kPacks>(b.At(row, column), left, addends);
+      simt::Unpack<T>(run.b, addends);
       for (int i = 0; i < kPackOf<T>; ++i) {
         to[i] = simt::ToFloat(simt::FromFloat<T>(to[i] + addends[i]));
       }
-      StoreRun<kPacks>(to, left, at);
-    } else {
-      LoadRun<kPacks>(at, left, to);
+      if (left > 0) StoreRun<kPacks>(to, left, x.At(row, column));
     }
   }
 };
@@ -182,6 +214,7 @@ TESSERA_KERNEL void AddRuns(const float* partials, int64_t runs, int64_t columns
   const int64_t quantity = simt::BlockY();
   float total = 0;
   if (column < columns) {
+#pragma unroll 16  // loads that do not wait for each other
     for (int64_t run = simt::WarpIndex(); run < runs; run += kAddWarps) {
       total += partials[(run * kQuantities + quantity) * columns + column];
     }

@@ -27,9 +27,10 @@
 //   AtomicAdd(address, value)               integers only: float atomics are not deterministic
 //   SharedMemory::Take<T>(count)            the next array of the block's shared memory
 //   WaitForCopies()                         of the thread: CopyPackAsync() into shared memory
-//   Exp2(x)                                 by the instruction of that name
+//   Exp2(x), MaxOrNan(a, b)                 by the instructions of these names
 //   LoadPack<N>(address, to)                N adjacent elements as floats; the address is aligned
 //   StorePack<N>(from, address)             to their size together, at most to 16 bytes
+//   LoadStored<N>(address), Unpack<T>()     the two halves of LoadPack(): in between, other loads
 //   BFloat16Pair(first, second)             two bf16 numbers as one word; a NaN is 0x7fff, as in
 //                                           StorePack() and FromFloat<BFloat16>()
 //

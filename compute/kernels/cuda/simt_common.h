@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace tessera::simt {
@@ -36,6 +37,14 @@ inline constexpr int kPackAlignment = sizeof(T) * kCount < 16 ? sizeof(T) * kCou
 template <typename T, int kCount>
 struct alignas(kPackAlignment<T, kCount>) Pack {
   T elements[kCount];
+};
+
+// Adjacent elements as memory has them: whole words where they fill some, whose halves would
+// otherwise be moved one by one.
+template <typename T, int kCount>
+struct alignas(kPackAlignment<T, kCount>) Stored {
+  using Word = std::conditional_t<sizeof(T) * kCount % 4 == 0, uint32_t, T>;
+  Word elements[sizeof(T) * kCount / sizeof(Word)];
 };
 
 template <auto kKernel>

@@ -113,6 +113,12 @@ TESSERA_DEVICE float Exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+// Returns the larger number, or NaN if one of them is.
+TESSERA_DEVICE float MaxOrNan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
 template <typename T>
 TESSERA_DEVICE T FromFloat(float value) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -125,10 +131,29 @@ TESSERA_DEVICE T FromFloat(float value) {
 }
 
 template <int kCount, typename T>
-TESSERA_DEVICE void LoadPack(const T* from, float (&to)[kCount]) {
-  const Pack<T, kCount> pack = *reinterpret_cast<const Pack<T, kCount>*>(from);
+TESSERA_DEVICE Stored<T, kCount> LoadStored(const T* from) {
+  return *reinterpret_cast<const Stored<T, kCount>*>(from);
+}
+
+template <typename T, int kCount>
+TESSERA_DEVICE void Unpack(const Stored<T, kCount>& stored, float (&to)[kCount]) {
+  using Word = typename Stored<T, kCount>::Word;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) to[i] = ToFloat(pack.elements[i]);
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (std::is_same_v<Word, T>) {
+      to[i] = ToFloat(stored.elements[i]);
+    } else if constexpr (sizeof(T) == sizeof(Word)) {
+      to[i] = __uint_as_float(stored.elements[i]);
+    } else {
+      const uint32_t word = stored.elements[i / 2];
+      to[i] = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000);
+    }
+  }
+}
+
+template <int kCount, typename T>
+TESSERA_DEVICE void LoadPack(const T* from, float (&to)[kCount]) {
+  Unpack<T>(LoadStored<kCount>(from), to);
 }
 
 template <int kCount, typename T>

@@ -234,6 +234,7 @@ class SharedMemory {
 inline float ToFloat(float value) { return value; }
 inline float ToFloat(BFloat16 value) { return static_cast<float>(value); }
 inline float Exp2(float x) { return std::exp2(x); }
+inline float MaxOrNan(float a, float b) { return a > b || a != a ? a : b; }
 template <typename T>
 T FromFloat(float value) {
   const T rounded = static_cast<T>(value);
@@ -248,9 +249,22 @@ inline uint32_t BFloat16Pair(float first, float second) {
 }
 
 template <int kCount, typename T>
-void LoadPack(const T* from, float (&to)[kCount]) {
+Stored<T, kCount> LoadStored(const T* from) {
   internal::CheckAlignment(from, kPackAlignment<T, kCount>);
-  for (int i = 0; i < kCount; ++i) to[i] = ToFloat(from[i]);
+  Pack<T, kCount> pack;
+  for (int i = 0; i < kCount; ++i) pack.elements[i] = from[i];
+  return std::bit_cast<Stored<T, kCount>>(pack);
+}
+
+template <typename T, int kCount>
+void Unpack(const Stored<T, kCount>& stored, float (&to)[kCount]) {
+  const auto pack = std::bit_cast<Pack<T, kCount>>(stored);
+  for (int i = 0; i < kCount; ++i) to[i] = ToFloat(pack.elements[i]);
+}
+
+template <int kCount, typename T>
+void LoadPack(const T* from, float (&to)[kCount]) {
+  Unpack<T>(LoadStored<kCount>(from), to);
 }
 
 template <int kCount, typename T>
