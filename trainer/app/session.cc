@@ -236,6 +236,35 @@ absl::Status BeginWithWeights(Session& session, const NoteSink& notes) {
   return absl::OkStatus();
 }
 
+// Says what was loaded, and in what the session differs from the saved run.
+void NoteLoaded(const SavedRun& saved, const LoadContent& content, const LoadPolicy& policy,
+                const LoadNotes& loaded, const Session& session, const NoteSink& notes) {
+  notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
+                        saved.manifest().trainer().step(), loaded.report.seconds,
+                        DescribeLoaded(content, policy, loaded)));
+  for (const std::string& sentence : loaded.sentences) notes(sentence);
+  if (session.first_rank() && session.resumed && session.progress.ledger.empty()) {
+    notes(absl::StrCat("the ledger begins a new chain after step ", session.progress.step,
+                       ": what was loaded does not continue one"));
+  }
+  if (content.sampler && !KnowsItsData(saved.manifest())) {
+    notes(absl::StrCat("continuing after ", session.progress.consumed_samples,
+                       " samples of this run's own order of the data: the checkpoint does not tell "
+                       "which data it has read"));
+  }
+  for (const std::string& sentence :
+       DescribeChanges(saved.manifest(), session.config, session.numerics())) {
+    notes(sentence);
+  }
+  const std::string settings = DescribeChangedSettings(
+      saved.manifest(), session.config, session.progress.seed, session.progress.step);
+  if (!settings.empty() && session.first_rank()) notes(settings);
+  if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
+    notes(absl::StrCat("seed ", session.progress.seed, " is the saved run's; --no-load-rng takes ",
+                       session.config.training().seed(), " instead"));
+  }
+}
+
 absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const NoteSink& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
   const LoadContent content = LoadContentOf(options);
@@ -261,30 +290,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const NoteS
       session.trainer->ResetOptimizer();
     }
   }
-  notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
-                        saved.manifest().trainer().step(), loaded->report.seconds,
-                        DescribeLoaded(content, policy, *loaded)));
-  for (const std::string& sentence : loaded->sentences) notes(sentence);
-  if (session.first_rank() && session.resumed && session.progress.ledger.empty()) {
-    notes(absl::StrCat("the ledger begins a new chain after step ", session.progress.step,
-                       ": what was loaded does not continue one"));
-  }
-  if (content.sampler && !KnowsItsData(saved.manifest())) {
-    notes(absl::StrCat("continuing after ", session.progress.consumed_samples,
-                       " samples of this run's own order of the data: the checkpoint does not tell "
-                       "which data it has read"));
-  }
-  for (const std::string& sentence :
-       DescribeChanges(saved.manifest(), session.config, session.numerics())) {
-    notes(sentence);
-  }
-  const std::string settings = DescribeChangedSettings(
-      saved.manifest(), session.config, session.progress.seed, session.progress.step);
-  if (!settings.empty() && session.first_rank()) notes(settings);
-  if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
-    notes(absl::StrCat("seed ", session.progress.seed, " is the saved run's; --no-load-rng takes ",
-                       session.config.training().seed(), " instead"));
-  }
+  NoteLoaded(saved, content, policy, *loaded, session, notes);
   return absl::OkStatus();
 }
 
