@@ -5,8 +5,8 @@ roofline.py OBJECT...: objects of kernels, as nvcc wrote them.
 Instructions and products of attention are counted in the loops of the compiled kernels; bytes and
 the products of cuBLASLt follow from shapes. A kernel takes as long as the scarcest of what it
 needs: issue slots, tensor cores or one of the memories, at shares of their rates that were measured
-on an H200 (`measured/`); on an A100 they are assumptions. Launches, and what is outside of
-attention's loops, take nothing. Prints tables for docs/gpus.md.
+on an H200 (`measured/`); on an A100 they are assumptions. What is outside of attention's loops
+takes nothing. Prints tables for docs/gpus.md.
 """
 
 import dataclasses
@@ -19,6 +19,14 @@ import machine_code
 
 BF16, FP32 = 2, 4
 WARPS, OWN_ROWS = 4, 64  # of a block of attention
+HELD_LOGITS = 96 * 1024 // BF16  # by a block of cross-entropy
+SCANNED_IDS, SORTED_ROWS, ADDED_ROWS = 8192, 1024, 8  # of a step of the embedding's gradient
+# Assumed: what the most frequent id has of all tokens, and the time of a step. With these, 1.4 ms
+# are what the measured kernels took, in steps of 1024 ids, 64 rows and one row.
+FREQUENT, STEP = 1 / 40, 0.53e-6
+# Assumed: how much longer kernels take in a run than one at a time, and the time between launches.
+# With these, a micro-batch of GPT-2 124M takes what was measured.
+RUN_FACTOR, GAP = 1.043, 12e-6
 PRODUCT_FLOPS = 2 * 16 * 8 * 16
 
 
@@ -34,7 +42,6 @@ class Gpu:
     head_share: float  # and in the head, whose products are larger
     issue_share: float = 0.48  # of four instructions a cycle and multiprocessor
     bandwidth_share: float = 0.77
-    norm_share: float = 0.54  # of the bandwidth, that norms reach
 
 
 GPUS = {
@@ -60,6 +67,9 @@ class Shape:
     def tokens(self):
         return self.batch * self.sequence
 
+    def launches(self):
+        return 34 * self.layers + 65  # as many as of GPT-2 124M were measured
+
     def layer_weights(self):
         kv = self.kv_heads * self.head_size
         mlp = (3 if self.gated else 2) * self.channels * self.hidden
@@ -67,9 +77,9 @@ class Shape:
 
 
 MODELS = {
-    "GPT-2 124M": Shape(12, 768, 12, 12, 64, 3072, 50304, 1024, 64, 8, False),
-    "GPT-2 1558M": Shape(48, 1600, 25, 25, 64, 6400, 50304, 1024, 16, 32, False),
-    "Llama-3 1B": Shape(16, 2048, 32, 8, 64, 8192, 128256, 2048, 8, 32, True),
+    "GPT-2 124M": Shape(12, 768, 12, 12, 64, 3072, 50304, 1024, 64, 2, False),
+    "GPT-2 1558M": Shape(48, 1600, 25, 25, 64, 6400, 50304, 1024, 16, 2, False),
+    "Llama-3 1B": Shape(16, 2048, 32, 8, 64, 8192, 128256, 2048, 8, 2, True),
 }
 
 
@@ -83,17 +93,17 @@ class Work:
     matrices: int = 0  # that warps load from shared memory, four at a time
     bytes: float = 0
     flops: float = 0  # by cuBLASLt
+    waits: float = 0  # seconds of steps that wait for each other, on any GPU
 
     def seconds(self, gpu):
         slots = 4 * gpu.multiprocessors * gpu.clock * gpu.issue_share
         product_share = gpu.head_share if "head" in self.name else gpu.product_share
-        bandwidth_share = gpu.norm_share if "norms" in self.name else gpu.bandwidth_share
-        return max(
+        return self.waits + max(
             self.instructions.get(gpu.architecture, 0) / slots,
             self.mma * PRODUCT_FLOPS / (gpu.flops * gpu.mma_share),
             self.matrices * 4 / (gpu.multiprocessors * gpu.clock * gpu.bandwidth_share),
             self.flops / (gpu.flops * product_share),
-            self.bytes / (gpu.bandwidth * bandwidth_share),
+            self.bytes / (gpu.bandwidth * gpu.bandwidth_share),
         )
 
 
@@ -132,6 +142,14 @@ def attention(loops, number, shape):
     return work
 
 
+def embedding_waits(shape):
+    """Of the gradient: ids are counted up, a pass over all rows makes the list of each frequent id,
+    and its rows are added a few at a time."""
+    steps = shape.vocabulary / SCANNED_IDS
+    steps += shape.tokens() * (1 / SORTED_ROWS + FREQUENT / ADDED_ROWS)
+    return steps * STEP
+
+
 def works(loops, shape):
     tokens, c, f = shape.tokens(), shape.channels, shape.hidden
     rows = BF16 * tokens * shape.layers  # bytes of one element a token in each layer
@@ -151,10 +169,12 @@ def works(loops, shape):
         yield Work("RoPE", bytes=rows * 4 * (c + kv))
     else:
         yield Work("sums for biases", bytes=rows * (5 * c + f))
-    yield Work("cross-entropy", bytes=BF16 * tokens * 3 * shape.vocabulary)
-    yield Work("embedding", bytes=BF16 * tokens * 6 * c)
+    # Logits are read, and gradients written; what shared memory does not hold is read twice.
+    again = max(0, shape.vocabulary - HELD_LOGITS)
+    yield Work("cross-entropy", bytes=BF16 * tokens * (2 * shape.vocabulary + again))
+    yield Work("embedding", bytes=BF16 * tokens * 6 * c, waits=embedding_waits(shape))
     step = (weights + head) * (7 * FP32 + BF16)
-    yield Work(f"AdamW, a {shape.micro_batches}th of a step", bytes=step / shape.micro_batches)
+    yield Work(f"AdamW, 1/{shape.micro_batches} of a step", bytes=step / shape.micro_batches)
 
 
 def measurement(title):
@@ -204,10 +224,14 @@ def table(title, loops, shape):
             *(f"{value:.1f}" for value in milliseconds.values()),
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    # Beyond what kernels take one at a time.
+    rest = {name: (RUN_FACTOR - 1) * sums[name] + 1e3 * GAP * shape.launches() for name in names}
     if measured:
-        between = measured["micro_batch_ms"] - sums[names[-1]]
-        lines.append("| between launches | | | | | " + "| " * len(GPUS) + f"| {between:.1f} |")
-        sums[names[-1]] += between
+        rest[names[-1]] = measured["micro_batch_ms"] - sums[names[-1]]
+    cells = " | ".join(f"{rest[name]:.1f}" for name in names)
+    lines.append(f"| in a run, between launches | | | | | {cells} |")
+    for name in names:
+        sums[name] += rest[name]
     rates = [f"{shape.tokens() / sums[name]:.0f}" for name in names]
     lines.append("| all | | | | | " + " | ".join(f"{sums[name]:.1f}" for name in names) + " |")
     lines.append("| thousands of tokens a second | | | | | " + " | ".join(rates) + " |")
