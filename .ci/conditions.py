@@ -112,7 +112,7 @@ def has_cuda_toolkit(_settings):
 
 def has_arm64(_settings):
     """An emulator, and a folder of third_party/arm64/install.sh."""
-    root = os.environ.get("TESSERA_ARM64_ROOT", "")
+    root = os.environ.get("TESSERA_ARM64_ROOT", "/opt/tessera/arm64")
     return shutil.which("qemu-aarch64") is not None and os.path.exists(
         os.path.join(root, "usr/include/hwy/highway.h")) and os.path.exists(
             "/usr/bin/aarch64-linux-gnu-ld")

@@ -286,6 +286,13 @@ std::vector<int64_t> Targets() {
   return targets;
 }
 
+#if HWY_ARCH_ARM_A64
+// Also where the processor has SVE.
+TEST(VectorTargetsTest, IsNeonAlone) {
+  EXPECT_EQ(Targets(), std::vector<int64_t>{int64_t{HWY_NEON}});
+}
+#endif
+
 INSTANTIATE_TEST_SUITE_P(Targets, VectorTest, ::testing::ValuesIn(Targets()),
                          [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
 
