@@ -11,8 +11,8 @@
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/value.h"
-#include "convert/sealing.h"
 #include "convert/write_foreign.h"
+#include "operations/sealing.h"
 #include "storage/open_storage.h"
 #include "storage/storage.h"
 

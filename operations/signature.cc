@@ -17,7 +17,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "convert/sealing.h"
+#include "operations/sealing.h"
 
 namespace tessera::ckpt {
 namespace {

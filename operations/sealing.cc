@@ -1,4 +1,4 @@
-#include "convert/sealing.h"
+#include "operations/sealing.h"
 
 #include <openssl/evp.h>
 

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_SEALING_H_
-#define TESSERA_CONVERT_SEALING_H_
+#ifndef TESSERA_OPERATIONS_SEALING_H_
+#define TESSERA_OPERATIONS_SEALING_H_
 
 // Seals beside the checkpoints of other frameworks: finding, writing and proving them.
 
@@ -77,4 +77,4 @@ absl::StatusOr<VerifyReport> VerifySealed(const FoundSeal& found, const VerifyOp
 
 }  // namespace tessera::ckpt::convert
 
-#endif  // TESSERA_CONVERT_SEALING_H_
+#endif  // TESSERA_OPERATIONS_SEALING_H_
