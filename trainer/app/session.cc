@@ -55,7 +55,12 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
     TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.timeout).status());
   }
   TESSERA_RETURN_IF_ERROR(CheckSameFiles(setting, source.dataset->fingerprint(), group));
-  source.loader = std::make_unique<BatchLoader>(source.dataset.get(), session.progress.data_seed);
+  const uint64_t seed = session.progress.data_seed;
+  if (session.trains && config.checkpoint().save_on_exception()) {
+    source.loader = std::make_unique<ErrorKeepingLoader>(source.dataset.get(), seed);
+  } else {
+    source.loader = std::make_unique<BatchLoader>(source.dataset.get(), seed);
+  }
   return source;
 }
 

@@ -1,9 +1,6 @@
 #include "trainer/app/train_loop.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -21,10 +18,8 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "comm/communicator.h"
-#include "compute/device/training_device.h"
-#include "layout/dtype.h"
-#include "tensor/device_runtime.h"
 #include "trainer/app/dry_run.h"
+#include "trainer/app/measurements.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/session.h"
 #include "trainer/app/signals.h"
@@ -35,7 +30,6 @@
 #include "trainer/state/run_state.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/state_health.h"
-#include "trainer/step/product_rate.h"
 
 namespace tessera {
 namespace {
@@ -44,46 +38,6 @@ namespace {
 constexpr int64_t kMaxSkippedInARow = 10;
 constexpr size_t kMostRanksOfSave = 64;  // in its event
 
-// Returns the rate of matrix products that all ranks reach together, each with its own threads and
-// at the same time; 0 if it is unknown, since a rank has no memory left for them.
-absl::StatusOr<double> MeasurePeak(const Session& session) {
-  Communicator* const world = session.mesh->world();
-  if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
-  TESSERA_ASSIGN_OR_RETURN(
-      const double peak,
-      MeasureProductRate(session.backend(),
-                         session.config.training().bf16() ? DType::kBF16 : DType::kF32));
-  // The memory of the products would stay with this process, beside what it has announced.
-  if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
-    gpu->context->runtime().TrimMemory();
-  }
-  if (world == nullptr) return peak;
-  std::array<double, 2> sums = {peak, peak > 0 ? 1.0 : 0.0};
-  TESSERA_RETURN_IF_ERROR(world->AllReduce(std::span(sums.data(), sums.size()), ReduceOp::kSum,
-                                           {.what = "speed of the ranks"}));
-  return sums[1] < world->size() ? 0 : sums[0];
-}
-
-UsedMemory MeasureMemory(const Session& session) {
-  struct rusage usage = {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  UsedMemory used = {.host = int64_t{usage.ru_maxrss} * 1024};
-  if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
-    const absl::StatusOr<DeviceRuntime::MemoryInfo> memory = gpu->context->runtime().Memory();
-    if (memory.ok()) used.gpu = memory->total_bytes - memory->free_bytes;
-  }
-  return used;
-}
-
-absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
-  const TrainingConfig& training = session.config.training();
-  TESSERA_ASSIGN_OR_RETURN(const double peak, MeasurePeak(session));
-  return RateMeter::Options{.total_steps = training.train_iters(),
-                            .tokens_per_step = training.global_batch_size() * training.seq_length(),
-                            .flops_per_token = session.trainer->FlopsPerToken(),
-                            .peak_flops = peak};
-}
-
 }  // namespace
 
 TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
@@ -91,8 +45,13 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
       config_(session.config),
       ledger_settings_(SettingsDigest(config_, session.progress.seed, session.progress.data_seed)),
       progress_line_(progress_line),
-      manager_(session.saver->manager()) {
+      manager_(session.saver->manager()),
+      kept_step_(session.progress.step) {
   manager_.Begin(session.resumed ? session.progress.step : 0);
+  if (config_.checkpoint().save_on_exception()) {
+    session.trainer->set_before_update(
+        [this] { return EndTogether(session_.train_data->loader->kept_error()); });
+  }
 }
 
 absl::Status TrainLoop::Run() {
@@ -120,7 +79,8 @@ absl::Status TrainLoop::Run() {
   if (const absl::Status trained = Train(); !trained.ok()) {
     // Whatever has ended the run, the saves that are done by now are reported and recorded.
     ReportSaves(session_.saver->Poll());
-    return trained;
+    return config_.checkpoint().save_on_exception() && Saves(config_) ? SaveOnException(trained)
+                                                                      : trained;
   }
   const absl::Status saved = FinishSaves();
   // The saves of the last steps are in their timeline.
@@ -261,6 +221,7 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
   FollowRecords();
   if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {
+    ends_together_ = true;
     return absl::AbortedError(absl::StrFormat(
         "%sthe gradients of the last %d steps were not finite; resume from an earlier checkpoint "
         "with a lower --lr (--ckpt-step)",
@@ -273,6 +234,7 @@ absl::Status TrainLoop::Evaluate() {
   const TraceSpan span("evaluation", "evaluation");
   Progress& progress = session_.progress;
   TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, EvaluateSession(session_));
+  TESSERA_RETURN_IF_ERROR(EndTogether(session_.valid_data->loader->kept_error()));
   metrics.best = metrics.loss < progress.best_loss;
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
@@ -319,6 +281,7 @@ absl::Status TrainLoop::Keep(bool replicates) {
       MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
                     config_.model().vocab_size(), validation_loss));
   if (decision_.save != ckpt::SaveKind::kNone) {
+    kept_step_ = progress.step;
     TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, decision_.save));
     ReportSaves(session_.saver->Poll());
   }
@@ -445,6 +408,41 @@ absl::Status TrainLoop::CheckNotDiverged() const {
       "%sthe loss of step %d is %g; resume from an earlier checkpoint with a lower --lr "
       "(--ckpt-step)",
       kDivergedMessage, progress.step, std::fabs(progress.last_loss)));  // a NaN has a sign
+}
+
+absl::Status TrainLoop::EndTogether(const absl::Status& mine) {
+  if (!config_.checkpoint().save_on_exception()) return mine;
+  int64_t failed = mine.ok() ? 0 : 1;
+  if (Communicator* const world = session_.mesh->world(); world != nullptr) {
+    TESSERA_RETURN_IF_ERROR(
+        world->AllReduce(std::span(&failed, 1), ReduceOp::kSum, {.what = "errors of all ranks"}));
+  }
+  if (failed == 0) return absl::OkStatus();
+  const RankGroup group = session_.group();
+  ends_together_ = true;
+  return ckpt::AgreeOnStatus(group.ranks, mine, group.timeout);
+}
+
+absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
+  const int64_t step = session_.progress.step;
+  const auto with = [&](const std::string& sentence) {
+    return absl::Status(error.code(), absl::StrCat(error.message(), "; ", sentence));
+  };
+  if (!ends_together_) {
+    return with(
+        "nothing is saved (--save-on-exception): ranks may have updated parts of the state");
+  }
+  ReportSaves(session_.saver->Finish());
+  const bool is_kept = kept_step_ == step && manager_.last_save().ok();
+  if (is_kept) return with(absl::StrCat("there is nothing newer to save than step ", step));
+  decision_.save = ckpt::SaveKind::kPermanent;
+  absl::Status saved = Keep(/*replicates=*/false);
+  if (saved.ok()) saved = FinishSaves();
+  // The first rank that ends aborts the calls of the others.
+  const RankGroup group = session_.group();
+  ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).IgnoreError();
+  return with(saved.ok() ? absl::StrCat("step ", step, " is saved (--save-on-exception)")
+                         : absl::StrCat("step ", step, " is not saved: ", saved.message()));
 }
 
 absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {

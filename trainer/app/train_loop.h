@@ -38,7 +38,9 @@ class TrainLoop {
   // Trains up to train_iters, or until a stop signal to any rank, a stop file or another setting
   // ends the run; see ckpt::CheckpointManager. Saves when it is time, and after the last step.
   // Errors: those of data, ranks and checkpoint; those of metrics, after a save; Aborted for a run
-  // that has diverged.
+  // that has diverged. With save_on_exception, an error on which all ranks agree before a step
+  // changes anything ends the run with a save of the last whole step; any other error says that
+  // nothing is saved.
   absl::Status Run();
 
   // Returns the signal that ended Run(), the same on every rank; 0 if there was none.
@@ -85,6 +87,12 @@ class TrainLoop {
   // Returns Aborted if training does not recover from the last loss.
   absl::Status CheckNotDiverged() const;
   bool AtInterval(int64_t interval) const;
+  // Returns, with save_on_exception, the same error on all ranks if some ranks' `mine` is one; they
+  // then end together. Collective.
+  absl::Status EndTogether(const absl::Status& mine);
+  // Saves the last whole step if the ranks end together with `error`. Returns the error, which also
+  // says what is saved.
+  absl::Status SaveOnException(const absl::Status& error);
 
   Session& session_;
   const TrainConfig& config_;
@@ -95,8 +103,11 @@ class TrainLoop {
   std::unique_ptr<Timeline> timeline_;  // set by Run(); null without trace_steps
   absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
   ckpt::CheckpointManager& manager_;
-  ckpt::SaveDecision decision_;            // after the last step
-  bool healthy_ = true;                    // the last step changed the state, with a plausible loss
+  ckpt::SaveDecision decision_;  // after the last step
+  bool healthy_ = true;          // the last step changed the state, with a plausible loss
+  // Whether all ranks have the same error, with the state of the last whole step.
+  bool ends_together_ = false;
+  int64_t kept_step_;                      // the last one that was loaded, or of which a save began
   std::optional<EvalMetrics> evaluation_;  // the last one
   absl::StatusCode last_replica_ = absl::StatusCode::kUnknown;  // its outcome; unknown: none yet
 };

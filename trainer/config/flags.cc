@@ -103,10 +103,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"dtype", "--bf16 for bfloat16; float32 is the default"},
     // Lightning's
     {"save_last", "no flag: the newest checkpoint is always kept, and a restart resumes from it"},
-    {"save_on_exception",
-     "no flag: a run that a signal, a stop file, its time or its records end saves; one that fails "
-     "in a step does not, and resumes from its newest checkpoint, with --replicate-to-peers from "
-     "the newest state in memory"},
     // torchtitan's
     {"initial_load_path", "--load with --finetune, which count while --save has no checkpoint"},
     {"initial_load_in_hf", "no flag: --load recognises the format; --load-format states it"},

@@ -153,7 +153,7 @@ TEST(ApplyFlagsTest, TheTableOfOtherTrainersFlags) {
       }
     }
   }
-  EXPECT_EQ(elsewhere.size(), 16);
+  EXPECT_EQ(elsewhere.size(), 15);
 }
 
 TEST(ApplyFlagsTest, TwoNamesOfAFlagMayNotSayTwoThings) {

@@ -52,6 +52,33 @@ absl::Status BatchLoader::FillEvaluationBatch(int64_t first, int64_t count, std:
   return absl::OkStatus();
 }
 
+absl::Status ErrorKeepingLoader::Keep(const absl::Status& read, std::span<int32_t> ids,
+                                      std::span<int32_t> targets) const {
+  if (read.ok()) return read;
+  std::ranges::fill(ids, 0);
+  std::ranges::fill(targets, 0);
+  const MutexLock lock(&mutex_);
+  error_.Update(read);
+  return absl::OkStatus();
+}
+
+absl::Status ErrorKeepingLoader::FillBatch(int64_t consumed_samples, int64_t first, int64_t count,
+                                           std::span<int32_t> ids,
+                                           std::span<int32_t> targets) const {
+  return Keep(BatchLoader::FillBatch(consumed_samples, first, count, ids, targets), ids, targets);
+}
+
+absl::Status ErrorKeepingLoader::FillEvaluationBatch(int64_t first, int64_t count,
+                                                     std::span<int32_t> ids,
+                                                     std::span<int32_t> targets) const {
+  return Keep(BatchLoader::FillEvaluationBatch(first, count, ids, targets), ids, targets);
+}
+
+absl::Status ErrorKeepingLoader::kept_error() const {
+  const MutexLock lock(&mutex_);
+  return error_;
+}
+
 namespace {
 
 // Even small domains are well mixed after ten rounds. Changing the number would change every run.

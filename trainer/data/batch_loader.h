@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "trainer/data/dataset.h"
 
 namespace tessera {
@@ -59,12 +61,34 @@ class BatchLoader {
 
   // Reads samples first ... first + count - 1 of the dataset in their own order, for evaluation:
   // the same samples every time. OutOfRange past the last sample.
-  absl::Status FillEvaluationBatch(int64_t first, int64_t count, std::span<int32_t> ids,
-                                   std::span<int32_t> targets) const;
+  virtual absl::Status FillEvaluationBatch(int64_t first, int64_t count, std::span<int32_t> ids,
+                                           std::span<int32_t> targets) const;
+
+  // Returns the first error of a loader that keeps errors; OK for one that returns them.
+  virtual absl::Status kept_error() const { return absl::OkStatus(); }
 
  private:
   const TokenDataset* dataset_;
   SampleOrder order_;
+};
+
+// Keeps an error instead of returning it, and fills that batch with zeros. So all ranks end a pass
+// together, and can agree on the error before they use the results.
+class ErrorKeepingLoader final : public BatchLoader {
+ public:
+  using BatchLoader::BatchLoader;
+  absl::Status FillBatch(int64_t consumed_samples, int64_t first, int64_t count,
+                         std::span<int32_t> ids, std::span<int32_t> targets) const override;
+  absl::Status FillEvaluationBatch(int64_t first, int64_t count, std::span<int32_t> ids,
+                                   std::span<int32_t> targets) const override;
+  absl::Status kept_error() const override;
+
+ private:
+  absl::Status Keep(const absl::Status& read, std::span<int32_t> ids,
+                    std::span<int32_t> targets) const;
+
+  mutable Mutex mutex_;
+  mutable absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -81,14 +81,6 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
 // Errors: NotFound naming the pattern; those of TokenFile::Open and of the file system.
 absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PrepareProgress& progress);
 
-// Writes the tokens of each part, with `separator` before it, in order. Chunks of text are encoded
-// by `threads` threads; the tokens do not depend on their number. Calls `done` from the caller's
-// thread. Memory: some MiB for each thread. Errors: those of ForEachChunk, of the tokenizer and of
-// the writer.
-absl::Status EncodeDocuments(std::span<const DocumentPart> parts, const Tokenizer& tokenizer,
-                             std::span<const int32_t> separator, int threads, const BytesDone& done,
-                             TokenShardWriter& writer);
-
 // The smallest vocabulary: 256 bytes, the unknown piece, end of text, and the characters of a small
 // alphabet.
 inline constexpr int64_t kMinSentencePieceVocabulary = 300;

@@ -35,10 +35,11 @@ absl::Status CheckApart(const TrainConfig& config, const char* setting, const st
 bool Saves(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint();
   const bool ever =
-      checkpoint.save_last_step() || checkpoint.save_interval() > 0 ||
-      checkpoint.non_persistent_save_interval() > 0 || checkpoint.save_interval_minutes() > 0 ||
-      checkpoint.save_continuously() || config.training().exit_interval() > 0 ||
-      config.training().exit_duration_in_mins() > 0 || !checkpoint.stop_file_path().empty();
+      checkpoint.save_last_step() || checkpoint.save_on_exception() ||
+      checkpoint.save_interval() > 0 || checkpoint.non_persistent_save_interval() > 0 ||
+      checkpoint.save_interval_minutes() > 0 || checkpoint.save_continuously() ||
+      config.training().exit_interval() > 0 || config.training().exit_duration_in_mins() > 0 ||
+      !checkpoint.stop_file_path().empty();
   return ever && !checkpoint.save().empty() && checkpoint.enable_save_ckpt() &&
          config.training().train_iters() > 0;
 }

@@ -16,69 +16,20 @@
 #include "compute/parallel/pipeline.h"
 #include "compute/parallel/replicas.h"
 #include "compute/parallel/tensor_parallel.h"
-#include "compute/parallel/tree_sum.h"
 #include "glog/logging.h"
 #include "models/config/config_checks.h"
 #include "models/layers/parameter.h"
 #include "tensor/memory.h"
 #include "trainer/optim/schedule.h"
+#include "trainer/step/loss_sum.h"
 #include "trainer/step/model_chunk.h"
 #include "trainer/step/model_stage.h"
 #include "trainer/step/pass_trace.h"
 #include "trainer/step/replay_check.h"
+#include "trainer/step/sampler.h"
 
 namespace tessera {
 namespace {
-
-// The micro-batches that each data-parallel rank computes, by global index; together they are 0 ...
-// n - 1.
-using MicroBatchesByRank = std::vector<std::vector<int64_t>>;
-
-// Gathers the losses of all micro-batches, concatenated by rank.
-absl::StatusOr<std::vector<double>> Gather(std::span<const double> mine,
-                                           const MicroBatchesByRank& owners,
-                                           Communicator* data_parallel) {
-  if (data_parallel == nullptr) return std::vector<double>(mine.begin(), mine.end());
-  std::vector<int64_t> counts;
-  int64_t total = 0;
-  for (const std::vector<int64_t>& indices : owners) {
-    counts.push_back(static_cast<int64_t>(indices.size()));
-    total += counts.back();
-  }
-  std::vector<double> all(total);
-  TESSERA_RETURN_IF_ERROR(
-      data_parallel->AllGather(mine, std::span(all), counts, {.what = "losses"}));
-  return all;
-}
-
-std::vector<double> InGlobalOrder(std::span<const double> by_rank,
-                                  const MicroBatchesByRank& owners) {
-  std::vector<double> ordered(by_rank.size());
-  size_t next = 0;
-  for (const std::vector<int64_t>& indices : owners) {
-    for (const int64_t index : indices) ordered[index] = by_rank[next++];
-  }
-  return ordered;
-}
-
-// Sums the losses of all micro-batches of a step or an evaluation in the binary tree over their
-// global index, and returns the sum on every rank. `mine`: the losses of this rank's own
-// micro-batches in the order of `owners`, on the last pipeline stage (ignored elsewhere).
-absl::StatusOr<double> SumLosses(std::span<const double> mine, const MicroBatchesByRank& owners,
-                                 const Mesh& mesh) {
-  const TraceSpan span("operation", "sum of losses");
-  double sum = 0;
-  if (mesh.last_stage()) {
-    CHECK_EQ(mine.size(), owners[mesh.coordinate().data].size());
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all, Gather(mine, owners, mesh.host().data));
-    sum = TreeSum(InGlobalOrder(all, owners));
-  }
-  if (Communicator* const pipeline = mesh.host().pipeline; pipeline != nullptr) {
-    TESSERA_RETURN_IF_ERROR(pipeline->Broadcast(std::span(&sum, 1), mesh.topology().pipeline - 1,
-                                                {.what = "the loss"}));
-  }
-  return sum;
-}
 
 int Shards(const TrainConfig& config, const Topology& topology) {
   const bool exact = config.parallel().numerics() == Numerics::EXACT;
@@ -90,23 +41,6 @@ MicroBatchSplit TrainingSplit(const TrainConfig& config, const Topology& topolog
           .data_ranks = topology.data,
           .micro_batches =
               config.training().global_batch_size() / config.training().micro_batch_size()};
-}
-
-MicroBatchesByRank TrainingOwners(const MicroBatchSplit& split) {
-  MicroBatchesByRank owners(split.data_ranks);
-  for (int rank = 0; rank < split.data_ranks; ++rank) {
-    for (int64_t i = 0; i < split.local(); ++i) {
-      owners[rank].push_back(GlobalMicroBatch(split, rank, i));
-    }
-  }
-  return owners;
-}
-
-// Distributes micro-batches round-robin: their number need not be a multiple of the ranks.
-MicroBatchesByRank EvaluationOwners(int64_t micro_batches, int ranks) {
-  MicroBatchesByRank owners(ranks);
-  for (int64_t i = 0; i < micro_batches; ++i) owners[i % ranks].push_back(i);
-  return owners;
 }
 
 }  // namespace
@@ -130,6 +64,8 @@ class Trainer::Impl {
       chunks_.push_back(std::move(built));
     }
     TESSERA_RETURN_IF_ERROR(MakePipeline());
+    sampler_.emplace(config_.model(), tensor_parallel_.shards(), mesh_, backend_, chunks_,
+                     *pipeline_);
     if (!options_.trains) return absl::OkStatus();
     std::vector<GradientPart> parts;
     for (int chunk = 0; chunk < static_cast<int>(chunks_.size()); ++chunk) {
@@ -146,14 +82,14 @@ class Trainer::Impl {
 
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
-  absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
-  absl::StatusOr<float> LogProbability(std::span<const float> logits, int32_t token);
 
   void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed) {
     before_overwrite_ = std::move(before);
     overwrite_is_watched_ = std::move(needed);
   }
+  void set_before_update(std::function<absl::Status()> check) { before_update_ = std::move(check); }
   std::vector<ModelChunk>& chunks() { return chunks_; }
+  Sampler& sampler() { return *sampler_; }
   const TrainConfig& config() const { return config_; }
   // Returns the additional memory for repeating a micro-batch.
   int64_t replay_bytes() const;
@@ -183,7 +119,6 @@ class Trainer::Impl {
   // Compares replicas. `step`: of the pass that has been traced.
   absl::Status CheckReplay(const ReplayTurn& turn, const TrainingStage::Step& step);
   absl::StatusOr<bool> Update(double grad_norm, double learning_rate);
-  std::span<const int32_t> NewTokens(std::span<const int32_t> context);
   // Compares weights after a step.
   absl::Status CompareReplicas(int64_t completed_steps);
   OnDivergence DivergenceAt(int64_t completed_steps);
@@ -197,11 +132,10 @@ class Trainer::Impl {
   std::vector<ModelChunk> chunks_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<GradientNorm> norm_;
+  std::function<absl::Status()> before_update_;  // null: no check
   BeforeOverwrite before_overwrite_;
   std::function<bool()> overwrite_is_watched_;  // null: always
-  // The last context that was sampled from, by chunk; none on GPUs, and after a step.
-  std::vector<KeyValueCache> caches_;
-  std::vector<int32_t> cached_;  // the tokens in them
+  std::optional<Sampler> sampler_;
   bool warned_of_divergence_ = false;
   bool replicas_compute_alike_ = true;
 };
@@ -209,7 +143,7 @@ class Trainer::Impl {
 absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
                                                const StepPosition& position) {
   CHECK(options_.trains);
-  caches_.clear();
+  sampler_->Forget();
   const int64_t tokens = GlobalTokens();
   PassTrace trace(mesh_, backend_);
   TrainingStage::Step step = StageOf(data, position);
@@ -224,7 +158,12 @@ absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
     const TraceSpan span("operation", "gradient reduction");
     for (ModelChunk& chunk : chunks_) TESSERA_RETURN_IF_ERROR(chunk.reducer().Finish());
   }
-  if (turn.has_value()) TESSERA_RETURN_IF_ERROR(CheckReplay(*turn, step));
+  const absl::Status replayed = turn.has_value() ? CheckReplay(*turn, step) : absl::OkStatus();
+  // What could not be read makes a repetition differ, too; a difference is known to every rank.
+  if (before_update_ != nullptr && (replayed.ok() || absl::IsDataLoss(replayed))) {
+    TESSERA_RETURN_IF_ERROR(before_update_());
+  }
+  TESSERA_RETURN_IF_ERROR(replayed);
   StepResult result;
   result.pipeline_wait_share = run.waiting_share();
   {
@@ -412,75 +351,6 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
   return EvaluationResult{loss_sum / static_cast<double>(tokens), tokens};
 }
 
-// Returns the tokens of `context` that the caches do not have; they have it after the next pass. A
-// context that does not continue the last one is computed anew.
-std::span<const int32_t> Trainer::Impl::NewTokens(std::span<const int32_t> context) {
-  if (backend_.device().type != DeviceType::kCpu) return context;
-  const bool fits = !caches_.empty() && std::ssize(context) <= caches_.front().capacity;
-  if (!fits) {
-    caches_.clear();
-    for (const ModelChunk& chunk : chunks_) {
-      caches_.push_back(chunk.model().NewCache(2 * std::ssize(context)));
-    }
-  }
-  const bool continues = fits && cached_.size() < context.size() &&
-                         std::equal(cached_.begin(), cached_.end(), context.begin());
-  if (!continues) {
-    cached_.clear();
-    for (KeyValueCache& cache : caches_) cache.tokens = 0;
-  }
-  const std::span<const int32_t> rest = context.subspan(cached_.size());
-  cached_.insert(cached_.end(), rest.begin(), rest.end());
-  return rest;
-}
-
-absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int32_t> context) {
-  const std::span<const int32_t> tokens = NewTokens(context);
-  const int64_t length = static_cast<int64_t>(tokens.size());
-  AllocationScope allocations;
-  const Tensor logits(DType::kF32, {1, config_.model().vocab_size()}, backend_.device());
-  TESSERA_RETURN_IF_ERROR(allocations.End());
-  SamplingStage stage(chunks_, caches_, tokens, logits);
-  TESSERA_RETURN_IF_ERROR(
-      pipeline_->Forward(stage, 1, chunks_.front().model().BoundaryRows(1, length)).status());
-  std::vector<float> values(logits.view().elements());
-  if (mesh_.last_stage()) backend_.Download(logits, values.data());
-  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
-  if (Communicator* const pipeline = mesh_.host().pipeline; pipeline != nullptr) {
-    TESSERA_RETURN_IF_ERROR(pipeline->Broadcast(values, mesh_.topology().pipeline - 1,
-                                                {.what = "logits of the next token"}));
-  }
-  return values;
-}
-
-// Computes as the head does: the logits of virtual shards in the compute dtype, then statistics.
-absl::StatusOr<float> Trainer::Impl::LogProbability(std::span<const float> logits, int32_t token) {
-  const int64_t vocabulary = std::ssize(logits), shards = tensor_parallel_.shards();
-  const int64_t rows = PaddedVocabSize(config_.model(), shards) / shards;
-  AllocationScope allocations;
-  const Device device = backend_.device();
-  const Tensor all(DType::kF32, {1, vocabulary}, device), target(DType::kI32, {1}, device);
-  const Tensor shard(chunks_.front().parameters().values().view().dtype(), {1, rows}, device);
-  const Tensor stats(DType::kF32, {shards, 1, 3}, device), combined(DType::kF32, {1, 3}, device);
-  const Tensor loss(DType::kF32, {1}, device);
-  TESSERA_RETURN_IF_ERROR(allocations.End());
-  backend_.Upload(logits.data(), all);
-  backend_.Upload(&token, target);
-  for (int64_t v = 0; v < shards; ++v) {
-    const int64_t begin = std::min(v * rows, vocabulary), end = std::min(begin + rows, vocabulary);
-    if (begin < end) {
-      backend_.Copy({all.view().Slice(1, begin, end), shard.view().Slice(1, 0, end - begin)});
-    }
-    backend_.CrossEntropyStats(
-        {shard, end - begin, target, v * rows, stats.view().Slice(0, v, v + 1).Reshape({1, 3})});
-  }
-  backend_.CrossEntropyLoss({stats, target, combined, loss});
-  float result = 0;
-  backend_.Download(loss, &result);
-  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
-  return -result;
-}
-
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
   for (ModelChunk& chunk : impl_->chunks()) {
     chunks_.push_back({&chunk.parameters(), chunk.has_optimizer() ? &chunk.optimizer() : nullptr});
@@ -529,6 +399,10 @@ absl::StatusOr<StepResult> Trainer::Step(const BatchLoader& data, const StepPosi
   return impl_->Step(data, position);
 }
 
+void Trainer::set_before_update(std::function<absl::Status()> check) {
+  impl_->set_before_update(std::move(check));
+}
+
 void Trainer::set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed) {
   impl_->set_before_overwrite(std::move(before), std::move(needed));
 }
@@ -538,11 +412,11 @@ absl::StatusOr<EvaluationResult> Trainer::Evaluate(const BatchLoader& data, int6
 }
 
 absl::StatusOr<float> Trainer::LogProbability(std::span<const float> logits, int32_t token) {
-  return impl_->LogProbability(logits, token);
+  return impl_->sampler().LogProbability(logits, token);
 }
 
 absl::StatusOr<std::vector<float>> Trainer::NextLogits(std::span<const int32_t> context) {
-  return impl_->NextLogits(context);
+  return impl_->sampler().NextLogits(context);
 }
 
 double Trainer::FlopsPerToken() const {

@@ -88,6 +88,10 @@ class Trainer {
   // - on a device, the backend's errors.
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
+  // Registers a check that every rank makes in Step() once the passes are over, before anything is
+  // updated. Its error, which must be the same on every rank, ends the step.
+  void set_before_update(std::function<absl::Status()> check);
+
   // Registers a callback for memory of chunks(), called right before an update overwrites the
   // memory, to wait for pending reads of it. Null removes the callback. `needed`, called once per
   // update, returns whether there may be such reads (null: always); without them the update is made

@@ -1,0 +1,197 @@
+// With save_on_exception, a run that cannot go on saves its last whole step, if its ranks agree that
+// they have it.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/replace_file.h"
+#include "base/testing.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/logical_state.h"
+#include "tests/support/session_run.h"
+#include "tests/support/training.h"
+#include "trainer/config/config.h"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSequence = 24, kBatch = 16;
+constexpr char kSaved[] = "step 3 is saved (--save-on-exception)";
+
+class SaveOnExceptionTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(testing::WriteTokens(root_ / "good.bin", testing::kVocabulary, 4000));
+  }
+
+  TrainConfig Config(const std::string& run, const std::string& topology) const {
+    TrainConfig config = OrFail(testing::MakeConfig({.model = testing::kGpt2,
+                                                     .tokens = root_ / "good.bin",
+                                                     .topology = topology,
+                                                     .exact_shards = 2,
+                                                     .global_batch_size = kBatch,
+                                                     .seq_length = kSequence,
+                                                     .steps = 6}));
+    config.mutable_output()->set_run_dir(root_ / (run + "_records"));
+    config.mutable_checkpoint()->set_save(root_ / run);
+    config.mutable_checkpoint()->set_save_interval(100);
+    config.mutable_checkpoint()->set_save_on_exception(true);
+    return config;
+  }
+
+  // Writes bad.bin, in which one sample of step `step` has a token that the model does not have.
+  void DamageSampleOf(int64_t step) const {
+    int64_t sample = 0;
+    ASSERT_OK(testing::TrainOnProcessors(
+        Config("unused", "single"), [&](const Session& session) -> absl::Status {
+          sample = session.train_data->loader->order().SampleAt((step - 1) * kBatch + 5);
+          return absl::OkStatus();
+        }));
+    std::string bytes = *ReadWholeFile(root_ / "good.bin");
+    const uint16_t token = testing::kVocabulary;
+    std::memcpy(bytes.data() + kTokenFileHeaderBytes + 2 * (sample * kSequence + 3), &token, 2);
+    ASSERT_OK(ReplaceFile(root_ / "bad.bin", bytes));
+  }
+
+  // Runs, and returns the error.
+  static std::string ErrorOf(const TrainConfig& config,
+                             const testing::SessionBody& body = testing::TrainSession) {
+    const absl::Status status = testing::TrainOnProcessors(config, body).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  }
+
+  // Returns the names of the checkpoints of a run.
+  std::vector<std::string> Saved(const std::string& run) const {
+    std::vector<std::string> names;
+    if (!fs::exists(root_ / run)) return names;
+    for (const auto& entry : fs::directory_iterator(root_ / run)) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with("step-")) names.push_back(name);
+    }
+    return names;
+  }
+  ckpt::Manifest ManifestOf(const std::string& run) const {
+    const auto folder = ckpt::CheckpointFolder::Open((root_ / run).string());
+    return folder->Latest()->manifest();
+  }
+
+  const TestFolder folder_;
+  const fs::path root_ = folder_.path();
+};
+
+// The state, the position in the data and the ledger are those of a run that was not disturbed.
+TEST_P(SaveOnExceptionTest, ASampleThatCannotBeReadEndsTheRunWithTheStepBefore) {
+  TrainConfig whole = Config("whole", "single");
+  whole.mutable_checkpoint()->set_save_interval(3);
+  ASSERT_OK(testing::TrainOnProcessors(whole));
+  DamageSampleOf(4);
+  for (const bool async : {false, true}) {
+    const std::string run = async ? "async" : "sync";
+    TrainConfig config = Config(run, GetParam());
+    config.mutable_data()->set_train_data_path(root_ / "bad.bin");
+    config.mutable_checkpoint()->set_async_save(async);
+    const std::string error = ErrorOf(config);
+    EXPECT_THAT(error, HasSubstr("bad.bin"));
+    EXPECT_THAT(error, HasSubstr(kSaved));
+    ASSERT_THAT(Saved(run), ::testing::ElementsAre("step-00000003"));
+    EXPECT_EQ(OrFail(testing::ReadDigests(root_ / run, 3)),
+              OrFail(testing::ReadDigests(root_ / "whole", 3)));
+    const ckpt::Manifest manifest = ManifestOf(run);
+    EXPECT_EQ(manifest.trainer().data().consumed_samples(), 3 * kBatch);
+    EXPECT_TRUE(ckpt::IsHealthy(manifest));
+  }
+}
+
+TEST_P(SaveOnExceptionTest, WithoutTheSettingNothingIsSaved) {
+  DamageSampleOf(4);
+  TrainConfig config = Config("run", GetParam());
+  config.mutable_data()->set_train_data_path(root_ / "bad.bin");
+  config.mutable_checkpoint()->set_save_on_exception(false);
+  EXPECT_THAT(ErrorOf(config), ::testing::Not(HasSubstr("save-on-exception")));
+  EXPECT_TRUE(Saved("run").empty());
+}
+
+TEST_P(SaveOnExceptionTest, AStepThatIsSavedIsNotSavedAgain) {
+  DamageSampleOf(4);
+  TrainConfig config = Config("run", GetParam());
+  config.mutable_data()->set_train_data_path(root_ / "bad.bin");
+  config.mutable_checkpoint()->set_save_interval(1);
+  EXPECT_THAT(ErrorOf(config), HasSubstr("there is nothing newer to save than step 3"));
+  EXPECT_EQ(Saved("run").size(), 3);
+  DamageSampleOf(1);
+  config = Config("first", GetParam());
+  config.mutable_data()->set_train_data_path(root_ / "bad.bin");
+  EXPECT_THAT(ErrorOf(config), HasSubstr("there is nothing newer to save than step 0"));
+  EXPECT_TRUE(Saved("first").empty());
+}
+
+TEST_P(SaveOnExceptionTest, AnEvaluationThatCannotReadEndsTheRunWithItsStep) {
+  DamageSampleOf(1);
+  TrainConfig config = Config("run", GetParam());
+  config.mutable_data()->set_valid_data_path(root_ / "bad.bin");
+  config.mutable_training()->set_eval_interval(3);
+  config.mutable_training()->set_eval_iters(100);
+  EXPECT_THAT(ErrorOf(config), HasSubstr(kSaved));
+  EXPECT_THAT(Saved("run"), ::testing::ElementsAre("step-00000003"));
+}
+
+// The state is saved as one that has diverged, from which no run resumes by itself.
+TEST_P(SaveOnExceptionTest, ARunThatHasDivergedSavesAStateThatSaysSo) {
+  TrainConfig config = Config("run", GetParam());
+  config.mutable_training()->set_train_iters(50);
+  const std::string error = ErrorOf(config, [](Session& session) -> absl::Status {
+    for (const TrainedChunk& chunk : session.trainer->chunks()) {
+      const TensorView values = chunk.parameters->values();
+      std::fill_n(values.as<float>(), values.elements(), NAN);
+    }
+    return testing::TrainSession(session);
+  });
+  EXPECT_THAT(error, HasSubstr("training has diverged"));
+  EXPECT_THAT(error, HasSubstr("step 10 is saved (--save-on-exception)"));
+  ASSERT_THAT(Saved("run"), ::testing::ElementsAre("step-00000010"));
+  EXPECT_FALSE(ckpt::IsHealthy(ManifestOf("run")));
+}
+
+INSTANTIATE_TEST_SUITE_P(Topologies, SaveOnExceptionTest,
+                         ::testing::Values("single", "dp2_zero2", "tp2", "pp2",
+                                           "dp2_zero2_tp2_pp2"),
+                         [](const auto& info) { return info.param; });
+
+// A rank that leaves in the update of step 4: another may have updated its part.
+TEST_F(SaveOnExceptionTest, ARankThatFailsInAnUpdateSavesNothing) {
+  std::string said;  // by the other rank
+  const std::string error =
+      ErrorOf(Config("run", "dp2_zero2"), [&](Session& session) -> absl::Status {
+        Communicator* const world = session.mesh->world();
+        session.trainer->set_before_overwrite([&session, world](const TensorView&) {
+          if (world->rank() == 1 && session.progress.step == 3) {
+            world->Abort(absl::UnavailableError("the memory is gone"));
+          }
+        });
+        const absl::Status status = testing::TrainSession(session);
+        if (world->rank() == 0) said = std::string(status.message());
+        return status;
+      });
+  EXPECT_THAT(error, HasSubstr("the memory is gone"));
+  EXPECT_THAT(said, HasSubstr("nothing is saved (--save-on-exception)"));
+  EXPECT_TRUE(Saved("run").empty());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,21 @@
+#ifndef TESSERA_TRAINER_APP_MEASUREMENTS_H_
+#define TESSERA_TRAINER_APP_MEASUREMENTS_H_
+
+// What a rank measures of itself.
+
+#include "absl/status/statusor.h"
+#include "trainer/app/session.h"
+#include "trainer/app/step_agreement.h"
+#include "trainer/metrics/metrics.h"
+
+namespace tessera {
+
+// Returns the memory that this process, and its GPU, use.
+UsedMemory MeasureMemory(const Session& session);
+
+// Returns what the rates of a run are computed from. Measures the speed of all ranks. Collective.
+absl::StatusOr<RateMeter::Options> RateOptions(const Session& session);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_MEASUREMENTS_H_
