@@ -21,6 +21,11 @@ import std_includes  # pylint: disable=wrong-import-position
 
 MAX_FILE_BYTES = 1000000
 MAX_COLUMNS = 100
+# Of a product's source. Longer ones hold two things: each gets a file, a name and a header.
+MAX_LINES = 500
+LONGER = ("checkpoint/c/tessera_checkpoint.h",  # one public header
+          "trainer/config/config.proto")  # the settings, each with its help
+TEST_CODE = re.compile(r"_test\.cc$|(^|/)(testing|tests)/")
 # Packages that any other may use.
 LIBRARIES = ("base/", "checkpoint/c/", "checkpoint/mpi/", "comm/", "convert/", "layout/",
              "storage/", "tensor/", "tests/worlds/power/")
@@ -139,6 +144,8 @@ def file_faults(name):
     if name.endswith((".h", ".cuh")):
         yield from header_guard_faults(name, text)
     if CPP.search(name):
+        if (text.count("\n") > MAX_LINES and name not in LONGER and not TEST_CODE.search(name)):
+            yield f"{name}: {text.count(chr(10))} lines; at most {MAX_LINES} in a source"
         yield from comment_faults(name, text)
         for header in std_includes.missing(name, text):
             yield f"{name}: uses names of <{header}>, which it does not include"
