@@ -23,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "base/files.h"
 #include "base/mutex.h"
+#include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "base/wall_clock_jump.h"
@@ -32,6 +33,8 @@
 #include "compute/device/testing/simulated_device.h"
 #include "compute/device/testing/simulated_devices.h"
 #include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/cuda/product_table.h"
+#include "compute/kernels/cuda/products.h"
 #include "layout/dtype.h"
 #include "layout/topology.h"
 #include "models/layers/model.h"
@@ -390,6 +393,102 @@ TEST_F(SimulatedSessionTest, HeadsThatAttentionCannotHoldAreRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("attention with heads of 128 in fp32 needs 84608 bytes of shared memory"));
+}
+
+// A run takes rank 0's table of products, on all ranks, and its checkpoints record it.
+class ProductTableSessionTest : public SimulatedSessionTest {
+ protected:
+  TrainConfig WithTable(const std::string& name, const std::string& topology,
+                        const std::string& table) const {
+    TrainConfig config = Config(name, topology, /*on_gpus=*/true);
+    config.mutable_training()->set_product_table(table);
+    return config;
+  }
+  // Writes a table of the products of a micro-batch whose names contain `part`: the second proposal
+  // of each.
+  std::string WriteTable(const std::string& device, const std::string& part) {
+    cuda::ProductProposals proposals;
+    const auto collect = [&](Session& session) -> absl::Status {
+      TrainingDevice& gpu = *session.device->gpu();
+      cuda::ProductChoices choices = gpu.choices;
+      choices.timer.add = [&](const std::string& product, int /*proposal*/, double /*seconds*/) {
+        if (product.find(part) != std::string::npos) proposals[product] = 1;
+      };
+      TESSERA_ASSIGN_OR_RETURN(const auto backend, gpu.make_backend(choices));
+      TESSERA_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(session.config, {.trains = true},
+                                                                   *session.mesh, *backend));
+      trainer->InitializeWeights(1);
+      return trainer->Step(*session.train_data->loader, {}).status();
+    };
+    EXPECT_OK(Run(Config("measured", "single", true), collect));
+    const std::string path = root_ / absl::StrCat("table", ++tables_);
+    EXPECT_OK(cuda::AddProposals(path, device, proposals));
+    return path;
+  }
+  std::string DigestOf(const std::string& table) const {
+    return cuda::DigestOf(
+        OrFail(cuda::ParseProductTable(OrFail(ReadWholeFile(table)))).at(kDevice));
+  }
+
+  static constexpr char kDevice[] = "simulated GPU; fake cuBLASLt";
+  int tables_ = 0;
+};
+
+TEST_F(ProductTableSessionTest, IsACauseOfBitsThatCheckpointsRecord) {
+  const std::string table = WriteTable(kDevice, ""), other = WriteTable(kDevice, "]' x");
+  ASSERT_NE(DigestOf(table), DigestOf(other));
+  ASSERT_OK(Run(Config("without", "dp2", true), Train));
+  ASSERT_OK_AND_ASSIGN(std::string notes, Run(WithTable("with", "dp2", table), Train, /*seed=*/2));
+  EXPECT_THAT(notes, HasSubstr("fake cuBLASLt with product table " + DigestOf(table)));
+  EXPECT_THAT(notes, Not(HasSubstr("compute the same bits")));
+  EXPECT_NE(LossesOf("with"), LossesOf("without"));
+  ExpectNear(LossesOf("with"), LossesOf("without"));
+  Losses later = LossesOf("with");
+  for (int64_t step = 1; step <= kSavedStep; ++step) later.erase(step);
+
+  // The same table elsewhere.
+  fs::copy_file(table, root_ / "copy");
+  ASSERT_OK_AND_ASSIGN(
+      notes, Run(After("with", kSavedStep, WithTable("resumed", "dp2", root_ / "copy")), Train));
+  EXPECT_THAT(notes, Not(HasSubstr("computed otherwise")));
+  EXPECT_EQ(LossesOf("resumed"), later);
+  const auto note = [&](const std::string& here) {
+    return absl::StrCat("saved where numbers are computed otherwise (matrix products by fake ",
+                        "cuBLASLt with product table ", DigestOf(table), ", here fake cuBLASLt",
+                        here, ")");
+  };
+  ASSERT_OK_AND_ASSIGN(notes,
+                       Run(After("with", kSavedStep, WithTable("other", "dp2", other)), Train));
+  EXPECT_THAT(notes, HasSubstr(note(" with product table " + DigestOf(other))));
+  ASSERT_OK_AND_ASSIGN(notes, Run(After("with", kSavedStep, Config("none", "dp2", true)), Train));
+  EXPECT_THAT(notes, HasSubstr(note("")));
+}
+
+TEST_F(ProductTableSessionTest, IsIgnoredIfItIsDamagedOrOfOtherDevices) {
+  const std::string damaged = WriteTable(kDevice, "");
+  ASSERT_OK(ReplaceFile(damaged, OrFail(ReadWholeFile(damaged)).substr(1)));
+  ASSERT_OK(Run(Config("without", "dp2", true), Train));
+  int run = 0;
+  for (const auto& [table, reason] : std::map<std::string, std::string>{
+           {damaged, "it is no table of products of version 1"},
+           {WriteTable("simulated GPU; fake cuBLASLt 2", ""), "it has no products of "},
+           {WriteTable("another GPU; fake cuBLASLt", ""), "it has no products of "}}) {
+    const std::string name = absl::StrCat("run", ++run);
+    ASSERT_OK_AND_ASSIGN(const std::string notes, Run(WithTable(name, "dp2", table), Train));
+    const std::string sentence = absl::StrCat("product_table=", table, " is not used: ", reason);
+    ASSERT_THAT(notes, HasSubstr(sentence));
+    EXPECT_THAT(notes, Not(HasSubstr("with product table")));
+    EXPECT_EQ(LossesOf(name), LossesOf("without"));
+  }
+}
+
+TEST_F(ProductTableSessionTest, ThatRankZeroCannotReadEndsTheRunOnAllRanks) {
+  const std::string table = root_ / "nowhere";
+  for (const std::string topology : {"single", "dp2"}) {
+    const absl::Status status = Run(WithTable("run", topology, table), Train).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("product_table=" + table + ": No such"));
+  }
 }
 
 // A kernel that fails on one rank ends its step, and with it the run of all ranks.

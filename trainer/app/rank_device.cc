@@ -1,5 +1,6 @@
 #include "trainer/app/rank_device.h"
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -7,8 +8,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/cuda/product_table.h"
+#include "compute/kernels/cuda/products.h"
 #include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {
@@ -50,15 +54,56 @@ absl::StatusOr<int> ChooseGpu(const HostShare& host, ComputeDevices& devices) {
                    gpus.size() == 1 ? " GPU" : " GPUs", ", but each needs one of its own"));
 }
 
+// Returns the contents of rank 0's file. Collective: InvalidArgument on all ranks if it cannot be
+// read there.
+absl::StatusOr<std::string> ReadOnRank0(const std::string& path, Communicator* world) {
+  // The file behind a '+', or a reason behind a '-'.
+  std::string result;
+  if (world == nullptr || world->rank() == 0) {
+    const absl::StatusOr<std::string> text = ReadWholeFile(path);
+    result = text.ok() ? "+" + *text : absl::StrCat("-", text.status().message());
+  }
+  if (world != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(
+        result, world->BroadcastBytes(result, /*root=*/0, {.what = "the table of products"}));
+  }
+  if (result.starts_with('+')) return result.substr(1);
+  return absl::InvalidArgumentError(absl::StrCat("product_table=", path, ": ", result.substr(1)));
+}
+
+// Lets a GPU that is not used yet take the products of a table, whose digest becomes a part of the
+// name of its library: it is a cause of bits. Collective.
+absl::Status UseProductTable(const std::string& path, Communicator* world, const NoteSink& notes,
+                             TrainingDevice* gpu) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadOnRank0(path, world));
+  const absl::StatusOr<cuda::ProductTable> table = cuda::ParseProductTable(text);
+  if (!table.ok()) {
+    notes(absl::StrCat("product_table=", path, " is not used: ", table.status().message()));
+    return absl::OkStatus();
+  }
+  const std::string device = cuda::DeviceName(gpu->type, gpu->products);
+  const auto found = table->find(device);
+  if (found == table->end() || found->second.empty()) {
+    notes(absl::StrCat("product_table=", path, " is not used: it has no products of ", device));
+    return absl::OkStatus();
+  }
+  gpu->choices.measured = std::make_shared<const cuda::ProductProposals>(found->second);
+  absl::StrAppend(&gpu->products, " with product table ", cuda::DigestOf(found->second));
+  gpu->backend = nullptr;
+  TESSERA_ASSIGN_OR_RETURN(gpu->backend, gpu->make_backend(gpu->choices));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& config,
                                                              const HostShare& host,
                                                              Communicator* world,
-                                                             ComputeDevices& devices) {
+                                                             ComputeDevices& devices,
+                                                             const NoteSink& notes) {
   std::unique_ptr<RankDevice> device(new RankDevice);
   if (config.training().device() == ComputeDevice::CUDA) {
-    TESSERA_RETURN_IF_ERROR(device->OpenGpu(config, host, world, devices));
+    TESSERA_RETURN_IF_ERROR(device->OpenGpu(config, host, world, devices, notes));
   } else {
     const bool exact = config.parallel().numerics() == Numerics::EXACT;
     device->cpu_ = MakeCpuBackend(ThreadCount(config, host), exact);
@@ -69,10 +114,14 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& 
 }
 
 absl::Status RankDevice::OpenGpu(const TrainConfig& config, const HostShare& host,
-                                 Communicator* world, ComputeDevices& devices) {
+                                 Communicator* world, ComputeDevices& devices,
+                                 const NoteSink& notes) {
   TESSERA_ASSIGN_OR_RETURN(const int index, ChooseGpu(host, devices));
   const DeviceNumerics numerics = DeviceNumericsOf(config);
   TESSERA_ASSIGN_OR_RETURN(gpu_, devices.Open(index, numerics));
+  if (const std::string& table = config.training().product_table(); !table.empty()) {
+    TESSERA_RETURN_IF_ERROR(UseProductTable(table, world, notes, gpu_.get()));
+  }
   if (numerics == DeviceNumerics::kExact) {
     TESSERA_ASSIGN_OR_RETURN(numerics_, ExactNumericsOf(*gpu_));
   } else {

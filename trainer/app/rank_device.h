@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/nccl_world.h"
@@ -21,12 +22,15 @@ class RankDevice {
  public:
   // Opens the device. Collective over `world` (null for one process), which must outlive the
   // device, as must `devices`. Ranks of a machine that see the same GPUs take them in the order of
-  // ranks. FailedPrecondition, with both numbers, if there are more ranks than GPUs; the errors of
-  // `devices`.
+  // ranks. FailedPrecondition, with both numbers, if there are more ranks than GPUs;
+  // InvalidArgument if rank 0 cannot read product_table; the errors of `devices`. A table that is
+  // damaged, or has nothing for this type of GPU and library, is not used: a sentence for `notes`
+  // says so.
   static absl::StatusOr<std::unique_ptr<RankDevice>> Open(const TrainConfig& config,
                                                           const HostShare& host,
                                                           Communicator* world,
-                                                          ComputeDevices& devices);
+                                                          ComputeDevices& devices,
+                                                          const NoteSink& notes);
 
   Backend& backend() { return gpu_ == nullptr ? *cpu_ : *gpu_->backend; }
   const NumericsFingerprint& numerics() const { return numerics_; }
@@ -39,7 +43,7 @@ class RankDevice {
  private:
   RankDevice() = default;
   absl::Status OpenGpu(const TrainConfig& config, const HostShare& host, Communicator* world,
-                       ComputeDevices& devices);
+                       ComputeDevices& devices, const NoteSink& notes);
 
   std::unique_ptr<Backend> cpu_;
   std::unique_ptr<TrainingDevice> gpu_;

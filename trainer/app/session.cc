@@ -141,7 +141,7 @@ absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const TrainConfig& config
                                                        ComputeDevices& devices,
                                                        const NoteSink& notes) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RankDevice> device,
-                           RankDevice::Open(config, host, world, devices));
+                           RankDevice::Open(config, host, world, devices, notes));
   if (TrainingDevice* const gpu = device->gpu(); gpu != nullptr) {
     TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory,
                              gpu->context->runtime().Memory());

@@ -84,6 +84,12 @@ void CheckTraining(const TrainConfig& config, Problems& problems) {
   if (training.exact_products() && training.bf16()) {
     problems.Add("exact_products is set but bf16=true: it is about products of fp32 numbers");
   }
+  if (!training.product_table().empty() && config.parallel().numerics() == Numerics::EXACT) {
+    problems.Add("product_table is set but numerics=exact: EXACT products have one algorithm");
+  }
+  if (!training.product_table().empty() && training.exact_products()) {
+    problems.Add("product_table is set but exact_products, too: those have one algorithm");
+  }
   if (training.device() == ComputeDevice::CUDA && training.bf16() &&
       config.parallel().numerics() == Numerics::EXACT) {
     problems.Add(

@@ -134,6 +134,10 @@ const Contradiction kContradictions[] = {
     {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
     {{"--exact-products", "--device=cuda", "--bf16"},
      "exact_products is set but bf16=true: it is about products of fp32 numbers"},
+    {{"--product-table=t", "--device=cuda", "--numerics=exact"},
+     "product_table is set but numerics=exact: EXACT products have one algorithm"},
+    {{"--product-table=t", "--device=cuda", "--exact-products"},
+     "product_table is set but exact_products, too: those have one algorithm"},
     {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
 };
 

@@ -29,14 +29,15 @@ T OrDie(absl::StatusOr<T> value) {
 }  // namespace
 
 std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDeviceOptions& options,
-                                                     DeviceNumerics numerics) {
+                                                     DeviceNumerics numerics,
+                                                     const cuda::FakeCublasLtOptions& cublaslt) {
   constexpr int64_t kSmall = 1 << 16;
   auto opened = std::make_unique<SimulatedDevice>();
   opened->device = {DeviceType::kCuda, index};
   opened->shared_bytes_of_block = options.shared_bytes_of_block;
   auto runtime = std::make_unique<FakeDeviceRuntime>(options);
   opened->runtime = runtime.get();
-  opened->cublaslt = std::make_shared<cuda::FakeCublasLt>(*runtime);
+  opened->cublaslt = std::make_shared<cuda::FakeCublasLt>(*runtime, cublaslt);
   opened->context = std::make_unique<DeviceContext>(std::move(runtime));
   opened->compute = std::make_unique<Stream>(OrDie(Stream::Create(*opened->context)));
   opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);

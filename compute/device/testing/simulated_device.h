@@ -22,7 +22,8 @@ struct SimulatedDevice : TrainingDevice {
 // errors.
 std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(
     int index, const FakeDeviceOptions& options = {},
-    DeviceNumerics numerics = DeviceNumerics::kFast);
+    DeviceNumerics numerics = DeviceNumerics::kFast,
+    const cuda::FakeCublasLtOptions& cublaslt = {});
 
 }  // namespace tessera
 

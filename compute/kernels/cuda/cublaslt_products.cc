@@ -18,11 +18,14 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "compute/kernels/cuda/cublaslt_abi.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/kernels/cuda/products.h"
@@ -77,13 +80,24 @@ struct ProductKey {
   auto operator<=>(const ProductKey&) const = default;
 };
 
+// Different keys have different names: a table of products has its proposals by these. An operand
+// that is stored transposed has a '.
 std::string ToString(const ProductKey& key) {
-  return absl::StrCat(
-      "product [", key.m, ",", key.k, "] x [", key.k, ",", key.n, "] of ",
-      std::string(DTypeName(key.operands)), " to ", std::string(DTypeName(key.result)),
-      key.bias ? " with a bias" : "", key.gelu.has_value() ? " and GELU" : "",
-      key.sums != ProductKey::kNone ? " with the sums of a factor" : "", ", strides ",
-      key.leading_second, ", ", key.leading_first, " and ", key.leading_c);
+  std::string text = absl::StrCat(
+      "product [", key.m, ",", key.k, key.transposes_second ? "]' x [" : "] x [", key.k, ",", key.n,
+      key.transposes_first ? "]' of " : "] of ", std::string(DTypeName(key.operands)), " to ",
+      std::string(DTypeName(key.result)), key.bias ? " with a bias" : "");
+  if (key.gelu.has_value()) {
+    absl::StrAppend(&text, *key.gelu == GeluUse::kForward ? " and GELU" : " and GELU's gradient",
+                    " of stride ", key.leading_aux);
+  }
+  if (key.sums != ProductKey::kNone) {
+    absl::StrAppend(&text, " with the sums of the ",
+                    key.sums == ProductKey::kOfFirst ? "second" : "first", " factor");
+  }
+  absl::StrAppend(&text, ", strides ", key.leading_second, ", ", key.leading_first, " and ",
+                  key.leading_c);
+  return text;
 }
 
 uint32_t EpilogueOf(const ProductKey& key) {
@@ -130,6 +144,7 @@ struct ProductPlan {
   CublasLtApi::MatrixLayout first = nullptr, second = nullptr, c = nullptr;
   CublasLtApi::Preference preference = nullptr;  // needed until the algorithm is chosen
   CublasLtApi::Algo algo = {};
+  int proposal = 0;  // the number of the algorithm
 };
 
 class CublasLtProducts final : public Products {
@@ -158,17 +173,16 @@ class CublasLtProducts final : public Products {
     TensorView a, b, c;
     TensorView bias, aux;  // where the key has them; sums are in the place of a bias
   };
-  // Queues a product, and keeps its error.
-  void Queue(const ProductKey& key, const Operands& x, bool accumulate) {
-    compute_.context().KeepError(ToString(key), TryQueue(key, x, accumulate));
-  }
+  // Queues a product, and keeps its error. Measures it if it is to be measured.
+  void Queue(const ProductKey& key, const Operands& x, bool accumulate);
   absl::Status TryQueue(const ProductKey& key, const Operands& x, bool accumulate);
   absl::StatusOr<ProductPlan*> PlanFor(const ProductKey& key);
   // Returns whether there is a plan, and no other error: one is kept, as that of a product.
   bool HasPlan(const ProductKey& key);
   absl::Status Describe(const ProductKey& key, ProductPlan* plan);
   absl::Status SetPreference(const ProductKey& key, ProductPlan* plan);
-  absl::Status ChooseAlgorithm(ProductPlan* plan);
+  absl::Status ChooseAlgorithm(const ProductKey& key, ProductPlan* plan);
+  std::optional<int> MeasuredProposal(const ProductKey& key) const;
   absl::StatusOr<bool> HasFixedOrder(const CublasLtApi::Algo& algo);
   absl::Status ToStatus(CublasLtApi::Status status, const char* what) const;
   template <typename T>
@@ -190,6 +204,7 @@ class CublasLtProducts final : public Products {
   const CublasLtOptions options_;
   std::map<ProductKey, std::unique_ptr<ProductPlan>> plans_;
   std::set<ProductKey> without_plan_;  // the searches that found nothing are not repeated
+  bool warned_ = false;
 };
 
 absl::Status CublasLtProducts::ToStatus(CublasLtApi::Status status, const char* what) const {
@@ -229,6 +244,21 @@ bool CublasLtProducts::MatMulSums(const TensorView& a, const TensorView& b, cons
   return true;
 }
 
+void CublasLtProducts::Queue(const ProductKey& key, const Operands& x, bool accumulate) {
+  DeviceContext& context = compute_.context();
+  const ProductTimer& timer = options_.choices.timer;
+  if (!timer.add) return context.KeepError(ToString(key), TryQueue(key, x, accumulate));
+  const auto now = [&] { return timer.now ? timer.now() : absl::ToDoubleSeconds(SteadyNow()); };
+  const std::string name = ToString(key);
+  const absl::StatusOr<ProductPlan*> plan = PlanFor(key);
+  if (!plan.ok()) return context.KeepError(name, plan.status());
+  context.KeepError("the work before a product", compute_.Drain());
+  const double start = now();
+  context.KeepError(name, TryQueue(key, x, accumulate));
+  context.KeepError(name, compute_.Drain());
+  timer.add(name, (*plan)->proposal, now() - start);
+}
+
 absl::Status CublasLtProducts::TryQueue(const ProductKey& key, const Operands& x, bool accumulate) {
   TESSERA_ASSIGN_OR_RETURN(ProductPlan* const plan, PlanFor(key));
   if (key.gelu.has_value()) {
@@ -264,7 +294,7 @@ absl::StatusOr<ProductPlan*> CublasLtProducts::PlanFor(const ProductKey& key) {
   auto plan = std::make_unique<ProductPlan>(*api_);
   TESSERA_RETURN_IF_ERROR(Describe(key, plan.get()));
   TESSERA_RETURN_IF_ERROR(SetPreference(key, plan.get()));
-  TESSERA_RETURN_IF_ERROR(ChooseAlgorithm(plan.get()));
+  TESSERA_RETURN_IF_ERROR(ChooseAlgorithm(key, plan.get()));
   return (plans_[key] = std::move(plan)).get();
 }
 
@@ -339,25 +369,41 @@ absl::StatusOr<bool> CublasLtProducts::HasFixedOrder(const CublasLtApi::Algo& al
   return scheme == kReductionNone || scheme == kReductionComputeType;
 }
 
-absl::Status CublasLtProducts::ChooseAlgorithm(ProductPlan* plan) {
+absl::Status CublasLtProducts::ChooseAlgorithm(const ProductKey& key, ProductPlan* plan) {
   std::array<CublasLtApi::HeuristicResult, kProposals> proposals = {};
   int count = 0;
   TESSERA_RETURN_IF_ERROR(ToStatus(
       api_->MatmulAlgoGetHeuristic(handle_, plan->desc, plan->first, plan->second, plan->c, plan->c,
                                    plan->preference, kProposals, proposals.data(), &count),
       "cublasLtMatmulAlgoGetHeuristic"));
-  int usable = 0;
-  for (int i = 0; i < count && usable <= options_.choices.proposal; ++i) {
+  const std::optional<int> measured = MeasuredProposal(key);
+  const auto wanted = static_cast<size_t>(measured.value_or(options_.choices.proposal));
+  std::vector<CublasLtApi::Algo> usable;
+  for (int i = 0; i < count && usable.size() <= wanted; ++i) {
     const CublasLtApi::HeuristicResult& proposal = proposals[static_cast<size_t>(i)];
     if (proposal.state != CublasLtApi::kSuccess) continue;
     if (proposal.workspace_bytes > static_cast<size_t>(workspace_.bytes())) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool fixed, HasFixedOrder(proposal.algo));
-    if (!fixed) continue;
-    plan->algo = proposal.algo;
-    ++usable;
+    if (fixed) usable.push_back(proposal.algo);
   }
-  if (usable > 0) return absl::OkStatus();
-  return absl::UnimplementedError("cuBLASLt has no algorithm with a fixed order of additions");
+  if (usable.empty()) {
+    return absl::UnimplementedError("cuBLASLt has no algorithm with a fixed order of additions");
+  }
+  const bool missing = wanted >= usable.size();
+  const size_t chosen = !missing ? wanted : measured.has_value() ? 0 : usable.size() - 1;
+  plan->algo = usable[chosen];
+  plan->proposal = static_cast<int>(chosen);
+  LOG_IF(WARNING, missing && measured.has_value() && !std::exchange(warned_, true))
+      << "the table of products names proposal " << wanted << " for the " << ToString(key)
+      << ", of which there are " << usable.size() << ": the first is taken, as in all such cases";
+  return absl::OkStatus();
+}
+
+std::optional<int> CublasLtProducts::MeasuredProposal(const ProductKey& key) const {
+  const ProductProposals* const measured = options_.choices.measured.get();
+  if (measured == nullptr) return std::nullopt;
+  const auto found = measured->find(ToString(key));
+  return found == measured->end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace

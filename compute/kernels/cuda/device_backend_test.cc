@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -468,6 +470,80 @@ TEST_F(DeviceBackendTest, AnotherProposalThanTheFirstCanBeChosen) {
     workspaces.push_back(device.cublaslt->last_workspace_bytes());
   }
   EXPECT_EQ(workspaces, (std::vector<int64_t>{1 << 12, 0, 0}));
+}
+
+TEST_F(DeviceBackendTest, AProductTakesItsMeasuredProposalAndOnlyIt) {
+  const Tensor a = random_.Normal(DType::kF32, {8, 8}), b = random_.Normal(DType::kF32, {8, 8});
+  const auto results = [&](const ProductChoices& choices) {
+    TestDevice device(0, {.proposals = 3}, choices);
+    const Tensor c(DType::kF32, {8, 8}), d(DType::kF32, {8, 8});
+    device.backend->MatMul({a, b, c, false});
+    device.backend->MatMul({a, b.view().Transpose(0, 1), d, false});
+    EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+    return std::vector<std::vector<float>>{{c.view().as<float>(), c.view().as<float>() + 64},
+                                           {d.view().as<float>(), d.view().as<float>() + 64}};
+  };
+  std::vector<std::vector<std::vector<float>>> by_proposal;
+  for (const int proposal : {0, 1, 2}) by_proposal.push_back(results({.proposal = proposal}));
+  ASSERT_NE(by_proposal[0], by_proposal[2]);
+  const std::string name = "product [8,8] x [8,8]' of float32 to float32, strides 8, 8 and 8";
+  for (const auto& [entry, taken] :
+       std::map<int, size_t>{{0, 0}, {1, 1}, {2, 2}, {3, 0}, {99, 0}}) {
+    const auto table = std::make_shared<const ProductProposals>(
+        ProductProposals{{name, entry}, {"a product of another model", 1}});
+    const auto found = results({.measured = table});
+    EXPECT_EQ(found[0], by_proposal[0][0]) << entry;
+    EXPECT_EQ(found[1], by_proposal[taken][1]) << entry;
+  }
+}
+
+TEST_F(DeviceBackendTest, ProposalsThatAreMissingAreSaidOnce) {
+  const auto table = std::make_shared<const ProductProposals>(
+      ProductProposals{{"product [8,8] x [8,8] of float32 to float32, strides 8, 8 and 8", 7},
+                       {"product [8,8]' x [8,8] of float32 to float32, strides 8, 8 and 8", 6}});
+  TestDevice device(0, {}, {.measured = table});
+  const Tensor a = random_.Normal(DType::kF32, {8, 8}), c(DType::kF32, {8, 8});
+  ::testing::internal::CaptureStderr();
+  device.backend->MatMul({a, a, c, false});
+  device.backend->MatMul({a.view().Transpose(0, 1), a, c, false});
+  ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const std::string sentence = "the table of products names proposal ";
+  const size_t at = said.find(sentence);
+  ASSERT_NE(at, std::string::npos) << said;
+  EXPECT_EQ(said.find(sentence, at + 1), std::string::npos) << said;
+}
+
+TEST_F(DeviceBackendTest, ProductsAreMeasuredByTheirNames) {
+  FakeCublasLt* library = nullptr;
+  std::map<std::string, std::vector<double>> measured;
+  const ProductTimer timer = {.add =
+                                  [&](const std::string& name, int proposal, double seconds) {
+                                    EXPECT_EQ(proposal, 1);
+                                    measured[name].push_back(seconds);
+                                  },
+                              .now = [&] { return library->seconds(); }};
+  TestDevice device(
+      0,
+      {.seconds = [](int proposal,
+                     int64_t c_bytes) { return static_cast<double>(proposal + c_bytes); }},
+      {.proposal = 7, .timer = timer});
+  library = device.cublaslt.get();
+  const Tensor a = random_.Normal(DType::kBF16, {8, 8}), bias = random_.Normal(DType::kBF16, {8});
+  const Tensor c(DType::kBF16, {8, 8}), d(DType::kF32, {8, 8}), pre(DType::kBF16, {8, 8});
+  device.backend->Fill({c, 1});
+  for (int i = 0; i < 2; ++i) device.backend->MatMul({a, a, c, false, bias});
+  device.backend->MatMul({a, a, d, /*accumulate=*/true});
+  device.backend->MatMulGelu({a, a, bias, pre, c});
+  ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(measured,
+            (std::map<std::string, std::vector<double>>{
+                {"product [8,8] x [8,8] of bfloat16 to bfloat16 with a bias, strides 8, 8 and 8",
+                 {129, 129}},
+                {"product [8,8] x [8,8] of bfloat16 to float32, strides 8, 8 and 8", {257}},
+                {"product [8,8] x [8,8] of bfloat16 to bfloat16 with a bias and GELU of stride 8, "
+                 "strides 8, 8 and 8",
+                 {129}}}));
 }
 
 // cuBLASLt has no algorithm for a bias in bf16 with odd strides, say.

@@ -2,6 +2,10 @@
 #define TESSERA_COMPUTE_KERNELS_CUDA_PRODUCTS_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
 
 #include "layout/dtype.h"
 #include "tensor/tensor.h"
@@ -28,6 +32,18 @@ enum class GeluUse {
   kBackward,  // its derivative, a factor of the product
 };
 
+// The number of a library's proposal (ProductChoices) by the name of a product: shapes, strides,
+// dtypes and what else its algorithm is chosen by.
+using ProductProposals = std::map<std::string, int>;
+
+// Measures products one by one: each is waited for before and after.
+struct ProductTimer {
+  // Gets the name of each product, the number of its proposal, and its time. Null: products are not
+  // measured.
+  std::function<void(const std::string& product, int proposal, double seconds)> add;
+  std::function<double()> now;  // seconds; null: those of the steady clock
+};
+
 // What a library may choose in more than one way. Each choice has bits of its own, and which is
 // faster depends on the type of GPU.
 struct ProductChoices {
@@ -40,6 +56,11 @@ struct ProductChoices {
   // Which of the algorithms that the library proposes, the best by its estimate first, and that
   // have a fixed order of additions; the last of them if there are fewer.
   int proposal = 0;
+  // The proposals of the products that it has, which were measured to be the fastest; null: none. A
+  // number that the library does not propose means the first, with one warning. EXACT numerics,
+  // whose products are not the library's, do not use it.
+  std::shared_ptr<const ProductProposals> measured = nullptr;
+  ProductTimer timer = {};
 };
 
 // Matrix products on one stream, for which DeviceBackend has no kernels of its own. The stream's

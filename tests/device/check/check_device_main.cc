@@ -1,7 +1,7 @@
 // Proves on a GPU what tests cannot prove without one, and measures: see README's "On GPUs".
 //
 //   check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no]
-//                [--choices] [--json=FILE]
+//                [--choices | --measure=CONFIG] [--json=FILE]
 //
 // Prints a line for each check as it ends, then a table. The exit status is 0 only if none has
 // failed, 2 where there is no GPU to check.
@@ -47,6 +47,9 @@ ABSL_FLAG(double, deadline, 300, "Seconds; checks that do not fit are left out")
 ABSL_FLAG(bool, pytorch, true, "Also measure PyTorch, whose compilation takes minutes");
 ABSL_FLAG(bool, choices, false,
           "Instead of the checks, compare the ways in which products may be computed");
+ABSL_FLAG(std::string, measure, "",
+          "Instead of the checks, measure the products of a run with this config of `train`, and "
+          "write the fastest of cuBLASLt's algorithms to the user's table of products");
 ABSL_FLAG(std::string, json, "", "A file for the results, from which gpus_table.py makes a page");
 
 namespace tessera::testing {
@@ -152,6 +155,13 @@ std::vector<Check> ChoiceChecks(TrainingDevice& device, const std::filesystem::p
            kSecondsOfProposals}};
 }
 
+absl::StatusOr<std::vector<Check>> MeasuringChecks(TrainingDevice& device,
+                                                   const std::filesystem::path& scratch) {
+  TESSERA_ASSIGN_OR_RETURN(const TimedModel model, ModelOfConfig(absl::GetFlag(FLAGS_measure)));
+  return std::vector<Check>{
+      {"measure", [=, &device] { return MeasureProducts(device, model, scratch); }}};
+}
+
 // The cheapest first, and PyTorch's, which others are compared with, last. `figures` and `deadline`
 // outlive the checks.
 std::vector<Check> AllChecks(TrainingDevice& device, const std::filesystem::path& self,
@@ -212,9 +222,14 @@ absl::Status Run(TrainingDevice& device, const std::filesystem::path& self) {
   const ScratchFolder scratch;
   Figures figures(device, self.parent_path() / "pytorch_rate.py", scratch.path(), deadline);
   const std::string only = absl::GetFlag(FLAGS_only);
-  const std::vector<Check> checks =
-      absl::GetFlag(FLAGS_choices) ? ChoiceChecks(device, scratch.path())
-                                   : AllChecks(device, self, scratch.path(), figures, deadline);
+  std::vector<Check> checks;
+  if (absl::GetFlag(FLAGS_choices)) {
+    checks = ChoiceChecks(device, scratch.path());
+  } else if (!absl::GetFlag(FLAGS_measure).empty()) {
+    TESSERA_ASSIGN_OR_RETURN(checks, MeasuringChecks(device, scratch.path()));
+  } else {
+    checks = AllChecks(device, self, scratch.path(), figures, deadline);
+  }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckResult> results,
                            RunChecks(checks, only, deadline, std::cout));
   std::cout << "\n" << TableOf(results) << std::flush;
@@ -243,7 +258,7 @@ int Main(const std::filesystem::path& self) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no] "
-      "[--choices] [--json=FILE]");
+      "[--choices | --measure=CONFIG] [--json=FILE]");
   absl::ParseCommandLine(argc, argv);
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;

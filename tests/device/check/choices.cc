@@ -1,10 +1,12 @@
 #include "tests/device/check/choices.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,6 +19,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/product_table.h"
+#include "compute/kernels/cuda/products.h"
 #include "models/testing/profiling_backend.h"
 #include "tests/device/check/training_checks.h"
 #include "trainer/step/trainer.h"
@@ -25,7 +29,8 @@ namespace tessera::testing {
 namespace {
 
 constexpr double kShownChange = 0.02;
-constexpr int kComparedProposals = 8;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr size_t kComparedProposals = 8;
 
 // Lets the device compute with another backend during its lifetime.
 class WithBackend {
@@ -81,6 +86,32 @@ absl::Status ProfileAgain(TrainingDevice& device, const TimedModel& model,
         }
       },
       trained);
+}
+
+struct MeasuredProduct {
+  MeasuredProduct() { seconds.fill(kNever); }
+  int64_t calls = 0;                               // while the first proposals were taken
+  std::array<double, kComparedProposals> seconds;  // of the fastest call, by proposal
+};
+
+// Trains by one proposal, or the last of products that have fewer. Counts the steps of the first.
+absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
+                             const std::string& folder, size_t proposal,
+                             std::map<std::string, MeasuredProduct>* products, int64_t* steps) {
+  cuda::ProductChoices choices = device.choices;
+  choices.measured = nullptr;
+  choices.proposal = static_cast<int>(proposal);
+  choices.timer.add = [&](const std::string& name, int taken, double seconds) {
+    MeasuredProduct& product = (*products)[name];
+    product.calls += proposal == 0 ? 1 : 0;
+    double& least = product.seconds[static_cast<size_t>(taken)];
+    least = std::min(least, seconds);
+  };
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, device.make_backend(choices));
+  const WithBackend chosen(device, std::move(backend));
+  TrainedByChoice trained;
+  return TrainAgain(
+      device, model, folder, [&] { *steps += proposal == 0 ? 1 : 0; }, &trained);
 }
 
 enum Round { kChecked, kProfiled, kTimed };
@@ -174,40 +205,50 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
 }
 
 CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
-                              const std::string& folder) {
+                              const std::string& folder, cuda::ProductProposals* fastest) {
   TimedModel short_model = model;
   short_model.saves = false;
   short_model.steps = std::min<int64_t>(model.steps, 3);
-  std::vector<TrainedByChoice> trained(kComparedProposals);
-  for (int i = 0; i < kComparedProposals; ++i) {
-    cuda::ProductChoices products = device.choices;
-    products.proposal = i;
-    absl::StatusOr<std::unique_ptr<Backend>> backend = device.make_backend(products);
-    if (!backend.ok()) return OutcomeOf(backend.status());
-    const WithBackend chosen(device, *std::move(backend));
-    const absl::Status status =
-        ProfileAgain(device, short_model, folder, &trained[static_cast<size_t>(i)]);
+  std::map<std::string, MeasuredProduct> products;
+  int64_t steps = 0;
+  for (size_t i = 0; i < kComparedProposals; ++i) {
+    const absl::Status status = MeasureProposal(device, short_model, folder, i, &products, &steps);
     if (!status.ok()) return OutcomeOf(status);
   }
   double all = 0, gain = 0;
   std::string lines;
-  for (const auto& [name, first] : trained[0].milliseconds) {
-    if (!name.starts_with("MatMul")) continue;
-    const auto time = [&name = name](const TrainedByChoice& one) {
-      return one.milliseconds.at(name);
-    };
-    const auto best = std::ranges::min_element(trained, {}, time);
+  for (const auto& [name, product] : products) {
+    const double calls = static_cast<double>(product.calls) / static_cast<double>(steps);
+    const double first = 1e3 * calls * product.seconds[0];
+    const auto best = std::ranges::min_element(product.seconds);
     all += first;
-    if (first - time(*best) < kShownChange * first) continue;
-    gain += first - time(*best);
-    absl::StrAppendFormat(&lines, "\n%-44s %9.3f ms, by proposal %d: %9.3f ms", name, first,
-                          best - trained.begin(), time(*best));
+    const bool gains = product.seconds[0] - *best > kShownChange * product.seconds[0];
+    const auto chosen = gains ? best - product.seconds.begin() : 0;
+    if (fastest != nullptr) (*fastest)[name] = static_cast<int>(chosen);
+    if (!gains) continue;
+    gain += first - 1e3 * calls * *best;
+    absl::StrAppendFormat(&lines, "\n%.1f of the %s: %.3f ms, by proposal %d: %.3f ms", calls, name,
+                          first, chosen, 1e3 * calls * *best);
   }
   return {CheckOutcome::kPassed,
           absl::StrFormat("%s: of %.3f ms of products in a step, a table of the fastest of %d "
                           "proposals would save %.3f ms%s",
                           model.name, all, kComparedProposals, gain, lines),
           {{"products_ms", all}, {"saved_ms", gain}}};
+}
+
+CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
+                             const std::string& folder) {
+  cuda::ProductProposals fastest;
+  CheckOutcome outcome = CompareProposals(device, model, folder, &fastest);
+  if (outcome.kind != CheckOutcome::kPassed) return outcome;
+  const absl::StatusOr<std::string> path = cuda::ProductTablePath();
+  const absl::Status written =
+      path.ok() ? cuda::AddProposals(*path, cuda::DeviceName(device.type, device.products), fastest)
+                : path.status();
+  if (!written.ok()) return OutcomeOf(written);
+  absl::StrAppend(&outcome.detail, "\nwritten to ", *path, ", for train --product-table=", *path);
+  return outcome;
 }
 
 }  // namespace tessera::testing

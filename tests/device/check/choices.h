@@ -32,10 +32,17 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
                             const TimedModel& model, const DeviceCheckOptions& options);
 
 // Trains `model` by each of the first 8 algorithms that the library proposes for its products
-// (ProductChoices::proposal). A line for each product whose fastest is not the first says what a
-// table of measured products would gain; the figure is the sum.
+// (ProductChoices::proposal), and measures each product (ProductTimer). The figures are the time of
+// a step's products and what a table of the fastest would save of it. A line for each product whose
+// fastest gains more than 2 percent over the first has both times. `fastest` gets the proposal of
+// each product, 0 where nothing is gained; it may be null.
 CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
-                              const std::string& folder);
+                              const std::string& folder, cuda::ProductProposals* fastest = nullptr);
+
+// Does the same, and writes the fastest to the user's table of products (product_table.h), for
+// `train --product-table`.
+CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
+                             const std::string& folder);
 
 }  // namespace tessera::testing
 

@@ -23,6 +23,7 @@
 #include "tests/device/check/check.h"
 #include "tests/support/command.h"
 #include "tests/support/training.h"
+#include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/step/trainer.h"
 
@@ -32,6 +33,16 @@ namespace {
 constexpr int kWarmUpSteps = 2;
 // While a save is in flight; more than it can take.
 constexpr int kMaxStepsOfASave = 2000;
+
+// Ids of token files are 16 bits here.
+constexpr int64_t kMostVocabulary = int64_t{1} << 16;
+
+std::string Gpt2Text(const TimedModel& model) {
+  return absl::StrFormat(
+      "size: \"gpt2-124m\" num_layers: %d hidden_size: %d ffn_hidden_size: %d "
+      "num_attention_heads: %d vocab_size: %d",
+      model.layers, model.hidden, 4 * model.hidden, model.heads, model.vocabulary);
+}
 
 using AfterStep = std::function<void(const StepResult&)>;
 
@@ -133,23 +144,38 @@ TimedModel SmallModel() {
           .saves = true};
 }
 
+absl::StatusOr<TimedModel> ModelOfConfig(const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig given, LoadConfig(path));
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, ResolveConfig(given));
+  if (ConfigTopology(config).tensor > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": tensor_model_parallel_size=", ConfigTopology(config).tensor,
+                     ": one GPU cannot run the products of one of several tensor ranks"));
+  }
+  return TimedModel{.name = path,
+                    .vocabulary = config.model().vocab_size(),
+                    .seq_length = config.training().seq_length(),
+                    .micro_batch = config.training().micro_batch_size(),
+                    .accumulation = 2,
+                    .steps = 1,
+                    .bf16 = config.training().bf16(),
+                    .text = config.model().ShortDebugString()};
+}
+
 absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, TrainingDevice* device,
                                                 const std::filesystem::path& folder,
                                                 const AfterStep& after_step) {
   const std::string tokens = folder / "timed_tokens.bin";
-  TESSERA_RETURN_IF_ERROR(WriteTokens(tokens, model.vocabulary, 100 * model.seq_length));
-  TESSERA_ASSIGN_OR_RETURN(
-      TrainConfig config,
-      MakeConfig({.model = absl::StrFormat(
-                      "size: \"gpt2-124m\" num_layers: %d hidden_size: %d ffn_hidden_size: %d "
-                      "num_attention_heads: %d vocab_size: %d",
-                      model.layers, model.hidden, 4 * model.hidden, model.heads, model.vocabulary),
-                  .tokens = tokens,
-                  .bf16 = true,
-                  .micro_batch_size = model.micro_batch,
-                  .global_batch_size = model.micro_batch * model.accumulation,
-                  .seq_length = model.seq_length,
-                  .bucket_elements = 40'000'000}));
+  TESSERA_RETURN_IF_ERROR(
+      WriteTokens(tokens, std::min(model.vocabulary, kMostVocabulary), 100 * model.seq_length));
+  TESSERA_ASSIGN_OR_RETURN(TrainConfig config,
+                           MakeConfig({.model = model.text.empty() ? Gpt2Text(model) : model.text,
+                                       .tokens = tokens,
+                                       .bf16 = model.bf16,
+                                       .micro_batch_size = model.micro_batch,
+                                       .global_batch_size = model.micro_batch * model.accumulation,
+                                       .seq_length = model.seq_length,
+                                       .bucket_elements = 40'000'000}));
   if (model.saves) {
     config.mutable_checkpoint()->set_save(folder / "timed_save");
     config.mutable_checkpoint()->set_async_save(true);

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_FIGURES_H_
 #define TESSERA_TESTS_DEVICE_CHECK_FIGURES_H_
 
-// Measurements of how fast a device trains. One rank, bf16.
+// Measurements of how fast a device trains. One rank.
 
 #include <cstdint>
 #include <filesystem>
@@ -27,6 +27,8 @@ struct TimedModel {
   int64_t steps = 0;                  // timed, after two that are not
   double llmc_tokens_per_second = 0;  // published, a GPU; 0: none
   bool saves = false;                 // also times an asynchronous save
+  bool bf16 = true;
+  std::string text = "";  // ModelConfig in text format; empty: a GPT-2 of the sizes above
 };
 
 // Returns GPT-2 124M, with a save, and 1558M, for a GPU of 80 GB. llm.c's published figures are for
@@ -34,6 +36,9 @@ struct TimedModel {
 std::vector<TimedModel> FullModels();
 // Returns a model for tests, which takes a tenth of a second.
 TimedModel SmallModel();
+// Returns the model that a config of `train` describes, with its micro-batches and dtype.
+// InvalidArgument for a wrong config, and for more than one tensor rank.
+absl::StatusOr<TimedModel> ModelOfConfig(const std::string& path);
 
 struct TrainingFigures {
   double seconds_per_step = 0;  // median

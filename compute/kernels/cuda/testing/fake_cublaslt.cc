@@ -64,7 +64,15 @@ struct Preferences {
 };
 
 // What Algo's words hold.
-enum AlgoWord { kShapes, kAlignments, kScheme, kWorkspace, kAuxAlignment, kSumsAlignment };
+enum AlgoWord {
+  kShapes,
+  kAlignments,
+  kScheme,
+  kWorkspace,
+  kAuxAlignment,
+  kSumsAlignment,
+  kProposal  // among the usable ones
+};
 
 template <typename T>
 bool Assign(const void* value, size_t bytes, T* to) {
@@ -138,6 +146,7 @@ struct Operation {
   void* c_data;
   float alpha, beta;
   bool unordered;
+  int64_t first_term;  // modulo the inner dim
 
   void RunOn(FakeDeviceRuntime& device) const {
     const auto may_touch = [&](const char* what, const void* data, const Layout& x) {
@@ -168,7 +177,8 @@ struct Operation {
     std::vector<float> sums(static_cast<size_t>(m));
     for (int64_t column = 0; column < n; ++column) {
       std::fill(sums.begin(), sums.end(), 0.0f);
-      for (int64_t i = 0; i < k; ++i) {
+      for (int64_t term = 0; term < k; ++term) {
+        const int64_t i = (term + first_term) % k;
         const float factor = right[static_cast<size_t>(column * k + i)];
         const float* const terms = left.data() + i * m;
         for (int64_t row = 0; row < m; ++row) sums[static_cast<size_t>(row)] += factor * terms[row];
@@ -323,6 +333,7 @@ CublasLtApi::Status FakeCublasLt::RunMatmulAlgoGetHeuristic(
       (options_.no_bias && descriptor.has_bias())) {
     return kNotSupported;
   }
+  int usable = 0;
   const auto propose = [&](Status state, uint32_t scheme, uint64_t workspace_bytes) {
     if (*returned == requested) return;
     HeuristicResult& result = results[(*returned)++];
@@ -337,12 +348,13 @@ CublasLtApi::Status FakeCublasLt::RunMatmulAlgoGetHeuristic(
     result.algo.data[kWorkspace] = workspace_bytes;
     result.algo.data[kAuxAlignment] = AlignmentOf(descriptor.aux);
     result.algo.data[kSumsAlignment] = AlignmentOf(descriptor.bias);
+    result.algo.data[kProposal] = static_cast<uint64_t>(usable);
   };
   propose(kNotSupported, cublaslt_abi::kReductionNone, 0);
   propose(kSuccess, cublaslt_abi::kReductionInPlace, 0);
   if (options_.only_unordered) return kSuccess;
   propose(kSuccess, cublaslt_abi::kReductionComputeType, preferences.workspace_bytes);
-  propose(kSuccess, cublaslt_abi::kReductionNone, 0);
+  while (++usable < options_.proposals) propose(kSuccess, cublaslt_abi::kReductionNone, 0);
   return kSuccess;
 }
 
@@ -373,7 +385,8 @@ CublasLtApi::Status FakeCublasLt::RunMatmul(Handle handle, MatmulDesc desc, cons
                                .c_data = d,
                                .alpha = *static_cast<const float*>(alpha),
                                .beta = *static_cast<const float*>(beta),
-                               .unordered = algo->data[kScheme] == cublaslt_abi::kReductionInPlace};
+                               .unordered = algo->data[kScheme] == cublaslt_abi::kReductionInPlace,
+                               .first_term = static_cast<int64_t>(algo->data[kProposal])};
   if (options_.fails) return kExecutionFailed;
   if (handle != this || c != d || c_layout != d_layout ||
       algo->data[kShapes] != HashOf(operation.desc, operation.a, operation.b, operation.c)) {
@@ -401,7 +414,13 @@ CublasLtApi::Status FakeCublasLt::RunMatmul(Handle handle, MatmulDesc desc, cons
   last_workspace_bytes_ = static_cast<int64_t>(algo->data[kWorkspace]);
   sums_products_ += descriptor.has_sums() ? 1 : 0;
   gelu_products_ += descriptor.has_gelu() ? 1 : 0;
-  device_.Enqueue(stream, [operation, this] { operation.RunOn(device_); });
+  device_.Enqueue(stream, [operation, this] {
+    operation.RunOn(device_);
+    if (options_.seconds == nullptr) return;
+    const auto elements = static_cast<int64_t>(operation.c.rows * operation.c.columns);
+    const int64_t bytes = elements * (operation.c.type == cublaslt_abi::kReal32F ? 4 : 2);
+    seconds_ = seconds_ + options_.seconds(static_cast<int>(operation.first_term), bytes);
+  });
   return kSuccess;
 }
 

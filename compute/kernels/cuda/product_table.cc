@@ -1,0 +1,131 @@
+#include "compute/kernels/cuda/product_table.h"
+
+#include <fcntl.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/crc32c.h"
+#include "base/files.h"
+#include "base/replace_file.h"
+#include "base/status_macros.h"
+
+namespace tessera::cuda {
+namespace {
+
+// Of every version's first line.
+constexpr std::string_view kBegin = "tessera product table ";
+constexpr std::string_view kFirstLine = "tessera product table 1\n";
+
+std::string Lines(const ProductProposals& proposals) {
+  std::string text;
+  for (const auto& [product, proposal] : proposals) {
+    absl::StrAppend(&text, proposal, " ", product, "\n");
+  }
+  return text;
+}
+
+std::string ChecksumLine(std::string_view text) {
+  return absl::StrFormat("crc32c %08x\n", Crc32c(text));
+}
+
+// Reads one line into the table; `proposals` are those of the last device.
+bool ParseLine(const std::string& line, ProductTable* table, ProductProposals** proposals) {
+  if (line.size() > 2 && line.front() == '[' && line.back() == ']') {
+    const auto [place, added] = table->try_emplace(line.substr(1, line.size() - 2));
+    *proposals = &place->second;
+    return added;
+  }
+  const std::pair<std::string, std::string> parts = absl::StrSplit(line, absl::MaxSplits(' ', 1));
+  int proposal = 0;
+  return *proposals != nullptr && absl::SimpleAtoi(parts.first, &proposal) && proposal >= 0 &&
+         !parts.second.empty() && (*proposals)->emplace(parts.second, proposal).second;
+}
+
+}  // namespace
+
+std::string DeviceName(const std::string& gpu_type, const std::string& library) {
+  return absl::StrCat(gpu_type, "; ", library);
+}
+
+std::string ToText(const ProductTable& table) {
+  std::string text(kFirstLine);
+  for (const auto& [device, proposals] : table) {
+    absl::StrAppend(&text, "[", device, "]\n", Lines(proposals));
+  }
+  return absl::StrCat(text, ChecksumLine(text));
+}
+
+absl::StatusOr<ProductTable> ParseProductTable(std::string_view text) {
+  if (!text.starts_with(kFirstLine)) {
+    return absl::DataLossError("it is no table of products of version 1");
+  }
+  const size_t checksum_size = ChecksumLine("").size();
+  const size_t size = text.size() - std::min(text.size(), checksum_size);
+  const std::string_view lines = text.substr(0, size);
+  if (size < kFirstLine.size() || text.substr(size) != ChecksumLine(lines)) {
+    return absl::DataLossError("its checksum is wrong: it is damaged, or was edited");
+  }
+  ProductTable table;
+  ProductProposals* proposals = nullptr;
+  const std::string rest(lines.substr(kFirstLine.size()));
+  for (const absl::string_view line : absl::StrSplit(rest, '\n', absl::SkipEmpty())) {
+    if (!ParseLine(std::string(line), &table, &proposals)) {
+      return absl::DataLossError(absl::StrCat("it has a line that means nothing: ", line));
+    }
+  }
+  return table;
+}
+
+std::string DigestOf(const ProductProposals& proposals) {
+  return absl::StrFormat("%08x", Crc32c(Lines(proposals)));
+}
+
+absl::StatusOr<std::string> ProductTablePath() {
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != '\0') return absl::StrCat(cache, "/tessera/products");
+  const char* const home = std::getenv("HOME");
+  if (home != nullptr && *home != '\0') return absl::StrCat(home, "/.cache/tessera/products");
+  return absl::FailedPreconditionError(
+      "there is no folder for a table of products: neither XDG_CACHE_HOME nor HOME is set");
+}
+
+absl::Status AddProposals(const std::string& path, const std::string& device,
+                          const ProductProposals& proposals) {
+  const auto in_file = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+  };
+  ProductTable table;
+  if (const absl::StatusOr<std::string> text = ReadWholeFile(path); text.ok()) {
+    absl::StatusOr<ProductTable> before = ParseProductTable(*text);
+    if (before.ok()) {
+      table = *std::move(before);
+    } else if (!text->starts_with(kBegin)) {
+      return in_file(before.status());
+    } else {
+      LOG(WARNING) << path << " is replaced: " << before.status().message();
+    }
+  } else if (!absl::IsNotFound(text.status())) {
+    return in_file(text.status());
+  }
+  ProductProposals& all = table[device];
+  for (const auto& [product, proposal] : proposals) {
+    all.erase(product);
+    if (proposal > 0) all.emplace(product, proposal);
+  }
+  const absl::Status made =
+      MakeDirectories(AT_FDCWD, std::filesystem::absolute(path).parent_path().string());
+  if (!made.ok()) return in_file(made);
+  return ReplaceFile(path, ToText(table));
+}
+
+}  // namespace tessera::cuda

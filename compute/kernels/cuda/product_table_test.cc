@@ -1,0 +1,127 @@
+// That a table of products is written and read whole, or not at all.
+
+#include "compute/kernels/cuda/product_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/files.h"
+#include "base/replace_file.h"
+#include "base/testing.h"
+
+namespace tessera::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+const ProductTable& TwoDevices() {
+  static const auto& table = *new ProductTable{
+      {"H200; cuBLASLt 130002", {{"product [4,6] x [6,8]'", 3}, {"product [4,8] x [8,8]", 1}}},
+      {"A100; cuBLASLt 130002", {{"product [4,6] x [6,8]'", 2}}}};
+  return table;
+}
+
+TEST(ProductTableTest, ItsTextIsReadBack) {
+  const std::string text = ToText(TwoDevices());
+  EXPECT_THAT(text, HasSubstr("[H200; cuBLASLt 130002]\n3 product [4,6] x [6,8]'\n"));
+  ASSERT_OK_AND_ASSIGN(const ProductTable table, ParseProductTable(text));
+  EXPECT_EQ(table, TwoDevices());
+  ASSERT_OK_AND_ASSIGN(const ProductTable empty, ParseProductTable(ToText({})));
+  EXPECT_TRUE(empty.empty());
+}
+
+TEST(ProductTableTest, EveryDamageIsSeen) {
+  const std::string text = ToText(TwoDevices());
+  for (size_t i = 0; i < text.size(); ++i) {
+    std::string flipped = text;
+    flipped[i] = static_cast<char>(flipped[i] ^ 1);
+    EXPECT_TRUE(absl::IsDataLoss(ParseProductTable(flipped).status())) << i;
+    EXPECT_TRUE(absl::IsDataLoss(ParseProductTable(text.substr(0, i)).status())) << i;
+  }
+  EXPECT_THAT(ParseProductTable(text + "\n").status().message(),
+              HasSubstr("its checksum is wrong"));
+}
+
+TEST(ProductTableTest, WhatIsNoTableIsRefused) {
+  const auto error = [](const std::string& lines) {
+    return std::string(
+        ParseProductTable(
+            absl::StrCat(lines, "crc32c ", absl::Hex(Crc32c(lines), absl::kZeroPad8), "\n"))
+            .status()
+            .message());
+  };
+  EXPECT_EQ(error("tessera product table 2\n"), "it is no table of products of version 1");
+  EXPECT_EQ(error("GIF89a"), "it is no table of products of version 1");
+  for (const std::string line :
+       {"1 product of no device\n", "[H200]\nproduct\n", "[H200]\n-1 x\n", "[H200]\n1 \n",
+        "[H200]\n1 x\n2 x\n", "[H200]\n[H200]\n", "[H200]\n99999999999 x\n", "[]\n"}) {
+    EXPECT_THAT(error("tessera product table 1\n" + line), HasSubstr("a line that means nothing"))
+        << line;
+  }
+}
+
+TEST(ProductTableTest, TheDigestIsThatOfOneDevicesProposals) {
+  const ProductProposals& h200 = TwoDevices().at("H200; cuBLASLt 130002");
+  ProductProposals other = h200;
+  EXPECT_EQ(DigestOf(other), DigestOf(h200));
+  EXPECT_EQ(DigestOf(other).size(), 8);
+  other.begin()->second = 4;
+  EXPECT_NE(DigestOf(other), DigestOf(h200));
+}
+
+TEST(ProductTableTest, TheFileIsInTheUsersCache) {
+  const char* const home = std::getenv("HOME");
+  const std::string before = home == nullptr ? "" : home;
+  ::setenv("HOME", "/home/ada", 1);
+  ::unsetenv("XDG_CACHE_HOME");
+  EXPECT_EQ(*ProductTablePath(), "/home/ada/.cache/tessera/products");
+  ::setenv("XDG_CACHE_HOME", "/var/cache/ada", 1);
+  EXPECT_EQ(*ProductTablePath(), "/var/cache/ada/tessera/products");
+  ::unsetenv("XDG_CACHE_HOME");
+  ::unsetenv("HOME");
+  EXPECT_TRUE(absl::IsFailedPrecondition(ProductTablePath().status()));
+  if (home != nullptr) ::setenv("HOME", before.c_str(), 1);
+}
+
+class ProductTableFileTest : public ::testing::Test {
+ protected:
+  ProductTable Read() const { return OrFail(ParseProductTable(OrFail(ReadWholeFile(path_)))); }
+
+  const TestFolder folder_;
+  const std::string path_ = folder_.File("cache/tessera/products");
+};
+
+TEST_F(ProductTableFileTest, ProposalsAreAddedToThoseOfOtherProductsAndDevices) {
+  ASSERT_OK(AddProposals(path_, "H200", {{"x", 3}, {"y", 1}, {"z", 0}}));
+  EXPECT_EQ(Read(), (ProductTable{{"H200", {{"x", 3}, {"y", 1}}}}));
+  ASSERT_OK(AddProposals(path_, "A100", {{"x", 2}}));
+  ASSERT_OK(AddProposals(path_, "H200", {{"x", 0}, {"w", 5}}));
+  EXPECT_EQ(Read(), (ProductTable{{"A100", {{"x", 2}}}, {"H200", {{"w", 5}, {"y", 1}}}}));
+  int files = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator(folder_.File("cache/tessera"))) {
+    ++files;
+  }
+  EXPECT_EQ(files, 1);
+}
+
+TEST_F(ProductTableFileTest, ADamagedTableIsReplacedAndAnotherFileIsNot) {
+  ASSERT_OK(AddProposals(path_, "H200", {{"x", 3}}));
+  ASSERT_OK(ReplaceFile(path_, OrFail(ReadWholeFile(path_)) + "x"));
+  ASSERT_OK(AddProposals(path_, "H200", {{"y", 1}}));
+  EXPECT_EQ(Read(), (ProductTable{{"H200", {{"y", 1}}}}));
+  ASSERT_OK(ReplaceFile(path_, "a diary"));
+  EXPECT_TRUE(absl::IsDataLoss(AddProposals(path_, "H200", {{"y", 1}})));
+  EXPECT_EQ(OrFail(ReadWholeFile(path_)), "a diary");
+}
+
+}  // namespace
+}  // namespace tessera::cuda
