@@ -16,7 +16,9 @@ absl::StatusOr<std::unique_ptr<HostCopies>> HostCopies::Create(Stream& stream) {
 
 absl::StatusOr<std::unique_ptr<HostCopies>> HostCopies::Create(Stream& stream, Options options) {
   CHECK(options.slots > 0 && options.slot_bytes > 0);
-  std::unique_ptr<HostCopies> copies(new HostCopies(stream, options.slot_bytes));
+  TESSERA_ASSIGN_OR_RETURN(PinnedBuffer later,
+                           PinnedBuffer::Allocate(stream.context(), kLaterBytes));
+  std::unique_ptr<HostCopies> copies(new HostCopies(stream, options.slot_bytes, std::move(later)));
   for (int i = 0; i < options.slots; ++i) {
     TESSERA_ASSIGN_OR_RETURN(PinnedBuffer memory,
                              PinnedBuffer::Allocate(stream.context(), options.slot_bytes));
@@ -27,6 +29,7 @@ absl::StatusOr<std::unique_ptr<HostCopies>> HostCopies::Create(Stream& stream, O
 }
 
 HostCopies::~HostCopies() {
+  if (!later_.empty()) stream_.context().KeepError("a copy to the host", stream_.Drain());
   for (const Slot& slot : slots_) {
     if (slot.copied.recorded()) {
       stream_.context().KeepError("a copy to the device", slot.copied.Synchronize());
@@ -72,6 +75,27 @@ absl::Status HostCopies::ToHost(const void* from, int64_t bytes, void* to) {
     slot.copied.Record(stream_);
   }
   return absl::OkStatus();
+}
+
+absl::Status HostCopies::ToHostLater(const void* from, int64_t bytes, std::shared_ptr<void> to) {
+  CHECK_LE(bytes, kLaterBytes);
+  if (later_bytes_ + bytes > kLaterBytes) {
+    TESSERA_RETURN_IF_ERROR(stream_.Drain());
+    Deliver();
+  }
+  char* const place = static_cast<char*>(later_memory_.data()) + later_bytes_;
+  stream_.Copy(from, bytes, place);
+  later_.push_back({place, bytes, std::move(to)});
+  later_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+void HostCopies::Deliver() {
+  for (const Later& later : later_) {
+    std::memcpy(later.to.get(), later.from, static_cast<size_t>(later.bytes));
+  }
+  later_.clear();
+  later_bytes_ = 0;
 }
 
 }  // namespace tessera

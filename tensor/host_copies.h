@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,18 +34,34 @@ class HostCopies {
   absl::Status ToDevice(const void* from, int64_t bytes, void* to);
   // Copies after the work that is queued on the stream so far, and waits for the copy.
   absl::Status ToHost(const void* from, int64_t bytes, void* to);
+  // Queues a copy of at most kLaterBytes, which Deliver() ends. Waits only if more bytes than that
+  // are on their way together.
+  absl::Status ToHostLater(const void* from, int64_t bytes, std::shared_ptr<void> to);
+  // Hands over what ToHostLater() has copied. Call it when the stream's work has been waited for.
+  void Deliver();
+
+  static constexpr int64_t kLaterBytes = 4096;
 
  private:
   struct Slot {
     PinnedBuffer memory;
     Event copied;  // recorded behind the last copy
   };
-  HostCopies(Stream& stream, int64_t slot_bytes) : stream_(stream), slot_bytes_(slot_bytes) {}
+  struct Later {
+    const char* from;  // in later_memory_
+    int64_t bytes;
+    std::shared_ptr<void> to;
+  };
+  HostCopies(Stream& stream, int64_t slot_bytes, PinnedBuffer later_memory)
+      : stream_(stream), slot_bytes_(slot_bytes), later_memory_(std::move(later_memory)) {}
 
   Stream& stream_;
   const int64_t slot_bytes_;
   std::vector<Slot> slots_;
   size_t next_ = 0;
+  const PinnedBuffer later_memory_;
+  int64_t later_bytes_ = 0;  // in use
+  std::vector<Later> later_;
 };
 
 }  // namespace tessera

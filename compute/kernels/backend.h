@@ -16,7 +16,7 @@
 // - Sums are fp32 or better. Statistics, losses and parameter gradients are fp32 (fp64 where the
 //   compute dtype is fp64).
 // - Calls are queued in order: on a device with streams they return early. Only Synchronize() and
-//   the operations that return a number wait.
+//   the operations that return a number wait, unless the number is for later.
 // - Wrong shapes or dtypes are bugs of the caller: CHECK.
 
 #include <cstddef>

@@ -13,6 +13,7 @@
 // overlap inputs except where "in place" is allowed.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "compute/random/philox.h"
@@ -340,8 +341,11 @@ struct CrossEntropyGradient {
 struct SumOfSquares {
   TensorView x;
 };
+// With `later`, the result has no meaning, nothing waits, and the sum is there when
+// Backend::Synchronize() has returned; all who hold it may have dropped it by then.
 struct Sum {
   TensorView x;
+  std::shared_ptr<double> later = nullptr;
 };
 
 // sums[i] = the sum of squares of parts[i], in fp64; 0 for an empty one. Blocks of `block` elements

@@ -56,7 +56,8 @@ class GradientNorm {
                                                               std::vector<GradientPart> parts,
                                                               const Groups& groups);
 
-  // Returns the norm of the current contents of the parts' views. Sends at most 16 log2(blocks)
+  // Returns the norm of the current contents of the parts' views, after it has synchronized the
+  // backend. Sends at most 16 log2(blocks)
   // bytes per parameter to each data rank (8 in total where every one owns everything), and 8 per
   // parameter to each tensor and pipeline rank. Errors: also those of `on_divergence`; if it
   // returns OK, one of the copies is used.

@@ -62,6 +62,7 @@ Pass Decoder::MakePass(const MicroBatch& batch) const {
   pass.step = batch.step;
   pass.first_sample = batch.first_sample;
   pass.training = batch.training;
+  pass.late_loss = batch.late_loss;
   if (batch.cache != nullptr) pass.first_position = batch.cache->tokens;
   return pass;
 }

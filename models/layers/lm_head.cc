@@ -23,13 +23,17 @@ const TensorView& Gradient(const VocabularyShard& shard) {
   return shard.table->has_second_grad ? shard.table->second_grad : shard.table->grad;
 }
 
-// The sum of the losses of all rows, by unit.
+// The sum of the losses of all rows, by unit; also the late loss, or only that.
 double SumOfLosses(const Pass& pass, const TensorView& losses) {
+  if (pass.late_loss != nullptr && pass.units == 1)
+    return pass.backend.Sum({losses, pass.late_loss});
   std::vector<double> sums;
   for (int64_t row = 0; row < pass.rows(); row += pass.unit_rows()) {
     sums.push_back(pass.backend.Sum({losses.Slice(0, row, row + pass.unit_rows())}));
   }
-  return TreeSum(sums);
+  const double sum = TreeSum(sums);
+  if (pass.late_loss != nullptr) *pass.late_loss = sum;
+  return sum;
 }
 
 }  // namespace

@@ -50,6 +50,9 @@ struct MicroBatch {
   // model after Forward(), which may then compute the gradients of the head. The results are the
   // same. Must be set alike for both calls.
   std::optional<BackwardCall> backward_follows = {};
+  // If set, the loss is there when the backend has been synchronized, and what Forward() returns
+  // has no meaning: it need not wait.
+  std::shared_ptr<double> late_loss = nullptr;
   // The earlier tokens of one sequence, which `ids` continue; null: `ids` begin one. Forward only.
   KeyValueCache* cache = nullptr;
 };

@@ -2,6 +2,7 @@
 #define TESSERA_MODELS_LAYERS_PASS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -29,6 +30,7 @@ struct Pass {
   bool training = false;       // dropout on
   int64_t units = 1;           // of the micro-batch; 1 in FAST numerics
   int64_t first_position = 0;  // of each sequence's first row; others than 0 in decoding alone
+  std::shared_ptr<double> late_loss = nullptr;  // see MicroBatch
 
   int64_t rows() const { return batch * sequence; }
   int shards() const { return tensor_parallel.shards(); }

@@ -68,6 +68,16 @@ void FakeDeviceRuntime::Enqueue(StreamHandle stream, std::function<void()> work)
   });
 }
 
+FakeDeviceRuntime::Calls FakeDeviceRuntime::calls() const {
+  const MutexLock lock(&fabric_->mutex);
+  return calls_;
+}
+
+void FakeDeviceRuntime::CountKernel() {
+  const MutexLock lock(&fabric_->mutex);
+  ++calls_.kernels;
+}
+
 void FakeDeviceRuntime::Fail(StreamHandle stream) {
   Enqueue(stream, [this] { failed_ = true; });
 }
@@ -136,6 +146,7 @@ void FakeDeviceRuntime::DestroyStream(StreamHandle /*stream*/) {}
 absl::Status FakeDeviceRuntime::SynchronizeStream(StreamHandle stream) {
   const MutexLock lock(&fabric_->mutex);
   FakeStream& queue = *static_cast<FakeStream*>(stream);
+  calls_.waits += queue.queue.empty() ? 0 : 1;
   while (!queue.queue.empty()) {
     if (!RunOne(queue)) fabric_->changed.Wait(&fabric_->mutex);
   }
@@ -181,6 +192,7 @@ absl::Status FakeDeviceRuntime::WaitEvent(StreamHandle stream, EventHandle event
 absl::Status FakeDeviceRuntime::SynchronizeEvent(EventHandle event) {
   const MutexLock lock(&fabric_->mutex);
   const std::shared_ptr<Mark> mark = static_cast<FakeEvent*>(event)->mark;
+  calls_.waits += mark == nullptr || mark->done ? 0 : 1;
   while (mark != nullptr && !mark->done) {
     if (!RunTowards(*mark)) fabric_->changed.Wait(&fabric_->mutex);
   }
@@ -230,6 +242,7 @@ absl::StatusOr<void*> FakeDeviceRuntime::Allocate(StreamHandle /*stream*/, int64
   if (bytes > options_.memory_bytes - live_bytes_) {
     return absl::ResourceExhaustedError("the fake device has no more memory");
   }
+  ++calls_.allocations;
   live_bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, live_bytes_);
   return NewBlock(bytes, /*on_device=*/true);
@@ -251,6 +264,7 @@ absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
 
 absl::StatusOr<void*> FakeDeviceRuntime::AllocatePinned(int64_t bytes) {
   const MutexLock lock(&fabric_->mutex);
+  ++calls_.allocations;
   return NewBlock(bytes, /*on_device=*/false);
 }
 
@@ -301,6 +315,7 @@ absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int6
                                      void* to) {
   const MutexLock lock(&fabric_->mutex);
   TESSERA_RETURN_IF_ERROR(CheckSelected("a copy"));
+  ++calls_.copies;
   Add(stream, {[this, from, bytes, to] {
                  if (MayTouch("a copy", from, bytes, /*or_pinned=*/true) &&
                      MayTouch("a copy", to, bytes, /*or_pinned=*/true)) {
@@ -315,6 +330,7 @@ absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int6
 absl::Status FakeDeviceRuntime::Zero(StreamHandle stream, void* memory, int64_t bytes) {
   const MutexLock lock(&fabric_->mutex);
   TESSERA_RETURN_IF_ERROR(CheckSelected("a fill"));
+  ++calls_.copies;
   Add(stream, {[this, memory, bytes] {
                  if (MayTouch("a fill", memory, bytes)) {
                    std::memset(memory, 0, static_cast<size_t>(bytes));

@@ -82,6 +82,17 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   int64_t peak_bytes() const { return peak_bytes_; }
   int64_t shared_bytes_of_block() const { return options_.shared_bytes_of_block; }
 
+  // Numbers of calls, from the beginning.
+  struct Calls {
+    int64_t kernels = 0;      // see CountKernel()
+    int64_t copies = 0;       // and fills
+    int64_t allocations = 0;  // of the device's and of pinned memory
+    int64_t waits = 0;        // of the host for a stream or an event that was not done
+  };
+  Calls calls() const;
+  // Counts a kernel, which is work like other.
+  void CountKernel();
+
   // A piece of memory that Allocate() returned.
   struct Piece {
     uintptr_t begin = 0;
@@ -171,6 +182,7 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   int64_t live_bytes_ = 0;
   int64_t peak_bytes_ = 0;
   int64_t waits_ = 0;
+  Calls calls_;
   std::atomic<bool> failed_ = false;
   absl::Status error_;  // of work, until the next synchronization
   std::vector<std::unique_ptr<FakeStream>> streams_;

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -13,6 +15,9 @@
 
 namespace tessera {
 namespace {
+
+// Until there is one.
+constexpr double kNoLoss = std::numeric_limits<double>::quiet_NaN();
 
 std::span<int32_t> Span(const Tensor& tensor) {
   return {tensor.view().as<int32_t>(), static_cast<size_t>(tensor.view().elements())};
@@ -54,7 +59,10 @@ absl::StatusOr<double> TrainingStage::Forward(const PipelinePass& pass, TensorVi
   ModelChunk& chunk = chunks_[pass.chunk];
   const BatchSlot& slot = chunk.slot(pass.slot);
   if (BackwardFollows(pass)) chunk.reducer().StartMicroBatch(pass.micro_batch);
-  const MicroBatch batch = Batch(pass);
+  MicroBatch batch = Batch(pass);
+  PassTrace* const trace = TraceOf(pass);
+  const bool late = chunk.has_head() && trace == nullptr;
+  if (late) batch.late_loss = losses_[pass.micro_batch] = std::make_shared<double>(kNoLoss);
   if (chunk.reads_data()) {
     const auto fill = [&](std::span<int32_t> ids, std::span<int32_t> targets) {
       return step_.data->FillBatch(step_.consumed_samples, batch.first_sample,
@@ -64,8 +72,15 @@ absl::StatusOr<double> TrainingStage::Forward(const PipelinePass& pass, TensorVi
   }
   TESSERA_ASSIGN_OR_RETURN(const double loss,
                            chunk.model().Forward(batch, *slot.activations, input, output));
-  if (PassTrace* const trace = TraceOf(pass)) trace->AddForward(pass.chunk, output, loss);
+  if (trace != nullptr) trace->AddForward(pass.chunk, output, loss);
+  if (chunk.has_head() && !late) losses_[pass.micro_batch] = std::make_shared<double>(loss);
   return loss;
+}
+
+std::vector<double> TrainingStage::Losses() const {
+  std::vector<double> losses;
+  for (const auto& [micro_batch, loss] : losses_) losses.push_back(*loss);
+  return losses;
 }
 
 absl::Status TrainingStage::Backward(const PipelinePass& pass, TensorView d_output,

@@ -4,6 +4,8 @@
 // Pipeline stages that train, evaluate and sample with a model's chunks.
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -39,6 +41,11 @@ class TrainingStage final : public PipelineStage {
   };
   TrainingStage(std::vector<ModelChunk>& chunks, const Step& step) : chunks_(chunks), step_(step) {}
 
+  // Returns the losses of the micro-batches behind the last layers, in their order. Valid once the
+  // backend has been synchronized after the run of the pipeline, whose own losses mean nothing: the
+  // host need not wait for each.
+  std::vector<double> Losses() const;
+
   absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
                                  TensorView output) override;
   absl::Status Backward(const PipelinePass& pass, TensorView d_output, TensorView d_input) override;
@@ -63,6 +70,7 @@ class TrainingStage final : public PipelineStage {
 
   std::vector<ModelChunk>& chunks_;
   const Step step_;
+  std::map<int64_t, std::shared_ptr<double>> losses_;  // by micro-batch
 };
 
 // Computes the losses of some of the first micro-batches of a data set.

@@ -172,8 +172,9 @@ absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
   }
   result.learning_rate = LearningRate(config_.optimizer(), position.step);
   TESSERA_ASSIGN_OR_RETURN(result.updated, Update(result.grad_norm, result.learning_rate));
+  // The norm has waited for all micro-batches.
   TESSERA_ASSIGN_OR_RETURN(const double loss_sum,
-                           SumLosses(run.losses, TrainingOwners(split_), mesh_));
+                           SumLosses(stage.Losses(), TrainingOwners(split_), mesh_));
   result.loss = loss_sum / static_cast<double>(tokens);
   TESSERA_RETURN_IF_ERROR(CompareReplicas(position.step + 1));
   TESSERA_RETURN_IF_ERROR(backend_.Synchronize());

@@ -163,7 +163,11 @@ void CpuBackend::Run(const ops::SumsOfSquares& op) {
 
 double CpuBackend::Run(const ops::SumOfSquares& op) { return BlockedSum(op.x, true); }
 
-double CpuBackend::Run(const ops::Sum& op) { return BlockedSum(op.x, false); }
+double CpuBackend::Run(const ops::Sum& op) {
+  const double sum = BlockedSum(op.x, false);
+  if (op.later != nullptr) *op.later = sum;
+  return sum;
+}
 
 }  // namespace tessera
 #endif  // HWY_ONCE

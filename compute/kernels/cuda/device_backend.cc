@@ -82,7 +82,9 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   Device device() const override { return device_; }
   absl::Status Synchronize() override {
     kernels.KeepErrors();
-    return compute_.Synchronize();
+    const absl::Status status = compute_.Synchronize();
+    if (copies_ != nullptr) copies_->Deliver();
+    return status;
   }
 
   void Upload(const void* host, TensorView to) override {
@@ -119,6 +121,12 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   void CopyToHost(const void* from, int64_t bytes, void* to) override {
     if (HostCopies* const copies = Copies(); copies != nullptr) {
       compute_.context().KeepError("a copy to the host", copies->ToHost(from, bytes, to));
+    }
+  }
+  void CopyToHostLater(const void* from, int64_t bytes, std::shared_ptr<void> to) override {
+    if (HostCopies* const copies = Copies(); copies != nullptr) {
+      compute_.context().KeepError("a copy to the host",
+                                   copies->ToHostLater(from, bytes, std::move(to)));
     }
   }
 

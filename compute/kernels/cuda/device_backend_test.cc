@@ -26,6 +26,7 @@
 #include "compute/kernels/testing/random_tensors.h"
 #include "layout/dtype.h"
 #include "tensor/device.h"
+#include "tensor/host_copies.h"
 #include "tensor/tensor.h"
 #include "tensor/testing/fake_device_runtime.h"
 
@@ -579,6 +580,24 @@ TEST_F(DeviceBackendTest, NumbersWaitForWhatIsQueued) {
   device.backend->Fill({x, 2});
   EXPECT_EQ(device.backend->SumOfSquares({x}), 40000);
   EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+}
+
+// So many that they do not fit the pinned memory, and one whose owner is gone.
+TEST_F(DeviceBackendTest, NumbersForLaterDoNotWait) {
+  TestDevice device;
+  const Tensor x(DType::kF32, {1000});
+  std::vector<std::shared_ptr<double>> sums;
+  device.backend->Sum({x, std::make_shared<double>()});
+  for (int i = 0; i < 1000; ++i) {
+    device.backend->Fill({x, static_cast<double>(i)});
+    sums.push_back(std::make_shared<double>(-1));
+    device.backend->Sum({x, sums.back()});
+    if (i == 100) EXPECT_EQ(device.runtime->calls().waits, 0);
+  }
+  EXPECT_EQ(device.runtime->calls().waits, 1000 * sizeof(double) / HostCopies::kLaterBytes);
+  EXPECT_EQ(*sums.back(), -1);
+  ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+  for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(*sums[i], 1000.0 * static_cast<double>(i));
 }
 
 // Scratch memory that grows is not given back before earlier operations have used it.

@@ -5,6 +5,7 @@
 // are defined in the files of this folder.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "compute/kernels/backend.h"
@@ -57,6 +58,8 @@ class DeviceKernels : public Backend, protected OperationObserver {
   virtual void* Scratch(int64_t bytes) = 0;
   // Copies device memory to the host, after all queued work, and waits for the copy.
   virtual void CopyToHost(const void* from, int64_t bytes, void* to) = 0;
+  // Does the same without waiting: the bytes are there when Synchronize() has returned.
+  virtual void CopyToHostLater(const void* from, int64_t bytes, std::shared_ptr<void> to) = 0;
 
   // Compute fp32 operands with the bits that processors compute in EXACT numerics.
   void RunInChains(const ops::MatMul& op);
@@ -76,9 +79,10 @@ class DeviceKernels : public Backend, protected OperationObserver {
   T* Scratch(int64_t count) {
     return static_cast<T*>(Scratch(count * static_cast<int64_t>(sizeof(T))));
   }
-  // Sets sums[i] to the sum of the elements of tensors[i], or of their squares. Waits for the sums.
+  // Sets sums[i] to the sum of the elements of tensors[i], or of their squares. Waits for the sums,
+  // unless the sum of one tensor is wanted `later`, and there.
   void SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
-              std::span<double> sums);
+              std::span<double> sums, const std::shared_ptr<double>& later = nullptr);
 
   simt::Stream stream_;
 };

@@ -55,6 +55,7 @@ class KernelStream final : private simt::WorkQueue {
 
  private:
   void Add(std::function<void()> work) override {
+    device_.CountKernel();
     device_.Enqueue(stream_.handle(), [work = std::move(work), &context = stream_.context()] {
       work();
       const std::string error = simt::TakeLaunchError();

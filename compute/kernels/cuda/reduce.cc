@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -117,7 +118,7 @@ TESSERA_KERNEL void AddGroups(SummedList list, double* groups, double* sums) {
 
 // Launches twice for up to kMaxSummed tensors, then copies all sums at once.
 void DeviceKernels::SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
-                           std::span<double> sums) {
+                           std::span<double> sums, const std::shared_ptr<double>& later) {
   std::vector<SummedList> lists(simt::BlocksOf(static_cast<int64_t>(tensors.size()), kMaxSummed));
   int64_t most_groups = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -127,7 +128,7 @@ void DeviceKernels::SumAll(std::span<const TensorView> tensors, int64_t block, b
     list.groups += simt::BlocksOf(count, block * kGroupBlocks);
     most_groups = std::max(most_groups, list.groups);
   }
-  const int64_t bytes = static_cast<int64_t>(sums.size_bytes());
+  const auto bytes = static_cast<int64_t>(sums.size_bytes());
   double* const on_device = Scratch<double>(static_cast<int64_t>(sums.size()) + most_groups);
   if (on_device == nullptr || bytes == 0) return;
   double *const groups = on_device + sums.size(), *next = on_device;
@@ -139,6 +140,7 @@ void DeviceKernels::SumAll(std::span<const TensorView> tensors, int64_t block, b
     simt::Launch<AddGroups>({list.count}, kSumThreads, 0, stream(), list, groups, next);
     next += list.count;
   }
+  if (later != nullptr) return CopyToHostLater(on_device, bytes, later);
   CopyToHost(on_device, bytes, sums.data());
 }
 
@@ -158,7 +160,7 @@ double DeviceKernels::Run(const ops::SumOfSquares& op) {
 double DeviceKernels::Run(const ops::Sum& op) {
   const Operation here(*this, "Sum", op.x);
   double sum = 0;
-  SumAll({&op.x, 1}, kBlock, /*squares=*/false, {&sum, 1});
+  SumAll({&op.x, 1}, kBlock, /*squares=*/false, {&sum, 1}, op.later);
   return sum;
 }
 

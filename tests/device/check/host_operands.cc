@@ -195,6 +195,7 @@ class Movable {
   }
   // Results, which every backend writes to the host's memory.
   void Collect(std::span<double>& /*sums*/) {}
+  void Collect(std::shared_ptr<double>& /*later*/) {}
   template <typename Setting>
   void Collect(Setting& /*setting*/) {
     static_assert(IsSetting<Setting>(), "an operand that is not moved");
