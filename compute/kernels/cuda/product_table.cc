@@ -38,7 +38,7 @@ std::string ChecksumLine(std::string_view text) {
   return absl::StrFormat("crc32c %08x\n", Crc32c(text));
 }
 
-// Reads one line into the table. `proposals` are those of the last device.
+// Reads one line into the table. `proposals` points to the entries of the last device.
 bool ParseLine(const std::string& line, ProductTable* table, ProductProposals** proposals) {
   if (line.size() > 2 && line.front() == '[' && line.back() == ']') {
     const auto [place, added] = table->try_emplace(line.substr(1, line.size() - 2));
