@@ -22,7 +22,7 @@
 namespace tessera::cuda {
 namespace {
 
-// Of every version's first line.
+// Every version of the file begins with this.
 constexpr std::string_view kBegin = "tessera product table ";
 constexpr std::string_view kFirstLine = "tessera product table 1\n";
 
