@@ -12,11 +12,11 @@ CUDA_ONLY = select({
     "//conditions:default": ["//third_party/cuda:unavailable"],
 })
 
-# Machine code for A100 and H100/H200, and PTX that later devices compile for themselves.
+# Machine code for A100 and H100/H200, and PTX that later devices compile for themselves. Nothing
+# here needs an instruction of sm_90a alone, whose PTX no later device takes.
 _ARCHITECTURES = [
     "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90a,code=sm_90a",
-    "-gencode=arch=compute_90,code=compute_90",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
 ]
 
 def _cuda_objects_impl(ctx):

@@ -28,7 +28,7 @@ PROPERTIES = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
 )
 USED = re.compile(r"Used (\d+) registers(?:.* (\d+) bytes smem)?")
-ARCHITECTURES = {"sm_80", "sm_90a"}
+ARCHITECTURES = {"sm_80", "sm_90"}
 
 # Kernels that FAST numerics alone run, with functions by approximation.
 APPROXIMATING = re.compile(
@@ -132,9 +132,8 @@ class SpillTest(unittest.TestCase):
         for path in OBJECTS:
             for kernel in machine_code.kernels(path.read_bytes()):
                 if kernel.loop:
-                    architecture = "sm_90a" if kernel.architecture == "sm_90" else "sm_80"
-                    with_products.add((kernel.name, architecture))
-                    used[kernel.name, architecture]["instructions for a product"] = (
+                    with_products.add((kernel.name, kernel.architecture))
+                    used[kernel.name, kernel.architecture]["instructions for a product"] = (
                         len(kernel.loop) / kernel.products()
                     )
         wrong = [text for key, value in used.items() for text in excess(table, *key, value)]
