@@ -281,9 +281,10 @@ TEST_F(ParallelCommandTest, AHangingRankIsNamed) {
       << "the launcher's line and one rank's: " << result.err;
 }
 
-// Then the others end.
+// Then the others end, and save nothing.
 TEST_F(ParallelCommandTest, AKilledRankIsNamed) {
-  const Process process(Launcher(Saving("run", 1000000, kFour)), root_);
+  const Words job = Saving("run", 1000000, Joined(kFour, {"--save-on-exception"}));
+  const Process process(Launcher(job), root_);
   if (!HasSaved(process, "run", 2)) return;
   const pid_t victim = FindRank(2);
   ASSERT_GT(victim, 0);
@@ -292,6 +293,8 @@ TEST_F(ParallelCommandTest, AKilledRankIsNamed) {
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   EXPECT_THAT(result.err, HasSubstr("rank 2 on "));
   EXPECT_THAT(result.err, HasSubstr("was killed by signal 9 (SIGKILL)"));
+  EXPECT_THAT(result.out, HasSubstr("nothing is saved (--save-on-exception)"));
+  for (const int64_t step : Steps("run")) EXPECT_EQ(step % 2, 0) << "not by the interval";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// With save_on_exception, a run that cannot go on saves its last whole step, if its ranks agree that
-// they have it.
+// With save_on_exception, a run that cannot go on saves its last whole step, if its ranks agree
+// that they have it.
 
 #include <algorithm>
 #include <cmath>
@@ -95,7 +95,7 @@ class SaveOnExceptionTest : public ::testing::TestWithParam<std::string> {
   const fs::path root_ = folder_.path();
 };
 
-// The state, the position in the data and the ledger are those of a run that was not disturbed.
+// State and position in the data equal those of an undisturbed run.
 TEST_P(SaveOnExceptionTest, ASampleThatCannotBeReadEndsTheRunWithTheStepBefore) {
   TrainConfig whole = Config("whole", "single");
   whole.mutable_checkpoint()->set_save_interval(3);

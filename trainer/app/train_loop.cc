@@ -429,8 +429,11 @@ absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
     return absl::Status(error.code(), absl::StrCat(error.message(), "; ", sentence));
   };
   if (!ends_together_) {
-    return with(
-        "nothing is saved (--save-on-exception): ranks may have updated parts of the state");
+    constexpr char kNothing[] =
+        "nothing is saved (--save-on-exception): ranks may have updated parts of the state";
+    // If a rank is gone, the error of the run is what the communicator has found.
+    progress_line_.Message(kNothing);
+    return with(kNothing);
   }
   ReportSaves(session_.saver->Finish());
   const bool is_kept = kept_step_ == step && manager_.last_save().ok();

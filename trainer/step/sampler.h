@@ -37,8 +37,8 @@ class Sampler {
   absl::StatusOr<float> LogProbability(std::span<const float> logits, int32_t token);
 
  private:
-  // Returns the tokens of `context` that the caches do not have; they have it after the next pass. A
-  // context that does not continue the last one is computed anew.
+  // Returns the tokens of `context` that the caches do not have; they have it after the next pass.
+  // A context that does not continue the last one is computed anew.
   std::span<const int32_t> NewTokens(std::span<const int32_t> context);
 
   const ModelConfig& config_;
