@@ -30,9 +30,12 @@ constexpr std::string_view kLegacyMagic =
 constexpr int64_t kLegacyVersion = 1001;
 constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
 
-// Returns whether this is a tar archive with a first member "sys_info".
+// Returns whether this is a tar archive whose first member is "sys_info", or Python's record of the
+// times of a member.
 bool LooksLikeTarForm(std::string_view first_bytes) {
-  return first_bytes.starts_with(std::string_view("sys_info\0", 9)) &&
+  const bool is_named = first_bytes.starts_with(std::string_view("sys_info\0", 9)) ||
+                        first_bytes.starts_with(std::string_view("././@PaxHeader\0", 15));
+  return is_named &&
          first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
 }
 

@@ -139,6 +139,13 @@ TEST_P(SaveOnExceptionTest, AStepThatIsSavedIsNotSavedAgain) {
   config.mutable_data()->set_train_data_path(root_ / "bad.bin");
   EXPECT_THAT(ErrorOf(config), HasSubstr("there is nothing newer to save than step 0"));
   EXPECT_TRUE(Saved("first").empty());
+  // A step that was resumed from memory is in no checkpoint.
+  const std::string error = ErrorOf(config, [](Session& session) {
+    session.resumed_in_memory = true;
+    return testing::TrainSession(session);
+  });
+  EXPECT_THAT(error, HasSubstr("step 0 is saved (--save-on-exception)"));
+  EXPECT_EQ(Saved("first").size(), 1);
 }
 
 TEST_P(SaveOnExceptionTest, AnEvaluationThatCannotReadEndsTheRunWithItsStep) {

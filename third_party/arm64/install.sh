@@ -5,7 +5,8 @@
 # debootstrap; to build with it, binutils-aarch64-linux-gnu.
 set -euo pipefail
 
-readonly place="${1:-/opt/tessera/arm64}"
+place="${1:-/opt/tessera/arm64}"
+readonly place="${place%/}"
 readonly folder="$place.part"
 readonly list="$(dirname "$(readlink -f "$0")")/../packages.txt"
 readonly libraries="$(sed -n '/^# Libraries/,/^$/p' "$list" | grep -vE '^#|openmpi-bin')"

@@ -46,7 +46,7 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
       ledger_settings_(SettingsDigest(config_, session.progress.seed, session.progress.data_seed)),
       progress_line_(progress_line),
       manager_(session.saver->manager()),
-      kept_step_(session.progress.step) {
+      kept_step_(session.resumed_in_memory ? -1 : session.progress.step) {
   manager_.Begin(session.resumed ? session.progress.step : 0);
   if (config_.checkpoint().save_on_exception()) {
     session.trainer->set_before_update(
@@ -220,7 +220,7 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   // CheckRecords() reports the error on every rank.
   if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
   FollowRecords();
-  if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {
+  if (metrics.skipped && HasDiverged()) {
     ends_together_ = true;
     return absl::AbortedError(absl::StrFormat(
         "%sthe gradients of the last %d steps were not finite; resume from an earlier checkpoint "
@@ -228,6 +228,10 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
         kDivergedMessage, session_.trainer->skipped_in_a_row()));
   }
   return absl::OkStatus();
+}
+
+bool TrainLoop::HasDiverged() const {
+  return session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow;
 }
 
 absl::Status TrainLoop::Evaluate() {
@@ -280,8 +284,9 @@ absl::Status TrainLoop::Keep(bool replicates) {
       *run.mutable_trainer()->mutable_health(),
       MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
                     config_.model().vocab_size(), validation_loss));
+  // The state is finite, since nothing was updated.
+  if (HasDiverged()) run.mutable_trainer()->mutable_health()->set_loss_is_sane(false);
   if (decision_.save != ckpt::SaveKind::kNone) {
-    kept_step_ = progress.step;
     TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, decision_.save));
     ReportSaves(session_.saver->Poll());
   }
@@ -323,6 +328,7 @@ void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
                                                       : status.message()));
       continue;
     }
+    kept_step_ = std::max(kept_step_, outcome.step);
     const auto& report = *outcome.report;
     const std::string slot = report.directory.substr(0, report.directory.find('/'));
     Happened("saved", outcome.step,
@@ -430,14 +436,15 @@ absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
   };
   if (!ends_together_) {
     constexpr char kNothing[] =
-        "nothing is saved (--save-on-exception): ranks may have updated parts of the state";
+        "nothing is saved (--save-on-exception): the ranks have not agreed on this error before an "
+        "update";
     // If a rank is gone, the error of the run is what the communicator has found.
     progress_line_.Message(kNothing);
     return with(kNothing);
   }
   ReportSaves(session_.saver->Finish());
-  const bool is_kept = kept_step_ == step && manager_.last_save().ok();
-  if (is_kept) return with(absl::StrCat("there is nothing newer to save than step ", step));
+  if (kept_step_ == step)
+    return with(absl::StrCat("there is nothing newer to save than step ", step));
   decision_.save = ckpt::SaveKind::kPermanent;
   absl::Status saved = Keep(/*replicates=*/false);
   if (saved.ok()) saved = FinishSaves();

@@ -84,6 +84,8 @@ class TrainLoop {
   // Returns the error of rank 0's metrics.jsonl, which ends the run one step later, on every rank,
   // and each names the cause. Collective.
   absl::Status CheckRecords() const;
+  // Returns whether the gradients of so many steps were not finite that the run ends.
+  bool HasDiverged() const;
   // Returns Aborted if training does not recover from the last loss.
   absl::Status CheckNotDiverged() const;
   bool AtInterval(int64_t interval) const;
@@ -107,7 +109,7 @@ class TrainLoop {
   bool healthy_ = true;          // the last step changed the state, with a plausible loss
   // Whether all ranks have the same error, with the state of the last whole step.
   bool ends_together_ = false;
-  int64_t kept_step_;                      // the last one that was loaded, or of which a save began
+  int64_t kept_step_;                      // the last one that is in a checkpoint
   std::optional<EvalMetrics> evaluation_;  // the last one
   absl::StatusCode last_replica_ = absl::StatusCode::kUnknown;  // its outcome; unknown: none yet
 };

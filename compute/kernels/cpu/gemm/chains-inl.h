@@ -1,5 +1,5 @@
-// The loops that compute a tile of a product (kernels.h), for each instruction set but AMX's: chains
-// of multiply-adds in registers.
+// The loops that compute a tile of a product (kernels.h), for each instruction set except AMX's:
+// chains of multiply-adds in registers.
 
 #if defined(TESSERA_COMPUTE_KERNELS_CPU_GEMM_CHAINS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_COMPUTE_KERNELS_CPU_GEMM_CHAINS_INL_H_

@@ -197,6 +197,7 @@ def write_tar(value, path):
         for name, contents in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(contents)
+            info.mtime = 1485000000.25  # a fraction, as of a file: Python adds a record of times
             tar.addfile(info, io.BytesIO(contents))
 
 
