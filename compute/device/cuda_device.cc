@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
         cuda::MakeCublasLtProducts(cublaslt, *device.compute,
                                    {.allow_tf32 = options.allow_tf32, .choices = choices}));
     return cuda::MakeDeviceBackend(device.device, *device.compute, std::move(products),
-                                   options.numerics);
+                                   options.numerics, choices);
   };
   TESSERA_ASSIGN_OR_RETURN(opened->backend, opened->make_backend(opened->choices));
   opened->make_exact_backend = [&device = *opened] {

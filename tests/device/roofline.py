@@ -18,7 +18,6 @@ import sys
 import machine_code
 
 BF16, FP32 = 2, 4
-WARPS, OWN_ROWS = 4, 64  # of a block of attention
 HELD_LOGITS = 96 * 1024 // BF16  # by a block of cross-entropy
 SCANNED_IDS, SORTED_ROWS, ADDED_ROWS = 8192, 1024, 8  # of a step of the embedding's gradient
 # Assumed: what the most frequent id has of all tokens, and the time of a step. With these, 1.4 ms
@@ -37,6 +36,7 @@ class Gpu:
     clock: float  # Hz
     flops: float  # dense bf16
     bandwidth: float  # bytes/s
+    cache: float  # bytes/s of the L2 cache, that kernels reach: an assumption
     mma_share: float  # of `flops`, that mma.sync reaches
     product_share: float  # of `flops`, that cuBLASLt reaches in layers
     head_share: float  # and in the head, whose products are larger
@@ -45,8 +45,8 @@ class Gpu:
 
 
 GPUS = {
-    "H200": Gpu("sm_90", 132, 1.83e9, 989e12, 4.8e12, 0.55, 0.70, 0.80),
-    "A100": Gpu("sm_80", 108, 1.41e9, 312e12, 2.04e12, 0.80, 0.80, 0.80),
+    "H200": Gpu("sm_90", 132, 1.83e9, 989e12, 4.8e12, 5.5e12, 0.55, 0.70, 0.80),
+    "A100": Gpu("sm_80", 108, 1.41e9, 312e12, 2.04e12, 4e12, 0.80, 0.80, 0.80),
 }
 
 
@@ -92,8 +92,10 @@ class Work:
     mma: int = 0
     matrices: int = 0  # that warps load from shared memory, four at a time
     bytes: float = 0
+    cached: float = 0  # bytes that multiprocessors exchange with the L2 cache
     flops: float = 0  # by cuBLASLt
     waits: float = 0  # seconds of steps that wait for each other, on any GPU
+    instead: bool = False  # of other kernels, so that it is in no sum
 
     def seconds(self, gpu):
         slots = 4 * gpu.multiprocessors * gpu.clock * gpu.issue_share
@@ -104,11 +106,26 @@ class Work:
             self.matrices * 4 / (gpu.multiprocessors * gpu.clock * gpu.bandwidth_share),
             self.flops / (gpu.flops * product_share),
             self.bytes / (gpu.bandwidth * gpu.bandwidth_share),
+            self.cached / gpu.cache,
         )
 
 
-# Products of a loop for each 8 x 16 of scores, by the pass.
-ATTENTION = {0: ("attention", 2), 1: ("attention's d_q", 3), 2: ("attention's d_k, d_v", 4)}
+@dataclasses.dataclass
+class Pass:
+    name: str
+    products: int  # of a loop for each 8 x 16 of scores
+    tensors: tuple  # that it reads and writes, of query heads and of key heads
+    own_rows: int = 64  # of a block
+    rows_of_warp: int = 16
+    sums: bool = False  # adds to d_q in fp32, which is read and written for each tile
+
+
+ATTENTION = {
+    0: Pass("attention", 2, (2, 2)),
+    1: Pass("attention's d_q", 3, (3, 2)),
+    2: Pass("attention's d_k, d_v", 4, (2, 4)),
+    3: Pass("d_q, d_k and d_v at once", 5, (3, 4), 128, 32, sums=True),
+}
 KIND = re.compile(r"AttentionKind<\(AttentionPass\)(\d), (\d+), false, BFloat16>")
 
 
@@ -125,19 +142,23 @@ def attention_loops(objects):
 
 
 def attention(loops, number, shape):
-    name, products = ATTENTION[number]
+    kind = ATTENTION[number]
     head = next(size for size in (32, 64, 128) if shape.head_size <= size)
-    blocks = -(-shape.sequence // OWN_ROWS)
-    work = Work(name)
-    warps = WARPS * shape.layers * shape.batch * shape.heads
+    rows_of_warp = min(kind.rows_of_warp, 2048 // head)
+    blocks = -(-shape.sequence // kind.own_rows)
+    work = Work(kind.name, instead=kind.sums)
+    of_heads = shape.layers * shape.batch * shape.heads
+    warps = kind.own_rows // rows_of_warp * of_heads
     for architecture, (instructions, mma, loads) in loops[number, head].items():
-        rows = mma * 128 // (head * products)  # of a tile of the other side
+        # Of a tile of the other side.
+        rows = mma * 128 * 16 // (head * kind.products * rows_of_warp)
         # Of all blocks: block i of queries sees keys up to its own end, and the reverse.
-        tiles = sum(-(-(i + 1) * OWN_ROWS // rows) for i in range(blocks))
+        tiles = sum(-(-(i + 1) * kind.own_rows // rows) for i in range(blocks))
         work.instructions[architecture] = warps * tiles * instructions
         work.mma, work.matrices = warps * tiles * mma, warps * tiles * loads
-    tensors = {0: (2, 2), 1: (3, 2), 2: (2, 4)}[number]  # of query heads, of key heads
-    elements = tensors[0] * shape.heads + tensors[1] * shape.kv_heads
+        work.cached = of_heads * tiles * rows * head * (2 * BF16 + kind.sums * 2 * FP32)
+    elements = kind.tensors[0] * shape.heads + kind.tensors[1] * shape.kv_heads
+    elements += kind.sums * shape.heads * FP32 // BF16  # leaves the cache once
     work.bytes = BF16 * elements * shape.head_size * shape.tokens() * shape.layers
     return work
 
@@ -211,17 +232,17 @@ def table(title, loops, shape):
 
     for work in works(loops, shape):
         milliseconds = {f"{name} ms": 1e3 * work.seconds(gpu) for name, gpu in GPUS.items()}
-        if measured:
+        if measured and not work.instead:
             milliseconds[names[-1]] = measured_ms(measured, work, shape)
         for name, value in milliseconds.items():
-            sums[name] += value
+            sums[name] += 0 if work.instead else value
         cells = [
-            work.name,
+            work.name + " (instead)" * work.instead,
             figure(work.instructions.get("sm_90", 0) / 1e9),
             figure(work.mma / 1e9),
             figure(work.flops / 1e12),
             figure(work.bytes / 1e9),
-            *(f"{value:.1f}" for value in milliseconds.values()),
+            *(f"{milliseconds[name]:.1f}" if name in milliseconds else "" for name in names),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     # Beyond what kernels take one at a time.

@@ -393,6 +393,16 @@ TEST_F(SimulatedSessionTest, HeadsThatAttentionCannotHoldAreRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("attention with heads of 128 in fp32 needs 84608 bytes of shared memory"));
+
+  const auto device = OpenSimulatedDevice(0, {.shared_bytes_of_block = 99 << 10});
+  config.mutable_training()->set_bf16(true);
+  EXPECT_EQ(CheckModelFitsGpu(config, /*trains=*/true, *device), absl::OkStatus());
+  device->choices.attention_at_once = true;
+  EXPECT_THAT(std::string(CheckModelFitsGpu(config, /*trains=*/true, *device).message()),
+              HasSubstr("attention with heads of 128 in bf16 needs 115216 bytes of shared memory"));
+  EXPECT_EQ(CheckModelFitsGpu(config, /*trains=*/false, *device), absl::OkStatus());
+  config.mutable_model()->set_attention_dropout(0.1);
+  EXPECT_EQ(CheckModelFitsGpu(config, /*trains=*/true, *device), absl::OkStatus());
 }
 
 // A run takes rank 0's table of products, on all ranks, and its checkpoints record it.

@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
-#include "base/checked_math.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -144,21 +143,27 @@ absl::StatusOr<int64_t> PartOfRest(int64_t mine, int64_t available, const HostSh
 
 namespace {
 
-// Returns the scratch memory that operations of a GPU need: the most for statistics of attention's
-// queries, for partial sums of columns, or for lists of rows by id.
-int64_t ScratchBytes(const TrainConfig& config) {
+// Returns whether attention's backward pass may be one kernel on this GPU.
+bool AttentionAtOnce(const TrainConfig& config, const TrainingDevice& gpu) {
+  return gpu.choices.attention_at_once && config.training().bf16() &&
+         config.model().attention_dropout() == 0;
+}
+
+// Returns the scratch memory that operations of a GPU need: the most for attention's backward pass,
+// for partial sums of columns, or for lists of rows by id.
+int64_t ScratchBytes(const TrainConfig& config, const TrainingDevice& gpu) {
   const ModelConfig& model = config.model();
   const int64_t tensor = ConfigTopology(config).tensor;
   const int64_t batch = config.training().micro_batch_size();
   const int64_t sequence = config.training().seq_length(), rows = batch * sequence;
-  const int64_t statistics = batch * model.num_attention_heads() / tensor *
-                             RoundUp(sequence, int64_t{cuda::kOwnRows}) * 2 *
-                             int64_t{sizeof(float)};
+  const int64_t attention = cuda::AttentionScratchBytes(
+      batch * model.num_attention_heads() / tensor, sequence,
+      model.hidden_size() / model.num_attention_heads(), AttentionAtOnce(config, gpu));
   const int64_t columns = std::max({2 * model.ffn_hidden_size() / tensor, 2 * model.hidden_size(),
                                     3 * model.hidden_size() / tensor});
   const int64_t sums = std::min<int64_t>(1024, rows / 16 + 1) * columns * int64_t{sizeof(float)};
   const int64_t ids = (2 * model.vocab_size() / tensor + 2 * rows + 1) * int64_t{sizeof(int32_t)};
-  return std::max({statistics, sums, ids});
+  return std::max({attention, sums, ids});
 }
 
 }  // namespace
@@ -168,7 +173,7 @@ absl::StatusOr<Trainer::Memory> GpuMemory(const TrainConfig& config, const Train
   Trainer::Memory memory = trainer.memory();
   const int64_t allocated = gpu.context->allocated_bytes();
   TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo now, gpu.context->runtime().Memory());
-  memory.workspace = std::max<int64_t>(0, allocated - SumOf(memory)) + ScratchBytes(config);
+  memory.workspace = std::max<int64_t>(0, allocated - SumOf(memory)) + ScratchBytes(config, gpu);
   memory.driver = std::max<int64_t>(0, now.total_bytes - now.free_bytes - allocated);
   if (!config.data().valid_data_path().empty() && config.training().eval_interval() > 0) {
     memory.evaluation = trainer.EvaluationBytes();
@@ -229,8 +234,9 @@ absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t availab
 
 absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu) {
   const int64_t head_size = config.model().hidden_size() / config.model().num_attention_heads();
-  const int64_t shared = cuda::AttentionSharedBytes(
-      config.training().bf16() ? DType::kBF16 : DType::kF32, head_size, trains);
+  const int64_t shared =
+      cuda::AttentionSharedBytes(config.training().bf16() ? DType::kBF16 : DType::kF32, head_size,
+                                 trains, AttentionAtOnce(config, gpu));
   if (shared > gpu.shared_bytes_of_block) {
     return absl::FailedPreconditionError(absl::StrCat(
         "attention with heads of ", head_size, " in ", config.training().bf16() ? "bf16" : "fp32",

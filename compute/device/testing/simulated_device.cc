@@ -47,7 +47,7 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
         device.device, *device.compute,
         OrDie(cuda::MakeCublasLtProducts(device.cublaslt, *device.compute,
                                          {.workspace_bytes = kSmall, .choices = choices})),
-        numerics);
+        numerics, choices);
   };
   opened->backend = OrDie(opened->make_backend(opened->choices));
   opened->make_exact_backend = [&device = *opened] {

@@ -91,10 +91,10 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
   const BlockTiles<Kind> tiles(memory);
   const typename Kind::Own queries = tiles.TakeOwn(0);
   const auto load = [&](int tile, int stage) {
-    LoadTiles({k, v}, shape, batch, kv_head, tile * Kind::kRows,
-              {tiles.Get(stage, 0), tiles.Get(stage, 1)});
+    LoadTiles<Kind>({k, v}, shape, batch, kv_head, tile * Kind::kRows,
+                    {tiles.Get(stage, 0), tiles.Get(stage, 1)});
   };
-  LoadTiles({q}, shape, batch, head, block_query, {queries});
+  LoadTiles<Kind>({q}, shape, batch, head, block_query, {queries});
   load(0, 0);
   simt::WaitForCopies();
   simt::SyncThreads();

@@ -83,20 +83,26 @@ struct AttentionKind {
   static constexpr AttentionPass kPass = kPassOfKernel;
   static constexpr int kHead = kHeadSize;  // padded
   static constexpr bool kDropout = kDropoutIsOn;
+  static constexpr bool kAtOnce = kPass == AttentionPass::kBackwardAtOnce;
+  static constexpr int kThreads = AttentionThreads(kPass, kHead);
+  static constexpr int kOwn = AttentionOwnRows(kPass);
+  static constexpr int kTiles = kOwn / kTileRows * simt::kWarpSize / kThreads;  // own, of a warp
   static constexpr int kStages = AttentionStages(sizeof(T));
   static constexpr int kRows = AttentionTileRows(kPass, kHead, sizeof(T));
   static constexpr int kScoreTiles = kRows / kTileColumns, kHeadTiles = kHead / kTileColumns;
   static constexpr int64_t kSharedBytes = AttentionBytes(kPass, kHead, sizeof(T));
   static constexpr int kBlocks = AttentionBlocks(kPass, kHead, sizeof(T), kDropout);
   // Whether the block's own rows stay in registers.
-  static constexpr bool kResident = kPass == AttentionPass::kForward || kHead < kMaxHeadSize;
+  static constexpr bool kResident =
+      kPass == AttentionPass::kForward || (!kAtOnce && kHead < kMaxHeadSize);
   static constexpr bool kStaged = OwnRowsAreStaged(kPass, kHead, sizeof(T));
   using Element = T;
-  using Own = SharedTile<kOwnRows, kHead, T>;
-  using OwnRows = LeftRows<kHead, T, kResident>;
+  using Own = SharedTile<kOwn, kHead, T>;
+  using OwnRows = LeftRows<kHead, T, kResident, kTiles>;
   using Other = SharedTile<kRows, kHead, T>;
-  using Scores = float[kScoreTiles][4];
-  using Sums = float[kHeadTiles][4];
+  using Scores = float[kTiles * kScoreTiles][4];
+  using Pairs = uint32_t[kTiles * kScoreTiles][2];
+  using Sums = float[kTiles * kHeadTiles][4];
 };
 
 // The tiles of the other side, two tensors in each stage, and the block's own.
@@ -144,15 +150,15 @@ TESSERA_DEVICE void ForTiles(int tiles, Load load, Compute compute) {
 }
 
 // Begins to copy rows of tensors of one head from position `first` on, with zeros beyond T and D.
-// All threads of the block take part.
-template <int kRows, int kHead, typename T, int kTensors>
+// All threads of the block take part. At once, rows must be aligned.
+template <typename Kind, int kRows, int kHead, typename T, int kTensors>
 TESSERA_DEVICE void LoadTiles(const Heads<T> (&from)[kTensors], const AttentionShape& shape,
                               int batch, int head, int first,
                               const SharedTile<kRows, kHead, T> (&to)[kTensors]) {
   constexpr int kPack = simt::SharedArray<T>::kPack;
-  if (!from[0].packs || !from[kTensors - 1].packs) {
+  if (!Kind::kAtOnce && (!from[0].packs || !from[kTensors - 1].packs)) {
 #pragma unroll 1
-    for (int i = simt::ThreadIndex(); i < kRows * kHead; i += kAttentionThreads) {
+    for (int i = simt::ThreadIndex(); i < kRows * kHead; i += Kind::kThreads) {
       const int row = i / kHead, d = i % kHead;
       const bool inside = first + row < shape.sequence && d < shape.head_size;
 #pragma unroll
@@ -163,7 +169,7 @@ TESSERA_DEVICE void LoadTiles(const Heads<T> (&from)[kTensors], const AttentionS
     }
     return;
   }
-  constexpr int kRowsAtOnce = kAttentionThreads * kPack / kHead;
+  constexpr int kRowsAtOnce = Kind::kThreads * kPack / kHead;
   static_assert(kRows % kRowsAtOnce == 0 && kTensors <= 2);
   const int d = simt::ThreadIndex() % (kHead / kPack) * kPack;
   const int row = simt::ThreadIndex() / (kHead / kPack);
@@ -180,15 +186,17 @@ TESSERA_DEVICE void LoadTiles(const Heads<T> (&from)[kTensors], const AttentionS
 
 // Sets the scores of keys that their query does not see to -infinity. `distance` is how far the
 // first query is behind the first key; queries are rows or columns. Tiles that are seen whole are
-// left alone.
-template <bool kRowsAreQueries, int kTiles>
+// left alone. Scores of 16 rows follow those of the 16 rows before.
+template <bool kRowsAreQueries, int kRowTiles = 1, int kTiles>
 TESSERA_DEVICE void HideUnseen(int distance, float (&scores)[kTiles][4]) {
-  if (distance >= (kRowsAreQueries ? kTiles * kTileColumns : kTileRows) - 1) return;
+  constexpr int kAcross = kTiles / kRowTiles;
+  if (distance >= (kRowsAreQueries ? kAcross * kTileColumns : kRowTiles * kTileRows) - 1) return;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int behind = TileRow(i) - (n * kTileColumns + TileColumn(i));
+      const int row = n / kAcross * kTileRows + TileRow(i);
+      const int behind = row - (n % kAcross * kTileColumns + TileColumn(i));
       if (distance + (kRowsAreQueries ? behind : -behind) < 0) scores[n][i] = -INFINITY;
     }
   }
@@ -218,6 +226,19 @@ TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kTiles][4], const float (&
         if (d + i < shape.head_size) row[d + i] = simt::FromFloat<T>(pair[i]);
       }
     }
+  }
+}
+
+// Writes 16 rows for each of the warp's own tiles.
+template <int kOwnTiles, int kTiles, typename T>
+TESSERA_DEVICE void StoreOwnRows(const float (&sums)[kTiles][4], float factor,
+                                 const AttentionShape& shape, int batch, int head, int first,
+                                 const Heads<T>& to) {
+  constexpr int kAcross = kTiles / kOwnTiles;
+#pragma unroll
+  for (int i = 0; i < kOwnTiles; ++i) {
+    const auto& tile = reinterpret_cast<const float(&)[kAcross][4]>(sums[i * kAcross]);
+    StoreHeadRows(tile, {factor, factor}, shape, batch, head, first + i * kTileRows, to);
   }
 }
 

@@ -62,9 +62,9 @@ struct KernelStreamHolder {
 class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
  public:
   DeviceBackend(Device device, Stream& compute, std::unique_ptr<Products> products,
-                DeviceNumerics numerics)
+                DeviceNumerics numerics, const ProductChoices& choices)
       : KernelStreamHolder(compute),
-        DeviceKernels(kernels.get()),
+        DeviceKernels(kernels.get(), choices.attention_at_once),
         device_(device),
         compute_(compute),
         products_(std::move(products)),
@@ -333,8 +333,8 @@ void DeviceBackend::ReduceSums(std::span<const TensorView> sums, const TensorVie
 
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
                                            std::unique_ptr<Products> products,
-                                           DeviceNumerics numerics) {
-  return std::make_unique<DeviceBackend>(device, compute, std::move(products), numerics);
+                                           DeviceNumerics numerics, const ProductChoices& choices) {
+  return std::make_unique<DeviceBackend>(device, compute, std::move(products), numerics, choices);
 }
 
 }  // namespace tessera::cuda

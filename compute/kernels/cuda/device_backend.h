@@ -29,10 +29,13 @@ namespace tessera::cuda {
 // the contract of cpu/gemm/gemm.h, instead of `products`. With kExact, so is every operation, which
 // then computes the bits of processors in EXACT numerics; operands must be fp32.
 //
+// `choices`: those that are the backend's own, not those of `products`.
+//
 // `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
                                            std::unique_ptr<Products> products,
-                                           DeviceNumerics numerics = DeviceNumerics::kFast);
+                                           DeviceNumerics numerics = DeviceNumerics::kFast,
+                                           const ProductChoices& choices = {});
 
 // Checks on fixed examples whether the device computes sums, products, multiply-adds, quotients and
 // square roots as IEEE 754 does, rounded to nearest, with subnormal numbers. FailedPrecondition

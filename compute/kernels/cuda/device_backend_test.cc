@@ -50,10 +50,10 @@ struct TestDevice {
     context = std::make_unique<DeviceContext>(std::move(owned));
     compute = std::make_unique<Stream>(*Stream::Create(*context));
     cublaslt = std::make_shared<FakeCublasLt>(*runtime, options);
-    backend =
-        MakeDeviceBackend({DeviceType::kCpu, 0}, *compute,
-                          *MakeCublasLtProducts(cublaslt, *compute,
-                                                {.workspace_bytes = 1 << 12, .choices = choices}));
+    backend = MakeDeviceBackend(
+        {DeviceType::kCpu, 0}, *compute,
+        *MakeCublasLtProducts(cublaslt, *compute, {.workspace_bytes = 1 << 12, .choices = choices}),
+        DeviceNumerics::kFast, choices);
   }
   FakeDeviceRuntime* runtime;
   std::unique_ptr<DeviceContext> context;
@@ -675,10 +675,34 @@ TEST_F(DeviceBackendTest, TheDevicesLimitOfSharedMemoryIsKept) {
   }
   EXPECT_EQ(AttentionSharedBytes(DType::kF32, 128, /*backward=*/true), 84608);
   EXPECT_EQ(AttentionSharedBytes(DType::kBF16, 128, /*backward=*/true), 70144);
-  // Three blocks of the forward pass with heads of 64 fit on an A100, besides a KiB for each.
+  for (const int64_t head : {65, 128}) {
+    EXPECT_EQ(AttentionSharedBytes(DType::kBF16, head, /*backward=*/true, /*at_once=*/true),
+              115216);
+    EXPECT_EQ(AttentionSharedBytes(DType::kBF16, head, /*backward=*/false, /*at_once=*/true),
+              AttentionBytes(AttentionPass::kForward, 128, 2));
+  }
+  // Two blocks of the backward pass at once, and three of the forward pass, with heads of 64 fit on
+  // an A100, besides a KiB for each.
   constexpr int64_t kForward = AttentionBytes(AttentionPass::kForward, 64, 2);
   EXPECT_EQ(kForward, 36864);
   EXPECT_LE(3 * (kForward + 1024), 164 << 10);
+  EXPECT_LE(2 * (AttentionBytes(AttentionPass::kBackwardAtOnce, 64, 2) + 1024), 164 << 10);
+}
+
+// The scratch memory that is announced (AttentionScratchBytes) is what one backward pass takes.
+TEST_F(DeviceBackendTest, AttentionAtOnceTakesItsScratchMemory) {
+  const Shape shape = {2, 70, 3, 64};
+  const Tensor x = random_.Normal(DType::kBF16, shape), log_sum_exp(DType::kF32, {2, 3, 70});
+  for (const bool at_once : {false, true}) {
+    TestDevice device(0, {}, {.attention_at_once = at_once});
+    const int64_t before = device.context->allocated_bytes();
+    const Tensor d_q(DType::kBF16, shape), d_k = Cloned(d_q), d_v = Cloned(d_q);
+    device.backend->AttentionBackward({{.scale = 1}, x, x, x, x, x, log_sum_exp, d_q, d_k, d_v});
+    EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+    const int64_t bytes = AttentionScratchBytes(2 * 3, 70, 64, at_once);
+    EXPECT_EQ(bytes, 6 * 128 * 8 + (at_once ? 6 * 128 * 64 * 4 + 6 * 4 * 4 + 4 : 0));
+    EXPECT_EQ(device.context->allocated_bytes() - before, (bytes + 255) / 256 * 256);
+  }
 }
 
 }  // namespace

@@ -50,7 +50,9 @@ class DeviceKernels : public Backend, protected OperationObserver {
   // Runs all three steps in one launch.
   void Run(const ops::CrossEntropyGradient& op) override;
 
-  explicit DeviceKernels(simt::Stream stream) : stream_(stream) {}
+  // `attention_at_once`: as in ProductChoices.
+  DeviceKernels(simt::Stream stream, bool attention_at_once)
+      : stream_(stream), attention_at_once_(attention_at_once) {}
 
   // Returns device memory for the running operation, aligned to 256 bytes. The next call may return
   // the same memory, so an operation takes all it needs at once. Used on the stream only. Null if
@@ -85,6 +87,7 @@ class DeviceKernels : public Backend, protected OperationObserver {
               std::span<double> sums, const std::shared_ptr<double>& later = nullptr);
 
   simt::Stream stream_;
+  const bool attention_at_once_;
 };
 
 }  // namespace tessera::cuda

@@ -11,6 +11,7 @@
 namespace tessera::simt {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr int kThreads = 64, kBlocks = 3;
@@ -39,6 +40,31 @@ TESSERA_KERNEL void SumInBlock(const float* x, float* sums) {
   if (Lane() == 0) parts.Set(WarpIndex(), sum);
   SyncThreads();
   if (ThreadIndex() == 0) sums[BlockX()] = parts.Get(0) + parts.Get(1);
+}
+
+// Each block adds its number to `sums`, one per thread, after the block that has begun before.
+enum class Fault { kNone, kNoWait, kOwnOrder, kNoBarrier, kOtherMemory, kOtherKind };
+
+TESSERA_KERNEL void AddInTurn(int32_t* turns, float* sums, Fault fault) {
+  SharedMemory memory;
+  const SharedArray<int32_t> number = memory.Take<int32_t>(1);
+  if (ThreadIndex() == 0) number.Set(0, AtomicAdd(turns + 1, 1));
+  SyncThreads();
+  const int begun = fault == Fault::kOwnOrder ? static_cast<int>(BlockX()) : number.Get(0);
+  if (fault != Fault::kNoWait || ThreadIndex() > 0) AwaitTurn(turns, begun);
+  float* const at = sums + ThreadIndex() * 4;
+  float pack[4];
+  if (fault == Fault::kOtherKind && ThreadIndex() == 3) sums[12] += 1;
+  LoadInTurn(turns, at, pack);
+  for (float& x : pack) x += static_cast<float>(begun + 1);
+  if (fault == Fault::kOtherMemory && begun == 1) {
+    AwaitTurn(turns + 2, 0);
+    StoreInTurn(turns + 2, pack, at);
+  } else {
+    StoreInTurn(turns, pack, at);
+  }
+  if (fault != Fault::kNoBarrier) SyncThreads();
+  if (ThreadIndex() == 0) PassTurn(turns);
 }
 
 class GlobalAccessTest : public ::testing::TestWithParam<uint64_t> {
@@ -81,6 +107,35 @@ TEST_P(GlobalAccessTest, SharedMemoryAndLanesAreNotGlobal) {
   Launch<SumInBlock>({kBlocks}, kThreads, kThreads / kWarpSize * 4, nullptr, x_.data(), y_.data());
   EXPECT_EQ(TakeLaunchError(), "");
   EXPECT_GT(TakeCounters().global_accesses, kBlocks * kThreads);
+}
+
+TEST_P(GlobalAccessTest, BlocksUseMemoryInTurn) {
+  const auto error_of = [&](Fault fault) {
+    std::vector<int32_t> turns(3);
+    std::vector<float> sums(kThreads * 4);
+    Launch<AddInTurn>({kBlocks}, kThreads, 16, nullptr, turns.data(), sums.data(), fault);
+    if (fault == Fault::kNone) EXPECT_EQ(sums, std::vector<float>(kThreads * 4, 1 + 2 + 3));
+    return TakeLaunchError();
+  };
+  EXPECT_EQ(error_of(Fault::kNone), "");
+  EXPECT_THAT(error_of(Fault::kNoWait), HasSubstr("thread 0: uses memory out of turn"));
+  EXPECT_THAT(error_of(Fault::kNoBarrier),
+              AnyOf(HasSubstr("out of turn"), HasSubstr("waits for turn")));
+  EXPECT_THAT(error_of(Fault::kOtherMemory), HasSubstr("out of turn"));
+  EXPECT_THAT(error_of(Fault::kOtherKind), HasSubstr("what block"));
+}
+
+TEST(TurnTest, AWaitForALaterBlockIsFound) {
+  std::string error;
+  for (uint64_t seed = 1; seed <= 20 && error.empty(); ++seed) {
+    SetSimulatorOptions({.seed = seed});
+    std::vector<int32_t> turns(3);
+    std::vector<float> sums(kThreads * 4);
+    Launch<AddInTurn>({kBlocks}, kThreads, 16, nullptr, turns.data(), sums.data(),
+                      Fault::kOwnOrder);
+    error = TakeLaunchError();
+  }
+  EXPECT_THAT(error, HasSubstr(", which no block before has passed"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Orders, GlobalAccessTest, ::testing::Range<uint64_t>(1, 6));

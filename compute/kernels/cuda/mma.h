@@ -136,9 +136,9 @@ struct SharedTile {
   simt::SharedArray<T> elements;
 };
 
-// The left operand of products: 16 rows of a tile, from row `first` on. With kResident, bf16 stays
-// in registers.
-template <int kColumns, typename T, bool kResident>
+// The left operand of products: kTiles times 16 rows of a tile, from row `first` on. With
+// kResident, bf16 stays in registers.
+template <int kColumns, typename T, bool kResident, int kTiles = 1>
 class LeftRows {  // fp32
  public:
   template <int kRows>
@@ -154,78 +154,138 @@ class LeftRows {  // fp32
   int at_, stride_;
 };
 
-template <int kColumns, bool kResident>
-class LeftRows<kColumns, BFloat16, kResident> {
+template <int kColumns, bool kResident, int kTiles>
+class LeftRows<kColumns, BFloat16, kResident, kTiles> {
  public:
   template <int kRows>
   TESSERA_DEVICE LeftRows(const SharedTile<kRows, kColumns, BFloat16>& tile, int first)
       : elements_(tile.elements),
-        at_((first + simt::Lane() % 16) * tile.kStride + simt::Lane() / 16 * 8) {
+        at_((first + simt::Lane() % 16) * kStride + simt::Lane() / 16 * 8) {
     if constexpr (kResident) {
+      static_assert(kTiles == 1);
 #pragma unroll
-      for (int k = 0; k < kColumns / kTileInner; ++k) Load(k, fragments_[k]);
+      for (int k = 0; k < kColumns / kTileInner; ++k) Load(0, k, fragments_[k]);
     }
   }
   // Gets the operand of inner indices [16k, 16k + 16).
-  TESSERA_DEVICE void Get(int k, uint32_t (&a)[4]) const {
+  TESSERA_DEVICE void Get(int tile, int k, uint32_t (&a)[4]) const {
     if constexpr (kResident) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = fragments_[k][i];
     } else {
-      Load(k, a);
+      Load(tile, k, a);
     }
   }
 
  private:
-  TESSERA_DEVICE void Load(int k, uint32_t (&a)[4]) const {
-    LoadMatrices<false>(elements_, at_ + k * kTileInner, a);
+  TESSERA_DEVICE void Load(int tile, int k, uint32_t (&a)[4]) const {
+    LoadMatrices<false>(elements_, at_ + tile * kTileRows * kStride + k * kTileInner, a);
   }
+
+  static constexpr int kStride = SharedTile<kTileRows, kColumns, BFloat16>::kStride;
 
   simt::SharedArray<BFloat16> elements_;
   int at_;
   uint32_t fragments_[kResident ? kColumns / kTileInner : 1][4];
 };
 
-// Adds left[16, kColumns] right[kRows, kColumns]^T to sums[16, kRows]. All lanes take part.
-template <int kRows, int kColumns, bool kResident>
-TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, BFloat16, kResident>& left,
+// Adds left[16 kTiles, kColumns] right[kRows, kColumns]^T to sums[16 kTiles, kRows], which has the
+// accumulators of the first 16 rows first. All lanes take part.
+template <int kRows, int kColumns, bool kResident, int kTiles>
+TESSERA_DEVICE void MultiplyByRows(const LeftRows<kColumns, BFloat16, kResident, kTiles>& left,
                                    const SharedTile<kRows, kColumns, BFloat16>& right,
-                                   float (&sums)[kRows / kTileColumns][4]) {
+                                   float (&sums)[kTiles * (kRows / kTileColumns)][4]) {
   const int lane = simt::Lane();
   const int at = (lane % 8 + lane / 16 * 8) * right.kStride + lane / 8 % 2 * 8;
 #pragma unroll
   for (int k = 0; k < kColumns / kTileInner; ++k) {
-    uint32_t a[4], b[4];
-    left.Get(k, a);
+    uint32_t a[kTiles][4], b[4];
 #pragma unroll
-    for (int n = 0; n < kRows / 16; ++n) {
-      LoadMatrices<false>(right.elements, at + n * 16 * right.kStride + k * kTileInner, b);
-      Mma(a, b[0], b[1], sums[2 * n]);
-      Mma(a, b[2], b[3], sums[2 * n + 1]);
+    for (int tile = 0; tile < kTiles; ++tile) left.Get(tile, k, a[tile]);
+#pragma unroll
+    for (int n = 0; n < kRows / kTileColumns; n += 2) {
+      LoadMatrices<false>(right.elements, at + n * kTileColumns * right.kStride + k * kTileInner,
+                          b);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        Mma(a[tile], b[0], b[1], sums[tile * (kRows / kTileColumns) + n]);
+        Mma(a[tile], b[2], b[3], sums[tile * (kRows / kTileColumns) + n + 1]);
+      }
     }
   }
 }
 
-// Adds left[16, kRows] right[kRows, kColumns] to sums[16, kColumns]. `left` is in tiles of
-// accumulators, which are operands of the next product as they are.
-template <int kRows, int kColumns>
-TESSERA_DEVICE void MultiplyByColumns(const float (&left)[kRows / kTileColumns][4],
+// Returns the elements of a tile, of accumulators or of pairs of bf16, in row TileRow(2 * half).
+TESSERA_DEVICE uint32_t PairOf(const float (&tile)[4], int half) {
+  return simt::BFloat16Pair(tile[2 * half], tile[2 * half + 1]);
+}
+TESSERA_DEVICE uint32_t PairOf(const uint32_t (&tile)[2], int half) { return tile[half]; }
+
+// Adds left[16 kTiles, kRows] right[kRows, kColumns] to sums[16 kTiles, kColumns]. `left` is in
+// tiles of accumulators, which are operands of the next product as they are, or of pairs; those of
+// the first 16 rows come first.
+template <int kRows, int kColumns, int kLeft, int kSums, typename Tile>
+TESSERA_DEVICE void MultiplyByColumns(const Tile (&left)[kLeft],
                                       const SharedTile<kRows, kColumns, BFloat16>& right,
-                                      float (&sums)[kColumns / kTileColumns][4]) {
+                                      float (&sums)[kSums][4]) {
+  constexpr int kLeftTiles = kRows / kTileColumns, kSumTiles = kColumns / kTileColumns;
+  constexpr int kTiles = kLeft / kLeftTiles;
+  static_assert(kLeft == kTiles * kLeftTiles && kSums == kTiles * kSumTiles);
   const int at = simt::Lane() % 16 * right.kStride + simt::Lane() / 16 * 8;
 #pragma unroll
   for (int k = 0; k < kRows / kTileInner; ++k) {
-    uint32_t a[4], b[4];
+    uint32_t a[kTiles][4], b[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&tile)[4] = left[2 * k + i / 2];
-      a[i] = simt::BFloat16Pair(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+    for (int i = 0; i < 4 * kTiles; ++i) {
+      a[i / 4][i % 4] = PairOf(left[i / 4 * kLeftTiles + 2 * k + i % 4 / 2], i % 2);
     }
 #pragma unroll
-    for (int n = 0; n < kColumns / 16; ++n) {
-      LoadMatrices<true>(right.elements, at + k * kTileInner * right.kStride + n * 16, b);
-      Mma(a, b[0], b[1], sums[2 * n]);
-      Mma(a, b[2], b[3], sums[2 * n + 1]);
+    for (int n = 0; n < kSumTiles; n += 2) {
+      LoadMatrices<true>(right.elements, at + k * kTileInner * right.kStride + n * kTileColumns, b);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        Mma(a[tile], b[0], b[1], sums[tile * kSumTiles + n]);
+        Mma(a[tile], b[2], b[3], sums[tile * kSumTiles + n + 1]);
+      }
+    }
+  }
+}
+
+// Adds left[kRows, 16]^T right[kRows, 8 kTiles] to sums[16, 8 kTiles], where both are columns of
+// tiles from those named on.
+template <int kRows, int kLeft, int kRight, int kTiles>
+TESSERA_DEVICE void MultiplyColumnsByColumns(const SharedTile<kRows, kLeft, BFloat16>& left,
+                                             int left_column,
+                                             const SharedTile<kRows, kRight, BFloat16>& right,
+                                             int right_column, float (&sums)[kTiles][4]) {
+  const int lane = simt::Lane();
+  const int left_at = (lane % 8 + lane / 16 * 8) * left.kStride + left_column + lane / 8 % 2 * 8;
+  const int right_at = lane % 16 * right.kStride + right_column + lane / 16 * 8;
+#pragma unroll
+  for (int k = 0; k < kRows; k += kTileInner) {
+    uint32_t a[4], b[4];
+    LoadMatrices<true>(left.elements, left_at + k * left.kStride, a);
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      LoadMatrices<true>(right.elements, right_at + k * right.kStride + n * kTileColumns, b);
+      Mma(a, b[0], b[1], sums[n]);
+      Mma(a, b[2], b[3], sums[n + 1]);
+    }
+  }
+}
+
+// Writes tiles of pairs to `to`, from row `first` on; those of its first 16 rows come first.
+template <int kRows, int kColumns, int kTiles>
+TESSERA_DEVICE void StoreTiles(const uint32_t (&from)[kTiles][2], int first,
+                               const SharedTile<kRows, kColumns, BFloat16>& to) {
+  constexpr int kAcross = kColumns / kTileColumns;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + n / kAcross * kTileRows + TileRow(2 * half);
+      to.elements.SetPair(row * to.kStride + n % kAcross * kTileColumns + TileColumn(0),
+                          from[n][half]);
     }
   }
 }

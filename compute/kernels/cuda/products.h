@@ -44,7 +44,7 @@ struct ProductTimer {
   std::function<double()> now;  // seconds; null: those of the steady clock
 };
 
-// What a library may choose in more than one way. Each choice has bits of its own, and which is
+// What a device may compute in more than one way. Each choice has bits of its own, and which is
 // faster depends on the type of GPU.
 struct ProductChoices {
   // Whether GELU, or its gradient, may be a product's last step, which saves a pass over memory but
@@ -53,6 +53,10 @@ struct ProductChoices {
   bool gelu_gradient = true;
   // Whether a product may sum one of its factors. No GPU has run it yet.
   bool sums = false;
+  // Whether attention's backward pass of bf16 without dropout is one kernel, which computes scores
+  // once (attention_backward.cc). It needs up to 113 KiB of shared memory in a block, and scratch
+  // memory for d_q in fp32 (attention_memory.h). No GPU has run it yet.
+  bool attention_at_once = false;
   // Which of the algorithms that the library proposes, the best by its estimate first, and that
   // have a fixed order of additions; the last of them if there are fewer.
   int proposal = 0;

@@ -25,6 +25,10 @@
 //   ShuffleXor(lanes, value, distance)      every lane named by `lanes`, itself named by it
 //   ShuffleFrom(lanes, value, source)       likewise; `source` must be one of `lanes`
 //   AtomicAdd(address, value)               integers only: float atomics are not deterministic
+//   AwaitTurn(turn, count)                  until so many blocks have passed it
+//   PassTurn(turn)                          one thread, after a barrier: the block's turn is over
+//   LoadInTurn<N>(turn, address, to)        of memory that blocks use one after the other, each
+//   StoreInTurn<N>(turn, from, address)     between the two above; as LoadPack() and StorePack()
 //   SharedMemory::Take<T>(count)            the next array of the block's shared memory
 //   WaitForCopies()                         of the thread: CopyPackAsync() into shared memory
 //   Exp2(x), MaxOrNan(a, b)                 by the instructions of these names
@@ -35,8 +39,13 @@
 //                                           StorePack() and FromFloat<BFloat16>()
 //
 // All of shared memory is dynamic: a kernel takes its arrays, in order, from one SharedMemory.
-// SharedArray<T> is read by Get(i) and written by Set(i, value); 16 bytes at once are read by
-// GetPack() and copied from global memory, while the thread goes on, by CopyPackAsync().
+// SharedArray<T> is read by Get(i) and written by Set(i, value), two elements of 2 bytes by
+// SetPair(i, word); 16 bytes at once are read by GetPack() and copied from global memory, while the
+// thread goes on, by CopyPackAsync().
+//
+// A block may wait for the turns of blocks alone that have begun before it, which the order of
+// blocks in the grid does not tell: it takes its part of the work by AtomicAdd() on a number that
+// all blocks share.
 //
 // The simulated device reports, with kernel, block and thread:
 // - a thread that leaves, or waits elsewhere, while others wait at SyncThreads();
@@ -46,6 +55,7 @@
 // - shared memory that two threads touch, one of them writing, without a barrier in between;
 // - threads that leave before their copies have arrived;
 // - launches beyond the device's limits;
+// - a wait for a turn that no block before has passed, and memory that is used out of turn;
 // - packs that are not aligned.
 //
 // Shared memory starts out as NaN. Blocks, and the threads of a block, run in a random order that a

@@ -49,12 +49,26 @@ TESSERA_DEVICE int32_t AtomicAdd(int32_t* address, int32_t value) {
   return atomicAdd(address, value);
 }
 
+TESSERA_DEVICE void AwaitTurn(const int32_t* turn, int32_t count) {
+  int32_t now;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+  } while (now != count);
+}
+TESSERA_DEVICE void PassTurn(int32_t* turn) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn) : "memory");
+}
+
 template <typename T>
 class SharedArray {
  public:
   TESSERA_DEVICE explicit SharedArray(T* data) : data_(data) {}
   TESSERA_DEVICE T Get(int i) const { return data_[i]; }
   TESSERA_DEVICE void Set(int i, T value) const { data_[i] = value; }
+  TESSERA_DEVICE void SetPair(int i, uint32_t word) const {
+    static_assert(sizeof(T) == 2);
+    *reinterpret_cast<uint32_t*>(data_ + i) = word;
+  }
   // Returns elements [begin, begin + count).
   TESSERA_DEVICE SharedArray Slice(int begin, int /*count*/) const {
     return SharedArray(data_ + begin);
@@ -171,6 +185,15 @@ TESSERA_DEVICE void StorePack(const float (&from)[kCount], T* to) {
     for (int i = 0; i < kCount; ++i) pack.elements[i] = FromFloat<T>(from[i]);
     *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
   }
+}
+
+template <int kCount>
+TESSERA_DEVICE void LoadInTurn(const int32_t* /*turn*/, const float* from, float (&to)[kCount]) {
+  LoadPack(from, to);
+}
+template <int kCount>
+TESSERA_DEVICE void StoreInTurn(const int32_t* /*turn*/, const float (&from)[kCount], float* to) {
+  StorePack(from, to);
 }
 
 template <auto kKernel, typename... Arguments>

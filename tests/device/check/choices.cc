@@ -122,6 +122,8 @@ absl::Status RunRound(Round round, TrainingDevice& device, const TimedModel& mod
   if (round == kChecked) {
     TESSERA_RETURN_IF_ERROR(checks.Gradients().status());
     TESSERA_RETURN_IF_ERROR(checks.SameBits().status());
+    TESSERA_RETURN_IF_ERROR(
+        CheckOperations(device, {.group = "Attention"}, options.training.threads).status());
   }
   return round == kProfiled ? ProfileAgain(device, model, options.folder, trained)
                             : TrainAgain(
@@ -175,15 +177,19 @@ std::vector<Choice> ChoicesOf(const TrainingDevice& device) {
   cuda::ProductChoices sums = device.choices, gelu = device.choices;
   sums.sums = !sums.sums;
   gelu.gelu_gradient = !gelu.gelu_gradient;
-  cuda::ProductChoices both = gelu;
+  cuda::ProductChoices both = gelu, attention = device.choices;
   both.sums = sums.sums;
+  attention.attention_at_once = !attention.attention_at_once;
   const std::string sums_name = sums.sums ? "products sum" : "products do not sum";
   const std::string gelu_name =
       gelu.gelu_gradient ? "GELU's gradient in the product" : "GELU's gradient in a pass that sums";
   return {{"as is", device.choices},
           {sums_name, sums},
           {gelu_name, gelu},
-          {absl::StrCat(sums_name, ", ", gelu_name), both}};
+          {absl::StrCat(sums_name, ", ", gelu_name), both},
+          {attention.attention_at_once ? "attention's gradients at once"
+                                       : "attention's gradients in two kernels",
+           attention}};
 }
 
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,

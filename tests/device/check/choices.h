@@ -1,8 +1,8 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_CHOICES_H_
 #define TESSERA_TESTS_DEVICE_CHECK_CHOICES_H_
 
-// Comparison of the ways in which a device may compute the products of a model
-// (cuda::ProductChoices), in one process.
+// Comparison of the ways in which a device may compute a model (cuda::ProductChoices), in one
+// process.
 
 #include <string>
 #include <vector>
@@ -23,11 +23,11 @@ struct Choice {
 // Returns the device's own choice, and those to which it is compared.
 std::vector<Choice> ChoicesOf(const TrainingDevice& device);
 
-// Checks each choice as DeviceChecks() do ("gradients", "same_bits"), then trains `model` by each
-// in turn, three times: losses and norms of a choice must be the same each time. The figures are
-// tokens/s by choice; the lines below have the operations that another choice than the first
-// changes by more than 2 percent, in ms of a step. An operation's time includes that of waiting for
-// it.
+// Checks each choice as DeviceChecks() do ("gradients", "same_bits", attention's "operations").
+// Then trains `model` by each in turn, three times: losses and norms of a choice must be the same
+// each time. The figures are tokens/s by choice; the lines below have the operations that another
+// choice than the first changes by more than 2 percent, in ms of a step. An operation's time
+// includes that of waiting for it.
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,
                             const TimedModel& model, const DeviceCheckOptions& options);
 

@@ -21,7 +21,8 @@ namespace {
 // On an H200 with 16 processors, which compute nearly all of it.
 constexpr double kSecondsOfTypicalOperations = 60;
 
-// A line for each operation; an error's first line counts those that are wrong.
+}  // namespace
+
 absl::StatusOr<std::string> CheckOperations(TrainingDevice& device, const OperationSizes& sizes,
                                             int threads) {
   const std::unique_ptr<Backend> on_host = MakeHostOperandBackend(device);
@@ -42,8 +43,6 @@ absl::StatusOr<std::string> CheckOperations(TrainingDevice& device, const Operat
   return absl::InternalError(
       absl::StrCat(wrong, " of ", operations, " groups of operations are wrong", lines));
 }
-
-}  // namespace
 
 std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions& options) {
   const TrainingChecks training = {device, options.training, options.folder};

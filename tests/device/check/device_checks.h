@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/backend.h"
 #include "tests/device/check/check.h"
@@ -22,6 +23,11 @@ struct DeviceCheckOptions {
 // Returns the checks that must pass on a device before anything is trained there, the cheapest
 // first: "gradients", "same_bits", "resume", "curves", "operations". `device` outlives them.
 std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions& options);
+
+// Compares operations with those of a CPU of `threads` threads. Returns a line for each group, or
+// an error with these lines if one is wrong.
+absl::StatusOr<std::string> CheckOperations(TrainingDevice& device, const OperationSizes& sizes,
+                                            int threads);
 
 // Makes a backend of the device for operands in host memory. Each operation copies its operands to
 // the device, computes there, copies everything back, and waits, so that a suite for the CPU runs

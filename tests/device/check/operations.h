@@ -15,6 +15,7 @@ namespace tessera::testing {
 struct OperationSizes {
   bool odd = true;       // those of OperationCases()
   bool typical = false;  // shapes of GPT-2 124M and Llama-3 8B
+  std::string group;     // compares this group of operations alone
 };
 
 // The result of one operation in one dtype, over all its shapes.

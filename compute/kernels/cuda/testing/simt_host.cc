@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -13,6 +14,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -51,6 +53,7 @@ struct Thread {
   uint32_t lanes = 0;        // that the meeting names
   const void* input = nullptr;
   void* output = nullptr;
+  const int32_t* turn = nullptr;  // that it has, until a thread of the block passes it
 };
 
 std::string ToString(const Site& site) {
@@ -86,6 +89,9 @@ class Simulator {
             Site site);
   SharedAccess& shared() { return shared_; }
   void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
+  void AwaitTurn(const int32_t* turn, int32_t count);
+  void PassTurn(int32_t* turn);
+  void AccessInTurn(const int32_t* turn, const void* address, int64_t bytes);
 
  private:
   // Called before the text of an error is made, by functions of strings that may be those that the
@@ -120,9 +126,10 @@ class Simulator {
   SharedAccess shared_;
   int64_t block_index_ = 0;
   GlobalAccess global_;
-  Extent arguments_;                // of the kernel
-  std::vector<Extent> operands_;    // of the operation
-  const Fiber* watched_ = nullptr;  // whose accesses are checked
+  std::unordered_map<uintptr_t, const int32_t*> turns_;  // by the memory that is used in them
+  Extent arguments_;                                     // of the kernel
+  std::vector<Extent> operands_;                         // of the operation
+  const Fiber* watched_ = nullptr;                       // whose accesses are checked
   std::string race_;
   // The lanes of each warp that wait for all of it, at the place of the first, while no lane of it
   // has returned or waits for some: what most meetings are.
@@ -189,6 +196,7 @@ void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_
   if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
     ++counters_.launches;
     global_.Reset(find_memory);
+    turns_.clear();
     const std::function<void()> run = [&body] {
       ApplyArithmetic();
       body.run(body.arguments.get());
@@ -349,7 +357,7 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
     EndThread();
   }
   Thread& self = threads_[index];
-  self = {State::kAtMeeting, self.fiber, site, kind, lanes, input, output};
+  self = {State::kAtMeeting, self.fiber, site, kind, lanes, input, output, self.turn};
   Warp& warp = warps_[index / kWarpSize];
   warp.ordinary = warp.ordinary && lanes == kAllLanes;
   if (warp.ordinary) {
@@ -417,6 +425,39 @@ void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::K
   EndThread();
 }
 
+// Blocks run one after the other: what a block waits for has happened, or never will.
+void Simulator::AwaitTurn(const int32_t* turn, int32_t count) {
+  AccessGlobal(turn, sizeof(*turn), GlobalAccess::Kind::kAtomic);
+  if (*turn != count) {
+    StopWatching();
+    SetError("waits for turn " + std::to_string(count) + ", which no block before has passed");
+    EndThread();
+  }
+  threads_[position.thread].turn = turn;
+}
+
+void Simulator::PassTurn(int32_t* turn) {
+  AccessGlobal(turn, sizeof(*turn), GlobalAccess::Kind::kAtomic);
+  if (threads_[position.thread].turn != turn) {
+    StopWatching();
+    SetError("passes a turn that it does not have");
+    EndThread();
+  }
+  for (Thread& thread : threads_) {
+    if (thread.turn == turn) thread.turn = nullptr;
+  }
+  ++*turn;
+}
+
+void Simulator::AccessInTurn(const int32_t* turn, const void* address, int64_t bytes) {
+  AccessGlobal(address, bytes, GlobalAccess::Kind::kAtomic);
+  const auto [first, added] = turns_.emplace(reinterpret_cast<uintptr_t>(address), turn);
+  if (threads_[position.thread].turn == turn && first->second == turn) return;
+  StopWatching();
+  SetError("uses memory out of turn");
+  EndThread();
+}
+
 // Returns "; operand 2", in the order of the operation's description, which names the first ones.
 std::string Simulator::DescribeOperand(uintptr_t address) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
@@ -450,6 +491,11 @@ char* AccessShared(int64_t begin_byte, int64_t bytes, Use use) {
     EndThread();
   }
   return shared.data() + begin_byte;
+}
+
+void CopyInTurn(const int32_t* turn, const void* used, const void* from, int64_t bytes, void* to) {
+  running->AccessInTurn(turn, used, bytes);
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 int64_t SharedBytes() { return ThisSimulator().shared().bytes(); }
@@ -496,6 +542,9 @@ int32_t AtomicAdd(int32_t* address, int32_t value) {
   internal::AccessGlobal(address, sizeof(int32_t), GlobalAccess::Kind::kAtomic);
   return std::exchange(*address, *address + value);
 }
+
+void AwaitTurn(const int32_t* turn, int32_t count) { internal::running->AwaitTurn(turn, count); }
+void PassTurn(int32_t* turn) { internal::running->PassTurn(turn); }
 
 void WaitForCopies() { internal::ThisSimulator().shared().FinishCopies(internal::position.thread); }
 

@@ -101,6 +101,8 @@ char* AccessShared(int64_t begin_byte, int64_t bytes, Use use);
 // Begins the copy of a pack, of zeros if `from` is null. Called after an access for the copy.
 void CopyAsync(char* to, const void* from);
 int64_t SharedBytes();
+// Copies from or to `used`, global memory that blocks use in turn, after a check of the access.
+void CopyInTurn(const int32_t* turn, const void* used, const void* from, int64_t bytes, void* to);
 void CheckAlignment(const void* address, int64_t alignment);
 
 // What each thread of a launch does, and the arguments of the kernel: memory that any thread reads.
@@ -158,6 +160,8 @@ T ShuffleXor(uint32_t lanes, T value, int distance, Site site = Site::Here()) {
 }
 
 int32_t AtomicAdd(int32_t* address, int32_t value);
+void AwaitTurn(const int32_t* turn, int32_t count);
+void PassTurn(int32_t* turn);
 
 template <typename T>
 class SharedArray {
@@ -171,6 +175,10 @@ class SharedArray {
   }
   void Set(int i, T value) const {
     std::memcpy(Access(i, 1, internal::Use::kWrite), &value, sizeof(T));
+  }
+  void SetPair(int i, uint32_t word) const {
+    static_assert(sizeof(T) == 2);
+    std::memcpy(Access(i, 2, internal::Use::kWrite), &word, sizeof(word));
   }
   SharedArray Slice(int begin, int count) const {
     if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count);
@@ -271,6 +279,17 @@ template <int kCount, typename T>
 void StorePack(const float (&from)[kCount], T* to) {
   internal::CheckAlignment(to, kPackAlignment<T, kCount>);
   for (int i = 0; i < kCount; ++i) to[i] = FromFloat<T>(from[i]);
+}
+
+template <int kCount>
+void LoadInTurn(const int32_t* turn, const float* from, float (&to)[kCount]) {
+  internal::CheckAlignment(from, kPackAlignment<float, kCount>);
+  internal::CopyInTurn(turn, from, from, sizeof(to), to);
+}
+template <int kCount>
+void StoreInTurn(const int32_t* turn, const float (&from)[kCount], float* to) {
+  internal::CheckAlignment(to, kPackAlignment<float, kCount>);
+  internal::CopyInTurn(turn, to, from, sizeof(from), to);
 }
 
 template <auto kKernel, typename... Arguments>

@@ -12,6 +12,7 @@
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
+#include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
 #include "compute/kernels/numerics_fingerprint.h"
@@ -51,14 +52,15 @@ struct OwnDevice {
 }  // namespace
 
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options,
-                                              DeviceNumerics numerics) {
+                                              DeviceNumerics numerics,
+                                              const ProductChoices& choices) {
   simt::SetSimulatorOptions(options);
   const auto own = std::make_shared<OwnDevice>();
   return MakeDeviceBackend(
       {DeviceType::kCpu, 0}, own->compute,
       OrDie(MakeCublasLtProducts(std::shared_ptr<CublasLtApi>(own, &own->cublaslt), own->compute,
-                                 {.workspace_bytes = 1 << 16})),
-      numerics);
+                                 {.workspace_bytes = 1 << 16, .choices = choices})),
+      numerics, choices);
 }
 
 }  // namespace tessera::cuda

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
 #include "compute/kernels/numerics_fingerprint.h"
 
@@ -13,7 +14,8 @@ namespace tessera::cuda {
 // be an operand. Every operation runs before its call returns. A fake cuBLASLt computes matrix
 // products, except exact ones (device_backend.h).
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options = {},
-                                              DeviceNumerics numerics = DeviceNumerics::kFast);
+                                              DeviceNumerics numerics = DeviceNumerics::kFast,
+                                              const ProductChoices& choices = {});
 
 }  // namespace tessera::cuda
 
