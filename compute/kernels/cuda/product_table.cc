@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <glog/logging.h>
+#include <sys/file.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
@@ -17,13 +19,12 @@
 #include "base/crc32c.h"
 #include "base/files.h"
 #include "base/replace_file.h"
+#include "base/scoped_fd.h"
 #include "base/status_macros.h"
 
 namespace tessera::cuda {
 namespace {
 
-// Every version of the file begins with this.
-constexpr std::string_view kBegin = "tessera product table ";
 constexpr std::string_view kFirstLine = "tessera product table 1\n";
 
 std::string Lines(const ProductProposals& proposals) {
@@ -49,6 +50,28 @@ bool ParseLine(const std::string& line, ProductTable* table, ProductProposals** 
   int proposal = 0;
   return *proposals != nullptr && absl::SimpleAtoi(parts.first, &proposal) && proposal >= 0 &&
          !parts.second.empty() && (*proposals)->emplace(parts.second, proposal).second;
+}
+
+// Returns the table of a file, empty if it is missing or damaged.
+absl::StatusOr<ProductTable> TableToChange(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(path);
+  if (absl::IsNotFound(text.status())) return ProductTable();
+  if (!text.ok()) return text.status();
+  absl::StatusOr<ProductTable> table = ParseProductTable(*text);
+  if (table.ok() || !text->starts_with(kFirstLine)) return table;
+  LOG(WARNING) << path << " is replaced: " << table.status().message();
+  return ProductTable();
+}
+
+// Waits for other processes that change the file. Without an effect where the file system has no
+// locks.
+absl::StatusOr<ScopedFd> LockTable(const std::string& path) {
+  TESSERA_RETURN_IF_ERROR(
+      MakeDirectories(AT_FDCWD, std::filesystem::absolute(path).parent_path().string()));
+  TESSERA_ASSIGN_OR_RETURN(ScopedFd fd,
+                           OpenRegularFile(AT_FDCWD, path + ".lock", O_WRONLY | O_CREAT));
+  while (::flock(fd.get(), LOCK_EX) != 0 && errno == EINTR) continue;
+  return fd;
 }
 
 }  // namespace
@@ -104,28 +127,16 @@ absl::Status AddProposals(const std::string& path, const std::string& device,
   const auto in_file = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
   };
-  ProductTable table;
-  if (const absl::StatusOr<std::string> text = ReadWholeFile(path); text.ok()) {
-    absl::StatusOr<ProductTable> before = ParseProductTable(*text);
-    if (before.ok()) {
-      table = *std::move(before);
-    } else if (!text->starts_with(kBegin)) {
-      return in_file(before.status());
-    } else {
-      LOG(WARNING) << path << " is replaced: " << before.status().message();
-    }
-  } else if (!absl::IsNotFound(text.status())) {
-    return in_file(text.status());
-  }
-  ProductProposals& all = table[device];
+  const absl::StatusOr<ScopedFd> lock = LockTable(path);
+  if (!lock.ok()) return in_file(lock.status());
+  absl::StatusOr<ProductTable> table = TableToChange(path);
+  if (!table.ok()) return in_file(table.status());
+  ProductProposals& all = (*table)[device];
   for (const auto& [product, proposal] : proposals) {
     all.erase(product);
     if (proposal > 0) all.emplace(product, proposal);
   }
-  const absl::Status made =
-      MakeDirectories(AT_FDCWD, std::filesystem::absolute(path).parent_path().string());
-  if (!made.ok()) return in_file(made);
-  return ReplaceFile(path, ToText(table));
+  return ReplaceFile(path, ToText(*table));
 }
 
 }  // namespace tessera::cuda

@@ -36,8 +36,9 @@ std::string DigestOf(const ProductProposals& proposals);
 absl::StatusOr<std::string> ProductTablePath();
 
 // Adds the proposals of a device to the file, atomically, in place of those of the same products. A
-// product whose fastest is the first proposal, 0, needs no line and gets none. Makes the file and
-// its folder. A damaged table is replaced, with a warning; DataLoss for any other file.
+// product whose fastest is the first proposal, 0, needs no line and gets none. Makes the file, its
+// folder, and beside it a ".lock", by which processes that add wait for each other. A damaged table
+// of this version is replaced, with a warning; DataLoss for any other file.
 absl::Status AddProposals(const std::string& path, const std::string& device,
                           const ProductProposals& proposals);
 

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,7 @@
 #include "base/files.h"
 #include "base/replace_file.h"
 #include "base/testing.h"
+#include "base/threads.h"
 
 namespace tessera::cuda {
 namespace {
@@ -110,7 +113,7 @@ TEST_F(ProductTableFileTest, ProposalsAreAddedToThoseOfOtherProductsAndDevices) 
        std::filesystem::directory_iterator(folder_.File("cache/tessera"))) {
     ++files;
   }
-  EXPECT_EQ(files, 1);
+  EXPECT_EQ(files, 2);  // and the lock
 }
 
 TEST_F(ProductTableFileTest, ADamagedTableIsReplacedAndAnotherFileIsNot) {
@@ -118,9 +121,24 @@ TEST_F(ProductTableFileTest, ADamagedTableIsReplacedAndAnotherFileIsNot) {
   ASSERT_OK(ReplaceFile(path_, OrFail(ReadWholeFile(path_)) + "x"));
   ASSERT_OK(AddProposals(path_, "H200", {{"y", 1}}));
   EXPECT_EQ(Read(), (ProductTable{{"H200", {{"y", 1}}}}));
-  ASSERT_OK(ReplaceFile(path_, "a diary"));
-  EXPECT_TRUE(absl::IsDataLoss(AddProposals(path_, "H200", {{"y", 1}})));
-  EXPECT_EQ(OrFail(ReadWholeFile(path_)), "a diary");
+  for (const std::string other : {"a diary", "tessera product table 2\nH200 y 1\n"}) {
+    ASSERT_OK(ReplaceFile(path_, other));
+    EXPECT_TRUE(absl::IsDataLoss(AddProposals(path_, "H200", {{"y", 1}})));
+    EXPECT_EQ(OrFail(ReadWholeFile(path_)), other);
+  }
+}
+
+TEST_F(ProductTableFileTest, WritersWaitForEachOther) {
+  constexpr int kWriters = 4, kProducts = 8;
+  std::vector<std::thread> writers = StartThreads(kWriters, [&](int writer) {
+    for (int i = 0; i < kProducts; ++i) {
+      EXPECT_OK(AddProposals(path_, absl::StrCat("GPU ", writer), {{absl::StrCat("x", i), 1}}));
+    }
+  });
+  for (std::thread& writer : writers) writer.join();
+  const ProductTable table = Read();
+  EXPECT_EQ(table.size(), kWriters);
+  for (const auto& [device, proposals] : table) EXPECT_EQ(proposals.size(), kProducts) << device;
 }
 
 }  // namespace
