@@ -435,6 +435,7 @@ class ProductTableSessionTest : public SimulatedSessionTest {
     EXPECT_OK(cuda::AddProposals(path, device, proposals));
     return path;
   }
+  static std::string TypeOf(int index) { return index == 0 ? "simulated GPU" : "another GPU"; }
   std::string DigestOf(const std::string& table) const {
     return cuda::DigestOf(
         OrFail(cuda::ParseProductTable(OrFail(ReadWholeFile(table)))).at(kDevice));
@@ -493,11 +494,35 @@ TEST_F(ProductTableSessionTest, IsIgnoredIfItIsDamagedOrOfOtherDevices) {
 }
 
 TEST_F(ProductTableSessionTest, ThatRankZeroCannotReadEndsTheRunOnAllRanks) {
-  const std::string table = root_ / "nowhere";
-  for (const std::string topology : {"single", "dp2"}) {
-    const absl::Status status = Run(WithTable("run", topology, table), Train).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("product_table=" + table + ": No such"));
+  const std::string table = root_ / "nowhere", large = root_ / "large";
+  ASSERT_OK(ReplaceFile(large, ""));
+  fs::resize_file(large, (16 << 20) + 1);
+  for (const auto& [path, reason] : std::map<std::string, std::string>{
+           {table, "cannot open " + table + ": No such"},
+           {large, large + " has 16777217 bytes, expected at most 16777216"}}) {
+    for (const std::string topology : {"single", "dp2"}) {
+      const absl::Status status = Run(WithTable("run", topology, path), Train).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("product_table: " + reason));
+    }
+  }
+}
+
+TEST_F(ProductTableSessionTest, IsUsedByAllRanksOrByNone) {
+  const std::string of_one = WriteTable(kDevice, ""), of_both = root_ / "both";
+  fs::copy_file(of_one, of_both);
+  ASSERT_OK(cuda::AddProposals(of_both, "another GPU; fake cuBLASLt", {{"a product", 1}}));
+  ASSERT_OK(Run(Config("without", "dp2", true), Train));
+  for (const auto& [table, reason] : std::map<std::string, std::string>{
+           {of_one, "it has no products of another GPU; fake cuBLASLt, the GPU of rank 1"},
+           {of_both, "it has other products of the GPU of rank 1 than of that of rank 0"}}) {
+    const std::string name = fs::path(table).filename().string() + "_run";
+    SimulatedDevices devices({.count = 2, .type = TypeOf});
+    ASSERT_OK_AND_ASSIGN(const std::string notes,
+                         Run(WithTable(name, "dp2", table), devices, Train));
+    EXPECT_THAT(notes, HasSubstr(absl::StrCat("product_table=", table, " is not used: ", reason)));
+    EXPECT_THAT(notes, Not(HasSubstr("with product table")));
+    EXPECT_EQ(LossesOf(name), LossesOf("without"));
   }
 }
 

@@ -1,5 +1,7 @@
 #include "trainer/app/rank_device.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,8 +10,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/files.h"
+#include "base/file_descriptor.h"
 #include "base/status_macros.h"
+#include "comm/communicator.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/cuda/product_table.h"
 #include "compute/kernels/cuda/products.h"
@@ -17,6 +20,9 @@
 
 namespace tessera {
 namespace {
+
+constexpr int64_t kMaxTableBytes = int64_t{16} << 20;
+constexpr CallOptions kTableCall = {.what = "the table of products"};
 
 int ThreadCount(const TrainConfig& config, const HostShare& host) {
   if (config.training().threads() > 0) return static_cast<int>(config.training().threads());
@@ -54,41 +60,70 @@ absl::StatusOr<int> ChooseGpu(const HostShare& host, ComputeDevices& devices) {
                    gpus.size() == 1 ? " GPU" : " GPUs", ", but each needs one of its own"));
 }
 
-// Returns the contents of rank 0's file. Collective: InvalidArgument on all ranks if it cannot be
-// read there.
-absl::StatusOr<std::string> ReadOnRank0(const std::string& path, Communicator* world) {
-  // The file behind a '+', or a reason behind a '-'.
-  std::string result;
-  if (world == nullptr || world->rank() == 0) {
-    const absl::StatusOr<std::string> text = ReadWholeFile(path);
-    result = text.ok() ? "+" + *text : absl::StrCat("-", text.status().message());
-  }
+// Returns rank 0's text on all ranks.
+absl::StatusOr<std::string> FromRank0(const std::string& text, Communicator* world) {
+  if (world == nullptr) return text;
+  return world->BroadcastBytes(text, /*root=*/0, kTableCall);
+}
+
+// What a file has: the text of a table behind a '+', why it has none behind a '-', or why it cannot
+// be read behind a '!'.
+std::string ReadTable(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadFile(path, kMaxTableBytes);
+  if (!text.ok()) return absl::StrCat("!", text.status().message());
+  const absl::Status status = cuda::ParseProductTable(*text).status();
+  return status.ok() ? "+" + *text : absl::StrCat("-", status.message());
+}
+
+// Returns why no rank uses a table; empty if all have the same proposals for their GPUs, without
+// which replicas would differ in bits. `mine` is null without any. Collective.
+absl::StatusOr<std::string> ReasonAgainst(const cuda::ProductProposals* mine,
+                                          const std::string& device, Communicator* world) {
+  const bool has_any = mine != nullptr && !mine->empty();
+  const std::string own = has_any ? "+" + cuda::DigestOf(*mine) : "-" + device;
+  std::vector<std::string> all = {own};
   if (world != nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(
-        result, world->BroadcastBytes(result, /*root=*/0, {.what = "the table of products"}));
+    TESSERA_ASSIGN_OR_RETURN(all, world->GatherBytes(own, /*root=*/0, kTableCall));
   }
-  if (result.starts_with('+')) return result.substr(1);
-  return absl::InvalidArgumentError(absl::StrCat("product_table=", path, ": ", result.substr(1)));
+  std::string reason;
+  for (size_t rank = 0; rank < all.size() && reason.empty(); ++rank) {
+    if (all[rank].starts_with('-')) {
+      reason =
+          absl::StrCat("it has no products of ", all[rank].substr(1), ", the GPU of rank ", rank);
+    } else if (all[rank] != all[0]) {
+      reason = absl::StrCat("it has other products of the GPU of rank ", rank,
+                            " than of that of rank 0");
+    }
+  }
+  return FromRank0(reason, world);
 }
 
 // Lets a GPU that is not used yet take the products of a table, whose digest becomes a part of the
 // name of its library: it is a cause of bits. Collective.
 absl::Status UseProductTable(const std::string& path, Communicator* world, const NoteSink& notes,
                              TrainingDevice* gpu) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadOnRank0(path, world));
-  const absl::StatusOr<cuda::ProductTable> table = cuda::ParseProductTable(text);
-  if (!table.ok()) {
-    notes(absl::StrCat("product_table=", path, " is not used: ", table.status().message()));
+  const bool reads = world == nullptr || world->rank() == 0;
+  TESSERA_ASSIGN_OR_RETURN(const std::string read,
+                           FromRank0(reads ? ReadTable(path) : std::string(), world));
+  const std::string text = read.substr(1);
+  if (read.starts_with('!')) {
+    return absl::InvalidArgumentError(absl::StrCat("product_table: ", text));
+  }
+  if (read.starts_with('-')) {
+    notes(absl::StrCat("product_table=", path, " is not used: ", text));
     return absl::OkStatus();
   }
+  TESSERA_ASSIGN_OR_RETURN(const cuda::ProductTable table, cuda::ParseProductTable(text));
   const std::string device = cuda::DeviceName(gpu->type, gpu->products);
-  const auto found = table->find(device);
-  if (found == table->end() || found->second.empty()) {
-    notes(absl::StrCat("product_table=", path, " is not used: it has no products of ", device));
+  const auto found = table.find(device);
+  const cuda::ProductProposals* const mine = found == table.end() ? nullptr : &found->second;
+  TESSERA_ASSIGN_OR_RETURN(const std::string reason, ReasonAgainst(mine, device, world));
+  if (!reason.empty()) {
+    notes(absl::StrCat("product_table=", path, " is not used: ", reason));
     return absl::OkStatus();
   }
-  gpu->choices.measured = std::make_shared<const cuda::ProductProposals>(found->second);
-  absl::StrAppend(&gpu->products, " with product table ", cuda::DigestOf(found->second));
+  gpu->choices.measured = std::make_shared<const cuda::ProductProposals>(*mine);
+  absl::StrAppend(&gpu->products, " with product table ", cuda::DigestOf(*mine));
   gpu->backend = nullptr;
   TESSERA_ASSIGN_OR_RETURN(gpu->backend, gpu->make_backend(gpu->choices));
   return absl::OkStatus();
