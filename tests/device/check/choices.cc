@@ -94,7 +94,7 @@ struct MeasuredProduct {
   std::array<double, kComparedProposals> seconds;  // of the fastest call, by proposal
 };
 
-// Trains by one proposal, or the last of products that have fewer. Counts the steps of the first.
+// Trains by one proposal. Products that have fewer are not measured. Counts the steps of the first.
 absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
                              const std::string& folder, size_t proposal,
                              std::map<std::string, MeasuredProduct>* products, int64_t* steps) {
@@ -102,9 +102,10 @@ absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
   choices.measured = nullptr;
   choices.proposal = static_cast<int>(proposal);
   choices.timer.add = [&](const std::string& name, int taken, double seconds) {
+    if (static_cast<size_t>(taken) != proposal) return;
     MeasuredProduct& product = (*products)[name];
     product.calls += proposal == 0 ? 1 : 0;
-    double& least = product.seconds[static_cast<size_t>(taken)];
+    double& least = product.seconds[proposal];
     least = std::min(least, seconds);
   };
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, device.make_backend(choices));
@@ -245,14 +246,22 @@ CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
 
 CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
                              const std::string& folder) {
+  const absl::StatusOr<std::string> path = cuda::ProductTablePath();
+  if (!path.ok()) return OutcomeOf(path.status());
+  const std::string name = cuda::DeviceName(device.type, device.products);
+  // Fails here rather than after all measurements.
+  if (const absl::Status status = cuda::AddProposals(*path, name, {}); !status.ok()) {
+    return OutcomeOf(status);
+  }
   cuda::ProductProposals fastest;
   CheckOutcome outcome = CompareProposals(device, model, folder, &fastest);
   if (outcome.kind != CheckOutcome::kPassed) return outcome;
-  const absl::StatusOr<std::string> path = cuda::ProductTablePath();
-  const absl::Status written =
-      path.ok() ? cuda::AddProposals(*path, cuda::DeviceName(device.type, device.products), fastest)
-                : path.status();
-  if (!written.ok()) return OutcomeOf(written);
+  const absl::Status written = cuda::AddProposals(*path, name, fastest);
+  if (!written.ok()) {
+    outcome.kind = CheckOutcome::kFailed;
+    absl::StrAppend(&outcome.detail, "\nnot written: ", written.message());
+    return outcome;
+  }
   absl::StrAppend(&outcome.detail, "\nwritten to ", *path, ", for train --product-table=", *path);
   return outcome;
 }

@@ -40,7 +40,7 @@ CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
                               const std::string& folder, cuda::ProductProposals* fastest = nullptr);
 
 // Does the same, and writes the fastest to the user's table of products (product_table.h), for
-// `train --product-table`.
+// `train --product-table`. Measures nothing where no table can be written.
 CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
                              const std::string& folder);
 

@@ -6,12 +6,14 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/files.h"
 #include "base/replace_file.h"
@@ -118,6 +120,13 @@ class ProposalsTest : public ::testing::Test {
     return OrFail(cuda::ParseProductTable(OrFail(ReadWholeFile(OrFail(cuda::ProductTablePath())))));
   }
 
+  void OnMakingBackends(const std::function<void(const cuda::ProductChoices&)>& call) {
+    device_->make_backend = [call, make = device_->make_backend](const auto& choices) {
+      call(choices);
+      return make(choices);
+    };
+  }
+
   const TestFolder folder_;
   double advantage_ = 0.5;  // of the fastest
   const std::unique_ptr<SimulatedDevice> device_ = OpenSimulatedDevice(
@@ -168,20 +177,48 @@ TEST_F(ProposalsTest, AreWrittenToTheUsersTable) {
   EXPECT_NEAR(device_->cublaslt->seconds() - before, 0.5e-3 * products, 1e-9);
 }
 
+TEST_F(ProposalsTest, AreNotMeasuredWhereNoTableCanBeWritten) {
+  const std::string path = OrFail(cuda::ProductTablePath());
+  ASSERT_OK(cuda::AddProposals(path, "H200", {}));
+  ASSERT_OK(ReplaceFile(path, "a diary"));
+  const CheckOutcome outcome = MeasureProducts(*device_, SmallModel(), folder_.path());
+  EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
+  EXPECT_THAT(outcome.detail, StartsWith(path + ": it is no table of products"));
+  EXPECT_EQ(device_->cublaslt->products(), 0);
+}
+
+TEST_F(ProposalsTest, AreShownIfTheTableCannotBeWrittenAtTheEnd) {
+  const std::string path = OrFail(cuda::ProductTablePath());
+  OnMakingBackends([&](const cuda::ProductChoices&) { ASSERT_OK(ReplaceFile(path, "a diary")); });
+  const CheckOutcome outcome = MeasureProducts(*device_, SmallModel(), folder_.path());
+  EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
+  EXPECT_THAT(outcome.detail, HasSubstr(", by proposal 1: "));
+  EXPECT_THAT(outcome.detail, HasSubstr("\nnot written: " + path + ": it is no table"));
+}
+
 TEST_F(ProposalsTest, OfNoUseAreNotWritten) {
-  advantage_ = 0.01;
+  // No product has a proposal 3: what it takes instead is not measured.
+  OnMakingBackends([this](const cuda::ProductChoices& choices) {
+    advantage_ = choices.proposal < 3 ? 0.01 : 0.5;
+  });
   ASSERT_EQ(MeasureProducts(*device_, SmallModel(), folder_.path()).kind, CheckOutcome::kPassed);
   EXPECT_EQ(Table(), (cuda::ProductTable{{"simulated GPU; fake cuBLASLt", {}}}));
 }
 
+absl::StatusOr<TimedModel> ModelOf(const TestFolder& folder, const std::string& training,
+                                   const std::string& rest = "") {
+  const std::string path = folder.File("run.textproto");
+  EXPECT_OK(ReplaceFile(
+      path,
+      "model { size: \"llama3-tiny\" num_layers: 1 vocab_size: 50 } data { train_data_path: "
+      "\"nowhere_*.bin\" } training { device: CUDA micro_batch_size: 2 global_batch_size: 8 "
+      "seq_length: 16 train_iters: 9 " +
+          training + " } " + rest));
+  return ModelOfConfig(path);
+}
+
 TEST_F(ProposalsTest, AreThoseOfTheModelOfAConfig) {
-  const std::string path = folder_.File("run.textproto");
-  const std::string config =
-      "model { size: \"llama3-tiny\" num_layers: 1 vocab_size: 50 } training { device: CUDA "
-      "micro_batch_size: 2 global_batch_size: 8 seq_length: 16 train_iters: 9 bf16: true } "
-      "data { train_data_path: \"nowhere_*.bin\" } ";
-  ASSERT_OK(ReplaceFile(path, config));
-  ASSERT_OK_AND_ASSIGN(const TimedModel model, ModelOfConfig(path));
+  ASSERT_OK_AND_ASSIGN(const TimedModel model, ModelOf(folder_, "bf16: true"));
   EXPECT_TRUE(model.bf16);
   EXPECT_EQ(model.micro_batch, 2);
   cuda::ProductProposals fastest;
@@ -189,8 +226,25 @@ TEST_F(ProposalsTest, AreThoseOfTheModelOfAConfig) {
   ASSERT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
   EXPECT_GT(fastest.size(), 5);
   for (const auto& [name, proposal] : fastest) EXPECT_THAT(name, Not(HasSubstr("GELU")));
-  ASSERT_OK(ReplaceFile(path, config + "parallel { topology: \"tp2\" }"));
-  EXPECT_THAT(ModelOfConfig(path).status().message(), HasSubstr("tensor_model_parallel_size=2"));
+  EXPECT_FALSE(model.recompute_activations);
+  ASSERT_OK_AND_ASSIGN(const TimedModel recomputes,
+                       ModelOf(folder_, "recompute_activations: true"));
+  EXPECT_TRUE(recomputes.recompute_activations);
+}
+
+TEST(ModelOfConfigTest, WhoseProductsCannotBeMeasuredIsRefused) {
+  const TestFolder folder;
+  const auto error = [&](const std::string& training, const std::string& rest = "") {
+    const absl::Status status = ModelOf(folder, training, rest).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error("", "parallel { topology: \"tp2\" }"),
+              HasSubstr("tensor_model_parallel_size=2"));
+  EXPECT_THAT(error("", "parallel { numerics: EXACT }"),
+              HasSubstr("numerics=exact: its products have one algorithm"));
+  EXPECT_THAT(error("exact_products: true"),
+              HasSubstr("exact_products: its products have one algorithm"));
 }
 
 }  // namespace

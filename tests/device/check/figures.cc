@@ -152,6 +152,12 @@ absl::StatusOr<TimedModel> ModelOfConfig(const std::string& path) {
         absl::StrCat(path, ": tensor_model_parallel_size=", ConfigTopology(config).tensor,
                      ": one GPU cannot run the products of one of several tensor ranks"));
   }
+  const bool exact = config.parallel().numerics() == Numerics::EXACT;
+  if (exact || config.training().exact_products()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", exact ? "numerics=exact" : "exact_products",
+                     ": its products have one algorithm, and a run refuses a table"));
+  }
   return TimedModel{.name = path,
                     .vocabulary = config.model().vocab_size(),
                     .seq_length = config.training().seq_length(),
@@ -159,6 +165,7 @@ absl::StatusOr<TimedModel> ModelOfConfig(const std::string& path) {
                     .accumulation = 2,
                     .steps = 1,
                     .bf16 = config.training().bf16(),
+                    .recompute_activations = config.training().recompute_activations(),
                     .text = config.model().ShortDebugString()};
 }
 
@@ -176,6 +183,7 @@ absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, Trainin
                                        .global_batch_size = model.micro_batch * model.accumulation,
                                        .seq_length = model.seq_length,
                                        .bucket_elements = 40'000'000}));
+  config.mutable_training()->set_recompute_activations(model.recompute_activations);
   if (model.saves) {
     config.mutable_checkpoint()->set_save(folder / "timed_save");
     config.mutable_checkpoint()->set_async_save(true);

@@ -28,6 +28,7 @@ struct TimedModel {
   double llmc_tokens_per_second = 0;  // published, a GPU; 0: none
   bool saves = false;                 // also times an asynchronous save
   bool bf16 = true;
+  bool recompute_activations = false;
   std::string text = "";  // ModelConfig in text format; empty: a GPT-2 of the sizes above
 };
 
@@ -36,8 +37,9 @@ struct TimedModel {
 std::vector<TimedModel> FullModels();
 // Returns a model for tests, which takes a tenth of a second.
 TimedModel SmallModel();
-// Returns the model that a config of `train` describes, with its micro-batches and dtype.
-// InvalidArgument for a wrong config, and for more than one tensor rank.
+// Returns the model that a config of `train` describes, with its micro-batches, dtype and whether
+// activations are recomputed, to measure its products. InvalidArgument for a wrong config, for more
+// than one tensor rank, and for products with one algorithm.
 absl::StatusOr<TimedModel> ModelOfConfig(const std::string& path);
 
 struct TrainingFigures {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -38,6 +39,21 @@ TEST(FiguresTest, TrainingOnTheCpuIsMeasured) {
 TEST(FiguresTest, TrainingOnADeviceIsMeasured) {
   const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0);
   ExpectPlausible(SmallModel(), MeasureTraining(SmallModel(), device.get(), TestFolder().path()));
+}
+
+TEST(FiguresTest, RecomputedActivationsTakeMoreProducts) {
+  const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0);
+  TimedModel model = SmallModel();
+  model.layers = 2;  // all but the last are recomputed
+  model.saves = false;
+  const auto products = [&] {
+    const int64_t before = device->cublaslt->products();
+    EXPECT_OK(MeasureTraining(model, device.get(), TestFolder().path()).status());
+    return device->cublaslt->products() - before;
+  };
+  const int64_t without = products();
+  model.recompute_activations = true;
+  EXPECT_GT(products(), without);
 }
 
 TEST(FiguresTest, PytorchIsOptional) {
