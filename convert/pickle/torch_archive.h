@@ -39,7 +39,7 @@ struct TorchTensor {
 struct TorchArchive {
   pickle::Pickle contents;
   absl::flat_hash_map<std::string, pickle::Extent> storages = {};  // by key; of the file
-  // Of a tar archive: the tensors, by the persistent ids that stand for them in the pickle.
+  // The tensors of a tar archive, by the persistent ids that stand for them in the pickle.
   absl::flat_hash_map<std::string, absl::StatusOr<TorchTensor>> tensors = {};
 };
 

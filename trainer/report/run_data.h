@@ -21,8 +21,8 @@ struct RunDataLimits {
   int64_t samples = 20;
   int64_t text_bytes = 20000;  // of one text
   int64_t settings_bytes = int64_t{1} << 20;
-  // Limit of metrics.jsonl. Of a longer file, every second, third, ... line of a step is read, and
-  // stands for its neighbours; the last one is read, too.
+  // The most bytes of metrics.jsonl that are read. From a longer file, every n-th line of a step is
+  // read, and stands for its neighbours; the last one is read, too.
   int64_t metrics_bytes = int64_t{64} << 20;
 };
 

@@ -9,9 +9,9 @@
 // as well: five products instead of seven. The blocks of keys then add to d_q in fp32, one after
 // the other, so that the order of additions is a function of shapes alone. A tile of queries begins
 // with the block of its own keys, the last that it sees, and ends with that of key 0, while each
-// block of keys begins with its own queries. Blocks that begin together are thus in each other's
-// way nowhere. They begin with the last keys of a head, by number, and wait only for blocks of a
-// smaller number, one of which always runs.
+// block of keys begins with its own queries. So blocks that begin together do not wait for each
+// other. Blocks take numbers in the order in which they begin, the last keys of a head first, and
+// wait only for smaller numbers, one of which always runs.
 
 #include <cmath>
 #include <cstdint>

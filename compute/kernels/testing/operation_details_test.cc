@@ -173,7 +173,7 @@ TEST_P(OperationDetailsTest, SumsOfSquaresOfABlockDependOnItAlone) {
   }
 }
 
-// At once, the bits of the three steps. Of the longest rows, a GPU holds a part.
+// One operation has the bits of the three steps. A GPU holds only a part of the longest rows.
 TEST_P(OperationDetailsTest, LossAndGradientAreTheThreeSteps) {
   const int64_t rows = 5;
   const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
