@@ -24,8 +24,10 @@ class RankDevice {
   // device, as must `devices`. Ranks of a machine that see the same GPUs take them in the order of
   // ranks. FailedPrecondition, with both numbers, if there are more ranks than GPUs;
   // InvalidArgument if rank 0 cannot read product_table, or it is longer than 16 MiB; the errors of
-  // `devices`. No rank uses a table that is damaged, or that differs by the types of the ranks' GPUs;
-  // a sentence for `notes` says so.
+  // `devices`.
+  //
+  // No rank uses a table that is damaged, or that has other products for the GPU of one rank than
+  // for that of another. A sentence for `notes` says so.
   static absl::StatusOr<std::unique_ptr<RankDevice>> Open(const TrainConfig& config,
                                                           const HostShare& host,
                                                           Communicator* world,
