@@ -24,9 +24,9 @@ struct Grid {
 };
 
 // Returns the state of one rank that trains with AdamW in bf16 under ZeRO-2. It has a part of the
-// weights, which all ranks of its data-parallel group share. Its fp32 master weights and moments
-// are those of a part of the stage's flattened parameters, with arbitrary boundaries. Ranks are
-// numbered tensor fastest, then data, then pipeline. The memory does not exist.
+// weights, which all ranks of its data-parallel group share. It has fp32 master weights and moments
+// for a part of the stage's flattened parameters, with arbitrary boundaries. Ranks are numbered
+// tensor fastest, then data, then pipeline. The memory does not exist.
 StateDict LlamaState(const LlamaShape& model, const Grid& grid, int rank);
 
 }  // namespace tessera::ckpt
