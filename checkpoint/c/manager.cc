@@ -113,7 +113,7 @@ absl::Status Save(CheckpointManager& manager, const StepState& now, const GiveSt
                   char** report) {
   TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision, manager.TrySave(now, describe));
   constexpr const char* kSaves[] = {nullptr, "rolling", "permanent"};
-  constexpr const char* kEnds[] = {nullptr,     "last step", "signal",       "records",
+  constexpr const char* kEnds[] = {nullptr,     "last step", "signal",       "program",
                                    "stop file", "duration",  "exit interval"};
   const char* const save = kSaves[static_cast<int>(decision.save)];
   const char* const end = kEnds[static_cast<int>(decision.end)];

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,10 +77,6 @@ struct StateToSave {
 };
 using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 
-// Adds up each count over all ranks, in place, as an all-reduce does. The meaning of each count is
-// internal to the library.
-using SumOverRanks = std::function<absl::Status(std::span<int64_t> counts)>;
-
 // Returns the path of the staging folder that ranks of this user make for the folder `name` with
 // async_upload: "/dev/shm/tessera-1000-89abcdef_tmp_ckpt". It may be deleted while no job uses it.
 std::string StagingFolderOf(std::string_view name, const std::string& async_upload_tmp_folder = "",
@@ -116,7 +111,7 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 // checkpoints that the new one would replace.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
-// Calls come from one thread; WaitUntilCopied(), WaitUntilAllCopied() and CheckFolder() from any.
+// Calls come from one thread; WaitUntilCopied() and WaitUntilAllCopied() from any.
 class CheckpointManager {
  public:
   // Opens the folder that `name` names (OpenStorage()), creates it if it is missing, and locks it
@@ -130,20 +125,12 @@ class CheckpointManager {
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(
       std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open = {});
 
-  // Opens the folder at the root of a storage, which has a staging tier (Storage::staging()) on all
-  // ranks or on none. `to_lock` is another object for the same place, whose folder is locked on
-  // rank 0; null: nothing is locked. Without a storage, a job that does not save resumes from
-  // nothing.
-  static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(std::shared_ptr<Storage> storage,
-                                                                 std::unique_ptr<Storage> to_lock,
-                                                                 CheckpointManagerOptions options);
-
   // Waits for a save in flight.
   virtual ~CheckpointManager() = default;
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
-  // ---- Resuming
+  // ---- What every program calls: Open(), and these.
 
   // Loads the newest valid checkpoint into `state`: the newest one, permanent or rolling, that
   // every rank reads without damage, and whose manifest does not say that the run had diverged.
@@ -158,6 +145,39 @@ class CheckpointManager {
   //   other codes                     of Checkpoint::Load()
   virtual absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
                                                  const ResumeOptions& options = {}) = 0;
+
+  // Saves if the schedule asks for it after this step, and returns whether the job ends. Call once
+  // after each step. In the foreground, returns when the checkpoint is committed, or with the error
+  // of the save. In the background, returns immediately, and outcomes come from Poll(). A decision
+  // that ends the job waits for all saves. A SaveTrouble is
+  // returned as an error.
+  //
+  // Cost: one exchange of about 100 bytes for each rank; for the first decision after Begin(), rank
+  // 0 also lists the folder.
+  absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
+                                       const Metadata& metadata = {}) {
+    return TrySave(now, [&]() -> absl::StatusOr<StateToSave> {
+      return StateToSave{&state, &metadata};
+    });
+  }
+
+  // Waits until bytes [data, data + size_bytes) may be overwritten, or all memory of the state, as
+  // AsyncSaver::WaitUntilCopied() does. Returns immediately without saves in the background.
+  virtual void WaitUntilCopied(const void* data, uint64_t size_bytes) = 0;
+  virtual void WaitUntilAllCopied() = 0;
+
+  // Waits for saves in flight, and returns their outcomes.
+  virtual std::vector<SaveOutcome> Finish() = 0;
+
+  // ---- For programs that load by themselves, continue from elsewhere, or report their saves.
+
+  // Opens the folder at the root of a storage, which has a staging tier (Storage::staging()) on all
+  // ranks or on none. `to_lock` is another object for the same place, whose folder is locked on
+  // rank 0; null: nothing is locked. Without a storage, a job that does not save resumes from
+  // nothing.
+  static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(std::shared_ptr<Storage> storage,
+                                                                 std::unique_ptr<Storage> to_lock,
+                                                                 CheckpointManagerOptions options);
 
   // Resumes a program that loads by itself: calls `load` with one checkpoint after the other,
   // newest first, until it succeeds. Meanwhile the checkpoint is marked as being read.
@@ -175,72 +195,16 @@ class CheckpointManager {
   // resumes.
   virtual void Begin(int64_t step, std::optional<int64_t> last_step = std::nullopt) = 0;
 
-  // ---- Saving
-
-  // Saves if the schedule asks for it after this step, and returns whether the job ends. Call once
-  // after each step. In the foreground, returns when the checkpoint is committed, or with the error
-  // of the save. In the background, returns immediately, and outcomes come from Poll(). A decision
-  // that ends the job waits for all saves. A SaveTrouble is returned as an error (ErrorOf()).
-  //
-  // Cost: one exchange of about 100 bytes for each rank; for the first decision after Begin(), rank
-  // 0 also lists the folder.
-  absl::StatusOr<SaveDecision> TrySave(const StepState& now, const StateDict& state,
-                                       const Metadata& metadata = {}) {
-    return TrySave(now, [&]() -> absl::StatusOr<StateToSave> {
-      return StateToSave{&state, &metadata};
-    });
-  }
-  // Calls `describe` if the step is saved.
+  // Does what the other TrySave() does; calls `describe` only if the step is saved.
   virtual absl::StatusOr<SaveDecision> TrySave(const StepState& now,
                                                const GiveStateToSave& describe) = 0;
 
-  // Perform the parts of TrySave(), for a program whose own exchange after each step can carry the
-  // counts, or that acts between the decision and the save:
-  //
-  //   const auto decision = manager.Decide({.step = step}, my_all_reduce);
-  //   if (decision->trouble != SaveTrouble::kNone) ...ends with ErrorOf()...
-  //   if (decision->end != EndReason::kNone) manager.Finish();
-  //   if (decision->save != SaveKind::kNone) manager.Save(...);
-  //   if (decision->end != EndReason::kNone) manager.Finish();
-  //
-  // The first Finish() sees to it that the last save is not skipped; the second one waits for it,
-  // and deletes the staging folder after the last step.
-  //
-  // Returns what all ranks do after this step; equal on every rank. `sum` is called once; null: the
-  // ranks of save.group exchange the counts.
-  virtual absl::StatusOr<SaveDecision> Decide(const StepState& now,
-                                              const SumOverRanks& sum = nullptr) = 0;
-  // Saves now, in the foreground or background. In the background, the call for a decision may come
-  // after later steps, when the state is in memory; until then, the save counts as in flight.
-  virtual absl::Status Save(const SaveRequest& request, const StateDict& state) = 0;
-  // Replaces Save(), in the background, as AsyncSaver::Refuse() replaces Start().
-  virtual void Refuse(int64_t step, const absl::Status& error) = 0;
 
-  // Call the methods of AsyncSaver. Without saves in the background, return immediately.
+  // Calls AsyncSaver::Prepare(). Does nothing without saves in the background.
   virtual void Prepare(const StateDict& state) = 0;
-  virtual void WaitUntilCopied(const void* data, uint64_t size_bytes) = 0;
-  virtual void WaitUntilAllCopied() = 0;
 
-  // Returns whether a save was decided upon in the background whose outcome Decide(), Poll() and
-  // Finish() have not seen yet.
-  virtual bool save_in_flight() const = 0;
   // Returns the saves that have finished since the last call, oldest first. Never waits.
   virtual std::vector<SaveOutcome> Poll() = 0;
-  // Waits for saves in flight, and returns their outcomes.
-  virtual std::vector<SaveOutcome> Finish() = 0;
-  // Returns the outcome of the newest finished save that was not skipped.
-  virtual const absl::Status& last_save() const = 0;
-
-  // Returns the error with which a job ends for a trouble; OK for kNone. For kNoRoom, waits for
-  // saves in flight, which may find room.
-  virtual absl::Status ErrorOf(SaveTrouble trouble) = 0;
-
-  // Returns FailedPrecondition once it is known that another job has taken the folder over. Never
-  // waits. On rank 0.
-  virtual absl::Status CheckFolder() const = 0;
-
-  // Ends all waits and retries of saves. Call when the process is about to end with an error.
-  virtual void Abandon() = 0;
 
   // Returns the storage. Precondition: the manager has one.
   virtual Storage& storage() const = 0;

@@ -50,7 +50,7 @@ struct FailedSavesOptions {
 struct StepState {
   int64_t step = 0;           // completed; the same on every rank
   int stop_signal = 0;        // SIGINT or SIGTERM, for which every other signal counts; 0: none
-  bool records_fail = false;  // records of the run cannot be written, so that it ends
+  bool program_ends = false;  // for a reason of its own; saves before
   // Whether the step changed the state, and its loss is plausible. Checkpoints that are due wait
   // for a step that is healthy on every rank, so that retention and rolling slots keep good ones.
   // Checkpoints at the end of the run or requested by a stop file do not wait.
@@ -63,7 +63,7 @@ enum class EndReason {
   kNone,
   kLastStep,
   kSignal,
-  kRecordsFail,
+  kProgram,
   kStopFile,
   kExitDuration,
   kExitInterval
@@ -88,7 +88,7 @@ struct SaveDecision {
   // kFolderTaken and kLaterSteps in any case. A job that does not save has none but kFolderTaken.
   SaveTrouble trouble = SaveTrouble::kNone;
   int stop_signal = 0;        // to any rank, whatever ends the run; SIGINT before SIGTERM
-  bool records_fail = false;  // on any rank
+  bool program_ends = false;  // on any rank
 
   bool operator==(const SaveDecision&) const = default;
 };

@@ -20,6 +20,7 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/saved_checkpoints.h"
 #include "checkpoint/include/stop_file.h"
+#include "checkpoint/internal/job_saves.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/save_schedule.h"
@@ -45,7 +46,7 @@ void AddNote(SaveReport& report, std::string_view note) {
   absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", std::string(note));
 }
 
-class Manager final : public CheckpointManager {
+class Manager final : public JobSaves {
  public:
   Manager(std::shared_ptr<Storage> storage, std::unique_ptr<FolderLock> lock,
           CheckpointManagerOptions options)
@@ -302,7 +303,7 @@ class Manager final : public CheckpointManager {
     CollectOutcomes();
     KnownFacts known = {.step = now.step,
                         .stop_signal = now.stop_signal,
-                        .records_fail = now.records_fail,
+                        .program_ends = now.program_ends,
                         .healthy = now.healthy};
     if (stop_file_ != nullptr) {
       const std::string note = stop_file_->TakeNote();
@@ -472,9 +473,9 @@ class Manager final : public CheckpointManager {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
-    std::shared_ptr<Storage> storage, std::unique_ptr<Storage> to_lock,
-    CheckpointManagerOptions options) {
+absl::StatusOr<std::unique_ptr<JobSaves>> JobSaves::Open(std::shared_ptr<Storage> storage,
+                                                         std::unique_ptr<Storage> to_lock,
+                                                         CheckpointManagerOptions options) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
   if (options.async_upload) {

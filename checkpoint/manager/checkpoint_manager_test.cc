@@ -25,6 +25,7 @@
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/internal/job_saves.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
@@ -77,7 +78,7 @@ class CheckpointManagerTest : public ::testing::Test {
     options.schedule = schedule;
     if (change) change(rank, options);
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
-    auto manager = CheckpointManager::Open(storage, nullptr, std::move(options));
+    auto manager = JobSaves::Open(storage, nullptr, std::move(options));
     if (!manager.ok()) return manager.status();
     std::vector<float> part(kRows / kRanks);
     ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
@@ -97,7 +98,7 @@ class CheckpointManagerTest : public ::testing::Test {
       ends = decision->end != EndReason::kNone;
       if (*decision == SaveDecision()) continue;
       constexpr const char* kSaves[] = {"", " rolling", " permanent"};
-      constexpr const char* kEnds[] = {"",           " last",     " signal",  " records",
+      constexpr const char* kEnds[] = {"",           " last",     " signal",  " program",
                                        " stop file", " duration", " interval"};
       decisions.push_back(absl::StrCat(step, kSaves[static_cast<int>(decision->save)],
                                        kEnds[static_cast<int>(decision->end)]));
@@ -123,8 +124,8 @@ TEST_F(CheckpointManagerTest, WhatOneRankKnowsDecidesForAll) {
         ElementsAre("3 permanent signal"));
     Clear();
     EXPECT_THAT(
-        Train({.last_step = 9}, at_3([](StepState& now) { now.records_fail = true; })).decisions,
-        ElementsAre("3 permanent records"));
+        Train({.last_step = 9}, at_3([](StepState& now) { now.program_ends = true; })).decisions,
+        ElementsAre("3 permanent program"));
     Clear();
     const Run run = Train({.interval_steps = 3, .last_step = 5},
                           at_3([](StepState& now) { now.healthy = false; }));
@@ -251,7 +252,7 @@ TEST_F(CheckpointManagerTest, LaterStepsAreLookedForOnceTheFolderCanBeListed) {
   }
   EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->step, 7);
   // A program that loads by itself, and never says where it begins, begins before its first step.
-  ASSERT_OK_AND_ASSIGN(const auto next, CheckpointManager::Open(storage, nullptr, {}));
+  ASSERT_OK_AND_ASSIGN(const auto next, JobSaves::Open(storage, nullptr, {}));
   EXPECT_EQ(next->Decide({.step = 8})->trouble, SaveTrouble::kNone);
 }
 
@@ -265,7 +266,7 @@ TEST_F(CheckpointManagerTest, LackOfSpaceEndsAJobAtOnceAndLackOfMemoryDoesNot) {
     options.schedule = {.interval_steps = 1, .last_step = 9};
     options.failures.max_failed_saves = 2;
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &faulty);
-    const auto manager = CheckpointManager::Open(storage, nullptr, std::move(options));
+    const auto manager = JobSaves::Open(storage, nullptr, std::move(options));
     EXPECT_OK(manager);
     fail(faulty);
     std::vector<float> weight(kRows);
@@ -292,7 +293,7 @@ TEST_F(CheckpointManagerTest, ASaveThatIsDecidedUponIsInFlight) {
   options.background.emplace();
   const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
   ASSERT_OK_AND_ASSIGN(const auto manager,
-                       CheckpointManager::Open(storage, nullptr, std::move(options)));
+                       JobSaves::Open(storage, nullptr, std::move(options)));
   EXPECT_FALSE(manager->save_in_flight());
   EXPECT_EQ(manager->Decide({.step = 6})->save, SaveKind::kNone);
   EXPECT_FALSE(manager->save_in_flight());
@@ -332,7 +333,7 @@ class AsyncUploadTest : public ::testing::Test {
   // Trains until the end; returns the step from which the job resumed.
   int64_t Train(CheckpointManagerOptions options) {
     const int64_t last_step = options.schedule.last_step;
-    auto manager = CheckpointManager::Open(folder_, std::move(options));
+    auto manager = JobSaves::Open(folder_, std::move(options));
     EXPECT_OK(manager);
     std::vector<float> weight(kRows);
     const StateDict state = OneTensor(weight);

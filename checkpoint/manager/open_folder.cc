@@ -25,6 +25,7 @@
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/internal/job_saves.h"
 #include "storage/open_storage.h"
 #include "storage/storage.h"
 #include "storage/tiered/staging_folder.h"
@@ -128,7 +129,19 @@ std::string StagingFolderOf(std::string_view name, const std::string& tmp_folder
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
+    std::shared_ptr<Storage> storage, std::unique_ptr<Storage> to_lock,
+    CheckpointManagerOptions options) {
+  return JobSaves::Open(std::move(storage), std::move(to_lock), std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Open(
     std::string_view name, CheckpointManagerOptions options, const OpenStorageOptions& open) {
+  return JobSaves::Open(name, std::move(options), open);
+}
+
+absl::StatusOr<std::unique_ptr<JobSaves>> JobSaves::Open(std::string_view name,
+                                                         CheckpointManagerOptions options,
+                                                         const OpenStorageOptions& open) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
   absl::StatusOr<OpenedFolder> opened = OpenFolder(name, options, open, group.rank() == 0);

@@ -20,7 +20,7 @@ bool Divides(int64_t interval, int64_t step) { return interval > 0 && step % int
 enum Count {
   kInterrupts,
   kTerminations,
-  kRecordsFail,
+  kProgramEnds,
   kUnhealthy,
   kStopFileSaves,
   kStopFileEnds,
@@ -48,7 +48,7 @@ StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0) {
   StepFacts facts;
   facts.counts[kInterrupts] = of_rank.stop_signal == SIGINT ? 1 : 0;
   facts.counts[kTerminations] = of_rank.stop_signal != 0 && of_rank.stop_signal != SIGINT ? 1 : 0;
-  facts.counts[kRecordsFail] = of_rank.records_fail ? 1 : 0;
+  facts.counts[kProgramEnds] = of_rank.program_ends ? 1 : 0;
   facts.counts[kUnhealthy] = of_rank.healthy ? 0 : 1;
   facts.counts[kStopFileSaves] = of_rank.stop_file == StopFileAsks::kSave ? 1 : 0;
   facts.counts[kStopFileEnds] = of_rank.stop_file == StopFileAsks::kSaveAndEnd ? 1 : 0;
@@ -92,7 +92,7 @@ KnownFacts Decode(int64_t step, const StepFacts& sum) {
           .stop_signal = sum.counts[kInterrupts] > 0     ? SIGINT
                          : sum.counts[kTerminations] > 0 ? SIGTERM
                                                          : 0,
-          .records_fail = sum.counts[kRecordsFail] > 0,
+          .program_ends = sum.counts[kProgramEnds] > 0,
           .healthy = sum.counts[kUnhealthy] == 0,
           .stop_file = sum.counts[kStopFileEnds] > 0    ? StopFileAsks::kSaveAndEnd
                        : sum.counts[kStopFileSaves] > 0 ? StopFileAsks::kSave
@@ -105,7 +105,7 @@ KnownFacts Decode(int64_t step, const StepFacts& sum) {
 EndReason SaveSchedule::End(const KnownFacts& facts) const {
   if (facts.step >= options_.last_step) return EndReason::kLastStep;
   if (facts.stop_signal != 0) return EndReason::kSignal;
-  if (facts.records_fail) return EndReason::kRecordsFail;
+  if (facts.program_ends) return EndReason::kProgram;
   if (facts.stop_file == StopFileAsks::kSaveAndEnd) return EndReason::kStopFile;
   if (facts.elapsed >= options_.exit_after) return EndReason::kExitDuration;
   if (Divides(options_.exit_interval_steps, facts.step)) return EndReason::kExitInterval;
@@ -125,7 +125,7 @@ void SaveSchedule::NoteDue(const KnownFacts& facts) {
 
 SaveDecision SaveSchedule::AfterStep(const KnownFacts& facts) {
   SaveDecision decision{
-      .end = End(facts), .stop_signal = facts.stop_signal, .records_fail = facts.records_fail};
+      .end = End(facts), .stop_signal = facts.stop_signal, .program_ends = facts.program_ends};
   const bool ends = decision.end != EndReason::kNone;
   const bool is_taken = facts.trouble == SaveTrouble::kFolderTaken;
   if (!options_.saves) {

@@ -41,7 +41,7 @@ class StopRequests {
 struct KnownFacts {
   int64_t step = 0;
   int stop_signal = 0;  // to any rank
-  bool records_fail = false;
+  bool program_ends = false;
   bool healthy = true;
   StopFileAsks stop_file = StopFileAsks::kNothing;
   // Facts of rank 0; other ranks contribute nothing.
@@ -69,7 +69,7 @@ StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0);
 absl::StatusOr<StepFacts> AddOverRanks(ProcessGroup& group, const StepFacts& mine,
                                        absl::Duration timeout);
 
-// Decodes the sum over all ranks: any signal, stop file or failure of records counts for all, and
+// Decodes the sum over all ranks: any signal, stop file or end of a program counts for all, and
 // all must be healthy.
 KnownFacts Decode(int64_t step, const StepFacts& sum);
 

@@ -40,7 +40,7 @@ class Schedule {
       if (decision.save == SaveKind::kNone && decision.end == EndReason::kNone) continue;
       ended_ = decision.end != EndReason::kNone;
       constexpr const char* kSaves[] = {"nothing", "rolling", "permanent"};
-      constexpr const char* kEnds[] = {"",           " last",     " signal",  " records",
+      constexpr const char* kEnds[] = {"",           " last",     " signal",  " program",
                                        " stop file", " duration", " interval"};
       decisions[step_] = std::string(kSaves[static_cast<int>(decision.save)]) +
                          kEnds[static_cast<int>(decision.end)];
@@ -130,9 +130,9 @@ TEST(SaveScheduleTest, ExitIntervalAndExitDurationSaveAndEnd) {
 }
 
 TEST(SaveScheduleTest, RecordsThatFailSaveAndEnd) {
-  const auto fail = [](State& state) { state.records_fail = state.step >= 5; };
+  const auto fail = [](State& state) { state.program_ends = state.step >= 5; };
   EXPECT_EQ(Schedule({.last_step = 100}).To(50, fail).decisions,
-            (Decisions{{5, "permanent records"}}));
+            (Decisions{{5, "permanent program"}}));
 }
 
 TEST(SaveScheduleTest, ASignalSavesAndEnds) {
@@ -258,15 +258,15 @@ TEST(StepFactsTest, WhatOneRankKnowsCountsForAll) {
     std::vector<KnownFacts> ranks(3);
     EXPECT_EQ(Combined(ranks).stop_signal, 0);
     EXPECT_TRUE(Combined(ranks).healthy);
-    EXPECT_FALSE(Combined(ranks).records_fail);
+    EXPECT_FALSE(Combined(ranks).program_ends);
     ranks[rank].stop_signal = SIGTERM;
     EXPECT_EQ(Combined(ranks).stop_signal, SIGTERM);
     ranks[(rank + 1) % 3].stop_signal = SIGINT;
     EXPECT_EQ(Combined(ranks).stop_signal, SIGINT);
     ranks[rank].healthy = false;
     EXPECT_FALSE(Combined(ranks).healthy);
-    ranks[rank].records_fail = true;
-    EXPECT_TRUE(Combined(ranks).records_fail);
+    ranks[rank].program_ends = true;
+    EXPECT_TRUE(Combined(ranks).program_ends);
     ranks[rank].stop_file = StopFileAsks::kSave;
     EXPECT_EQ(Combined(ranks).stop_file, StopFileAsks::kSave);
     ranks[(rank + 2) % 3].stop_file = StopFileAsks::kSaveAndEnd;

@@ -46,9 +46,9 @@
 #include "base/system_memory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/internal/job_saves.h"
 #include "comm/communicator.h"
 #include "comm/mpi/mpi_world.h"
 #include "layout/box.h"
@@ -197,8 +197,8 @@ class JobRank {
   // Saves with a new manager, and again with its plan.
   absl::Status SaveInForeground() {
     int64_t bytes = 0;
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::CheckpointManager> manager,
-                             ckpt::CheckpointManager::Open(
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::JobSaves> manager,
+                             ckpt::JobSaves::Open(
                                  Folder(), {.save = SaveOptions(*group_),
                                             .on_commit = [&](const ckpt::SaveReport& report) {
                                               bytes = static_cast<int64_t>(report.bytes_written);

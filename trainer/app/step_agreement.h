@@ -34,7 +34,7 @@ struct StepAgreement {
   TimeSplit time;               // mean over ranks
 };
 
-// Adds up `counts`, of CheckpointManager::Decide(), over all ranks, and combines their
+// Adds up `counts`, of JobSaves::Decide(), over all ranks, and combines their
 // measurements. Collective; one all-reduce of about 500 bytes, the only exchange of a step beside
 // its computation.
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, std::span<int64_t> counts,

@@ -166,7 +166,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   TESSERA_ASSIGN_OR_RETURN(decision_,
                            manager_.Decide({.step = progress.step + 1,
                                             .stop_signal = StopSignal(),
-                                            .records_fail = session_.metrics != nullptr &&
+                                            .program_ends = session_.metrics != nullptr &&
                                                             !session_.metrics->status().ok(),
                                             .healthy = healthy_},
                                            agree));
@@ -402,7 +402,7 @@ absl::Status TrainLoop::DescribeTrouble() {
 absl::Status TrainLoop::CheckRecords() const {
   const absl::Status own =
       session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->status();
-  if (!decision_.records_fail) return own;
+  if (!decision_.program_ends) return own;
   const RankGroup group = session_.group();
   return ckpt::AgreeOnStatus(group.ranks, own, group.timeout);
 }

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/async_saver.h"
-#include "checkpoint/include/checkpoint_manager.h"
+#include "checkpoint/internal/job_saves.h"
 #include "trainer/app/session.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/timeline.h"
@@ -104,7 +104,7 @@ class TrainLoop {
   std::unique_ptr<EventFile> events_;   // set by Run(); null without metrics, and once it fails
   std::unique_ptr<Timeline> timeline_;  // set by Run(); null without trace_steps
   absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
-  ckpt::CheckpointManager& manager_;
+  ckpt::JobSaves& manager_;
   ckpt::SaveDecision decision_;  // after the last step
   bool healthy_ = true;          // the last step changed the state, with a plausible loss
   // Whether all ranks have the same error, with the state of the last whole step.

@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Open(const TrainConfig& conf
   options.lock_wait = lock_wait;
   TESSERA_ASSIGN_OR_RETURN(
       saver->manager_,
-      ckpt::CheckpointManager::Open(checkpoint.save(), std::move(options), StoresOf(checkpoint)));
+      ckpt::JobSaves::Open(checkpoint.save(), std::move(options), StoresOf(checkpoint)));
   return saver;
 }
 

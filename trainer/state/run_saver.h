@@ -15,9 +15,9 @@
 #include "base/program.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/internal/job_saves.h"
 #include "comm/communicator.h"
 #include "storage/storage.h"
 #include "tensor/tensor.h"
@@ -74,7 +74,7 @@ class RunSaver {
   ~RunSaver();
 
   // Returns the manager, which decides when the run saves and ends, and where it resumes.
-  ckpt::CheckpointManager& manager() { return *manager_; }
+  ckpt::JobSaves& manager() { return *manager_; }
 
   // Sets the state of a run that Saves(). `chunks` must stay at the same address. Collective.
   absl::Status Begin(std::vector<StateChunk> chunks, SavedBefore before = {});
@@ -158,7 +158,7 @@ class RunSaver {
   // Destroyed in reverse order: the manager's thread uses the members before it.
   std::unique_ptr<Communicator> background_communicator_;
   std::unique_ptr<ckpt::ProcessGroup> background_group_;
-  std::unique_ptr<ckpt::CheckpointManager> manager_;
+  std::unique_ptr<ckpt::JobSaves> manager_;
 };
 
 }  // namespace tessera

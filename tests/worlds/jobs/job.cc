@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/internal/job_saves.h"
 #include "tests/worlds/jobs/faults.h"
 #include "tests/worlds/jobs/scheduler.h"
 
@@ -35,7 +36,7 @@ struct Job::Rank {
 
   ckpt::ThreadProcessGroup group, save_group;
   Content content;
-  std::unique_ptr<ckpt::CheckpointManager> manager;
+  std::unique_ptr<ckpt::JobSaves> manager;
   int64_t step = 0;
   int64_t last_step = 0;
 };
@@ -102,7 +103,7 @@ absl::Status Job::OpenManager(Rank& rank) {
   options.on_commit = [this](const ckpt::SaveReport& report) { Committed(report); };
   TESSERA_ASSIGN_OR_RETURN(
       rank.manager,
-      ckpt::CheckpointManager::Open(std::move(storage), std::move(to_lock), std::move(options)));
+      ckpt::JobSaves::Open(std::move(storage), std::move(to_lock), std::move(options)));
   return absl::OkStatus();
 }
 

@@ -1,0 +1,78 @@
+#ifndef TESSERA_CHECKPOINT_INTERNAL_JOB_SAVES_H_
+#define TESSERA_CHECKPOINT_INTERNAL_JOB_SAVES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/include/checkpoint_manager.h"
+#include "checkpoint/include/manager_options.h"
+#include "checkpoint/include/save_options.h"
+#include "checkpoint/include/state_dict.h"
+#include "storage/open_storage.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt {
+
+// Adds up each count over all ranks, in place, as an all-reduce does. The meaning of each count is
+// internal to the library.
+using SumOverRanks = std::function<absl::Status(std::span<int64_t> counts)>;
+
+// The parts of CheckpointManager::TrySave(), for a program whose own exchange after each step can
+// carry the counts, or that acts between the decision and the save:
+//
+//   const auto decision = saves.Decide({.step = step}, my_all_reduce);
+//   if (decision->trouble != SaveTrouble::kNone) ...ends with ErrorOf()...
+//   if (decision->end != EndReason::kNone) saves.Finish();
+//   if (decision->save != SaveKind::kNone) saves.Save(...);
+//   if (decision->end != EndReason::kNone) saves.Finish();
+//
+// The first Finish() sees to it that the last save is not skipped; the second one waits for it,
+// and deletes the staging folder after the last step.
+//
+// Threads: CheckFolder() may be called from any.
+class JobSaves : public CheckpointManager {
+ public:
+  // Do what CheckpointManager::Open() does.
+  static absl::StatusOr<std::unique_ptr<JobSaves>> Open(std::string_view name,
+                                                        CheckpointManagerOptions options,
+                                                        const OpenStorageOptions& open = {});
+  static absl::StatusOr<std::unique_ptr<JobSaves>> Open(std::shared_ptr<Storage> storage,
+                                                        std::unique_ptr<Storage> to_lock,
+                                                        CheckpointManagerOptions options);
+
+  // Returns what all ranks do after this step; equal on every rank. `sum` is called once; null: the
+  // ranks of save.group exchange the counts.
+  virtual absl::StatusOr<SaveDecision> Decide(const StepState& now,
+                                              const SumOverRanks& sum = nullptr) = 0;
+  // Saves now, in the foreground or background. In the background, the call for a decision may come
+  // after later steps, when the state is in memory; until then, the save counts as in flight.
+  virtual absl::Status Save(const SaveRequest& request, const StateDict& state) = 0;
+  // Replaces Save(), in the background, as AsyncSaver::Refuse() replaces Start().
+  virtual void Refuse(int64_t step, const absl::Status& error) = 0;
+
+  // Returns whether a save was decided upon in the background whose outcome Decide(), Poll() and
+  // Finish() have not seen yet.
+  virtual bool save_in_flight() const = 0;
+  // Returns the outcome of the newest finished save that was not skipped.
+  virtual const absl::Status& last_save() const = 0;
+
+  // Returns the error with which a job ends for a trouble; OK for kNone. For kNoRoom, waits for
+  // saves in flight, which may find room.
+  virtual absl::Status ErrorOf(SaveTrouble trouble) = 0;
+
+  // Returns FailedPrecondition once it is known that another job has taken the folder over. Never
+  // waits. On rank 0.
+  virtual absl::Status CheckFolder() const = 0;
+
+  // Ends all waits and retries of saves. Call when the process is about to end with an error.
+  virtual void Abandon() = 0;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_INTERNAL_JOB_SAVES_H_
