@@ -11,8 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/damage.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "operations/summary.h"
 

@@ -9,7 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/read_lock.h"
+#include "checkpoint/internal/known_checkpoint.h"
+#include "checkpoint/internal/read_lock.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/reading.h"
@@ -108,9 +109,9 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
   } else {
     convert::SetProgress(step, std::nullopt, manifest);
   }
-  checkpoint.opened =
-      Checkpoint(checkpoint.storage, checkpoint.directory, std::move(manifest),
-                 std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
+  checkpoint.opened = KnownCheckpoint::Of(
+      checkpoint.storage, checkpoint.directory, std::move(manifest),
+      std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
 }
 
 // Returns the newest checkpoint of a folder, or that of the step.

@@ -1,4 +1,4 @@
-#include "checkpoint/include/damage.h"
+#include "checkpoint/internal/damage.h"
 
 #include <optional>
 #include <string>

@@ -22,6 +22,12 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
+// Names of data files, perhaps below a rolling slot:
+// "step-00000042/model-00001-of-00004-0123abcd.safetensors".
+constexpr char kDataFilePattern[] =
+    "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
+    "[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors";
+
 // No manifest begins like this: the eighth byte of its magic is a line feed.
 constexpr std::string_view kTombstone = "TESSERA tombstone ";
 
@@ -108,6 +114,12 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
 }
 
 }  // namespace
+
+OpenStorageOptions ForSaving(OpenStorageOptions options) {
+  options.create_root = true;
+  options.own_uploads = kDataFilePattern;
+  return options;
+}
 
 std::string_view FolderOf(std::string_view path) {
   return path.find('/') == path.npos ? std::string_view() : path.substr(0, path.rfind('/'));

@@ -9,15 +9,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "storage/open_storage.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
 
 // Returns "step-00000042". Steps sort as numbers, whatever their width.
 std::string StepDirectoryName(int64_t step);
+
+// Returns the options for a storage to which checkpoints are saved: its root is created, and
+// uploads that dead saves left behind are removed.
+OpenStorageOptions ForSaving(OpenStorageOptions options);
 
 // Returns "a/b"; either part may be empty.
 std::string JoinPath(std::string_view directory, std::string_view name);

@@ -1,4 +1,4 @@
-#include "checkpoint/include/read_lock.h"
+#include "checkpoint/internal/read_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/damage.h"
+#include "checkpoint/internal/damage.h"
 
 namespace tessera::ckpt {
 namespace {

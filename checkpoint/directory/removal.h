@@ -76,7 +76,7 @@ class Removal {
   virtual bool frees_names() const = 0;
 };
 
-// Calls `call` with the lock of a checkpoint (include/read_lock.h), unless the checkpoint is being
+// Calls `call` with the lock of a checkpoint (internal/read_lock.h), unless the checkpoint is being
 // read.
 void UnlessRead(const Storage& storage, std::string_view dir, const std::function<void()>& call);
 

@@ -21,12 +21,8 @@
 //   peer_replicas.h         the newest state in the memory of two hosts
 //   process_group.h         the ranks of a job, over the program's own communication; one status of
 //                           all of them
-//   saved_checkpoints.h     what a job has saved, in the order in which it resumes
-//   stop_file.h             a file that asks a job to save or to end
-//   damage.h                which bytes of a checkpoint are damaged
 //   device_memory.h         shards in memory that the processor cannot address
 //   manifest.h              the manifest as a protobuf message
-//   read_lock.h             keeping a checkpoint from being deleted while it is read
 //
 // ../FORMAT.md describes the files. storage/storage.h is the interface of a place for checkpoints,
 // which a program may implement; storage/lock/folder_lock.h keeps a place for one job at a time.
@@ -51,9 +47,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/load_options.h"  // LoadOptions, LoadReport
-#include "checkpoint/include/save_options.h"  // SaveOptions, SaveReport, Metadata
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/include/load_options.h"    // LoadOptions, LoadReport
+#include "checkpoint/include/save_options.h"    // SaveOptions, SaveReport, Metadata
 #include "checkpoint/include/state_dict.h"      // StateDict, ShardedTensor, Shard
 #include "checkpoint/include/verify_options.h"  // VerifyOptions, VerifyReport
 #include "layout/box.h"                         // Shape, Box
@@ -66,11 +61,7 @@ class Storage;  // storage/storage.h
 namespace tessera::ckpt {
 
 class NamedTensors;  // checkpoint/load/load.h
-class ReadLock;      // checkpoint/include/read_lock.h
-
-// Returns the options for a storage to which checkpoints are saved: its root is created, and
-// uploads that dead saves left behind are removed.
-OpenStorageOptions ForSaving(OpenStorageOptions options);
+class ReadLock;
 
 // The description of a tensor in a checkpoint.
 struct TensorInfo {
@@ -93,16 +84,6 @@ class Checkpoint {
   // Opens the checkpoint in a directory of a storage, such as CheckpointInfo::directory. The
   // storage must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
-  // Makes a checkpoint from a manifest that was read already, for example by another rank. If
-  // `reading` is null, nothing keeps the checkpoint from being deleted. `readers` has, for each
-  // data file, the ranks that can read it, ascending; they read it for the others in Load(). Empty:
-  // all ranks can read all files.
-  Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
-             std::shared_ptr<const ReadLock> reading = nullptr,
-             std::vector<std::vector<uint32_t>> readers = {});
-  // Makes a checkpoint from a manifest over a storage that must outlive the checkpoint.
-  Checkpoint(Storage& storage, std::string_view directory, Manifest manifest);
-
   Storage& storage() const { return *storage_; }
   const std::string& directory() const { return directory_; }  // within the storage
   int64_t step() const;
@@ -165,6 +146,9 @@ class Checkpoint {
 
  private:
   friend class CheckpointFolder;
+  friend class KnownCheckpoint;  // for the library's own use
+  Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
+             std::shared_ptr<const ReadLock> reading, std::vector<std::vector<uint32_t>> readers);
   static absl::StatusOr<Checkpoint> Read(std::shared_ptr<Storage> storage,
                                          std::string_view directory);
   std::shared_ptr<Storage> storage_;
@@ -173,6 +157,18 @@ class Checkpoint {
   std::shared_ptr<const NamedTensors> names_;
   std::shared_ptr<const ReadLock> reading_;
   std::vector<std::vector<uint32_t>> readers_;
+};
+
+// A directory that is named for a step: a complete or incomplete checkpoint.
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::string directory;  // inside the storage
+  bool rolling = false;   // in a rolling slot of a CheckpointManager
+  // Whether the checkpoint is committed. False: a save was started but never committed. An error:
+  // the directory cannot be listed, and may hold a checkpoint.
+  absl::StatusOr<bool> committed = true;
+
+  bool operator==(const CheckpointInfo&) const = default;
 };
 
 // A folder of checkpoints, each in a directory that is named for its step: "step-00000042". Copies

@@ -48,7 +48,8 @@ struct CheckpointManagerOptions {
   FailedSavesOptions failures = {};   // when it ends because it cannot save
   RetentionOptions keep = {};         // which permanent checkpoints stay; by default all
 
-  // A file of the local file system by which a person asks the job to save or to end (stop_file.h).
+  // A file of the local file system by which a person asks the job to save or to end. It contains a
+  // number N. N > 0: save at step N and end. N < 0: save at step -N and continue. 0: nothing.
   // Set it on one rank, whose requests count for all; empty: none. The folder records in
   // ".stop_file" the request that ended the job, so that it does not end a later one.
   std::string stop_file_path = {};
@@ -64,7 +65,7 @@ struct CheckpointManagerOptions {
 // A function that loads a checkpoint on this rank. Collective; returns the same status on all
 // ranks, as Checkpoint::Load() does. A rank that fails on its own first agrees with the others
 // (AgreeOnStatus()), or leaves the group, so that the others' waits end. If all ranks return the
-// same error, and it is known to be damage (damage.h), TryResume() goes on to the next checkpoint.
+// same error, and it is damage that Checkpoint::Load() has found, TryResume() goes on to the next checkpoint.
 // Any other error ends TryResume() without another call of the group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
@@ -198,7 +199,6 @@ class CheckpointManager {
   // Does what the other TrySave() does; calls `describe` only if the step is saved.
   virtual absl::StatusOr<SaveDecision> TrySave(const StepState& now,
                                                const GiveStateToSave& describe) = 0;
-
 
   // Calls AsyncSaver::Prepare(). Does nothing without saves in the background.
   virtual void Prepare(const StateDict& state) = 0;

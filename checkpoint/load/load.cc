@@ -20,10 +20,11 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/read_lock.h"
+#include "checkpoint/internal/damage.h"
+#include "checkpoint/internal/known_checkpoint.h"
+#include "checkpoint/internal/read_lock.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/load/placer.h"
@@ -287,7 +288,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Read(std::shared_ptr<Storage> storage,
                                             std::string_view directory) {
   auto reading = std::make_shared<const ReadLock>(*storage, directory);
   TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(*storage, directory));
-  return Checkpoint(std::move(storage), directory, std::move(manifest), std::move(reading));
+  return Checkpoint(std::move(storage), directory, std::move(manifest), std::move(reading), {});
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(std::string_view name,
@@ -310,8 +311,16 @@ Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view direct
       reading_(std::move(reading)),
       readers_(std::move(readers)) {}
 
-Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest)
-    : Checkpoint(Borrow(storage), directory, std::move(manifest)) {}
+Checkpoint KnownCheckpoint::Of(std::shared_ptr<Storage> storage, std::string_view directory,
+                               Manifest manifest, std::shared_ptr<const ReadLock> reading,
+                               std::vector<std::vector<uint32_t>> readers) {
+  return Checkpoint(std::move(storage), directory, std::move(manifest), std::move(reading),
+                    std::move(readers));
+}
+
+Checkpoint KnownCheckpoint::Of(Storage& storage, std::string_view directory, Manifest manifest) {
+  return Of(Borrow(storage), directory, std::move(manifest));
+}
 
 int64_t Checkpoint::step() const { return manifest_->trainer().step(); }
 

@@ -17,7 +17,7 @@
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/damage.h"
+#include "checkpoint/internal/damage.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"

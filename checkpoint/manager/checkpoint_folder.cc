@@ -16,21 +16,6 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
-namespace {
-
-// Names of data files, perhaps below a rolling slot:
-// "step-00000042/model-00001-of-00004-0123abcd.safetensors".
-constexpr char kDataFilePattern[] =
-    "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
-    "[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors";
-
-}  // namespace
-
-OpenStorageOptions ForSaving(OpenStorageOptions options) {
-  options.create_root = true;
-  options.own_uploads = kDataFilePattern;
-  return options;
-}
 
 absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,
                                                         const OpenStorageOptions& options) {

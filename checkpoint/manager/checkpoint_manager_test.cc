@@ -292,8 +292,7 @@ TEST_F(CheckpointManagerTest, ASaveThatIsDecidedUponIsInFlight) {
   options.schedule = {.interval_steps = 7, .last_step = 1000};
   options.background.emplace();
   const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
-  ASSERT_OK_AND_ASSIGN(const auto manager,
-                       JobSaves::Open(storage, nullptr, std::move(options)));
+  ASSERT_OK_AND_ASSIGN(const auto manager, JobSaves::Open(storage, nullptr, std::move(options)));
   EXPECT_FALSE(manager->save_in_flight());
   EXPECT_EQ(manager->Decide({.step = 6})->save, SaveKind::kNone);
   EXPECT_FALSE(manager->save_in_flight());

@@ -17,9 +17,10 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/read_lock.h"
+#include "checkpoint/internal/damage.h"
+#include "checkpoint/internal/known_checkpoint.h"
+#include "checkpoint/internal/read_lock.h"
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
@@ -333,7 +334,7 @@ absl::StatusOr<std::optional<Checkpoint>> Decode(const std::string& bytes,
         "no folder, in which rank 0 finds checkpoints: make sure that every rank sees the same "
         "files there");
   }
-  return Checkpoint(storage, offer.directory(), std::move(manifest));
+  return KnownCheckpoint::Of(storage, offer.directory(), std::move(manifest));
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ struct ResumeRules {
 // newest first, until it succeeds.
 //
 // Rank 0 decides, and skips checkpoints that it finds damaged or diverged. If `load` fails because
-// of damage, the status carries the place (FindDamagedParts() in checkpoint/include/damage.h), and
+// of damage, the status carries the place (FindDamagedParts() in checkpoint/internal/damage.h), and
 // rank 0 reads these bytes itself. If they are damaged there, too, the checkpoint is skipped. If
 // not, the call fails. Other errors of `load`, such as those of a storage that does not reply,
 // never lead to another checkpoint.

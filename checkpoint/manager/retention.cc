@@ -6,8 +6,8 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/internal/damage.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 
 namespace tessera::ckpt {

@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/manager_options.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/stop_file.h"
+#include "checkpoint/manager/stop_file.h"
 
 namespace tessera::ckpt {
 

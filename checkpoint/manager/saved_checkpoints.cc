@@ -18,7 +18,7 @@
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/damage.h"
+#include "checkpoint/internal/damage.h"
 #include "checkpoint/scan/verify.h"
 
 namespace tessera::ckpt {

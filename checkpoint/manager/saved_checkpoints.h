@@ -17,7 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt {

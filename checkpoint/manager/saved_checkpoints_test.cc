@@ -17,7 +17,7 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/read_lock.h"
+#include "checkpoint/internal/read_lock.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/save/run_save.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/include/stop_file.h"
+#include "checkpoint/manager/stop_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

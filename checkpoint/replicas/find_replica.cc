@@ -20,7 +20,8 @@
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/internal/known_checkpoint.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/replicas/replicas.pb.h"
 #include "checkpoint/scan/scan.h"
@@ -321,7 +322,7 @@ class Finder {
       }
       std::ranges::sort(readers[f]);
     }
-    found.checkpoint.emplace(
+    found.checkpoint = KnownCheckpoint::Of(
         std::make_shared<HeldStorage>(
             folder_, std::move(files),
             hosts_.Names(std::vector<uint32_t>(all_hosts.begin(), all_hosts.end()))),

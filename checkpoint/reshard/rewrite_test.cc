@@ -12,6 +12,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
@@ -96,8 +97,8 @@ class RewriteTest : public testing::Test {
     Manifest metadata = saved_;
     metadata.clear_tensors();
     metadata.clear_files();
-    return Rewrite(Checkpoint(faulty_source_, kDirectory, saved_), {ranks_, plan_}, faulty_, "",
-                   metadata,
+    return Rewrite(KnownCheckpoint::Of(faulty_source_, kDirectory, saved_), {ranks_, plan_},
+                   faulty_, "", metadata,
                    {.memory_bytes = LeastRewriteMemory(saved_, plan_.manifest), .io_threads = 2});
   }
 
@@ -294,8 +295,8 @@ TEST_F(RewriteTest, WrongPlansAreRefused) {
   Manifest metadata = saved_;
   metadata.clear_tensors();
   metadata.clear_files();
-  const auto report = Rewrite(Checkpoint(source_, kDirectory, saved_), {ranks_, plan_}, storage_,
-                              "", metadata, {.memory_bytes = 100});
+  const auto report = Rewrite(KnownCheckpoint::Of(source_, kDirectory, saved_), {ranks_, plan_},
+                              storage_, "", metadata, {.memory_bytes = 100});
   EXPECT_TRUE(absl::IsInvalidArgument(report.status()));
   EXPECT_THAT(std::string(report.status().message()), HasSubstr("100 B of memory are too little"));
 }

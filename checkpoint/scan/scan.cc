@@ -14,7 +14,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
-#include "checkpoint/include/damage.h"
+#include "checkpoint/internal/damage.h"
 
 namespace tessera::ckpt {
 namespace {

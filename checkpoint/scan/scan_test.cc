@@ -16,7 +16,7 @@
 #include "base/testing.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/damage.h"
+#include "checkpoint/internal/damage.h"
 #include "checkpoint/scan/tensor_digests.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

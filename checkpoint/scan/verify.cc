@@ -21,7 +21,7 @@
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/include/read_lock.h"
+#include "checkpoint/internal/read_lock.h"
 #include "checkpoint/scan/scan.h"
 #include "checkpoint/scan/tensor_digests.h"
 

@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/include/damage.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/verify_options.h"
+#include "checkpoint/internal/damage.h"
 #include "checkpoint/scan/scan.h"
 #include "storage/storage.h"
 

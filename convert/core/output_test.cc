@@ -12,6 +12,7 @@
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/known_checkpoint.h"
 #include "gtest/gtest.h"
 #include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
@@ -45,7 +46,7 @@ class Source {
 
   Checkpoint output() { return output(storage_); }
   Checkpoint output(Storage& through) {
-    return Checkpoint(through, StepDirectoryName(7), manifest_);
+    return KnownCheckpoint::Of(through, StepDirectoryName(7), manifest_);
   }
   MemoryStorage& storage() { return storage_; }
   const std::vector<float>& large() const { return large_; }
@@ -334,8 +335,9 @@ TEST(OutputTest, DamageIsFoundWhereDigestsAreRead) {
   Manifest manifest = source.output().manifest();
   DataFile& file = *manifest.mutable_files(0);
   file.set_chunk_crc32c(1, file.chunk_crc32c(1) + 1);
-  const auto digests = ReadDigests(
-      Checkpoint(source.storage(), source.output().directory(), manifest), {.io_threads = 3});
+  const auto digests =
+      ReadDigests(KnownCheckpoint::Of(source.storage(), source.output().directory(), manifest),
+                  {.io_threads = 3});
   EXPECT_EQ(digests.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_NE(digests.status().message().find("large"), std::string::npos) << digests.status();
 }

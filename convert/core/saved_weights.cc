@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/known_checkpoint.h"
 #include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
@@ -181,7 +182,7 @@ Checkpoint WithStatesNamedByMapping(const Checkpoint& checkpoint) {
   for (OptimizerParameter& parameter : *manifest.mutable_optimizer()->mutable_parameters()) {
     for (auto& [state, tensor] : *parameter.mutable_states()) Rename(names, tensor);
   }
-  return Checkpoint(checkpoint.storage(), checkpoint.directory(), std::move(manifest));
+  return KnownCheckpoint::Of(checkpoint.storage(), checkpoint.directory(), std::move(manifest));
 }
 
 }  // namespace tessera::ckpt::convert

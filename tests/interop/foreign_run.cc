@@ -18,6 +18,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/internal/known_checkpoint.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "convert/core/foreign_storage.h"
@@ -108,7 +109,8 @@ absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::M
       std::unique_ptr<ckpt::convert::ForeignStorage> storage,
       ckpt::convert::OpenForeign(folder, {.parameter_names_file = names, .model = model}));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
-  return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), "", std::move(manifest))};
+  return SavedRun{.checkpoint =
+                      ckpt::KnownCheckpoint::Of(std::move(storage), "", std::move(manifest))};
 }
 
 absl::StatusOr<LogicalState> ReadFp32State(const std::string& path) {

@@ -197,12 +197,12 @@ class JobRank {
   // Saves with a new manager, and again with its plan.
   absl::Status SaveInForeground() {
     int64_t bytes = 0;
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::JobSaves> manager,
-                             ckpt::JobSaves::Open(
-                                 Folder(), {.save = SaveOptions(*group_),
-                                            .on_commit = [&](const ckpt::SaveReport& report) {
-                                              bytes = static_cast<int64_t>(report.bytes_written);
-                                            }}));
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ckpt::JobSaves> manager,
+        ckpt::JobSaves::Open(Folder(), {.save = SaveOptions(*group_),
+                                        .on_commit = [&](const ckpt::SaveReport& report) {
+                                          bytes = static_cast<int64_t>(report.bytes_written);
+                                        }}));
     for (const char* row : {"first_save", "later_save"}) {
       TESSERA_ASSIGN_OR_RETURN(const double seconds, Timed([&] {
                                  return manager->Save({.step = ++step_}, state_->dict());

@@ -17,7 +17,7 @@
 #include "base/program.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/damage.h"
+#include "checkpoint/internal/damage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/state/describe_saved.h"

@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/checkpoint_manager.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/open_foreign.h"
 #include "convert/source_place.h"

@@ -9,8 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/include/read_lock.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/internal/known_checkpoint.h"
+#include "checkpoint/internal/read_lock.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/reading.h"
@@ -58,8 +59,8 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
                                             " is a single checkpoint, of step ",
                                             manifest->trainer().step()));
   }
-  return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), "", *std::move(manifest),
-                                                 std::move(reading))};
+  return SavedRun{.checkpoint = ckpt::KnownCheckpoint::Of(
+                      std::move(storage), "", *std::move(manifest), std::move(reading))};
 }
 
 // Returns options for this format, or for any format if it is empty.
@@ -172,8 +173,8 @@ absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> 
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*storage, chosen->directory);
   if (!manifest.ok()) return WithOlderStep(manifest.status(), older_step);
   StateWhatIsUnknown(config, *manifest);
-  return SavedRun{.checkpoint = ckpt::Checkpoint(std::move(storage), chosen->directory,
-                                                 *std::move(manifest), std::move(reading)),
+  return SavedRun{.checkpoint = ckpt::KnownCheckpoint::Of(std::move(storage), chosen->directory,
+                                                          *std::move(manifest), std::move(reading)),
                   .older_step = older_step};
 }
 
@@ -226,10 +227,10 @@ absl::StatusOr<SavedRun> Decode(const std::string& bytes, const TrainConfig& set
   } else {
     TESSERA_ASSIGN_OR_RETURN(storage, OpenStorage(config.load(), StoresOf(config)));
   }
-  SavedRun run = {
-      .checkpoint = ckpt::Checkpoint(std::move(storage), message.directory(), std::move(manifest)),
-      .foreign_name = message.foreign_name(),
-      .foreign_format = message.foreign_format()};
+  SavedRun run = {.checkpoint = ckpt::KnownCheckpoint::Of(std::move(storage), message.directory(),
+                                                          std::move(manifest)),
+                  .foreign_name = message.foreign_name(),
+                  .foreign_format = message.foreign_format()};
   if (message.has_older_step()) run.older_step = message.older_step();
   return run;
 }

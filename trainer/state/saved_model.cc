@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/include/saved_checkpoints.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/reading.h"
 #include "convert/open_foreign.h"
 #include "google/protobuf/text_format.h"

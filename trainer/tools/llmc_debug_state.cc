@@ -21,6 +21,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/internal/known_checkpoint.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "convert/core/foreign_checkpoint.h"
@@ -134,7 +135,7 @@ absl::Status LoadWeights(const OpenedFile& file, uint64_t offset_bytes, DType dt
                            convert::ForeignStorage::Create(file.folder, std::move(tensors)));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
   const SavedRun run = {.checkpoint =
-                            ckpt::Checkpoint(std::move(storage), "", std::move(manifest))};
+                            ckpt::KnownCheckpoint::Of(std::move(storage), "", std::move(manifest))};
   const StateChunk chunk = {.parameters = &parameters};
   const std::unique_ptr<ckpt::ProcessGroup> ranks = MakeProcessGroup(nullptr);
   return LoadTensors(run, {&chunk, 1}, {.with_optimizer = false}, {.ranks = *ranks}).status();

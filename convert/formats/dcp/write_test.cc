@@ -17,6 +17,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/known_checkpoint.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/output.h"
@@ -72,7 +73,7 @@ class Source {
     }
   }
 
-  Checkpoint output() { return Checkpoint(storage_, StepDirectoryName(7), manifest_); }
+  Checkpoint output() { return KnownCheckpoint::Of(storage_, StepDirectoryName(7), manifest_); }
   const Manifest& manifest() const { return manifest_; }
 
  private:

@@ -15,6 +15,7 @@
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/known_checkpoint.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/models.h"
 #include "convert/core/output.h"
@@ -160,7 +161,7 @@ TEST(GgufTest, ScalingOfRotaryFrequenciesIsReadBackAsItWas) {
   *manifest.mutable_model() = DescribeModel(config).config;
   ASSERT_OK_AND_ASSIGN(const auto files, PlanGguf(manifest, {}));
   MemoryStorage storage;
-  ASSERT_OK(WriteOutput(Checkpoint(*source, "", manifest), files, storage, "", {}));
+  ASSERT_OK(WriteOutput(KnownCheckpoint::Of(*source, "", manifest), files, storage, "", {}));
   ASSERT_OK_AND_ASSIGN(const auto read, ReadGguf(storage, kFile));
   EXPECT_EQ(read.description.model().text(), manifest.model().text());
 }

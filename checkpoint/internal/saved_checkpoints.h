@@ -1,36 +1,20 @@
-#ifndef TESSERA_CHECKPOINT_INCLUDE_SAVED_CHECKPOINTS_H_
-#define TESSERA_CHECKPOINT_INCLUDE_SAVED_CHECKPOINTS_H_
+#ifndef TESSERA_CHECKPOINT_INTERNAL_SAVED_CHECKPOINTS_H_
+#define TESSERA_CHECKPOINT_INTERNAL_SAVED_CHECKPOINTS_H_
 
 // The checkpoints that a job has saved in a folder, the root of a storage, for programs that look
 // there without a CheckpointManager.
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-
-namespace tessera {
-class Storage;  // storage/storage.h
-}  // namespace tessera
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
-
-class Manifest;  // checkpoint/include/manifest.h
-
-// A directory that is named for a step: a complete or incomplete checkpoint.
-struct CheckpointInfo {
-  int64_t step = 0;
-  std::string directory;  // inside the storage
-  bool rolling = false;   // in a rolling slot of a CheckpointManager
-  // Whether the checkpoint is committed. False: a save was started but never committed. An error:
-  // the directory cannot be listed, and may hold a checkpoint.
-  absl::StatusOr<bool> committed = true;
-
-  bool operator==(const CheckpointInfo&) const = default;
-};
 
 // Returns the committed checkpoints, permanent and rolling, in the order in which a job tries to
 // resume from them: newest first, and of one step the permanent one first. None if the folder does
@@ -53,4 +37,4 @@ absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_INCLUDE_SAVED_CHECKPOINTS_H_
+#endif  // TESSERA_CHECKPOINT_INTERNAL_SAVED_CHECKPOINTS_H_

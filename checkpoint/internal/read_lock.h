@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_INCLUDE_READ_LOCK_H_
-#define TESSERA_CHECKPOINT_INCLUDE_READ_LOCK_H_
+#ifndef TESSERA_CHECKPOINT_INTERNAL_READ_LOCK_H_
+#define TESSERA_CHECKPOINT_INTERNAL_READ_LOCK_H_
 
 #include <string_view>
 #include <utility>
@@ -32,4 +32,4 @@ class ReadLock {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_INCLUDE_READ_LOCK_H_
+#endif  // TESSERA_CHECKPOINT_INTERNAL_READ_LOCK_H_

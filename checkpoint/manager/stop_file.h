@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_INCLUDE_STOP_FILE_H_
-#define TESSERA_CHECKPOINT_INCLUDE_STOP_FILE_H_
+#ifndef TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_
+#define TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_
 
 #include <cstdint>
 #include <memory>
@@ -62,4 +62,4 @@ class StopFile {
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_INCLUDE_STOP_FILE_H_
+#endif  // TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_INCLUDE_DAMAGE_H_
-#define TESSERA_CHECKPOINT_INCLUDE_DAMAGE_H_
+#ifndef TESSERA_CHECKPOINT_INTERNAL_DAMAGE_H_
+#define TESSERA_CHECKPOINT_INTERNAL_DAMAGE_H_
 
 // Errors that name the damaged bytes of a checkpoint, so that they can be examined again. The parts
 // are a payload of the absl::Status; AgreeOnStatus() keeps them and adds the ranks.
@@ -37,4 +37,4 @@ std::optional<std::vector<DamagedPart>> FindDamagedParts(const absl::Status& sta
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_INCLUDE_DAMAGE_H_
+#endif  // TESSERA_CHECKPOINT_INTERNAL_DAMAGE_H_

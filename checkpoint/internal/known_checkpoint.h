@@ -1,0 +1,32 @@
+#ifndef TESSERA_CHECKPOINT_INTERNAL_KNOWN_CHECKPOINT_H_
+#define TESSERA_CHECKPOINT_INTERNAL_KNOWN_CHECKPOINT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/read_lock.h"
+#include "storage/storage.h"
+
+namespace tessera::ckpt {
+
+// Makes checkpoints of manifests that were read already, for example by another rank. Precondition:
+// the manifest is valid, as ReadManifest() returns it.
+class KnownCheckpoint {
+ public:
+  // If `reading` is null, nothing keeps the checkpoint from being deleted. `readers` has, for each
+  // data file, the ranks that can read it, ascending; they read it for the others in Load(). Empty:
+  // all ranks can read all files.
+  static Checkpoint Of(std::shared_ptr<Storage> storage, std::string_view directory,
+                       Manifest manifest, std::shared_ptr<const ReadLock> reading = nullptr,
+                       std::vector<std::vector<uint32_t>> readers = {});
+  // The storage must outlive the checkpoint.
+  static Checkpoint Of(Storage& storage, std::string_view directory, Manifest manifest);
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_INTERNAL_KNOWN_CHECKPOINT_H_
