@@ -84,7 +84,7 @@ absl::Status List(const CheckpointFolder& folder, char** report) {
   Json json = Json::array();
   for (const CheckpointInfo& info : all) {
     Json entry = {{"step", info.step}, {"directory", info.directory}};
-    if (!info.committed.ok()) entry["error"] = std::string(info.committed.status().message());
+    if (!info.readable.ok()) entry["error"] = std::string(info.readable.message());
     json.push_back(std::move(entry));
   }
   return GiveJson(json, report);

@@ -39,7 +39,7 @@ std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir
     if (!directories.ok()) continue;
     std::vector<std::string> names;
     for (const CheckpointInfo& dir : *directories) {
-      if (dir.committed.ok() && *dir.committed) names.push_back(StepDirectoryName(dir.step));
+      if (dir.committed) names.push_back(StepDirectoryName(dir.step));
     }
     if (names.empty()) continue;
     if (names.size() > 10) names.erase(names.begin(), names.end() - 10);
@@ -71,10 +71,10 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::str
                            ListStepDirectories(storage, root));
   std::vector<CheckpointInfo> those;
   for (CheckpointInfo& dir : directories) {
-    if (!dir.committed.ok()) {
+    if (!dir.readable.ok()) {
       if (unreadable == nullptr) continue;
       unreadable->push_back(std::move(dir));
-    } else if (*dir.committed == committed) {
+    } else if (dir.committed == committed) {
       those.push_back(std::move(dir));
     }
   }
@@ -227,8 +227,11 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage
     const std::optional<int64_t> step = ParseStepDirectoryName(name);
     if (!step) continue;
     std::string path = JoinPath(root, name);
-    absl::StatusOr<bool> committed = IsCommitted(storage, path);
-    found.push_back({*step, std::move(path), /*rolling=*/false, std::move(committed)});
+    const absl::StatusOr<bool> committed = IsCommitted(storage, path);
+    found.push_back({.step = *step,
+                     .directory = std::move(path),
+                     .committed = committed.value_or(false),
+                     .readable = committed.status()});
   }
   std::ranges::sort(found, {}, &CheckpointInfo::step);
   return found;

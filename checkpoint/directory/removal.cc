@@ -169,7 +169,7 @@ class InPlaceRemoval : public Removal {
                                             const std::vector<std::string>& names,
                                             const Names& quarantined) {
     const std::vector<std::string> data = FindData(names, quarantined);
-    if (*dir.committed) {
+    if (dir.committed) {
       TESSERA_RETURN_IF_ERROR(Uncommit(dir.directory, names, quarantined));
     } else if (data.empty()) {
       TESSERA_RETURN_IF_ERROR(ForgetFence(dir.directory, names));
@@ -278,7 +278,7 @@ class RenamingRemoval final : public InPlaceRemoval {
                                     const std::vector<std::string>& names,
                                     const Names& quarantined) override {
     if (!quarantined.empty()) return InPlaceRemoval::DeleteListed(dir, names, quarantined);
-    if (*dir.committed) TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, dir.directory));
+    if (dir.committed) TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, dir.directory));
     const std::string discarded = DiscardedName(dir.directory);
     const absl::Status renamed = storage_.Rename(dir.directory, discarded);
     if (absl::IsNotFound(renamed)) return true;
@@ -438,11 +438,11 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
                            ListStepDirectories(storage, root));
   std::erase_if(directories, [&](const CheckpointInfo& dir) {
-    return !dir.committed.ok() || storage.IsLink(dir.directory);
+    return !dir.readable.ok() || storage.IsLink(dir.directory);
   });
   int64_t newest = -1, oldest_kept = -1;
   for (auto dir = directories.rbegin(); dir != directories.rend() && oldest_kept < 0; ++dir) {
-    if (!*dir->committed) continue;
+    if (!dir->committed) continue;
     newest = std::max(newest, dir->step);
     const absl::Status intact = check(*dir);
     if (!intact.ok() && !MayBeDamage(intact)) first_error.Update(intact);
@@ -451,7 +451,7 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
   bool removed = false;
   const std::unique_ptr<Removal> removal = Removal::In(storage);
   for (const CheckpointInfo& dir : directories) {
-    if (dir.step >= (*dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
+    if (dir.step >= (dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
     const absl::StatusOr<bool> deleted = RemoveUnlessRead(storage, *removal, dir);
     first_error.Update(deleted.status());
     removed |= deleted.value_or(true);

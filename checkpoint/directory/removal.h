@@ -48,7 +48,7 @@ class Removal {
   // frees_names(), delete an attempt only if a checkpoint that takes its place is committed.
   // Returns false if the directory stays, because another attempt has committed meanwhile or
   // something quarantined in it cannot be read. A crash halfway leaves no checkpoint that looks
-  // complete and is not. Precondition: dir.committed is OK.
+  // complete and is not. Precondition: dir.readable is OK.
   virtual absl::StatusOr<bool> Delete(const CheckpointInfo& dir) = 0;
 
   // Deletes files of other attempts beside a committed checkpoint, unless it is being read, and

@@ -164,9 +164,9 @@ struct CheckpointInfo {
   int64_t step = 0;
   std::string directory;  // inside the storage
   bool rolling = false;   // in a rolling slot of a CheckpointManager
-  // Whether the checkpoint is committed. False: a save was started but never committed. An error:
-  // the directory cannot be listed, and may hold a checkpoint.
-  absl::StatusOr<bool> committed = true;
+  bool committed = true;  // false: a save was started but never committed, or it is not known
+  // Not OK: the directory cannot be listed, and may hold a checkpoint.
+  absl::Status readable = absl::OkStatus();
 
   bool operator==(const CheckpointInfo&) const = default;
 };

@@ -47,7 +47,7 @@ absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest() const {
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints, List(&unreadable));
   if (!unreadable.empty() &&
       (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
-    return unreadable.back().committed.status();
+    return unreadable.back().readable;
   }
   if (checkpoints.empty()) {
     return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage_->Describe("")));

@@ -122,12 +122,12 @@ class Decision {
       if (seen_.contains(checkpoint.directory)) continue;
       // Each of these may be a later checkpoint.
       for (const CheckpointInfo& dir : unreadable) {
-        if (dir.step > checkpoint.step) return dir.committed.status();
+        if (dir.step > checkpoint.step) return dir.readable;
       }
       TESSERA_ASSIGN_OR_RETURN(const bool valid, SkipUnlessValid(checkpoint));
       if (valid) return Offer();
     }
-    if (!unreadable.empty()) return unreadable.back().committed.status();
+    if (!unreadable.empty()) return unreadable.back().readable;
     return Skipped().SerializeAsString();
   }
 

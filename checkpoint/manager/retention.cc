@@ -96,13 +96,13 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
                            ListStepDirectories(storage_, ""));
   std::erase_if(directories, [&](const CheckpointInfo& dir) {
-    return !dir.committed.ok() || storage_.IsLink(dir.directory);
+    return !dir.readable.ok() || storage_.IsLink(dir.directory);
   });
   std::vector<RetentionCandidate> candidates;
   std::vector<const CheckpointInfo*> committed;
   std::vector<bool> unknown;
   for (const CheckpointInfo& dir : directories) {
-    if (!*dir.committed) continue;
+    if (!dir.committed) continue;
     const Described described = DescribeOnce(dir);
     first_error.Update(described.unknown);
     unknown.push_back(!described.unknown.ok());
@@ -116,7 +116,7 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
     if (!unknown[i] && committed[i]->step != saved_step) deleted.push_back(committed[i]);
   }
   for (const CheckpointInfo& dir : directories) {
-    if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
+    if (!dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
   }
   for (const CheckpointInfo* dir : deleted) {
     const absl::StatusOr<bool> removed = RemoveUnlessRead(storage_, *removal_, *dir);

@@ -58,8 +58,8 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(Storage& storage,
   std::vector<CheckpointInfo> all;
   const auto add = [&](const std::vector<CheckpointInfo>& directories, bool rolling) {
     for (const CheckpointInfo& dir : directories) {
-      std::vector<CheckpointInfo>* const list = dir.committed.ok() ? &all : unreadable;
-      if (list == nullptr || (dir.committed.ok() && !*dir.committed)) continue;
+      std::vector<CheckpointInfo>* const list = dir.readable.ok() ? &all : unreadable;
+      if (list == nullptr || (dir.readable.ok() && !dir.committed)) continue;
       list->push_back(dir);
       list->back().rolling = rolling;
     }
@@ -86,7 +86,7 @@ absl::Status CheckLaterSteps(Storage& storage, int64_t step, std::string_view ad
     return absl::FailedPreconditionError(absl::StrCat(
         storage.Describe(dir.directory), ", of a later step than this run starts from (", step,
         "), cannot be read and may be a checkpoint: make it readable or move it away (",
-        WithoutDirectory(storage, dir.directory, dir.committed.status().message()), ")"));
+        WithoutDirectory(storage, dir.directory, dir.readable.message()), ")"));
   }
   std::vector<int64_t> later;
   for (const CheckpointInfo& checkpoint : saved) {
@@ -137,7 +137,7 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t 
                            ListForResume(storage, &unreadable));
   // It may hold a checkpoint.
   for (const CheckpointInfo& dir : unreadable) {
-    if (dir.step > step) return dir.committed.status();
+    if (dir.step > step) return dir.readable;
   }
   std::vector<std::string> moved_to;
   const std::unique_ptr<Removal> removal = Removal::In(storage);
@@ -160,8 +160,8 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
   for (size_t slot = 0; slot < kRollingSlots.size(); ++slot) {
     TESSERA_ASSIGN_OR_RETURN(directories[slot], ListSlot(storage, kRollingSlots[slot]));
     for (const CheckpointInfo& dir : directories[slot]) {
-      TESSERA_RETURN_IF_ERROR(dir.committed.status());
-      if (*dir.committed) steps[slot] = dir.step;  // ascending
+      TESSERA_RETURN_IF_ERROR(dir.readable);
+      if (dir.committed) steps[slot] = dir.step;  // ascending
     }
   }
   int chosen = ChooseRollingSlot(steps);
@@ -172,7 +172,7 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
   for (const CheckpointInfo& dir : directories[chosen]) {
     if (IsLinked(storage, dir.directory)) continue;
     // Another attempt may still commit it, and be the only one to have a checkpoint.
-    if (!removal->frees_names() && !*dir.committed && dir.step > newest) continue;
+    if (!removal->frees_names() && !dir.committed && dir.step > newest) continue;
     TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, *removal, dir).status());
   }
   std::string slot(kRollingSlots[chosen]);

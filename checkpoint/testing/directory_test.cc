@@ -55,9 +55,8 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
     ASSERT_EQ(unreadable.size(), 1);
     EXPECT_EQ(unreadable[0].directory, "step-00000001");
     EXPECT_EQ(unreadable[0].step, 1);
-    EXPECT_EQ(unreadable[0].committed.status().code(), error.code());
-    EXPECT_THAT(std::string(unreadable[0].committed.status().message()),
-                HasSubstr("List step-00000001"));
+    EXPECT_EQ(unreadable[0].readable.code(), error.code());
+    EXPECT_THAT(std::string(unreadable[0].readable.message()), HasSubstr("List step-00000001"));
     EXPECT_TRUE(CheckpointFolder(faulty).ListUncommitted()->empty());
     ASSERT_OK(CheckpointFolder(faulty).Prune(static_cast<int>(list.size()) - 1));
     EXPECT_EQ(CheckpointFolder(faulty).List()->size(), list.size() - 1);

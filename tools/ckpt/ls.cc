@@ -27,7 +27,7 @@ class Listing {
 
   void AddUnreadable(const CheckpointInfo& checkpoint) {
     AddProblem({{"step", checkpoint.step}, {"directory", checkpoint.directory}},
-               absl::StrCat(checkpoint.step), checkpoint.directory, checkpoint.committed.status(),
+               absl::StrCat(checkpoint.step), checkpoint.directory, checkpoint.readable,
                "unreadable");
   }
 

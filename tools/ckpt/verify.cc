@@ -69,7 +69,7 @@ class FolderVerifier {
       return absl::NotFoundError("no checkpoints in " + options_.paths[0]);
     }
     for (const CheckpointInfo& checkpoint : unreadable) {
-      Add(checkpoint.directory, checkpoint.committed.status());
+      Add(checkpoint.directory, checkpoint.readable);
     }
     const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), storage.get());
     for (const CheckpointInfo& info : checkpoints) {

@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Open(const std::string& folder,
 // Returns why a directory cannot be read, for a sentence that has named it already.
 std::string WhyUnreadable(const Storage& storage, const ckpt::CheckpointInfo& info) {
   const std::string name = storage.Describe(info.directory);
-  return absl::StrReplaceAll(info.committed.status().message(),
+  return absl::StrReplaceAll(info.readable.message(),
                              {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
 }
 

@@ -154,7 +154,7 @@ absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> 
     // It was requested, or it may be the only one.
     const bool needed =
         config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
-    if (needed) return checkpoint.committed.status();
+    if (needed) return checkpoint.readable;
   }
   if (saved.empty()) return std::nullopt;
   const auto chosen = config.has_ckpt_step() ? std::ranges::find(saved, config.ckpt_step(),
