@@ -57,7 +57,7 @@ class PublicInterfaceTest : public testing::Test {
               .shards = {Shard::Of(matrix_, WholeBox({4, 3}))}}}};
   }
   Checkpoint Saved(const Metadata& metadata = {}) {
-    const auto saved = folder_->Save(7, Matrix(), {}, metadata);
+    const auto saved = folder_->Save({.step = 7, .metadata = metadata}, Matrix());
     EXPECT_OK(saved);
     return *folder_->At(7);
   }
@@ -193,7 +193,7 @@ TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
 
 TEST_F(PublicInterfaceTest, AnAsynchronousSaveNeedsNoGroup) {
   AsyncSaver saver(folder_->storage());
-  saver.Start(3, Matrix(), {.entries = {{"note", "in the background"}}});
+  saver.Start({.step = 3, .metadata = {.entries = {{"note", "in the background"}}}}, Matrix());
   saver.WaitUntilCopied(matrix_.data(), sizeof(matrix_));
   matrix_.fill(-1);
   const std::vector<SaveOutcome> outcomes = saver.Finish();

@@ -240,8 +240,9 @@ int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* 
     TESSERA_RETURN_IF_ERROR(ReadSaveOptions(copy, save));
     TESSERA_ASSIGN_OR_RETURN(const auto group, MakeGroup(copy.group));
     save.group = group.get();
-    TESSERA_ASSIGN_OR_RETURN(const auto saved,
-                             folder->folder.Save(step, state->dict, save, state->metadata));
+    TESSERA_ASSIGN_OR_RETURN(
+        const auto saved,
+        folder->folder.Save({.step = step, .metadata = state->metadata}, state->dict, save));
     return GiveJson(ToJson(saved), report);
   });
 }
@@ -354,7 +355,7 @@ int32_t tessera_saver_start(tessera_saver* saver, int64_t step, const tessera_st
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(saver, "saver"));
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
-    saver->saver->Start(step, state->dict, state->metadata);
+    saver->saver->Start({.step = step, .metadata = state->metadata}, state->dict);
     return absl::OkStatus();
   });
 }

@@ -121,9 +121,7 @@ class AsyncSaver {
   // Begins a save. The memory that `state` describes must not change until WaitUntilCopied() has
   // returned for it. The description and the metadata are copied and may be destroyed immediately.
   void Start(const SaveRequest& request, const StateDict& state);
-  void Start(int64_t step, const StateDict& state, const Metadata& metadata = {}) {
-    Start({.step = step, .metadata = metadata}, state);
-  }
+  void Start(int64_t step, const StateDict& state) { Start({.step = step}, state); }
 
   // Replaces Start() if this process has no state to save: the save fails on every rank with
   // `error`.

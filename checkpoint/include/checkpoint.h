@@ -207,9 +207,12 @@ class CheckpointFolder {
   // per process plus the plan. Cost: each byte of the state passes once through the cache (copy,
   // digest, checksum) and goes to the disk past the page cache. AsyncSaver does the same in the
   // background.
+  absl::StatusOr<SaveReport> Save(const SaveRequest& request, const StateDict& state,
+                                  const SaveOptions& options = {}) const;
   absl::StatusOr<SaveReport> Save(int64_t step, const StateDict& state,
-                                  const SaveOptions& options = {},
-                                  const Metadata& metadata = {}) const;
+                                  const SaveOptions& options = {}) const {
+    return Save({.step = step}, state, options);
+  }
 
   // Returns the committed checkpoints, ascending by step; none if the folder does not exist. Steps
   // come from the directories' names; manifests are not read. Unreadable directories are added to

@@ -40,7 +40,7 @@ struct Metadata {
 // One save: its step, its kind, and what is stored with the tensors.
 struct SaveRequest {
   int64_t step = 0;
-  bool rolling = false;  // goes to a rolling slot, in a CheckpointManager
+  bool rolling = false;  // goes to a rolling slot; of a CheckpointManager alone
   Metadata metadata = {};
 };
 

@@ -27,10 +27,10 @@ absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(std::string_view name,
 CheckpointFolder::CheckpointFolder(Storage& storage)
     : storage_(std::shared_ptr<Storage>(), &storage) {}
 
-absl::StatusOr<SaveReport> CheckpointFolder::Save(int64_t step, const StateDict& state,
-                                                  const SaveOptions& options,
-                                                  const Metadata& metadata) const {
-  return SaveNow(*storage_, {.step = step, .metadata = metadata}, state, options);
+absl::StatusOr<SaveReport> CheckpointFolder::Save(const SaveRequest& request,
+                                                  const StateDict& state,
+                                                  const SaveOptions& options) const {
+  return SaveNow(*storage_, request, state, options);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::List(

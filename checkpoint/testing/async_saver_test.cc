@@ -346,7 +346,7 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
   };
   saver.Prepare(state.dict);
   for (int64_t step = 1; step <= 2; ++step) {  // with a plan made ahead, and with a cached one
-    saver.Start(7, state.dict, ToMetadata(bad));
+    saver.Start({.step = 7, .metadata = ToMetadata(bad)}, state.dict);
     saver.WaitUntilAllCopied();
     expect_refused(saver.Finish()[0].report.status());
     expect_refused(in_foreground(7, ToMetadata(bad)).status());

@@ -70,7 +70,7 @@ class CheckpointTest : public testing::Test {
   absl::Status TrySave(const StateDict& state, const Manifest& metadata = AtStep(1),
                        const SaveOptions& options = {}) {
     return CheckpointFolder(storage_)
-        .Save(metadata.trainer().step(), state, options, ToMetadata(metadata))
+        .Save({.step = metadata.trainer().step(), .metadata = ToMetadata(metadata)}, state, options)
         .status();
   }
 

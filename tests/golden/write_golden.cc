@@ -20,8 +20,9 @@ int main(int argc, char** argv) {
   tessera::GoldenState state(/*fill=*/true, /*cuts=*/2);
   tessera::ckpt::SaveOptions options;
   options.checksum_chunk_bytes = 1024;
-  const auto report = folder->Save(/*step=*/7, state.dict(), options,
-                                   tessera::ckpt::ToMetadata(tessera::GoldenState::Metadata()));
+  const auto report = folder->Save(
+      {.step = 7, .metadata = tessera::ckpt::ToMetadata(tessera::GoldenState::Metadata())},
+      state.dict(), options);
   if (!report.ok()) {
     std::fprintf(stderr, "%s\n", report.status().ToString().c_str());
     return 1;

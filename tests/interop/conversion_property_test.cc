@@ -292,7 +292,8 @@ void Save(const Generated& generated, const std::string& folder) {
   EXPECT_TRUE(convert::SetEntries(generated.tree, described).empty());
   described.clear_tensors();
   ASSERT_OK_AND_ASSIGN(const auto opened, CheckpointFolder::Open(folder, {.create_root = true}));
-  const auto saved = opened.Save(generated.state.step, dict, {}, ToMetadata(std::move(described)));
+  const auto saved = opened.Save(
+      {.step = generated.state.step, .metadata = ToMetadata(std::move(described))}, dict);
   ASSERT_OK(saved);
 }
 

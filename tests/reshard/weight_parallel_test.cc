@@ -128,7 +128,10 @@ class WeightParallelTest : public ::testing::TestWithParam<const char*> {
       if (folder.empty()) return absl::OkStatus();
       TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder to,
                                ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
-      return to.Save(checkpoint.step(), state, {.group = &*group}, MetadataOf(checkpoint)).status();
+      return to
+          .Save({.step = checkpoint.step(), .metadata = MetadataOf(checkpoint)}, state,
+                {.group = &*group})
+          .status();
     }));
     for (const auto& rank : all) {
       EXPECT_GT(rank->ranges_of_several_boxes, 0) << "a rank has boxes alone";

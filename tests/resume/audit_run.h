@@ -96,7 +96,7 @@ class AuditTest : public CommandTest {
     manifest.clear_tensors();
     manifest.clear_files();
     std::filesystem::remove_all(StepDir("run", step));
-    ASSERT_OK(folder.Save(step, state, {}, ckpt::ToMetadata(manifest)));
+    ASSERT_OK(folder.Save({.step = step, .metadata = ckpt::ToMetadata(manifest)}, state));
   }
 };
 

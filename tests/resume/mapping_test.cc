@@ -90,7 +90,8 @@ class MappingTest : public ResumeTest {
     TESSERA_ASSIGN_OR_RETURN(
         const ckpt::CheckpointFolder changed,
         ckpt::CheckpointFolder::Open(Checkpoints(to).string(), {.create_root = true}));
-    return changed.Save(kSaved, state, {}, ckpt::ToMetadata(std::move(manifest))).status();
+    return changed.Save({.step = kSaved, .metadata = ckpt::ToMetadata(std::move(manifest))}, state)
+        .status();
   }
 
   // The losses of the steps after kSaved of a run that loads another's checkpoint.

@@ -63,7 +63,7 @@ class CkptTest : public testing::Test {
     }
     ASSERT_OK_AND_ASSIGN(const auto opened,
                          CheckpointFolder::Open(root_ + "/" + folder, {.create_root = true}));
-    ASSERT_OK(opened.Save(step, {{w, n, tied}}, {}, ToMetadata(metadata)));
+    ASSERT_OK(opened.Save({.step = step, .metadata = ToMetadata(metadata)}, {{w, n, tied}}));
   }
 
   int Run(const std::vector<std::string>& arguments, bool watched = false) {

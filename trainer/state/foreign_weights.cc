@@ -135,7 +135,7 @@ absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfi
   options.timeout = group.timeout;
   absl::Status status =
       ckpt::CheckpointFolder(**storage)
-          .Save(/*step=*/0, WeightState(chunks), options, ckpt::ToMetadata(std::move(run)))
+          .Save({.metadata = ckpt::ToMetadata(std::move(run))}, WeightState(chunks), options)
           .status();
   storage->reset();
   if (status.ok() && is_first) status = Convert(folder, weights);
