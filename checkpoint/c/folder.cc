@@ -163,10 +163,7 @@ absl::Status CreateSaver(const tessera_folder& folder, const tessera_save_option
 
 absl::Status Poll(AsyncSaver& saver, bool wait, char** report) {
   TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
-  std::vector<SaveOutcome> outcomes;
-  if (wait) outcomes = saver.Finish();
-  while (std::optional<SaveOutcome> outcome = saver.Poll()) outcomes.push_back(*std::move(outcome));
-  return GiveJson(c::ToJson(outcomes), report);
+  return GiveJson(c::ToJson(wait ? saver.Finish() : saver.Poll()), report);
 }
 
 absl::Status Prune(tessera_folder* folder, int32_t keep, std::optional<int64_t> saved_step) {

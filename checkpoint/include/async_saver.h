@@ -11,14 +11,13 @@
 //     for each bucket:
 //       saver.WaitUntilCopied(bucket's memory); // only what is overwritten next
 //       update the bucket;
-//     while (const auto outcome = saver.Poll()) report it;
+//     for (const SaveOutcome& outcome : saver.Poll()) report it;
 //   saver.Finish();
 
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -136,9 +135,8 @@ class AsyncSaver {
   void WaitUntilCopied(const void* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // Returns the outcomes of finished saves, oldest first, one per call; nullopt if no other save
-  // has finished yet. Never waits.
-  std::optional<SaveOutcome> Poll();
+  // Returns the saves that have finished since the last call, oldest first. Never waits.
+  std::vector<SaveOutcome> Poll();
 
   // Waits for saves in flight, limited by the timeouts of the group and by the time that the
   // storage needs, and returns the outcomes that were not polled.

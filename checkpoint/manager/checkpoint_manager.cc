@@ -386,16 +386,15 @@ class Manager final : public JobSaves {
   }
 
   void CollectOutcomes() {
-    if (background_ == nullptr) return;
-    while (std::optional<SaveOutcome> outcome = background_->Poll()) {
-      ++finished_;
-      Add(*std::move(outcome));
-    }
+    if (background_ != nullptr) AddFinished(background_->Poll());
   }
 
   void WaitForSaves() {
-    if (background_ == nullptr) return;
-    for (SaveOutcome& outcome : background_->Finish()) {
+    if (background_ != nullptr) AddFinished(background_->Finish());
+  }
+
+  void AddFinished(std::vector<SaveOutcome> in_background) {
+    for (SaveOutcome& outcome : in_background) {
       ++finished_;
       Add(std::move(outcome));
     }

@@ -167,13 +167,7 @@ class Replicas final : public PeerReplicas {
   }
 
   std::vector<SaveOutcome> Poll() override {
-    std::vector<SaveOutcome> outcomes;
-    while (saver_ != nullptr) {
-      std::optional<SaveOutcome> outcome = saver_->Poll();
-      if (!outcome.has_value()) break;
-      outcomes.push_back(*std::move(outcome));
-    }
-    return Judge(std::move(outcomes));
+    return saver_ == nullptr ? std::vector<SaveOutcome>() : Judge(saver_->Poll());
   }
 
   std::vector<SaveOutcome> Finish() override {

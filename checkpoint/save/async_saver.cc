@@ -102,12 +102,9 @@ class AsyncSaver::Background {
     AddBlocked(start);
   }
 
-  std::optional<SaveOutcome> Poll() {
+  std::vector<SaveOutcome> Poll() {
     const MutexLock lock(&mutex_);
-    if (outcomes_.empty()) return std::nullopt;
-    SaveOutcome outcome = std::move(outcomes_.front());
-    outcomes_.pop_front();
-    return outcome;
+    return std::exchange(outcomes_, {});
   }
 
   void WaitUntilIdle() {
@@ -293,7 +290,7 @@ class AsyncSaver::Background {
   int saves_in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   // Set once it is known what the save in flight copies.
   std::shared_ptr<DataWriter> writer_ ABSL_GUARDED_BY(mutex_);
-  std::deque<SaveOutcome> outcomes_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SaveOutcome> outcomes_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> reads_state_ = false;  // the copy of a save in flight may be incomplete
   std::atomic<int64_t> blocked_ns_ = 0;    // for the save in flight
 
@@ -336,13 +333,11 @@ void AsyncSaver::WaitUntilAllCopied() {
   background_->Wait([](DataWriter& writer) { writer.WaitUntilAllCopied(); });
 }
 
-std::optional<SaveOutcome> AsyncSaver::Poll() { return background_->Poll(); }
+std::vector<SaveOutcome> AsyncSaver::Poll() { return background_->Poll(); }
 
 std::vector<SaveOutcome> AsyncSaver::Finish() {
   background_->WaitUntilIdle();
-  std::vector<SaveOutcome> outcomes;
-  while (std::optional<SaveOutcome> outcome = Poll()) outcomes.push_back(*std::move(outcome));
-  return outcomes;
+  return Poll();
 }
 
 }  // namespace tessera::ckpt

@@ -166,7 +166,7 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   saver.WaitUntilCopied(first.data, 16 << 10);  // returns, although not everything can be copied
   std::string elsewhere(1 << 20, 'x');
   saver.WaitUntilCopied(elsewhere.data(), elsewhere.size());
-  EXPECT_FALSE(saver.Poll().has_value());
+  EXPECT_TRUE(saver.Poll().empty());
   gate.count_down();
   saver.WaitUntilAllCopied();
   EXPECT_OK(saver.Finish()[0].report);
@@ -377,7 +377,7 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   const std::unique_ptr<AsyncSaver> saver = HookedSavers::Make(faulty_, SmallPieces(), hooks);
   saver->Start(1, state.dict);
   Overwrite(*saver, state.dict);  // returns, although on_committed() does not
-  EXPECT_FALSE(saver->Poll().has_value());
+  EXPECT_TRUE(saver->Poll().empty());
   go_on = true;
   go_on.notify_all();
   for (int64_t step = 2; step <= 3; ++step) saver->Start(step, state.dict);
@@ -405,7 +405,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   AsyncSaver saver(faulty_, options);
   saver.Start(1, state.dict);
   Overwrite(saver, state.dict);  // returns, although nothing can be written
-  EXPECT_FALSE(saver.Poll().has_value());
+  EXPECT_TRUE(saver.Poll().empty());
   gate.count_down();
   EXPECT_OK(saver.Finish()[0].report);
   ExpectSaved(tensors, 1);

@@ -35,7 +35,6 @@
 #include <fstream>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -175,11 +174,11 @@ absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, Stor
   const double start = Now();
   saver.Start(step, training.state());
   int steps = 0;
-  std::optional<ckpt::SaveOutcome> outcome;
-  for (; !(outcome = saver.Poll()); ++steps) training.Step(&saver);
+  std::vector<ckpt::SaveOutcome> outcomes;
+  for (; (outcomes = saver.Poll()).empty(); ++steps) training.Step(&saver);
   const double seconds = Now() - start;
-  if (!outcome->report.ok()) return outcome->report.status();
-  const ckpt::SaveReport& report = *outcome->report;
+  TESSERA_RETURN_IF_ERROR(outcomes[0].report.status());
+  const ckpt::SaveReport& report = *outcomes[0].report;
   TESSERA_RETURN_IF_ERROR(Delete(storage, report));
   const double after = PlainStep(training, &saver, measured);
   const BackgroundSave save = {seconds - steps * (before + after) / 2, report.blocked_seconds,
