@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -203,14 +205,15 @@ int32_t tessera_state_add_device_shard(tessera_state* state, const tessera_devic
                                        const int64_t* strides, int32_t flags) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
-    tessera::ckpt::Shard shard = {.data = data,
-                                  .dtype = static_cast<tessera::DType>(dtype),
-                                  .memory_elements = elements,
-                                  .handle = handle};
-    if (dtype != 0 && tessera::ElementSize(shard.dtype) == 0) {
+    const auto type = static_cast<tessera::DType>(dtype);
+    if (dtype != 0 && tessera::ElementSize(type) == 0) {
       return absl::InvalidArgumentError(absl::StrCat("there is no dtype ", dtype));
     }
-    TESSERA_ASSIGN_OR_RETURN(shard.device, MakeDevice(device));
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<tessera::ckpt::DeviceMemory> memory,
+                             MakeDevice(device));
+    tessera::ckpt::Shard shard =
+        tessera::ckpt::Shard::OnDevice(std::move(memory), handle, data, type, {});
+    shard.memory_elements = elements;
     return AddShard(*state, std::move(shard), offset, shape, strides, flags);
   });
 }

@@ -27,7 +27,7 @@ class PendingCopy {
   virtual absl::Status Wait() = 0;
 };
 
-// The memory of one device or of several. Shards name it, see Shard::device.
+// The memory of one device or of several. Shards name it, see Shard::OnDevice().
 //
 // Order: the copies of a save read the results of the work that the program started on the device
 // before the save. Work started after the copy of a shard must not overtake the copy. A program

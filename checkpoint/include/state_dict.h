@@ -42,20 +42,20 @@ inline bool BelongsToOptimizer(TensorRole role) {
 // a load. The memory belongs to the caller and must stay valid and, for a save, unchanged until the
 // call returns.
 //
-// Memory of a device is copied by `device` alone. Its `data` is an address that is never
-// dereferenced: it and the strides say which bytes AsyncSaver::WaitUntilCopied() is called for.
+// Of(), Untyped() and OnDevice() make it; the comments say which of them sets a field.
 struct Shard {
   Box box = {};
   void* data = nullptr;          // the element at box.global_offset
   std::vector<int64_t> strides;  // in elements, one per dim; empty: contiguous row-major
 
-  // Facts that Of() knows, and the library then checks.
-  DType dtype = DType::kUnspecified;  // unspecified: the tensor's
-  int64_t memory_elements = -1;       // from `data` on; -1: unknown
-  bool read_only = false;             // a load refuses it
+  // Checked by the call that takes the shard.
+  DType dtype = DType::kUnspecified;  // set by all three; unspecified: the tensor's
+  int64_t memory_elements = -1;       // from `data` on; set by Of(); -1: unknown
+  bool read_only = false;             // set by Of() for constant memory: a load refuses it
 
+  // Set by OnDevice().
   std::shared_ptr<DeviceMemory> device = nullptr;  // null: host memory
-  void* handle = nullptr;                          // what the device knows the shard by
+  void* handle = nullptr;                          // by which the device knows the shard
 
   // Makes a view of typed memory: a span, a vector, an array. If the box, with its strides, does
   // not fit into the memory, the call that takes the shard returns InvalidArgument.
@@ -76,6 +76,17 @@ struct Shard {
   // Makes a view of memory of unknown size, whose dtype is known only at run time.
   static Shard Untyped(void* data, DType dtype, Box box, std::vector<int64_t> strides = {}) {
     return {.box = std::move(box), .data = data, .strides = std::move(strides), .dtype = dtype};
+  }
+
+  // Makes a view of memory of a device, which `device` alone copies. `data` is an address that is
+  // never dereferenced: it and the strides say for which bytes AsyncSaver::WaitUntilCopied() is
+  // called.
+  static Shard OnDevice(std::shared_ptr<DeviceMemory> device, void* handle, void* data, DType dtype,
+                        Box box, std::vector<int64_t> strides = {}) {
+    Shard shard = Untyped(data, dtype, std::move(box), std::move(strides));
+    shard.device = std::move(device);
+    shard.handle = handle;
+    return shard;
   }
 };
 
