@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "checkpoint/directory/removal.h"
 
@@ -42,7 +43,7 @@ void UnlessRead(const Storage& storage, std::string_view dir, const std::functio
 ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir)
     : fd_(OpenDirectory(storage, checkpoint_dir)) {
   // While the checkpoint is being deleted there is no lock, and soon no manifest.
-  if (fd_ >= 0) TryToLock(fd_, LOCK_SH);
+  if (fd_ >= 0 && TryToLock(fd_, LOCK_SH) != 0) ::close(std::exchange(fd_, -1));
 }
 
 ReadLock::~ReadLock() {

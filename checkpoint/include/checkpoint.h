@@ -72,9 +72,8 @@ struct TensorInfo {
   std::string alias_of;  // not empty: a second name of that tensor
 };
 
-// A committed checkpoint whose manifest has been read. Copies share it. If the file system has
-// locks on directories (docs/checkpoints.md), neither Prune() nor a trainer's retention deletes the
-// checkpoint during the lifetime of a copy. Thread-safe.
+// A committed checkpoint whose manifest has been read. Copies share it. If is_kept(), neither
+// Prune() nor a job's retention deletes the checkpoint during the lifetime of a copy. Thread-safe.
 class Checkpoint {
  public:
   // Opens the checkpoint that a name such as "/runs/a/step-00000100" names, see OpenStorage().
@@ -86,6 +85,9 @@ class Checkpoint {
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
   Storage& storage() const { return *storage_; }
   const std::string& directory() const { return directory_; }  // within the storage
+  // Returns whether the checkpoint is marked as being read, by a lock on its directory. Object
+  // stores and most network file systems have no such locks (docs/checkpoints.md).
+  bool is_kept() const;
   int64_t step() const;
   Metadata metadata() const;                               // program and entries
   std::vector<TensorInfo> tensors() const;                 // aliases included

@@ -26,6 +26,10 @@ class ReadLock {
   }
   ~ReadLock();
 
+  // Returns whether the checkpoint is marked. False where the place has no such locks, or while the
+  // checkpoint is being deleted.
+  bool holds() const { return fd_ >= 0; }
+
  private:
   int fd_ = -1;
 };

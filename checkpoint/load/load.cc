@@ -322,6 +322,8 @@ Checkpoint KnownCheckpoint::Of(Storage& storage, std::string_view directory, Man
   return Of(Borrow(storage), directory, std::move(manifest));
 }
 
+bool Checkpoint::is_kept() const { return reading_ != nullptr && reading_->holds(); }
+
 int64_t Checkpoint::step() const { return manifest_->trainer().step(); }
 
 Metadata Checkpoint::metadata() const {

@@ -399,6 +399,9 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   Retention retention(*storage, {.newest = 1});
   {
     const ReadLock reader(*storage, "step-00000001");
+    EXPECT_TRUE(reader.holds());
+    EXPECT_FALSE(ReadLock().holds());
+    EXPECT_FALSE(ReadLock(*storage, "step-00000009").holds());
     ASSERT_OK(retention.Apply(absl::Now()));
     EXPECT_THAT(steps(), ElementsAre(3, 1));
     ASSERT_OK(CheckpointFolder(*storage).Prune(1));
@@ -406,6 +409,7 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   }
   {
     ASSERT_OK_AND_ASSIGN(const Checkpoint open, Checkpoint::Open(*storage, "step-00000001"));
+    EXPECT_TRUE(open.is_kept());
     ASSERT_OK(retention.Apply(absl::Now()));
     EXPECT_THAT(steps(), ElementsAre(3, 1));
   }

@@ -545,6 +545,7 @@ TEST_F(CheckpointTest, FullDiskLosesNothing) {
   const absl::Status status = CheckpointFolder(faulty).Save(2, state).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("needs"), HasSubstr("3000")));
+  EXPECT_FALSE(CheckpointFolder(storage_).Latest()->is_kept());  // in memory, without locks
   EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 1);
   EXPECT_TRUE(VerifyCheckpoint(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1})
                   ->damage.empty());
