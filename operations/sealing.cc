@@ -288,7 +288,7 @@ absl::StatusOr<VerifyReport> VerifySealed(const FoundSeal& found, const VerifyOp
   std::ranges::stable_sort(report.damage, {}, [](const Damage& damage) {
     return std::pair(std::string_view(damage.file), damage.offset_bytes);
   });
-  report.seconds = SecondsSince(start);
+  report.duration = SteadyNow() - start;
   return report;
 }
 

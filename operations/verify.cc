@@ -33,7 +33,7 @@ absl::StatusOr<VerifyReport> VerifyBySeal(const NamedCheckpoint& named,
   report.digests_verified = contents.digests_verified;
   report.digests_missing = contents.digests_missing;
   report.bytes_read += contents.bytes_read;
-  report.seconds += contents.seconds;
+  report.duration += contents.duration;
   return report;
 }
 
@@ -71,10 +71,12 @@ nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& 
 }
 
 nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests) {
-  nlohmann::ordered_json json = {
-      {"checkpoint", name},        {"good", report.damage.empty()},
-      {"digests", digests},        {"bytes_read", report.bytes_read},
-      {"seconds", report.seconds}, {"damage", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json json = {{"checkpoint", name},
+                                 {"good", report.damage.empty()},
+                                 {"digests", digests},
+                                 {"bytes_read", report.bytes_read},
+                                 {"seconds", absl::ToDoubleSeconds(report.duration)},
+                                 {"damage", nlohmann::ordered_json::array()}};
   if (digests) {
     json["digests_verified"] = report.digests_verified;
     json["digests_missing"] = report.digests_missing;

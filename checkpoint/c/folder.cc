@@ -49,9 +49,9 @@ absl::StatusOr<LoadOptions> ReadLoadOptions(const tessera_load_options& from) {
 Json ToJson(const SaveReport& report) {
   return {{"directory", report.directory},
           {"bytes_written", report.bytes_written},
-          {"seconds", report.seconds},
-          {"copied_seconds", report.copied_seconds},
-          {"blocked_seconds", report.blocked_seconds},
+          {"seconds", absl::ToDoubleSeconds(report.duration)},
+          {"copied_seconds", absl::ToDoubleSeconds(report.copied_after)},
+          {"blocked_seconds", absl::ToDoubleSeconds(report.blocked)},
           {"note", report.note}};
 }
 
@@ -72,7 +72,7 @@ Json ToJson(const LoadReport& report) {
           {"from_master", report.from_master},
           {"bytes_read", report.bytes_read},
           {"bytes_needed", report.bytes_needed},
-          {"seconds", report.seconds},
+          {"seconds", absl::ToDoubleSeconds(report.duration)},
           {"digests_verified", report.digests_verified}};
 }
 

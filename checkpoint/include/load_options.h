@@ -60,8 +60,8 @@ struct LoadReport {
   // Results of verify_digests, over all ranks.
   int64_t digests_verified = 0;                 // tensors
   std::vector<std::string> digests_unverified;  // names, with the reasons
-  double verify_seconds = 0;
-  double seconds = 0;  // of the whole load
+  absl::Duration verify_duration;
+  absl::Duration duration;  // of the whole load
 };
 
 }  // namespace tessera::ckpt

@@ -82,27 +82,27 @@ struct SaveOptions {
   std::function<absl::Status()> before_commit = {};
 };
 
-// The seconds that a rank spent on its part of a save. Its io_threads copy, write and sync at the
-// same time: their mean.
+// The time that a rank spent on its part of a save. Its io_threads copy, write and sync at the same
+// time: their mean.
 struct SavePhases {
-  double planning = 0;  // until it knew what to write, and where
-  double copying = 0;   // with checksums and digests
-  double writing = 0;
-  double syncing = 0;  // contents and names
-  double seconds = 0;  // from its call until it had done its part
+  absl::Duration planning;  // until it knew what to write, and where
+  absl::Duration copying;   // with checksums and digests
+  absl::Duration writing;
+  absl::Duration syncing;   // contents and names
+  absl::Duration duration;  // from its call until it had done its part
 };
 
 struct SaveReport {
   std::string directory;          // of the new checkpoint, within the storage
   uint64_t bytes_written = 0;     // to data files, by all ranks together
-  double seconds = 0;             // from the call to the commit
+  absl::Duration duration;        // from the call to the commit; in the background, from Start()
   std::vector<SavePhases> ranks;  // by rank; on rank 0, elsewhere empty
   // Processor time of copies, checksums and writes on the threads that the save runs here.
-  double processor_seconds = 0;
+  absl::Duration processor_time;
 
-  // For saves in the background, whose `seconds` count from Start():
-  double copied_seconds = 0;   // from Start() until this process's state was copied
-  double blocked_seconds = 0;  // in Start() and waiting for the copy
+  // For saves in the background:
+  absl::Duration copied_after;  // from Start() until this process's state was copied
+  absl::Duration blocked;       // in Start() and waiting for the copy
 
   // Problems that did not prevent the save: memory that was not available, and why; checkpoints
   // that could not be deleted. Usually empty.

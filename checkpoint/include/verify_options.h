@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
+
 namespace tessera::ckpt {
 
 struct VerifyOptions {
@@ -33,7 +35,7 @@ struct VerifyReport {
   int64_t digests_verified = 0;  // tensors whose contents have the digest in the manifest
   int64_t digests_missing = 0;   // tensors without a digest in the manifest
   uint64_t bytes_read = 0;
-  double seconds = 0;
+  absl::Duration duration;
 };
 
 }  // namespace tessera::ckpt

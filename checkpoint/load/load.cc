@@ -172,7 +172,7 @@ absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison
       VerifyLoaded(manifest, comparison, group, options.io_threads, options.timeout));
   report.digests_verified = digests.verified;
   report.digests_unverified = std::move(digests.unverified);
-  report.verify_seconds = SecondsSince(start);
+  report.verify_duration = SteadyNow() - start;
   return absl::OkStatus();
 }
 
@@ -238,7 +238,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
   TESSERA_ASSIGN_OR_RETURN(LoadReport report,
                            LoadState(storage, checkpoint_dir, group.size() == 1 ? manifest : shared,
                                      state, readers, group, options, buffers));
-  report.seconds = SecondsSince(start);
+  report.duration = SteadyNow() - start;
   return report;
 }
 

@@ -258,7 +258,7 @@ class Replicas final : public PeerReplicas {
     const absl::Duration start = SteadyNow();
     absl::Status spread =
         storage_->Spread(report.directory, hosts_, *background_group_, background_timeout_);
-    report.seconds += SecondsSince(start);
+    report.duration += SteadyNow() - start;
     const std::optional<int64_t> step =
         ParseStepDirectoryName(report.directory.substr(report.directory.rfind('/') + 1));
     if (spread.ok() || !step.has_value()) return;

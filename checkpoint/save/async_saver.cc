@@ -216,7 +216,7 @@ class AsyncSaver::Background {
     if (report.ok()) {
       AddTimes(request, *report);
       if (!InBackground()) {
-        report->blocked_seconds = report->seconds;
+        report->blocked = report->duration;
         absl::StrAppend(&report->note, report->note.empty() ? "" : "; ",
                         "saved in the foreground: ", no_thread_);
       }
@@ -256,10 +256,10 @@ class AsyncSaver::Background {
 
   // Adds the time before RunSave(), which counts from its call.
   void AddTimes(const Request& request, SaveReport& report) const {
-    const double seconds = SecondsSince(request.start);
-    report.copied_seconds += seconds - report.seconds;
-    report.seconds = seconds;
-    report.blocked_seconds = blocked_ns_ * 1e-9;
+    const absl::Duration duration = SteadyNow() - request.start;
+    report.copied_after += duration - report.duration;
+    report.duration = duration;
+    report.blocked = absl::Nanoseconds(blocked_ns_.load());
   }
 
   void Conclude(const Request& request, SaveOutcome outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

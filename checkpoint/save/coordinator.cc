@@ -55,11 +55,11 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
     }
     for (const TensorReport& tensor : report.tensors()) AddDigest(tensor);
     bytes += report.bytes();
-    phases_.push_back({.planning = report.planning(),
-                       .copying = report.copying(),
-                       .writing = report.writing(),
-                       .syncing = report.syncing(),
-                       .seconds = report.seconds()});
+    phases_.push_back({.planning = absl::Seconds(report.planning()),
+                       .copying = absl::Seconds(report.copying()),
+                       .writing = absl::Seconds(report.writing()),
+                       .syncing = absl::Seconds(report.syncing()),
+                       .duration = absl::Seconds(report.seconds())});
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
   const std::string path = JoinPath(directory_, kManifestFileName);

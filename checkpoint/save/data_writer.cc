@@ -175,7 +175,7 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   for (const FileWriter& file : files_) {
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, file.CheckThere()));
   }
-  spent_.syncing += SecondsSince(start) * static_cast<double>(workers_.size());
+  spent_.syncing += (SteadyNow() - start) * static_cast<double>(workers_.size());
   return Report();
 }
 
@@ -271,7 +271,7 @@ absl::Status DataWriter::CopyOrCheck(const PieceTable::Task& task, PieceTable::W
   const double used = ThreadProcessorSeconds() - processor_start;
   const double seconds = SecondsSince(start);
   mutex_.lock();
-  if (worker != nullptr) spent_.copying += seconds;
+  if (worker != nullptr) spent_.copying += absl::Seconds(seconds);
   EndTask(task, worker, {.ok = read.ok(), .processor_seconds = used, .seconds = seconds},
           Clock::now());
   return read;
@@ -302,7 +302,7 @@ absl::Status DataWriter::StartWrite(const PieceTable::Task& task, Worker& worker
   });
   const double seconds = SecondsSince(start);
   mutex_.lock();
-  spent_.writing += seconds;
+  spent_.writing += absl::Seconds(seconds);
   return started;
 }
 
@@ -321,7 +321,7 @@ absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worke
   worker.writes.clear();
   const absl::Duration end = SteadyNow();
   mutex_.lock();
-  spent_.writing += absl::ToDoubleSeconds(end - start);
+  spent_.writing += end - start;
   EndTask(task, &worker.table, {.ok = written.ok()}, Clock::now());
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
   if (--pieces_left_[piece.file_number] == 0 && error_.ok()) {
@@ -330,7 +330,7 @@ absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worke
         CatchNoMemory("sync a data file", [&] { return piece.file->Sync(); });
     const double seconds = SecondsSince(end);
     mutex_.lock();
-    spent_.syncing += seconds;
+    spent_.syncing += absl::Seconds(seconds);
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
   }
   table_.Settle();
@@ -350,9 +350,9 @@ WriteReport DataWriter::Report() const {
     tensor_report.mutable_digest()->set_hi(digest.hi);
   }
   const double threads = std::max(1.0, static_cast<double>(workers_.size()));
-  report.set_copying(spent_.copying / threads);
-  report.set_writing(spent_.writing / threads);
-  report.set_syncing(spent_.syncing / threads);
+  report.set_copying(absl::ToDoubleSeconds(spent_.copying / threads));
+  report.set_writing(absl::ToDoubleSeconds(spent_.writing / threads));
+  report.set_syncing(absl::ToDoubleSeconds(spent_.syncing / threads));
   return report;
 }
 

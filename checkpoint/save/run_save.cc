@@ -188,10 +188,10 @@ absl::StatusOr<SaveReport> RunSave(
   if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
     return absl::InternalError("rank 0 sent a bad report");
   }
-  report.seconds = SecondsSince(start);
+  report.duration = SteadyNow() - start;
   report.ranks = coordinator.phases();
-  report.copied_seconds = absl::ToDoubleSeconds((*writer)->copied_at().value_or(start) - start);
-  report.processor_seconds = (*writer)->processor_seconds();
+  report.copied_after = (*writer)->copied_at().value_or(start) - start;
+  report.processor_time = absl::Seconds((*writer)->processor_seconds());
   report.note = context.staging.note();
   return report;
 }

@@ -197,7 +197,7 @@ absl::StatusOr<VerifyReport> VerifyFiles(Storage& storage, std::string_view chec
   Verifier verifier(storage, checkpoint_dir, manifest, options);
   TESSERA_RETURN_IF_ERROR(verifier.Run());
   VerifyReport report = std::move(verifier).Finish();
-  report.seconds = SecondsSince(start);
+  report.duration = SteadyNow() - start;
   return report;
 }
 

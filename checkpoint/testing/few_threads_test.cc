@@ -113,7 +113,7 @@ TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
       ASSERT_OK(outcome.report);
       if (GetParam() == 0) {
         EXPECT_THAT(outcome.report->note, HasSubstr("saved in the foreground: cannot start"));
-        EXPECT_EQ(outcome.report->blocked_seconds, outcome.report->seconds);
+        EXPECT_EQ(outcome.report->blocked, outcome.report->duration);
       }
       if (GetParam() >= 2) EXPECT_EQ(outcome.report->note, "");
     }

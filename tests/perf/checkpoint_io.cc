@@ -69,14 +69,14 @@ absl::Status Measure(const std::string& directory) {
     TESSERA_ASSIGN_OR_RETURN(const ckpt::VerifyReport verified,
                              checkpoint.Verify({.digests = true, .io_threads = io_threads}));
     if (!verified.damage.empty()) return absl::DataLossError(verified.damage[0].message);
-    save.Add(saved.bytes_written / saved.seconds, raw_write);
-    load.Add(loaded.bytes_read / loaded.seconds, raw_read);
-    same_save.Add(saved.bytes_written / saved.seconds, same_write);
-    same_load.Add(loaded.bytes_read / loaded.seconds, same_read);
-    same_verify.Add(verified.bytes_read / verified.seconds, same_read);
-    naive_save.Add(saved.bytes_written / saved.seconds, naive_write);
-    naive_load.Add(loaded.bytes_read / loaded.seconds, naive_read);
-    verify.Add(verified.bytes_read / verified.seconds, raw_read);
+    save.Add(saved.bytes_written / absl::ToDoubleSeconds(saved.duration), raw_write);
+    load.Add(loaded.bytes_read / absl::ToDoubleSeconds(loaded.duration), raw_read);
+    same_save.Add(saved.bytes_written / absl::ToDoubleSeconds(saved.duration), same_write);
+    same_load.Add(loaded.bytes_read / absl::ToDoubleSeconds(loaded.duration), same_read);
+    same_verify.Add(verified.bytes_read / absl::ToDoubleSeconds(verified.duration), same_read);
+    naive_save.Add(saved.bytes_written / absl::ToDoubleSeconds(saved.duration), naive_write);
+    naive_load.Add(loaded.bytes_read / absl::ToDoubleSeconds(loaded.duration), naive_read);
+    verify.Add(verified.bytes_read / absl::ToDoubleSeconds(verified.duration), raw_read);
     std::printf("the save took %.2f s of processors\n", processors);
     return folder.storage().DeleteTree(saved.directory);
   }));

@@ -161,9 +161,9 @@ absl::Status SaveAndWait(Training& training, Storage& storage, ckpt::PlanCache& 
   options.io_threads = absl::GetFlag(FLAGS_io_threads);
   TESSERA_ASSIGN_OR_RETURN(const auto saved, ckpt::SaveNow(storage, {.step = 0}, training.state(),
                                                            options, {.plan_cache = &plan_cache}));
-  measured.saves.push_back(saved.seconds);
-  std::printf("  a save that waits: %.3f s, %.3f s of processors\n", saved.seconds,
-              saved.processor_seconds);
+  measured.saves.push_back(absl::ToDoubleSeconds(saved.duration));
+  std::printf("  a save that waits: %.3f s, %.3f s of processors\n",
+              absl::ToDoubleSeconds(saved.duration), absl::ToDoubleSeconds(saved.processor_time));
   return Delete(storage, saved);
 }
 
@@ -181,14 +181,16 @@ absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, Stor
   const ckpt::SaveReport& report = *outcomes[0].report;
   TESSERA_RETURN_IF_ERROR(Delete(storage, report));
   const double after = PlainStep(training, &saver, measured);
-  const BackgroundSave save = {seconds - steps * (before + after) / 2, report.blocked_seconds,
-                               report.processor_seconds};
+  const BackgroundSave save = {seconds - steps * (before + after) / 2,
+                               absl::ToDoubleSeconds(report.blocked),
+                               absl::ToDoubleSeconds(report.processor_time)};
   measured.background.push_back(save);
   std::printf(
       "  save %lld: lost %.0f ms over %d steps, blocked %.1f ms of them; %.3f s of processors; "
       "copied after %.2f s, committed after %.2f s%s\n",
       static_cast<long long>(step), save.lost * 1e3, steps, save.blocked * 1e3,
-      save.processor_seconds, report.copied_seconds, report.seconds,
+      save.processor_seconds, absl::ToDoubleSeconds(report.copied_after),
+      absl::ToDoubleSeconds(report.duration),
       report.note.empty() ? "" : ("; " + report.note).c_str());
   return absl::OkStatus();
 }

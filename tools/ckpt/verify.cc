@@ -20,12 +20,13 @@ namespace {
 
 // Returns "good, 1.2 GiB read in 0.7 s (1.7 GiB/s)"
 std::string Verdict(const VerifyReport& report) {
+  const double seconds = absl::ToDoubleSeconds(report.duration);
   const size_t places = report.damage.size();
   return (places == 0
               ? std::string("good")
               : "DAMAGED in " + std::to_string(places) + (places == 1 ? " place" : " places")) +
-         ", " + HumanBytes(report.bytes_read) + " read in " + HumanSeconds(report.seconds) + " (" +
-         HumanRate(report.bytes_read, report.seconds) + ")";
+         ", " + HumanBytes(report.bytes_read) + " read in " + HumanSeconds(seconds) + " (" +
+         HumanRate(report.bytes_read, seconds) + ")";
 }
 
 // Says that a folder holds more than the checkpoint that was looked at. Empty if it does not.

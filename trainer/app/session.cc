@@ -244,9 +244,9 @@ absl::Status BeginWithWeights(Session& session, const NoteSink& notes) {
 // Says what was loaded, and in what the session differs from the saved run.
 void NoteLoaded(const SavedRun& saved, const LoadContent& content, const LoadPolicy& policy,
                 const LoadNotes& loaded, const Session& session, const NoteSink& notes) {
-  notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
-                        saved.manifest().trainer().step(), loaded.report.seconds,
-                        DescribeLoaded(content, policy, loaded)));
+  notes(absl::StrFormat(
+      "loaded %s (step %d) in %.2f s: %s", saved.Describe(), saved.manifest().trainer().step(),
+      absl::ToDoubleSeconds(loaded.report.duration), DescribeLoaded(content, policy, loaded)));
   for (const std::string& sentence : loaded.sentences) notes(sentence);
   if (session.first_rank() && session.resumed && session.progress.ledger.empty()) {
     notes(absl::StrCat("the ledger begins a new chain after step ", session.progress.step,

@@ -299,14 +299,15 @@ void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
   for (const ckpt::SaveOutcome& outcome : outcomes) {
     const absl::Status& status = outcome.report.status();
     if (status.ok()) {
-      AddScalars(outcome.step, {{"replica/seconds", outcome.report->seconds}});
+      AddScalars(outcome.step,
+                 {{"replica/seconds", absl::ToDoubleSeconds(outcome.report->duration)}});
     }
     if (std::exchange(last_replica_, status.code()) == status.code()) continue;
     if (status.ok()) {
-      Happened(
-          "replicated", outcome.step,
-          absl::StrFormat("step %d is in memory: %s in %.2f s; so are later ones", outcome.step,
-                          HumanBytes(outcome.report->bytes_written), outcome.report->seconds));
+      Happened("replicated", outcome.step,
+               absl::StrFormat("step %d is in memory: %s in %.2f s; so are later ones",
+                               outcome.step, HumanBytes(outcome.report->bytes_written),
+                               absl::ToDoubleSeconds(outcome.report->duration)));
     } else {
       Happened("not_replicated", outcome.step,
                absl::StrCat("step ", outcome.step, " is not replicated: ",
@@ -331,11 +332,12 @@ void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
     kept_step_ = std::max(kept_step_, outcome.step);
     const auto& report = *outcome.report;
     const std::string slot = report.directory.substr(0, report.directory.find('/'));
-    Happened("saved", outcome.step,
-             absl::StrFormat("saved step %d%s: %s in %.2f s", outcome.step,
-                             slot == report.directory ? "" : " in " + slot,
-                             HumanBytes(report.bytes_written), report.seconds),
-             &report);
+    Happened(
+        "saved", outcome.step,
+        absl::StrFormat("saved step %d%s: %s in %.2f s", outcome.step,
+                        slot == report.directory ? "" : " in " + slot,
+                        HumanBytes(report.bytes_written), absl::ToDoubleSeconds(report.duration)),
+        &report);
     if (!report.note.empty()) progress_line_.Message(report.note);
     if (const absl::Status recorded = RecordSave(outcome.step, report); !recorded.ok()) {
       progress_line_.Message(absl::StrFormat("step %d is saved, but not recorded: %s", outcome.step,
@@ -346,7 +348,7 @@ void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
 
 absl::Status TrainLoop::RecordSave(int64_t step, const ckpt::SaveReport& report) {
   if (session_.saves == nullptr) return absl::OkStatus();
-  AddScalars(step, {{"save/seconds", report.seconds},
+  AddScalars(step, {{"save/seconds", absl::ToDoubleSeconds(report.duration)},
                     {"save/bytes", static_cast<double>(report.bytes_written)}});
   TESSERA_ASSIGN_OR_RETURN(const ckpt::Manifest manifest, session_.saver->Saved(report.directory));
   TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(manifest));
@@ -359,17 +361,19 @@ void TrainLoop::Happened(const std::string& name, int64_t step, const std::strin
   if (session_.events == nullptr) return;
   RunEvent event = {.name = name, .step = step, .text = text};
   if (saved != nullptr) {
-    event.numbers = {{"seconds", saved->seconds},
+    event.numbers = {{"seconds", absl::ToDoubleSeconds(saved->duration)},
                      {"bytes", static_cast<double>(saved->bytes_written)}};
     event.strings = {{"directory", saved->directory}};
-    const auto rounded = [](double seconds) { return std::round(seconds * 1e6) / 1e6; };
+    const auto rounded = [](absl::Duration duration) {
+      return std::round(absl::ToDoubleMicroseconds(duration)) / 1e6;
+    };
     std::vector<NumbersOfRank> ranks;
     for (const ckpt::SavePhases& rank : saved->ranks) {
       ranks.push_back({{"planning", rounded(rank.planning)},
                        {"copying", rounded(rank.copying)},
                        {"writing", rounded(rank.writing)},
                        {"syncing", rounded(rank.syncing)},
-                       {"seconds", rounded(rank.seconds)}});
+                       {"seconds", rounded(rank.duration)}});
     }
     event.ranks = LargestOf(ranks, "seconds", kMostRanksOfSave);
   }

@@ -255,13 +255,14 @@ void Add(const ckpt::LoadReport& from, ckpt::LoadReport& to) {
   to.bytes_sent += from.bytes_sent;
   to.buffer_bytes = std::max(to.buffer_bytes, from.buffer_bytes);
   to.digests_verified += from.digests_verified;
-  to.verify_seconds += from.verify_seconds;
-  to.seconds += from.seconds;
+  to.verify_duration += from.verify_duration;
+  to.duration += from.duration;
 }
 
 void NoteVerified(const ckpt::LoadReport& report, LoadNotes& notes) {
   notes.sentences.push_back(absl::StrFormat("digests of %d tensors verified in %.2f s",
-                                            report.digests_verified, report.verify_seconds));
+                                            report.digests_verified,
+                                            absl::ToDoubleSeconds(report.verify_duration)));
   if (report.digests_unverified.empty()) return;
   notes.sentences.push_back(
       absl::StrCat("digests not verified: ", absl::StrJoin(report.digests_unverified, "; ")));
