@@ -166,12 +166,6 @@ absl::Status Poll(AsyncSaver& saver, bool wait, char** report) {
   return GiveJson(c::ToJson(wait ? saver.Finish() : saver.Poll()), report);
 }
 
-absl::Status Prune(tessera_folder* folder, int32_t keep, std::optional<int64_t> saved_step) {
-  TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
-  if (keep < 1) return absl::InvalidArgumentError(absl::StrCat("keep is ", keep));
-  return folder->folder.Prune(keep, saved_step);
-}
-
 }  // namespace
 
 absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out) {
@@ -227,8 +221,8 @@ int32_t tessera_folder_open(const char* name, int32_t flags, const char* s3_endp
 
 void tessera_folder_free(tessera_folder* folder) { Free(folder); }
 
-int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* state,
-                     const tessera_save_options* options, char** report) {
+int32_t tessera_folder_save(tessera_folder* folder, int64_t step, const tessera_state* state,
+                            const tessera_save_options* options, char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
@@ -244,7 +238,7 @@ int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* 
   });
 }
 
-int32_t tessera_list(tessera_folder* folder, char** report) {
+int32_t tessera_folder_list(tessera_folder* folder, char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
@@ -252,15 +246,15 @@ int32_t tessera_list(tessera_folder* folder, char** report) {
   });
 }
 
-int32_t tessera_prune(tessera_folder* folder, int32_t keep) {
-  return Run([&] { return Prune(folder, keep, std::nullopt); });
+int32_t tessera_folder_prune(tessera_folder* folder, int32_t keep, int64_t saved_step) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+    if (keep < 1) return absl::InvalidArgumentError(absl::StrCat("keep is ", keep));
+    return folder->folder.Prune(keep, saved_step < 0 ? std::nullopt : std::optional(saved_step));
+  });
 }
 
-int32_t tessera_prune_after_save(tessera_folder* folder, int32_t keep, int64_t saved_step) {
-  return Run([&] { return Prune(folder, keep, saved_step); });
-}
-
-int32_t tessera_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint) {
+int32_t tessera_folder_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
@@ -268,7 +262,8 @@ int32_t tessera_open_latest(tessera_folder* folder, tessera_checkpoint** checkpo
   });
 }
 
-int32_t tessera_open_step(tessera_folder* folder, int64_t step, tessera_checkpoint** checkpoint) {
+int32_t tessera_folder_open_step(tessera_folder* folder, int64_t step,
+                                 tessera_checkpoint** checkpoint) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
@@ -277,7 +272,8 @@ int32_t tessera_open_step(tessera_folder* folder, int64_t step, tessera_checkpoi
   });
 }
 
-int32_t tessera_open(const char* name, const char* s3_endpoint, tessera_checkpoint** checkpoint) {
+int32_t tessera_checkpoint_open(const char* name, const char* s3_endpoint,
+                                tessera_checkpoint** checkpoint) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
@@ -287,7 +283,16 @@ int32_t tessera_open(const char* name, const char* s3_endpoint, tessera_checkpoi
 
 void tessera_checkpoint_free(tessera_checkpoint* checkpoint) { Free(checkpoint); }
 
-int32_t tessera_describe(const tessera_checkpoint* checkpoint, char** report) {
+int32_t tessera_checkpoint_step(const tessera_checkpoint* checkpoint, int64_t* step) {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
+    TESSERA_RETURN_IF_ERROR(CheckPointer(step, "step"));
+    *step = checkpoint->checkpoint.step();
+    return absl::OkStatus();
+  });
+}
+
+int32_t tessera_checkpoint_describe(const tessera_checkpoint* checkpoint, char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
@@ -295,8 +300,8 @@ int32_t tessera_describe(const tessera_checkpoint* checkpoint, char** report) {
   });
 }
 
-int32_t tessera_entry(const tessera_checkpoint* checkpoint, const char* name, const void** data,
-                      size_t* bytes) {
+int32_t tessera_checkpoint_entry(const tessera_checkpoint* checkpoint, const char* name,
+                                 const void** data, size_t* bytes) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
@@ -312,8 +317,8 @@ int32_t tessera_entry(const tessera_checkpoint* checkpoint, const char* name, co
   });
 }
 
-int32_t tessera_load(const tessera_checkpoint* checkpoint, const tessera_state* state,
-                     const tessera_load_options* options, char** report) {
+int32_t tessera_checkpoint_load(const tessera_checkpoint* checkpoint, const tessera_state* state,
+                                const tessera_load_options* options, char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
@@ -326,9 +331,10 @@ int32_t tessera_load(const tessera_checkpoint* checkpoint, const tessera_state* 
   });
 }
 
-int32_t tessera_read_tensor(const tessera_checkpoint* checkpoint, const char* name, int32_t dtype,
-                            int32_t dims, const int64_t* offset, const int64_t* shape,
-                            const int64_t* strides, void* data, int64_t elements) {
+int32_t tessera_checkpoint_read_tensor(const tessera_checkpoint* checkpoint, const char* name,
+                                       int32_t dtype, int32_t dims, const int64_t* offset,
+                                       const int64_t* shape, const int64_t* strides, void* data,
+                                       int64_t elements) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));

@@ -60,7 +60,7 @@ struct tessera_checkpoint {
   std::vector<std::string> notes;
   std::map<std::string, std::string> foreign_names;  // by the names of tensors
   nlohmann::ordered_json values = nlohmann::ordered_json::object();
-  tessera::ckpt::Metadata metadata;  // whose entries tessera_entry() points to
+  tessera::ckpt::Metadata metadata;  // whose entries tessera_checkpoint_entry() points to
 };
 
 struct tessera_saver {

@@ -83,9 +83,10 @@ absl::Status OpenManager(const std::string& name, const tessera_manager_options*
 }
 
 absl::Status ReportResumed(CheckpointManager& manager, const absl::StatusOr<ResumeResult>& result,
-                           char** report) {
+                           int64_t* step, char** report) {
   TESSERA_RETURN_IF_ERROR(result.status());
   const ResumeResult& resumed = *result;
+  if (step != nullptr) *step = resumed.checkpoint.has_value() ? resumed.checkpoint->step() : -1;
   Json json = {{"step", nullptr}, {"directory", nullptr}, {"skipped", Json::array()}};
   if (resumed.checkpoint.has_value()) {
     json["step"] = resumed.checkpoint->step();
@@ -109,9 +110,26 @@ absl::StatusOr<ResumeResult> ResumeBy(CheckpointManager& manager, tessera_load_c
   return manager.TryResume(load_here, {.ignore_no_valid = begin_anew});
 }
 
+// The numbers of the header are those of the library.
+static_assert(static_cast<int>(SaveKind::kRolling) == TESSERA_SAVE_ROLLING);
+static_assert(static_cast<int>(SaveKind::kPermanent) == TESSERA_SAVE_PERMANENT);
+static_assert(static_cast<int>(EndReason::kLastStep) == TESSERA_END_LAST_STEP);
+static_assert(static_cast<int>(EndReason::kSignal) == TESSERA_END_SIGNAL);
+static_assert(static_cast<int>(EndReason::kProgram) == TESSERA_END_PROGRAM);
+static_assert(static_cast<int>(EndReason::kStopFile) == TESSERA_END_STOP_FILE);
+static_assert(static_cast<int>(EndReason::kExitDuration) == TESSERA_END_DURATION);
+static_assert(static_cast<int>(EndReason::kExitInterval) == TESSERA_END_INTERVAL);
+
 absl::Status Save(CheckpointManager& manager, const StepState& now, const GiveStateToSave& describe,
-                  char** report) {
+                  tessera_decision* to, char** report) {
+  if (to != nullptr && to->struct_bytes < sizeof(*to)) {
+    return absl::InvalidArgumentError(absl::StrCat("decision: struct_bytes is ", to->struct_bytes));
+  }
   TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision, manager.TrySave(now, describe));
+  if (to != nullptr) {
+    to->save = static_cast<int32_t>(decision.save);
+    to->end = static_cast<int32_t>(decision.end);
+  }
   constexpr const char* kSaves[] = {nullptr, "rolling", "permanent"};
   constexpr const char* kEnds[] = {nullptr,     "last step", "signal",       "program",
                                    "stop file", "duration",  "exit interval"};
@@ -141,22 +159,22 @@ int32_t tessera_manager_open(const char* name, const tessera_manager_options* op
 
 void tessera_manager_free(tessera_manager* manager) { Free(manager); }
 
-int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state,
+int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state, int64_t* step,
                                char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
-    return ReportResumed(*manager->manager, manager->manager->TryResume(state->dict), report);
+    return ReportResumed(*manager->manager, manager->manager->TryResume(state->dict), step, report);
   });
 }
 
 int32_t tessera_manager_resume_by(tessera_manager* manager, tessera_load_checkpoint load,
-                                  void* context, int32_t begin_anew, char** report) {
+                                  void* context, int32_t begin_anew, int64_t* step, char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(reinterpret_cast<const void*>(load), "load"));
     return ReportResumed(*manager->manager,
-                         ResumeBy(*manager->manager, load, context, begin_anew != 0), report);
+                         ResumeBy(*manager->manager, load, context, begin_anew != 0), step, report);
   });
 }
 
@@ -180,7 +198,8 @@ int32_t tessera_manager_abandon_later(tessera_manager* manager, int64_t step, ch
 }
 
 int32_t tessera_manager_save(tessera_manager* manager, int64_t step, int32_t stop_signal,
-                             int32_t healthy, const tessera_state* state, char** report) {
+                             int32_t healthy, const tessera_state* state,
+                             tessera_decision* decision, char** report) {
   if (const absl::Status is_state = CheckHandle(state, "state"); !is_state.ok()) {
     return Report(is_state);
   }
@@ -189,12 +208,12 @@ int32_t tessera_manager_save(tessera_manager* manager, int64_t step, int32_t sto
     return static_cast<int32_t>(TESSERA_OK);
   };
   return tessera_manager_save_by(manager, step, stop_signal, healthy, give,
-                                 const_cast<tessera_state*>(state), report);
+                                 const_cast<tessera_state*>(state), decision, report);
 }
 
 int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step, int32_t stop_signal,
                                 int32_t healthy, tessera_describe_state describe, void* context,
-                                char** report) {
+                                tessera_decision* decision, char** report) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(reinterpret_cast<const void*>(describe), "describe"));
@@ -207,7 +226,7 @@ int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step, int32_t 
       TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
       return tessera::ckpt::StateToSave{&state->dict, &state->metadata};
     };
-    return Save(*manager->manager, now, call, report);
+    return Save(*manager->manager, now, call, decision, report);
   });
 }
 

@@ -10,15 +10,18 @@
  *   tessera_state_create(&state);
  *   tessera_state_add_tensor(state, "weight", TESSERA_WEIGHT, TESSERA_F32, 2, shape);
  *   tessera_state_add_shard(state, memory, 5 * 4, offset, rows, NULL, 0);
- *   if (tessera_save(folder, 100, state, NULL, NULL) != TESSERA_OK) puts(tessera_error_message());
+ *   if (tessera_folder_save(folder, 100, state, NULL, NULL) != TESSERA_OK) {
+ *     puts(tessera_error_message());
+ *   }
  *   tessera_state_free(state);
  *   tessera_folder_free(folder);
  *
  * The functions do what the C++ library does. Its headers (checkpoint/include) describe the effects
  * in full; this one describes the arguments.
  *
- * Errors: a function that can fail returns a tessera_code. After an error, tessera_error_message()
- * returns a sentence that explains it. Arguments that make no sense, such as a null pointer, a
+ * Errors: a function that can fail returns a tessera_code, as an int32_t, so that the ABI does not
+ * depend on the size of an enum. After an error, tessera_error_message() returns a sentence that
+ * explains it. Arguments that make no sense, such as a null pointer, a
  * negative number of dims or a handle of another kind, are TESSERA_INVALID_ARGUMENT. A call that
  * fails changes nothing and leaves its results unset. No exception leaves the library.
  *
@@ -315,35 +318,34 @@ TESSERA_API void tessera_folder_free(tessera_folder* folder);
  *
  * Report: {"directory", "bytes_written", "seconds", "copied_seconds", "blocked_seconds", "note"}. A
  * saver alone sets copied_seconds and blocked_seconds. */
-TESSERA_API int32_t tessera_save(tessera_folder* folder, int64_t step, const tessera_state* state,
-                                 const tessera_save_options* options, char** report);
+TESSERA_API int32_t tessera_folder_save(tessera_folder* folder, int64_t step,
+                                        const tessera_state* state,
+                                        const tessera_save_options* options, char** report);
 
 /* Lists the committed checkpoints, ascending by step.
  *
  * Report: [{"step", "directory"}, ...]. If it is not known whether a checkpoint is committed,
  * "error" says why. */
-TESSERA_API int32_t tessera_list(tessera_folder* folder, char** report);
+TESSERA_API int32_t tessera_folder_list(tessera_folder* folder, char** report);
 
-/* Deletes all but the `keep` checkpoints of the highest steps. */
-TESSERA_API int32_t tessera_prune(tessera_folder* folder, int32_t keep);
-/* Does the same after a save, and keeps the checkpoint of `saved_step` in any case. */
-TESSERA_API int32_t tessera_prune_after_save(tessera_folder* folder, int32_t keep,
-                                             int64_t saved_step);
+/* Deletes all but the `keep` checkpoints of the highest steps. After a save, `saved_step` is its
+ * step, whose checkpoint stays in any case; otherwise -1. */
+TESSERA_API int32_t tessera_folder_prune(tessera_folder* folder, int32_t keep, int64_t saved_step);
 
 /* ---- A checkpoint. */
 
 /* Open the newest checkpoint of a folder, the checkpoint of a step, or a checkpoint by its name.
  * The name of a folder of checkpoints stands for its newest one. */
-TESSERA_API int32_t tessera_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint);
-TESSERA_API int32_t tessera_open_step(tessera_folder* folder, int64_t step,
-                                      tessera_checkpoint** checkpoint);
-TESSERA_API int32_t tessera_open(const char* name, const char* s3_endpoint,
-                                 tessera_checkpoint** checkpoint);
-/* Opens a checkpoint of any format that docs/convert.md names, by the name of its folder or file.
- * `format` is one of those names; NULL or "": the library finds out. */
-TESSERA_API int32_t tessera_open_foreign(const char* name, const char* format,
-                                         const char* s3_endpoint, tessera_checkpoint** checkpoint);
+TESSERA_API int32_t tessera_folder_open_latest(tessera_folder* folder,
+                                               tessera_checkpoint** checkpoint);
+TESSERA_API int32_t tessera_folder_open_step(tessera_folder* folder, int64_t step,
+                                             tessera_checkpoint** checkpoint);
+TESSERA_API int32_t tessera_checkpoint_open(const char* name, const char* s3_endpoint,
+                                            tessera_checkpoint** checkpoint);
 TESSERA_API void tessera_checkpoint_free(tessera_checkpoint* checkpoint);
+
+/* Sets `step` to the step of a checkpoint. */
+TESSERA_API int32_t tessera_checkpoint_step(const tessera_checkpoint* checkpoint, int64_t* step);
 
 /* Describes a checkpoint.
  *
@@ -352,28 +354,31 @@ TESSERA_API void tessera_checkpoint_free(tessera_checkpoint* checkpoint);
  * "foreign_name"}, ...]}. Roles and dtypes are the numbers above. Other frameworks' checkpoints
  * have notes and values, and "foreign_name", the framework's name for the tensor's parameter, if
  * the files have it. */
-TESSERA_API int32_t tessera_describe(const tessera_checkpoint* checkpoint, char** report);
+TESSERA_API int32_t tessera_checkpoint_describe(const tessera_checkpoint* checkpoint,
+                                                char** report);
 
 /* Finds the bytes that tessera_state_set_entry() has set. They belong to the checkpoint, and are
  * valid until it is freed. */
-TESSERA_API int32_t tessera_entry(const tessera_checkpoint* checkpoint, const char* name,
-                                  const void** data, size_t* bytes);
+TESSERA_API int32_t tessera_checkpoint_entry(const tessera_checkpoint* checkpoint, const char* name,
+                                             const void** data, size_t* bytes);
 
 /* Loads into the memory of the state, whatever the sharding of either is. Collective over the group
  * of the options.
  *
  * Report: {"missing", "unexpected", "from_master": [names], "bytes_read", "bytes_needed",
  * "seconds", "digests_verified"}. */
-TESSERA_API int32_t tessera_load(const tessera_checkpoint* checkpoint, const tessera_state* state,
-                                 const tessera_load_options* options, char** report);
+TESSERA_API int32_t tessera_checkpoint_load(const tessera_checkpoint* checkpoint,
+                                            const tessera_state* state,
+                                            const tessera_load_options* options, char** report);
 
 /* Reads a tensor, or a box of it, into memory that `data`, `elements` and `strides` describe as in
  * tessera_state_add_shard(). `dtype` is that of the memory. `offset` and `shape` have `dims`
  * numbers, one for each dim of the tensor; both NULL: the whole tensor. */
-TESSERA_API int32_t tessera_read_tensor(const tessera_checkpoint* checkpoint, const char* name,
-                                        int32_t dtype, int32_t dims, const int64_t* offset,
-                                        const int64_t* shape, const int64_t* strides, void* data,
-                                        int64_t elements);
+TESSERA_API int32_t tessera_checkpoint_read_tensor(const tessera_checkpoint* checkpoint,
+                                                   const char* name, int32_t dtype, int32_t dims,
+                                                   const int64_t* offset, const int64_t* shape,
+                                                   const int64_t* strides, void* data,
+                                                   int64_t elements);
 
 /* ---- Saves in the background; see checkpoint/include/async_saver.h. */
 
@@ -401,7 +406,7 @@ TESSERA_API int32_t tessera_saver_wait_copied(tessera_saver* saver, const void* 
 /* Reports the saves that have finished since the last call. If `wait` is not 0, waits for those in
  * flight first.
  *
- * Report: [outcome, ...], where an outcome is the report of tessera_save() with "step", or {"step",
+ * Report: [outcome, ...], where an outcome is the report of tessera_folder_save() with "step", or {"step",
  * "code", "error"}. */
 TESSERA_API int32_t tessera_saver_poll(tessera_saver* saver, int32_t wait, char** report);
 
@@ -440,13 +445,13 @@ TESSERA_API int32_t tessera_manager_open(const char* name, const tessera_manager
 /* Waits for saves in flight. */
 TESSERA_API void tessera_manager_free(tessera_manager* manager);
 
-/* Loads the newest valid checkpoint into the memory of the state. Without one, the state is
- * unchanged.
+/* Loads the newest valid checkpoint into the memory of the state, and sets `step` to its step.
+ * Without one, the state is unchanged and `step` is -1. `step` may be NULL.
  *
  * Report: {"step", "directory", "skipped": [sentences]}. Without a checkpoint, "step" and
  * "directory" are null. */
 TESSERA_API int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state,
-                                           char** report);
+                                           int64_t* step, char** report);
 
 /* Loads a checkpoint on this rank, for a program that loads by itself; see LoadOnThisRank in
  * checkpoint_manager.h. The library frees the checkpoint when the callback returns. Returns a
@@ -455,12 +460,13 @@ TESSERA_API int32_t tessera_manager_resume(tessera_manager* manager, const tesse
 typedef int32_t (*tessera_load_checkpoint)(void* context, tessera_checkpoint* checkpoint);
 
 /* Calls `load` with the checkpoints of the folder, newest first, until it succeeds on all ranks. If
- * `begin_anew` is not 0 and no checkpoint is valid, the job begins without one.
+ * `begin_anew` is not 0 and no checkpoint is valid, the job begins without one. Sets `step` as
+ * tessera_manager_resume() does.
  *
  * Report: that of tessera_manager_resume(). */
 TESSERA_API int32_t tessera_manager_resume_by(tessera_manager* manager,
                                               tessera_load_checkpoint load, void* context,
-                                              int32_t begin_anew, char** report);
+                                              int32_t begin_anew, int64_t* step, char** report);
 
 /* Begins the job's steps after `step`, and its time, for a job that has loaded its state from
  * elsewhere. Requests of a stop file for earlier steps then end nothing. `last_step` replaces the
@@ -475,14 +481,40 @@ TESSERA_API int32_t tessera_manager_begin(tessera_manager* manager, int64_t step
 TESSERA_API int32_t tessera_manager_abandon_later(tessera_manager* manager, int64_t step,
                                                   char** report);
 
-/* Saves if the options say so for this step. Call after each step. A `stop_signal` on any rank (0:
- * none) ends the job. Saves that are due wait for a step that is `healthy` on all ranks.
+/* Never renumbered. */
+typedef enum {
+  TESSERA_SAVE_NONE = 0,
+  TESSERA_SAVE_ROLLING = 1,
+  TESSERA_SAVE_PERMANENT = 2
+} tessera_save_kind;
+
+typedef enum {
+  TESSERA_END_NONE = 0, /* the job goes on */
+  TESSERA_END_LAST_STEP = 1,
+  TESSERA_END_SIGNAL = 2,
+  TESSERA_END_PROGRAM = 3,
+  TESSERA_END_STOP_FILE = 4,
+  TESSERA_END_DURATION = 5,
+  TESSERA_END_INTERVAL = 6
+} tessera_end_reason;
+
+/* What all ranks do after a step. The caller sets struct_bytes. */
+typedef struct {
+  size_t struct_bytes;
+  int32_t save; /* a tessera_save_kind */
+  int32_t end;  /* a tessera_end_reason */
+} tessera_decision;
+
+/* Saves if the options say so for this step. Call after each step, on all ranks. A `stop_signal` on
+ * any rank (0: none) ends the job. Saves that are due wait for a step that is `healthy` on all
+ * ranks. Sets `decision`, which may be NULL.
  *
  * Report: {"save": "permanent", "rolling" or null, "end": why the job ends or null, "outcomes":
  * those of tessera_saver_poll()}. */
 TESSERA_API int32_t tessera_manager_save(tessera_manager* manager, int64_t step,
                                          int32_t stop_signal, int32_t healthy,
-                                         const tessera_state* state, char** report);
+                                         const tessera_state* state, tessera_decision* decision,
+                                         char** report);
 
 /* Describes the state of a step that is saved. The state must not be freed before
  * tessera_manager_wait_copied() has returned. Returns the same tessera_code on all ranks; after any
@@ -493,7 +525,7 @@ typedef int32_t (*tessera_describe_state)(void* context, const tessera_state** s
 TESSERA_API int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step,
                                             int32_t stop_signal, int32_t healthy,
                                             tessera_describe_state describe, void* context,
-                                            char** report);
+                                            tessera_decision* decision, char** report);
 
 /* Does what tessera_saver_poll() does. */
 TESSERA_API int32_t tessera_manager_poll(tessera_manager* manager, int32_t wait, char** report);
@@ -502,7 +534,8 @@ TESSERA_API int32_t tessera_manager_poll(tessera_manager* manager, int32_t wait,
 TESSERA_API int32_t tessera_manager_wait_copied(tessera_manager* manager, const void* data,
                                                 size_t bytes);
 
-/* ---- Checkpoints of any format, by their names. */
+/* ---- Checkpoints of any format, by their names. These functions are in libtessera_checkpoint.so
+ * alone, and not in Bazel's //checkpoint/c. */
 
 typedef struct {
   size_t struct_bytes;
@@ -517,9 +550,10 @@ typedef struct {
   const char* parameter_names_file;
 } tessera_read_options;
 
-/* Does what tessera_open_foreign() does, with more options. */
-TESSERA_API int32_t tessera_open_named(const char* name, const tessera_read_options* options,
-                                       tessera_checkpoint** checkpoint);
+/* Opens a checkpoint of any format that docs/convert.md names, by the name of its folder or file. */
+TESSERA_API int32_t tessera_checkpoint_open_named(const char* name,
+                                                  const tessera_read_options* options,
+                                                  tessera_checkpoint** checkpoint);
 
 /* Reads every byte of a checkpoint and compares checksums and, if `digests` is not 0, the contents
  * of the tensors. Damage is in the report; an error means that the checkpoint could not be read.

@@ -29,16 +29,16 @@ int main(int argc, char** argv) {
       tessera_state_add_shard(rows, top, 3 * 4, top_offset, top_rows, NULL, 0) != TESSERA_OK ||
       tessera_state_add_shard(rows, bottom, 5 * 4, bottom_offset, bottom_rows, NULL, 0) !=
           TESSERA_OK ||
-      tessera_save(folder, 100, rows, NULL, NULL) != TESSERA_OK) {
+      tessera_folder_save(folder, 100, rows, NULL, NULL) != TESSERA_OK) {
     return Fail();
   }
 
-  if (tessera_open_latest(folder, &checkpoint) != TESSERA_OK ||
+  if (tessera_folder_open_latest(folder, &checkpoint) != TESSERA_OK ||
       tessera_state_create(&part) != TESSERA_OK ||
       tessera_state_add_tensor(part, "weight", TESSERA_WEIGHT, TESSERA_F32, 2, whole) !=
           TESSERA_OK ||
       tessera_state_add_shard(part, columns, 8 * 2, offset, two_columns, NULL, 0) != TESSERA_OK ||
-      tessera_load(checkpoint, part, NULL, NULL) != TESSERA_OK) {
+      tessera_checkpoint_load(checkpoint, part, NULL, NULL) != TESSERA_OK) {
     return Fail();
   }
   for (int i = 0; i < 8 * 2; ++i) printf("%g\n", columns[i]);

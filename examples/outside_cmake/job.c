@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "checkpoint/c/tessera_checkpoint.h"
 
@@ -22,8 +21,7 @@ int main(int argc, char** argv) {
       .struct_bytes = sizeof(options), .interval_steps = 10, .keep_newest = 2};
   tessera_manager* manager = NULL;
   tessera_state* state = NULL;
-  char* report = NULL;
-  const char* found = NULL;
+  tessera_decision decision = {.struct_bytes = sizeof(decision)};
   int64_t shards, step = 0;
   if (argc != 4) return 2;
   options.last_step = atoll(argv[2]);
@@ -43,16 +41,14 @@ int main(int argc, char** argv) {
     }
   }
 
-  if (tessera_manager_resume(manager, state, &report) != TESSERA_OK) return Fail();
-  found = strstr(report, "\"step\":");
-  if (found != NULL) step = atoll(found + strlen("\"step\":")); /* of null: 0 */
-  tessera_text_free(report);
+  if (tessera_manager_resume(manager, state, &step, NULL) != TESSERA_OK) return Fail();
+  if (step < 0) step = 0; /* there is no checkpoint */
   printf("begins after step %lld\n", (long long)step);
-  for (int ends = 0; !ends;) {
+  while (decision.end == TESSERA_END_NONE) {
     for (int i = 0; i < NUMBERS; ++i) numbers[i] += 1; /* the training */
-    if (tessera_manager_save(manager, ++step, 0, 1, state, &report) != TESSERA_OK) return Fail();
-    ends = strstr(report, "\"end\":null") == NULL;
-    tessera_text_free(report);
+    if (tessera_manager_save(manager, ++step, 0, 1, state, &decision, NULL) != TESSERA_OK) {
+      return Fail();
+    }
   }
   printf("ends after step %lld with %g\n", (long long)step, numbers[NUMBERS - 1]);
   tessera_state_free(state);

@@ -151,15 +151,8 @@ using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)
 
 extern "C" {
 
-int32_t tessera_open_foreign(const char* name, const char* format, const char* s3_endpoint,
-                             tessera_checkpoint** checkpoint) {
-  const tessera_read_options options = {
-      .struct_bytes = sizeof(options), .s3_endpoint = s3_endpoint, .format = format};
-  return tessera_open_named(name, &options, checkpoint);
-}
-
-int32_t tessera_open_named(const char* name, const tessera_read_options* options,
-                           tessera_checkpoint** checkpoint) {
+int32_t tessera_checkpoint_open_named(const char* name, const tessera_read_options* options,
+                                      tessera_checkpoint** checkpoint) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));

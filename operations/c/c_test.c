@@ -39,12 +39,12 @@ static int Save(const char* folder_name, float* rows) {
         TESSERA_OK);
   CHECK(tessera_state_add_alias(state, "v", "w") == TESSERA_OK);
   CHECK(tessera_state_set_entry(state, "mine", "abc", 3) == TESSERA_OK);
-  CHECK(tessera_save(folder, 7, state, &options, &report) == TESSERA_OK);
+  CHECK(tessera_folder_save(folder, 7, state, &options, &report) == TESSERA_OK);
   CHECK(strstr(report, "\"directory\":\"step-00000007\"") != NULL);
   CHECK(seen_bytes > 0);
   tessera_text_free(report);
-  CHECK(tessera_save(folder, 7, state, NULL, NULL) == TESSERA_ALREADY_EXISTS);
-  CHECK(tessera_list(folder, &report) == TESSERA_OK);
+  CHECK(tessera_folder_save(folder, 7, state, NULL, NULL) == TESSERA_ALREADY_EXISTS);
+  CHECK(tessera_folder_list(folder, &report) == TESSERA_OK);
   CHECK(strcmp(report, "[{\"step\":7,\"directory\":\"step-00000007\"}]") == 0);
   tessera_text_free(report);
   tessera_state_free(state);
@@ -60,11 +60,14 @@ static int Load(const char* folder_name, const float* rows) {
   char* report = NULL;
   const void* entry = NULL;
   size_t entry_bytes = 0;
+  int64_t step = 0;
   const tessera_load_options options = {.struct_bytes = sizeof(options), .allow_unexpected = 1};
-  CHECK(tessera_open(folder_name, NULL, &checkpoint) == TESSERA_OK);
-  CHECK(tessera_entry(checkpoint, "mine", &entry, &entry_bytes) == TESSERA_OK);
+  CHECK(tessera_checkpoint_open(folder_name, NULL, &checkpoint) == TESSERA_OK);
+  CHECK(tessera_checkpoint_step(checkpoint, &step) == TESSERA_OK && step == 7);
+  CHECK(tessera_checkpoint_step(checkpoint, NULL) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_checkpoint_entry(checkpoint, "mine", &entry, &entry_bytes) == TESSERA_OK);
   CHECK(entry_bytes == 3 && memcmp(entry, "abc", 3) == 0);
-  CHECK(tessera_read_tensor(checkpoint, "v", TESSERA_F64, 2, offset, box, NULL, loaded, 4) ==
+  CHECK(tessera_checkpoint_read_tensor(checkpoint, "v", TESSERA_F64, 2, offset, box, NULL, loaded, 4) ==
         TESSERA_OK);
   CHECK(loaded[0] == rows[4] && loaded[3] == rows[8]);
   memset(loaded, 0, sizeof(loaded));
@@ -72,20 +75,20 @@ static int Load(const char* folder_name, const float* rows) {
   CHECK(tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F64, 2, shape) == TESSERA_OK);
   CHECK(tessera_state_add_flat_range(state, loaded, (const int64_t[]){0, 0}, shape, 4, 8, 0) ==
         TESSERA_OK);
-  CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_OK);
+  CHECK(tessera_checkpoint_load(checkpoint, state, &options, NULL) == TESSERA_OK);
   CHECK(loaded[0] == rows[4] && loaded[3] == rows[7]);
-  CHECK(tessera_load(checkpoint, state, NULL, &report) == TESSERA_OK || report == NULL);
+  CHECK(tessera_checkpoint_load(checkpoint, state, NULL, &report) == TESSERA_OK || report == NULL);
   tessera_text_free(report);
   tessera_state_free(state);
   tessera_checkpoint_free(checkpoint);
   /* The names are for PaddleNLP's format; a program that was built before them gives none. */
   tessera_read_options read = {.struct_bytes = sizeof(read), .parameter_names_file = "names.json"};
-  CHECK(tessera_open_named(folder_name, &read, &checkpoint) == TESSERA_NOT_FOUND);
+  CHECK(tessera_checkpoint_open_named(folder_name, &read, &checkpoint) == TESSERA_NOT_FOUND);
   CHECK(strstr(tessera_error_message(), "in the format paddle") != NULL);
   read.struct_bytes = offsetof(tessera_read_options, parameter_names_file);
-  CHECK(tessera_open_named(folder_name, &read, &checkpoint) == TESSERA_OK);
+  CHECK(tessera_checkpoint_open_named(folder_name, &read, &checkpoint) == TESSERA_OK);
   tessera_checkpoint_free(checkpoint);
-  CHECK(tessera_open_foreign(folder_name, NULL, NULL, &checkpoint) == TESSERA_OK);
+  CHECK(tessera_checkpoint_open_named(folder_name, NULL, &checkpoint) == TESSERA_OK);
   tessera_checkpoint_free(checkpoint);
   CHECK(tessera_verify(folder_name, 1, NULL, &report) == TESSERA_OK);
   CHECK(strstr(report, "\"good\":true") != NULL);
@@ -100,6 +103,8 @@ static int Manage(const char* folder_name) {
   tessera_state* state = NULL;
   tessera_manager* manager = NULL;
   char* report = NULL;
+  int64_t found = 0;
+  tessera_decision decision = {.struct_bytes = sizeof(decision)};
   tessera_manager_options options = {
       .struct_bytes = sizeof(options), .last_step = 10, .interval_steps = 4, .keep_newest = 1};
   CHECK(tessera_state_create(&state) == TESSERA_OK);
@@ -107,16 +112,22 @@ static int Manage(const char* folder_name) {
   CHECK(tessera_state_add_shard(state, memory, 2, all, shape, NULL, 0) == TESSERA_OK);
   for (int run = 0; run < 2; ++run) {
     CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
-    CHECK(tessera_manager_resume(manager, state, &report) == TESSERA_OK);
+    CHECK(tessera_manager_resume(manager, state, &found, &report) == TESSERA_OK);
+    CHECK(found == (run == 0 ? -1 : 5));
     CHECK(strstr(report, run == 0 ? "\"step\":null" : "\"step\":5") != NULL);
     CHECK(memory[0] == 5.0F * (float)run);
     tessera_text_free(report);
     for (int64_t step = run == 0 ? 1 : 6; step <= 10; ++step) {
       memory[0] = memory[1] = (float)step;
-      CHECK(tessera_manager_save(manager, step, run == 0 && step == 5 ? 15 : 0, 1, state,
+      CHECK(tessera_manager_save(manager, step, run == 0 && step == 5 ? 15 : 0, 1, state, &decision,
                                  &report) == TESSERA_OK);
       const int ends = strstr(report, "\"end\":null") == NULL;
-      CHECK((strstr(report, "\"save\":null") == NULL) == (step == 4 || step == 8 || ends));
+      const int saves = step == 4 || step == 8 || ends;
+      CHECK((strstr(report, "\"save\":null") == NULL) == saves);
+      CHECK(decision.save == (saves ? TESSERA_SAVE_PERMANENT : TESSERA_SAVE_NONE));
+      CHECK(decision.end == (!ends      ? TESSERA_END_NONE
+                             : run == 0 ? TESSERA_END_SIGNAL
+                                        : TESSERA_END_LAST_STEP));
       CHECK(!ends || strstr(report, run == 0 ? "\"signal\"" : "\"last step\"") != NULL);
       tessera_text_free(report);
       if (ends) break;
@@ -128,14 +139,16 @@ static int Manage(const char* folder_name) {
   CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
   CHECK(tessera_manager_begin(manager, -1, -1) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_manager_begin(manager, 6, 8) == TESSERA_OK);
-  CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL) == TESSERA_FAILED_PRECONDITION);
+  CHECK(tessera_manager_save(manager, 7, 0, 1, state, &(tessera_decision){0}, NULL) ==
+        TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL, NULL) == TESSERA_FAILED_PRECONDITION);
   CHECK(strstr(tessera_error_message(), "later steps (10) than this run starts from (6)") != NULL);
   CHECK(tessera_manager_abandon_later(manager, 6, &report) == TESSERA_OK);
   CHECK(strcmp(report, "[\"step-00000010.abandoned\"]") == 0);
   tessera_text_free(report);
   CHECK(tessera_manager_begin(manager, 6, 8) == TESSERA_OK);
-  CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL) == TESSERA_OK);
-  CHECK(tessera_manager_save(manager, 8, 0, 1, state, &report) == TESSERA_OK);
+  CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL, NULL) == TESSERA_OK);
+  CHECK(tessera_manager_save(manager, 8, 0, 1, state, NULL, &report) == TESSERA_OK);
   CHECK(strstr(report, "\"last step\"") != NULL);
   tessera_text_free(report);
   tessera_manager_free(manager);
@@ -178,7 +191,7 @@ static int Upload(const char* folder_name, const char* tmp_folder) {
       continue;
     }
     CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
-    CHECK(tessera_manager_resume(manager, state, &report) == TESSERA_OK);
+    CHECK(tessera_manager_resume(manager, state, NULL, &report) == TESSERA_OK);
     CHECK(strstr(report, run == 0 ? "\"step\":null" : "\"step\":1") != NULL);
     CHECK(memory[0] == (float)run);
     tessera_text_free(report);
@@ -186,7 +199,7 @@ static int Upload(const char* folder_name, const char* tmp_folder) {
       kills = run == 0 && step == 2;
       CHECK(tessera_manager_wait_copied(manager, NULL, 0) == TESSERA_OK);
       memory[0] = memory[1] = (float)step;
-      CHECK(tessera_manager_save(manager, step, 0, 1, state, NULL) == TESSERA_OK);
+      CHECK(tessera_manager_save(manager, step, 0, 1, state, NULL, NULL) == TESSERA_OK);
       CHECK(tessera_manager_poll(manager, 1, &report) == TESSERA_OK);
       tessera_text_free(report);
     }
@@ -288,13 +301,13 @@ static int SaveAndLoadOnDevice(const char* folder_name, float* rows) {
     CHECK(allocations == 1); /* the second state has the same device */
   }
   tessera_saver_free(saver);
-  CHECK(tessera_open_latest(folder, &checkpoint) == TESSERA_OK);
+  CHECK(tessera_folder_open_latest(folder, &checkpoint) == TESSERA_OK);
   tessera_state* state = OnDevice(&context, loaded);
-  CHECK(tessera_load(checkpoint, state, NULL, NULL) == TESSERA_OK);
+  CHECK(tessera_checkpoint_load(checkpoint, state, NULL, NULL) == TESSERA_OK);
   CHECK(memcmp(loaded, rows, sizeof(loaded)) == 0);
   tessera_state_free(state);
   state = OnDevice(NULL, loaded);
-  CHECK(tessera_load(checkpoint, state, NULL, NULL) == TESSERA_UNAVAILABLE);
+  CHECK(tessera_checkpoint_load(checkpoint, state, NULL, NULL) == TESSERA_UNAVAILABLE);
   CHECK(strstr(tessera_error_message(), "the device is asleep") != NULL);
   tessera_state_free(state);
   tessera_checkpoint_free(checkpoint);
@@ -308,11 +321,11 @@ static int Refuse(const char* folder_name) {
   tessera_state* state = NULL;
   tessera_checkpoint* checkpoint = NULL;
   CHECK(tessera_abi_version() == TESSERA_ABI_VERSION);
-  CHECK(tessera_open("/no/such/folder", "", &checkpoint) == TESSERA_NOT_FOUND);
+  CHECK(tessera_checkpoint_open("/no/such/folder", "", &checkpoint) == TESSERA_NOT_FOUND);
   CHECK(checkpoint == NULL && strstr(tessera_error_message(), "/no/such/folder") != NULL);
-  CHECK(tessera_open(NULL, NULL, &checkpoint) == TESSERA_INVALID_ARGUMENT);
-  CHECK(tessera_open(folder_name, NULL, &checkpoint) == TESSERA_OK);
-  CHECK(tessera_list((tessera_folder*)checkpoint, NULL) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_checkpoint_open(NULL, NULL, &checkpoint) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_checkpoint_open(folder_name, NULL, &checkpoint) == TESSERA_OK);
+  CHECK(tessera_folder_list((tessera_folder*)checkpoint, NULL) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_state_create(&state) == TESSERA_OK);
   CHECK(tessera_state_add_tensor(state, "w", 9, TESSERA_F32, 1, shape) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_state_add_tensor(state, "w", 1, 99, 1, shape) == TESSERA_INVALID_ARGUMENT);
@@ -325,17 +338,17 @@ static int Refuse(const char* folder_name) {
                                        0) == TESSERA_INVALID_ARGUMENT);
   CHECK(strstr(tessera_error_message(), "a callback is NULL") != NULL);
   tessera_load_options options = {.struct_bytes = 3};
-  CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_checkpoint_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
   options.struct_bytes = sizeof(size_t) + 4; /* half of a pointer */
-  CHECK(tessera_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_checkpoint_load(checkpoint, state, &options, NULL) == TESSERA_INVALID_ARGUMENT);
   /* A newer program's structure, with a member that this library does not know. */
   struct {
     tessera_load_options known;
     int64_t new_member;
   } newer = {.known = {.struct_bytes = sizeof(newer), .allow_unexpected = 1}};
-  CHECK(tessera_load(checkpoint, state, &newer.known, NULL) == TESSERA_OK);
+  CHECK(tessera_checkpoint_load(checkpoint, state, &newer.known, NULL) == TESSERA_OK);
   newer.new_member = 1;
-  CHECK(tessera_load(checkpoint, state, &newer.known, NULL) == TESSERA_UNIMPLEMENTED);
+  CHECK(tessera_checkpoint_load(checkpoint, state, &newer.known, NULL) == TESSERA_UNIMPLEMENTED);
   tessera_state_free(state);
   tessera_checkpoint_free(checkpoint);
   return 0;

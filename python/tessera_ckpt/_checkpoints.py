@@ -98,7 +98,7 @@ class Folder:
         """The committed checkpoints, ascending by step."""
         return [CheckpointInfo(entry["step"], join(self.name, entry["directory"]),
                                entry.get("error"))
-                for entry in report(lib.list, self.handle)]
+                for entry in report(lib.folder_list, self.handle)]
 
     def prune(self, keep: int, saved_step: Optional[int] = None) -> None:
         """Deletes all but the `keep` checkpoints of the highest steps; damaged ones do not count.
@@ -106,19 +106,19 @@ class Folder:
         open, here or in another process of this machine, stays, and so does that of `saved_step`,
         which was just saved."""
         number = integer(keep, "keep", 32)
-        if saved_step is None:
-            lib.prune(self.handle, number)
-        else:
-            lib.prune_after_save(self.handle, number, integer(saved_step, "saved_step"))
+        saved = -1 if saved_step is None else integer(saved_step, "saved_step")
+        lib.folder_prune(self.handle, number, saved)
         LOGGER.info("kept the newest %d checkpoints of %s", keep, self.name)
 
     def latest(self) -> "Checkpoint":
         """Opens the newest checkpoint."""
-        return Checkpoint(Handle(lib.open_latest, lib.checkpoint_free, self.handle), self.name)
+        handle = Handle(lib.folder_open_latest, lib.checkpoint_free, self.handle)
+        return Checkpoint(handle, self.name)
 
     def at(self, step: int) -> "Checkpoint":
         """Opens the checkpoint of a step."""
-        handle = Handle(lib.open_step, lib.checkpoint_free, self.handle, integer(step, "step"))
+        handle = Handle(lib.folder_open_step, lib.checkpoint_free, self.handle,
+                        integer(step, "step"))
         return Checkpoint(handle, self.name)
 
 
@@ -137,7 +137,7 @@ class Checkpoint:
 
     def __init__(self, handle: Handle, name: str) -> None:
         self._handle = handle
-        found = report(lib.describe, handle)
+        found = report(lib.checkpoint_describe, handle)
         self.path = join(name, found["directory"])
         self.step: int = found["step"]
         self.format: str = found["format"]
@@ -179,7 +179,8 @@ class Checkpoint:
     def entry(self, name: str) -> bytes:
         """The bytes of one entry."""
         data, size = ctypes.c_void_p(), ctypes.c_size_t()
-        lib.entry(self._handle, text(name, "name"), ctypes.byref(data), ctypes.byref(size))
+        lib.checkpoint_entry(self._handle, text(name, "name"), ctypes.byref(data),
+                             ctypes.byref(size))
         return ctypes.string_at(data, size.value) if size.value else b""
 
     @property
@@ -197,8 +198,8 @@ class Checkpoint:
         if name not in self._packed:
             return _values.decode(stored[name], name, types=types)
         place = self._to_fill(name)
-        lib.read_tensor(self._handle, text(name, "name"), place.memory.dtype, 1, None, None, None,
-                        place.memory.address, -1)
+        lib.checkpoint_read_tensor(self._handle, text(name, "name"), place.memory.dtype, 1, None,
+                                   None, None, place.memory.address, -1)
         return place.finish()
 
     def _to_fill(self, name: str) -> _packed.ToFill:
@@ -255,9 +256,9 @@ class Checkpoint:
         if target is not None:
             elements = _host_memory.empty_bytes(target.numel() * target.element_size())
             address, strides = elements.data_ptr(), _tensors.contiguous_strides(box)
-        lib.read_tensor(self._handle, text(name, "name"), memory.dtype, len(box),
-                        numbers(begin), None if begin is None else numbers(box),
-                        numbers(strides), address, -1)
+        lib.checkpoint_read_tensor(self._handle, text(name, "name"), memory.dtype, len(box),
+                                   numbers(begin), None if begin is None else numbers(box),
+                                   numbers(strides), address, -1)
         if target is not None:
             _device.fill(target, elements)
         elif memory.finish is not None:
@@ -270,8 +271,8 @@ class Checkpoint:
         data = bytearray(_tensors.item_bytes(dtype) * math.prod(shape))
         address = ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data))
         try:
-            lib.read_tensor(self._handle, text(part.name, "name"), dtype, len(shape),
-                            numbers(part.offset), numbers(shape), None, address, -1)
+            lib.checkpoint_read_tensor(self._handle, text(part.name, "name"), dtype, len(shape),
+                                       numbers(part.offset), numbers(shape), None, address, -1)
         except TesseraError:
             return None
         return data
@@ -349,7 +350,8 @@ class Checkpoint:
                 allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback,
                 cancelled=cancelled)
-            found = report(lib.load, self._handle, description.handle, ctypes.byref(options))
+            found = report(lib.checkpoint_load, self._handle, description.handle,
+                           ctypes.byref(options))
         new.update(description.finish_load(found["missing"]))
         new.update((name, place.finish()) for name, place in packed.items())
         _state.put_back(state, new, per_rank)
@@ -411,7 +413,8 @@ def open(name: PathLike, *, s3_endpoint: str = "") -> Checkpoint:
     """Opens a checkpoint by its name. The name of a folder stands for its newest checkpoint."""
     encoded = text(name, "name")
     try:
-        handle = Handle(lib.open, lib.checkpoint_free, encoded, text(s3_endpoint, "s3_endpoint"))
+        handle = Handle(lib.checkpoint_open, lib.checkpoint_free, encoded,
+                        text(s3_endpoint, "s3_endpoint"))
     except (InvalidArgumentError, NotFoundError) as error:
         raise type(error)(f"{error}{_advice(encoded)}") from None
     return Checkpoint(handle, os.fsdecode(encoded))
@@ -452,7 +455,8 @@ def open_foreign(name: PathLike, format: str = "", *, parameter_names: Parameter
     with names_file(parameter_names) as names:
         options = ReadOptions(s3_endpoint=text(s3_endpoint, "s3_endpoint"),
                               format=text(format, "format"), parameter_names_file=names)
-        handle = Handle(lib.open_named, lib.checkpoint_free, encoded, ctypes.byref(options))
+        handle = Handle(lib.checkpoint_open_named, lib.checkpoint_free, encoded,
+                        ctypes.byref(options))
     return Checkpoint(handle, os.fsdecode(encoded))
 
 
@@ -502,7 +506,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
                               timeout_seconds=timeout_seconds, io_threads=threads,
                               progress=callback, cancelled=cancelled, overwrite=bool(overwrite))
-        found = report(lib.save, opened.handle, number, description.handle,
+        found = report(lib.folder_save, opened.handle, number, description.handle,
                        ctypes.byref(options))
     saved = save_report(opened, number, found, newest if is_first(found_group) else None)
     opened.handle.close()  # here, and not in a finalizer, which would drop a KeyboardInterrupt

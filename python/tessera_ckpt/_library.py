@@ -228,6 +228,10 @@ class ManagerOptions(_Struct):
     ]
 
 
+class Decision(_Struct):
+    _fields_ = [("struct_bytes", c_size_t), ("save", c_int32), ("end", c_int32)]
+
+
 class ReadOptions(_Struct):
     _fields_ = [
         ("struct_bytes", c_size_t),
@@ -271,30 +275,30 @@ _FUNCTIONS = {
     "state_set_program": [c_void_p, c_char_p],
     "state_unite_entry": [c_void_p, c_char_p, UNITE, c_void_p],
     "folder_open": [c_char_p, c_int32, c_char_p, _OUT],
-    "save": [c_void_p, c_int64, c_void_p, POINTER(SaveOptions), _OUT],
-    "list": [c_void_p, _OUT],
-    "prune": [c_void_p, c_int32],
-    "prune_after_save": [c_void_p, c_int32, c_int64],
-    "open_latest": [c_void_p, _OUT],
-    "open_step": [c_void_p, c_int64, _OUT],
-    "open": [c_char_p, c_char_p, _OUT],
-    "open_named": [c_char_p, POINTER(ReadOptions), _OUT],
-    "describe": [c_void_p, _OUT],
-    "entry": [c_void_p, c_char_p, _OUT, POINTER(c_size_t)],
-    "load": [c_void_p, c_void_p, POINTER(LoadOptions), _OUT],
-    "read_tensor": [c_void_p, c_char_p, c_int32, c_int32, _NUMBERS, _NUMBERS, _NUMBERS, c_void_p,
-                    c_int64],
+    "folder_save": [c_void_p, c_int64, c_void_p, POINTER(SaveOptions), _OUT],
+    "folder_list": [c_void_p, _OUT],
+    "folder_prune": [c_void_p, c_int32, c_int64],
+    "folder_open_latest": [c_void_p, _OUT],
+    "folder_open_step": [c_void_p, c_int64, _OUT],
+    "checkpoint_open": [c_char_p, c_char_p, _OUT],
+    "checkpoint_open_named": [c_char_p, POINTER(ReadOptions), _OUT],
+    "checkpoint_describe": [c_void_p, _OUT],
+    "checkpoint_entry": [c_void_p, c_char_p, _OUT, POINTER(c_size_t)],
+    "checkpoint_load": [c_void_p, c_void_p, POINTER(LoadOptions), _OUT],
+    "checkpoint_read_tensor":
+        [c_void_p, c_char_p, c_int32, c_int32, _NUMBERS, _NUMBERS, _NUMBERS, c_void_p, c_int64],
     "saver_create": [c_void_p, POINTER(SaveOptions), _OUT],
     "saver_start": [c_void_p, c_int64, c_void_p],
     "saver_refuse": [c_void_p, c_int64, c_int32, c_char_p],
     "saver_wait_copied": [c_void_p, c_void_p, c_size_t],
     "saver_poll": [c_void_p, c_int32, _OUT],
     "manager_open": [c_char_p, POINTER(ManagerOptions), _OUT],
-    "manager_resume_by": [c_void_p, LOAD_CHECKPOINT, c_void_p, c_int32, _OUT],
+    "manager_resume_by": [c_void_p, LOAD_CHECKPOINT, c_void_p, c_int32, _NUMBERS, _OUT],
     "manager_begin": [c_void_p, c_int64, c_int64],
     "manager_abandon_later": [c_void_p, c_int64, _OUT],
     "manager_save_by":
-        [c_void_p, c_int64, c_int32, c_int32, DESCRIBE_STATE, c_void_p, _OUT],
+        [c_void_p, c_int64, c_int32, c_int32, DESCRIBE_STATE, c_void_p, POINTER(Decision),
+         _OUT],
     "manager_poll": [c_void_p, c_int32, _OUT],
     "manager_wait_copied": [c_void_p, c_void_p, c_size_t],
     "verify": [c_char_p, c_int32, POINTER(ReadOptions), _OUT],

@@ -194,7 +194,7 @@ class CheckpointManager(Finishing):
         if self._auto_resume:
             with ended:
                 resumed = report(lib.manager_resume_by, self._handle, LOAD_CHECKPOINT(offer), None,
-                                 bool(begin_anew))
+                                 bool(begin_anew), None)
             for sentence in resumed["skipped"]:
                 LOGGER.warning("%s", sentence)
             if resumed["step"] is not None:
@@ -289,7 +289,7 @@ class CheckpointManager(Finishing):
             with ended:
                 found = wait_for_saves(self._cancelled, lambda: report(
                     lib.manager_save_by, self._handle, number, signal, bool(healthy),
-                    DESCRIBE_STATE(give), None))
+                    DESCRIBE_STATE(give), None, None))
         finally:
             if not self._is_background:
                 self._descriptions.clear()

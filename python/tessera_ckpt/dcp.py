@@ -181,7 +181,7 @@ class Writer(_Plain, storage.StorageWriter):
             options = SaveOptions(group=None if self._group is None else self._group.pointer(),
                                   timeout_seconds=self._timeout_seconds, cancelled=cancelled,
                                   overwrite=self._overwrite)
-            found = report(lib.save, folder.handle, step, description.handle, options)
+            found = report(lib.folder_save, folder.handle, step, description.handle, options)
         _checkpoints.save_report(folder, step, found)
         future: "Future[List[WriteResult]]" = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=0, storage_data=None)

@@ -132,13 +132,10 @@ class Fuzz:
             elif kind is _library._NUMBERS:
                 arguments.append(self.numbers())
             elif kind is ctypes.c_void_p:
-                first = next((k for k in self.handles if name.startswith(k)), None) or {
-                    "save": "folder", "list": "folder", "prune": "folder",
-                    "prune_after_save": "folder", "open_latest": "folder",
-                    "open_step": "folder"}.get(name, "checkpoint")
+                first = next((k for k in self.handles if name.startswith(k)), "checkpoint")
                 if position == 0 and name != "messages_add":
                     arguments.append(self.handle(first))
-                elif name in ("save", "load", "saver_start"):
+                elif name in ("folder_save", "checkpoint_load", "saver_start"):
                     arguments.append(self.handle("state"))
                 else:  # memory, of which boxes of at most 3 extents of 3 dims are read and written
                     arguments.append(ctypes.c_void_p(self.memory.ctypes.data)
@@ -169,7 +166,7 @@ class Fuzz:
             arguments[2] = ctypes.c_int64(self.random.choice((0, 1, 100, 512, -2)))
         elif name == "state_add_flat_range":
             arguments[5] = ctypes.c_int64(self.random.choice((0, 5, 400, -1)))
-        elif name == "read_tensor":
+        elif name == "checkpoint_read_tensor":
             arguments[8] = ctypes.c_int64(self.random.choice((0, 1, 100, 512, -2)))
         elif name == "state_set_entry":
             data = self.random.choice((None, b"", b"abc"))
@@ -177,10 +174,11 @@ class Fuzz:
         return arguments
 
     def take(self, name, code, out):
-        kind = {"state_create": "state", "folder_open": "folder", "open_latest": "checkpoint",
-                "open_step": "checkpoint", "open": "checkpoint", "open_named": "checkpoint",
+        kind = {"state_create": "state", "folder_open": "folder",
+                "folder_open_latest": "checkpoint", "folder_open_step": "checkpoint",
+                "checkpoint_open": "checkpoint", "checkpoint_open_named": "checkpoint",
                 "saver_create": "saver", "manager_open": "manager"}.get(name)
-        if code != 0 or not out.value or name == "entry":
+        if code != 0 or not out.value or name == "checkpoint_entry":
             return
         if kind is None:
             ctypes.string_at(out)  # a report

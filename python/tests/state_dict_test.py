@@ -78,7 +78,7 @@ class LoadWithoutAStateTest(Case):
                              1, numbers([4]))
         lib.state_add_shard(description.handle, bits.ctypes.data, 4, numbers([0]), numbers([4]),
                             None, 0)
-        tessera_ckpt._library.report(lib.save, folder.handle, 1, description.handle, None)
+        tessera_ckpt._library.report(lib.folder_save, folder.handle, 1, description.handle, None)
         fake = types.SimpleNamespace(bfloat16="u2")
         with unittest.mock.patch.dict(sys.modules, {"ml_dtypes": None}), self.assertRaisesRegex(
                 tessera_ckpt.UnimplementedError, "tensor w: numpy has no .*bfloat16.*framework="):
@@ -159,7 +159,7 @@ class LoadWithoutAStateTest(Case):
                 b"", b"[1]", b'{"a": []}', b'{"a": [[]]}', b'{"a": ["x"], "b": ["x", 1]}')]
         for step, (entry, bad) in enumerate(cases):
             description = tessera_ckpt._state.Description({}, entries={entry: bad})
-            tessera_ckpt._library.report(tessera_ckpt._library.lib.save, folder.handle, step,
+            tessera_ckpt._library.report(tessera_ckpt._library.lib.folder_save, folder.handle, step,
                                          description.handle, None)
             with self.subTest(bad[:40]), self.assertRaisesRegex(
                     tessera_ckpt.DataLossError, f"the entry {entry} "):
@@ -517,7 +517,7 @@ class LargeValuesTest(Case):
                                struct.pack("2q", 1, 1), struct.pack("3qx", 2, 2, -1))))):
             description = tessera_ckpt._state.Description(
                 {"x": tensor}, entries={tessera_ckpt._packed.PACKED: bad})
-            tessera_ckpt._library.report(tessera_ckpt._library.lib.save, folder.handle, step,
+            tessera_ckpt._library.report(tessera_ckpt._library.lib.folder_save, folder.handle, step,
                                          description.handle, None)
             with self.subTest(bad), self.assertRaisesRegex(tessera_ckpt.TesseraError, message):
                 tessera_ckpt.load(self.folder, {"x": None})

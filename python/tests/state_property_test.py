@@ -462,7 +462,7 @@ class NamedStatesTest(FolderCase):
     def write(self, stored, step=1):
         folder = tessera_ckpt.Folder(self.folder, create=True)
         description = _state.Description({}, entries={_state.VALUES: stored})
-        _library.report(_library.lib.save, folder.handle, step, description.handle, None)
+        _library.report(_library.lib.folder_save, folder.handle, step, description.handle, None)
 
 
 @unittest.skipUnless(torch, "torch is not installed")

@@ -39,9 +39,10 @@ int main(int, char** argv) {
 
   void* const library = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   if (library == nullptr) return 2;
-  const auto open = reinterpret_cast<decltype(&tessera_open)>(dlsym(library, "tessera_open"));
-  const auto read = reinterpret_cast<decltype(&tessera_read_tensor)>(
-      dlsym(library, "tessera_read_tensor"));
+  const auto open = reinterpret_cast<decltype(&tessera_checkpoint_open)>(
+      dlsym(library, "tessera_checkpoint_open"));
+  const auto read = reinterpret_cast<decltype(&tessera_checkpoint_read_tensor)>(
+      dlsym(library, "tessera_checkpoint_read_tensor"));
   tessera_checkpoint* checkpoint = nullptr;
   std::vector<float> loaded(3);
   if (open(argv[1], nullptr, &checkpoint) != TESSERA_OK) return 3;
