@@ -39,14 +39,8 @@ struct AsyncSaveOptions {
   // memory to be copied waits for the disk. SaveReport::note then gives the needed, available and
   // configured sizes.
   //
-  // Tensors whose memory is contiguous and aligned for the storage (see
-  // StorageTraits::in_place_alignment_bytes) are written in place. They are copied only if a caller
-  // waits for them, or for tensors before them, and their write has not begun. So if the disk is
-  // faster than the callers, little of the memory is ever touched. If callers come first, later
-  // saves copy the tensors that the callers waited for first, while the disk writes from the other
-  // end. After the first such save, the memory for these copies is prefaulted in the background.
-  // Until then, a caller waits for the disk if that takes less time than the first touch of the
-  // memory.
+  // Tensors whose memory is contiguous and aligned (StorageTraits::in_place_alignment_bytes) are
+  // written from where they are, and copied only if a caller waits for them.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
   // The behavior of Start() while another save is in flight.

@@ -65,8 +65,8 @@ struct CheckpointManagerOptions {
 // A function that loads a checkpoint on this rank. Collective; returns the same status on all
 // ranks, as Checkpoint::Load() does. A rank that fails on its own first agrees with the others
 // (AgreeOnStatus()), or leaves the group, so that the others' waits end. If all ranks return the
-// same error, and it is damage that Checkpoint::Load() has found, TryResume() goes on to the next checkpoint.
-// Any other error ends TryResume() without another call of the group.
+// same error, and it is damage that Checkpoint::Load() has found, TryResume() goes on to the next
+// checkpoint. Any other error ends TryResume() without another call of the group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
 // A function that describes this rank's state, and what is saved beside it, for a step that is
@@ -147,8 +147,8 @@ class CheckpointManager {
   virtual absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
                                                  const ResumeOptions& options = {}) = 0;
 
-  // Saves if the schedule asks for it after this step, and returns whether the job ends. Call once
-  // after each step. In the foreground, returns when the checkpoint is committed, or with the error
+  // Saves if the schedule asks for it after this step, and returns whether the job ends.
+  // Collective: call once after each step, on all ranks. In the foreground, returns when the checkpoint is committed, or with the error
   // of the save. In the background, returns immediately, and outcomes come from Poll(). A decision
   // that ends the job waits for all saves. A SaveTrouble is
   // returned as an error.

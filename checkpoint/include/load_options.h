@@ -21,9 +21,8 @@ struct LoadOptions {
   bool verify_checksums = true;
   // Whether to compare the digests of the elements that all ranks placed in their memory with the
   // saved ones. This also detects damage after the checksums were verified, and elements in the
-  // wrong place. Digests are computed while placing. Four ranks on two cores loaded GPT-2 124M from
-  // a local disk. They took 5 % longer if each held a part of the state, and 20 % if each held all
-  // of it. Tensors whose rows are not contiguous in memory take an additional pass.
+  // wrong place. Costs 5 to 20 % of a load (docs/checkpoints.md), and one more pass for tensors
+  // whose rows are not contiguous in memory.
   bool verify_digests = false;
   bool allow_missing = false;     // wanted, not saved: left unchanged, and reported
   bool allow_unexpected = false;  // saved, not wanted: ignored, and reported

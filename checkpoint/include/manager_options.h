@@ -119,8 +119,7 @@ struct ResumeOptions {
   bool ignore_no_valid = false;
 };
 
-// The reason why a resume found no checkpoint, as a payload of its error, so that a program can
-// word it for its users.
+// The reason why TryResume() found no checkpoint. Its error carries it, and ProblemOf() reads it.
 enum class ResumeProblem {
   kNone,        // the error is of another kind
   kNoSuchStep,  // NotFound: no checkpoint of ResumeOptions::step; lists the steps that exist

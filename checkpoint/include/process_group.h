@@ -32,8 +32,11 @@ class PendingMessage {
 // was read) is built on them.
 //
 // Gather() and Broadcast() are collective: every rank makes the same calls in the same order. They
-// carry descriptions and plans, up to some ten MiB for the whole group, so a binomial tree pays.
-// Transfers carry the contents of tensors.
+// carry descriptions and plans, which grow with the number of ranks times that of their tensors, so
+// a binomial tree pays. Transfers carry the contents of tensors.
+//
+// Collective calls of the library: all ranks pass the same options, except for progress,
+// is_cancelled, before_commit, io_threads and staging_bytes.
 //
 // Errors: DeadlineExceeded or Unavailable, naming the missing ranks. After an error the group is
 // unusable.

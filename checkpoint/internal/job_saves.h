@@ -31,8 +31,8 @@ using SumOverRanks = std::function<absl::Status(std::span<int64_t> counts)>;
 //   if (decision->save != SaveKind::kNone) saves.Save(...);
 //   if (decision->end != EndReason::kNone) saves.Finish();
 //
-// The first Finish() sees to it that the last save is not skipped; the second one waits for it,
-// and deletes the staging folder after the last step.
+// Finish() is called before the last save, so that it is not skipped, and after it. After the last
+// step, it also deletes the staging folder.
 //
 // Threads: CheckFolder() may be called from any.
 class JobSaves : public CheckpointManager {
