@@ -69,7 +69,10 @@ absl::Status OpenManager(const std::string& name, const tessera_manager_options*
   TESSERA_ASSIGN_OR_RETURN(options.schedule, ScheduleOf(copy));
   TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_newest, "keep_newest"));
   TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_every_steps, "keep_every_steps"));
-  options.keep = {.newest = copy.keep_newest, .every_steps = copy.keep_every_steps};
+  TESSERA_RETURN_IF_ERROR(CheckSeconds(copy.keep_within_seconds, "keep_within_seconds"));
+  options.keep = {.newest = copy.keep_newest,
+                  .every_steps = copy.keep_every_steps,
+                  .within = absl::Seconds(copy.keep_within_seconds)};
   options.stop_file_path = TextOrEmpty(copy.stop_file_path);
   options.async_upload = copy.async_upload != 0;
   options.async_upload_tmp_folder = TextOrEmpty(copy.async_upload_tmp_folder);

@@ -17,7 +17,8 @@
  *   tessera_folder_free(folder);
  *
  * The functions do what the C++ library does. Its headers (checkpoint/include) describe the effects
- * in full; this one describes the arguments.
+ * in full; this one describes the arguments. C++ alone has RetentionOptions::best,
+ * FailedSavesOptions, LoadOptions::verify_checksums and weights_from_master, and PeerReplicas.
  *
  * Errors: a function that can fail returns a tessera_code, as an int32_t, so that the ABI does not
  * depend on the size of an enum. After an error, tessera_error_message() returns a sentence that
@@ -429,7 +430,7 @@ typedef struct {
   double interval_seconds;
   double exit_after_seconds;
   const char* stop_file_path; /* on one rank; NULL: none */
-  /* Which permanent checkpoints stay. If both are 0, all do. */
+  /* Which permanent checkpoints stay. If these and keep_within_seconds are 0, all do. */
   int64_t keep_newest;
   int64_t keep_every_steps;
   int32_t never_saves;      /* a job that only loads: nothing is created, locked or renamed */
@@ -437,6 +438,7 @@ typedef struct {
   /* Whether saves in the background go through a staging folder of this machine. */
   int32_t async_upload;
   const char* async_upload_tmp_folder; /* where it is made; NULL: in memory */
+  double keep_within_seconds;          /* permanent checkpoints that are not older stay */
 } tessera_manager_options;
 
 /* Opens the folder, creates it if it is missing, and locks it. */

@@ -104,6 +104,8 @@ static int Manage(const char* folder_name) {
   tessera_manager* manager = NULL;
   char* report = NULL;
   int64_t found = 0;
+  tessera_folder* folder = NULL;
+  tessera_checkpoint* checkpoint = NULL;
   tessera_decision decision = {.struct_bytes = sizeof(decision)};
   tessera_manager_options options = {
       .struct_bytes = sizeof(options), .last_step = 10, .interval_steps = 4, .keep_newest = 1};
@@ -152,6 +154,27 @@ static int Manage(const char* folder_name) {
   CHECK(strstr(report, "\"last step\"") != NULL);
   tessera_text_free(report);
   tessera_manager_free(manager);
+  /* The checkpoint of step 9 is young enough to stay beside that of step 10. */
+  options.keep_within_seconds = 3600;
+  options.interval_steps = 1;
+  CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
+  CHECK(tessera_manager_begin(manager, 8, 10) == TESSERA_OK);
+  CHECK(tessera_manager_save(manager, 9, 0, 1, state, NULL, NULL) == TESSERA_OK);
+  CHECK(tessera_manager_save(manager, 10, 0, 1, state, NULL, NULL) == TESSERA_OK);
+  tessera_manager_free(manager);
+  CHECK(tessera_folder_open(folder_name, 0, "", &folder) == TESSERA_OK);
+  CHECK(tessera_folder_open_step(folder, 9, &checkpoint) == TESSERA_OK);
+  tessera_checkpoint_free(checkpoint);
+  CHECK(tessera_folder_prune(folder, 0, -1) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_folder_prune(folder, 1, 9) == TESSERA_OK);
+  CHECK(tessera_folder_open_step(folder, 9, &checkpoint) == TESSERA_OK);
+  tessera_checkpoint_free(checkpoint);
+  CHECK(tessera_folder_prune(folder, 1, -1) == TESSERA_OK);
+  CHECK(tessera_folder_open_step(folder, 9, &checkpoint) == TESSERA_NOT_FOUND);
+  tessera_folder_free(folder);
+  options.keep_within_seconds = -1;
+  CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_INVALID_ARGUMENT);
+  options.keep_within_seconds = 0;
   options.keep_newest = -1;
   CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_INVALID_ARGUMENT);
   tessera_state_free(state);

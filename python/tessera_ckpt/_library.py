@@ -225,6 +225,7 @@ class ManagerOptions(_Struct):
         ("lock_wait_seconds", c_double),
         ("async_upload", c_int32),
         ("async_upload_tmp_folder", c_char_p),
+        ("keep_within_seconds", c_double),
     ]
 
 

@@ -44,9 +44,9 @@ class CheckpointManager(Finishing):
                  rolling_interval_steps: int = 0, interval_minutes: float = 0,
                  last_step: int = 0, exit_after_minutes: float = 0, stop_file_path: PathLike = "",
                  stop_file_rank: int = 0, keep: int = 0, keep_every_steps: int = 0,
-                 background: bool = False, async_upload: bool = False,
-                 async_upload_tmp_folder: PathLike = "", lazy_copy: bool = False,
-                 skip_when_busy: bool = False, saves: bool = True,
+                 keep_within_minutes: float = 0, background: bool = False,
+                 async_upload: bool = False, async_upload_tmp_folder: PathLike = "",
+                 lazy_copy: bool = False, skip_when_busy: bool = False, saves: bool = True,
                  auto_resume: bool = True, load: PathLike = "", load_content: Iterable[str] = (),
                  load_format: str = "", lock_wait_seconds: float = 10, s3_endpoint: str = "",
                  timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -63,8 +63,9 @@ class CheckpointManager(Finishing):
           stop_file_path: a file in which a person writes a step: 500 saves at step 500 and ends
             the job, -500 saves and continues.
           stop_file_rank: the rank that reads this file, for all of them.
-          keep: how many permanent checkpoints stay. If this and keep_every_steps are 0, all do.
+          keep: how many permanent checkpoints stay. If this and the next two are 0, all do.
           keep_every_steps: checkpoints of steps that are multiples of it stay, too.
+          keep_within_minutes: checkpoints that are not older than this stay, too.
           background: whether saves are in the background, as AsyncSaver does them. lazy_copy and
             skip_when_busy are as there.
           async_upload: whether saves in the background go through a staging folder of this
@@ -119,7 +120,8 @@ class CheckpointManager(Finishing):
                 keep_every_steps=integer(keep_every_steps, "keep_every_steps"),
                 never_saves=not saves, lock_wait_seconds=lock_wait_seconds,
                 async_upload=bool(async_upload),
-                async_upload_tmp_folder=text(async_upload_tmp_folder, "async_upload_tmp_folder"))
+                async_upload_tmp_folder=text(async_upload_tmp_folder, "async_upload_tmp_folder"),
+                keep_within_seconds=60.0 * keep_within_minutes)
         self._handle = Handle(lib.manager_open, lib.manager_free, text(folder, "folder"),
                               ctypes.byref(options), of_process="CheckpointManager",
                               keeps=(self._descriptions, self._group, background_group, options,

@@ -89,6 +89,14 @@ class ManagerTest(unittest.TestCase):
                             np.testing.assert_array_equal(state["model"]["w"], expected())
                 self.assertEqual(self.steps(), [8, 10])
 
+    def test_young_checkpoints_stay(self):
+        for minutes, steps in ((0, [10]), (60, [4, 8, 10])):
+            self.folder = f"{self.scratch}/{minutes}"
+            with CheckpointManager(self.folder, interval_steps=4, last_step=LAST_STEP, keep=1,
+                                   keep_within_minutes=minutes) as manager:
+                train(manager, new_state())
+            self.assertEqual(self.steps(), steps)
+
     def test_a_damaged_checkpoint_is_skipped_and_renamed(self):
         with CheckpointManager(self.folder, interval_steps=4, last_step=LAST_STEP) as manager:
             train(manager, new_state())
