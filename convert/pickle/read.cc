@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
@@ -16,10 +17,6 @@ namespace tessera::ckpt::pickle {
 namespace {
 
 constexpr uint8_t kHighestProtocol = 5;
-// Opcodes with an argument in ASCII, which protocols 0 and 1 alone write: PERSID, INT, LONG, FLOAT,
-// STRING, UNICODE, PUT, GET and INST.
-constexpr std::string_view kTextOpcodes = "PILFSVpgi";
-
 constexpr uint64_t kBlockBytes = 64 * 1024;
 
 // Runs a pickle's opcodes on the stack machine.
@@ -36,12 +33,6 @@ class Reader : private StackMachine {
       const uint64_t offset = stream_.offset();
       TESSERA_ASSIGN_OR_RETURN(const auto code, stream_.Number<uint8_t>());
       const Opcode& opcode = opcodes[code];
-      if (kTextOpcodes.find(static_cast<char>(code)) != kTextOpcodes.npos) {
-        return DataLoss(
-            "offset ", offset, ": pickle opcode '", std::string(1, static_cast<char>(code)),
-            "' is one of the text forms of pickle protocols 0 and 1, which are not supported: "
-            "write the file with protocol 2 or later");
-      }
       if (opcode.run == nullptr) {
         return DataLoss("offset ", offset, ": pickle opcode 0x", absl::Hex(code, absl::kZeroPad2),
                         opcode.name == nullptr ? "" : absl::StrCat(" (", opcode.name, ")"),
@@ -134,13 +125,31 @@ class Reader : private StackMachine {
     set('b', "BUILD", Do<&Reader::Build>);
     set('Q', "BINPERSID", Do<&Reader::PersistentIdFromStack>);
 
-    // Known, and refused.
+    // Known, and refused: opcodes of protocols 0 and 1 with an argument in ASCII, and opcodes that
+    // mean nothing without the program that wrote them.
+    for (const auto& [code, name] : {std::pair('P', "PERSID"),
+                                     {'I', "INT"},
+                                     {'L', "LONG"},
+                                     {'F', "FLOAT"},
+                                     {'S', "STRING"},
+                                     {'V', "UNICODE"},
+                                     {'p', "PUT"},
+                                     {'g', "GET"},
+                                     {'i', "INST"}}) {
+      set(code, name, Do<&Reader::TextForm>);
+    }
     set(0x82, "EXT1", nullptr);
     set(0x83, "EXT2", nullptr);
     set(0x84, "EXT4", nullptr);
     set(0x97, "NEXT_BUFFER", nullptr);
     set(0x98, "READONLY_BUFFER", nullptr);
     return table;
+  }
+
+  absl::Status TextForm() {
+    return Wrong(
+        "one of the text forms of pickle protocols 0 and 1, which are not supported: write the "
+        "file with protocol 2 or later");
   }
 
   // Handle opcodes with arguments in the pickle, in the order of the table.

@@ -33,6 +33,16 @@ constexpr size_t kMaxNotes = 100;
 // Bytes that a tree of values takes beside its texts.
 constexpr uint64_t kValueBytes = 2 * sizeof(SavedValue);
 
+// Returns the name of what an object calls. If that is the result of another call, such as one of
+// getattr(), the name is the other one's.
+std::string CalledName(const pickle::Value& object) {
+  pickle::Value called = object.callable();
+  int calls = 0;
+  for (; called.is(Kind::kObject) && calls < kMaxDepth; ++calls) called = called.callable();
+  const std::string name = Shown(called.GlobalName());
+  return calls == 0 ? name : absl::StrCat("a result of ", name);
+}
+
 // Makes a tree of the values of pickles, and of the tensors of their archives.
 class Collector {
  public:
@@ -221,7 +231,7 @@ class Collector {
   // Returns a value without others inside.
   std::optional<SavedValue> Plain(const pickle::Value& value) {
     if (value.is(Kind::kObject)) {
-      return LeftOut(absl::StrCat("objects of ", Shown(value.callable().GlobalName())));
+      return LeftOut(absl::StrCat("objects of ", CalledName(value)));
     }
     const std::optional<std::string_view> text = value.AsText();
     if (!HasRoom(text ? text->size() : 0)) {

@@ -6,12 +6,16 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
@@ -350,6 +354,30 @@ absl::StatusOr<ForeignCheckpoint> ReadContents(const std::string& contents) {
   EXPECT_OK(WriteAll(storage, "file.pt", contents));
   const MemoryMeter meter(AllowedBytes(contents.size()));
   return ReadTorch(storage, std::vector<std::string>{"file.pt"});
+}
+
+// Archives that would run code elsewhere: a note names what they call, or an error what is wrong
+// (convert/pickle/testing/make_malicious.py).
+TEST(ReadTorchTest, MaliciousArchivesAreNamed) {
+  std::ifstream lines(std::string(kFolder) + "/malicious.tsv");
+  int notes = 0, errors = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const std::vector<std::string> columns = absl::StrSplit(line, '\t');
+    ASSERT_EQ(columns.size(), 3) << line;
+    SCOPED_TRACE(columns[0]);
+    const auto read = ReadContents(absl::HexStringToBytes(columns[2]));
+    if (columns[1].starts_with('!')) {
+      EXPECT_THAT(std::string(read.status().message()), HasSubstr(columns[1].substr(1)));
+      ++errors;
+      continue;
+    }
+    ASSERT_OK(read);
+    EXPECT_TRUE(read->tensors.empty());
+    EXPECT_THAT(absl::StrJoin(read->notes, "\n"), HasSubstr(columns[1]));
+    ++notes;
+  }
+  EXPECT_GE(notes, 6);
+  EXPECT_GE(errors, 15);
 }
 
 TEST(ReadTorchTest, SharedKeysTakeNoMoreMemoryThanTheFileAllows) {
