@@ -41,19 +41,6 @@ using ::testing::HasSubstr;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-// A caller's values of one tensor.
-template <typename T>
-ShardedTensor Tensor(std::string name, TensorRole role, DType dtype, std::vector<T>& values,
-                     const Shape& shape) {
-  ShardedTensor tensor;
-  tensor.name = std::move(name);
-  tensor.role = role;
-  tensor.dtype = dtype;
-  tensor.global_shape = shape;
-  tensor.shards = {{WholeBox(shape), values.data(), {}}};
-  return tensor;
-}
-
 Manifest AtStep(int64_t step) {
   Manifest metadata;
   metadata.mutable_trainer()->set_step(step);
@@ -81,7 +68,7 @@ class CheckpointTest : public testing::Test {
 TEST_F(CheckpointTest, TheManifestOfAnOpenedCheckpointIsNotReadAgain) {
   std::vector<float> values = {1, 2, 3};
   const std::string directory =
-      MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {3})}});
+      MustSave({{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {3})}});
   FaultInjectingStorage counting(storage_);
   const absl::StatusOr<Checkpoint> opened = Checkpoint::Open(counting, directory);
   ASSERT_OK(opened);
@@ -91,7 +78,7 @@ TEST_F(CheckpointTest, TheManifestOfAnOpenedCheckpointIsNotReadAgain) {
   RunRanks(2, [&](ProcessGroup& group) {
     std::vector<float> loaded(3);
     EXPECT_EQ(opened
-                  ->Load({{Tensor("x", TensorRole::kWeight, DType::kF32, loaded, {3})}},
+                  ->Load({{TensorOf("x", TensorRole::kWeight, DType::kF32, loaded, {3})}},
                          {.group = &group})
                   .status(),
               absl::OkStatus());
@@ -105,8 +92,8 @@ TEST_F(CheckpointTest, AFileSaysWhatItHoldsWithoutTheManifest) {
   RunRanks(3, [&](ProcessGroup& group) {
     std::vector<float> whole = {1, 2, 3};
     std::vector<double> part(4);
-    StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, whole, {3}),
-                        Tensor("b.m", TensorRole::kOptimizerState, DType::kF64, part, {6, 2})}};
+    StateDict state = {{TensorOf("a", TensorRole::kWeight, DType::kF32, whole, {3}),
+                        TensorOf("b.m", TensorRole::kOptimizerState, DType::kF64, part, {6, 2})}};
     state.tensors[1].shards[0].box = {{2 * group.rank(), 0}, {2, 2}};
     ASSERT_OK_AND_ASSIGN(const SaveReport report,
                          CheckpointFolder(storage_).Save(1, state, {.group = &group}));
@@ -147,7 +134,7 @@ TEST_F(CheckpointTest, StepsSortAsNumbers) {
   std::vector<float> values = {1};
   for (const int64_t step :
        {int64_t{1000000}, int64_t{999999}, int64_t{100000000}, int64_t{7}, int64_t{99999999}}) {
-    MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}}, step);
+    MustSave({{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {1})}}, step);
   }
   EXPECT_EQ(StepDirectoryName(42), "step-00000042");
   ASSERT_OK_AND_ASSIGN(const auto list, CheckpointFolder(storage_).List());
@@ -175,7 +162,7 @@ TEST_F(CheckpointTest, ListIgnoresWhatIsNoCheckpoint) {
 
 TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
   std::vector<float> values = {1};
-  StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}};
+  StateDict state = {{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {1})}};
   MustSave(state, 5);
   const absl::Status status = LoadCheckpoint(storage_, "step-00000006", state).status();
   EXPECT_TRUE(absl::IsNotFound(status));
@@ -184,9 +171,9 @@ TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
 
 TEST_F(CheckpointTest, ACommittedCheckpointIsOverwrittenOnlyOnRequest) {
   std::vector<float> values = {1};
-  MustSave({{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}});
+  MustSave({{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {1})}});
   values[0] = 2;
-  StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}};
+  StateDict state = {{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {1})}};
   EXPECT_TRUE(absl::IsAlreadyExists(TrySave(state)));
   ASSERT_OK(LoadCheckpoint(storage_, StepDirectoryName(1), state));
   EXPECT_EQ(values[0], 1);
@@ -202,7 +189,7 @@ TEST_F(CheckpointTest, ACommittedCheckpointIsOverwrittenOnlyOnRequest) {
 TEST_F(CheckpointTest, WhatIsOverwrittenMayBeDamaged) {
   MemoryStorage storage(/*renames_directories=*/false);
   std::vector<float> values = {1};
-  const StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}};
+  const StateDict state = {{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {1})}};
   const std::string directory = CheckpointFolder(storage).Save(1, state)->directory;
   const auto quarantined = Removal::In(storage)->Quarantine(directory, "damaged");
   ASSERT_OK(quarantined);
@@ -222,7 +209,7 @@ TEST_F(CheckpointTest, WhatIsOverwrittenMayBeDamaged) {
 
 TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   std::vector<float> values(8);
-  const ShardedTensor good = Tensor("good", TensorRole::kWeight, DType::kF32, values, {2, 4});
+  const ShardedTensor good = TensorOf("good", TensorRole::kWeight, DType::kF32, values, {2, 4});
   const auto expect = [&](const StateDict& state, const Manifest& metadata,
                           const SaveOptions& options, const std::string& part) {
     const absl::Status status = TrySave(state, metadata, options);
@@ -273,15 +260,15 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
 TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   std::vector<float> a(6, 1), b(4, 2), c(2, 3);
   std::vector<int32_t> n(3, 4);
-  MustSave({{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3}),
-             Tensor("b", TensorRole::kWeight, DType::kF32, b, {4}),
-             Tensor("n", TensorRole::kBuffer, DType::kI32, n, {3}),
-             Tensor("left.over", TensorRole::kWeight, DType::kF32, c, {2})}});
+  MustSave({{TensorOf("a", TensorRole::kWeight, DType::kF32, a, {2, 3}),
+             TensorOf("b", TensorRole::kWeight, DType::kF32, b, {4}),
+             TensorOf("n", TensorRole::kBuffer, DType::kI32, n, {3}),
+             TensorOf("left.over", TensorRole::kWeight, DType::kF32, c, {2})}});
   std::vector<float> new_a(6, -1), new_b(4, -1), new_c(2, -1), new_n(3, -1);
-  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, new_a, {3, 2}),
-                      Tensor("b", TensorRole::kBuffer, DType::kF32, new_b, {4}),
-                      Tensor("n", TensorRole::kBuffer, DType::kF32, new_n, {3}),
-                      Tensor("wanted", TensorRole::kWeight, DType::kF32, new_c, {2})}};
+  StateDict state = {{TensorOf("a", TensorRole::kWeight, DType::kF32, new_a, {3, 2}),
+                      TensorOf("b", TensorRole::kBuffer, DType::kF32, new_b, {4}),
+                      TensorOf("n", TensorRole::kBuffer, DType::kF32, new_n, {3}),
+                      TensorOf("wanted", TensorRole::kWeight, DType::kF32, new_c, {2})}};
   const absl::Status status = LoadCheckpoint(storage_, StepDirectoryName(1), state).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("5 mismatches"),
@@ -297,7 +284,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   StateDict other;
   for (int i = 0; i < 150; ++i) {
     other.tensors.push_back(
-        Tensor("other." + std::to_string(i), TensorRole::kWeight, DType::kF32, new_a, {6}));
+        TensorOf("other." + std::to_string(i), TensorRole::kWeight, DType::kF32, new_a, {6}));
   }
   const absl::Status many = LoadCheckpoint(storage_, StepDirectoryName(1), other).status();
   EXPECT_THAT(Message(many), AllOf(HasSubstr("154 mismatches"), HasSubstr("other.9: wanted, not"),
@@ -305,8 +292,8 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
 
   LoadOptions lenient;
   lenient.allow_missing = lenient.allow_unexpected = true;
-  StateDict some = {{Tensor("b", TensorRole::kWeight, DType::kF32, new_b, {4}),
-                     Tensor("wanted", TensorRole::kWeight, DType::kF32, new_c, {2})}};
+  StateDict some = {{TensorOf("b", TensorRole::kWeight, DType::kF32, new_b, {4}),
+                     TensorOf("wanted", TensorRole::kWeight, DType::kF32, new_c, {2})}};
   ASSERT_OK_AND_ASSIGN(const auto report,
                        LoadCheckpoint(storage_, StepDirectoryName(1), some, lenient));
   EXPECT_THAT(report.missing, ElementsAre("wanted"));
@@ -317,7 +304,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
 
 TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
   std::vector<float> a(6, 1);
-  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
+  StateDict state = {{TensorOf("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
   const std::string directory = MustSave(state);
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_tensors(0)->mutable_shards()->set_shape(0, 1);  // one row of two
@@ -329,7 +316,7 @@ TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
 
 TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
   std::vector<float> a(6, 1);
-  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
+  StateDict state = {{TensorOf("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
   const std::string directory = MustSave(state, 7);
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_trainer()->set_step(9);
@@ -344,7 +331,7 @@ TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
 
 TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
   std::vector<float> a(6, 1);
-  StateDict state = {{Tensor("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
+  StateDict state = {{TensorOf("a", TensorRole::kWeight, DType::kF32, a, {2, 3})}};
   const std::string directory = MustSave(state);
   ASSERT_OK(WriteAll(storage_, directory + "/manifest.pb", "TESSERA"));
   const std::string message = Message(ReadManifest(storage_, directory).status());
@@ -360,14 +347,15 @@ TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   parameter.set_parameter("w");
   (*parameter.mutable_states())["master"] = "optimizer.w.master";
   ASSERT_EQ(
-      TrySave({{Tensor("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, master, {4})}},
-              metadata),
+      TrySave(
+          {{TensorOf("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, master, {4})}},
+          metadata),
       absl::OkStatus());
   std::vector<uint16_t> weights(4, 0xffff);
   std::vector<float> new_master(4);
   StateDict state = {
-      {Tensor("w", TensorRole::kWeight, DType::kBF16, weights, {4}),
-       Tensor("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, new_master, {4})}};
+      {TensorOf("w", TensorRole::kWeight, DType::kBF16, weights, {4}),
+       TensorOf("optimizer.w.master", TensorRole::kMasterWeight, DType::kF32, new_master, {4})}};
   ASSERT_OK_AND_ASSIGN(const auto report, LoadCheckpoint(storage_, StepDirectoryName(1), state));
   EXPECT_THAT(report.from_master, ElementsAre("w"));
   EXPECT_EQ(new_master, master);
@@ -390,7 +378,7 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
   head.dtype = DType::kF32;
   head.global_shape = {4};
   head.alias_of = "wte.weight";
-  StateDict tied = {{head, Tensor("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
+  StateDict tied = {{head, TensorOf("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
   const std::string directory = MustSave(tied);
   values = {0, 0, 0, 0};
   ASSERT_OK(LoadCheckpoint(storage_, directory, tied));
@@ -398,8 +386,8 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
 
   // Untied in the loading program: both names get the value.
   std::vector<float> own_head(4);
-  StateDict untied = {{Tensor("lm_head.weight", TensorRole::kWeight, DType::kF32, own_head, {4}),
-                       Tensor("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
+  StateDict untied = {{TensorOf("lm_head.weight", TensorRole::kWeight, DType::kF32, own_head, {4}),
+                       TensorOf("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
   ASSERT_OK(LoadCheckpoint(storage_, directory, untied));
   EXPECT_EQ(own_head, values);
 
@@ -415,10 +403,10 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   std::vector<float> values(4), scalar = {7}, none;
   std::memcpy(values.data(), bits.data(), 16);
   std::vector<float> one = {-0.0f};
-  StateDict state = {{Tensor("nan", TensorRole::kWeight, DType::kF32, values, {2, 2}),
-                      Tensor("scalar", TensorRole::kBuffer, DType::kF32, scalar, {}),
-                      Tensor("empty", TensorRole::kBuffer, DType::kF32, none, {3, 0}),
-                      Tensor("one", TensorRole::kBuffer, DType::kF32, one, {1, 1, 1})}};
+  StateDict state = {{TensorOf("nan", TensorRole::kWeight, DType::kF32, values, {2, 2}),
+                      TensorOf("scalar", TensorRole::kBuffer, DType::kF32, scalar, {}),
+                      TensorOf("empty", TensorRole::kBuffer, DType::kF32, none, {3, 0}),
+                      TensorOf("one", TensorRole::kBuffer, DType::kF32, one, {1, 1, 1})}};
   const std::string directory = MustSave(state);
   values.assign(4, 0);
   scalar = {0};
@@ -431,114 +419,9 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   EXPECT_TRUE(std::signbit(one[0]));
 }
 
-TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
-  for (int bad_rank = 0; bad_rank < 3; ++bad_rank) {
-    MemoryStorage storage;
-    FaultInjectingStorage faulty(storage);
-    const bool overwrite = bad_rank > 0;
-    std::vector<float> old(6, 7);
-    const StateDict old_state = {{Tensor("x", TensorRole::kWeight, DType::kF32, old, {6})}};
-    if (overwrite) ASSERT_OK(CheckpointFolder(storage).Save(1, old_state));
-    const std::string file = absl::StrCat("model-0000", bad_rank + 1, "-of-00003-");
-    faulty.FailWhere(
-        [&](const Operation& o) {
-          return o.kind == OperationKind::kWriteAt && o.path.find(file) != o.path.npos;
-        },
-        absl::ResourceExhaustedError("injected"));
-    RunRanks(3, [&](ProcessGroup& group) {
-      std::vector<float> values = {1, 2};
-      StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {6})}};
-      state.tensors[0].shards[0].box = {{2 * group.rank()}, {2}};
-      SaveOptions options;
-      options.overwrite = overwrite;
-      options.timeout = absl::Seconds(20);
-      const absl::Status status =
-          CheckpointFolder(faulty).Save(1, state, On(group, options)).status();
-      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-      EXPECT_THAT(Message(status),
-                  AllOf(HasSubstr(absl::StrCat("rank ", bad_rank)), HasSubstr("injected")));
-    });
-    if (overwrite) {
-      old.assign(6, 0);
-      ASSERT_OK(LoadCheckpoint(storage, StepDirectoryName(1), old_state));
-      EXPECT_THAT(old, testing::Each(7));
-      EXPECT_EQ(storage.List(StepDirectoryName(1))->size(), 2);
-      continue;
-    }
-    EXPECT_TRUE(CheckpointFolder(storage).List()->empty());
-    EXPECT_FALSE(storage.List(StepDirectoryName(1)).ok()) << "the room should be free again";
-  }
-}
-
-TEST_F(CheckpointTest, TheReportHasThePhasesOfEachRank) {
-  RunRanks(3, [&](ProcessGroup& group) {
-    FaultInjectingStorage storage(storage_);
-    if (group.rank() == 1) {
-      storage.FailWhere(
-          [](const Operation& operation) {
-            if (operation.kind == OperationKind::kSync) absl::SleepFor(absl::Milliseconds(30));
-            return false;
-          },
-          absl::OkStatus());
-    }
-    std::vector<float> values(1000);
-    StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {3000})}};
-    state.tensors[0].shards[0].box = {{1000 * group.rank()}, {1000}};
-    ASSERT_OK_AND_ASSIGN(const SaveReport report,
-                         CheckpointFolder(storage).Save(1, state, {.group = &group}));
-    ASSERT_EQ(report.ranks.size(), group.rank() == 0 ? 3 : 0);
-    for (const SavePhases& rank : report.ranks) {
-      EXPECT_GT(rank.planning, absl::ZeroDuration());
-      EXPECT_GT(rank.copying, absl::ZeroDuration());
-      EXPECT_GT(rank.writing, absl::ZeroDuration());
-      const absl::Duration sum = rank.planning + rank.copying + rank.writing + rank.syncing;
-      EXPECT_LE(sum, rank.duration + absl::Microseconds(1));
-    }
-    if (group.rank() == 0) EXPECT_GE(report.ranks[1].syncing, absl::Milliseconds(30));
-  });
-}
-
-TEST_F(CheckpointTest, ALateRankIsNamed) {
-  RunRanks(2, [&](ProcessGroup& group) {
-    if (group.rank() == 1) return;  // never takes part
-    std::vector<float> values = {1};
-    SaveOptions options;
-    options.timeout = absl::Milliseconds(50);
-    const absl::Status status =
-        CheckpointFolder(storage_)
-            .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}},
-                  On(group, options))
-            .status();
-    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_THAT(Message(status), HasSubstr("1"));
-  });
-}
-
-TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
-  RunRanks(2, [&](ProcessGroup& group) {
-    std::vector<float> values(4);
-    const Shape shape = group.rank() == 0 ? Shape{4} : Shape{2, 2};
-    const absl::Status status =
-        CheckpointFolder(storage_)
-            .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, shape)}},
-                  {.group = &group})
-            .status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status));
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 has WEIGHT F32 [4]"),
-                                       HasSubstr("rank 1 has WEIGHT F32 [2,2]")));
-    const absl::Status steps =
-        CheckpointFolder(storage_)
-            .Save(group.rank(), {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {4})}},
-                  {.group = &group})
-            .status();
-    EXPECT_THAT(Message(steps), HasSubstr("rank 0 saves step 0, rank 1 step 1"));
-  });
-  EXPECT_TRUE(storage_.List("")->empty());
-}
-
 TEST_F(CheckpointTest, FullDiskLosesNothing) {
   std::vector<float> values(1000, 1);
-  StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1000})}};
+  StateDict state = {{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {1000})}};
   MustSave(state, 1);
   FaultInjectingStorage faulty(storage_);
   faulty.SetDiskBytes(3000);
@@ -554,7 +437,7 @@ TEST_F(CheckpointTest, FullDiskLosesNothing) {
 TEST_F(CheckpointTest, WritesAreOfTheSizeThatTheStoragePrefers) {
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   std::vector<float> values(5 * kMiB, 1);  // 20 MiB and a header
-  const StateDict state = {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {5 * kMiB})}};
+  const StateDict state = {{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {5 * kMiB})}};
   for (const uint64_t preferred : {2 * kMiB, 8 * kMiB}) {
     MemoryStorage storage;
     FaultInjectingStorage recording(storage);
@@ -577,7 +460,7 @@ TEST_F(CheckpointTest, ReadOnlyStorage) {
   std::vector<float> values = {1};
   const absl::Status status =
       CheckpointFolder(faulty)
-          .Save(1, {{Tensor("x", TensorRole::kWeight, DType::kF32, values, {1})}})
+          .Save(1, {{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {1})}})
           .status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("step-00000001"));

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <future>
-#include <map>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,137 +17,22 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/resume.h"
-#include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
+#include "checkpoint/testing/s3_runs.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/s3/s3_storage.h"
 #include "storage/s3/testing/s3_server.h"
 
 namespace tessera::ckpt {
 namespace {
 
 using s3::FaultKind;
-using s3::S3Server;
-using s3::S3ServerOptions;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-constexpr int kForever = 1 << 30;
-constexpr char kPrefix[] = "runs/";
-
-class S3FencingTest : public ::testing::Test {
- protected:
-  explicit S3FencingTest(const S3ServerOptions& options = {})
-      : server_(options), storage_(MustOpen()) {}
-
-  std::unique_ptr<Storage> MustOpen() {
-    return OrFail(OpenS3Storage({.client = server_.ForClient(), .prefix = "runs"}));
-  }
-
-  // Another run's save: `value` in every element.
-  absl::Status SaveStep(int64_t step, float value, bool rolling = false,
-                        std::function<absl::Status()> before_commit = nullptr) {
-    std::vector<float> elements(64, value);
-    const auto storage = MustOpen();
-    SaveOptions options;
-    options.before_commit = std::move(before_commit);
-    const auto slot = [&](const PlannedSave&) { return EmptyRollingSlot(*storage); };
-    return SaveNow(*storage, {.step = step}, OneTensor(elements), options,
-                   {.choose_root = rolling ? ChooseRoot(slot) : nullptr})
-        .status();
-  }
-  // Saves `value` over what is committed there.
-  absl::Status Overwrite(int64_t step, float value) {
-    std::vector<float> elements(64, value);
-    return CheckpointFolder(MustOpen())
-        .Save(step, OneTensor(elements), {.overwrite = true})
-        .status();
-  }
-  absl::Status Retain(int64_t newest) {
-    return Retention(*storage_, {.newest = newest}).Apply(absl::Now());
-  }
-
-  // While the request that commits is on its way, `other` happens, before it arrives. Where a
-  // tombstone is replaced, one that tries whether the store obeys conditions comes before.
-  void WhileCommitting(const std::string& directory, std::function<void()> other,
-                       bool replaces_tombstone = false) {
-    server_.AddFault({.method = "PUT",
-                      .key_part = directory + "/manifest.pb",
-                      .skip = replaces_tombstone ? 1 : 0,
-                      .meanwhile = std::move(other)});
-  }
-
-  // The value in a committed checkpoint, of which everything is checked; -1: none is committed.
-  float Value(const std::string& directory) {
-    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(*storage_, directory);
-    if (absl::IsNotFound(checkpoint.status())) return -1;
-    EXPECT_OK(checkpoint);
-    if (!checkpoint.ok()) return -2;
-    const auto verified = VerifyCheckpoint(*storage_, directory, {.digests = true});
-    EXPECT_TRUE(verified.ok() && verified->damage.empty())
-        << directory << ": "
-        << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
-    const auto elements = checkpoint->LoadTensor<float>("weight");
-    EXPECT_OK(elements);
-    return elements.ok() ? elements->front() : -2;
-  }
-  // The steps of all committed checkpoints, newest first, each of them whole.
-  std::vector<int64_t> Steps() {
-    std::vector<int64_t> steps;
-    const auto saved = OrFail(ListForResume(*storage_));
-    for (const CheckpointInfo& checkpoint : saved) {
-      steps.push_back(checkpoint.step);
-      EXPECT_GE(Value(checkpoint.directory), 0) << checkpoint.directory;
-    }
-    return steps;
-  }
-
-  using Ledger = std::map<std::string, std::string>;
-  // The objects of a directory, by their names; without those of the manifest.
-  Ledger DataOf(const std::string& directory) {
-    Ledger data;
-    for (const std::string& key : server_.keys()) {
-      if (key.starts_with(kPrefix + directory + "/model-")) data[key] = server_.contents(key);
-    }
-    return data;
-  }
-  std::string ManifestOf(const std::string& directory, const std::string& suffix = "") {
-    return server_.contents(absl::StrCat(kPrefix, directory, "/manifest.pb", suffix));
-  }
-  void ExpectThere(const Ledger& ledger) {
-    EXPECT_FALSE(ledger.empty());
-    for (const auto& [key, contents] : ledger) EXPECT_EQ(server_.contents(key), contents) << key;
-  }
-  // The commit itself failed, not what the save looks at afterwards.
-  static void ExpectFenced(const absl::Status& saved) {
-    EXPECT_TRUE(absl::IsAborted(saved)) << saved;
-    EXPECT_THAT(std::string(saved.message()), HasSubstr("has discarded this save"));
-  }
-  void DeleteAll() {
-    const std::vector<CheckpointInfo> all = *ListForResume(*storage_);
-    for (const CheckpointInfo& saved : all) {
-      EXPECT_OK(storage_->DeleteTree(saved.directory));
-    }
-  }
-  // Everything that a run deletes in the course of time.
-  void GoOn(int64_t step) {
-    ASSERT_OK(SaveStep(step, 1, /*rolling=*/true));
-    ASSERT_OK(SaveStep(step + 1, 1, /*rolling=*/true));
-    ASSERT_OK(SaveStep(step + 2, 1, /*rolling=*/true));
-    ASSERT_OK(SaveStep(step + 3, 1));
-    ASSERT_OK(SaveStep(step + 4, 1));
-    ASSERT_OK(Retain(1));
-    ASSERT_OK(CheckpointFolder(*storage_).Prune(1));
-  }
-
-  S3Server server_;
-  std::shared_ptr<Storage> storage_;
-};
 
 TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
   ASSERT_OK(SaveStep(4, 4));
@@ -404,90 +287,6 @@ TEST_F(S3FencingTest, TombstonesGoAfterADay) {
   }
 }
 
-TEST_F(S3FencingTest, ACheckpointIsOverwrittenOnRequest) {
-  ASSERT_OK(SaveStep(8, 8));
-  for (const float value : {80, 81}) {
-    ASSERT_OK(Overwrite(8, value));
-    EXPECT_EQ(Value("step-00000008"), value);
-    EXPECT_EQ(DataOf("step-00000008").size(), 1);
-  }
-  // Also over a tombstone, and over nothing.
-  ASSERT_OK(AbandonLater(*storage_, 4));
-  ASSERT_OK(Overwrite(8, 82));
-  ASSERT_OK(Overwrite(9, 9));
-  EXPECT_THAT(Steps(), ElementsAre(9, 8));
-}
-
-// The run dies at each of its requests.
-TEST_F(S3FencingTest, OverwritingMayBeInterruptedAnywhere) {
-  int old = 0;
-  bool done = false;
-  for (int number = 0; !done; ++number) {
-    SCOPED_TRACE(absl::StrCat("request ", number));
-    ASSERT_LT(number, 100);
-    ASSERT_OK(SaveStep(8, 8));
-    server_.AddFault({.status = 403, .code = "AccessDenied", .skip = number, .times = kForever});
-    const int before = server_.fault_count();
-    const bool saved = Overwrite(8, 80).ok();
-    done = server_.fault_count() == before;
-    server_.ClearFaults();
-    const float value = Value("step-00000008");
-    EXPECT_TRUE(value == 80 || (value == 8 && !saved)) << value;
-    old += value == 8;
-    EXPECT_THAT(Steps(), ElementsAre(8));
-    ASSERT_OK(Overwrite(8, 81));
-    EXPECT_EQ(Value("step-00000008"), 81);
-    EXPECT_EQ(DataOf("step-00000008").size(), 1);
-    DeleteAll();
-  }
-  EXPECT_GT(old, 5);
-}
-
-// While the request that overwrites is on its way, others do the same, delete, and set aside.
-TEST_F(S3FencingTest, ALateCommitOverACheckpointReplacesNoOther) {
-  const std::vector<std::pair<std::function<void()>, float>> ways = {
-      {[&] { ASSERT_OK(Overwrite(8, 81)); }, 81},
-      {[&] {
-         ASSERT_OK(SaveStep(12, 12));
-         ASSERT_OK(Retain(1));
-       },
-       -1},
-      {[&] { ASSERT_OK(AbandonLater(*storage_, 4)); }, -1},
-      {[&] {
-         ASSERT_OK(AbandonLater(*storage_, 4));
-         ASSERT_OK(SaveStep(8, 82));
-       },
-       82}};
-  for (const auto& [other, value] : ways) {
-    SCOPED_TRACE(value);
-    ASSERT_OK(SaveStep(8, 8));
-    WhileCommitting("step-00000008", other, /*replaces_tombstone=*/true);
-    const absl::Status late = Overwrite(8, 80);
-    EXPECT_FALSE(late.ok());
-    EXPECT_EQ(Value("step-00000008"), value) << late;
-    Steps();
-    ASSERT_OK(Overwrite(8, 83));
-    EXPECT_EQ(Value("step-00000008"), 83);
-    ASSERT_OK(storage_->DeleteTree("step-00000008"));
-    DeleteAll();
-  }
-}
-
-// The client gives the first request up, and it arrives when the checkpoint is overwritten again.
-TEST_F(S3FencingTest, AnOverwritingCommitThatArrivesAgainIsRefused) {
-  ASSERT_OK(SaveStep(8, 8));
-  std::promise<void> overwritten;
-  WhileCommitting(
-      "step-00000008", [&] { overwritten.get_future().wait(); }, /*replaces_tombstone=*/true);
-  ASSERT_OK(Overwrite(8, 80));
-  ASSERT_OK(Overwrite(8, 81));
-  overwritten.set_value();
-  for (int i = 0; i < 20; ++i) {
-    absl::SleepFor(absl::Milliseconds(10));
-    ASSERT_EQ(Value("step-00000008"), 81);
-  }
-}
-
 // Folders that releases before attempts had folders of their own have left.
 TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   std::vector<float> elements(64, 5);
@@ -500,27 +299,6 @@ TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
   EXPECT_THAT(Steps(), ElementsAre(7, 6));
   ASSERT_OK(SaveStep(8, 8, /*rolling=*/true));
   EXPECT_THAT(Steps(), ElementsAre(8, 7));
-}
-
-// Stores that cannot replace a version, and say so or do not.
-class S3WithoutReplacementTest : public S3FencingTest,
-                                 public ::testing::WithParamInterface<S3ServerOptions> {
- protected:
-  S3WithoutReplacementTest() : S3FencingTest(GetParam()) {}
-};
-INSTANTIATE_TEST_SUITE_P(Stores, S3WithoutReplacementTest,
-                         ::testing::Values(S3ServerOptions{.vendor = s3::Vendor::kAliyun},
-                                           S3ServerOptions{.ignores_matches = true}));
-
-TEST_P(S3WithoutReplacementTest, OverwritingIsRefusedByName) {
-  ASSERT_OK(SaveStep(8, 8));
-  const Ledger before = DataOf("step-00000008");
-  const absl::Status refused = Overwrite(8, 80);
-  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("step-00000008"));
-  EXPECT_EQ(Value("step-00000008"), 8);
-  EXPECT_EQ(DataOf("step-00000008"), before);
-  ASSERT_OK(Overwrite(9, 9)) << "nothing is there to be replaced";
 }
 
 class S3WithoutMetadataTest : public S3FencingTest {

@@ -41,6 +41,19 @@ inline ChooseRoot In(std::string folder) {
   return [folder = std::move(folder)](const PlannedSave&) { return folder; };
 }
 
+// Returns a tensor that one caller has all of, in `values`.
+template <typename T>
+ShardedTensor TensorOf(std::string name, TensorRole role, DType dtype, std::vector<T>& values,
+                       const Shape& shape) {
+  ShardedTensor tensor;
+  tensor.name = std::move(name);
+  tensor.role = role;
+  tensor.dtype = dtype;
+  tensor.global_shape = shape;
+  tensor.shards = {{WholeBox(shape), values.data(), {}}};
+  return tensor;
+}
+
 // Adds up the bytes that its rank sends to rank 0.
 class CountingGroup final : public ForwardingGroup {
  public:

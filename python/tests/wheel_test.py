@@ -5,7 +5,7 @@
 
 By default with the Python that runs this; others must be 3.9 or later. First without numpy, with an
 object store, and beside another C++ standard library; then with the system's numpy: all tests of
-checkpoints_test.py.
+checkpoints_test.py, groups_test.py and async_saver_test.py.
 """
 
 import os
@@ -161,7 +161,8 @@ def try_wheel(python, wheel, tests, scratch):
     has_numpy = subprocess.run([installed, "-c", "import numpy"], check=False,
                                stderr=subprocess.DEVNULL, env=environment()).returncode == 0
     if has_numpy:
-        run(installed, tests / "checkpoints_test.py", cwd=scratch, env=environment())
+        for test in ("checkpoints_test.py", "groups_test.py", "async_saver_test.py"):
+            run(installed, tests / test, cwd=scratch, env=environment())
     else:
         print(f"{python} has no numpy: only what works without was tried")
 

@@ -293,21 +293,6 @@ TEST_F(S3ClientTest, ADamagedObjectIsNotRepairedOverAnotherOne) {
   EXPECT_EQ(server_.contents("key"), "theirs");
 }
 
-TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMetadata) {
-  S3Server server({.keeps_metadata = false});
-  S3Client client(server.ForClient());
-  server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_OK(client.PutIf("key", Bytes("mine"), ""));
-  EXPECT_EQ(server.fault_count(), 1);
-  EXPECT_EQ(client.PutIf("key", Bytes("more"), "").status().code(),
-            absl::StatusCode::kAlreadyExists);
-  EXPECT_TRUE(*client.ObeysIfMatch("key", Bytes("mine")));
-  EXPECT_EQ(server.contents("key"), "mine");
-  S3Server careless({.ignores_conditions = true, .ignores_matches = true});
-  careless.PutObject("key", "mine");
-  EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", Bytes("mine")));
-}
-
 TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
   ASSERT_OK_AND_ASSIGN(const auto first, client_.PutIf("key", Bytes("1"), ""));
   EXPECT_TRUE(*client_.ObeysIfMatch("key", Bytes("1")));
@@ -496,51 +481,6 @@ TEST_F(S3ClientTest, ReadsPastTheEndAreErrors) {
   std::string out(3, '\0');
   EXPECT_EQ(client_.Get("key", "", 5, Bytes(out)).code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(client_.Get("key", "", 4, Bytes(out)).code(), absl::StatusCode::kUnavailable);
-}
-
-TEST(S3ClientPagesTest, ListsHaveManyPages) {
-  S3Server server({.max_keys = 3});
-  S3Client client(server.ForClient());
-  for (int i = 0; i < 20; ++i) {
-    server.PutObject("a/" + std::to_string(i / 2) + "/" + std::to_string(i), "x");
-    ASSERT_OK(client.CreateUpload("b/" + std::to_string(i)));
-  }
-  EXPECT_EQ(client.List("a/", false)->objects.size(), 20);
-  EXPECT_EQ(client.List("a/", true)->prefixes.size(), 10);
-  EXPECT_EQ(client.List("a/", false, 1)->objects.size(), 1);
-  EXPECT_EQ(client.ListUploads("b/")->size(), 20);
-  EXPECT_EQ(client.ListUploads("b/1")->size(), 11);
-}
-
-TEST(S3ClientPagesTest, ManyObjectsAreDeletedInBatches) {
-  S3Server server;
-  S3Client client(server.ForClient());
-  std::vector<std::string> keys;
-  for (int i = 0; i < 2001; ++i) {
-    keys.push_back("k/" + std::to_string(i) + "<&>");
-    server.PutObject(keys.back(), "");
-  }
-  ASSERT_OK(client.DeleteAll(keys));
-  EXPECT_TRUE(server.keys().empty());
-  EXPECT_EQ(client.request_count(), 3);
-}
-
-// The server is not S3, or what stands before it.
-TEST(S3ClientAnswersTest, AnyAnswerIsAnErrorAndNothingWorse) {
-  for (const std::string body :
-       {"", "<html>", "<ListBucketResult", "<ListBucketResult><Contents><Size>x</Size></Contents>",
-        "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"}) {
-    HttpServer server([&](HttpMessage&) {
-      auto text = std::make_shared<std::string>(body);
-      return HttpReply{.headers = {}, .body = {{text, 0, text->size()}}};
-    });
-    S3Client client({.endpoint = server.url(), .bucket = "b"});
-    EXPECT_EQ(client.List("", false).status().code(), absl::StatusCode::kUnavailable) << body;
-    EXPECT_FALSE(client.CreateUpload("a").ok()) << body;
-    EXPECT_FALSE(client.ListUploads("a").ok()) << body;
-    std::string out(4, '\0');
-    EXPECT_FALSE(client.Get("a", "", 0, Bytes(out)).ok()) << body;
-  }
 }
 
 }  // namespace

@@ -57,12 +57,6 @@ std::map<std::string, std::string> Snapshot(const std::string& folder) {
   return files;
 }
 
-void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& part) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_NE(MessageOf(status).find(part), std::string::npos) << status;
-  EXPECT_EQ(MessageOf(status).find('\n'), std::string::npos) << status;
-}
-
 class PrepareDataTest : public ::testing::Test {
  protected:
   // Fifty small documents in two folders, and what is skipped: a hidden folder, a binary file, an
@@ -399,80 +393,6 @@ TEST_F(PrepareDataTest, InputAndOutputErrorsNameThePath) {
   const absl::Status status = Prepare(options_).status();
   EXPECT_FALSE(status.ok());
   EXPECT_NE(MessageOf(status).find(options_.output_dir), std::string::npos) << status;
-}
-
-TEST(FindDocumentsTest, OneFileByTwoNamesIsOneDocument) {
-  const TestFolder folder;
-  folder.Write("real/x.txt", "text");
-  std::filesystem::create_directory_symlink(folder.File("real"), folder.File("link"));
-  ASSERT_OK_AND_ASSIGN(const auto list,
-                       FindDocuments({folder.File("*/x.txt"), folder.File("real/x.txt")}));
-  EXPECT_EQ(list.paths.size(), 1);
-}
-
-TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
-  const TestFolder folder;
-  std::string lines, characters;
-  for (int i = 0; lines.size() < 2500000; ++i) lines += "line " + std::to_string(i) + "\n";
-  while (characters.size() < 2500000) characters += "\xE2\x82\xAC";
-  for (const std::string& text :
-       {lines, characters, std::string(3 << 20, '\x80'), std::string("x")}) {
-    const Document document{folder.Write("f", text), static_cast<int64_t>(text.size()), 0};
-    std::vector<std::string> chunks;
-    const DocumentPart part{&document, 0, document.size_bytes};
-    ASSERT_OK(ForEachChunk(part, [&](std::string_view chunk) {
-      chunks.emplace_back(chunk);
-      return absl::OkStatus();
-    }));
-    std::string joined;
-    for (const std::string& chunk : chunks) {
-      joined += chunk;
-      if (text == lines) EXPECT_EQ(chunk.back(), '\n');
-      if (text == characters) EXPECT_EQ(chunk.size() % 3, 0);
-    }
-    EXPECT_TRUE(joined == text);
-  }
-}
-
-TEST(DefaultCorpusTest, MissingPackageIsNamed) {
-  const TestFolder folder;
-  ExpectError(DefaultCorpusPattern(folder.path()).status(), absl::StatusCode::kNotFound,
-              "apt-get install perl-doc");
-}
-
-TEST(UnigramTest, MatchesTheFormula) {
-  const std::vector<int64_t> model = {3, 0, 5}, counts = {1, 1, 2};
-  EXPECT_NEAR(UnigramNatsPerToken(model, counts),
-              -(std::log(4.0 / 11) + std::log(1.0 / 11) + 2 * std::log(6.0 / 11)) / 4, 1e-12);
-}
-
-TEST(DatasetSummaryTest, RoundTripAndEveryMissingFieldIsNamed) {
-  const TestFolder folder;
-  DatasetSummary summary;
-  summary.request = "abc";
-  summary.train = {3, 4, 5};
-  summary.unigram_nats_per_token = 1.25;
-  summary.files = {{"train_000.bin", 7}};
-  ASSERT_OK(WriteDatasetSummary(summary, folder.path()));
-  ASSERT_OK_AND_ASSIGN(const auto read, ReadDatasetSummary(folder.path()));
-  EXPECT_EQ(read.train.tokens, 5);
-  EXPECT_EQ(read.unigram_nats_per_token, 1.25);
-  EXPECT_EQ(read.files.at(0).name, "train_000.bin");
-
-  const std::string text = Slurp(folder.File(kDatasetFileName));
-  for (const std::string field : {"format_version", "request", "vocab_size", "train", "text_bytes",
-                                  "unigram_nats_per_token", "files", "size_bytes"}) {
-    std::string damaged = text;
-    damaged.replace(damaged.find("\"" + field + "\"") + 1, 1, "?");
-    folder.Write(kDatasetFileName, damaged);
-    ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, field);
-  }
-  std::string outside = text;
-  outside.replace(outside.find("train_000.bin"), 5, "../..");
-  folder.Write(kDatasetFileName, outside);
-  ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, "slash");
-  folder.Write(kDatasetFileName, text.substr(0, text.size() / 2));
-  ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, "JSON");
 }
 
 // A dataset that counts as complete has the files that it lists; none of the directory's syncs may

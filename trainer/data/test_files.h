@@ -9,7 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/testing.h"
+#include "gtest/gtest.h"
 
 namespace tessera {
 
@@ -23,6 +25,14 @@ inline std::string Slurp(const std::string& path) {
 }
 
 inline std::string MessageOf(const auto& status) { return std::string(status.message()); }
+
+// Expects an error of one line, which contains `part`.
+inline void ExpectError(const absl::Status& status, absl::StatusCode code,
+                        const std::string& part) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_NE(MessageOf(status).find(part), std::string::npos) << status;
+  EXPECT_EQ(MessageOf(status).find('\n'), std::string::npos) << status;
+}
 
 inline std::string Int32Header(std::vector<int32_t> words) {
   words.resize(256);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -238,6 +239,12 @@ TEST(TokenFileTest, FormatNames) {
   EXPECT_EQ(*TokenFormatFromName("gpt2"), TokenFormat::kGpt2);
   EXPECT_EQ(*TokenFormatFromName("llama3"), TokenFormat::kLlama3);
   EXPECT_TRUE(absl::IsInvalidArgument(TokenFormatFromName("gpt3").status()));
+}
+
+TEST(UnigramTest, MatchesTheFormula) {
+  const std::vector<int64_t> model = {3, 0, 5}, counts = {1, 1, 2};
+  EXPECT_NEAR(UnigramNatsPerToken(model, counts),
+              -(std::log(4.0 / 11) + std::log(1.0 / 11) + 2 * std::log(6.0 / 11)) / 4, 1e-12);
 }
 
 }  // namespace

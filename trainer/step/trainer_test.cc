@@ -41,8 +41,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kVocabulary = 53;
-constexpr int64_t kLength = 8;
+constexpr int64_t kVocabulary = 53, kLength = 8;
 
 const std::vector<std::string>& Topologies() {
   static const auto& topologies = *new std::vector<std::string>{
@@ -293,9 +292,8 @@ absl::Status FlipAndStep(const BitFlip& flip, Trainer& trainer, const BatchLoade
   TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
   if (mesh.rank() == flip.rank) {
     const auto& parameters = trainer.chunks().back().parameters->parameters();
-    const auto found =
-        std::find_if(parameters.begin(), parameters.end(),
-                     [&](const Parameter* parameter) { return flip.parameter(*parameter); });
+    const auto found = std::ranges::find_if(
+        parameters, [&](const Parameter* parameter) { return flip.parameter(*parameter); });
     EXPECT_NE(found, parameters.end());
     (*found)->value.as<uint32_t>()[3] ^= uint32_t{1} << 18;
   }

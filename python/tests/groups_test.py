@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""The package with numpy: state that ranks save and load together."""
+
+import random
+import socket
+import sys
+import threading
+import time
+import types
+import unittest
+import unittest.mock
+
+import numpy as np
+import tessera_ckpt
+from ranks import run_ranks
+from scratch import Case
+from tessera_ckpt import Box, _jax_group
+
+
+class GroupTest(Case):
+    def test_bad_state_of_one_rank_fails_on_all(self):
+        def body(transport):
+            state = {"w": np.ones(3)} if transport.rank != 1 else {"w": {1, 2}}
+            tessera_ckpt.save(self.folder, 1, state, transport, timeout_seconds=30)
+
+        results = run_ranks(3, body)
+        self.assertTrue(all(isinstance(r, tessera_ckpt.UnimplementedError) for r in results),
+                        results)
+        self.assertIn("rank 1: w: a set", str(results[0]))
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def save_on(self, size, state_of, **options):
+        """Saves state_of(rank) on so many ranks, and returns what they raised."""
+        return run_ranks(size, lambda transport: tessera_ckpt.save(
+            self.folder, 1, state_of(transport.rank), transport, **options) and None)
+
+    def test_values_that_only_some_ranks_have(self):
+        def state(rank, known):
+            of_rank = {f"dp_rank_{rank}": {"at": 10 * rank * known, "file": "x" * known}}
+            return {"step": 7 * known, "w": np.full(3, 1.0 * known),
+                    "data": of_rank if rank != 1 else {}}
+
+        self.assertEqual(self.save_on(4, lambda rank: state(rank, 1)), [None] * 4)
+        self.assertEqual(tessera_ckpt.open(self.folder).values, {
+            "step": 7, **{f"data.dp_rank_{rank}.{key}": value for rank in (0, 2, 3)
+                          for key, value in (("at", 10 * rank), ("file", "x"))}})
+
+        def load(transport, **options):
+            mine = state(transport.rank, 0)
+            report = tessera_ckpt.load(self.folder, mine, transport, **options)
+            np.testing.assert_equal(mine, state(transport.rank, 1))
+            return report.unexpected
+
+        self.assertEqual(run_ranks(4, load), [[]] * 4)
+        gone = [f"data.dp_rank_{rank}.{key}" for rank in (2, 3) for key in ("at", "file")]
+        self.assertEqual(run_ranks(2, lambda each: load(each, allow_unexpected=True)), [gone] * 2)
+        for error in run_ranks(2, load):
+            self.assertIsInstance(error, tessera_ckpt.MismatchError)
+            self.assertIn("value data.dp_rank_2.at: saved, not wanted", str(error))
+
+    def test_values_that_differ_are_refused_by_name(self):
+        errors = self.save_on(3, lambda rank: {"step": 7, "loss": {"last": 0.5 * (rank // 2)}})
+        for error in errors:
+            self.assertIsInstance(error, tessera_ckpt.MismatchError)
+            self.assertIn("value loss.last: the ranks have different ones (rank 0: 0.0; rank 2: "
+                          "0.5): name it in per_rank=", str(error))
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+        errors = self.save_on(3, lambda rank: {"rng": np.full(5, rank // 2, "u1"), "w": np.ones(2)})
+        self.assertIn("tensor rng: ranks 0 and 2 have different elements", str(errors[1]))
+        self.assertEqual({type(error) for error in errors}, {tessera_ckpt.MismatchError})
+        kinds = self.save_on(2, lambda rank: {"a": np.ones(1) if rank else {"b": 1}})
+        self.assertIn("a: is a leaf, or a container of another kind, on another rank",
+                      str(kinds[1]))
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def test_each_tensor_is_reached_once(self):
+        """An array of JAX on a GPU is copied each time."""
+        reached, memory_of = [], tessera_ckpt._tensors.memory_of
+
+        def count(value, name):
+            reached.append(name)
+            return memory_of(value, name)
+
+        with unittest.mock.patch.object(tessera_ckpt._tensors, "memory_of", count):
+            self.save_on(2, lambda rank: {"w": np.ones(3), "counts": np.arange(4)})
+        self.assertEqual(sorted(reached), ["counts", "counts", "w", "w"])
+
+    def test_what_each_rank_has_its_own_of(self):
+        def state(rank):
+            return {"rng": {"python": (3, rank), "numpy": np.full(4, rank, "u1")}, "step": 7,
+                    "rows": [np.full(2, rank), np.full(2, 5)]}
+
+        per_rank = ["rng", "rows.0"]
+        self.assertEqual(self.save_on(3, state, per_rank=per_rank), [None] * 3)
+        self.assertEqual(sorted(tessera_ckpt.open(self.folder).tensors), sorted(
+            [f"rng.rank_{rank}.numpy" for rank in range(3)]
+            + [f"rows.0.rank_{rank}" for rank in range(3)] + ["rows.1"]))
+
+        def load(transport, **options):
+            mine = state(17)
+            report = tessera_ckpt.load(self.folder, mine, transport, **options)
+            np.testing.assert_equal(mine, state(transport.rank if transport.rank < 3 else 17))
+            return len(report.missing), len(report.unexpected)
+
+        self.assertEqual(run_ranks(3, load), [(0, 0)] * 3)
+
+        def load_all(transport=None, **options):
+            return tessera_ckpt.load(self.folder, None, transport, **options)
+
+        np.testing.assert_equal(run_ranks(3, load_all), [state(rank) for rank in range(3)])
+        np.testing.assert_equal(load_all(), state(0))
+        self.assertRegex(str(run_ranks(4, load_all)), r"value rng.rank_3: wanted, not saved")
+        new = run_ranks(4, lambda each: load_all(each, allow_missing=True))[3]
+        np.testing.assert_equal(new, {"step": 7, "rows": [None, np.full(2, 5)]})
+        for size, options, lost in ((2, {"allow_unexpected": True}, "rank_2.*not wanted"),
+                                    (4, {"allow_missing": True}, "rank_3.*not saved")):
+            self.assertRegex(str(run_ranks(size, load)), lost)
+            self.assertTrue(all(isinstance(found, tuple) for found in run_ranks(
+                size, lambda each: load(each, **options))), size)
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "per_rank: expected a list"):
+            tessera_ckpt.save(self.folder, 2, state(0), per_rank="rng")
+
+    def test_a_missing_rank_is_named(self):
+        def body(transport):
+            if transport.rank != 1:
+                tessera_ckpt._group.Collectives(transport).gather(b"x", 0.3)
+
+        results = run_ranks(2, body)
+        self.assertIsInstance(results[0], tessera_ckpt.DeadlineExceededError)
+        self.assertIn("1", str(results[0]))
+
+    def test_ranks_that_do_not_cover_a_tensor(self):
+        def body(transport):
+            part = Box(np.ones((1, 4)), (transport.rank, 0), (3, 4))
+            tessera_ckpt.save(self.folder, 1, {"w": part}, transport)
+
+        results = run_ranks(2, body)
+        for result in results:
+            self.assertIsInstance(result, tessera_ckpt.InvalidArgumentError)
+            self.assertIn("tensor w", str(result))
+
+    def test_random_shardings(self):
+        rng = random.Random(20)
+        tensor = np.random.default_rng(5).random((13, 11)).astype("f4")
+        for step in range(6):
+            saved, loaded = rng.randint(1, 5), rng.randint(1, 5)
+
+            def cut(size, dim, rank):
+                extent = tensor.shape[dim]
+                first, last = extent * rank // size, extent * (rank + 1) // size
+                index = [slice(None)] * 2
+                index[dim] = slice(first, last)
+                offset = [0, 0]
+                offset[dim] = first
+                return tuple(index), tuple(offset)
+
+            def save(transport):
+                index, offset = cut(saved, step % 2, transport.rank)
+                part = Box(tensor[index], offset, tensor.shape)
+                tessera_ckpt.save(self.folder, step, {"w": part, "same": tensor}, transport)
+
+            def load(transport):
+                index, offset = cut(loaded, (step + 1) % 2, transport.rank)
+                mine, same = np.zeros_like(tensor[index]), np.zeros_like(tensor)
+                state = {"w": Box(mine, offset, tensor.shape), "same": same}
+                tessera_ckpt.load(self.folder, state, transport, verify_digests=True)
+                np.testing.assert_array_equal(mine, tensor[index])
+                np.testing.assert_array_equal(same, tensor)
+
+            self.assertEqual(run_ranks(saved, save), [None] * saved)
+            self.assertEqual(run_ranks(loaded, load), [None] * loaded)
+
+
+class JaxGroupTest(unittest.TestCase):
+    def test_other_programs_that_connect_hold_nobody(self):
+        store, written, this = {}, threading.Condition(), threading.local()
+        strangers = []
+
+        class Store:
+            """The key-value store of jax.distributed. Others connect at once to each listener."""
+
+            def key_value_set_bytes(self, key, value):
+                with written:
+                    store[key] = value
+                    written.notify_all()
+
+            def key_value_set(self, key, address):
+                host, _, port = address.rpartition(":")
+                for said in (b"", b"\0\0\0\x01x"):
+                    strangers.append(socket.create_connection((host, int(port))))
+                    strangers[-1].sendall(said)
+                self.key_value_set_bytes(key, address)
+
+            def blocking_key_value_get(self, key, _milliseconds):
+                with written:
+                    assert written.wait_for(lambda: key in store, 60), key
+                    return store[key]
+
+            blocking_key_value_get_bytes = blocking_key_value_get
+
+        def rank(number):
+            this.number = number
+            transport = _jax_group.JaxTransport(0)
+            sent = transport.send(b"from %d" % number, 1 - number, 7)
+            got.append(transport.receive(6, 1 - number, 7)(60))
+            sent(60)
+
+        got = []
+        inner = types.ModuleType("jax._src")
+        inner.distributed = types.SimpleNamespace(global_state=types.SimpleNamespace(
+            client=Store(), coordinator_address="127.0.0.1:1"))
+        outer = types.SimpleNamespace(process_index=lambda: this.number, process_count=lambda: 2)
+        with unittest.mock.patch.dict(sys.modules, {"jax": outer, "jax._src": inner}):
+            threads = [threading.Thread(target=rank, args=(number,), daemon=True)
+                       for number in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        for stranger in strangers:
+            stranger.close()
+        self.assertEqual(sorted(got), [b"from 0", b"from 1"])
+
+
+if __name__ == "__main__":
+    unittest.main()

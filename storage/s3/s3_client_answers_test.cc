@@ -1,0 +1,81 @@
+// Answers of stores: many pages of them, those of stores that keep no metadata or obey no
+// condition, and those of servers that are not S3.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/testing.h"
+#include "gtest/gtest.h"
+#include "storage/s3/s3_client.h"
+#include "storage/s3/testing/s3_server.h"
+
+namespace tessera::s3 {
+namespace {
+
+const auto kMine = std::as_bytes(std::span<const char>("mine", 4));
+const auto kMore = std::as_bytes(std::span<const char>("more", 4));
+
+TEST(S3ClientAnswersTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMetadata) {
+  S3Server server({.keeps_metadata = false});
+  S3Client client(server.ForClient());
+  server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_OK(client.PutIf("key", kMine, ""));
+  EXPECT_EQ(server.fault_count(), 1);
+  EXPECT_EQ(client.PutIf("key", kMore, "").status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(*client.ObeysIfMatch("key", kMine));
+  EXPECT_EQ(server.contents("key"), "mine");
+  S3Server careless({.ignores_conditions = true, .ignores_matches = true});
+  careless.PutObject("key", "mine");
+  EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", kMine));
+}
+
+TEST(S3ClientPagesTest, ListsHaveManyPages) {
+  S3Server server({.max_keys = 3});
+  S3Client client(server.ForClient());
+  for (int i = 0; i < 20; ++i) {
+    server.PutObject("a/" + std::to_string(i / 2) + "/" + std::to_string(i), "x");
+    ASSERT_OK(client.CreateUpload("b/" + std::to_string(i)));
+  }
+  EXPECT_EQ(client.List("a/", false)->objects.size(), 20);
+  EXPECT_EQ(client.List("a/", true)->prefixes.size(), 10);
+  EXPECT_EQ(client.List("a/", false, 1)->objects.size(), 1);
+  EXPECT_EQ(client.ListUploads("b/")->size(), 20);
+  EXPECT_EQ(client.ListUploads("b/1")->size(), 11);
+}
+
+TEST(S3ClientPagesTest, ManyObjectsAreDeletedInBatches) {
+  S3Server server;
+  S3Client client(server.ForClient());
+  std::vector<std::string> keys;
+  for (int i = 0; i < 2001; ++i) {
+    keys.push_back("k/" + std::to_string(i) + "<&>");
+    server.PutObject(keys.back(), "");
+  }
+  ASSERT_OK(client.DeleteAll(keys));
+  EXPECT_TRUE(server.keys().empty());
+  EXPECT_EQ(client.request_count(), 3);
+}
+
+// The server is not S3, or what stands before it.
+TEST(S3ClientAnswersTest, AnyAnswerIsAnErrorAndNothingWorse) {
+  for (const std::string body :
+       {"", "<html>", "<ListBucketResult", "<ListBucketResult><Contents><Size>x</Size></Contents>",
+        "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"}) {
+    HttpServer server([&](HttpMessage&) {
+      auto text = std::make_shared<std::string>(body);
+      return HttpReply{.headers = {}, .body = {{text, 0, text->size()}}};
+    });
+    S3Client client({.endpoint = server.url(), .bucket = "b"});
+    EXPECT_EQ(client.List("", false).status().code(), absl::StatusCode::kUnavailable) << body;
+    EXPECT_FALSE(client.CreateUpload("a").ok()) << body;
+    EXPECT_FALSE(client.ListUploads("a").ok()) << body;
+    std::string out(4, '\0');
+    EXPECT_FALSE(client.Get("a", "", 0, std::as_writable_bytes(std::span(out))).ok()) << body;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::s3

@@ -1,0 +1,58 @@
+#include "trainer/data/corpus.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/testing.h"
+#include "trainer/data/test_files.h"
+
+namespace tessera {
+namespace {
+
+TEST(FindDocumentsTest, OneFileByTwoNamesIsOneDocument) {
+  const TestFolder folder;
+  folder.Write("real/x.txt", "text");
+  std::filesystem::create_directory_symlink(folder.File("real"), folder.File("link"));
+  ASSERT_OK_AND_ASSIGN(const auto list,
+                       FindDocuments({folder.File("*/x.txt"), folder.File("real/x.txt")}));
+  EXPECT_EQ(list.paths.size(), 1);
+}
+
+TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
+  const TestFolder folder;
+  std::string lines, characters;
+  for (int i = 0; lines.size() < 2500000; ++i) lines += "line " + std::to_string(i) + "\n";
+  while (characters.size() < 2500000) characters += "\xE2\x82\xAC";
+  for (const std::string& text :
+       {lines, characters, std::string(3 << 20, '\x80'), std::string("x")}) {
+    const Document document{folder.Write("f", text), static_cast<int64_t>(text.size()), 0};
+    std::vector<std::string> chunks;
+    const DocumentPart part{&document, 0, document.size_bytes};
+    ASSERT_OK(ForEachChunk(part, [&](std::string_view chunk) {
+      chunks.emplace_back(chunk);
+      return absl::OkStatus();
+    }));
+    std::string joined;
+    for (const std::string& chunk : chunks) {
+      joined += chunk;
+      if (text == lines) EXPECT_EQ(chunk.back(), '\n');
+      if (text == characters) EXPECT_EQ(chunk.size() % 3, 0);
+    }
+    EXPECT_TRUE(joined == text);
+  }
+}
+
+TEST(DefaultCorpusTest, MissingPackageIsNamed) {
+  const TestFolder folder;
+  ExpectError(DefaultCorpusPattern(folder.path()).status(), absl::StatusCode::kNotFound,
+              "apt-get install perl-doc");
+}
+
+}  // namespace
+}  // namespace tessera
