@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What programs do with a state as with torch's own files: loading it without another one, states of
-optimizers, how many checkpoints stay, paths, logs and errors."""
+"""What programs do with a state as with torch's own files: loading it without another one, states
+of optimizers, how many checkpoints stay, paths, logs and errors."""
 
 import collections
 import glob
