@@ -1,5 +1,8 @@
-// The backward pass of attention, with p = softmax(scale * q k^T) computed again from the row sums
-// that the forward pass left, f the dropout factors and delta[t] = d_out[t] . out[t]:
+// The backward pass of attention: the gradients of queries, keys and values, from that of the
+// output. The probabilities p of the forward pass are not stored. They are computed again from the
+// scores and from the row sums that the forward pass left. With dropout, f is the factor of each
+// probability. A query row's delta is the sum of its output's elements times their gradients:
+//   p = softmax(scale * q k^T),   delta[t] = d_out[t] . out[t],
 //   d_v = (p f)^T d_out,   d_p = d_out v^T,   d_s = scale * p (f d_p - delta),   d_q = d_s k,
 //   d_k = d_s^T q.
 //
@@ -181,24 +184,6 @@ struct Scratch {
   int64_t bytes;
 };
 
-// Prepares a block, the rows [begin, end) of query head h of sample b, for its products with keys.
-template <typename T>
-void TakeBlock(const ops::AttentionBackward& op, const AttentionShape& shape, int64_t b, int64_t h,
-               int64_t begin, int64_t end, const Scratch<T>& scratch) {
-  const int64_t rows = end - begin, head_size = shape.head_size;
-  PackHead<T>(op.q, b, begin, end, h, scratch.q);
-  PackHead<T>(op.d_out, b, begin, end, h, scratch.d_out);
-  std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
-  const float* row_sums =
-      op.log_sum_exp.as<float>() + (b * shape.heads + h) * shape.sequence + begin;
-  for (int64_t row = 0; row < rows; ++row) {
-    scratch.log2_sums[row] = row_sums[row] * std::numbers::log2e_v<float>;
-  }
-  const auto deltas = TESSERA_CHOOSE(Deltas<T>);
-  deltas(scratch.d_out, HeadRow<T>(op.out, b, begin, h), op.out.stride(1), rows, head_size,
-         scratch.deltas);
-}
-
 // factors[key - begin_key][row] of the rows [first_row, first_row + rows) of the mask, each
 // `sequence` long.
 void TransposedFactors(const DropoutMask& mask, int64_t first_row, int64_t sequence, int64_t rows,
@@ -211,69 +196,134 @@ void TransposedFactors(const DropoutMask& mask, int64_t first_row, int64_t seque
   }
 }
 
+// One task: the key/value head kv_head of sample b, on one thread.
+template <typename T>
+struct KvHeadTask {
+  const ops::AttentionBackward& op;
+  const AttentionShape& shape;
+  int64_t b;
+  int64_t kv_head;
+  int thread;
+  DropoutMask mask;
+  Scratch<T> scratch;
+};
+
+// Packs the task's keys and values, and clears their gradients.
+template <typename T>
+void TakeKeys(const KvHeadTask<T>& task) {
+  const int64_t sequence = task.shape.sequence, elements = sequence * task.shape.head_size;
+  PackHead<T>(task.op.k, task.b, 0, sequence, task.kv_head, task.scratch.k);
+  PackHead<T>(task.op.v, task.b, 0, sequence, task.kv_head, task.scratch.v);
+  std::fill(task.scratch.d_k, task.scratch.d_k + elements, 0.0f);
+  std::fill(task.scratch.d_v, task.scratch.d_v + elements, 0.0f);
+}
+
+// Prepares a block, the rows [begin, end) of query head h, for its products with keys.
+template <typename T>
+void TakeBlock(const KvHeadTask<T>& task, int64_t h, int64_t begin, int64_t end) {
+  const ops::AttentionBackward& op = task.op;
+  const AttentionShape& shape = task.shape;
+  const Scratch<T>& scratch = task.scratch;
+  const int64_t rows = end - begin, head_size = shape.head_size;
+  PackHead<T>(op.q, task.b, begin, end, h, scratch.q);
+  PackHead<T>(op.d_out, task.b, begin, end, h, scratch.d_out);
+  std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
+  const float* row_sums =
+      op.log_sum_exp.as<float>() + (task.b * shape.heads + h) * shape.sequence + begin;
+  for (int64_t row = 0; row < rows; ++row) {
+    scratch.log2_sums[row] = row_sums[row] * std::numbers::log2e_v<float>;
+  }
+  const auto deltas = TESSERA_CHOOSE(Deltas<T>);
+  deltas(scratch.d_out, HeadRow<T>(op.out, task.b, begin, h), op.out.stride(1), rows, head_size,
+         scratch.deltas);
+}
+
+// Adds the gradients that the block's rows and the keys [key, end_key), a chunk, make of each
+// other: to d_q of the block, and to d_k and d_v of the keys.
+template <typename T>
+void AddChunk(const KvHeadTask<T>& task, const Products& products, int64_t h, int64_t begin,
+              int64_t rows, int64_t key, int64_t end_key) {
+  const Scratch<T>& scratch = task.scratch;
+  const int64_t kv_offset = key * task.shape.head_size;
+  const bool drop = task.op.options.dropout_probability > 0;
+  products.scores->Run(task.thread, scratch.k + kv_offset, scratch.q, scratch.scores);
+  products.scores->Run(task.thread, scratch.v + kv_offset, scratch.d_out, scratch.d_p);
+  if (drop) {
+    const int64_t sequence = task.shape.sequence;
+    const int64_t first_row = (task.op.options.first_head + h) * sequence + begin;
+    TransposedFactors(task.mask, first_row, sequence, rows, key, end_key, scratch.row_factors,
+                      scratch.factors);
+  }
+  T* const p = reinterpret_cast<T*>(scratch.scores);
+  T* const d_s = reinterpret_cast<T*>(scratch.d_p);
+  const auto backward_keys = TESSERA_CHOOSE(BackwardKeys<T>);
+  backward_keys(scratch.scores, scratch.d_p, drop ? scratch.factors : nullptr, scratch.log2_sums,
+                scratch.deltas, end_key - key, key - begin, rows,
+                static_cast<float>(task.op.options.scale * std::numbers::log2e), p, d_s);
+  products.to_kv->Run(task.thread, p, scratch.d_out, scratch.d_v + kv_offset);
+  products.to_kv->Run(task.thread, d_s, scratch.q, scratch.d_k + kv_offset);
+  products.d_q->Run(task.thread, d_s, scratch.k + kv_offset, scratch.d_q);
+}
+
+// Stores [rows, head_size] of d_q, d_k or d_v, times a factor, from row `begin` of head h on.
+template <typename T>
+void StoreGradient(const KvHeadTask<T>& task, const float* gradient, float factor, int64_t begin,
+                   int64_t rows, int64_t h, const TensorView& to) {
+  const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
+  store_head_rows(gradient, nullptr, factor, rows, task.shape.head_size,
+                  HeadRow<T>(to, task.b, begin, h), to.stride(1));
+}
+
+// Runs a task with the products of each block with each chunk of its keys.
+template <typename T>
+void RunKvHead(const KvHeadTask<T>& task, const std::vector<std::vector<Products>>& products) {
+  const AttentionShape& shape = task.shape;
+  const float scale = static_cast<float>(task.op.options.scale);
+  TakeKeys(task);
+  for (int64_t h = task.kv_head * shape.group(); h < (task.kv_head + 1) * shape.group(); ++h) {
+    for (int64_t block = 0; block < shape.blocks(); ++block) {
+      const int64_t begin = shape.begin(block), end = shape.end(block);
+      TakeBlock(task, h, begin, end);
+      for (int64_t key = 0; key < end; key += kChunkKeys) {
+        AddChunk(task, products[block][key / kChunkKeys], h, begin, end - begin, key,
+                 std::min(end, key + kChunkKeys));
+      }
+      StoreGradient(task, task.scratch.d_q, scale, begin, end - begin, h, task.op.d_q);
+    }
+  }
+  StoreGradient(task, task.scratch.d_k, scale, 0, shape.sequence, task.kv_head, task.op.d_k);
+  StoreGradient(task, task.scratch.d_v, 1, 0, shape.sequence, task.kv_head, task.op.d_v);
+}
+
 }  // namespace
 
 void CpuBackend::Run(const ops::AttentionBackward& op) {
   const AttentionShape shape = AttentionShapeOf(op.q, op.k);
   if (op.q.elements() == 0) return;
-  const int64_t head_size = shape.head_size, sequence = shape.sequence;
   const bool drop = op.options.dropout_probability > 0;
-  const float scale = static_cast<float>(op.options.scale);
-  const float factor = static_cast<float>(op.options.scale * std::numbers::log2e);
-  // By block, and by chunk of its keys.
   std::vector<std::vector<Products>> products(shape.blocks());
   for (int64_t block = 0; block < shape.blocks(); ++block) {
     for (int64_t key = 0; key < shape.end(block); key += kChunkKeys) {
       products[block].push_back(MakeProducts(gemms_, op.q.dtype(),
                                              std::min(kChunkKeys, shape.end(block) - key),
-                                             shape.rows(block), head_size));
+                                             shape.rows(block), shape.head_size));
     }
   }
   WithType(op.q.dtype(), [&]<typename T>(T) {
-    const auto backward_keys = TESSERA_CHOOSE(BackwardKeys<T>);
-    const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
     const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
     workspace_.ReservePerThread(scratch_bytes);
-    pool_.ParallelFor(shape.batch * shape.kv_heads, [&](int64_t task, int thread) {
-      const int64_t b = task / shape.kv_heads, kv_head = task % shape.kv_heads;
-      const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);
-      const DropoutMask mask(op.options.dropout_stream, op.options.first_sample + b,
-                             op.options.dropout_probability);
-      PackHead<T>(op.k, b, 0, sequence, kv_head, scratch.k);
-      PackHead<T>(op.v, b, 0, sequence, kv_head, scratch.v);
-      std::fill(scratch.d_k, scratch.d_k + sequence * head_size, 0.0f);
-      std::fill(scratch.d_v, scratch.d_v + sequence * head_size, 0.0f);
-      for (int64_t h = kv_head * shape.group(); h < (kv_head + 1) * shape.group(); ++h) {
-        for (int64_t block = 0; block < shape.blocks(); ++block) {
-          const int64_t begin = shape.begin(block), end = shape.end(block), rows = end - begin;
-          TakeBlock(op, shape, b, h, begin, end, scratch);
-          for (int64_t key = 0; key < end; key += kChunkKeys) {
-            const Products& product = products[block][key / kChunkKeys];
-            const int64_t last_key = std::min(end, key + kChunkKeys), kv_offset = key * head_size;
-            product.scores->Run(thread, scratch.k + kv_offset, scratch.q, scratch.scores);
-            product.scores->Run(thread, scratch.v + kv_offset, scratch.d_out, scratch.d_p);
-            if (drop) {
-              const int64_t first_row = (op.options.first_head + h) * sequence + begin;
-              TransposedFactors(mask, first_row, sequence, rows, key, last_key, scratch.row_factors,
-                                scratch.factors);
-            }
-            T* const p = reinterpret_cast<T*>(scratch.scores);
-            T* const d_s = reinterpret_cast<T*>(scratch.d_p);
-            backward_keys(scratch.scores, scratch.d_p, drop ? scratch.factors : nullptr,
-                          scratch.log2_sums, scratch.deltas, last_key - key, key - begin, rows,
-                          factor, p, d_s);
-            product.to_kv->Run(thread, p, scratch.d_out, scratch.d_v + kv_offset);
-            product.to_kv->Run(thread, d_s, scratch.q, scratch.d_k + kv_offset);
-            product.d_q->Run(thread, d_s, scratch.k + kv_offset, scratch.d_q);
-          }
-          store_head_rows(scratch.d_q, nullptr, scale, rows, head_size,
-                          HeadRow<T>(op.d_q, b, begin, h), op.d_q.stride(1));
-        }
-      }
-      store_head_rows(scratch.d_k, nullptr, scale, sequence, head_size,
-                      HeadRow<T>(op.d_k, b, 0, kv_head), op.d_k.stride(1));
-      store_head_rows(scratch.d_v, nullptr, 1, sequence, head_size,
-                      HeadRow<T>(op.d_v, b, 0, kv_head), op.d_v.stride(1));
+    pool_.ParallelFor(shape.batch * shape.kv_heads, [&](int64_t index, int thread) {
+      const int64_t b = index / shape.kv_heads;
+      const KvHeadTask<T> task = {
+          op,
+          shape,
+          b,
+          index % shape.kv_heads,
+          thread,
+          DropoutMask(op.options.dropout_stream, op.options.first_sample + b,
+                      op.options.dropout_probability),
+          {workspace_.OfThread<char>(thread, scratch_bytes), shape, drop}};
+      RunKvHead(task, products);
     });
   });
 }
