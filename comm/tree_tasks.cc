@@ -7,8 +7,9 @@
 namespace tessera {
 namespace {
 
-// The binomial tree over v = (rank - root) mod P: v's parent is v without its lowest bit; its
-// subtree is [v, v + lowest bit).
+// The tree along which data goes from the root to all ranks, or back: a binomial tree, in which a
+// rank has at most log2(P) children. Ranks are numbered from the root on, v = (rank - root) mod P.
+// The parent of v is v without its lowest bit, and its subtree is [v, v + lowest bit).
 class TreeTask : public Task {
  protected:
   explicit TreeTask(int root) : root_(root) {}

@@ -43,7 +43,7 @@ class SendTask final : public NcclTask {
 
   absl::StatusOr<bool> Agree() override {
     if (!answered_->done) return false;
-    // The receiver has copied the message already.
+    // A message to this rank: the receiver copies it before it answers.
     if (destination_ == rank()) return outstanding() == 0;
     std::unique_ptr<NcclLane>& lane = outgoing_[destination_];
     if (lane == nullptr) {

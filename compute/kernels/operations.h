@@ -21,13 +21,17 @@
 
 namespace tessera {
 
-// The position of a dropout operand in the LOGICAL tensor of one sample, so that the mask does not
-// depend on how samples and channels are distributed. Element (row r, column c) of a [R, C] operand
-// is row g = row_offset + r of the micro-batch, whose row 0 is the first of sample first_sample. It
-// belongs to sample first_sample + g / rows_per_sample and has index (g % rows_per_sample) *
-// global_columns + column_offset + c. The sample's stream is `stream` with stream.stream =
-// MixCoordinates(stream.stream, sample). An element is kept where RandomUniform(sample's stream,
-// index) >= probability, and is then multiplied by 1 / (1 - probability).
+// Dropout sets random elements to zero and scales up the others. Whether an element is kept depends
+// on its place in the LOGICAL tensor of its sample, not on how samples and channels are
+// distributed. For element (row r, column c) of an operand [R,C]:
+//
+// - its row in the micro-batch is g = row_offset + r, where row 0 is the first of first_sample;
+// - its sample is first_sample + g / rows_per_sample, and its index in the sample is
+//   (g % rows_per_sample) * global_columns + column_offset + c;
+// - the sample's stream is `stream` with stream.stream = MixCoordinates(stream.stream, sample).
+//
+// The element is kept if RandomUniform(sample's stream, index) >= probability, and is then
+// multiplied by 1 / (1 - probability).
 struct Dropout {
   double probability = 0;  // 0: the operation is the identity
   RandomStream stream;     // the stream of the step and site
@@ -75,23 +79,24 @@ namespace ops {
 
 // --- movement ------------------------------------------------------------------------------------
 
-// x[...] = value. Any strides, any dtype.
+// Sets every element of x to a value: x[...] = value. Any strides, any dtype.
 struct Fill {
   TensorView x;
   double value = 0;
 };
 
-// to = from. Any strides, any two floating dtypes (round to nearest even), or equal dtypes.
+// Copies, and converts between floating dtypes: to = from. Any strides, any two floating dtypes
+// (round to nearest even), or equal dtypes.
 struct Copy {
   TensorView from, to;
 };
 
-// out = a + b, elementwise, contiguous; out may be a or b.
+// Adds element by element: out = a + b. All contiguous; out may be a or b.
 struct Add {
   TensorView a, b, out;
 };
 
-// x *= factor; contiguous.
+// Multiplies every element in place: x *= factor. x is contiguous.
 struct Scale {
   TensorView x;
   double factor = 1;
@@ -99,6 +104,7 @@ struct Scale {
 
 // --- matrix products -----------------------------------------------------------------------------
 
+// The product of two matrices, to which a bias and the previous c can be added:
 // c[M,N] = a[M,K] b[K,N] (+ bias[N]) (+ c when accumulate). a, b: views in which either dim is
 // dense (so Transpose(0, 1) gives the transposed product). dtypes: a and b compute dtype; c compute
 // dtype or fp32; bias compute dtype.
@@ -108,25 +114,26 @@ struct MatMul {
   TensorView bias = {};
 };
 
-// c[M,N] (fp32) = sum of the products a[M,K] b[K,N], each rounded to c's dtype before it is added,
-// in the tree T(0, n) of communicator.h's ReduceOp. The result is bitwise that of n calls of MatMul
-// into separate buffers that are then added, without the memory traffic: c is a tensor-parallel sum
-// over the shards of one process. All products have the same shapes, strides and dtypes; n >= 1.
+// A tensor-parallel sum over the shards of one process: c[M,N] (fp32) = the sum of n products
+// a[M,K] b[K,N]. Each product is rounded to c's dtype before it is added, in the tree T(0, n) of
+// communicator.h's ReduceOp. The result is bitwise that of n calls of MatMul into separate buffers
+// that are then added, without the memory traffic. All products have the same shapes, strides and
+// dtypes; n >= 1.
 struct MatMulTree {
   std::span<const MatMulOperands> products;
   TensorView c;
 };
 
-// pre[M,N] = a b (+ bias), as MatMul does, and act[M,N] = GELU(pre); both contiguous and of the
-// compute dtype. This definition has the bits of MatMul and GELU. A backend may instead take the
-// GELU before the product is rounded to `pre`; the result is still a pure function of operands,
-// shapes and strides.
+// A product and the activation after it: pre[M,N] = a b (+ bias), as MatMul does, and act[M,N] =
+// GELU(pre). Both are contiguous and of the compute dtype. This definition has the bits of MatMul
+// and GELU. A backend may instead take the GELU before the product is rounded to `pre`; the result
+// is still a pure function of operands, shapes and strides.
 struct MatMulGelu {
   TensorView a, b, bias, pre, act;
 };
 
-// d_pre[M,N] = a b times the derivative of GELU at pre[M,N]: the gradient of MatMulGelu's product,
-// where a b is the gradient of its result. The rules of MatMulGelu hold.
+// The gradient of MatMulGelu's product, where a b is the gradient of its result: d_pre[M,N] = a b
+// times the derivative of GELU at pre[M,N]. The rules of MatMulGelu hold.
 //
 // The result of the operation is whether a backend has also done, in the same pass over d_pre, what
 // SumRows({d_pre, d_bias, accumulate}) does, with its bits. Otherwise d_bias (fp32, [N], may be
@@ -137,9 +144,9 @@ struct MatMulGeluBackward {
   bool accumulate = false;
 };
 
-// c[M,N] (fp32) = a[M,K] b[K,N] (+ c when accumulate). sums (fp32) = the sums over K of b, [N], or
-// without sums_b of a, [M] (+ sums when accumulate). These are the gradients of a weight and of a
-// bias, from the layer's input and the gradient of its output, which is summed.
+// The gradients of a weight and of a bias, from the layer's input and the gradient of its output,
+// which is summed: c[M,N] (fp32) = a[M,K] b[K,N] (+ c when accumulate). sums (fp32) = the sums over
+// K of b, [N], or without sums_b of a, [M] (+ sums when accumulate).
 //
 // This definition has the bits of MatMul and SumRows. A backend may add the sums in another order;
 // they are still fp32, and a pure function of operands, shapes and strides.
@@ -149,13 +156,13 @@ struct MatMulSums {
   bool accumulate = false;
 };
 
-// out[R,C] (compute dtype) = x[R,C] (fp32) + bias[C] (out's dtype; may be empty), rounded once. out
-// may be x where the dtypes are equal.
+// Adds a bias to every row and rounds once: out[R,C] (compute dtype) = x[R,C] (fp32) + bias[C]
+// (out's dtype; may be empty). out may be x where the dtypes are equal.
 struct AddBias {
   TensorView x, bias, out;
 };
 
-// out[N] (fp32) = sum over rows of x[R,N] (+ out when accumulate).
+// The gradient of a bias: out[N] (fp32) = the sum over rows of x[R,N] (+ out when accumulate).
 struct SumRows {
   TensorView x, out;
   bool accumulate = false;
@@ -163,8 +170,8 @@ struct SumRows {
 
 // --- embeddings ----------------------------------------------------------------------------------
 
-// out[R,C] = table[ids[R] - first_id, :], zero where the id lies outside [first_id, first_id + V)
-// (vocabulary-parallel).
+// Looks up a row of the table for each id: out[R,C] = table[ids[R] - first_id, :]. A row is zero if
+// its id lies outside [first_id, first_id + V): another rank has the row (vocabulary-parallel).
 struct EmbeddingForward {
   TensorView table, ids;
   int64_t first_id = 0;
@@ -175,7 +182,8 @@ struct EmbeddingForward {
 // unit, rows are added in order; the units' sums are added in the tree T(0, units) of
 // communicator.h's ReduceOp.
 
-// d_table[V,C] (fp32) += sums of d_out rows by id, rows of one id added in row order, in units.
+// The gradient of an embedding: d_table[V,C] (fp32) += the sums of d_out's rows by id. Rows of one
+// id are added in row order, in units.
 struct EmbeddingBackward {
   TensorView d_out, ids;
   int64_t first_id = 0;
@@ -183,15 +191,15 @@ struct EmbeddingBackward {
   int64_t units = 1;
 };
 
-// x[R,C] += table[r % sequence, :]  (learned positions), in place.
+// Adds learned positions in place: x[R,C] += table[r % sequence, :].
 struct AddPositions {
   TensorView table;
   int64_t sequence = 0;
   TensorView x;
 };
 
-// d_table[T,C] (fp32) = sums of d_x over the batch, in units (+ d_table when accumulate). Rows of
-// the table past the sequence get a gradient of zero.
+// The gradient of learned positions: d_table[T,C] (fp32) = the sums of d_x over the batch, in units
+// (+ d_table when accumulate). Rows of the table past the sequence get a gradient of zero.
 struct AddPositionsBackward {
   TensorView d_x;
   int64_t sequence = 0;
@@ -209,8 +217,8 @@ struct LayerNormForward {
   TensorView out, mean, rstd;
 };
 
-// d_x = gradient (+ d_x when accumulate_dx: for the residual add). d_weight, d_bias [C] (fp32)
-// likewise, when accumulate.
+// The gradients of LayerNorm. They replace d_x, or are added to it with accumulate_dx, for the
+// residual add. They replace d_weight and d_bias, [C] (fp32), or are added with accumulate.
 struct LayerNormBackward {
   TensorView d_out, x, weight, mean, rstd, d_x;
   bool accumulate_dx = false;
@@ -257,7 +265,8 @@ struct GeluBackward {
   TensorView d_out, x, d_x;
 };
 
-// gate_up [R, 2F] holds gate in columns [0, F) and up in [F, 2F). out[R,F] = silu(gate) * up.
+// The activation of Llama's feed-forward layer: out[R,F] = silu(gate) * up. gate_up [R,2F] holds
+// gate in columns [0, F) and up in [F, 2F).
 struct SwiGluForward {
   TensorView gate_up, out;
 };
@@ -266,7 +275,7 @@ struct SwiGluBackward {
   TensorView d_out, gate_up, d_gate_up;
 };
 
-// x[R,C] = dropout(x), in place; backward is the same call on the gradient.
+// Applies dropout to x[R,C] in place. The backward pass is the same call on the gradient.
 struct ApplyDropout {
   Dropout dropout;
   TensorView x;
@@ -274,16 +283,17 @@ struct ApplyDropout {
 
 // --- attention -----------------------------------------------------------------------------------
 
-// Rotates x [B,T,H,D] in place by position: pairs (i, i + D/2), as Hugging Face's Llama does; cos,
-// sin [T, D/2] fp32. inverse: the backward pass.
+// Rotary positions: rotates x [B,T,H,D] in place by position, in pairs (i, i + D/2) of a head as in
+// Hugging Face's Llama. cos, sin [T, D/2] fp32. inverse: the backward pass.
 struct Rope {
   TensorView cos, sin;
   bool inverse = false;
   TensorView x;
 };
 
-// out[B,T,H,D]; log_sum_exp[B,H,T] (fp32) is written for the backward pass. On the CPU k and v may
-// have more tokens than q, whose rows are then the last ones (no dropout).
+// Attention, see AttentionOptions: out[B,T,H,D]. log_sum_exp[B,H,T] (fp32) is written for the
+// backward pass. On the CPU k and v may have more tokens than q, whose rows are then the last ones
+// (no dropout).
 struct AttentionForward {
   AttentionOptions options;
   TensorView q, k, v, out, log_sum_exp;

@@ -183,7 +183,8 @@ void BucketSum::Reset() {
 }
 
 int64_t MaxOpenTerms(int64_t contributions, bool tree) {
-  // Open subtrees: those of the contributions so far, by powers of two.
+  // Adds contributions one by one, as AddTerm() does, and counts the subtrees that are open at
+  // once.
   std::vector<int64_t> terms;
   size_t most = 1;
   for (int64_t i = 0; i < contributions; ++i) {

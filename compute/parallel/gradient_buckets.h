@@ -1,8 +1,10 @@
 #ifndef TESSERA_COMPUTE_PARALLEL_GRADIENT_BUCKETS_H_
 #define TESSERA_COMPUTE_PARALLEL_GRADIENT_BUCKETS_H_
 
-// The gradient space of a stage; its buckets, the units of reduction; the pieces of a bucket, one
-// per data-parallel rank, the units of ZeRO ownership; and the memory and the sum of a bucket.
+// How the gradients of a pipeline stage are divided. The gradient space has all of them, one behind
+// the other. It is cut into buckets, each of which is reduced over the data-parallel ranks as soon
+// as it is complete. A bucket is cut into pieces, one for each of these ranks: with ZeRO, the rank
+// owns it.
 
 #include <array>
 #include <cstdint>

@@ -87,6 +87,7 @@ class GradientNorm {
   absl::StatusOr<Runs> MakeRuns();
   static absl::StatusOr<std::vector<Runs>> ExchangeRuns(const Runs& mine, Communicator* group);
   absl::Status PlanOwners(const std::vector<Runs>& ranks, Communicator* group);
+  // Lists the subtrees of the canonical tree that this rank's parts of gradients are, as slices.
   void PlanTrees();
   // Plans an exchange, and replaces this rank's runs by those of the whole group.
   static absl::StatusOr<Exchange> PlanExchange(Communicator* group, Runs* runs);

@@ -7,9 +7,10 @@
 
 namespace tessera {
 
-// Sums in fp64 over the binary tree T(0, n), however its leaves are distributed. In this tree, T(a,
-// b) = T(a, m) + T(m, b), and m is a plus the largest power of two below b - a. ReduceOp
-// (comm/communicator.h) has the same tree over ranks.
+// Sums of n numbers in fp64 that have the same bits however the numbers are distributed over ranks.
+// They are added in one fixed binary tree, T(0, n), whose leaves are the numbers. Each part of the
+// tree is split in two: T(a, b) = T(a, m) + T(m, b), where m is a plus the largest power of two
+// below b - a. ReduceOp (comm/communicator.h) has the same tree over ranks.
 //
 // If each of several owners holds a run of the leaves, it contributes the sums of the largest
 // subtrees inside its run, at most 2 log2(n) numbers. Those of all owners give T(0, n), with the

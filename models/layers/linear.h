@@ -54,7 +54,7 @@ class Linear {
   WeightLayout layout_;
 };
 
-// Legend: R rows, U columns before, F columns after.
+// In the shapes below: R rows, U columns of the up-projection, F columns after the activation.
 
 // The nonlinearity of an MLP.
 enum class Activation {

@@ -1,4 +1,5 @@
-// out = dropout(softmax(scale * q k^T)) v, causal. See attention.h.
+// The forward pass of causal attention: each query's scores of the keys become probabilities, which
+// weight the values: out = dropout(softmax(scale * q k^T)) v. See attention.h.
 //
 // All scores of a block of rows are held at once ([Q, end] fp32), so that the softmax is the plain
 // one and each product is one oneDNN call. Probabilities enter the second product before they are

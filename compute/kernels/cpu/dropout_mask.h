@@ -7,8 +7,9 @@
 
 namespace tessera {
 
-// The elements of one sample that a dropout keeps, and their factor: RandomUniform(stream, index)
-// >= probability, sixteen Philox blocks at a time.
+// Decides which elements of one sample a dropout keeps, and by what it multiplies them. An element
+// is kept if RandomUniform(stream, index) >= probability, which is computed for sixteen Philox
+// blocks at a time.
 class DropoutMask {
  public:
   // `stream` is the one before the sample is mixed in.

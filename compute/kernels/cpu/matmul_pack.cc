@@ -99,6 +99,7 @@ void PackColumns(const BFloat16* b, int64_t leading, bool transposed, int64_t de
   }
 }
 
+// to[row][k] = from[k][row], for `rows` rows and `depth` values of k, a multiple of 2 * kSquare.
 void TransposeRows(const BFloat16* from, int64_t leading, int64_t rows, int64_t depth,
                    BFloat16* to) {
   for (int64_t k = 0; k < depth; k += 2 * kSquare) {

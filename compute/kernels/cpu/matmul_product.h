@@ -13,11 +13,12 @@
 
 namespace tessera {
 
-// A product to compute in tiles of c: c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c). With several terms,
-// c (fp32) is the sum of their products in a tree, cut as one of them is, so that every term has
-// the bits that it has alone. The cut of oneDNN's products is a pure function of shapes, dtypes and
-// layouts, never of the thread count, since it changes bits; the cut of our own products changes
-// none.
+// A matrix product, or a sum of several, that is cut into tiles of its result for the threads:
+// c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c). With several terms, c (fp32) is the sum of their
+// products in a tree. It is cut as one of them is, so every term has the bits that it has alone.
+//
+// The cut of our own products changes no bit. That of oneDNN's does, so it is a pure function of
+// shapes, dtypes and layouts, never of the thread count.
 struct Product {
   std::span<const MatMulOperands> terms;  // of one layout
   TensorView c;

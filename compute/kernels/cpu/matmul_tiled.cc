@@ -1,6 +1,6 @@
-// c[M,N] = a[M,K] b[K,N], cut into tiles of c. A tile is one call over the whole of K on one
-// thread: the result of such a call depends on its shape and operands alone, and so does the
-// product's.
+// Matrix products, c[M,N] = a[M,K] b[K,N], cut into tiles of c that threads compute. A tile is one
+// call over the whole of K on one thread. The result of such a call depends on its shape and
+// operands alone, and so does the product's.
 
 #include <glog/logging.h>
 

@@ -1,9 +1,9 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_TREE_STEPS_H_
 #define TESSERA_COMPUTE_KERNELS_CPU_GEMM_TREE_STEPS_H_
 
-// Sums in the tree T(0, n) of communicator.h's ReduceOp, of terms that are computed one after the
-// other. Partial sums are kept on levels, one per set bit of the number of terms, with the largest
-// part of the tree on level 0.
+// Sums of terms that are computed one after the other, in the tree T(0, n) of communicator.h's
+// ReduceOp. Only the partial sums that later terms need are kept, each on a level: one for each set
+// bit of the number of terms so far, with the largest part of the tree on level 0.
 
 #include <algorithm>
 #include <bit>
