@@ -5,13 +5,18 @@
 
 namespace tessera {
 
+// Does not throw: without memory for the message, it is empty.
 absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action) {
   const auto* const known = dynamic_cast<const NoMemory*>(&error);
   if (known != nullptr && !known->error().ok()) return known->error();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("not enough memory", action.empty() ? "" : " to ", View(action), ": ",
-                   known != nullptr ? known->what() : "the system gives no more",
-                   "; the limit may be the machine's, the control group's or that of ulimit -v"));
+  try {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("not enough memory", action.empty() ? "" : " to ", View(action), ": ",
+                     known != nullptr ? known->what() : "the system gives no more",
+                     "; the limit may be the machine's, the control group's or that of ulimit -v"));
+  } catch (const std::bad_alloc&) {
+    return absl::Status(absl::StatusCode::kResourceExhausted, "");  // which takes no memory
+  }
 }
 
 }  // namespace tessera

@@ -19,6 +19,7 @@
 #include "base/files.h"
 #include "base/mutex.h"
 #include "base/no_memory.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -49,31 +50,36 @@ absl::Status NoThread(const std::string& reason) {
 }  // namespace
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
-  if (!TakeThread()) return NoThread(std::generic_category().message(EAGAIN));
-  try {
-    return std::thread([body = std::move(body)] {
-      try {
-        body();
-      } catch (const std::bad_alloc& error) {
-        EndProcess(error);
-      }
-    });
-  } catch (const std::bad_alloc&) {
-    return NoThread("not enough memory");
-  } catch (const std::system_error& error) {
-    return NoThread(error.code().message());
-  }
+  return CatchNoMemory("start a thread", [&]() -> absl::StatusOr<std::thread> {
+    if (!TakeThread()) return NoThread(std::generic_category().message(EAGAIN));
+    try {
+      return std::thread([body = std::move(body)] {
+        try {
+          body();
+        } catch (const std::bad_alloc& error) {
+          EndProcess(error);
+        }
+      });
+    } catch (const std::system_error& error) {
+      return NoThread(error.code().message());
+    }
+  });
 }
 
 std::vector<std::thread> StartThreads(int count, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   if (count <= 0) return threads;
-  threads.reserve(count);
-  for (int i = 0; i < count; ++i) {
-    absl::StatusOr<std::thread> thread = StartThread([body, i] { body(i); });
-    if (!thread.ok()) break;
-    threads.push_back(*std::move(thread));
-  }
+  CatchNoMemory("",
+                [&] {  // also to copy `body`
+                  threads.reserve(count);
+                  for (int i = 0; i < count; ++i) {
+                    TESSERA_ASSIGN_OR_RETURN(std::thread thread,
+                                             StartThread([body, i] { body(i); }));
+                    threads.push_back(std::move(thread));
+                  }
+                  return absl::OkStatus();
+                })
+      .IgnoreError();
   return threads;
 }
 

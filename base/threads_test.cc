@@ -4,12 +4,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <fstream>
+#include <functional>
 #include <new>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "base/fail_allocation.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 
@@ -73,6 +78,36 @@ TEST_F(ThreadsTest, ALimitOfTheSystem) {
   EXPECT_EQ(status, 0);
 }
 #endif
+
+// Every thread that was started is in the result, wherever memory ends.
+TEST_F(ThreadsTest, StartsAsManyAsThereIsMemoryFor) {
+  bool happened = true;
+  size_t fewest = 4;
+  for (int64_t allocation = 0; happened; ++allocation) {
+    std::atomic<int> ran = 0;
+    const std::function<void(int)> body = [&](int) { ++ran; };
+    std::vector<std::thread> threads;
+    {
+      const FailAllocation fail(FailAllocation::Of::kThisThread, allocation);
+      threads = StartThreads(4, body);
+      happened = fail.happened();
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(ran, threads.size());
+    EXPECT_EQ(threads.size() < 4, happened);
+    fewest = std::min(fewest, threads.size());
+  }
+  EXPECT_EQ(fewest, 0);
+}
+
+TEST_F(ThreadsTest, MissingMemoryIsAStatusEvenWithoutMemoryForItsMessage) {
+  absl::Status status;
+  {
+    const FailAllocation fail(FailAllocation::Of::kThisThread, 0, /*and_later=*/true);
+    status = StartThread([] {}).status();
+  }
+  EXPECT_EQ(status, absl::Status(absl::StatusCode::kResourceExhausted, ""));
+}
 
 TEST_F(ThreadsTest, MissingMemoryIsATasksError) {
   for (const int workers : {1, 3}) {
