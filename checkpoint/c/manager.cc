@@ -1,7 +1,6 @@
 // The checkpoints of a job.
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,8 +34,8 @@ absl::StatusOr<SaveScheduleOptions> ScheduleOf(const tessera_manager_options& fr
   TESSERA_RETURN_IF_ERROR(CheckSeconds(from.exit_after_seconds, "exit_after_seconds"));
   SaveScheduleOptions schedule = {.interval_steps = from.interval_steps,
                                   .interval = absl::Seconds(from.interval_seconds),
-                                  .rolling_interval_steps = from.rolling_interval_steps};
-  schedule.last_step = from.last_step > 0 ? from.last_step : std::numeric_limits<int64_t>::max();
+                                  .rolling_interval_steps = from.rolling_interval_steps,
+                                  .last_step = from.last_step};
   schedule.saves = from.never_saves == 0;
   if (from.exit_after_seconds > 0) schedule.exit_after = absl::Seconds(from.exit_after_seconds);
   return schedule;

@@ -192,8 +192,8 @@ class CheckpointManager {
 
   // Begins the job's steps after `step`, and its time. TryResume() calls Begin(). Call it again if
   // the job has loaded its state from elsewhere, or has built something since, whose time does not
-  // count. `last_step` replaces the schedule's, for a job that counts its steps from where it
-  // resumes.
+  // count. `last_step` replaces the schedule's (0: none), for a job that counts its steps from
+  // where it resumes.
   virtual void Begin(int64_t step, std::optional<int64_t> last_step = std::nullopt) = 0;
 
   // Does what the other TrySave() does; calls `describe` only if the step is saved.

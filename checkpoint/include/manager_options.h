@@ -32,7 +32,7 @@ struct SaveScheduleOptions {
   int64_t rolling_interval_steps = 0;
 
   // Ends of the run, each of which saves a permanent checkpoint.
-  int64_t last_step = 0;
+  int64_t last_step = 0;            // 0: none
   bool saves_last_step = true;      // false: it is saved like any other step
   int64_t exit_interval_steps = 0;  // at the first step that is a multiple of this; 0: never
   absl::Duration exit_after = absl::InfiniteDuration();

@@ -103,7 +103,7 @@ KnownFacts Decode(int64_t step, const StepFacts& sum) {
 }
 
 EndReason SaveSchedule::End(const KnownFacts& facts) const {
-  if (facts.step >= options_.last_step) return EndReason::kLastStep;
+  if (options_.last_step > 0 && facts.step >= options_.last_step) return EndReason::kLastStep;
   if (facts.stop_signal != 0) return EndReason::kSignal;
   if (facts.program_ends) return EndReason::kProgram;
   if (facts.stop_file == StopFileAsks::kSaveAndEnd) return EndReason::kStopFile;

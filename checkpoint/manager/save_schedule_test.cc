@@ -73,6 +73,12 @@ TEST(SaveScheduleTest, IntervalAndLastStep) {
             (Decisions{{5, "permanent"}, {10, "permanent last"}}));
 }
 
+TEST(SaveScheduleTest, WithoutALastStepNoStepIsTheLast) {
+  EXPECT_EQ(Schedule({.interval_steps = 4}).To(9).decisions,
+            (Decisions{{4, "permanent"}, {8, "permanent"}}));
+  EXPECT_EQ(Schedule({}).To(9).decisions, Decisions());
+}
+
 TEST(SaveScheduleTest, EnableSaveCkptFalseSavesNothingAndEndsAllTheSame) {
   SaveScheduleOptions options{.saves = false,
                               .interval_steps = 2,
