@@ -34,6 +34,9 @@ absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder,
 // keys are logical names. Master weights ("<name>.master") take the place of rounded weights.
 absl::StatusOr<LogicalState> ReadFp32State(const std::string& path);
 
+// Returns the path of a checkpoint below tests/interop.
+inline std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
+
 struct ContinuedRun {
   LogicalState state;          // as loaded
   std::vector<double> losses;  // of the next two steps

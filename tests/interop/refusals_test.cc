@@ -1,139 +1,42 @@
 // Checkpoints of other frameworks that are damaged, incomplete or do not fit together: each is
 // refused with a message that names the cause.
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <ostream>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_replace.h"
 #include "base/testing.h"
 #include "convert/open_foreign.h"
-#include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/interop/changed_copies.h"
 #include "tests/interop/foreign_run.h"
-#include "tests/support/command.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::All;
+using testing::Change;
+using testing::CopyFrom;
+using testing::CopyWithin;
+using testing::Edit;
+using testing::EditJson;
+using testing::Exchange;
+using testing::Fixture;
+using testing::FlipTensor;
 using ::testing::HasSubstr;
-
-// What is done to the copy of a checkpoint.
-using Change = std::function<void(const fs::path& copy)>;
-
-constexpr auto kReplace = fs::copy_options::recursive | fs::copy_options::overwrite_existing;
-
-std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
-
-Change Remove(const std::vector<std::string>& names) {
-  return [names](const fs::path& copy) {
-    for (const std::string& name : names) EXPECT_GT(fs::remove_all(copy / name), 0) << name;
-  };
-}
-
-// Copies a file or folder of another fixture, or of the copy itself.
-Change CopyFrom(const std::string& fixture, const std::string& to) {
-  return [=](const fs::path& copy) { fs::copy(Fixture(fixture), copy / to, kReplace); };
-}
-Change CopyWithin(const std::string& from, const std::string& to) {
-  return [=](const fs::path& copy) { fs::copy(copy / from, copy / to, kReplace); };
-}
-
-Change Exchange(const std::string& a, const std::string& b) {
-  return [=](const fs::path& copy) {
-    fs::rename(copy / a, copy / "exchanged");
-    fs::rename(copy / b, copy / a);
-    fs::rename(copy / "exchanged", copy / b);
-  };
-}
-
-Change Write(const std::string& name, const std::string& contents) {
-  return [=](const fs::path& copy) {
-    std::ofstream(copy / name, std::ios::binary | std::ios::trunc) << contents;
-  };
-}
-
-// Changes the contents of a file, whose checksums are then left out where it has some.
-Change Edit(const std::string& name, const std::function<void(std::string& contents)>& edit) {
-  return [=](const fs::path& copy) {
-    std::string contents = ReadFile(copy / name);
-    const std::string before = contents;
-    edit(contents);
-    EXPECT_NE(contents, before) << name;
-    Write(name, ckpt::convert::WithoutChecksums(std::move(contents)))(copy);
-  };
-}
-
-Change Replace(const std::string& name, const std::string& from, const std::string& to) {
-  return Edit(name, [=](std::string& contents) {
-    contents = absl::StrReplaceAll(contents, {{from, to}});
-  });
-}
-
-Change EditJson(const std::string& name, const std::function<void(nlohmann::json& json)>& edit) {
-  return Edit(name, [=](std::string& contents) {
-    nlohmann::json json = nlohmann::json::parse(contents);
-    edit(json);
-    contents = json.dump();
-  });
-}
-
-// Flips a bit of the elements of a tensor, which are found by their bytes.
-Change FlipTensor(const std::string& name, const std::string& oracle, const std::string& tensor) {
-  return Edit(name, [=](std::string& contents) {
-    ASSERT_OK_AND_ASSIGN(const auto state, testing::ReadFp32State(Fixture(oracle)));
-    const auto& bytes = state.at(tensor).bytes;
-    const size_t at =
-        contents.find(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-    ASSERT_NE(at, contents.npos);
-    contents[at] ^= 1;
-  });
-}
-
-// Sets a small number, which follows its name in a pickle.
-Change SetNumber(const std::string& name, const std::string& key, char from, char to) {
-  return Edit(name, [=](std::string& contents) {
-    const size_t value = contents.find(std::string("K") + from, contents.find(key));
-    ASSERT_NE(value, contents.npos);
-    contents[value + 1] = to;
-  });
-}
-
-// A size of a bucket without padding, which releases up to 0.10 need.
-Change SetBucketSize(uint16_t size) {
-  return Edit("__0_0.distcp", [=](std::string& contents) {
-    const std::string stored("\x80\x04M\x18\x04M\x40\x04", 8);  // of 1152, 1048, 1088
-    const size_t at = contents.find(stored);
-    ASSERT_NE(at, contents.npos);
-    contents[at] = static_cast<char>(size & 0xff);
-    contents[at + 1] = static_cast<char>(size >> 8);
-  });
-}
-
-Change All(const std::vector<Change>& changes) {
-  return [changes](const fs::path& copy) {
-    for (const Change& change : changes) change(copy);
-  };
-}
-
-struct Refusal {
-  std::string name;
-  std::string checkpoint;  // below tests/interop/
-  Change change;
-  std::vector<std::string> said;  // parts of the message
-};
-
-std::ostream& operator<<(std::ostream& out, const Refusal& refusal) { return out << refusal.name; }
+using testing::Refusal;
+using testing::Remove;
+using testing::Replace;
+using testing::SetBucketSize;
+using testing::SetNumber;
+using testing::Write;
 
 std::vector<Refusal> DeepSpeedRefusals() {
   const std::string step = "global_step3/", zero2 = "deepspeed/zero2_bf16",

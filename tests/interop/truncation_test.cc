@@ -24,9 +24,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AnyOf;
+using testing::Fixture;
 using ::testing::HasSubstr;
-
-std::string Fixture(const std::string& name) { return "tests/interop/" + name; }
 
 // Any one file of a checkpoint, cut at any of a few places.
 struct Truncated {
