@@ -7,6 +7,7 @@ format.py check | fix
 added to git included.
 """
 
+import collections
 import concurrent.futures
 import os
 import pathlib
@@ -17,15 +18,24 @@ import sys
 
 sys.dont_write_bytecode = True  # the test leaves nothing in the source tree
 import local_names  # pylint: disable=wrong-import-position
+import named_tests  # pylint: disable=wrong-import-position
 import std_includes  # pylint: disable=wrong-import-position
 
 MAX_FILE_BYTES = 1000000
 MAX_COLUMNS = 100
-# Of a product's source. Longer ones hold two things: each gets a file, a name and a header.
+# Of a source, tests included. Longer ones hold two things: each gets a file and a name.
 MAX_LINES = 500
 LONGER = ("checkpoint/c/tessera_checkpoint.h",  # one public header
+          "compute/kernels/cuda/device_backend_test.cc",  # one backend, over its fake library
+          "compute/kernels/cuda/testing/simt_host.cc",  # one machine
           "trainer/config/config.proto")  # the settings, each with its help
-TEST_CODE = re.compile(r"_test\.cc$|(^|/)(testing|tests)/")
+# Of a folder at the top, so that it can be read in a day: C++ and messages, without what is for
+# tests. The C interface and the group over MPI are rooms of their own.
+MAX_ROOM_LINES = 20000
+LARGER_ROOMS = {"convert": 22000}  # ten formats
+PRODUCT = re.compile(r"\.(cc|h|proto)$")
+NO_PRODUCT = re.compile(r"_test\.|_fuzz\.|(^|/)(testing|testdata|tests|examples)/|"
+                        r"^checkpoint/(c|mpi)/")
 # Packages that any other may use.
 LIBRARIES = ("base/", "checkpoint/c/", "checkpoint/mpi/", "comm/", "convert/", "layout/",
              "storage/", "tensor/", "tests/worlds/power/")
@@ -144,13 +154,25 @@ def file_faults(name):
     if name.endswith((".h", ".cuh")):
         yield from header_guard_faults(name, text)
     if CPP.search(name):
-        if (text.count("\n") > MAX_LINES and name not in LONGER and not TEST_CODE.search(name)):
+        if text.count("\n") > MAX_LINES and name not in LONGER:
             yield f"{name}: {text.count(chr(10))} lines; at most {MAX_LINES} in a source"
         yield from comment_faults(name, text)
         for header in std_includes.missing(name, text):
             yield f"{name}: uses names of <{header}>, which it does not include"
     if os.path.basename(name) in ("BUILD", "BUILD.bazel"):
         yield from visibility_faults(name, text)
+
+
+def room_faults(lines_of):
+    """Rooms with too many lines, of the lines of each file."""
+    rooms = collections.Counter()
+    for name, lines in lines_of.items():
+        if PRODUCT.search(name) and not NO_PRODUCT.search(name):
+            rooms[name.split("/")[0]] += lines
+    for room, lines in sorted(rooms.items()):
+        limit = LARGER_ROOMS.get(room, MAX_ROOM_LINES)
+        if lines > limit:
+            yield f"{room}/: {lines} lines of product code; at most {limit} in a room"
 
 
 def formatter_fault(version):
@@ -183,7 +205,9 @@ def check():
     cpp = [name for name in files if CPP.search(name)]
     faults = [fault for name in files for fault in file_faults(name)]
     faults += run_formatter(cpp, "--dry-run", "-Werror", "--ferror-limit=1")
+    faults += room_faults({name: pathlib.Path(name).read_bytes().count(b"\n") for name in cpp})
     faults += local_names.faults()
+    faults += named_tests.faults()
     if not files:
         faults.append(f"no source files found in {os.getcwd()}")
     if faults:
