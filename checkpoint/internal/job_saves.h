@@ -51,8 +51,10 @@ class JobSaves : public CheckpointManager {
                                               const SumOverRanks& sum = nullptr) = 0;
   // Saves now, in the foreground or background. In the background, the call for a decision may come
   // after later steps, when the state is in memory; until then, the save counts as in flight.
+  // FailedPrecondition in a job that does not save.
   virtual absl::Status Save(const SaveRequest& request, const StateDict& state) = 0;
-  // Replaces Save(), in the background, as AsyncSaver::Refuse() replaces Start().
+  // Replaces Save() on a rank that cannot save, as AsyncSaver::Refuse() replaces Start(): the save
+  // fails on all ranks. Poll() returns the error as the outcome.
   virtual void Refuse(int64_t step, const absl::Status& error) = 0;
 
   // Returns whether a save was decided upon in the background whose outcome Decide(), Poll() and

@@ -171,6 +171,7 @@ class Manager final : public JobSaves {
   }
 
   absl::Status Save(const SaveRequest& request, const StateDict& state) override {
+    TESSERA_RETURN_IF_ERROR(CheckSaves());
     has_saved_ = true;
     may_find_later_ = false;
     if (background_ != nullptr) {
@@ -186,8 +187,11 @@ class Manager final : public JobSaves {
   }
 
   void Refuse(int64_t step, const absl::Status& error) override {
-    NoteStarted();
-    background_->Refuse(step, error);
+    if (background_ != nullptr) {
+      NoteStarted();
+      return background_->Refuse(step, error);
+    }
+    Add({step, retention_ ? RefuseNow(*storage_, step, error, options_.save, Hooks()) : error});
   }
 
   void Prepare(const StateDict& state) override {
@@ -266,6 +270,11 @@ class Manager final : public JobSaves {
 
   void Say(const std::string& sentence) const {
     if (options_.notes) options_.notes(sentence);
+  }
+
+  absl::Status CheckSaves() const {
+    if (retention_.has_value()) return absl::OkStatus();
+    return absl::FailedPreconditionError("the job does not save (SaveScheduleOptions::saves)");
   }
 
   SaveHooks Hooks() {
@@ -380,24 +389,22 @@ class Manager final : public JobSaves {
   }
 
   void Add(SaveOutcome outcome) {
+    if (background_ != nullptr) ++finished_;
     failed_saves_.Add(outcome.report.status(), elapsed_);
     if (outcome.report.ok() && stopped_at_ == outcome.step) RememberStopFile();
     done_.push_back(std::move(outcome));
   }
 
   void CollectOutcomes() {
-    if (background_ != nullptr) AddFinished(background_->Poll());
+    if (background_ != nullptr) AddAll(background_->Poll());
   }
 
   void WaitForSaves() {
-    if (background_ != nullptr) AddFinished(background_->Finish());
+    if (background_ != nullptr) AddAll(background_->Finish());
   }
 
-  void AddFinished(std::vector<SaveOutcome> in_background) {
-    for (SaveOutcome& outcome : in_background) {
-      ++finished_;
-      Add(std::move(outcome));
-    }
+  void AddAll(std::vector<SaveOutcome> outcomes) {
+    for (SaveOutcome& outcome : outcomes) Add(std::move(outcome));
   }
 
   // Returns the root of a save that rank 0 is about to write. Empties a rolling slot; if the disk

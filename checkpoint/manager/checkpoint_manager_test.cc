@@ -315,6 +315,39 @@ TEST_F(CheckpointManagerTest, ASaveThatIsDecidedUponIsInFlight) {
   EXPECT_TRUE(absl::IsInternal(manager->last_save())) << manager->last_save();
 }
 
+TEST_F(CheckpointManagerTest, AJobThatDoesNotSaveIsToldSo) {
+  CheckpointManagerOptions options;
+  options.schedule.saves = false;
+  ASSERT_OK_AND_ASSIGN(const auto manager, JobSaves::Open("", std::move(options)));
+  std::vector<float> weight(kRows);
+  const absl::Status saved = manager->Save({.step = 1}, OneTensor(weight));
+  EXPECT_TRUE(absl::IsFailedPrecondition(saved)) << saved;
+  manager->Refuse(2, absl::InternalError("a copy"));
+  const std::vector<SaveOutcome> outcomes = manager->Poll();
+  ASSERT_EQ(outcomes.size(), 1u);
+  EXPECT_TRUE(absl::IsInternal(outcomes[0].report.status()));
+}
+
+TEST_F(CheckpointManagerTest, ARankThatRefusesASaveInTheForegroundFailsItForAll) {
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    CheckpointManagerOptions options;
+    options.save.group = &group;
+    options.save.timeout = absl::Seconds(20);
+    const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
+    ASSERT_OK_AND_ASSIGN(const auto manager,
+                         JobSaves::Open(storage, nullptr, std::move(options)));
+    std::vector<float> weight(kRows);
+    absl::Status status;
+    if (group.rank() == 1) {
+      manager->Refuse(3, absl::DataLossError("a bad weight"));
+      status = manager->last_save();
+    } else {
+      status = manager->Save({.step = 3}, OneTensor(weight));
+    }
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: a bad weight"));
+  });
+}
+
 // A job of one process whose saves go through a staging folder.
 class AsyncUploadTest : public ::testing::Test {
  protected:

@@ -196,9 +196,12 @@ absl::StatusOr<SaveReport> RunSave(
   return report;
 }
 
-absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
-                                   const StateDict& state, const SaveOptions& options,
-                                   const SaveHooks& hooks) {
+namespace {
+
+// Calls call(context) with the context of a save in the foreground.
+template <typename Call>
+auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks& hooks,
+                  const Call& call) {
   SingleProcessGroup alone;
   PlanCache plan_cache;
   StagingPool staging;
@@ -210,7 +213,24 @@ absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
       .copy_ahead_threads = 0,
       .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
       .staging = staging};
-  return RunSave(context, request, state, /*on_planned=*/nullptr);
+  return CatchNoMemory("save", [&] { return call(context); });
+}
+
+}  // namespace
+
+absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
+                                   const StateDict& state, const SaveOptions& options,
+                                   const SaveHooks& hooks) {
+  return InForeground(storage, options, hooks, [&](const SaveContext& context) {
+    return RunSave(context, request, state, /*on_planned=*/nullptr);
+  });
+}
+
+absl::Status RefuseNow(Storage& storage, int64_t step, const absl::Status& reason,
+                       const SaveOptions& options, const SaveHooks& hooks) {
+  return InForeground(storage, options, hooks, [&](const SaveContext& context) {
+    return RefuseSave(context, step, reason);
+  });
 }
 
 absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason) {

@@ -68,6 +68,10 @@ absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
                                    const StateDict& state, const SaveOptions& options = {},
                                    const SaveHooks& hooks = {});
 
+// Takes part in a save of other ranks by SaveNow(), as RefuseSave() does.
+absl::Status RefuseNow(Storage& storage, int64_t step, const absl::Status& reason,
+                       const SaveOptions& options, const SaveHooks& hooks);
+
 // Runs one save, from the plan to the commit, on the calling thread and those of the DataWriter,
 // which is passed to `on_planned` (may be null) before the first element is read. Collective; every
 // rank returns the same, except for the parts of a report that concern the rank itself.
