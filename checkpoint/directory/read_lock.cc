@@ -2,30 +2,33 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "base/scoped_fd.h"
 #include "checkpoint/directory/removal.h"
+#include "storage/lock/locked_fd.h"
 
 namespace tessera::ckpt {
 namespace {
 
 // Opens the directory of a checkpoint, whose lock is shared while the checkpoint is read, and
-// exclusive while it is deleted. -1 where it is not on this machine, or cannot be opened.
-int OpenDirectory(const Storage& storage, std::string_view directory) {
+// exclusive while it is deleted. Not valid where it is not on this machine, or cannot be opened.
+LockedFd OpenDirectory(const Storage& storage, std::string_view directory) {
   const std::optional<std::string> path = storage.LocalPath(directory);
-  return path.has_value() ? ::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+  if (!path.has_value()) return LockedFd();
+  return LockedFd(ScopedFd(::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
 }
 
 // Returns 0, or the error.
-int TryToLock(int fd, int operation) {
-  while (::flock(fd, operation | LOCK_NB) != 0) {
+int TryToLock(const LockedFd& fd, int operation) {
+  while (::flock(fd.get(), operation | LOCK_NB) != 0) {
     if (errno != EINTR) return errno;
   }
   return 0;
@@ -34,20 +37,16 @@ int TryToLock(int fd, int operation) {
 }  // namespace
 
 void UnlessRead(const Storage& storage, std::string_view dir, const std::function<void()>& call) {
-  const int fd = OpenDirectory(storage, dir);
-  const bool is_read = fd >= 0 && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
+  const LockedFd fd = OpenDirectory(storage, dir);
+  const bool is_read = fd.valid() && TryToLock(fd, LOCK_EX) == EWOULDBLOCK;
   if (!is_read) call();
-  if (fd >= 0) ::close(fd);
 }
 
-ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir)
-    : fd_(OpenDirectory(storage, checkpoint_dir)) {
+ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir) {
+  LockedFd fd = OpenDirectory(storage, checkpoint_dir);
+  if (!fd.valid()) return;
   // While the checkpoint is being deleted there is no lock, and soon no manifest.
-  if (fd_ >= 0 && TryToLock(fd_, LOCK_SH) != 0) ::close(std::exchange(fd_, -1));
-}
-
-ReadLock::~ReadLock() {
-  if (fd_ >= 0) ::close(fd_);
+  if (TryToLock(fd, LOCK_SH) == 0) fd_ = std::make_shared<const LockedFd>(std::move(fd));
 }
 
 }  // namespace tessera::ckpt

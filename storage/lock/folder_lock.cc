@@ -5,10 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/errno_status.h"
@@ -17,6 +21,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "storage/lock/lease.h"
+#include "storage/lock/locked_fd.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +29,7 @@ namespace {
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
 // Returns false while another process has locked it.
-absl::StatusOr<bool> TryToLock(const ScopedFd& fd) {
+absl::StatusOr<bool> TryToLock(const LockedFd& fd) {
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return false;
     if (errno != EINTR) return ErrnoStatus(errno);
@@ -32,9 +37,12 @@ absl::StatusOr<bool> TryToLock(const ScopedFd& fd) {
   return true;
 }
 
-absl::Status InUse(const std::string& folder) {
+constexpr size_t kMaxHolderBytes = 512;
+
+absl::Status InUse(const std::string& folder, const std::string& holder) {
   return absl::FailedPreconditionError(
-      absl::StrCat(folder, " is in use: another process saves there"));
+      absl::StrCat(folder, " is in use: another process saves there",
+                   holder.empty() ? "" : absl::StrCat(" (", absl::CHexEscape(holder), ")")));
 }
 
 class FileLock final : public FolderLock {
@@ -42,8 +50,9 @@ class FileLock final : public FolderLock {
   // Opens the folder and its lock file.
   static absl::StatusOr<std::unique_ptr<FileLock>> Open(const std::string& folder) {
     std::unique_ptr<FileLock> lock(new FileLock(folder));
-    lock->folder_fd_ = ScopedFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    absl::StatusOr<ScopedFd> file =
+    lock->folder_fd_ =
+        LockedFd(ScopedFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
+    absl::StatusOr<LockedFd> file =
         lock->folder_fd_.valid() ? lock->OpenFile() : ErrnoStatus(errno);
     if (!file.ok()) {
       return absl::UnknownError(absl::StrCat("cannot create the lock file ", folder, "/", kFileName,
@@ -58,6 +67,7 @@ class FileLock final : public FolderLock {
     if (!TryToLock(folder_fd_).value_or(true)) return false;
     while (true) {
       TESSERA_ASSIGN_OR_RETURN(const bool locked, TryToLock(file_fd_));
+      if (locked && IsInPlace(file_fd_)) NameHolder(file_fd_);
       if (!locked || IsInPlace(file_fd_)) return locked;
       // The file was deleted while it was waited for, and its holder may have another one.
       TESSERA_ASSIGN_OR_RETURN(file_fd_, OpenFile());
@@ -69,25 +79,45 @@ class FileLock final : public FolderLock {
   absl::Status Check() const override {
     const MutexLock lock(&mutex_);
     if (IsInPlace(file_fd_)) return absl::OkStatus();
-    absl::StatusOr<ScopedFd> fd = OpenFile();
+    absl::StatusOr<LockedFd> fd = OpenFile();
     if (!fd.ok()) return absl::OkStatus();
     if (!TryToLock(*fd).value_or(true)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          folder_, "/", kFileName, " was deleted or replaced, and ", InUse(folder_).message()));
+      return absl::FailedPreconditionError(absl::StrCat(folder_, "/", kFileName,
+                                                        " was deleted or replaced, and ",
+                                                        InUse(folder_, HolderIn(*fd)).message()));
     }
+    NameHolder(*fd);
     file_fd_ = *std::move(fd);
     return absl::OkStatus();
   }
+
+  // Returns who has the lock, as far as it says so; empty otherwise.
+  std::string holder() const { return HolderIn(file_fd_); }
 
   using FolderLock::set_warning;
 
  private:
   explicit FileLock(std::string folder) : folder_(std::move(folder)) {}
 
-  absl::StatusOr<ScopedFd> OpenFile() const {
-    return OpenRegularFile(folder_fd_.get(), kFileName, O_RDWR | O_CREAT | O_NOFOLLOW);
+  absl::StatusOr<LockedFd> OpenFile() const {
+    TESSERA_ASSIGN_OR_RETURN(
+        ScopedFd fd, OpenRegularFile(folder_fd_.get(), kFileName, O_RDWR | O_CREAT | O_NOFOLLOW));
+    return LockedFd(std::move(fd));
   }
-  bool IsInPlace(const ScopedFd& fd) const {
+  // Writes this process into the file that it has locked, for the message of another one. A failure
+  // does no harm.
+  static void NameHolder(const LockedFd& fd) {
+    const std::string holder = HolderName();
+    if (::ftruncate(fd.get(), 0) != 0) return;
+    static_cast<void>(::pwrite(fd.get(), holder.data(), holder.size(), 0) < 0);
+  }
+  static std::string HolderIn(const LockedFd& fd) {
+    std::string holder(kMaxHolderBytes, '\0');
+    const ssize_t bytes = ::pread(fd.get(), holder.data(), holder.size(), 0);
+    holder.resize(std::max<ssize_t>(bytes, 0));
+    return holder;
+  }
+  bool IsInPlace(const LockedFd& fd) const {
     struct stat ours, there;
     return ::fstat(fd.get(), &ours) == 0 &&
            ::fstatat(folder_fd_.get(), kFileName, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -95,9 +125,9 @@ class FileLock final : public FolderLock {
   }
 
   const std::string folder_;
-  ScopedFd folder_fd_;
+  LockedFd folder_fd_;
   mutable Mutex mutex_;
-  mutable ScopedFd file_fd_;  // replaced by Check()
+  mutable LockedFd file_fd_;  // replaced by Check()
 };
 
 absl::StatusOr<std::unique_ptr<FolderLock>> LockFile(const std::string& folder,
@@ -118,7 +148,7 @@ absl::StatusOr<std::unique_ptr<FolderLock>> LockFile(const std::string& folder,
                                    locked.status().message(),
                                    "): make sure that only one run at a time saves there"));
   } else if (!*locked) {
-    return InUse(folder);
+    return InUse(folder, lock->holder());
   }
   return lock;
 }

@@ -16,12 +16,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/testing.h"
 #include "base/wall_clock_jump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/posix_storage.h"
+#include "storage/s3/s3_storage.h"
+#include "storage/s3/testing/s3_server.h"
 
 namespace tessera {
 namespace {
@@ -174,6 +177,42 @@ TEST(FolderLockTest, APipeInPlaceOfTheLockFileIsNamed) {
   ASSERT_EQ(mkfifo(folder.File(FolderLock::kFileName).c_str(), 0600), 0);
   EXPECT_THAT(std::string(Lock(folder.path()).status().message()),
               HasSubstr("/.lock: not a regular file"));
+}
+
+// While a machine was suspended, its steady clocks stood still, and another job took the lease.
+TEST(FolderLockTest, BeforeACommitALeaseIsAskedForThatIsOldByTheTimeSinceBoot) {
+  s3::S3Server server;
+  auto storage = OrFail(OpenS3Storage({.client = server.ForClient(), .prefix = "run"}));
+  ASSERT_OK_AND_ASSIGN(const auto lock,
+                       FolderLock::Acquire(std::move(storage), {.lease_period = absl::Hours(1)}));
+  server.PutObject("run/.lease", "state held\nholder another\n");
+  EXPECT_OK(lock->Confirm());
+  suspended_s = 2 * 3600;
+  EXPECT_TRUE(absl::IsFailedPrecondition(lock->Confirm()));
+  suspended_s = 0;
+}
+
+// A worker of the job, as a loader of data is, lives on when the job is killed.
+TEST(FolderLockTest, AForkedProcessDoesNotKeepTheLock) {
+  const std::string folder = NewFolder("forked");
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  ASSERT_OK_AND_ASSIGN(auto lock, Lock(folder));
+  const pid_t child = fork();
+  if (child == 0) {
+    const char byte = 'y';
+    if (write(ready[1], &byte, 1) == 1) pause();
+    _exit(1);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  const absl::Status second = Lock(folder, {.wait = absl::ZeroDuration()}).status();
+  EXPECT_THAT(std::string(second.message()), HasSubstr(absl::StrCat(", pid ", getpid(), ")")));
+  EXPECT_OK(lock->Check());
+  lock = nullptr;  // as the job's end does
+  EXPECT_OK(Lock(folder, {.wait = absl::ZeroDuration()}));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "storage/lock/lease.h"
 
+#include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -21,6 +24,7 @@
 #include "absl/time/time.h"
 #include "base/files.h"
 #include "base/mutex.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 
@@ -28,6 +32,14 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Returns the time since the machine's start. Unlike a steady clock, it goes on while the machine
+// is suspended, and another job may take the lease over.
+absl::Duration SinceBoot() {
+  timespec now = {};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return absl::DurationFromTimespec(now);
+}
 
 constexpr char kLeaseName[] = ".lease";
 constexpr uint64_t kMaxLeaseBytes = uint64_t{1} << 20;  // foreign contents are a lease, too
@@ -60,10 +72,12 @@ absl::Duration PeriodOf(Fields& fields, absl::Duration own) {
   return std::min(absl::Milliseconds(milliseconds), kMaxPeriod);
 }
 
-// Returns the state and start time of a process, from /proc/PID/stat; empty if it does not exist.
-std::pair<char, std::string> StateAndStart(pid_t pid) {
+constexpr char kProc[] = "/proc";
+
+// Returns the state and start time of a process, from PID/stat in `proc`; empty if it is not there.
+std::pair<char, std::string> StateAndStart(const std::string& proc, pid_t pid) {
   const std::string stat =
-      ReadWholeFile(absl::StrCat("/proc/", pid, "/stat")).value_or(std::string());
+      ReadWholeFile(absl::StrCat(proc, "/", pid, "/stat")).value_or(std::string());
   // The name in parentheses may have anything in it.
   const size_t end = stat.rfind(") ");
   if (end == stat.npos) return {' ', ""};
@@ -78,22 +92,6 @@ std::string Surroundings() {
   if (readlink("/proc/self/ns/pid", space, sizeof(space) - 1) <= 0) return "";
   const std::string boot = BootId();
   return boot.empty() ? "" : absl::StrCat(boot, "/", space, "/");
-}
-
-bool IsKnownToBeDead(const std::string& identity) {
-  const std::string surroundings = Surroundings();
-  if (surroundings.empty() || !identity.starts_with(surroundings)) return false;
-  const std::vector<std::string> words = absl::StrSplit(identity.substr(surroundings.size()), '/');
-  int pid = 0;
-  if (words.size() != 2 || !absl::SimpleAtoi(words[0], &pid)) return false;
-  const auto [state, start] = StateAndStart(pid);
-  return start != words[1] || state == 'Z' || state == 'X';
-}
-
-std::string HostName() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
 }
 
 // Holds nothing.
@@ -127,7 +125,8 @@ class Lease final : public FolderLock {
       }
       const absl::Duration unchanged = absl::FromChrono(Clock::now() - since);
       const absl::Duration period = PeriodOf(fields, options_.lease_period);
-      if (fields["state"] == "free" || unchanged >= period || IsKnownToBeDead(fields["process"])) {
+      if (fields["state"] == "free" || unchanged >= period ||
+          IsKnownToBeDead(fields["process"], kProc)) {
         const absl::Status written = Write(version, "held");
         // Another one was faster.
         if (absl::IsAlreadyExists(written) || absl::IsAborted(written)) continue;
@@ -177,8 +176,7 @@ class Lease final : public FolderLock {
   absl::Status Confirm() override {
     TESSERA_RETURN_IF_ERROR(Check());
     MutexLock writing(&writing_);
-    const bool is_fresh =
-        Clock::now() - written_ < absl::ToChronoMilliseconds(options_.lease_period);
+    const bool is_fresh = SinceBoot() - written_ < options_.lease_period;
     writing.Unlock();
     return is_fresh ? absl::OkStatus() : Renew();
   }
@@ -187,8 +185,8 @@ class Lease final : public FolderLock {
 
  private:
   std::string Contents(const char* state) {
-    return absl::StrCat("state ", state, "\nholder ", HostName(), ", pid ", getpid(), ", attempt ",
-                        attempt_, "\nprocess ", ProcessIdentity(getpid()), "\nperiod_ms ",
+    return absl::StrCat("state ", state, "\nholder ", HolderName(), ", attempt ", attempt_,
+                        "\nprocess ", ProcessIdentity(getpid()), "\nperiod_ms ",
                         absl::ToInt64Milliseconds(options_.lease_period), "\nrenewal ",
                         RandomName(), RandomName(), "\n");
   }
@@ -196,7 +194,7 @@ class Lease final : public FolderLock {
   // Replaces this version, or creates the object if it is empty, and remembers the new one.
   absl::Status Write(const std::string& version, const char* state) {
     // Counted from before: what the watcher sees is younger.
-    const Clock::time_point now = Clock::now();
+    const absl::Duration now = SinceBoot();
     TESSERA_ASSIGN_OR_RETURN(version_,
                              storage_->Write(kLeaseName, Contents(state), {.version = version}));
     written_ = now;
@@ -240,14 +238,14 @@ class Lease final : public FolderLock {
       }
       if (stop_) break;
       lock.Unlock();
-      Renew().IgnoreError();  // what passes is tried again
+      CatchNoMemory("renew a lease", [this] { return Renew(); }).IgnoreError();  // is tried again
       lock.Lock();
     }
     const bool is_held = lost_.ok();
     lock.Unlock();
     if (is_held) {
       const MutexLock writing(&writing_);
-      Write(version_, "free").IgnoreError();
+      CatchNoMemory("free a lease", [this] { return Write(version_, "free"); }).IgnoreError();
     }
     lock.Lock();
     stopped_ = true;
@@ -260,7 +258,7 @@ class Lease final : public FolderLock {
 
   Mutex writing_;  // held while the object is replaced
   std::string version_;
-  Clock::time_point written_;
+  absl::Duration written_;
 
   mutable Mutex mutex_;
   CondVar changed_;
@@ -286,10 +284,28 @@ Lease::~Lease() {
 
 }  // namespace
 
+std::string HolderName() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(host, ", pid ", getpid());
+}
+
 std::string ProcessIdentity(pid_t pid) {
-  const std::string surroundings = Surroundings(), start = StateAndStart(pid).second;
+  const std::string surroundings = Surroundings(), start = StateAndStart(kProc, pid).second;
   if (surroundings.empty() || start.empty()) return "";
   return absl::StrCat(surroundings, pid, "/", start);
+}
+
+bool IsKnownToBeDead(const std::string& identity, const std::string& proc) {
+  const std::string surroundings = Surroundings();
+  if (surroundings.empty() || !identity.starts_with(surroundings)) return false;
+  const std::vector<std::string> words = absl::StrSplit(identity.substr(surroundings.size()), '/');
+  int pid = 0;
+  if (words.size() != 2 || !absl::SimpleAtoi(words[0], &pid) || pid <= 0) return false;
+  const auto [state, start] = StateAndStart(proc, pid);
+  // A /proc that is mounted with hidepid hides processes of other users, which may be alive.
+  if (start.empty()) return ::kill(pid, 0) != 0 && errno == ESRCH;
+  return start != words[1] || state == 'Z' || state == 'X';
 }
 
 absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage> storage,

@@ -138,6 +138,25 @@ TEST_F(LeaseTest, AProcessOfThisMachineThatIsGoneIsKnownToBeDead) {
   EXPECT_OK(Acquire({.wait = absl::ZeroDuration()}));
 }
 
+// As where /proc is mounted with hidepid.
+TEST_F(LeaseTest, AProcessThatProcDoesNotShowIsAliveUnlessTheSystemKnowsNone) {
+  const TestFolder empty;
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  const std::string identity = ProcessIdentity(child);
+  EXPECT_FALSE(IsKnownToBeDead(identity, "/proc"));
+  EXPECT_FALSE(IsKnownToBeDead(identity, empty.path()));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(IsKnownToBeDead(identity, "/proc"));
+  EXPECT_TRUE(IsKnownToBeDead(identity, empty.path()));
+  EXPECT_FALSE(
+      IsKnownToBeDead(absl::StrReplaceAll(identity, {{absl::StrCat(child), "-1"}}), empty.path()));
+}
+
 TEST_F(LeaseTest, ARefusalThatPassesIsNoReasonToDoWithoutALease) {
   for (const int answered : {0, 1, 2}) {  // requests before it
     server_.AddFault({.status = 403,

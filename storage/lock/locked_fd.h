@@ -1,0 +1,34 @@
+#ifndef TESSERA_STORAGE_LOCK_LOCKED_FD_H_
+#define TESSERA_STORAGE_LOCK_LOCKED_FD_H_
+
+#include <sys/types.h>
+
+#include "base/scoped_fd.h"
+
+namespace tessera {
+
+// Owns the descriptor of a file or folder that is locked by flock(). The lock belongs to all copies
+// of the descriptor, and fork() makes one: a child that lives longer than the process would keep
+// the lock. Therefore a child closes the descriptor as soon as it begins. Programs that a process
+// executes do not get it.
+//
+// Thread-safe as an int is; fork() may be called at any time.
+class LockedFd {
+ public:
+  LockedFd() = default;
+  explicit LockedFd(ScopedFd fd);
+  LockedFd(LockedFd&& other) noexcept = default;
+  LockedFd& operator=(LockedFd&& other) noexcept = default;
+  ~LockedFd();
+
+  bool valid() const { return fd_.valid(); }
+  int get() const { return fd_.get(); }
+
+ private:
+  ScopedFd fd_;
+  pid_t owner_ = 0;  // the process in which it is open
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_STORAGE_LOCK_LOCKED_FD_H_
