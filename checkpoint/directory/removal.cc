@@ -243,20 +243,25 @@ class RenamingRemoval final : public InPlaceRemoval {
 
   absl::StatusOr<std::string> Quarantine(std::string_view checkpoint_dir, std::string_view word,
                                          const std::string* expected) override {
-    if (expected != nullptr) {
+    const auto check = [&](std::string_view dir) -> absl::Status {
+      if (expected == nullptr) return absl::OkStatus();
       TESSERA_ASSIGN_OR_RETURN(const std::string manifest,
-                               ReadAll(storage_, ManifestPath(checkpoint_dir), kMaxManifestBytes));
-      if (manifest != *expected) {
-        return absl::AbortedError(
-            absl::StrCat(storage_.Describe(checkpoint_dir), " has been replaced"));
-      }
-    }
+                               ReadAll(storage_, ManifestPath(dir), kMaxManifestBytes));
+      if (manifest == *expected) return absl::OkStatus();
+      return absl::AbortedError(
+          absl::StrCat(storage_.Describe(checkpoint_dir), " has been replaced"));
+    };
+    TESSERA_RETURN_IF_ERROR(check(checkpoint_dir));
     const std::string_view parent = FolderOf(checkpoint_dir);
     const std::string_view name = checkpoint_dir.substr(parent.empty() ? 0 : parent.size() + 1);
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage_.List(parent));
     std::string to = JoinPath(parent, FreeName(siblings, name, word));
     TESSERA_RETURN_IF_ERROR(storage_.Rename(checkpoint_dir, to));
+    // Another process may have replaced the checkpoint before the rename: it gets its name back.
+    const absl::Status is_the_same = check(to);
+    if (!is_the_same.ok()) TESSERA_RETURN_IF_ERROR(storage_.Rename(to, checkpoint_dir));
     TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(parent));
+    if (!is_the_same.ok()) return is_the_same;
     return to;
   }
 

@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
@@ -405,6 +406,39 @@ TEST(OverwriteTest, ACommitWithoutItsFilesIsTakenBack) {
     const absl::Status saved = Overwrite(committing, 1);
     EXPECT_TRUE(absl::IsAborted(saved)) << saved;
     EXPECT_EQ(SavedValue(*storage), 3);
+  }
+}
+
+// A run that found a damaged checkpoint stands still while another one replaces it by a good one.
+TEST(FencingTest, AQuarantineLeavesACheckpointThatHasReplacedTheDamagedOne) {
+  for (const Place& place : kPlaces) {
+    bool happened = true;
+    int left_alone = 0;
+    for (int64_t operation = 0; happened; ++operation) {
+      SCOPED_TRACE(absl::StrCat(place.name, ", before operation ", operation));
+      const TestFolder folder;
+      const std::shared_ptr<Storage> storage = place.open(folder.path());
+      ASSERT_OK(SaveValue(*storage, 1));
+      const std::string directory = StepDirectoryName(kStep);
+      ASSERT_OK_AND_ASSIGN(
+          const std::string damaged,
+          ReadAll(*storage, JoinPath(directory, kManifestFileName), uint64_t{1} << 20));
+      absl::Status replaced;
+      Interrupted interrupted(*storage, operation, [&] { replaced = Overwrite(*storage, 2); });
+      const absl::StatusOr<std::string> moved_to =
+          Removal::In(interrupted.storage())->Quarantine(directory, "damaged", &damaged);
+      happened = interrupted.happened();
+      if (!happened) {
+        EXPECT_OK(moved_to);
+        break;
+      }
+      EXPECT_TRUE(moved_to.ok() || absl::IsAborted(moved_to.status()) ||
+                  absl::IsUnavailable(moved_to.status()))
+          << moved_to.status();
+      EXPECT_EQ(SavedValue(*storage), replaced.ok() ? 2 : -1) << replaced;
+      left_alone += moved_to.ok() ? 0 : 1;
+    }
+    EXPECT_GE(left_alone, 2);
   }
 }
 
