@@ -41,8 +41,8 @@ namespace tessera::ckpt {
 namespace {
 
 // In the store: the name of the present incarnation and the directory of the replica that it has
-// resumed from, or "-", with their checksum. One line, which is not replaced atomically: of a torn
-// one nothing is accepted.
+// resumed from, or "-", with their checksum. One line. Of a torn one, in a store that cannot
+// replace a file atomically, nothing is accepted.
 constexpr char kRecord[] = ".replicas";
 constexpr uint64_t kMaxRecordBytes = 1024;
 
@@ -69,6 +69,19 @@ absl::StatusOr<AcceptedReplicas> ReadRecord(Storage* store) {
   if (absl::IsNotFound(bytes.status())) return AcceptedReplicas();
   TESSERA_RETURN_IF_ERROR(bytes.status());
   return DecodeRecord(*bytes);
+}
+
+// Replaces the record: of a job that dies meanwhile, the old one or the new one is there.
+absl::Status ReplaceRecord(Storage* store, const AcceptedReplicas& accepted) {
+  if (store == nullptr) return ReadRecord(nullptr).status();
+  const std::string bytes = EncodeRecord(accepted);
+  if (!store->Traits().replaces_versions) {
+    TESSERA_RETURN_IF_ERROR(WriteAll(*store, kRecord, bytes));
+    return store->SyncDirectory("");
+  }
+  const absl::StatusOr<VersionedContents> old = store->Read(kRecord, kMaxRecordBytes);
+  if (!absl::IsNotFound(old.status())) TESSERA_RETURN_IF_ERROR(old.status());
+  return store->Write(kRecord, bytes, {.version = old.ok() ? old->version : ""}).status();
 }
 
 std::string NewName() {
@@ -237,12 +250,8 @@ class Replicas final : public PeerReplicas {
     absl::StatusOr<std::string> name = std::string();
     if (group_.rank() == 0) {
       name = NewName();
-      const auto write = [&]() -> absl::Status {
-        if (options_.store == nullptr) return ReadRecord(nullptr).status();
-        TESSERA_RETURN_IF_ERROR(WriteAll(*options_.store, kRecord, EncodeRecord({*name, found_})));
-        return options_.store->SyncDirectory("");
-      };
-      if (absl::Status written = write(); !written.ok()) name = std::move(written);
+      absl::Status written = ReplaceRecord(options_.store, {*name, found_});
+      if (!written.ok()) name = std::move(written);
     }
     TESSERA_ASSIGN_OR_RETURN(
         run_, Agree(

@@ -20,6 +20,7 @@
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -53,7 +54,7 @@ class PeerReplicasTest : public ::testing::Test {
       ASSERT_OK_AND_ASSIGN(const auto replicas,
                            PeerReplicas::Open({.folder = Host(host).string(),
                                                .host = absl::StrCat("host", host),
-                                               .store = &store_,
+                                               .store = job_store_,
                                                .group = &group,
                                                .timeout = absl::Seconds(30),
                                                .lock_wait = absl::ZeroDuration()}));
@@ -156,6 +157,7 @@ class PeerReplicasTest : public ::testing::Test {
 
   TestFolder root_{fs::exists("/dev/shm") ? "/dev/shm" : ::testing::TempDir()};
   MemoryStorage store_;
+  Storage* job_store_ = &store_;  // as jobs see it
 };
 
 TEST_F(PeerReplicasTest, ALostHostCostsNothingOnAnyOtherRanks) {
@@ -286,6 +288,28 @@ TEST_F(PeerReplicasTest, TheOneResumedFromIsKeptUntilTheNextIsComplete) {
   const Restart restart = RestartOn({0, 1});
   EXPECT_EQ(restart.step, -1);
   EXPECT_THAT(restart.note, IsEmpty());
+}
+
+TEST_F(PeerReplicasTest, TheOneResumedFromIsKeptByAJobThatDiesWhileItSaysSo) {
+  Job({0, 1}, [](Rank rank) { Replicate(rank, {10}); });
+  int64_t operations = 0;
+  for (bool died = true; died; ++operations) {
+    FaultInjectingStorage dying(store_);
+    job_store_ = &dying;
+    died = false;
+    Job({0, 1}, [&](Rank rank) {
+      ASSERT_TRUE(rank.replicas.FindLatest()->checkpoint.has_value());
+      if (rank.group.rank() == 0) dying.DieAt(dying.operation_count() + operations);
+      State state(rank.group);
+      AsyncSaveOptions background;
+      background.save.group = &rank.background;
+      const absl::Status begun = rank.replicas.Begin(state.dict(), background, /*resumed=*/true);
+      if (rank.group.rank() == 0) died = !begun.ok();
+    });
+    job_store_ = &store_;
+  }
+  EXPECT_GT(operations, 4);
+  EXPECT_EQ(RestartOn({0, 1}).step, 10);
 }
 
 // Flips a bit of every large message that is sent.
