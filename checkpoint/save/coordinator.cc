@@ -50,10 +50,22 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
     if (!report.ParseFromString(payloads[r])) {
       return absl::InternalError(absl::StrCat("rank ", r, " sent a report that cannot be parsed"));
     }
+    const auto unplanned = [&](const char* what) {
+      return absl::InternalError(
+          absl::StrCat("rank ", r, " sent a report of a ", what, " that is not in the plan"));
+    };
     for (const FileReport& file : report.files()) {
+      if (file.file_index() >= static_cast<uint32_t>(manifest_.files_size())) {
+        return unplanned("file");
+      }
       *manifest_.mutable_files(file.file_index())->mutable_chunk_crc32c() = file.chunk_crc32c();
     }
-    for (const TensorReport& tensor : report.tensors()) AddDigest(tensor);
+    for (const TensorReport& tensor : report.tensors()) {
+      if (tensor.manifest_tensor() >= static_cast<uint32_t>(manifest_.tensors_size())) {
+        return unplanned("tensor");
+      }
+      AddDigest(tensor);
+    }
     bytes += report.bytes();
     phases_.push_back({.planning = absl::Seconds(report.planning()),
                        .copying = absl::Seconds(report.copying()),
