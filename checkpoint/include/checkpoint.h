@@ -83,6 +83,7 @@ class Checkpoint {
   // Opens the checkpoint in a directory of a storage, such as CheckpointInfo::directory. The
   // storage must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
+
   Storage& storage() const { return *storage_; }
   const std::string& directory() const { return directory_; }  // within the storage
   // Returns whether the checkpoint is marked as being read, by a lock on its directory. Object

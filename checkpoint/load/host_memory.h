@@ -20,8 +20,9 @@ namespace tessera::ckpt {
 // Move-only.
 class HostMemory {
  public:
-  // Creates zeroed memory, on huge pages from 8 MiB on. Unimplemented if the system has no such
-  // memory: a disk reads into small pages at half its speed, so that private memory is better.
+  // Creates memory of unspecified contents, on huge pages from 8 MiB on. Unimplemented if the
+  // system has no such memory: a disk reads into small pages at half its speed, so that private
+  // memory is better.
   static absl::StatusOr<HostMemory> Create(uint64_t size_bytes);
 
   // Maps the memory that another process offers, to read. Unavailable if it cannot be reached: on

@@ -35,13 +35,17 @@ namespace tessera::ckpt {
 // MpiGroup of their own, and MPI initialised for MPI_THREAD_MULTIPLE, because the program's own
 // calls of MPI go on meanwhile.
 //
+// For some hundreds of ranks: in Gather(), rank 0 receives one message after the other, and memory
+// is copied once more on each side.
+//
 // MPI cannot take back what it has begun, and waits for a dead rank for ever. Therefore waits poll,
 // each message has memory of its own, and what is given up is left to MPI. A group that has given a
 // message up, or met another error, is unusable: call MPI_Abort(), or end the process without
 // MPI_Finalize(), which would wait for the ranks that are missing.
 class MpiGroup final : public ProcessGroup {
  public:
-  // Collective. Precondition: MPI is initialised.
+  // Collective. Precondition: MPI is initialised. If MPI cannot duplicate the communicator, it
+  // calls the communicator's error handler, which by default ends all processes.
   explicit MpiGroup(MPI_Comm ranks) {
     MPI_Comm_dup(ranks, &comm_);
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
