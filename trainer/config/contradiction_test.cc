@@ -80,6 +80,13 @@ const Contradiction kContradictions[] = {
     {{"--distributed-timeout-minutes=0"}, "distributed_timeout_minutes=0: must be more than 0"},
     {{"--data-parallel-size=2", "--global-batch-size=3"},
      "global_batch_size=3 is not divisible by micro_batch_size=1 * data_parallel_size=2"},
+    {{"--dtype=float16"}, "dtype=float16: expected float32 or bfloat16"},
+    {{"--dtype=float32", "--bf16"}, "dtype=float32 and bf16=true exclude each other"},
+    {{"--total-batch-size=64"}, "total_batch_size is set but seq_length is not"},
+    {{"--seq-length=48", "--total-batch-size=64"},
+     "total_batch_size=64 is not a multiple of seq_length=48"},
+    {{"--seq-length=16", "--total-batch-size=64", "--global-batch-size=2"},
+     "total_batch_size=64 and global_batch_size=2 exclude each other"},
     // Checkpoint.
     {{"--save-interval=5"}, "save_interval is set but save is not"},
     {{"--save=d", "--auto-resume=false", "--ckpt-step=5"}, "ckpt_step is set but load is not"},

@@ -98,9 +98,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"exit_signal", "--exit-signal-handler, for SIGTERM, SIGINT and SIGUSR1"},
     {"ckpt_convert_format", "a command of its own, ckpt convert"},
     {"verify_integrity", "no flag: a load verifies every checksum; --verify-load, digests, too"},
-    // InfiniTrain's
-    {"total_batch_size", "--global-batch-size, in sequences instead of tokens"},
-    {"dtype", "--bf16 for bfloat16; float32 is the default"},
     // Lightning's
     {"save_last", "no flag: the newest checkpoint is always kept, and a restart resumes from it"},
     // torchtitan's

@@ -141,6 +141,36 @@ absl::Status ReplaceSaveOptimizerState(CheckpointConfig* checkpoint) {
   return absl::OkStatus();
 }
 
+// Replaces InfiniTrain's dtype by bf16, and its total_batch_size by global_batch_size.
+absl::Status ReplaceInfiniTrainsNames(TrainingConfig* training) {
+  if (training->has_dtype()) {
+    const std::string dtype = training->dtype();
+    const bool bf16 = dtype == "bfloat16";
+    if (!bf16 && dtype != "float32") {
+      return Wrong("dtype=", dtype, ": expected float32 or bfloat16");
+    }
+    if (training->has_bf16() && training->bf16() != bf16) {
+      return Wrong("dtype=", dtype, " and bf16=", bf16 ? "false" : "true", " exclude each other");
+    }
+    training->set_bf16(bf16);
+    training->clear_dtype();
+  }
+  if (!training->has_total_batch_size()) return absl::OkStatus();
+  const int64_t tokens = training->total_batch_size(), length = training->seq_length();
+  if (length < 1) return Wrong("total_batch_size is set but seq_length is not");
+  if (tokens < 1 || tokens % length != 0) {
+    return Wrong("total_batch_size=", tokens, " is not a multiple of seq_length=", length);
+  }
+  const int64_t sequences = tokens / length;
+  if (training->has_global_batch_size() && training->global_batch_size() != sequences) {
+    return Wrong("total_batch_size=", tokens,
+                 " and global_batch_size=", training->global_batch_size(), " exclude each other");
+  }
+  training->set_global_batch_size(sequences);
+  training->clear_total_batch_size();
+  return absl::OkStatus();
+}
+
 // Returns whether `load` names a model file of llm.c, rather than a run's folder or its file of a
 // step.
 bool IsLlmcModelFile(const std::string& load) {
@@ -310,7 +340,7 @@ absl::Status Complete(const TrainConfig& given, const ResolveOptions& options,
   FillSaveLastStep(resolved->mutable_checkpoint());
   FillDeclaredDefaults(resolved);
   const bool is_auto = HasAutoTopology(given);
-  if (is_auto && !given.training().has_global_batch_size()) {
+  if (is_auto && !resolved->training().has_global_batch_size()) {
     return Wrong("topology=auto: global_batch_size must be set, so that it does not depend on the ",
                  "number of processes");
   }
@@ -352,6 +382,7 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
   for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState}) {
     TESSERA_RETURN_IF_ERROR(problems.With(replace(resolved.mutable_checkpoint())));
   }
+  TESSERA_RETURN_IF_ERROR(problems.With(ReplaceInfiniTrainsNames(resolved.mutable_training())));
   FillSave(&resolved);
   SettleDependents(options.origins, &resolved, &problems);
   if (const absl::Status complete = Complete(config, options, &resolved); !complete.ok()) {
