@@ -16,7 +16,7 @@
 #include "tests/support/logical_state.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/find_saved.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera::testing {
 

@@ -20,7 +20,7 @@
 #include "tests/support/training.h"
 #include "tools/ckpt/commands.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/find_saved.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 namespace {

@@ -15,8 +15,8 @@
 #include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/continue_run.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera::testing {
 namespace {

@@ -19,7 +19,7 @@
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/continue_run.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/state/state_chunks.h"
 
 namespace tessera::testing {

@@ -27,10 +27,10 @@
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
 #include "trainer/state/device_mirror.h"
-#include "trainer/state/find_saved.h"
 #include "trainer/state/load_tensors.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera::testing {

@@ -32,10 +32,10 @@
 #include "trainer/data/dataset.h"
 #include "trainer/metrics/run_events.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/continue_run.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/state/saved_settings.h"
 #include "trainer/step/trainer.h"
 

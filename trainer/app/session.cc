@@ -22,12 +22,12 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
-#include "trainer/state/continue_run.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/ledger.h"
 #include "trainer/state/load_tensors.h"
 #include "trainer/state/run_replicas.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {
@@ -85,7 +85,8 @@ absl::Status OpenFiles(Session& session, bool from_own, const NoteSink& notes) {
   return absl::OkStatus();
 }
 
-// What the saves of a session ask for while it is there.
+// What the hooks of a RunSaver need. It is filled in once the session has been built, which is
+// after the hooks were made.
 struct Saving {
   Session* session = nullptr;
   int64_t spare_memory = 0;
@@ -388,7 +389,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(RunParts run, const TrainConfig
     return built;
   };
   TESSERA_RETURN_IF_ERROR(
-      ContinueFromSaved(config, group, run.saver->manager(), run.notes, build, std::move(replica)));
+      LoadSavedRun(config, group, run.saver->manager(), run.notes, build, std::move(replica)));
   session->saver = std::move(run.saver);
   // A run that has nothing left to train needs no restart.
   if (run.replicas != nullptr && !session->trains) {

@@ -8,9 +8,9 @@
 #include "base/status_macros.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "trainer/config/load_content.h"
-#include "trainer/state/continue_run.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 #define TESSERA_TRAINER_APP_START_H_
 
 // The start of a run: the decisions that a session and a dry run share, apart from the choice of
-// the checkpoint, which ContinueFromSaved() makes.
+// the checkpoint, which LoadSavedRun() makes.
 
 #include <memory>
 #include <optional>
@@ -12,8 +12,8 @@
 #include "base/program.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/find_saved.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/find_saved.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 
@@ -36,7 +36,7 @@ absl::Status InSettings(const absl::Status& status, const CheckpointConfig& conf
 // the saved one.
 absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config);
 
-// Returns one sentence about directories that FindToLoad() and a resume skip in `folder`. These are
+// Returns one sentence about directories that FindNamed() and a resume skip in `folder`. These are
 // saves of steps after `step` that were started but not committed, as a sudden death leaves them,
 // and directories of any step that cannot be read. Empty if nothing is skipped. For rank 0.
 absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t step,
@@ -45,7 +45,7 @@ absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t s
 // Checks that checkpoints of a run that continues from `step` would not mix with others in its
 // folder. FailedPrecondition if checkpoints of later steps exist, or may exist in a directory that
 // cannot be read. OK if the run continues from one of its own (`from_own`), since
-// ContinueFromSaved() quarantines the later ones.
+// LoadSavedRun() quarantines the later ones.
 absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_own,
                              const RankGroup& group);
 

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/find_saved.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/state/state_chunks.h"
 
 namespace tessera {

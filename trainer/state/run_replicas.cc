@@ -11,8 +11,8 @@
 #include "base/steady_time.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "trainer/state/continue_run.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 namespace {

@@ -15,7 +15,7 @@
 #include "comm/communicator.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/find_saved.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 

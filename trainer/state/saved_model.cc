@@ -35,7 +35,7 @@ std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::str
 
 // Returns the model of the newest checkpoint in a folder, or of the folder itself, whose manifest
 // can be read: of the one of `step` where that is there. What cannot be read is left to
-// FindToLoad(), which reports it. `is_there` gets whether there is any checkpoint of ours, readable
+// FindNamed(), which reports it. `is_there` gets whether there is any checkpoint of ours, readable
 // or not.
 std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64_t> step,
                                   const CheckpointConfig& config, bool* is_there) {
@@ -62,6 +62,39 @@ std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64
   return newest;
 }
 
+// Returns the model of another framework's checkpoint in `load`, that of `step` in the folder of a
+// run.
+absl::StatusOr<std::optional<SavedModel>> ForeignModelIn(const CheckpointConfig& config,
+                                                         std::optional<int64_t> step) {
+  const ckpt::convert::OpenForeignOptions options = {
+      .format = config.load_format(),
+      .stores = StoresOf(config),
+      .parameter_names_file = config.parameter_to_structured_name(),
+      .needs_trainer_files = false};
+  const absl::StatusOr<ckpt::convert::FoundForeign> found =
+      ckpt::convert::FindForeign(config.load(), step, options);
+  if (absl::IsNotFound(found.status())) return NothingToLoad(config);
+  TESSERA_RETURN_IF_ERROR(found.status());
+  const absl::StatusOr<ckpt::convert::ForeignCheckpoint> files =
+      ckpt::convert::DescribeForeign(found->name, options);
+  if (absl::IsNotFound(files.status())) return NothingToLoad(config);
+  TESSERA_RETURN_IF_ERROR(files.status());
+  std::optional<SavedModel> model = ModelOf(files->description, found->name);
+  const bool needs_all = !config.allow_missing() && config.load_tensors().empty();
+  if (!needs_all) return model;
+  if (!files->mismatch.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("load=", config.load(), ": ", found->name, ": ", files->mismatch,
+                     "; restore the file from a copy, or give --allow-missing"));
+  }
+  if (model.has_value() || files->notes.empty()) return model;
+  return ckpt::convert::WithNotes(
+      absl::InvalidArgumentError(absl::StrCat(
+          "load=", config.load(), ": ", found->name,
+          " does not describe a model that is known here, nor do the settings: give --size")),
+      files->notes);
+}
+
 }  // namespace
 
 absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig& config) {
@@ -80,33 +113,7 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
     if (!format.empty()) return NothingToLoad(config);
   }
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config));
-  const ckpt::convert::OpenForeignOptions options = {
-      .format = format,
-      .stores = StoresOf(config),
-      .parameter_names_file = config.parameter_to_structured_name(),
-      .needs_trainer_files = false};
-  const absl::StatusOr<ckpt::convert::FoundForeign> found =
-      ckpt::convert::FindForeign(config.load(), step, options);
-  if (absl::IsNotFound(found.status())) return NothingToLoad(config);
-  TESSERA_RETURN_IF_ERROR(found.status());
-  const absl::StatusOr<ckpt::convert::ForeignCheckpoint> files =
-      ckpt::convert::DescribeForeign(found->name, options);
-  if (absl::IsNotFound(files.status())) return NothingToLoad(config);
-  TESSERA_RETURN_IF_ERROR(files.status());
-  model = ModelOf(files->description, found->name);
-  const bool needs_all = !config.allow_missing() && config.load_tensors().empty();
-  if (!needs_all) return model;
-  if (!files->mismatch.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("load=", config.load(), ": ", found->name, ": ", files->mismatch,
-                     "; restore the file from a copy, or give --allow-missing"));
-  }
-  if (model.has_value() || files->notes.empty()) return model;
-  return ckpt::convert::WithNotes(
-      absl::InvalidArgumentError(absl::StrCat(
-          "load=", config.load(), ": ", found->name,
-          " does not describe a model that is known here, nor do the settings: give --size")),
-      files->notes);
+  return ForeignModelIn(config, step);
 }
 
 absl::Status CheckLoadFormat(const CheckpointConfig& config) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -18,6 +17,7 @@
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
 #include "trainer/optim/schedule.h"
+#include "trainer/state/load_tensors.h"
 
 namespace tessera {
 namespace {
@@ -226,6 +226,28 @@ absl::Status TakeSavedSchedule(const ckpt::Manifest& manifest, TrainConfig* conf
   }
   *config = *std::move(result);
   return absl::OkStatus();
+}
+
+TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved) {
+  if (!saved.has_value()) return config;
+  CheckpointConfig& checkpoint = *config.mutable_checkpoint();
+  if (IsOfStatelessOptimizer(saved->manifest())) checkpoint.set_no_load_optim(true);
+  if (!saved->is_own) return config;
+  // The same command resumes a run that saves no optimizer state.
+  const bool begins_afresh = (checkpoint.no_save_optim() || checkpoint.no_load_optim()) &&
+                             !HasRole(saved->manifest(), ckpt::TensorRole::kOptimizerState);
+  if (begins_afresh) checkpoint.set_no_load_optim(true);
+  if (LoadsItsOwn(checkpoint)) return config;
+  checkpoint.clear_ckpt_step();
+  checkpoint.clear_consumed_samples();
+  checkpoint.set_load_content("all");
+  checkpoint.set_finetune(false);
+  checkpoint.set_no_load_optim(begins_afresh);
+  checkpoint.set_no_load_rng(false);
+  checkpoint.set_load_tensors("");
+  checkpoint.set_allow_missing(false);
+  checkpoint.set_allow_unexpected(false);
+  return config;
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 // The settings with which a checkpoint was saved, and their use in a resume.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "base/flag_options.pb.h"
 #include "checkpoint/include/manifest.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 
@@ -50,6 +52,12 @@ std::string DescribeChangedSettings(const ckpt::Manifest& manifest, const TrainC
 // the saved run's. FailedPrecondition if the checkpoint does not record them; DataLoss if no run
 // could have them.
 absl::Status TakeSavedSchedule(const ckpt::Manifest& manifest, TrainConfig* config);
+
+// Returns the settings for a run that continues from `saved`. Settings that concern a start from
+// another folder (finetune, no_load_optim and so on) do not apply to a resume from the run's own
+// folder; without saved optimizer state, no_load_optim does, and no_save_optim implies it. So does
+// another framework's optimizer without state.
+TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved);
 
 }  // namespace tessera
 

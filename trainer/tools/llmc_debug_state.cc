@@ -39,9 +39,9 @@
 #include "tensor/tensor.h"
 #include "trainer/data/token_file.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/find_saved.h"
 #include "trainer/state/foreign_weights.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 namespace {

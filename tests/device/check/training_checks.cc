@@ -26,7 +26,7 @@
 #include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/continue_run.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "trainer/state/continue_run.h"
+#include "trainer/state/saved_run.h"
 
 #include <cstdint>
 #include <cstdlib>
@@ -23,6 +23,7 @@
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_settings.h"
 
 namespace tessera {
 namespace {
@@ -255,7 +256,7 @@ class ReplicaTest : public CheckpointsTest {
         .checkpoint = save(folder_ + "/memory", 120), .is_own = true, .in_memory = true};
     Outcome outcome;
     const auto saver = OrFail(OpenSaver(config));
-    outcome.status = ContinueFromSaved(
+    outcome.status = LoadSavedRun(
         Of(config), group_, saver->manager(), Sink(),
         [&](const std::optional<SavedRun>& saved) {
           outcome.tried.push_back(!saved.has_value()

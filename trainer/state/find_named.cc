@@ -1,9 +1,9 @@
-#include "trainer/state/find_saved.h"
-
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <memory>
-#include <string_view>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,16 +21,11 @@
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/state/saved_run.pb.h"
 
 namespace tessera {
 namespace {
-
-bool SameFolder(std::string_view a, std::string_view b) {
-  while (a.size() > 1 && a.ends_with('/')) a.remove_suffix(1);
-  while (b.size() > 1 && b.ends_with('/')) b.remove_suffix(1);
-  return a == b;
-}
 
 // Adds to a manifest what its writer did not know and the settings state: the step, and the
 // position in the data.
@@ -237,14 +232,8 @@ absl::StatusOr<SavedRun> Decode(const std::string& bytes, const TrainConfig& set
 
 }  // namespace
 
-bool LoadsItsOwn(const CheckpointConfig& config) {
-  if (config.save().empty()) return false;
-  if (config.load().empty()) return config.auto_resume();
-  return SameFolder(config.load(), config.save());
-}
-
-absl::StatusOr<SavedRun> FindToLoad(const TrainConfig& config, const RankGroup& group,
-                                    const NoteSink& notes) {
+absl::StatusOr<SavedRun> FindNamed(const TrainConfig& config, const RankGroup& group,
+                                   const NoteSink& notes) {
   if (group.ranks.rank() != 0) {
     TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.timeout));
     return Decode(found, config);

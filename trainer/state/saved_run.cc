@@ -1,0 +1,189 @@
+#include "trainer/state/saved_run.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "checkpoint/internal/damage.h"
+#include "checkpoint/include/process_group.h"
+#include "trainer/config/load_content.h"
+#include "trainer/state/describe_saved.h"
+#include "trainer/state/save_storage.h"
+
+namespace tessera {
+namespace {
+
+bool SameFolder(std::string_view a, std::string_view b) {
+  while (a.size() > 1 && a.ends_with('/')) a.remove_suffix(1);
+  while (b.size() > 1 && b.ends_with('/')) b.remove_suffix(1);
+  return a == b;
+}
+
+bool ResumesItsOwn(const CheckpointConfig& config) {
+  if (config.save().empty() || !config.auto_resume()) return false;
+  // That is a request for weights, and for step 0.
+  return LoadContentOf(config).scheduler || !LoadsItsOwn(config);
+}
+
+bool ChoosesOwnStep(const CheckpointConfig& config) {
+  return ResumesItsOwn(config) && LoadsItsOwn(config) && config.has_ckpt_step();
+}
+
+void NoteAbandoned(const CheckpointConfig& config, const std::vector<std::string>& moved,
+                   const NoteSink& notes) {
+  if (moved.empty()) return;
+  notes(absl::StrCat("ckpt_step=", config.ckpt_step(), ": later checkpoints of ", config.save(),
+                     " are quarantined as ", JoinFirst(moved, ", ")));
+}
+
+// Opens a manager of `save` that changes nothing there.
+absl::StatusOr<std::unique_ptr<ckpt::CheckpointManager>> OpenToLook(const CheckpointConfig& config,
+                                                                    const RankGroup& group) {
+  ckpt::CheckpointManagerOptions options;
+  options.save.group = &group.ranks;
+  options.save.timeout = group.timeout;
+  options.schedule.saves = false;
+  return ckpt::CheckpointManager::Open(config.save(), std::move(options), StoresOf(config));
+}
+
+// The arguments of LoadSavedRun() but the replica.
+struct Loading {
+  const TrainConfig& config;
+  const RankGroup& group;
+  ckpt::CheckpointManager& manager;
+  const NoteSink& notes;
+  const LoadRun& load;
+
+  const CheckpointConfig& checkpoint() const { return config.checkpoint(); }
+  bool is_reporter() const { return group.ranks.rank() == 0; }
+};
+
+// Loads a replica. Returns false, with a note, if it is damaged. `stored_step` belongs to the
+// checkpoint of the store that it replaces; nullopt without one.
+absl::StatusOr<bool> LoadReplica(const Loading& run, const SavedRun& replica,
+                                 std::optional<int64_t> stored_step) {
+  const int64_t step = replica.checkpoint.step();
+  const absl::Status loaded = run.load(replica);
+  if (!loaded.ok() && !ckpt::FindDamagedParts(loaded).has_value()) return loaded;
+  if (!run.is_reporter()) return loaded.ok();
+  if (loaded.ok()) {
+    run.notes(absl::StrCat("resumes from ", replica.Describe(), "; the store has ",
+                           stored_step.has_value()
+                               ? absl::StrCat("step ", *stored_step, ": ", step - *stored_step)
+                               : absl::StrCat("no checkpoint: ", step),
+                           " steps kept"));
+  } else {
+    run.notes(absl::StrCat("WARNING: ", replica.Describe(), " is not used: ", loaded.message()));
+  }
+  return loaded.ok();
+}
+
+// Loads the latest valid checkpoint in `save`, or that of ckpt_step; instead of it the replica, if
+// that is not older. Returns false, with nothing loaded, if `save` has none. A damaged replica is
+// reset.
+absl::StatusOr<bool> LoadFromStore(const Loading& run, std::optional<SavedRun>& replica) {
+  const CheckpointConfig& config = run.checkpoint();
+  const ckpt::LoadOnThisRank load = [&](const ckpt::Checkpoint& checkpoint) -> absl::Status {
+    if (replica.has_value() && replica->checkpoint.step() >= checkpoint.step()) {
+      TESSERA_ASSIGN_OR_RETURN(const bool loaded, LoadReplica(run, *replica, checkpoint.step()));
+      if (loaded) return absl::OkStatus();
+      replica.reset();
+    }
+    if (!LoadsItsOwn(config) && !config.load().empty() && run.is_reporter()) {
+      run.notes(absl::StrCat("resuming from ", config.save(), ", where this run has saved, and ",
+                             "not from load=", config.load()));
+    }
+    return run.load(SavedRun{.checkpoint = checkpoint, .is_own = true});
+  };
+  ckpt::ResumeOptions options = {.ignore_no_valid = config.resume_ignore_no_valid_checkpoint() ||
+                                                    replica.has_value()};
+  if (ChoosesOwnStep(config)) options.step = config.ckpt_step();
+  const absl::StatusOr<ckpt::ResumeResult> resumed = run.manager.TryResume(load, options);
+  TESSERA_RETURN_IF_ERROR(InSettings(resumed.status(), config));
+  for (const ckpt::SkippedCheckpoint& skipped : resumed->skipped) {
+    run.notes(absl::StrCat("WARNING: ", ckpt::Describe(run.manager.storage(), skipped)));
+  }
+  NoteAbandoned(config, resumed->abandoned, run.notes);
+  return resumed->checkpoint.has_value();
+}
+
+// Loads the run's own state, from the store or the replica. Returns false if neither has one, with
+// nothing loaded.
+absl::StatusOr<bool> LoadOwn(const Loading& run, std::optional<SavedRun> replica) {
+  const bool had_replica = replica.has_value();
+  TESSERA_ASSIGN_OR_RETURN(const bool stored, LoadFromStore(run, replica));
+  if (stored || !had_replica) return stored;
+  if (replica.has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(const bool loaded, LoadReplica(run, *replica, std::nullopt));
+    if (loaded) return true;
+    replica.reset();
+  }
+  // Only the replica permitted a folder without a valid checkpoint: now the settings decide.
+  return LoadFromStore(run, replica);
+}
+
+}  // namespace
+
+bool LoadsItsOwn(const CheckpointConfig& config) {
+  if (config.save().empty()) return false;
+  if (config.load().empty()) return config.auto_resume();
+  return SameFolder(config.load(), config.save());
+}
+
+bool ResumesLatest(const CheckpointConfig& config) {
+  return ResumesItsOwn(config) && !ChoosesOwnStep(config);
+}
+
+absl::Status LoadSavedRun(const TrainConfig& config, const RankGroup& group,
+                          ckpt::CheckpointManager& manager, const NoteSink& notes,
+                          const LoadRun& load, std::optional<SavedRun> replica) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  if (ResumesItsOwn(checkpoint)) {
+    const Loading run = {config, group, manager, notes, load};
+    TESSERA_ASSIGN_OR_RETURN(const bool loaded, LoadOwn(run, std::move(replica)));
+    if (loaded) return absl::OkStatus();
+    if (LoadsItsOwn(checkpoint)) {
+      if (checkpoint.exit_on_missing_checkpoint() || checkpoint.has_ckpt_step()) {
+        return absl::NotFoundError(absl::StrCat("save: no checkpoint in ", checkpoint.save()));
+      }
+      notes(absl::StrCat("no checkpoint in ", checkpoint.save(), ": starting afresh"));
+      return load(std::nullopt);
+    }
+  }
+  if (checkpoint.load().empty()) return load(std::nullopt);
+  TESSERA_ASSIGN_OR_RETURN(SavedRun named, FindNamed(config, group, notes));
+  TESSERA_RETURN_IF_ERROR(load(std::move(named)));
+  if (!Saves(config) || !LoadsItsOwn(checkpoint) || !checkpoint.has_ckpt_step()) {
+    return absl::OkStatus();
+  }
+  // Another future is abandoned.
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                           manager.AbandonLater(checkpoint.ckpt_step()));
+  NoteAbandoned(checkpoint, moved, notes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
+                                                     const RankGroup& group,
+                                                     const NoteSink& notes) {
+  // A run that does not save leaves everything as it is.
+  TrainConfig looks_only = config;
+  looks_only.mutable_checkpoint()->set_enable_save_ckpt(false);
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::CheckpointManager> manager,
+                           OpenToLook(config.checkpoint(), group));
+  std::optional<SavedRun> found;
+  TESSERA_RETURN_IF_ERROR(
+      LoadSavedRun(looks_only, group, *manager, notes, [&](std::optional<SavedRun> saved) {
+        found = std::move(saved);
+        return absl::OkStatus();
+      }));
+  return found;
+}
+
+}  // namespace tessera
