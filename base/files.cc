@@ -89,7 +89,7 @@ absl::Status MakeDirectories(int at, const std::string& path) {
     if (prefix.empty() || prefix.back() == '/') continue;  // "/", "a//b"
     const bool made = mkdirat(at, prefix.c_str(), 0777) == 0;
     if (!made && errno != EEXIST) return ErrnoStatus(errno);
-    TESSERA_RETURN_IF_ERROR(SyncDirectory(at, ParentOf(prefix), made));
+    TESSERA_RETURN_IF_ERROR(SyncDirectory(at, ParentOf(prefix), /*must_be_readable=*/made));
   }
   struct stat info;
   if (fstatat(at, path.c_str(), &info, 0) != 0) return ErrnoStatus(errno);

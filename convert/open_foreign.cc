@@ -200,7 +200,7 @@ constexpr Format kFormats[] = {
      },
      .plan = PlanLlmc,
      .holds = Holds::kStep},
-    // The parts of Meta's state dict are what "llama" means.
+    // InternEvo calls Meta's files "llama".
     {.name = kTorch,
      .other_name = "llama",
      .matches = HasFiles<FindTorchFiles>,

@@ -78,7 +78,7 @@ absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& c
 
 namespace {
 
-// A name of the step, and that by which the files of a program that gives it are known.
+// Where a program keeps the step, and the entry by which its files are recognised.
 struct StepName {
   const char* step;
   const char* mark;

@@ -36,7 +36,8 @@ struct NamedCheckpoint {
   convert::SavedValue state = {convert::SavedValue::Dict{}};
   // `storage`, for another framework's checkpoint; null if `opened` is an error.
   const convert::ForeignStorage* foreign = nullptr;
-  // The seal of another framework's checkpoint, which need not open if it has one.
+  // The seal of another framework's checkpoint; null without one. With a seal, `opened` may be an
+  // error, and the seal can still be verified.
   std::optional<convert::FoundSeal> seal;
 
   // Checks the records of another framework's files that reading all tensors does not check. Called

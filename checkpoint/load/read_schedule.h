@@ -66,7 +66,7 @@ struct ReadSchedule {
     size_t index;  // in `own` or `incoming`
   };
 
-  // The numbers of reading threads and of buffers, by what they receive.
+  // The number of reading threads, and of buffers of each kind.
   struct BufferCounts {
     int workers = 1;
     size_t own = 0, private_pieces = 0;  // of a piece each

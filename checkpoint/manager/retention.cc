@@ -155,10 +155,10 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
   std::vector<RetentionCandidate> candidates;
   std::vector<std::pair<const CheckpointInfo*, uint64_t>> found;
   for (const CheckpointInfo& checkpoint : saved) {
-    if (checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
-                           : storage_.IsLink(checkpoint.directory)) {
-      continue;
-    }
+    // What is behind a link is the user's: it is neither deleted nor counted.
+    const bool behind_link = checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
+                                                : storage_.IsLink(checkpoint.directory);
+    if (behind_link) continue;
     const Described described =
         checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
     if (!described.unknown.ok() || (checkpoint.rolling && !described.intact)) continue;

@@ -105,7 +105,7 @@ class ForeignTensorSet {
                         const ForeignKind& kind, const Shape& shape, const ForeignPlace& place,
                         const std::vector<int64_t>& strides);
 
-  // Adds the rank's whole part, a tensor of a file that was read, of any format.
+  // Does the same for a tensor of a file, which may be of any format.
   template <typename Tensor>
   absl::Status AddWhole(const ForeignParameter& parameter, const TensorParallelShare& share,
                         const ForeignKind& kind, const std::string& file, const Tensor& tensor) {

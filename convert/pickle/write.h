@@ -53,7 +53,7 @@ class Writer {
   // Begins an object of a class; append names and values of its fields in turn.
   void BeginObject(std::string_view module, std::string_view name);
   void EndObject();
-  // Replaces an object, a persistent id, by the object that the loading program has under it.
+  // Replaces the persistent id on the stack by the object that the loading program keeps under it.
   void PersistentId() { bytes_ += 'Q'; }
 
   // Gives the last object a number, under which Recall() appends it again.

@@ -309,7 +309,8 @@ std::string Forbids(const s3::Dialect& dialect) {
   return second.empty() ? usual : absl::StrCat(usual, " or ", second);
 }
 
-// Does once what writing a file does.
+// Lists, creates, fails to replace, and deletes a small object, so that missing rights are reported
+// before the first save.
 absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   s3::ClientOptions impatient = options.client;
   impatient.timeout = options.ping_timeout;

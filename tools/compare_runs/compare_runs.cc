@@ -176,7 +176,7 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& words) 
   return arguments;
 }
 
-// Adds to each step's number.
+// Adds `offset` to the number of each step.
 template <typename Value>
 void AddToSteps(int64_t offset, std::map<int64_t, Value>& steps) {
   std::map<int64_t, Value> moved;

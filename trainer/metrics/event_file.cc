@@ -60,7 +60,8 @@ std::optional<Event> EventOfRecord(const nlohmann::json& record) {
   return event;
 }
 
-// Calls `add` for each whole line that `file` has from `offset` on, which moves behind them.
+// Calls `add` for each whole line of `file` from `offset` on, and moves `offset` behind the last
+// one.
 absl::Status ReadNewLines(const FileDescriptor& file, int64_t& offset,
                           const std::function<void(Event)>& add) {
   TESSERA_ASSIGN_OR_RETURN(const int64_t size, file.SizeBytes());

@@ -256,9 +256,10 @@ void AddSaves(const fs::path& path, const RunDataLimits& limits, bool& found, Js
   const auto take = [&](const Json& record) {
     if (!std::isfinite(NumberOf(record, "step"))) return false;
     Json save = {{"step", NumberOf(record, "step")}};
-    for (const char* name : {"ledger", "state", "save"}) save[name] = Text(record, name, 200);
+    constexpr char kSaveDigest[] = "save";
+    for (const char* name : {"ledger", "state", kSaveDigest}) save[name] = Text(record, name, 200);
     // A resumed run says again what it has loaded.
-    const std::string digest = Text(record, "save", 200);
+    const std::string digest = Text(record, kSaveDigest, 200);
     if (digest.empty() || known.insert({NumberOf(record, "step"), digest}).second) {
       saves.push_back(std::move(save));
     }

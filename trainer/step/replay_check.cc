@@ -126,8 +126,8 @@ class Check {
     return absl::OkStatus();
   }
 
-  // Decides between two replicas that one finding cannot tell apart, if another proves one of them
-  // wrong. `wrong`: those whose results vary.
+  // Decides a finding that blames both replicas, if another finding has proven one of them wrong.
+  // `wrong[r]`: replica r does not repeat its own result.
   static void DecideByOthers(std::vector<bool> wrong, std::vector<Finding>& findings) {
     const auto undecided = [](const Finding& finding) {
       return finding.verdict.original_is_wrong && finding.verdict.repeater_is_wrong;

@@ -73,7 +73,8 @@ float PowerOfBeta(float beta, double updates) {
   return power;
 }
 
-// The files of shards: pickles of a dict of arrays, between whose elements the rest is written.
+// Builds the files of shards. Each is a pickle of a dict of arrays. The elements of the arrays are
+// written later, between the bytes of the pickle.
 class PaddleShardFiles {
  public:
   explicit PaddleShardFiles(uint64_t max_file_bytes) : max_file_bytes_(max_file_bytes) {}
