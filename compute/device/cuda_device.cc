@@ -39,6 +39,7 @@ absl::Status Describe(int index, TrainingDevice* opened) {
   TESSERA_ASSIGN_OR_RETURN(const CudaDeviceInfo info, DescribeCudaDevice(index));
   opened->type = TypeOf(info);
   opened->shared_bytes_of_block = info.shared_bytes_of_block;
+  opened->multiplies_by_warpgroups = info.major == 9 && info.minor == 0;
   if (info.major >= kLeastMajor) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("GPU ", index, " (", opened->type, ") is too old: sm_80 or later is needed"));
@@ -102,6 +103,10 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
   opened->make_backend =
       [&device = *opened, cublaslt,
        options](const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    if (choices.attention_by_warpgroups && !device.multiplies_by_warpgroups) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "attention by warpgroups needs a GPU of compute capability 9.0, not ", device.type));
+    }
     TESSERA_ASSIGN_OR_RETURN(
         std::unique_ptr<cuda::Products> products,
         cuda::MakeCublasLtProducts(cublaslt, *device.compute,

@@ -28,8 +28,9 @@ struct TrainingDevice {
   Device device;
   // "NVIDIA H200, sm_90, 132 multiprocessors": devices of one type compute the same bits.
   std::string type;
-  std::string products;               // the library of matrix products and its version
-  int64_t shared_bytes_of_block = 0;  // the most that a kernel may ask for
+  std::string products;                   // the library of matrix products and its version
+  int64_t shared_bytes_of_block = 0;      // the most that a kernel may ask for
+  bool multiplies_by_warpgroups = false;  // compute capability 9.0
   std::unique_ptr<DeviceContext> context;
   std::unique_ptr<Stream> compute;
   std::unique_ptr<DeviceTensors> tensors;

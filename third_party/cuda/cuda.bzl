@@ -12,12 +12,14 @@ CUDA_ONLY = select({
     "//conditions:default": ["//third_party/cuda:unavailable"],
 })
 
-# Machine code for A100 and H100/H200, and PTX that later devices compile for themselves. Nothing
-# here needs an instruction of sm_90a alone, whose PTX no later device takes.
+# Machine code for A100 and H100/H200, and PTX that later devices compile for themselves.
 _ARCHITECTURES = [
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=[sm_90,compute_90]",
 ]
+
+# Machine code for H100/H200 alone, with instructions that no later device has.
+_HOPPER = ["-gencode=arch=compute_90a,code=sm_90a"]
 
 def _cuda_objects_impl(ctx):
     if not CUDA_HOME:
@@ -40,7 +42,7 @@ def _cuda_objects_impl(ctx):
         arguments.add_all(["-ccbin", "g++", "-std=c++20", "-O3", "-Xptxas=-v"])
         arguments.add_all(["-Xcompiler", "-fPIC,-Wall,-Wextra"])
         arguments.add_all(["-Werror", "all-warnings", "-I."])
-        arguments.add_all(_ARCHITECTURES + ["--no-compress"])  # tests read the machine code
+        arguments.add_all(ctx.attr.architectures + ["--no-compress"])  # tests read the machine code
         for context in contexts:
             arguments.add_all(context.includes, before_each = "-isystem")
             arguments.add_all(context.system_includes, before_each = "-isystem")
@@ -77,6 +79,7 @@ _cuda_objects = rule(
     doc = "Objects; in the output group `reports`, what ptxas says of the registers and the " +
           "memory of each kernel.",
     attrs = {
+        "architectures": attr.string_list(mandatory = True),
         "copts": attr.string_list(),
         "deps": attr.label_list(providers = [CcInfo]),
         "hdrs": attr.label_list(allow_files = True),
@@ -96,7 +99,8 @@ def cuda_library(
         copts = [],
         tags = [],
         visibility = None,
-        testonly = None):
+        testonly = None,
+        hopper_srcs = []):
     """A cc_library whose sources nvcc compiles as CUDA, .cc files too.
 
     Headers that C++ includes, too, go into hdrs.
@@ -110,21 +114,28 @@ def cuda_library(
       tags: `cuda` is added.
       visibility: as usual.
       testonly: as usual.
+      hopper_srcs: further sources, whose kernels compute capability 9.0 alone can run.
     """
-    _cuda_objects(
-        name = name + "_objects",
-        srcs = [source for source in srcs if _is_compiled(source)],
-        hdrs = hdrs + [source for source in srcs if not _is_compiled(source)],
-        copts = copts,
-        tags = tags + ["cuda"],
-        target_compatible_with = CUDA_ONLY,
-        testonly = testonly,
-        visibility = ["//visibility:private"],
-        deps = deps,
-    )
+    objects = {name + "_objects": ([source for source in srcs if _is_compiled(source)],
+                                   _ARCHITECTURES)}
+    if hopper_srcs:
+        objects[name + "_hopper_objects"] = (hopper_srcs, _HOPPER)
+    for target, (sources, architectures) in objects.items():
+        _cuda_objects(
+            name = target,
+            srcs = sources,
+            hdrs = hdrs + [source for source in srcs if not _is_compiled(source)],
+            architectures = architectures,
+            copts = copts,
+            tags = tags + ["cuda"],
+            target_compatible_with = CUDA_ONLY,
+            testonly = testonly,
+            visibility = ["//visibility:private"],
+            deps = deps,
+        )
     native.cc_library(
         name = name,
-        srcs = [name + "_objects"],
+        srcs = objects.keys(),
         hdrs = hdrs,
         tags = tags + ["cuda"],
         target_compatible_with = CUDA_ONLY,
@@ -133,7 +144,15 @@ def cuda_library(
         deps = deps + ["//third_party/cuda:cudart"],
     )
 
-def simulated_twins(name, srcs, hdrs, deps, twins = [], simulated_copts = [], visibility = None):
+def simulated_twins(
+        name,
+        srcs,
+        hdrs,
+        deps,
+        twins = [],
+        simulated_copts = [],
+        visibility = None,
+        hopper_srcs = []):
     """Kernels: `name` for a device and, for tests, `simulated_NAME` for the simulated one.
 
     Neither compiler fuses multiplications and additions by itself: fused ones are written as such,
@@ -148,10 +167,12 @@ def simulated_twins(name, srcs, hdrs, deps, twins = [], simulated_copts = [], vi
         PACKAGE:simulated_TARGET.
       simulated_copts: for the host's compiler.
       visibility: of both.
+      hopper_srcs: further sources of both, whose kernels compute capability 9.0 alone can run.
     """
     cuda_library(
         name = name,
         srcs = srcs,
+        hopper_srcs = hopper_srcs,
         hdrs = hdrs,
         copts = ["-fmad=false", "--expt-relaxed-constexpr", "-Xptxas=--warn-on-spills"],
         visibility = visibility,
@@ -160,7 +181,7 @@ def simulated_twins(name, srcs, hdrs, deps, twins = [], simulated_copts = [], vi
     cc_library(
         name = "simulated_" + name,
         testonly = True,
-        srcs = srcs,
+        srcs = srcs + hopper_srcs,
         hdrs = hdrs,
         copts = ["-ffp-contract=off"] + simulated_copts,
         visibility = visibility,

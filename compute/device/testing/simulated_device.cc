@@ -35,6 +35,7 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
   auto opened = std::make_unique<SimulatedDevice>();
   opened->device = {DeviceType::kCuda, index};
   opened->shared_bytes_of_block = options.shared_bytes_of_block;
+  opened->multiplies_by_warpgroups = true;
   auto runtime = std::make_unique<FakeDeviceRuntime>(options);
   opened->runtime = runtime.get();
   opened->cublaslt = std::make_shared<cuda::FakeCublasLt>(*runtime, cublaslt);

@@ -429,7 +429,7 @@ void DeviceKernels::Run(const ops::AttentionBackward& op) {
   const Operation here(*this, "AttentionBackward", op.d_out, op.q, op.k, op.v);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   const int64_t blocks = shape.blocks(), heads = shape.heads, batch = shape.batch;
-  const bool at_once = attention_at_once_ && CanRunAtOnce(op);
+  const bool at_once = attention_.at_once && CanRunAtOnce(op);
   const int64_t bytes =
       AttentionScratchBytes(batch * heads, shape.sequence, shape.head_size, at_once);
   const QueryStatistics statistics = {static_cast<float*>(Scratch(bytes))};

@@ -3,11 +3,12 @@
 
 #include <glog/logging.h>
 
-#include <cmath>
 #include <cstdint>
 
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/attention_softmax.h"
 #include "compute/kernels/cuda/attention_tiles.h"
+#include "compute/kernels/cuda/attention_warpgroups.h"
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/mma.h"
 #include "compute/kernels/cuda/operation.h"
@@ -18,52 +19,6 @@
 namespace tessera::cuda {
 
 namespace {
-
-// The two rows of a tile that a lane has elements of: their running maximum, and this lane's part
-// of the sum of exp(score - maximum). Maxima are of scores before scaling.
-struct RowState {
-  float max[2];
-  float sum[2];
-};
-
-// Combines the values of a row's four lanes.
-template <typename Combine>
-TESSERA_DEVICE float OverRow(float value, Combine combine) {
-  for (int distance = 1; distance < 4; distance *= 2) {
-    value = combine(value, simt::ShuffleXor(simt::kAllLanes, value, distance));
-  }
-  return value;
-}
-
-// Turns scores into exp(score - maximum); earlier sums are multiplied by `corrections`.
-template <int kTiles>
-TESSERA_DEVICE void UpdateSoftmax(float scale_log2, float (&scores)[kTiles][4], RowState& state,
-                                  float (&corrections)[2]) {
-  float max[2] = {state.max[0], state.max[1]};
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) max[i / 2] = fmaxf(max[i / 2], scores[n][i]);
-  }
-  float scaled[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    // Finite: every row sees key 0, in the first tile.
-    max[row] = OverRow(max[row], [](float a, float b) { return fmaxf(a, b); });
-    corrections[row] = simt::Exp2((state.max[row] - max[row]) * scale_log2);
-    scaled[row] = max[row] * scale_log2;
-    state.max[row] = max[row];
-    state.sum[row] *= corrections[row];
-  }
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scores[n][i] = simt::Exp2(fmaf(scores[n][i], scale_log2, -scaled[i / 2]));
-      state.sum[i / 2] += scores[n][i];
-    }
-  }
-}
 
 template <int kTiles>
 TESSERA_DEVICE void DropScores(const AttentionShape& shape, int batch, int head, int first_query,
@@ -101,7 +56,7 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
   const typename Kind::OwnRows query_rows(queries, own);
 
   typename Kind::Sums sums = {};
-  RowState state = {{-INFINITY, -INFINITY}, {0, 0}};
+  RowState state;
   const int key_end = simt::Min(block_query + kOwnRows, shape.sequence);
   ForTiles<Kind::kStages>(simt::BlocksOf(key_end, Kind::kRows), load, [&](int tile, int stage) {
     const int first_key = tile * Kind::kRows;
@@ -113,26 +68,11 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kAttentionThreads, Kind::kBlocks)
     if constexpr (Kind::kDropout) {
       DropScores(shape, batch, head, first_query, first_key, scores);
     }
-#pragma unroll
-    for (int n = 0; n < Kind::kHeadTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[n][i] *= corrections[i / 2];
-    }
+    CorrectSums(corrections, sums);
     MultiplyByColumns(scores, tiles.Get(stage, 1), sums);
   });
 
-  float factors[2];
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float sum = OverRow(state.sum[row], [](float a, float b) { return a + b; });
-    factors[row] = 1.0f / sum;
-    const int t = first_query + TileRow(2 * row);
-    if (simt::Lane() % 4 == 0 && t < shape.sequence) {
-      log_sum_exp[(int64_t{batch} * shape.heads + head) * shape.sequence + t] =
-          fmaf(state.max[row], shape.scale, logf(sum));
-    }
-  }
-  StoreHeadRows(sums, factors, shape, batch, head, first_query, out);
+  StoreAttention(sums, state, shape, batch, head, first_query, out, log_sum_exp);
 }
 
 }  // namespace
@@ -141,6 +81,9 @@ void DeviceKernels::Run(const ops::AttentionForward& op) {
   const Operation here(*this, "AttentionForward", op.q, op.k, op.v, op.out);
   CHECK_EQ(op.k.dim(1), op.q.dim(1)) << "keys of earlier tokens are for the CPU";
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
+  if (attention_.warpgroups && CanAttendByWarpgroups(op)) {
+    return LaunchAttentionByWarpgroups(stream(), shape, op);
+  }
   WithType(op.q.dtype(), [&]<typename T>(T) {
     WithAttentionKind<AttentionPass::kForward, T>(shape, [&]<typename Kind>() {
       simt::Launch<AttentionForwardTiles<Kind, T>>(

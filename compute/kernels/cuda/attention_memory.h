@@ -90,6 +90,19 @@ constexpr int64_t AttentionSharedBytes(DType dtype, int64_t head_size, bool back
                : 0});
 }
 
+// The forward pass by warpgroups (attention_warpgroups.cc): the warpgroups of a block, each of
+// which owns 64 queries, and the keys of a tile. Heads of 64 have 96, because a thread of two
+// blocks does not have the registers for 128.
+inline constexpr int kWarpgroupsOfBlock = 2;
+constexpr int WarpgroupTileRows(int64_t head_size) { return head_size == kMaxHeadSize ? 64 : 96; }
+
+// Returns the shared memory of its blocks: as that of a block with its own rows in memory, but
+// without longer rows, and with what it takes to begin at a multiple of 1024.
+constexpr int64_t WarpgroupAttentionBytes(int64_t head_size) {
+  const int64_t others = 2 * AttentionStages(2) * WarpgroupTileRows(head_size);
+  return 1024 + (kWarpgroupsOfBlock * kOwnRows + others) * head_size * 2;
+}
+
 // Returns the scratch memory of the backward pass for this number of heads in all samples: two
 // statistics of each query. At once, d_q in fp32 and the turns of its tiles, too.
 constexpr int64_t AttentionScratchBytes(int64_t heads, int64_t sequence, int64_t head_size,

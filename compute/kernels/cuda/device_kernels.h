@@ -37,6 +37,12 @@ namespace tessera::cuda {
   V(void, CrossEntropyBackward)     \
   V(void, CrossEntropyGradient)
 
+// The ways in which attention is computed: as in ProductChoices.
+struct AttentionChoices {
+  bool at_once = false;
+  bool warpgroups = false;
+};
+
 // Operations are queued on one stream. Every sum has a fixed order, a function of shapes alone. A
 // derived class adds matrix products and memory, and reports the errors of launches.
 class DeviceKernels : public Backend, protected OperationObserver {
@@ -50,9 +56,8 @@ class DeviceKernels : public Backend, protected OperationObserver {
   // Runs all three steps in one launch.
   void Run(const ops::CrossEntropyGradient& op) override;
 
-  // `attention_at_once`: as in ProductChoices.
-  DeviceKernels(simt::Stream stream, bool attention_at_once)
-      : stream_(stream), attention_at_once_(attention_at_once) {}
+  DeviceKernels(simt::Stream stream, const AttentionChoices& attention)
+      : stream_(stream), attention_(attention) {}
 
   // Returns device memory for the running operation, aligned to 256 bytes. The next call may return
   // the same memory, so an operation takes all it needs at once. Used on the stream only. Null if
@@ -87,7 +92,7 @@ class DeviceKernels : public Backend, protected OperationObserver {
               std::span<double> sums, const std::shared_ptr<double>& later = nullptr);
 
   simt::Stream stream_;
-  const bool attention_at_once_;
+  const AttentionChoices attention_;
 };
 
 }  // namespace tessera::cuda

@@ -9,6 +9,7 @@ import struct
 import subprocess
 
 BRANCH, PRODUCT, LOAD_MATRICES = 0x947, 0x23C, 0x83B  # BRA, HMMA, LDSM
+WARPGROUP_PRODUCTS = {0x9F0, 0xDF0}  # HGMMA, with its left matrix in memory or in registers
 
 
 @dataclasses.dataclass
@@ -17,9 +18,7 @@ class Kernel:
     architecture: str  # "sm_80"
     opcodes: list
     loop: list  # opcodes of the loop with the most products, the shortest one; [] without products
-
-    def products(self):
-        return self.loop.count(PRODUCT)
+    products: int  # of 16 x 16 by 16 x 8, in the loop
 
 
 def short_names(mangled):
@@ -44,18 +43,27 @@ def branch_target(address, word, architecture):
     return address + 16 + 4 * distance
 
 
+def products(word):
+    """How many products of 16 x 16 by 16 x 8 an instruction is, for each warp."""
+    if word & 0xFFF in WARPGROUP_PRODUCTS:
+        return (word >> 53 & 31) + 1
+    return int(word & 0xFFF == PRODUCT)
+
+
 def product_loop(words, architecture):
-    opcodes = [word & 0xFFF for word in words]
-    best = []
+    """(opcodes of the loop, its products)"""
+    counts = [0]  # of the instructions before each
+    for word in words:
+        counts.append(counts[-1] + products(word))
+    best, most = [], 0
     for i, word in enumerate(words):
-        if opcodes[i] != BRANCH:
+        if word & 0xFFF != BRANCH:
             continue
-        target = branch_target(16 * i, word, architecture)
-        body = opcodes[target // 16 : i + 1] if 0 <= target <= 16 * i else []
-        count, most = body.count(PRODUCT), best.count(PRODUCT)
-        if count > most or (count == most > 0 and len(body) < len(best)):
-            best = body
-    return best
+        first = branch_target(16 * i, word, architecture) // 16
+        count = counts[i + 1] - counts[first] if 0 <= first <= i else 0
+        if count > most or (count == most > 0 and i + 1 - first < len(best)):
+            best, most = words[first : i + 1], count
+    return [word & 0xFFF for word in best], most
 
 
 def sections(elf):
@@ -82,9 +90,9 @@ def kernels(contents):
             if name.startswith(".text."):
                 words = [word for word, _ in struct.iter_unpack("<QQ", code)]
                 architecture = f"sm_{number}"
-                loop = product_loop(words, architecture)
+                loop, count = product_loop(words, architecture)
                 opcodes = [word & 0xFFF for word in words]
-                found.append(Kernel(name[6:], architecture, opcodes, loop))
+                found.append(Kernel(name[6:], architecture, opcodes, loop, count))
     names = short_names(sorted({kernel.name for kernel in found}))
     for kernel in found:
         kernel.name = names[kernel.name]

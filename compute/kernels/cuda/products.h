@@ -57,6 +57,9 @@ struct ProductChoices {
   // once (attention_backward.cc). It needs up to 113 KiB of shared memory in a block, and scratch
   // memory for d_q in fp32 (attention_memory.h). No GPU has run it yet.
   bool attention_at_once = false;
+  // Whether attention's forward pass of bf16 without dropout, with heads of 64 or 128, multiplies
+  // by warpgroups (attention_warpgroups.cc). Compute capability 9.0 alone can. No GPU has run it.
+  bool attention_by_warpgroups = false;
   // Which of the algorithms that the library proposes, the best by its estimate first, and that
   // have a fixed order of additions; the last of them if there are fewer.
   int proposal = 0;

@@ -30,6 +30,8 @@
 //   LoadInTurn<N>(turn, address, to)        of memory that blocks use one after the other, each
 //   StoreInTurn<N>(turn, from, address)     between the two above; as LoadPack() and StorePack()
 //   SharedMemory::Take<T>(count)            the next array of the block's shared memory
+//   SharedMemory::AlignTo(bytes)            skips to an address that is a multiple; arrays are
+//                                           aligned to 16 bytes otherwise
 //   WaitForCopies()                         of the thread: CopyPackAsync() into shared memory
 //   Exp2(x), MaxOrNan(a, b)                 by the instructions of these names
 //   LoadPack<N>(address, to)                N adjacent elements as floats; the address is aligned

@@ -106,6 +106,9 @@ class SharedMemory {
     next_ += (count * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
     return SharedArray<T>(data);
   }
+  TESSERA_DEVICE void AlignTo(int bytes) {
+    next_ += -static_cast<uint32_t>(__cvta_generic_to_shared(next_)) & (bytes - 1);
+  }
 
  private:
   char* next_;

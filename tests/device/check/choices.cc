@@ -124,7 +124,9 @@ absl::Status RunRound(Round round, TrainingDevice& device, const TimedModel& mod
     TESSERA_RETURN_IF_ERROR(checks.Gradients().status());
     TESSERA_RETURN_IF_ERROR(checks.SameBits().status());
     TESSERA_RETURN_IF_ERROR(
-        CheckOperations(device, {.group = "Attention"}, options.training.threads).status());
+        CheckOperations(device, {.typical = options.operations.typical, .group = "Attention"},
+                        options.training.threads)
+            .status());
   }
   return round == kProfiled ? ProfileAgain(device, model, options.folder, trained)
                             : TrainAgain(
@@ -184,13 +186,22 @@ std::vector<Choice> ChoicesOf(const TrainingDevice& device) {
   const std::string sums_name = sums.sums ? "products sum" : "products do not sum";
   const std::string gelu_name =
       gelu.gelu_gradient ? "GELU's gradient in the product" : "GELU's gradient in a pass that sums";
-  return {{"as is", device.choices},
-          {sums_name, sums},
-          {gelu_name, gelu},
-          {absl::StrCat(sums_name, ", ", gelu_name), both},
-          {attention.attention_at_once ? "attention's gradients at once"
-                                       : "attention's gradients in two kernels",
-           attention}};
+  std::vector<Choice> choices = {
+      {"as is", device.choices},
+      {sums_name, sums},
+      {gelu_name, gelu},
+      {absl::StrCat(sums_name, ", ", gelu_name), both},
+      {attention.attention_at_once ? "attention's gradients at once"
+                                   : "attention's gradients in two kernels",
+       attention}};
+  if (device.multiplies_by_warpgroups) {
+    cuda::ProductChoices warpgroups = device.choices;
+    warpgroups.attention_by_warpgroups = !warpgroups.attention_by_warpgroups;
+    choices.push_back(
+        {warpgroups.attention_by_warpgroups ? "attention by warpgroups" : "attention by warps",
+         warpgroups});
+  }
+  return choices;
 }
 
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,

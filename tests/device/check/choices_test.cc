@@ -84,7 +84,8 @@ TEST_F(ChoicesTest, EachIsMeasured) {
   EXPECT_THAT(outcome.detail, HasSubstr(", products sum: "));
   EXPECT_THAT(outcome.detail, HasSubstr(", GELU's gradient in a pass that sums: "));
   EXPECT_GT(outcome.figures.at("tokens_per_second, attention's gradients at once"), 0);
-  EXPECT_EQ(outcome.figures.size(), 5);
+  EXPECT_GT(outcome.figures.at("tokens_per_second, attention by warpgroups"), 0);
+  EXPECT_EQ(outcome.figures.size(), 6);
   EXPECT_GT(outcome.figures.at("tokens_per_second, as is"), 0);
   EXPECT_GT(outcome.figures.at("tokens_per_second, products sum"), 0);
   EXPECT_GT(device_->cublaslt->sums_products(), 0);

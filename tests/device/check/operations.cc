@@ -59,6 +59,7 @@ class TypicalCases {
     Norms({1024, 768});
     Norms({256, 4096});
     Attention({1, 1024, 12, 12, 64}, 0);
+    Attention({1, 512, 8, 2, 128}, 0);
     Attention({1, 512, 8, 2, 128}, 0.1);
     Loss({256, 50304});
     Optimizer({1 << 20});

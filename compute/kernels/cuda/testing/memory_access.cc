@@ -32,6 +32,8 @@ void SharedAccess::Reset(int64_t bytes, int threads) {
   cells_.assign((bytes + kCellBytes - 1) / kCellBytes, Cell());
   block_epoch_ = 1;
   warp_epochs_.assign((threads + kWarpSize - 1) / kWarpSize, 1);
+  fences_.assign(threads, 0);
+  published_ = fences_;
   copies_.assign(threads, {});
 }
 
@@ -88,6 +90,7 @@ void SharedAccess::SetWritten(Cell& cell, int thread, bool copying) const {
   cell.writer = thread;
   cell.write_epoch = block_epoch_;
   cell.write_warp_epoch = warp_epochs_[thread / kWarpSize];
+  cell.write_fence = fences_[thread];
   cell.copying = copying;
 }
 
@@ -96,12 +99,31 @@ const char* SharedAccess::Check(int thread, int64_t begin, int64_t bytes, Use us
     Cell& cell = cells_[i];
     if (cell.copying) return "uses what is being copied, with no wait in between";
     const bool reads = use == Use::kRead || use == Use::kReadByWarp;
+    if (!reads && cell.products > 0) return "writes what a product reads, with no wait in between";
     const char* error = reads ? CheckRead(cell, thread) : CheckWrite(cell, thread);
     if (use == Use::kReadByWarp && error == nullptr) error = CheckRead(cell, thread ^ 1);
     if (error != nullptr) return error;
     if (!reads) SetWritten(cell, thread, use == Use::kCopy);
   }
   return nullptr;
+}
+
+const char* SharedAccess::BeginProductRead(int thread, int64_t begin, int64_t bytes) {
+  const char* const error = Check(thread, begin, bytes, Use::kReadByWarp);
+  if (error != nullptr) return error;
+  for (int64_t i = begin / kCellBytes; i < (begin + bytes) / kCellBytes; ++i) {
+    Cell& cell = cells_[i];
+    if (published_[cell.writer] <= cell.write_fence) {
+      return "multiplies what was written with no fence.proxy.async and barrier in between";
+    }
+    ++cell.products;
+  }
+  return nullptr;
+}
+
+const char* SharedAccess::EndProductRead(int thread, int64_t begin, int64_t bytes) {
+  for (int64_t i = begin / kCellBytes; i < (begin + bytes) / kCellBytes; ++i) --cells_[i].products;
+  return Check(thread, begin, bytes, Use::kReadByWarp);
 }
 
 void SharedAccess::FinishCopies(int thread) {

@@ -31,7 +31,10 @@ class SharedAccess {
   void Reset(int64_t bytes, int threads);
   // A thread's use of memory; kReadByWarp: any lane of its warp may be the reader.
   enum class Use { kRead, kReadByWarp, kWrite, kCopy };
-  void SyncBlock() { ++block_epoch_; }
+  void SyncBlock() {
+    ++block_epoch_;
+    published_ = fences_;
+  }
   void SyncWarp(int warp) { ++warp_epochs_[warp]; }
 
   // Records an access. Returns what is wrong with it, or null if nothing is. Precondition: `begin`
@@ -41,9 +44,16 @@ class SharedAccess {
   // Called after a Check() for kCopy.
   void CopyPack(int thread, char* to, const void* from) { copies_[thread].push_back({to, from}); }
   void FinishCopies(int thread);
+  // Lets products read what the thread has written, after the next barrier.
+  void FenceProxy(int thread) { ++fences_[thread]; }
+  // Record that a product of the thread's warp begins to read memory, and that it has read it. In
+  // between, nothing may write there; after that, any lane of the warp may have read it.
+  const char* BeginProductRead(int thread, int64_t begin, int64_t bytes);
+  const char* EndProductRead(int thread, int64_t begin, int64_t bytes);
   bool IsCopying(int thread) const { return !copies_[thread].empty(); }
 
   char* data() { return memory_.data(); }
+  const char* data() const { return memory_.data(); }
   int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
 
  private:
@@ -53,6 +63,8 @@ class SharedAccess {
     uint32_t write_warp_epoch = 0;
     uint32_t read_epoch = 0;
     uint32_t read_warp_epoch = 0;
+    uint32_t write_fence = 0;  // the number of the writer's fences before
+    int32_t products = 0;      // that read
     int32_t writer = 0;
     int32_t reader = 0;          // the last one
     bool copying = false;        // by the writer
@@ -74,6 +86,8 @@ class SharedAccess {
   std::vector<Cell> cells_;
   uint32_t block_epoch_ = 1;
   std::vector<uint32_t> warp_epochs_;
+  // The number of fences of each thread, and as of the block's last barrier.
+  std::vector<uint32_t> fences_, published_;
   std::vector<std::vector<Copy>> copies_;  // of each thread
 };
 

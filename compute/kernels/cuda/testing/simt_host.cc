@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -22,6 +23,7 @@
 #include "compute/kernels/cuda/testing/fiber.h"
 #include "compute/kernels/cuda/testing/memory_access.h"
 #include "compute/kernels/cuda/testing/simulated_arithmetic.h"
+#include "compute/kernels/cuda/testing/simulated_products.h"
 
 namespace tessera::simt {
 namespace internal {
@@ -88,6 +90,9 @@ class Simulator {
   void Meet(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
             Site site);
   SharedAccess& shared() { return shared_; }
+  WarpgroupProducts& products() { return products_; }
+  // Ends the thread if something is wrong.
+  void Require(const std::string& wrong);
   void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
   void AwaitTurn(const int32_t* turn, int32_t count);
   void PassTurn(int32_t* turn);
@@ -124,6 +129,7 @@ class Simulator {
   int at_barrier_ = 0;
   int first_at_barrier_ = 0;
   SharedAccess shared_;
+  WarpgroupProducts products_{shared_};
   int64_t block_index_ = 0;
   GlobalAccess global_;
   std::unordered_map<uintptr_t, const int32_t*> turns_;  // by the memory that is used in them
@@ -219,6 +225,7 @@ void Simulator::RunBlock(int threads, int64_t shared_bytes,
   threads_.assign(threads, Thread());
   warps_.assign(threads / kWarpSize, Warp());
   shared_.Reset(shared_bytes, threads);
+  products_.Reset(threads);
   finished_ = 0;
   at_barrier_ = 0;
   runnable_.resize(threads);
@@ -233,6 +240,7 @@ void Simulator::RunBlock(int threads, int64_t shared_bytes,
     runnable_.pop_back();
     RunThread(index, thread_body);
   }
+  if (const std::string wrong = products_.CheckEnd(); !wrong.empty()) SetError(wrong);
   for (Thread& thread : threads_) {
     if (thread.state == State::kDone || thread.fiber == nullptr) continue;
     thread.fiber->Reset();
@@ -269,6 +277,7 @@ void Simulator::RunThread(int index, const std::function<void()>& thread_body) {
   running = nullptr;
   if (thread.fiber->running()) return;
   if (shared_.IsCopying(index)) SetError("returns and has not waited for its copies");
+  if (products_.IsPending(index)) SetError("returns and has not waited for its products");
   thread.state = State::kDone;
   warps_[index / kWarpSize].ordinary = false;
   ++finished_;
@@ -295,6 +304,12 @@ void Simulator::SetError(const std::string& what) {
 
 void Simulator::EndThread() {
   for (;;) Wait();  // RunBlock() ends with the error and abandons the fiber.
+}
+
+void Simulator::Require(const std::string& wrong) {
+  if (wrong.empty()) return;
+  SetError(wrong);
+  EndThread();
 }
 
 std::string Simulator::Describe(int index) const {
@@ -547,6 +562,46 @@ void AwaitTurn(const int32_t* turn, int32_t count) { internal::running->AwaitTur
 void PassTurn(int32_t* turn) { internal::running->PassTurn(turn); }
 
 void WaitForCopies() { internal::ThisSimulator().shared().FinishCopies(internal::position.thread); }
+
+void FenceProxy() { internal::ThisSimulator().shared().FenceProxy(internal::position.thread); }
+
+void FenceRegisters(std::initializer_list<Registers> registers, Site site) {
+  internal::MeetLanes(
+      "a fence of products", kAllLanes, &registers, nullptr,
+      [](const void* const inputs[kWarpSize], void* const*) {
+        const std::initializer_list<Registers>* lanes[kWarpSize];
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+          lanes[lane] = static_cast<const std::initializer_list<Registers>*>(inputs[lane]);
+        }
+        internal::ThisSimulator().products().Fence(internal::position.thread, lanes);
+      },
+      site);
+}
+
+void QueueProduct(const QueuedProduct& product) {
+  internal::MeetLanes(
+      "a product", kAllLanes, &product, nullptr,
+      [](const void* const inputs[kWarpSize], void* const*) {
+        const QueuedProduct* lanes[kWarpSize];
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+          lanes[lane] = static_cast<const QueuedProduct*>(inputs[lane]);
+        }
+        internal::Simulator& simulator = internal::ThisSimulator();
+        simulator.Require(simulator.products().Queue(internal::position.thread, lanes));
+      },
+      product.site);
+}
+
+void FinishProducts(Site site) {
+  internal::MeetLanes(
+      "a wait for products", kAllLanes, &site, nullptr,
+      [](const void* const inputs[kWarpSize], void* const*) {
+        internal::Simulator& simulator = internal::ThisSimulator();
+        simulator.Require(simulator.products().Finish(internal::position.thread,
+                                                      *static_cast<const Site*>(inputs[0])));
+      },
+      site);
+}
 
 void SyncThreads(Site site) { internal::ThisSimulator().Barrier(site); }
 

@@ -30,6 +30,10 @@ namespace tessera::simt {
 // 8.9 and 12.0 99 KiB.
 inline constexpr int64_t kMaxSharedBytes = 227 * 1024;
 
+// The address at which the shared memory of every block begins. On a device it is at least as
+// aligned; kernels must not rely on more than 16 bytes.
+inline constexpr int64_t kSharedAddress = 0x410;
+
 // A simulated stream: runs launches in the order in which they are queued, now or later.
 class WorkQueue {
  public:
@@ -192,6 +196,9 @@ class SharedArray {
     internal::CheckAlignment(from, 16);
     internal::CopyAsync(AccessPack(i, internal::Use::kCopy), copies ? from : nullptr);
   }
+  uint32_t Address(int i) const {
+    return static_cast<uint32_t>(kSharedAddress + begin_byte_ + Bytes(i));
+  }
   // Returns the address of a pack that every lane of the warp may read.
   const char* PackForWarp(int i) const { return AccessPack(i, internal::Use::kReadByWarp); }
 
@@ -234,6 +241,7 @@ class SharedMemory {
     next_ = (end + 15) / 16 * 16;
     return array;
   }
+  void AlignTo(int bytes) { next_ += -(kSharedAddress + next_) & (bytes - 1); }
 
  private:
   int64_t next_ = 0;

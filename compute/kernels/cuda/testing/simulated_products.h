@@ -1,0 +1,110 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_TESTING_SIMULATED_PRODUCTS_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_TESTING_SIMULATED_PRODUCTS_H_
+
+// The products of warpgroups on the simulated device: wgmma.mma_async.m64nNk16 of bf16 with sums in
+// fp32, as "PTX ISA" describes it under "Asynchronous Warpgroup Level Matrix Instructions".
+//
+// Each warp computes its 16 rows. A product reads its operands between the call that queues it and
+// the end of FinishProducts(), which commits and waits. In between its sums are NaN. It is an error
+// - to change its registers, or the shared memory that it reads, in between;
+// - to queue it without wgmma.fence since the registers changed;
+// - if what it reads was written with no fence.proxy.async of the writer, followed by a barrier;
+// - if the warps of a warpgroup queue other products, or at other places;
+// - to return without a wait;
+// - if a descriptor has undefined bits, begins within a pattern of its swizzle, or leads beyond
+//   shared memory.
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "compute/kernels/cuda/simt_common.h"
+#include "compute/kernels/cuda/testing/memory_access.h"
+#include "compute/kernels/cuda/testing/simt_host.h"
+
+namespace tessera::simt {
+
+// Registers of a thread: an array on its stack.
+struct Registers {
+  const void* begin;
+  int64_t bytes;
+};
+
+// A lane's view of its warp's part of sums[64, columns] (+)= left[64, 16] right[16, columns].
+struct QueuedProduct {
+  float* sums = nullptr;  // columns / 2
+  int columns = 0;
+  bool accumulates = true;
+  const uint32_t* left = nullptr;  // four registers; null: `left_matrix`
+  uint64_t left_matrix = 0;        // a descriptor, of rows of inner indices
+  uint64_t right_matrix = 0;
+  bool right_rows_are_inner = false;  // or else columns
+  Site site;
+};
+
+// wgmma.fence: orders the calling thread's uses of these registers before products.
+void FenceRegisters(std::initializer_list<Registers> registers, Site site);
+void QueueProduct(const QueuedProduct& product);
+// wgmma.commit_group, and wgmma.wait_group 0.
+void FinishProducts(Site site);
+// fence.proxy.async: what the calling thread has written can be multiplied after a barrier.
+void FenceProxy();
+
+namespace internal {
+
+// The products of one block. Functions return what is wrong, or nothing.
+class WarpgroupProducts {
+ public:
+  explicit WarpgroupProducts(SharedAccess& shared) : shared_(shared) {}
+
+  // Begins a new block.
+  void Reset(int threads);
+  // Called for all lanes of the warp of a thread.
+  void Fence(int thread, const std::initializer_list<Registers>* const lanes[kWarpSize]);
+  std::string Queue(int thread, const QueuedProduct* const lanes[kWarpSize]);
+  std::string Finish(int thread, const Site& site);
+
+  bool IsPending(int thread) const { return !warps_[thread / kWarpSize].pending.empty(); }
+  // Checks that all warps of each warpgroup have queued the same. Called at the end of a block.
+  std::string CheckEnd() const;
+
+ private:
+  struct Pending {
+    std::array<QueuedProduct, kWarpSize> lanes;
+    std::array<std::array<uint32_t, 4>, kWarpSize> left;
+    std::array<std::vector<float>, kWarpSize> sums;  // before; none after another product of them
+  };
+  struct Fenced {
+    const char* begin;
+    std::vector<char> contents;
+  };
+  // What the warps of a warpgroup must have in common.
+  struct Event {
+    Site site;
+    uint64_t left_matrix, right_matrix;
+    int columns;
+    bool operator==(const Event& other) const = default;
+  };
+  struct Warp {
+    std::vector<Pending> pending;
+    int64_t events = 0;
+  };
+
+  std::string Agree(int thread, const Event& event);
+  // Returns whether a product of the same sums and columns is queued.
+  bool Follows(int thread, const QueuedProduct& product) const;
+  bool IsFenced(int thread, const void* begin, int64_t bytes) const;
+  void Compute(int thread, const Pending& product);
+
+  SharedAccess& shared_;
+  std::vector<Warp> warps_;
+  std::vector<std::vector<Event>> events_;   // of each warpgroup
+  std::vector<std::vector<Fenced>> fenced_;  // of each thread, since its last wait
+};
+
+}  // namespace internal
+}  // namespace tessera::simt
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_TESTING_SIMULATED_PRODUCTS_H_
