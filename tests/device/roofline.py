@@ -96,13 +96,15 @@ class Work:
     flops: float = 0  # by cuBLASLt
     waits: float = 0  # seconds of steps that wait for each other, on any GPU
     instead: bool = False  # of other kernels, so that it is in no sum
+    by_warpgroups: bool = False  # reaches the share of tensor cores that cuBLASLt does
 
     def seconds(self, gpu):
         slots = 4 * gpu.multiprocessors * gpu.clock * gpu.issue_share
+        mma_share = gpu.product_share if self.by_warpgroups else gpu.mma_share
         product_share = gpu.head_share if "head" in self.name else gpu.product_share
         return self.waits + max(
             self.instructions.get(gpu.architecture, 0) / slots,
-            self.mma * PRODUCT_FLOPS / (gpu.flops * gpu.mma_share),
+            self.mma * PRODUCT_FLOPS / (gpu.flops * mma_share),
             self.matrices * 4 / (gpu.multiprocessors * gpu.clock * gpu.bandwidth_share),
             self.flops / (gpu.flops * product_share),
             self.bytes / (gpu.bandwidth * gpu.bandwidth_share),
@@ -118,15 +120,19 @@ class Pass:
     own_rows: int = 64  # of a block
     rows_of_warp: int = 16
     sums: bool = False  # adds to d_q in fp32, which is read and written for each tile
+    warpgroups: bool = False  # of 64 own rows, two of which share tiles of the other side
+    instead: bool = False
 
 
 ATTENTION = {
     0: Pass("attention", 2, (2, 2)),
     1: Pass("attention's d_q", 3, (3, 2)),
     2: Pass("attention's d_k, d_v", 4, (2, 4)),
-    3: Pass("d_q, d_k and d_v at once", 5, (3, 4), 128, 32, sums=True),
+    3: Pass("d_q, d_k and d_v at once", 5, (3, 4), 128, 32, sums=True, instead=True),
+    4: Pass("attention by warpgroups", 2, (2, 2), warpgroups=True, instead=True),
 }
 KIND = re.compile(r"AttentionKind<\(AttentionPass\)(\d), (\d+), false, BFloat16>")
+WARPGROUPS = re.compile(r"AttentionForward(Warpgroups)<WarpgroupKind<(\d+)>")
 
 
 def attention_loops(objects):
@@ -134,10 +140,12 @@ def attention_loops(objects):
     loops = {}
     for path in objects:
         for kernel in machine_code.kernels(path.read_bytes()):
-            if kernel.loop and (match := KIND.search(kernel.name)):
-                counts = loops.setdefault((int(match[1]), int(match[2])), {})
+            match = KIND.search(kernel.name) or WARPGROUPS.search(kernel.name)
+            if kernel.loop and match:
+                number = 4 if match[1] == "Warpgroups" else int(match[1])
+                counts = loops.setdefault((number, int(match[2])), {})
                 loads = kernel.loop.count(machine_code.LOAD_MATRICES)
-                counts[kernel.architecture] = len(kernel.loop), kernel.products(), loads
+                counts[kernel.architecture] = len(kernel.loop), kernel.products, loads
     return loops
 
 
@@ -146,7 +154,7 @@ def attention(loops, number, shape):
     head = next(size for size in (32, 64, 128) if shape.head_size <= size)
     rows_of_warp = min(kind.rows_of_warp, 2048 // head)
     blocks = -(-shape.sequence // kind.own_rows)
-    work = Work(kind.name, instead=kind.sums)
+    work = Work(kind.name, instead=kind.instead)
     of_heads = shape.layers * shape.batch * shape.heads
     warps = kind.own_rows // rows_of_warp * of_heads
     for architecture, (instructions, mma, loads) in loops[number, head].items():
@@ -157,6 +165,13 @@ def attention(loops, number, shape):
         work.instructions[architecture] = warps * tiles * instructions
         work.mma, work.matrices = warps * tiles * mma, warps * tiles * loads
         work.cached = of_heads * tiles * rows * head * (2 * BF16 + kind.sums * 2 * FP32)
+        if kind.warpgroups:
+            work.cached /= 2
+            # A product of 16 inner indices reads its matrices once for the four warps. Half the
+            # copies of a tile belong to each warpgroup. A load of matrices has 512 bytes.
+            read = head // 16 * (64 + rows) * 16 * BF16 + rows // 16 * 16 * head * BF16
+            work.matrices = of_heads * tiles * (read + rows * head * BF16) / 512
+            work.by_warpgroups = True
     elements = kind.tensors[0] * shape.heads + kind.tensors[1] * shape.kv_heads
     elements += kind.sums * shape.heads * FP32 // BF16  # leaves the cache once
     work.bytes = BF16 * elements * shape.head_size * shape.tokens() * shape.layers
@@ -231,7 +246,11 @@ def table(title, loops, shape):
         return f"{x:.2f}" if x else ""
 
     for work in works(loops, shape):
-        milliseconds = {f"{name} ms": 1e3 * work.seconds(gpu) for name, gpu in GPUS.items()}
+        milliseconds = {
+            f"{name} ms": 1e3 * work.seconds(gpu)
+            for name, gpu in GPUS.items()
+            if not work.by_warpgroups or gpu.architecture in work.instructions
+        }
         if measured and not work.instead:
             milliseconds[names[-1]] = measured_ms(measured, work, shape)
         for name, value in milliseconds.items():
