@@ -3,7 +3,10 @@
 
 #include <boost/context/detail/fcontext.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+
+#include "compute/kernels/cuda/simt_common.h"
 
 namespace tessera::simt {
 
@@ -25,8 +28,9 @@ class Fiber {
   // Continues the run after Yield(). Returns as Start() does.
   void Resume();
   bool running() const { return running_; }  // started, and not returned
-  bool HasOnStack(const void* address) const {
-    return static_cast<size_t>(static_cast<const char*>(address) - stack_) < kStackBytes;
+  Extent stack() const {
+    const auto begin = reinterpret_cast<uintptr_t>(stack_);
+    return {begin, begin + kStackBytes};
   }
   // Abandons the run in progress.
   void Reset();

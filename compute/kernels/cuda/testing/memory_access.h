@@ -147,9 +147,19 @@ class GlobalAccess {
 
 namespace internal {
 
+// Memory whose accesses are not checked: the stack of the thread of a block that runs, which most
+// reported accesses are to; all memory while none runs.
+extern constinit thread_local Extent unchecked;
+
+// Checks an access outside of `unchecked`, as AccessGlobal() does.
+void CheckGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
+
 // Checks an access of the running thread, if there is one, and ends the thread on a race. Ignores
 // accesses to the thread's stack and to shared memory.
-void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
+inline void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
+  const uintptr_t offset = reinterpret_cast<uintptr_t>(address) - unchecked.begin;
+  if (offset >= unchecked.end - unchecked.begin) CheckGlobal(address, bytes, kind);
+}
 
 }  // namespace internal
 }  // namespace tessera::simt

@@ -27,8 +27,14 @@
 
 namespace tessera::simt {
 namespace internal {
+namespace {
 
-thread_local Position position;
+constexpr Extent kAllMemory = {0, UINTPTR_MAX};
+
+}  // namespace
+
+constinit thread_local Position position;
+constinit thread_local Extent unchecked = kAllMemory;
 
 namespace {
 
@@ -93,7 +99,7 @@ class Simulator {
   WarpgroupProducts& products() { return products_; }
   // Ends the thread if something is wrong.
   void Require(const std::string& wrong);
-  void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
+  void CheckGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind);
   void AwaitTurn(const int32_t* turn, int32_t count);
   void PassTurn(int32_t* turn);
   void AccessInTurn(const int32_t* turn, const void* address, int64_t bytes);
@@ -101,7 +107,7 @@ class Simulator {
  private:
   // Called before the text of an error is made, by functions of strings that may be those that the
   // linker has found in the sources of kernels, which report their accesses.
-  void StopWatching() { watched_ = nullptr; }
+  void StopWatching() { unchecked = kAllMemory; }
   bool WithinLimits(Grid grid, int threads, int64_t shared_bytes);
   std::vector<int64_t> BlockOrder(int64_t blocks);
   void RunBlock(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
@@ -135,7 +141,6 @@ class Simulator {
   std::unordered_map<uintptr_t, const int32_t*> turns_;  // by the memory that is used in them
   Extent arguments_;                                     // of the kernel
   std::vector<Extent> operands_;                         // of the operation
-  const Fiber* watched_ = nullptr;                       // whose accesses are checked
   std::string race_;
   // The lanes of each warp that wait for all of it, at the place of the first, while no lane of it
   // has returned or waits for some: what most meetings are.
@@ -267,13 +272,13 @@ void Simulator::RunThread(int index, const std::function<void()>& thread_body) {
   running = this;
   if (start) {
     thread.fiber = TakeFiber();
-    watched_ = thread.fiber;
+    unchecked = thread.fiber->stack();
     thread.fiber->Start(thread_body);
   } else {
-    watched_ = thread.fiber;
+    unchecked = thread.fiber->stack();
     thread.fiber->Resume();
   }
-  watched_ = nullptr;
+  unchecked = kAllMemory;
   running = nullptr;
   if (thread.fiber->running()) return;
   if (shared_.IsCopying(index)) SetError("returns and has not waited for its copies");
@@ -410,9 +415,9 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
   }
   if (complete) {
     // Reads and writes what is on the stacks of other threads.
-    const Fiber* const watched = std::exchange(watched_, nullptr);
+    const Extent stack = std::exchange(unchecked, kAllMemory);
     exchange(inputs, outputs);
-    watched_ = watched;
+    unchecked = stack;
     for (int lane = 0; lane < kWarpSize; ++lane) {
       if ((lanes >> lane & 1) != 0) MakeReady(first + lane);
     }
@@ -420,8 +425,7 @@ void Simulator::Meet(const char* kind, uint32_t lanes, const void* input, void* 
   Wait();
 }
 
-void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
-  if (watched_ == nullptr || watched_->HasOnStack(address)) return;
+void Simulator::CheckGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
   const char* const at = static_cast<const char*>(address);
   const auto number = reinterpret_cast<uintptr_t>(at);
   const auto own = reinterpret_cast<uintptr_t>(&position);
@@ -442,7 +446,7 @@ void Simulator::AccessGlobal(const void* address, int64_t bytes, GlobalAccess::K
 
 // Blocks run one after the other: what a block waits for has happened, or never will.
 void Simulator::AwaitTurn(const int32_t* turn, int32_t count) {
-  AccessGlobal(turn, sizeof(*turn), GlobalAccess::Kind::kAtomic);
+  internal::AccessGlobal(turn, sizeof(*turn), GlobalAccess::Kind::kAtomic);
   if (*turn != count) {
     StopWatching();
     SetError("waits for turn " + std::to_string(count) + ", which no block before has passed");
@@ -452,7 +456,7 @@ void Simulator::AwaitTurn(const int32_t* turn, int32_t count) {
 }
 
 void Simulator::PassTurn(int32_t* turn) {
-  AccessGlobal(turn, sizeof(*turn), GlobalAccess::Kind::kAtomic);
+  internal::AccessGlobal(turn, sizeof(*turn), GlobalAccess::Kind::kAtomic);
   if (threads_[position.thread].turn != turn) {
     StopWatching();
     SetError("passes a turn that it does not have");
@@ -465,7 +469,7 @@ void Simulator::PassTurn(int32_t* turn) {
 }
 
 void Simulator::AccessInTurn(const int32_t* turn, const void* address, int64_t bytes) {
-  AccessGlobal(address, bytes, GlobalAccess::Kind::kAtomic);
+  internal::AccessGlobal(address, bytes, GlobalAccess::Kind::kAtomic);
   const auto [first, added] = turns_.emplace(reinterpret_cast<uintptr_t>(address), turn);
   if (threads_[position.thread].turn == turn && first->second == turn) return;
   StopWatching();
@@ -484,8 +488,8 @@ std::string Simulator::DescribeOperand(uintptr_t address) const {
 
 }  // namespace
 
-void AccessGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
-  if (running != nullptr) running->AccessGlobal(address, bytes, kind);
+void CheckGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
+  running->CheckGlobal(address, bytes, kind);
 }
 
 void SetError(const std::string& what) { ThisSimulator().SetError(what); }

@@ -84,7 +84,7 @@ struct Position {
 
 namespace internal {
 
-extern thread_local Position position;
+extern constinit thread_local Position position;
 using Use = SharedAccess::Use;
 
 // Makes `what` the error of the running thread, unless its launch has one already.
