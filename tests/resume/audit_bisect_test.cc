@@ -46,15 +46,24 @@ void FlipBitOf(Backend& backend, const TensorView& values, int bit) {
   backend.Upload(&bits, element);
 }
 
+// A run of so many steps.
+struct RunLength {
+  int fault;  // after which the memory changes
+  int last;
+};
+constexpr RunLength kOnProcessors = {.fault = 14, .last = 24};
+// A simulated GPU takes seconds for a step.
+constexpr RunLength kOnGpu = {.fault = 6, .last = 8};
+
 class AuditBisectTest : public AuditTest {
  protected:
   using Fault = std::function<void(Backend&, const AdamW::ParameterState&)>;
 
-  // A run in this process, whose memory changes after step 14: on the processors, or on a simulated
-  // GPU.
+  // A run in this process, whose memory changes: on the processors, or on a simulated GPU.
   void Train(int save_interval, const Fault& fault, bool on_gpu = false) const {
+    const RunLength steps = on_gpu ? kOnGpu : kOnProcessors;
     const Words words = Joined(Joined({"train", Config()}, kExact),
-                               Saving("run", 24,
+                               Saving("run", steps.last,
                                       {absl::StrCat("--save-interval=", save_interval),
                                        "--non-persistent-save-interval=0"}));
     std::vector<const char*> arguments;
@@ -67,10 +76,10 @@ class AuditBisectTest : public AuditTest {
     const auto trained =
         testing::RunSessions(config, devices, [&](Session& session) -> absl::Status {
           TESSERA_RETURN_IF_ERROR(testing::OpenRecords(session));
-          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 12));
-          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 14));
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, steps.fault - 2));
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, steps.fault));
           fault(session.device->backend(), session.trainer->chunks()[0].optimizer->State(3));
-          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, 24));
+          TESSERA_RETURN_IF_ERROR(testing::TrainUntil(session, steps.last));
           return session.metrics->status();
         });
     ASSERT_OK(trained);
@@ -113,12 +122,12 @@ TEST_F(AuditBisectTest, ABitOfAMomentInMemoryShowsOneStepLater) {
 
 // Processors execute the steps of a GPU.
 TEST_F(AuditBisectTest, ARunOnAGpuIsProvenOnProcessors) {
-  Train(/*save_interval=*/8, [](Backend&, const auto&) {}, /*on_gpu=*/true);
+  Train(/*save_interval=*/4, [](Backend&, const auto&) {}, /*on_gpu=*/true);
   EXPECT_THAT(ReadFile(RunDir("run") / "config.textproto"), HasSubstr("device: CUDA"));
   ExpectProven({"--bisect", "--device=cpu"},
-               "all 24 steps from the beginning to step 24 follow, and so do ");
-  ExpectProven({"--steps=9-18", "--device=cpu", "--tensor-model-parallel-size=2"},
-               "proven: steps 9 to 18, executed again from the checkpoint of step 8");
+               "all 8 steps from the beginning to step 8 follow, and so do ");
+  ExpectProven({"--steps=5-7", "--device=cpu", "--tensor-model-parallel-size=2"},
+               "proven: steps 5 to 7, executed again from the checkpoint of step 4");
 }
 
 TEST_F(AuditBisectTest, ABitInTheMemoryOfAGpu) {
@@ -127,8 +136,8 @@ TEST_F(AuditBisectTest, ABitInTheMemoryOfAGpu) {
       [](Backend& backend, const auto& state) { FlipBitOf(backend, state.exp_avg, 22); },
       /*on_gpu=*/true);
   ExpectNotProven({"--bisect", "--device=cpu"},
-                  "between step 12, whose state follows, and step 16, whose state does not; the "
-                  "first line that differs is that of step 16: ");
+                  "between step 4, whose state follows, and step 8, whose state does not; the "
+                  "first line that differs is that of step 8: ");
 }
 
 TEST_F(AuditBisectTest, ARunThatSavesEveryStepNamesTheStep) {
