@@ -12,9 +12,11 @@ constexpr char kNoSpace[] = "tessera.no_space";
 
 absl::Status NoSpaceError(std::string_view message) {
   absl::Status status = absl::ResourceExhaustedError(View(message));
-  status.SetPayload(kNoSpace, absl::Cord("space"));
+  MarkNoSpace(status);
   return status;
 }
+
+void MarkNoSpace(absl::Status& status) { status.SetPayload(kNoSpace, absl::Cord("space")); }
 
 bool IsNoSpace(const absl::Status& status) { return status.GetPayload(kNoSpace).has_value(); }
 

@@ -13,8 +13,11 @@ namespace tessera {
 // Returns ResourceExhausted, marked by a payload as lack of space or quota.
 absl::Status NoSpaceError(std::string_view message);
 
-// Returns whether a status is NoSpaceError(), perhaps of several ranks at once (AgreeOnStatus()).
+// Returns whether a status is NoSpaceError(), of one rank or of several (AgreeOnStatus()).
 bool IsNoSpace(const absl::Status& status);
+
+// Marks an error as NoSpaceError() is.
+void MarkNoSpace(absl::Status& status);
 
 // Returns a status with the same code and payloads and another message.
 absl::Status WithMessage(const absl::Status& status, std::string_view message);

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/no_memory.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/rank_message.pb.h"
 
@@ -125,7 +126,7 @@ struct SharedError {
   std::vector<size_t> ranks;
 };
 
-// Adds the payloads that all errors have.
+// Adds the payloads that all errors have, and the mark of those that lack space.
 absl::Status WithPayloads(absl::Status joined, const std::vector<SharedError>& errors) {
   errors[0].status.ForEachPayload([&](absl::string_view name, const absl::Cord&) {
     std::vector<std::string> lines;
@@ -139,6 +140,8 @@ absl::Status WithPayloads(absl::Status joined, const std::vector<SharedError>& e
     }
     joined.SetPayload(name, absl::Cord(absl::StrJoin(lines, "\n")));
   });
+  const auto lacks_space = [](const SharedError& error) { return IsNoSpace(error.status); };
+  if (!IsNoSpace(joined) && std::ranges::any_of(errors, lacks_space)) MarkNoSpace(joined);
   return joined;
 }
 

@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <map>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -23,28 +26,31 @@ std::string SystemName() {
 
 // Containers of one machine have a boot in common, but no folder: a mounted tmpfs has a device
 // number of its own.
-RankPlace PlaceOf(int rank, const Storage& folder, const std::string& name) {
+absl::StatusOr<std::string> PlaceOf(int rank, const Storage& folder, const std::string& name) {
   RankPlace place;
   place.set_host(name.empty() ? SystemName() : name);
-  const std::string path = folder.LocalPath("").value_or("");
-  struct stat found = {};
-  if (stat(path.c_str(), &found) != 0) {
+  const std::optional<std::string> path = folder.LocalPath("");
+  if (!path.has_value()) {
     place.set_volume_id(absl::StrCat("rank ", rank));
     place.set_folder_id(place.volume_id());
-    return place;
+    return place.SerializeAsString();
   }
+  // A folder that is gone must not count as a host of its own: copies for another host would then
+  // be on this one.
+  struct stat found = {};
+  if (stat(path->c_str(), &found) != 0) return Named("Find", *path, ErrnoStatus(errno));
   std::string boot = BootId();
   if (boot.empty()) boot = SystemName();
   place.set_volume_id(absl::StrCat(boot, " ", found.st_dev));
   place.set_folder_id(absl::StrCat(place.volume_id(), " ", found.st_ino));
-  return place;
+  return place.SerializeAsString();
 }
 
 }  // namespace
 
 absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
                                   const std::string& name, absl::Duration timeout) {
-  const std::string mine = PlaceOf(group.rank(), folder, name).SerializeAsString();
+  const absl::StatusOr<std::string> mine = PlaceOf(group.rank(), folder, name);
   const Combine join = [](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     HostPlaces places;
     for (const std::string& bytes : all) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_space.h"
 #include "base/testing.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
@@ -88,6 +89,24 @@ TEST(ProcessGroupTest, ScatterNeedsAPartForEachRank) {
   EXPECT_EQ(part, "a");
   EXPECT_TRUE(
       absl::IsUnavailable(group.StartSend(std::as_bytes(std::span(two[0])), 0)->Wait(kTimeout)));
+}
+
+// Ranks fail in different ways. The first one's code counts, but lack of space does wherever it is.
+TEST(ProcessGroupTest, LackOfSpaceOfAnyRankIsThatOfAll) {
+  const absl::Status other = absl::UnavailableError("Input/output error");
+  for (const int full : {0, 1, 2}) {
+    RunRanks(3, [&](ProcessGroup& group) {
+      absl::Status mine = group.rank() == full ? NoSpaceError("the disk is full") : other;
+      if (group.rank() == (full + 1) % 3) mine = absl::OkStatus();
+      const absl::Status agreed = AgreeOnStatus(group, mine, kTimeout);
+      EXPECT_TRUE(IsNoSpace(agreed)) << agreed;
+      EXPECT_THAT(std::string(agreed.message()),
+                  testing::AllOf(testing::HasSubstr("Input/output error"),
+                                 testing::HasSubstr("the disk is full")));
+      const absl::Status without = AgreeOnStatus(group, other, kTimeout);
+      EXPECT_FALSE(IsNoSpace(without)) << without;
+    });
+  }
 }
 
 }  // namespace
