@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -11,6 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/files.h"
 #include "base/replace_file.h"
 #include "base/testing.h"
@@ -18,6 +21,8 @@
 #include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "models/layers/parameter.h"
+#include "storage/s3/testing/s3_server.h"
 #include "tests/support/logical_state.h"
 #include "tests/support/session_run.h"
 #include "tests/support/training.h"
@@ -39,8 +44,9 @@ class SaveOnExceptionTest : public ::testing::TestWithParam<std::string> {
     ASSERT_OK(testing::WriteTokens(root_ / "good.bin", testing::kVocabulary, 4000));
   }
 
-  TrainConfig Config(const std::string& run, const std::string& topology) const {
-    TrainConfig config = OrFail(testing::MakeConfig({.model = testing::kGpt2,
+  TrainConfig Config(const std::string& run, const std::string& topology,
+                     const char* model = testing::kGpt2) const {
+    TrainConfig config = OrFail(testing::MakeConfig({.model = model,
                                                      .tokens = root_ / "good.bin",
                                                      .topology = topology,
                                                      .exact_shards = 2,
@@ -175,6 +181,54 @@ TEST_P(SaveOnExceptionTest, ARunThatHasDivergedSavesAStateThatSaysSo) {
   EXPECT_FALSE(ckpt::IsHealthy(ManifestOf("run")));
 }
 
+// Writes a copy of a token file with one token alone: every position then has the same gradients.
+void CopyWithToken(const fs::path& from, const fs::path& path, uint16_t token) {
+  std::string bytes = *ReadWholeFile(from);
+  for (size_t at = kTokenFileHeaderBytes; at + 2 <= bytes.size(); at += 2) {
+    std::memcpy(bytes.data() + at, &token, 2);
+  }
+  ASSERT_OK(ReplaceFile(path, bytes));
+}
+
+// Sets the head's row of a token to `of_token` and the others to its opposite, and the norm before
+// it to zero. All tokens are then equally likely, and the norm's gradients overflow.
+void MakeGradientsOverflow(const Session& session, int64_t token, float of_token) {
+  for (const TrainedChunk& chunk : session.trainer->chunks()) {
+    for (const Parameter* const parameter : chunk.parameters->parameters()) {
+      float* const values = parameter->value.as<float>();
+      for (const ParameterPiece& piece : parameter->pieces) {
+        if (piece.name == "model.norm.weight") std::fill_n(values, parameter->elements(), 0.0F);
+        if (piece.name != "lm_head.weight") continue;
+        for (int64_t i = 0; i < piece.shape[0]; ++i) {
+          const bool is_token = piece.global_offset[0] + i == token;
+          std::fill_n(values + (piece.local_offset[0] + i) * piece.shape[1], piece.shape[1],
+                      is_token ? of_token : -of_token);
+        }
+      }
+    }
+  }
+}
+
+// Neither the weights nor the loss tell: no step was updated.
+TEST_P(SaveOnExceptionTest, ARunThatHasDivergedWithFiniteWeightsSavesAStateThatSaysSo) {
+  constexpr uint16_t kToken = 7;
+  CopyWithToken(root_ / "good.bin", root_ / "one.bin", kToken);
+  TrainConfig config = Config("run", GetParam(), testing::kLlama);
+  config.mutable_data()->set_train_data_path(root_ / "one.bin");
+  config.mutable_training()->set_train_iters(50);
+  const std::string error = ErrorOf(config, [](Session& session) {
+    MakeGradientsOverflow(session, kToken, 3e38F);
+    return testing::TrainSession(session);
+  });
+  EXPECT_THAT(error, HasSubstr("training has diverged"));
+  EXPECT_THAT(error, HasSubstr("step 10 is saved (--save-on-exception)"));
+  ASSERT_THAT(Saved("run"), ::testing::ElementsAre("step-00000010"));
+  const ckpt::Manifest manifest = ManifestOf("run");
+  EXPECT_TRUE(manifest.trainer().health().state_is_finite());
+  EXPECT_NEAR(manifest.trainer().last_loss(), std::log(testing::kVocabulary), 1e-3);
+  EXPECT_FALSE(ckpt::IsHealthy(manifest));
+}
+
 INSTANTIATE_TEST_SUITE_P(Topologies, SaveOnExceptionTest,
                          ::testing::Values("single", "dp2_zero2", "tp2", "pp2",
                                            "dp2_zero2_tp2_pp2"),
@@ -198,6 +252,41 @@ TEST_F(SaveOnExceptionTest, ARankThatFailsInAnUpdateSavesNothing) {
   EXPECT_THAT(error, HasSubstr("the memory is gone"));
   EXPECT_THAT(said, HasSubstr("nothing is saved (--save-on-exception)"));
   EXPECT_TRUE(Saved("run").empty());
+}
+
+// A save that was skipped, since an earlier one was in flight, has kept nothing.
+TEST_F(SaveOnExceptionTest, AStepWhoseSaveWasSkippedIsSaved) {
+  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
+  DamageSampleOf(4);
+  int skipped = 0;
+  for (int attempt = 0; attempt < 10 && skipped == 0; ++attempt) {
+    const std::string run = absl::StrCat("run", attempt);
+    TrainConfig config = Config(run, "single");
+    s3::S3Server server({.region = "us-east-1"});
+    config.mutable_data()->set_train_data_path(root_ / "bad.bin");
+    config.mutable_checkpoint()->set_save("s3://bucket/run");
+    config.mutable_checkpoint()->set_s3_endpoint(server.endpoint());
+    config.mutable_checkpoint()->set_save_interval(1);
+    config.mutable_checkpoint()->set_async_save(true);
+    config.mutable_checkpoint()->set_async_save_skip(true);
+    // The save of step 1 ends after that of step 3 was due, or, on a slow machine, before.
+    const fs::path records = config.output().run_dir() + "/metrics.jsonl";
+    server.AddFault({.method = "PUT", .key_part = "step-00000001/", .meanwhile = [&] {
+                       const absl::Time end = absl::Now() + absl::Seconds(20);
+                       while (absl::Now() < end) {
+                         const auto lines = ReadWholeFile(records);
+                         if (lines.ok() && std::ranges::count(*lines, '\n') >= 3) break;
+                         absl::SleepFor(absl::Milliseconds(1));
+                       }
+                       absl::SleepFor(absl::Milliseconds(200 * (1 + attempt)));
+                     }});
+    const std::string error = ErrorOf(config);
+    const std::string saved = "run/step-00000003/manifest.pb";
+    EXPECT_EQ(std::ranges::count(server.keys(), saved), 1) << error;
+    if (error.find(kSaved) != error.npos) ++skipped;
+  }
+  EXPECT_EQ(skipped, 1);
 }
 
 }  // namespace
