@@ -299,6 +299,8 @@ typedef struct {
   /* A number that another thread may set; NULL: none. Once it is not 0, the call soon returns
    * TESSERA_CANCELLED. Must outlive the call, or the saver. */
   const int32_t* cancelled;
+  /* Make finite elements that the wanted dtype cannot hold infinite; 0: they are an error. */
+  int32_t allow_overflow;
 } tessera_load_options;
 
 /* ---- A folder of checkpoints. */
@@ -579,6 +581,7 @@ typedef struct {
   int32_t weights_only;    /* for other formats */
   uint64_t max_file_bytes; /* for other formats; 0: 5e9 */
   const char* tokenizer;   /* the file or folder of the model's, for "hf" and "gguf"; NULL: none */
+  int32_t allow_overflow;  /* as in tessera_load_options, for other formats */
 } tessera_write_options;
 
 /* Writes the checkpoint `source`, of any format, to `destination` in the format `format`:

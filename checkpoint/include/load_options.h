@@ -31,6 +31,9 @@ struct LoadOptions {
   // Whether to convert between floating dtypes if saved and wanted differ; otherwise such loads are
   // refused.
   bool convert_dtype = true;
+  // Whether finite elements that the wanted dtype cannot hold become infinite. Otherwise the first
+  // of them ends the load.
+  bool allow_overflow = false;
   int io_threads = 4;
   // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven
   // chunks if ranks read for each other. A load to a device takes up to as much page-locked memory.

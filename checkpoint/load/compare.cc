@@ -125,11 +125,14 @@ class Comparer {
     for (const Shard& shard : wanted.shards) {
       if (shard.box.empty()) continue;
       result_.wanted.push_back({saved, shard.box});
-      result_.destinations.push_back({shard.box, static_cast<std::byte*>(shard.data),
-                                      ShardStrides(shard),
-                                      static_cast<size_t>(ElementSize(wanted_dtype)), copy});
-      if (shard.device == nullptr) continue;
+      result_.destinations.push_back(
+          {shard.box, static_cast<std::byte*>(shard.data), ShardStrides(shard),
+           static_cast<size_t>(ElementSize(wanted_dtype)), copy, wanted_dtype});
       Destination& to = result_.destinations.back();
+      if (!options_.allow_overflow) {
+        to.find_overflow = FindOverflowOf(FromProto(tensor.dtype()), wanted_dtype);
+      }
+      if (shard.device == nullptr) continue;
       to.strides = ContiguousStrides(shard.box.shape);
       to.device = shard.device;
       to.handle = shard.handle;

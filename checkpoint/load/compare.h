@@ -24,6 +24,10 @@ struct Destination {
   std::vector<int64_t> strides;
   size_t element_bytes;
   CopyElements copy;  // from the saved dtype
+  DType dtype;        // wanted
+  // Finds elements of the saved dtype that `copy` or the device would make infinite; null: none are
+  // looked for.
+  FindOverflow find_overflow = nullptr;
   // Computes the digest while elements are placed; null: no digest.
   std::shared_ptr<PlacedDigest> digest = nullptr;
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -15,6 +16,7 @@ absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& 
                                       std::span<const Destination> destinations,
                                       const LoadOptions& options) {
   Placer placer;
+  placer.manifest_ = &manifest;
   uint64_t total_bytes = 0, device_bytes = 0;
   std::shared_ptr<DeviceMemory> device;
   for (const FileReads& reads : plan.files) {
@@ -57,9 +59,13 @@ absl::Status Placer::PlaceTarget(const Target& target, int64_t first, int64_t la
   if (to.device != nullptr) return PlaceOnDevice(target, first, last, source);
   int64_t index = 0;
   const int64_t stride = target.runs.run_stride();
+  absl::Status in_range;
   target.runs.ForEach(first, last, [&](const BoxRuns::Run& run) {
     const std::byte* const from = source(run, index);
     index += run.count;
+    if (to.find_overflow != nullptr) {
+      in_range.Update(CheckRange(target, run.outer_element, run.count, from));
+    }
     if (to.digest != nullptr) {
       to.digest->Place(from, to.data, run.strided_element, run.count, stride);
       return;
@@ -68,7 +74,24 @@ absl::Status Placer::PlaceTarget(const Target& target, int64_t first, int64_t la
             stride);
   });
   progress_->Add(index * target.element_bytes);
-  return absl::OkStatus();
+  return in_range;
+}
+
+absl::Status Placer::CheckRange(const Target& target, int64_t first, int64_t count,
+                                const std::byte* elements) const {
+  const int64_t beyond = target.destination->find_overflow(elements, count);
+  if (beyond < 0) return absl::OkStatus();
+  const LogicalTensor& tensor = manifest_->tensors(target.tensor);
+  const DType dtype = FromProto(tensor.dtype());
+  double value;
+  FindCopy(dtype, DType::kF64)(elements + beyond * target.element_bytes,
+                               reinterpret_cast<std::byte*>(&value), 1, 1);
+  const Box& box = target.placement->saved_box;
+  const Box one = FlatRangeToBoxes(box, first + beyond, first + beyond + 1).front();
+  return absl::FailedPreconditionError(
+      absl::StrCat("tensor ", tensor.name(), ": element ", ShapeToString(one.global_offset), " is ",
+                   value, ", which ", ProtoName(target.destination->dtype),
+                   " cannot hold; allow_overflow makes such elements infinite"));
 }
 
 // Packs the elements in the order of the file. They fill the boxes one after the other.
@@ -79,6 +102,7 @@ absl::Status Placer::PlaceOnDevice(const Target& target, int64_t first, int64_t 
   const Placement& placement = *target.placement;
   const auto size = static_cast<int64_t>(to.element_bytes);
   int64_t index = 0;
+  absl::Status in_range;
   for (int64_t end; first < last; first = end) {
     end = std::min(last, first + static_cast<int64_t>(slots_->slot_bytes()) / size);
     std::vector<Box> boxes;
@@ -94,7 +118,11 @@ absl::Status Placer::PlaceOnDevice(const Target& target, int64_t first, int64_t 
         slots_->Fill(count * size, [&](std::byte* memory, DeviceCopies& copies) {
           std::byte* at = memory;
           target.runs.ForEach(first, end, [&](const BoxRuns::Run& run) {
-            to.copy(source(run, index), at, run.count, 1);
+            const std::byte* const from = source(run, index);
+            if (to.find_overflow != nullptr) {
+              in_range.Update(CheckRange(target, run.outer_element, run.count, from));
+            }
+            to.copy(from, at, run.count, 1);
             index += run.count;
             at += run.count * size;
           });
@@ -108,7 +136,7 @@ absl::Status Placer::PlaceOnDevice(const Target& target, int64_t first, int64_t 
         }));
   }
   progress_->Add(index * target.element_bytes);
-  return absl::OkStatus();
+  return in_range;
 }
 
 absl::Status Placer::Place(const FilePiece& piece, const std::byte* data) const {

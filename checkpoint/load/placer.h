@@ -25,7 +25,7 @@ namespace tessera::ckpt {
 // Places the wanted elements of pieces that a scan has read, or another process has sent, in this
 // process's memory or, by way of page-locked memory, in that of its devices. All arguments of
 // Create() must outlive the placer. Thread-safe for pieces that share no byte. Errors: those of the
-// devices.
+// devices; FailedPrecondition for an element that its destination's dtype cannot hold.
 class Placer {
  public:
   // Creates a placer, of whose options the memory, the threads and the progress count. The
@@ -59,12 +59,16 @@ class Placer {
   template <typename Source>
   absl::Status PlaceTarget(const Target& target, int64_t first, int64_t last,
                            const Source& source) const;
+  // Checks elements of a shard, of which the first is the `first`-th.
+  absl::Status CheckRange(const Target& target, int64_t first, int64_t count,
+                          const std::byte* elements) const;
   template <typename Source>
   absl::Status PlaceOnDevice(const Target& target, int64_t first, int64_t last,
                              const Source& source) const;
 
   // Targets by file, ascending by begin and by end, since saved shards do not share bytes.
   std::map<uint32_t, std::vector<Target>> targets_;
+  const Manifest* manifest_ = nullptr;
   std::shared_ptr<ByteProgress> progress_;
   std::unique_ptr<DeviceSlots> slots_;  // null: everything goes to this process's memory
 };

@@ -328,7 +328,7 @@ class Rewriter {
                         std::vector<int64_t> strides = ContiguousStrides(box.shape);
                         destinations.push_back({std::move(box), data, std::move(strides),
                                                 static_cast<size_t>(item.element_bytes),
-                                                FindCopy(item.dtype, item.dtype)});
+                                                FindCopy(item.dtype, item.dtype), item.dtype});
                       }
                     });
     }

@@ -312,7 +312,7 @@ TEST_F(DeviceMemoryTest, LoadsWhatHostMemoryWouldHold) {
         }
       }
     }
-    LoadOptions options = {.verify_digests = random_() % 2 == 0};
+    LoadOptions options = {.verify_digests = random_() % 2 == 0, .allow_overflow = true};
     options.io_threads = 1 + random_() % 3;
     options.staging_bytes = 1 << (random_() % 18);
     options.timeout = absl::Seconds(20);

@@ -42,11 +42,12 @@ bool IsRange(const Shape& shape, const StoredPiece& piece) {
   return true;
 }
 
-BlockReader::BlockReader(const Checkpoint& source, EndChunks& ends)
+BlockReader::BlockReader(const Checkpoint& source, EndChunks& ends, bool allow_overflow)
     : source_(source), tensors_(source.manifest()) {
   staging_.ends = &ends;
   options_.io_threads = 1;
   options_.allow_unexpected = true;
+  options_.allow_overflow = allow_overflow;
   options_.staging_bytes = kStagingBytes;
 }
 

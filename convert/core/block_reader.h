@@ -47,7 +47,8 @@ struct BlockPart {
 // the source must outlive the reader. The cost of a block does not depend on the number of tensors.
 class BlockReader {
  public:
-  BlockReader(const Checkpoint& source, EndChunks& ends);
+  // `allow_overflow` as in LoadOptions.
+  BlockReader(const Checkpoint& source, EndChunks& ends, bool allow_overflow = false);
 
   // Reads the elements of `pieces`, whose offsets are relative to `block`, and adds their digests.
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,

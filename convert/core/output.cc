@@ -40,7 +40,8 @@ uint64_t EndOf(const OutputTensor& tensor) {
 // What one thread keeps from one block to the next.
 class Worker {
  public:
-  Worker(const Checkpoint& source, EndChunks& ends) : reader_(source, ends) {}
+  Worker(const Checkpoint& source, EndChunks& ends, bool allow_overflow)
+      : reader_(source, ends, allow_overflow) {}
 
   // Reads elements [begin, end) of the tensor as they are in its file, and adds their digest. The
   // result is to be written with StartWrite(), and has the same offset within a page as its bytes
@@ -155,7 +156,9 @@ class Workers {
  public:
   Workers(const Checkpoint& source, const IoOptions& options) {
     const int count = std::clamp(options.io_threads, 1, kMaxWorkers);
-    for (int w = 0; w < count; ++w) workers_.push_back(std::make_unique<Worker>(source, ends_));
+    for (int w = 0; w < count; ++w) {
+      workers_.push_back(std::make_unique<Worker>(source, ends_, options.allow_overflow));
+    }
   }
 
   // Runs task(worker, i) for each i below `count`, and finishes what it started to write. Returns

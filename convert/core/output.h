@@ -27,6 +27,8 @@ using DigestsByName = std::map<std::string, LogicalDigest>;
 
 struct IoOptions {
   int io_threads = 4;
+  // Whether WriteOutput() makes finite elements infinite that the dtype in the file cannot hold.
+  bool allow_overflow = false;
   ByteProgress::Function progress;  // called with the bytes done and in total; may be null
 };
 
@@ -53,7 +55,7 @@ absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source, const IoOpti
 //
 // Errors: those of the storages, DataLoss for damage of the source, and
 // - FailedPrecondition for a tensor that the source lacks, or has with another shape or in a dtype
-//   that is not converted;
+//   that is not converted, and for an element beyond the range of the dtype in the file;
 // - Internal, before the file is created, for tensors that are not in the order of their offsets.
 absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
                                           const std::vector<OutputFile>& files, Storage& storage,

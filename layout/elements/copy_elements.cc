@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -113,6 +114,42 @@ void ConvertElements(const std::byte* from, std::byte* to, size_t count, int64_t
   }
 }
 
+// `infinity` and `least`, the least magnitude that is rounded to infinity, are bits of the dtype,
+// ordered as the magnitudes are. The difference of a smaller and a larger one has the sign bit. So
+// a block has an element to look at unless all differences have it.
+template <typename Bits, Bits infinity, Bits least>
+int64_t FindBeyond(const std::byte* elements, size_t count) {
+  constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
+  constexpr size_t kBlockElements = 1024;
+  const auto magnitude = [&](size_t i) {
+    Bits bits;
+    std::memcpy(&bits, elements + i * sizeof(Bits), sizeof(Bits));
+    return static_cast<Bits>(bits & ~kSign);
+  };
+  for (size_t begin = 0; begin < count; begin += kBlockElements) {
+    const size_t end = std::min(count, begin + kBlockElements);
+    Bits all_smaller = kSign;
+    for (size_t i = begin; i < end; ++i) all_smaller &= static_cast<Bits>(magnitude(i) - least);
+    if (all_smaller != 0) continue;
+    for (size_t i = begin; i < end; ++i) {
+      if (magnitude(i) >= least && magnitude(i) < infinity) return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+// The largest finite number of each dtype and half a step, which is rounded away from it.
+constexpr double kBeyondF32 = 0x1.ffffffp127, kBeyondF16 = 65520, kBeyondBf16 = 0x1.ffp127;
+
+constexpr uint64_t BitsOfF64(double value) { return std::bit_cast<uint64_t>(value); }
+constexpr uint32_t BitsOfF32(float value) { return std::bit_cast<uint32_t>(value); }
+
+constexpr uint64_t kInfinityF64 = BitsOfF64(std::numeric_limits<double>::infinity());
+constexpr uint32_t kInfinityF32 = BitsOfF32(std::numeric_limits<float>::infinity());
+constexpr uint16_t kInfinityBf16 = 0x7f80;
+// BF16 has no number between 65280 and 2^16.
+constexpr uint16_t kBeyondF16InBf16 = 0x4780;
+
 // A copy of at least this many bytes bypasses the cache.
 [[maybe_unused]] constexpr size_t kStreamedBytes = 2048;
 [[maybe_unused]] constexpr size_t kLineBytes = 64;
@@ -175,6 +212,26 @@ constexpr CopyElements kConversions[4][4] = {
     {ConvertElements<Bf16, double>, ConvertElements<Bf16, float>, ConvertElements<Bf16, F16Bits>,
      nullptr},
 };
+
+// By the positions of both dtypes in kFloats. F32 has the range of the dtypes of 16 bits, and BF16
+// that of F16.
+constexpr FindOverflow kOverflows[4][4] = {
+    {nullptr, FindBeyond<uint64_t, kInfinityF64, BitsOfF64(kBeyondF32)>,
+     FindBeyond<uint64_t, kInfinityF64, BitsOfF64(kBeyondF16)>,
+     FindBeyond<uint64_t, kInfinityF64, BitsOfF64(kBeyondBf16)>},
+    {nullptr, nullptr, FindBeyond<uint32_t, kInfinityF32, BitsOfF32(kBeyondF16)>,
+     FindBeyond<uint32_t, kInfinityF32, BitsOfF32(kBeyondBf16)>},
+    {nullptr, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, FindBeyond<uint16_t, kInfinityBf16, kBeyondF16InBf16>, nullptr},
+};
+
+// Returns the entry of such a table; nullptr for dtypes that it does not have.
+template <typename Function>
+Function FindByDTypes(const Function (&table)[4][4], DType from, DType to) {
+  const auto row = std::ranges::find(kFloats, from) - kFloats;
+  const auto column = std::ranges::find(kFloats, to) - kFloats;
+  return std::max(row, column) < std::ssize(kFloats) ? table[row][column] : nullptr;
+}
 
 // A dim with strides in bytes.
 using ByteDim = StridedDim;
@@ -323,10 +380,10 @@ void CopyDims(std::span<const StridedDim> dims, const std::byte* from, std::byte
 
 CopyElements FindCopy(DType from, DType to) {
   if (from == to) return FindSameSize(ElementSize(from));
-  const auto row = std::ranges::find(kFloats, from) - kFloats;
-  const auto column = std::ranges::find(kFloats, to) - kFloats;
-  return std::max(row, column) < std::ssize(kFloats) ? kConversions[row][column] : nullptr;
+  return FindByDTypes(kConversions, from, to);
 }
+
+FindOverflow FindOverflowOf(DType from, DType to) { return FindByDTypes(kOverflows, from, to); }
 
 std::vector<StridedDim> MergeDims(std::span<const StridedDim> dims) {
   std::vector<StridedDim> merged;

@@ -20,6 +20,15 @@ using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count
 // nearest, ties to even, with overflow to infinity, and NaN to NaN.
 CopyElements FindCopy(DType from, DType to);
 
+// Returns the index of the first of `count` contiguous elements that is finite and that a
+// conversion makes infinite; -1 if there is none. The pointer needs no alignment. The search is one
+// pass of vector instructions.
+using FindOverflow = int64_t (*)(const std::byte* elements, size_t count);
+
+// Returns the function for the conversion of FindCopy(); nullptr if no finite element becomes
+// infinite, because the dtype has the range of the other, or because there is no conversion.
+FindOverflow FindOverflowOf(DType from, DType to);
+
 // One dim of a region that is stored twice, with strides of its own on each side. In elements.
 struct StridedDim {
   int64_t extent = 0;

@@ -101,7 +101,9 @@ absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& 
       .format = format,
       .plan = {.dtype = static_cast<DType>(write.dtype), .weights_only = write.weights_only != 0},
       .stores = options.source.stores,
-      .io = {.io_threads = options.threads, .progress = options.progress}};
+      .io = {.io_threads = options.threads,
+             .allow_overflow = write.allow_overflow != 0,
+             .progress = options.progress}};
   convert::PlanOptions& plan = to.plan;
   if (write.max_file_bytes > 0) plan.max_file_bytes = write.max_file_bytes;
   if (write.dtype != 0 && (write.dtype < 0 || ElementSize(plan.dtype) == 0)) {
@@ -125,10 +127,11 @@ absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& 
 // Converts to this library's format.
 absl::StatusOr<Json> Import(const std::string& source, const std::string& destination,
                             const ReadOptions& options, const tessera_write_options& write) {
-  if (write.dtype != 0 || write.weights_only != 0 || write.max_file_bytes != 0 ||
-      !TextOrEmpty(write.tokenizer).empty()) {
+  if (write.dtype != 0 || write.allow_overflow != 0 || write.weights_only != 0 ||
+      write.max_file_bytes != 0 || !TextOrEmpty(write.tokenizer).empty()) {
     return absl::InvalidArgumentError(
-        "dtype, weights_only, max_file_bytes and tokenizer are for other formats than tessera");
+        "dtype, allow_overflow, weights_only, max_file_bytes and tokenizer are for other formats "
+        "than tessera");
   }
   ReshardRequest request = {.source = source,
                             .destination = destination,

@@ -280,7 +280,8 @@ class Checkpoint:
     @overload
     def load(self, state: None = None, group: Any = None, *, framework: Optional[str] = None,
              strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
-             verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
+             verify_digests: bool = False, exact_dtypes: bool = False,
+             allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS,
              progress: Progress = None) -> Dict[Any, Any]: ...
 
@@ -288,14 +289,15 @@ class Checkpoint:
     def load(self, state: MutableMapping[Any, Any], group: Any = None, *,
              framework: Optional[str] = None, strict: bool = True,
              allow_missing: bool = False, allow_unexpected: bool = False,
-             verify_digests: bool = False,
-             exact_dtypes: bool = False, io_threads: int = 0,
+             verify_digests: bool = False, exact_dtypes: bool = False,
+             allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS,
              progress: Progress = None) -> LoadReport: ...
 
     def load(self, state: Any = None, group: Any = None, *, framework: Optional[str] = None,
              strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
-             verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
+             verify_digests: bool = False, exact_dtypes: bool = False,
+             allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
         """Loads into the memory of `state`, or makes one; see tessera_ckpt.load()."""
         found_group = group_of(group, timeout_seconds=timeout_seconds)
@@ -303,12 +305,13 @@ class Checkpoint:
                           allow_missing=allow_missing or not strict,
                           allow_unexpected=allow_unexpected or not strict,
                           verify_digests=verify_digests, exact_dtypes=exact_dtypes,
-                          io_threads=io_threads,
+                          allow_overflow=allow_overflow, io_threads=io_threads,
                           timeout_seconds=timeout_seconds, progress=progress)
 
     def _load(self, state: Any, group: Optional[Group], *, framework: Optional[str] = None,
               allow_missing: bool = False, allow_unexpected: bool = False,
-              verify_digests: bool = False, exact_dtypes: bool = False, io_threads: int = 0,
+              verify_digests: bool = False, exact_dtypes: bool = False,
+              allow_overflow: bool = False, io_threads: int = 0,
               timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
         types, is_new = _values.Types.EXACT, state is None
         optimizers: List[_new_state.OptimizerState] = []
@@ -349,7 +352,7 @@ class Checkpoint:
                 timeout_seconds=timeout_seconds, allow_missing=allow_missing,
                 allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback,
-                cancelled=cancelled)
+                cancelled=cancelled, allow_overflow=allow_overflow)
             found = report(lib.checkpoint_load, self._handle, description.handle,
                            ctypes.byref(options))
         new.update(description.finish_load(found["missing"]))
@@ -610,7 +613,8 @@ def save_report(folder: Folder, step: int, found: Mapping[str, Any],
 def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
+         allow_overflow: bool = False, io_threads: int = 0,
+         timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Dict[Any, Any]: ...
 
 
@@ -618,14 +622,16 @@ def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
 def load(folder_or_step: PathLike, state: MutableMapping[Any, Any], group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
+         allow_overflow: bool = False, io_threads: int = 0,
+         timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> LoadReport: ...
 
 
 def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
          allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         io_threads: int = 0, timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
+         allow_overflow: bool = False, io_threads: int = 0,
+         timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Any:
     """Loads a checkpoint into the memory of `state`, under whatever sharding it has, and returns a
     report. Without a state, returns the state that was saved. Every rank of the group makes this
@@ -655,6 +661,8 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
       allow_unexpected: whether saved leaves that the state does not have are ignored.
       verify_digests: whether to compare the memory afterwards with the saved digests, too.
       exact_dtypes: whether to refuse to convert between floating dtypes.
+      allow_overflow: whether elements that the wanted dtype cannot hold become infinite; otherwise
+        the first of them is an error, after which the state is as after any other failed read.
       progress: as for save().
     """
     found_group = group_of(group, timeout_seconds=timeout_seconds)
@@ -667,8 +675,8 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
                             allow_missing=allow_missing or not strict,
                             allow_unexpected=allow_unexpected or not strict,
                             verify_digests=verify_digests, exact_dtypes=exact_dtypes,
-                            io_threads=io_threads, timeout_seconds=timeout_seconds,
-                            progress=progress)
+                            allow_overflow=allow_overflow, io_threads=io_threads,
+                            timeout_seconds=timeout_seconds, progress=progress)
 
 
 def _agree_on_name(name: PathLike, s3_endpoint: str, group: Group) -> str:

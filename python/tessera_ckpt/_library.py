@@ -204,6 +204,7 @@ class LoadOptions(_Struct):
         ("progress", PROGRESS),
         ("progress_context", c_void_p),
         ("cancelled", POINTER(c_int32)),
+        ("allow_overflow", c_int32),
     ]
 
 
@@ -254,6 +255,7 @@ class WriteOptions(_Struct):
         ("weights_only", c_int32),
         ("max_file_bytes", c_uint64),
         ("tokenizer", c_char_p),
+        ("allow_overflow", c_int32),
     ]
 
 

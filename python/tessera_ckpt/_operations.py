@@ -111,8 +111,8 @@ def diff(a: PathLike, b: PathLike, *, data: bool = False, threads: int = 0, s3_e
 
 
 def convert(source: PathLike, destination: PathLike, to: str, *, topology: str = "",
-            dtype: str = "", weights_only: bool = False, max_file_bytes: int = 0,
-            tokenizer: PathLike = "", format: str = "", threads: int = 0,
+            dtype: str = "", allow_overflow: bool = False, weights_only: bool = False,
+            max_file_bytes: int = 0, tokenizer: PathLike = "", format: str = "", threads: int = 0,
             parameter_names: ParameterNames = None, s3_endpoint: str = "",
             progress: Progress = None) -> ConvertReport:
     """Writes a checkpoint in another format, and reads it back.
@@ -124,6 +124,8 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
       to: "hf", "torch", "dcp", "llmc", "megatron", "paddle", "gguf" or "tessera".
       topology: with to="tessera", for which the files are cut: "dp2_tp2", for example.
       dtype: of the weights, in other formats; as saved by default.
+      allow_overflow: whether elements that the dtype cannot hold become infinite; otherwise the
+        first of them is an error.
       weights_only: leaves the state of the optimizer out, in other formats.
       max_file_bytes: in other formats.
       tokenizer: the model's, a file or a folder, which "hf" and "gguf" hold beside the weights.
@@ -137,7 +139,8 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
     write = WriteOptions(topology=text(topology, "topology") or None,
                          dtype=_tensors.DTYPES.get(dtype, 0), weights_only=bool(weights_only),
                          max_file_bytes=integer(max_file_bytes, "max_file_bytes"),
-                         tokenizer=text(tokenizer, "tokenizer") if tokenizer else None)
+                         tokenizer=text(tokenizer, "tokenizer") if tokenizer else None,
+                         allow_overflow=bool(allow_overflow))
     if max_file_bytes < 0:
         raise InvalidArgumentError(f"max_file_bytes: {max_file_bytes} is negative")
     with _options("converting", format, s3_endpoint, threads, progress,

@@ -168,6 +168,8 @@ Writes the checkpoint at PATH, of any topology or another framework's, in anothe
                                tessera: FOLDER/step-N, for one rank or for --topology
   --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera);
                                vectors are f32 in gguf
+  --allow-overflow             elements beyond the range of --dtype become infinite; otherwise they
+                               are an error
   --weights-only               leaves optimizer state out (hf and gguf never have it)
   --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp, paddle)
   --tokenizer=PATH             the model's, as for prepare_data: writes the files by which
@@ -299,6 +301,7 @@ std::vector<Flag> FlagsOf(CommandOptions& o) {
        [&](V v) { return ParseNumber<int64_t>(v, 0, kMaxTrainerCount, o.source.step.emplace()); }},
       {"convert", "--to", &o.convert.format},
       {"convert", "--dtype", [&](V v) { return ParseDType(v, o.convert.dtype); }},
+      {"convert", "--allow-overflow", &o.convert.allow_overflow},
       {"convert", "--weights-only", &o.convert.weights_only},
       {"convert", "--tokenizer", &o.convert.tokenizer, "a path"},
       {"convert", "--max-file-size", [&](V v) { return ParseSize(v, o.convert.max_file_bytes); }},
@@ -348,6 +351,7 @@ std::string CompleteConvert(CommandOptions& options) {
     return options.reshard.topology.empty() ? "" : "--topology is for --to=tessera";
   }
   if (convert.dtype != DType::kUnspecified) return "--dtype is not for --to=tessera";
+  if (convert.allow_overflow) return "--allow-overflow is not for --to=tessera";
   if (convert.weights_only) return "--weights-only is not for --to=tessera";
   if (options.reshard.topology.empty()) options.reshard.topology = "single";
   return "";

@@ -33,6 +33,7 @@ struct ReshardOptions {
 struct ConvertOptions {
   std::string format;
   DType dtype = DType::kUnspecified;
+  bool allow_overflow = false;
   bool weights_only = false;
   uint64_t max_file_bytes = 5'000'000'000;
   std::string tokenizer;  // a path; empty: none

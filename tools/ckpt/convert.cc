@@ -23,17 +23,18 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
   if (!tokenizer_path.empty()) {
     TESSERA_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(tokenizer_path));
   }
-  return Export(
-      source, options.paths[1],
-      {.format = options.convert.format,
-       .plan = {.dtype = options.convert.dtype,
-                .weights_only = options.convert.weights_only,
-                .max_file_bytes = options.convert.max_file_bytes,
-                .state = source.foreign_state(),
-                .tokenizer = tokenizer.get(),
-                .tokenizer_path = tokenizer_path},
-       .stores = options.source.stores,
-       .io = {.io_threads = options.threads, .progress = ProgressBar(output.progress).callback()}});
+  return Export(source, options.paths[1],
+                {.format = options.convert.format,
+                 .plan = {.dtype = options.convert.dtype,
+                          .weights_only = options.convert.weights_only,
+                          .max_file_bytes = options.convert.max_file_bytes,
+                          .state = source.foreign_state(),
+                          .tokenizer = tokenizer.get(),
+                          .tokenizer_path = tokenizer_path},
+                 .stores = options.source.stores,
+                 .io = {.io_threads = options.threads,
+                        .allow_overflow = options.convert.allow_overflow,
+                        .progress = ProgressBar(output.progress).callback()}});
 }
 
 std::vector<std::string> NotesOf(const convert::WriteForeignReport& report) {
