@@ -80,6 +80,13 @@ const Contradiction kContradictions[] = {
     {{"--distributed-timeout-minutes=0"}, "distributed_timeout_minutes=0: must be more than 0"},
     {{"--data-parallel-size=2", "--global-batch-size=3"},
      "global_batch_size=3 is not divisible by micro_batch_size=1 * data_parallel_size=2"},
+    {{"--data-parallel-sharding-strategy=optim_grads_params"},
+     "data_parallel_sharding_strategy=optim_grads_params: expected no_shard, optim or optim_grads"},
+    {{"--use-distributed-optimizer=false", "--zero-stage=2"},
+     "use_distributed_optimizer=false and zero_stage=2 exclude each other"},
+    {{"--use-distributed-optimizer", "--topology=dp2"},
+     "use_distributed_optimizer=true and topology=dp2 exclude each other: the topology has a ZeRO "
+     "stage"},
     {{"--dtype=float16"}, "dtype=float16: expected float32 or bfloat16"},
     {{"--dtype=float32", "--bf16"}, "dtype=float32 and bf16=true exclude each other"},
     {{"--total-batch-size=64"}, "total_batch_size is set but seq_length is not"},

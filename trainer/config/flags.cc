@@ -89,8 +89,6 @@ struct ForeignFlag {
 };
 constexpr ForeignFlag kForeignFlags[] = {
     // Megatron-LM's
-    {"use_distributed_optimizer", "--zero-stage=1"},
-    {"data_parallel_sharding_strategy", "--zero-stage: no_shard is 0, optim 1, optim_grads 2"},
     {"overlap_grad_reduce", "no flag: the backward pass always overlaps the reduction"},
     {"overlap_param_gather", "no flag: weights are gathered at the end of a step"},
     {"dist_ckpt_strictness", "--allow-missing and --allow-unexpected"},

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -168,6 +170,38 @@ absl::Status ReplaceInfiniTrainsNames(TrainingConfig* training) {
   }
   training->set_global_batch_size(sequences);
   training->clear_total_batch_size();
+  return absl::OkStatus();
+}
+
+// Replaces Megatron-LM's ways of stating the ZeRO stage by zero_stage.
+absl::Status ReplaceShardingStrategy(ParallelConfig* parallel) {
+  constexpr std::string_view kStrategies[] = {"no_shard", "optim", "optim_grads"};
+  const bool has_strategy = parallel->has_data_parallel_sharding_strategy();
+  if (!has_strategy && !parallel->has_use_distributed_optimizer()) return absl::OkStatus();
+  const bool is_distributed = parallel->use_distributed_optimizer();
+  const std::string given =
+      has_strategy
+          ? "data_parallel_sharding_strategy=" + parallel->data_parallel_sharding_strategy()
+          : absl::StrCat("use_distributed_optimizer=", is_distributed ? "true" : "false");
+  int64_t stage = is_distributed ? std::max<int64_t>(parallel->zero_stage(), 1) : 0;
+  if (has_strategy) {
+    const auto* const found =
+        std::ranges::find(kStrategies, parallel->data_parallel_sharding_strategy());
+    if (found == std::end(kStrategies)) {
+      return Wrong(given, ": expected no_shard, optim or optim_grads");
+    }
+    stage = found - kStrategies;
+  }
+  if (!parallel->topology().empty() && parallel->topology() != "auto") {
+    return Wrong(given, " and topology=", parallel->topology(),
+                 " exclude each other: the topology has a ZeRO stage");
+  }
+  if (parallel->has_zero_stage() && parallel->zero_stage() != stage) {
+    return Wrong(given, " and zero_stage=", parallel->zero_stage(), " exclude each other");
+  }
+  parallel->set_zero_stage(stage);
+  parallel->clear_use_distributed_optimizer();
+  parallel->clear_data_parallel_sharding_strategy();
   return absl::OkStatus();
 }
 
@@ -383,6 +417,7 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
     TESSERA_RETURN_IF_ERROR(problems.With(replace(resolved.mutable_checkpoint())));
   }
   TESSERA_RETURN_IF_ERROR(problems.With(ReplaceInfiniTrainsNames(resolved.mutable_training())));
+  TESSERA_RETURN_IF_ERROR(problems.With(ReplaceShardingStrategy(resolved.mutable_parallel())));
   FillSave(&resolved);
   SettleDependents(options.origins, &resolved, &problems);
   if (const absl::Status complete = Complete(config, options, &resolved); !complete.ok()) {
