@@ -148,10 +148,10 @@ class CheckpointManager {
                                                  const ResumeOptions& options = {}) = 0;
 
   // Saves if the schedule asks for it after this step, and returns whether the job ends.
-  // Collective: call once after each step, on all ranks. In the foreground, returns when the checkpoint is committed, or with the error
-  // of the save. In the background, returns immediately, and outcomes come from Poll(). A decision
-  // that ends the job waits for all saves. A SaveTrouble is
-  // returned as an error.
+  // Collective: call once after each step, on all ranks. In the foreground, returns when the
+  // checkpoint is committed, or with the error of the save. In the background, returns immediately,
+  // and outcomes come from Poll(). A decision that ends the job waits for all saves. A SaveTrouble
+  // is returned as an error.
   //
   // Cost: one exchange of about 100 bytes for each rank; for the first decision after Begin(), rank
   // 0 also lists the folder.
