@@ -19,6 +19,7 @@
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/layers/parameter.h"
