@@ -231,10 +231,12 @@ TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
       },
       absl::OkStatus());
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
-  ASSERT_OK_AND_ASSIGN(const auto digests,
-                       WriteOutput({from, directory, manifest}, files, to, "", {}));
+  ASSERT_OK_AND_ASSIGN(
+      const auto digests,
+      WriteOutput(KnownCheckpoint::Of(from, directory, manifest), files, to, "", {}));
   EXPECT_LT(bytes_read, 2 * kTensors * kElements * sizeof(float));
-  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests({storage, directory, manifest}, {}));
+  ASSERT_OK_AND_ASSIGN(const auto expected,
+                       ReadDigests(KnownCheckpoint::Of(storage, directory, manifest), {}));
   EXPECT_EQ(digests, expected);
   ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
   for (int64_t t = 0; t < kTensors; ++t) {
@@ -283,11 +285,13 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
   from.FailWhere(count, absl::OkStatus());
   counted.FailWhere(count, absl::OkStatus());
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
-  ASSERT_OK_AND_ASSIGN(const auto digests,
-                       WriteOutput({from, directory, manifest}, files, counted, "", {}));
+  ASSERT_OK_AND_ASSIGN(
+      const auto digests,
+      WriteOutput(KnownCheckpoint::Of(from, directory, manifest), files, counted, "", {}));
   EXPECT_LT(bytes_read, 2 * files[0].size_bytes);
   EXPECT_LE(writes, 3);  // the header, the tensors with their checksums but for the last, and that
-  ASSERT_OK_AND_ASSIGN(const auto expected, ReadDigests({storage, directory, manifest}, {}));
+  ASSERT_OK_AND_ASSIGN(const auto expected,
+                       ReadDigests(KnownCheckpoint::Of(storage, directory, manifest), {}));
   EXPECT_EQ(digests, expected);
   ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
   for (int64_t p = 0; p < kParts; ++p) {
@@ -430,7 +434,7 @@ TEST(OutputTest, TensorsOfAnySizesAndDtypesAreReadBackAndGapsAreZeros) {
 
     const TestFolder folder;
     ASSERT_OK_AND_ASSIGN(const auto to, OpenPosixStorage(folder.path(), {.direct_min_bytes = 1}));
-    const Checkpoint source(saved, directory, manifest);
+    const Checkpoint source = KnownCheckpoint::Of(saved, directory, manifest);
     ASSERT_OK_AND_ASSIGN(const auto written, WriteOutput(source, {file}, *to, "", {}));
     EXPECT_EQ(written.size(), file.tensors.size());
     ASSERT_OK_AND_ASSIGN(const auto found, ReadAll(*to, "file", end + 1));

@@ -114,7 +114,7 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
     }
   }
   EXPECT_TRUE((*foreign)->notes().empty());
-  auto digests = ReadDigests({**foreign, "", *manifest}, {});
+  auto digests = ReadDigests(KnownCheckpoint::Of(**foreign, "", *manifest), {});
   EXPECT_OK(digests);
   return *std::move(digests);
 }
