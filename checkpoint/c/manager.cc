@@ -112,7 +112,7 @@ absl::StatusOr<ResumeResult> ResumeBy(CheckpointManager& manager, tessera_load_c
   return manager.TryResume(load_here, {.ignore_no_valid = begin_anew});
 }
 
-// The numbers of the header are those of the library.
+// The header has the numbers of the library.
 static_assert(static_cast<int>(SaveKind::kRolling) == TESSERA_SAVE_ROLLING);
 static_assert(static_cast<int>(SaveKind::kPermanent) == TESSERA_SAVE_PERMANENT);
 static_assert(static_cast<int>(EndReason::kLastStep) == TESSERA_END_LAST_STEP);

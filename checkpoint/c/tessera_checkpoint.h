@@ -409,8 +409,8 @@ TESSERA_API int32_t tessera_saver_wait_copied(tessera_saver* saver, const void* 
 /* Reports the saves that have finished since the last call. If `wait` is not 0, waits for those in
  * flight first.
  *
- * Report: [outcome, ...], where an outcome is the report of tessera_folder_save() with "step", or {"step",
- * "code", "error"}. */
+ * Report: [outcome, ...], where an outcome is the report of tessera_folder_save() with "step", or
+ * {"step", "code", "error"}. */
 TESSERA_API int32_t tessera_saver_poll(tessera_saver* saver, int32_t wait, char** report);
 
 /* ---- The checkpoints of a job: when it saves, which it keeps, where it resumes; see
