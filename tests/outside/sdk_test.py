@@ -142,7 +142,7 @@ class SdkTest(unittest.TestCase):
 
     def test_headers(self):
         """Each one, without a warning, before a program's own headers of the same names."""
-        self.assertGreater(len(self.headers), 25)
+        self.assertGreater(len(self.headers), 20)
         for header in self.headers:
             decoy = self.program / header
             decoy.parent.mkdir(parents=True, exist_ok=True)
