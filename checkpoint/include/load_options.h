@@ -12,20 +12,23 @@ namespace tessera::ckpt {
 
 class ProcessGroup;  // checkpoint/include/process_group.h
 
+// Options may differ from rank to rank, unless they say otherwise.
 struct LoadOptions {
   // The ranks that load together, each the state that it wants; collective. Owned by the caller.
   // Null: this process alone.
   ProcessGroup* group = nullptr;
   absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 
+  // The same on all ranks, since ranks read for each other.
   bool verify_checksums = true;
   // Whether to compare the digests of the elements that all ranks placed in their memory with the
   // saved ones. This also detects damage after the checksums were verified, and elements in the
   // wrong place. Costs 5 to 20 % of a load (docs/checkpoints.md), and one more pass for tensors
-  // whose rows are not contiguous in memory.
+  // whose rows are not contiguous in memory. The same on all ranks.
   bool verify_digests = false;
-  bool allow_missing = false;     // wanted, not saved: left unchanged, and reported
-  bool allow_unexpected = false;  // saved, not wanted: ignored, and reported
+  bool allow_missing = false;  // wanted, not saved: left unchanged, and reported
+  // Saved, not wanted by any rank: ignored, and reported. The same on all ranks.
+  bool allow_unexpected = false;
   // Whether to fill a weight that was not saved from its master weight, converted.
   bool weights_from_master = true;
   // Whether to convert between floating dtypes if saved and wanted differ; otherwise such loads are

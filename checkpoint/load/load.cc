@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/text.h"
@@ -39,7 +40,7 @@
 
 // A load consists of up to five steps with an agreement each, so that no rank continues while
 // another cannot:
-// 1. rank 0 broadcasts its manifest;
+// 1. rank 0 broadcasts its manifest. Ranks whose options contradict end the load here;
 // 2. every rank compares it with its state; all mismatches of all ranks end the load here;
 // 3. every rank plans its reads and opens its files; a missing or truncated file ends the load
 //    here. Rank 0 assigns the reads to ranks and, where ranks read for each other, they agree once
@@ -100,12 +101,47 @@ std::string ReportComparison(const Comparison& comparison) {
   return report.SerializeAsString();
 }
 
+// Returns InvalidArgument, naming the ranks and the option, unless all ranks have the options that
+// count for all of them.
+absl::Status CheckSameOptions(const std::vector<std::string>& all) {
+  const auto check = [](std::string_view option, size_t rank, bool first,
+                        bool other) -> absl::Status {
+    if (first == other) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("rank ", first ? 0 : rank, " loads with ",
+                                                   View(option), ", rank ", first ? rank : 0,
+                                                   " without it"));
+  };
+  LoadBegin first;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    LoadBegin begin;
+    if (!begin.ParseFromString(all[rank])) return absl::InternalError("a bad request to load");
+    if (rank == 0) first = begin;
+    TESSERA_RETURN_IF_ERROR(
+        check("verify_checksums", rank, first.verify_checksums(), begin.verify_checksums()));
+    TESSERA_RETURN_IF_ERROR(
+        check("verify_digests", rank, first.verify_digests(), begin.verify_digests()));
+    TESSERA_RETURN_IF_ERROR(
+        check("allow_unexpected", rank, first.allow_unexpected(), begin.allow_unexpected()));
+  }
+  return absl::OkStatus();
+}
+
 // Step 1.
 absl::StatusOr<Manifest> ShareManifest(const Manifest& own, const StateDict& state,
                                        ProcessGroup& group, const LoadOptions& options) {
-  absl::StatusOr<std::string> mine = std::string();
-  if (absl::Status checked = CheckRequest(state, options); !checked.ok()) mine = std::move(checked);
-  const Combine combine = [&](const std::vector<std::string>&) { return own.SerializeAsString(); };
+  const absl::StatusOr<std::string> mine =
+      CatchNoMemory("load", [&]() -> absl::StatusOr<std::string> {
+        TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
+        LoadBegin begin;
+        begin.set_verify_checksums(options.verify_checksums);
+        begin.set_verify_digests(options.verify_digests);
+        begin.set_allow_unexpected(options.allow_unexpected);
+        return begin.SerializeAsString();
+      });
+  const Combine combine = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
+    TESSERA_RETURN_IF_ERROR(CheckSameOptions(all));
+    return own.SerializeAsString();
+  };
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, combine, options.timeout));
   Manifest manifest;
   if (!manifest.ParseFromString(bytes)) return absl::InternalError("rank 0 sent a bad manifest");
@@ -117,12 +153,12 @@ absl::StatusOr<Manifest> ShareManifest(const Manifest& own, const StateDict& sta
 absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
                                        const LoadPlan* plan, std::span<const RankList> openers,
                                        ProcessGroup& group, const LoadOptions& options) {
-  absl::StatusOr<std::string> needs = std::string();
-  if (!ready.ok()) {
-    needs = ready;
-  } else if (group.size() > 1) {
-    needs = DescribeNeeds(manifest, *plan, options.staging_bytes).SerializeAsString();
-  }
+  const absl::StatusOr<std::string> needs =
+      CatchNoMemory("plan the reads", [&]() -> absl::StatusOr<std::string> {
+        TESSERA_RETURN_IF_ERROR(ready);
+        if (group.size() == 1) return "";
+        return DescribeNeeds(manifest, *plan, options.staging_bytes).SerializeAsString();
+      });
   TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(
                                                         group, needs,
                                                         [&](const std::vector<std::string>& all) {
@@ -139,27 +175,32 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
                   const Comparison& comparison, std::span<const RankList> readers,
                   ProcessGroup& group, const LoadOptions& options, ScanBuffers* buffers,
                   LoadReport& report) {
-  const absl::StatusOr<LoadPlan> plan = PlanLoad(manifest, comparison.wanted);
+  LoadPlan plan;
   Scanner scanner(storage, checkpoint_dir, manifest,
                   {.io_threads = options.io_threads,
                    .staging_bytes = options.staging_bytes,
                    .verify_checksums = options.verify_checksums,
                    .is_cancelled = options.is_cancelled});
-  const absl::Status opened = plan.ok() ? scanner.Open(FilesOf(*plan)) : plan.status();
   const absl::StatusOr<Placer> placer =
-      opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations, options) : opened;
+      CatchNoMemory("plan the reads", [&]() -> absl::StatusOr<Placer> {
+        TESSERA_ASSIGN_OR_RETURN(plan, PlanLoad(manifest, comparison.wanted));
+        TESSERA_RETURN_IF_ERROR(scanner.Open(FilesOf(plan)));
+        return Placer::Create(manifest, plan, comparison.destinations, options);
+      });
   // An error that names no damaged part is damage of the manifest, which asks for bytes that cannot
   // be read.
   TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
-                           ShareReading(manifest, WithDamagedParts(placer.status(), {}),
-                                        placer.ok() ? &*plan : nullptr, readers, group, options));
-  report.bytes_needed = plan->bytes;  // ShareReading() has returned the error of a failed plan
+                           ShareReading(manifest, WithDamagedParts(placer.status(), {}), &plan,
+                                        readers, group, options));
+  report.bytes_needed = plan.bytes;  // ShareReading() has returned the error of a failed plan
   if (share.any_shared()) {
     return ReadTogether(manifest, scanner, *placer, share, group, options, report);
   }
-  report.bytes_read = plan->bytes;
-  absl::Status placed = scanner.Run(RangesOf(*plan), placer->AsCallback(), buffers);
-  if (placed.ok()) placed = placer->Finish();
+  report.bytes_read = plan.bytes;
+  const absl::Status placed = CatchNoMemory("read", [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(scanner.Run(RangesOf(plan), placer->AsCallback(), buffers));
+    return placer->Finish();
+  });
   return AgreeOnStatus(group, placed, options.timeout);
 }
 
@@ -181,10 +222,16 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
                                      const Manifest& manifest, const StateDict& state,
                                      std::span<const RankList> readers, ProcessGroup& group,
                                      const LoadOptions& options, ScanBuffers* buffers) {
-  Comparison comparison = Compare(manifest, state, options);
+  Comparison comparison;
+  const absl::StatusOr<std::string> compared =
+      CatchNoMemory("compare the state", [&]() -> absl::StatusOr<std::string> {
+        comparison = Compare(manifest, state, options);
+        if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
+        return ReportComparison(comparison);
+      });
   TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
                            Agree(
-                               group, ReportComparison(comparison),
+                               group, compared,
                                [&](const std::vector<std::string>& payloads) {
                                  return CombineComparisons(payloads, manifest, options,
                                                            storage.Describe(checkpoint_dir));
@@ -194,7 +241,6 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
   if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
 
   LoadReport report;
-  if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
   TESSERA_RETURN_IF_ERROR(Read(storage, checkpoint_dir, manifest, comparison, readers, group,
                                options, buffers, report));
   if (options.verify_digests) {
@@ -227,19 +273,21 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                                             std::span<const RankList> readers) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  const absl::Duration start = SteadyNow();
-  const ReadLock reading(storage, checkpoint_dir);
-  Manifest shared;
-  if (group.size() == 1) {
-    TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
-  } else {
-    TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(manifest, state, group, options));
-  }
-  TESSERA_ASSIGN_OR_RETURN(LoadReport report,
-                           LoadState(storage, checkpoint_dir, group.size() == 1 ? manifest : shared,
-                                     state, readers, group, options, buffers));
-  report.duration = SteadyNow() - start;
-  return report;
+  return CatchNoMemory("load", [&]() -> absl::StatusOr<LoadReport> {
+    const absl::Duration start = SteadyNow();
+    const ReadLock reading(storage, checkpoint_dir);
+    Manifest shared;
+    if (group.size() == 1) {
+      TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(manifest, state, group, options));
+    }
+    const Manifest& agreed = group.size() == 1 ? manifest : shared;
+    TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(storage, checkpoint_dir, agreed, state,
+                                                          readers, group, options, buffers));
+    report.duration = SteadyNow() - start;
+    return report;
+  });
 }
 
 NamedTensors::NamedTensors(const Manifest& manifest) : manifest_(manifest) {

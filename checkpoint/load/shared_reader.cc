@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "base/checked_math.h"
 #include "base/mutex.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/collective/agree.h"
@@ -35,6 +36,7 @@ namespace {
 constexpr std::byte kGood{0};
 constexpr std::byte kFailed{1};
 constexpr uint64_t kMarkBytes = 1;
+constexpr char kReading[] = "read for other ranks";
 
 class SharedReader {
  public:
@@ -52,18 +54,23 @@ class SharedReader {
   absl::Status Prepare(const Manifest& manifest, const ReadShare& share,
                        const LoadOptions& options) {
     TESSERA_ASSIGN_OR_RETURN(schedule_, ReadSchedule::Create(manifest, share, rank_));
-    return MakeBuffers(options.io_threads, options.staging_bytes);
+    TESSERA_RETURN_IF_ERROR(MakeBuffers(options.io_threads, options.staging_bytes));
+    const MutexLock lock(&mutex_);
+    done_.resize(schedule_.own.size());
+    for (AlignedBuffer& buffer : private_buffers_) free_private_.push_back(buffer.data());
+    return absl::OkStatus();
   }
 
+  std::string OfferMemory() const { return HostMemory::OfferOf(host_memory_).SerializeAsString(); }
+
   // Arranges with the ranks of the same host whose memory is mapped by whom, and agrees that all
-  // ranks are ready.
-  absl::Status ShareMemory(const absl::Status& ready) {
-    absl::StatusOr<std::string> offer = HostMemory::OfferOf(host_memory_).SerializeAsString();
-    if (!ready.ok()) offer = ready;
+  // ranks are ready. `offer`: OfferMemory(), or the error of a rank that is not.
+  absl::Status ShareMemory(const absl::StatusOr<std::string>& offer) {
     TESSERA_ASSIGN_OR_RETURN(const std::string offers,
                              AgreeEach(group_, offer, OffersByHost, timeout_));
+    const auto mapped = CatchNoMemory(kReading, [&] { return MapMemory(offers); });
     TESSERA_ASSIGN_OR_RETURN(const std::string mappers,
-                             AgreeEach(group_, MapMemory(offers), WhoMapped, timeout_));
+                             AgreeEach(group_, mapped, WhoMapped, timeout_));
     RankSet parsed;
     if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
     schedule_.SetMappings({parsed.rank().begin(), parsed.rank().end()},
@@ -74,14 +81,9 @@ class SharedReader {
   // Reads, sends and places all pieces: the reading threads, and the caller's thread, which
   // exchanges messages. Errors: failed reads of this rank; those of the group.
   absl::Status Run() {
-    {
-      const MutexLock lock(&mutex_);
-      done_.resize(schedule_.own.size());
-      for (AlignedBuffer& buffer : private_buffers_) free_private_.push_back(buffer.data());
-    }
     std::vector<std::thread> threads = StartThreads(workers_, [this](int w) { Work(w); });
     is_single_threaded_ = threads.empty();
-    const absl::Status exchanged = Exchange();
+    const absl::Status exchanged = CatchNoMemory(kReading, [this] { return Exchange(); });
     {
       const MutexLock lock(&mutex_);
       if (!exchanged.ok()) stop_ = true;
@@ -111,7 +113,8 @@ class SharedReader {
     bool own;
     size_t index;
     std::byte* buffer;
-    std::unique_ptr<PendingIo> read = nullptr;  // null: is not read, after another error
+    bool is_read;  // false: after another error
+    std::unique_ptr<PendingIo> read = nullptr;
   };
 
   absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to) {
@@ -170,13 +173,13 @@ class SharedReader {
       const bool own_left = next_own_ < schedule_.own.size();
       if (own_left && next_own_ < released_ + own_buffers_.size()) {
         const size_t index = next_own_++;
-        return Task{true, index, OwnBuffer(index)};
+        return Task{true, index, OwnBuffer(index), error_.ok()};
       }
       const bool private_left = error_.ok() && next_private_ < schedule_.private_pieces.size();
       if (private_left && !free_private_.empty()) {
         std::byte* const buffer = free_private_.back();
         free_private_.pop_back();
-        return Task{false, next_private_++, buffer};
+        return Task{false, next_private_++, buffer, true};
       }
       if (!may_wait || (!own_left && !private_left)) return std::nullopt;
       changed_.Wait(&mutex_);
@@ -199,21 +202,26 @@ class SharedReader {
 
   std::optional<Task> StartNext(bool may_wait) {
     std::optional<Task> task = NextTask(may_wait);
-    if (task.has_value() && !HasFailed()) {
+    if (!task.has_value() || !task->is_read) return task;
+    Try([&] {
       task->read = scanner_.StartPiece(PieceOf(*task), task->buffer);
-    }
+      return absl::OkStatus();
+    });
     return task;
   }
 
   static absl::Status Await(Task& task) {
-    const std::unique_ptr<PendingIo> read = std::move(task.read);
-    return read != nullptr ? read->Wait() : absl::CancelledError("after another error");
+    return CatchNoMemory(kReading, [&]() -> absl::Status {
+      const std::unique_ptr<PendingIo> read = std::move(task.read);
+      return read != nullptr ? read->Wait() : absl::CancelledError("after another error");
+    });
   }
 
   void Finish(int worker, const Task& task, const absl::Status& read) {
     const FilePiece& piece = PieceOf(task);
-    const absl::Status status =
-        scanner_.FinishPiece(read, piece, task.buffer, worker, placer_.AsCallback());
+    const absl::Status status = CatchNoMemory(kReading, [&] {
+      return scanner_.FinishPiece(read, piece, task.buffer, worker, placer_.AsCallback());
+    });
     const MutexLock lock(&mutex_);
     if (status.ok()) report_.bytes_read += piece.size();
     if (task.own) {
@@ -225,15 +233,11 @@ class SharedReader {
     changed_.NotifyAll();
   }
 
-  // Keeps the error of a device. This rank continues to take part in the exchange.
-  void Note(const absl::Status& placed) {
+  // Calls body(), and keeps its error. This rank continues to take part in the exchange.
+  void Try(const auto& body) {
+    const absl::Status status = CatchNoMemory(kReading, body);
     const MutexLock lock(&mutex_);
-    error_.Update(placed);
-  }
-
-  bool HasFailed() {
-    const MutexLock lock(&mutex_);
-    return !error_.ok();
+    error_.Update(status);
   }
 
   std::byte* OwnBuffer(size_t index) {
@@ -296,11 +300,10 @@ class SharedReader {
     const std::byte* const data = ReceiveBuffer(contents_placed_++);
     if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
     if (!incoming_good_) return absl::OkStatus();  // the sender reports the reason
-    if (message.region == nullptr) {
-      Note(placer_.Place(message.piece, data));
-    } else {
-      Note(placer_.PlaceRegion(message.piece, *message.region, data));
-    }
+    Try([&] {
+      return message.region == nullptr ? placer_.Place(message.piece, data)
+                                       : placer_.PlaceRegion(message.piece, *message.region, data);
+    });
     report_.bytes_received += message.bytes;
     return absl::OkStatus();
   }
@@ -313,7 +316,7 @@ class SharedReader {
       return absl::InternalError("a piece outside of its reader's memory");
     }
     if (notice[0] == kGood) {
-      Note(placer_.Place(message.piece, memory.data() + offset));
+      Try([&] { return placer_.Place(message.piece, memory.data() + offset); });
       report_.bytes_received += message.bytes;
     }
     constexpr size_t kAnswersInFlight = 16;
@@ -384,10 +387,7 @@ class SharedReader {
         continue;
       }
       lock.Unlock();
-      if (std::optional<Task> task = StartNext(/*may_wait=*/true)) {
-        const absl::Status read = Await(*task);
-        Finish(0, *task, read);
-      }
+      if (std::optional<Task> task = StartNext(/*may_wait=*/true)) Finish(0, *task, Await(*task));
       lock.Lock();
     }
     return done_[index] == Done::kGood;
@@ -473,11 +473,10 @@ class SharedReader {
 };
 
 // Opens the files of which this rank reads parts for others alone.
-absl::Status OpenForOthers(const ReadShare& share, int rank, Scanner& scanner) {
+absl::Status OpenForOthers(const ReadShare& share, uint32_t rank, Scanner& scanner) {
   std::set<uint32_t> files;
   for (const ReadSegment& segment : share.segments()) {
-    const bool reads =
-        std::ranges::find(segment.reader(), static_cast<uint32_t>(rank)) != segment.reader().end();
+    const bool reads = std::ranges::count(segment.reader(), rank) > 0;
     if (reads && scanner.file(segment.file_index()) == nullptr) files.insert(segment.file_index());
   }
   return scanner.Open(std::vector<uint32_t>(files.begin(), files.end()));
@@ -488,10 +487,13 @@ absl::Status OpenForOthers(const ReadShare& share, int rank, Scanner& scanner) {
 absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Placer& placer,
                           const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
                           LoadReport& report) {
-  absl::Status ready = OpenForOthers(share, group.rank(), scanner);
   SharedReader reader(scanner, placer, group, options, report);
-  ready.Update(reader.Prepare(manifest, share, options));
-  TESSERA_RETURN_IF_ERROR(reader.ShareMemory(ready));
+  const auto prepare = [&]() -> absl::StatusOr<std::string> {
+    TESSERA_RETURN_IF_ERROR(OpenForOthers(share, group.rank(), scanner));
+    TESSERA_RETURN_IF_ERROR(reader.Prepare(manifest, share, options));
+    return reader.OfferMemory();
+  };
+  TESSERA_RETURN_IF_ERROR(reader.ShareMemory(CatchNoMemory(kReading, prepare)));
   return AgreeOnStatus(group, reader.Run(), options.timeout);
 }
 

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/collective/agree.h"
@@ -355,7 +356,9 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
   const auto judge = [&](const std::vector<Held>& held) -> absl::StatusOr<LoadedVerdict> {
     TESSERA_ASSIGN_OR_RETURN(const std::string reply,
                              Agree(
-                                 group, DigestAll(manifest, held, threads),
+                                 group,
+                                 CatchNoMemory("digest what was loaded",
+                                               [&] { return DigestAll(manifest, held, threads); }),
                                  [&](const std::vector<std::string>& payloads) {
                                    return DigestComparison(manifest).Combine(payloads);
                                  },

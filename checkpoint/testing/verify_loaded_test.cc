@@ -336,5 +336,26 @@ TEST_F(VerifyLoadedTest, WhatCannotBeVerifiedIsSaid) {
               HasSubstr("tensor b: box [0:2,0:5,0:4] is not the same on rank 0 and rank 1"));
 }
 
+TEST(LoadOptionsTest, OptionsThatCountForAllRanksAreTheSameOnAllOfThem) {
+  MemoryStorage storage;
+  std::vector<float> weight(64);
+  ASSERT_OK(CheckpointFolder(storage).Save(1, OneTensor(weight)));
+  for (const auto option : {&LoadOptions::verify_checksums, &LoadOptions::verify_digests,
+                            &LoadOptions::allow_unexpected}) {
+    RunRanks(3, [&](ProcessGroup& group) {
+      std::vector<float> loaded(64);
+      LoadOptions options;
+      options.timeout = absl::Seconds(2);
+      if (group.rank() == 2) options.*option = !(options.*option);
+      const absl::Status status =
+          LoadCheckpoint(storage, StepDirectoryName(1), OneTensor(loaded), On(group, options))
+              .status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  ::testing::AllOf(::testing::HasSubstr("rank 0"), ::testing::HasSubstr("rank 2")));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera::ckpt
