@@ -21,6 +21,7 @@
 #include "base/errno_status.h"
 #include "base/files.h"
 #include "base/mutex.h"
+#include "base/no_memory.h"
 #include "base/text.h"
 #include "base/threads.h"
 
@@ -84,7 +85,10 @@ StopFile::StopFile(std::string path, const std::string& acted_upon, absl::Durati
     : shared_(std::make_shared<Shared>(std::move(path), acted_upon)) {
   absl::StatusOr<std::thread> thread = StartThread([shared = shared_] {
     while (true) {
-      Read(shared);
+      CatchNoMemory("read a stop file", [&] {
+        Read(shared);
+        return absl::OkStatus();
+      }).IgnoreError();  // which the next Poll() repeats
       MutexLock lock(&shared->mutex);
       while (!shared->wanted && !shared->stopping) shared->changed.Wait(&shared->mutex);
       if (shared->stopping) return;
@@ -116,13 +120,13 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
   const MutexLock lock(&shared->mutex);
   if (shared->request.version == 0 || reading != shared->newest) {
     const bool is_new = reading.identity.empty() || reading.identity != shared->acted_upon;
-    shared->request = {.step = is_new ? step.value_or(0) : 0,
-                       .version = shared->request.version + 1};
-    if (!reading.problem.empty() || !step.ok()) {
+    if (!reading.problem.empty() || !step.ok()) {  // first, since it takes memory
       shared->note =
           absl::StrCat("stop file ", shared->path, " has no effect: ",
                        step.ok() ? absl::string_view(reading.problem) : step.status().message());
     }
+    shared->request = {.step = is_new ? step.value_or(0) : 0,
+                       .version = shared->request.version + 1};
     shared->newest = std::move(reading);
   }
   shared->changed.NotifyAll();
