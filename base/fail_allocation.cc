@@ -34,6 +34,8 @@ FailAllocation::~FailAllocation() {
   counts_every_thread = false;
 }
 
+int64_t FailAllocation::count() const { return arrived; }
+
 bool FailAllocation::happened() const { return arrived > first_failure; }
 
 }  // namespace tessera

@@ -28,6 +28,8 @@ class FailAllocation {
 
   // Returns whether an allocation has failed.
   bool happened() const;
+  // Returns the number of allocations.
+  int64_t count() const;
 };
 
 }  // namespace tessera

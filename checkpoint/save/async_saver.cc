@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <iterator>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +21,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "base/no_memory.h"
+#include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/trace.h"
@@ -104,7 +107,10 @@ class AsyncSaver::Background {
 
   std::vector<SaveOutcome> Poll() {
     const MutexLock lock(&mutex_);
-    return std::exchange(outcomes_, {});
+    std::vector<SaveOutcome> outcomes(std::make_move_iterator(outcomes_.begin()),
+                                      std::make_move_iterator(outcomes_.end()));
+    outcomes_.clear();
+    return outcomes;
   }
 
   void WaitUntilIdle() {
@@ -124,6 +130,8 @@ class AsyncSaver::Background {
     absl::Duration start = {};                       // of kSave
     absl::Status error = absl::OkStatus();           // of kRefuse
     std::shared_ptr<TraceRecorder> trace = nullptr;  // of the caller; may be null
+    // One, unless of kPrepare: the end of a save takes no memory.
+    std::list<SaveOutcome> outcome = {};
   };
 
   // Returns false where the system cannot start a thread; it may later.
@@ -140,14 +148,16 @@ class AsyncSaver::Background {
 
   void Enqueue(Request request) {
     request.trace = BoundTrace();
+    const Kind kind = request.kind;
+    if (kind != Kind::kPrepare) request.outcome.emplace_back().step = request.save.step;
     {
       const MutexLock lock(&mutex_);
-      if (request.kind != Kind::kPrepare) ++saves_in_flight_;
-      if (request.kind == Kind::kSave) {
+      queue_.push_back(std::move(request));
+      if (kind != Kind::kPrepare) ++saves_in_flight_;
+      if (kind == Kind::kSave) {
         reads_state_ = true;
         blocked_ns_ = 0;
       }
-      queue_.push_back(std::move(request));
     }
     changed_.NotifyAll();
     if (!TryToStartThread()) HandleNext();
@@ -174,39 +184,36 @@ class AsyncSaver::Background {
   // Precondition: a request is queued. Called by thread_ or, without it, by the caller's thread.
   void HandleNext() {
     MutexLock lock(&mutex_);
-    const Request request = std::move(queue_.front());
+    Request request = std::move(queue_.front());
     queue_.pop_front();
     busy_ = true;
     lock.Unlock();
-    const absl::StatusOr<std::optional<SaveOutcome>> handled = CatchNoMemory(
-        "save", [&]() -> absl::StatusOr<std::optional<SaveOutcome>> { return Handle(request); });
+    absl::StatusOr<SaveReport> report = CatchNoMemory("save", [&] { return Handle(request); });
     lock.Lock();
     busy_ = false;
     if (request.kind != Kind::kPrepare) {
-      const int64_t step = request.save.step;
-      Conclude(request, handled.ok() ? **handled : SaveOutcome{step, handled.status()});
+      request.outcome.front().report = std::move(report);
+      Conclude(request);
     }
     changed_.NotifyAll();
   }
 
-  std::optional<SaveOutcome> Handle(const Request& request) {
+  // Returns the outcome, which counts for nothing if the request is not that of a save.
+  absl::StatusOr<SaveReport> Handle(const Request& request) {
     const int64_t step = request.save.step;
     const TraceThread traced(request.trace, "saver");
-    if (!group_.status().ok()) {
-      if (request.kind == Kind::kPrepare) return std::nullopt;
-      return SaveOutcome{step, group_.status()};
-    }
+    TESSERA_RETURN_IF_ERROR(group_.status());
     switch (request.kind) {
       case Kind::kPrepare:
         PlanAhead(context_, request.state).IgnoreError();
-        return std::nullopt;
+        return SaveReport();
       case Kind::kRefuse:
-        return SaveOutcome{step, RefuseSave(context_, step, request.error)};
+        return RefuseSave(context_, step, request.error);
       case Kind::kSave:
         break;
     }
     const absl::Status valid = CheckAsyncOptions(options_);
-    if (!valid.ok()) return SaveOutcome{step, RefuseSave(context_, step, valid)};
+    if (!valid.ok()) return RefuseSave(context_, step, valid);
     absl::StatusOr<SaveReport> report =
         RunSave(context_, request.save, request.state, [&](std::shared_ptr<DataWriter> writer) {
           const MutexLock lock(&mutex_);
@@ -222,7 +229,7 @@ class AsyncSaver::Background {
       }
       if (on_committed_) on_committed_(*report);
     }
-    return SaveOutcome{step, std::move(report)};
+    return report;
   }
 
   // Returns whether this thread is the background thread.
@@ -262,13 +269,13 @@ class AsyncSaver::Background {
     report.blocked = absl::Nanoseconds(blocked_ns_.load());
   }
 
-  void Conclude(const Request& request, SaveOutcome outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Conclude(Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (request.kind == Kind::kSave) {
       reads_state_ = false;
       writer_ = nullptr;
     }
     --saves_in_flight_;
-    outcomes_.push_back(std::move(outcome));
+    outcomes_.splice(outcomes_.end(), request.outcome);
   }
 
   const AsyncSaveOptions options_;
@@ -290,7 +297,7 @@ class AsyncSaver::Background {
   int saves_in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   // Set once it is known what the save in flight copies.
   std::shared_ptr<DataWriter> writer_ ABSL_GUARDED_BY(mutex_);
-  std::vector<SaveOutcome> outcomes_ ABSL_GUARDED_BY(mutex_);
+  std::list<SaveOutcome> outcomes_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> reads_state_ = false;  // the copy of a save in flight may be incomplete
   std::atomic<int64_t> blocked_ns_ = 0;    // for the save in flight
 

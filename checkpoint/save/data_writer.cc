@@ -21,6 +21,20 @@ using Do = PieceTable::Do;
 
 constexpr char kWritingFiles[] = "write a data file";
 
+// Releases a mutex that the caller holds until the end of the scope, however that ends.
+class ABSL_SCOPED_LOCKABLE Unlocked {
+ public:
+  explicit Unlocked(Mutex* mutex) __attribute__((release_capability(mutex))) : mutex_(*mutex) {
+    mutex_.unlock();
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() ABSL_UNLOCK_FUNCTION() { mutex_.lock(); }
+
+ private:
+  Mutex& mutex_;
+};
+
 // Returns the device whose page-locked memory receives the copies of all devices.
 std::shared_ptr<DeviceMemory> FirstDevice(const StateDict& state) {
   for (const ShardedTensor& tensor : state.tensors) {
@@ -118,19 +132,34 @@ StagingBuffers DataWriter::CutBuffers(uint64_t stride_bytes) const {
 
 void DataWriter::WaitUntilCopied(const std::byte* data, uint64_t size_bytes) {
   if (released_.load(std::memory_order_acquire) || size_bytes == 0) return;
-  WaitForPieces(memory_.PiecesIn(data, size_bytes));
+  WaitForPieces([&] { return memory_.PiecesIn(data, size_bytes); });
 }
 
 void DataWriter::WaitUntilAllCopied() {
   if (released_.load(std::memory_order_acquire)) return;
-  std::vector<size_t> all(pieces_.size());
-  std::iota(all.begin(), all.end(), 0);
-  WaitForPieces(std::move(all));
+  WaitForPieces([&] {
+    std::vector<size_t> all(pieces_.size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  });
 }
 
-void DataWriter::WaitForPieces(std::vector<size_t> pieces) {
-  PieceTable::Waiter waiter = {.pieces = std::move(pieces)};
+// A thread that lacks memory to help ends the save, and waits for its end.
+void DataWriter::WaitForPieces(absl::FunctionRef<std::vector<size_t>()> pieces) {
+  const absl::Status helped = CatchNoMemory("copy the state", [&] {
+    Help({.pieces = pieces()});
+    return absl::OkStatus();
+  });
+  if (helped.ok()) return;
   const MutexLock lock(&mutex_);
+  KeepFirstError(helped);
+  while (!released_.load(std::memory_order_acquire)) changed_.Wait(&mutex_);
+}
+
+// Takes all of its memory before it arrives.
+void DataWriter::Help(PieceTable::Waiter waiter) {
+  const MutexLock lock(&mutex_);
+  Digests& digests = TakeIdleDigests();
   table_.Arrive(waiter);
   changed_.NotifyAll();
   while (true) {
@@ -139,29 +168,33 @@ void DataWriter::WaitForPieces(std::vector<size_t> pieces) {
     if (task.what == Do::kWait) {
       changed_.Wait(&mutex_);
     } else {
-      CopyOrCheckAsWaiter(task);
+      const double processor_start = ThreadProcessorSeconds();
+      KeepFirstError(CopyOrCheck(task, nullptr, digests));
+      processor_seconds_ += ThreadProcessorSeconds() - processor_start;
     }
   }
   table_.Leave();
+  idle_digests_.push_back(&digests);
+}
+
+// Returns digests that no waiter uses. There is room to give them back.
+DataWriter::Digests& DataWriter::TakeIdleDigests() {
+  if (idle_digests_.empty()) {
+    idle_digests_.reserve(waiter_digests_.size() + 1);
+    idle_digests_.push_back(&waiter_digests_.emplace_back(slots_.size()));
+  }
+  Digests& digests = *idle_digests_.back();
+  idle_digests_.pop_back();
+  return digests;
 }
 
 absl::StatusOr<WriteReport> DataWriter::Run() {
-  workers_.resize(std::min<size_t>(options_.io_threads, pieces_.size()));
-  for (Worker& worker : workers_) worker.digests.resize(slots_.size());
-  std::vector<std::thread> others =
-      StartThreads(static_cast<int>(workers_.size()) - 1, [this, trace = BoundTrace()](int other) {
-        const absl::Status status = CatchNoMemory(kWritingFiles, [&] {
-          const TraceThread traced(trace, "save writers");
-          DoTasks(workers_[other + 1]);
-          return absl::OkStatus();
-        });
-        const MutexLock lock(&mutex_);
-        KeepFirstError(status);
-      });
-  if (!workers_.empty()) DoTasks(workers_[0]);
-  for (std::thread& thread : others) thread.join();
-
+  const absl::Status written = CatchNoMemory(kWritingFiles, [&] {
+    WritePieces();
+    return absl::OkStatus();
+  });
   const MutexLock lock(&mutex_);
+  KeepFirstError(written);
   while (table_.reads()) changed_.Wait(&mutex_);   // waiters copy, too
   for (Piece& piece : pieces_) piece.copies = {};  // which a save that failed has not finished
   released_.store(true, std::memory_order_release);
@@ -177,6 +210,23 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   }
   spent_.syncing += (SteadyNow() - start) * static_cast<double>(workers_.size());
   return Report();
+}
+
+void DataWriter::WritePieces() {
+  workers_.resize(std::min<size_t>(options_.io_threads, pieces_.size()));
+  for (Worker& worker : workers_) worker.digests.resize(slots_.size());
+  std::vector<std::thread> others =
+      StartThreads(static_cast<int>(workers_.size()) - 1, [this, trace = BoundTrace()](int other) {
+        const absl::Status status = CatchNoMemory(kWritingFiles, [&] {
+          const TraceThread traced(trace, "save writers");
+          DoTasks(workers_[other + 1]);
+          return absl::OkStatus();
+        });
+        const MutexLock lock(&mutex_);
+        KeepFirstError(status);
+      });
+  if (!workers_.empty()) DoTasks(workers_[0]);
+  for (std::thread& thread : others) thread.join();
 }
 
 // An update that was ahead of the disk in this save will be so in the next one: the memory for its
@@ -213,6 +263,9 @@ void DataWriter::DoTasks(Worker& worker) {
   while (!table_.over() || worker.table.writing.has_value()) {
     absl::Status status;
     try {
+      if (error_.ok() && options_.is_cancelled && options_.is_cancelled()) {
+        KeepFirstError(absl::CancelledError("the caller has ended the save"));
+      }
       const PieceTable::Task task = table_.Take(worker.table, Clock::now());
       if (task.what == Do::kWait) {
         changed_.Wait(&mutex_);
@@ -231,11 +284,7 @@ void DataWriter::DoTasks(Worker& worker) {
   processor_seconds_ += ThreadProcessorSeconds() - processor_start;
 }
 
-// Lets no exception out of the work that is done without the mutex.
 absl::Status DataWriter::DoTask(const PieceTable::Task& task, Worker& worker) {
-  if (error_.ok() && options_.is_cancelled && options_.is_cancelled()) {
-    KeepFirstError(absl::CancelledError("the caller has ended the save"));
-  }
   switch (task.what) {
     case Do::kWriteCopy:
     case Do::kWriteInPlace:
@@ -247,90 +296,85 @@ absl::Status DataWriter::DoTask(const PieceTable::Task& task, Worker& worker) {
   }
 }
 
+// Ends the task, whatever happens.
 absl::Status DataWriter::CopyOrCheck(const PieceTable::Task& task, PieceTable::Worker* worker,
                                      Digests& digests) {
   Piece& piece = pieces_[task.piece];
   const bool starts = task.what == Do::kCopy && table_.on_device(task.piece);
-  mutex_.unlock();
-  const absl::Duration start = SteadyNow();
-  const double processor_start = ThreadProcessorSeconds();
-  const absl::Status read = CatchNoMemory(task.what == Do::kCopy ? "copy" : "check", [&] {
-    const FileContents& contents = piece.file->contents();
-    if (starts) {
-      return InPhase(kStaging,
-                     contents.StartCopy(piece.begin, piece.end, task.buffer, piece.copies));
-    }
-    if (task.what == Do::kCopy) {
-      piece.file->Copy(piece.begin, piece.end, task.buffer, digests);
+  absl::Status read;
+  double used = 0, seconds = 0;
+  {
+    const Unlocked unlocked(&mutex_);
+    const absl::Duration start = SteadyNow();
+    const double processor_start = ThreadProcessorSeconds();
+    read = CatchNoMemory(task.what == Do::kCopy ? "copy" : "check", [&] {
+      const FileContents& contents = piece.file->contents();
+      if (starts) {
+        return InPhase(kStaging,
+                       contents.StartCopy(piece.begin, piece.end, task.buffer, piece.copies));
+      }
+      if (task.what == Do::kCopy) {
+        piece.file->Copy(piece.begin, piece.end, task.buffer, digests);
+        return absl::OkStatus();
+      }
+      TESSERA_RETURN_IF_ERROR(InPhase(kStaging, piece.copies.Wait()));
+      piece.file->Check(piece.begin, piece.end, task.buffer, digests);
       return absl::OkStatus();
-    }
-    TESSERA_RETURN_IF_ERROR(InPhase(kStaging, piece.copies.Wait()));
-    piece.file->Check(piece.begin, piece.end, task.buffer, digests);
-    return absl::OkStatus();
-  });
-  const double used = ThreadProcessorSeconds() - processor_start;
-  const double seconds = SecondsSince(start);
-  mutex_.lock();
+    });
+    used = ThreadProcessorSeconds() - processor_start;
+    seconds = SecondsSince(start);
+  }
   if (worker != nullptr) spent_.copying += absl::Seconds(seconds);
   EndTask(task, worker, {.ok = read.ok(), .processor_seconds = used, .seconds = seconds},
           Clock::now());
   return read;
 }
 
-void DataWriter::CopyOrCheckAsWaiter(const PieceTable::Task& task) {
-  if (idle_digests_.empty()) {
-    idle_digests_.push_back(&waiter_digests_.emplace_back(Digests(slots_.size())));
-  }
-  Digests* const digests = idle_digests_.back();
-  idle_digests_.pop_back();
-  const double processor_start = ThreadProcessorSeconds();
-  KeepFirstError(CopyOrCheck(task, nullptr, *digests));
-  processor_seconds_ += ThreadProcessorSeconds() - processor_start;
-  idle_digests_.push_back(digests);
-}
-
 absl::Status DataWriter::StartWrite(const PieceTable::Task& task, Worker& worker) {
   const Piece& piece = pieces_[task.piece];
   if (task.what == Do::kWriteInPlace) changed_.NotifyAll();  // another thread may check
-  mutex_.unlock();
   const absl::Duration start = SteadyNow();
-  const absl::Status started = CatchNoMemory(kWritingFiles, [&] {
-    return task.what == Do::kWriteCopy
-               ? piece.file->StartWriteOfCopy(piece.begin, piece.end, task.buffer, worker.writes)
-               : piece.file->StartWriteInPlace(piece.begin, piece.end, worker.between,
-                                               worker.writes);
-  });
-  const double seconds = SecondsSince(start);
-  mutex_.lock();
-  spent_.writing += absl::Seconds(seconds);
+  absl::Status started;
+  {
+    const Unlocked unlocked(&mutex_);
+    started = CatchNoMemory(kWritingFiles, [&] {
+      return task.what == Do::kWriteCopy
+                 ? piece.file->StartWriteOfCopy(piece.begin, piece.end, task.buffer, worker.writes)
+                 : piece.file->StartWriteInPlace(piece.begin, piece.end, worker.between,
+                                                 worker.writes);
+    });
+  }
+  spent_.writing += SteadyNow() - start;
   return started;
 }
 
 absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worker) {
   const Piece& piece = pieces_[task.piece];
-  mutex_.unlock();
   const absl::Duration start = SteadyNow();
-  const absl::Status written = CatchNoMemory(kWritingFiles, [&] {
-    absl::Status status;
-    TraceSpan span("save", task.buffer != nullptr ? "write" : "write in place");
-    span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
-    for (const std::unique_ptr<PendingIo>& part : worker.writes) status.Update(part->Wait());
-    if (status.ok()) progress_->Add(piece.end - piece.begin);
-    return status;
-  });
-  worker.writes.clear();
+  absl::Status written;
+  {
+    const Unlocked unlocked(&mutex_);
+    written = CatchNoMemory(kWritingFiles, [&] {
+      absl::Status status;
+      TraceSpan span("save", task.buffer != nullptr ? "write" : "write in place");
+      span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
+      for (const std::unique_ptr<PendingIo>& part : worker.writes) status.Update(part->Wait());
+      if (status.ok()) progress_->Add(piece.end - piece.begin);
+      return status;
+    });
+    worker.writes.clear();
+  }
   const absl::Duration end = SteadyNow();
-  mutex_.lock();
   spent_.writing += end - start;
   EndTask(task, &worker.table, {.ok = written.ok()}, Clock::now());
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
   if (--pieces_left_[piece.file_number] == 0 && error_.ok()) {
-    mutex_.unlock();
-    const absl::Status synced =
-        CatchNoMemory("sync a data file", [&] { return piece.file->Sync(); });
-    const double seconds = SecondsSince(end);
-    mutex_.lock();
-    spent_.syncing += absl::Seconds(seconds);
+    absl::Status synced;
+    {
+      const Unlocked unlocked(&mutex_);
+      synced = CatchNoMemory("sync a data file", [&] { return piece.file->Sync(); });
+    }
+    spent_.syncing += SteadyNow() - end;
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
   }
   table_.Settle();

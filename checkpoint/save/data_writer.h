@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -119,7 +120,12 @@ class DataWriter {
   // Sorts the pieces into the order in which an update changes them.
   void OrderPieces(std::vector<MemoryIndex::Range>& memory, std::vector<bool>& in_place);
   StagingBuffers CutBuffers(uint64_t stride_bytes) const;
-  void WaitForPieces(std::vector<size_t> pieces);
+  void WaitForPieces(absl::FunctionRef<std::vector<size_t>()> pieces);
+  // Helps the save until the waiter's pieces are released. Throws before it has taken a task, if at
+  // all.
+  void Help(PieceTable::Waiter waiter);
+  Digests& TakeIdleDigests() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WritePieces();
   void DoTasks(Worker& worker);
   // Keeps the first error, which ends the save, and wakes the threads that wait.
   void KeepFirstError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -135,7 +141,6 @@ class DataWriter {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CopyOrCheck(const PieceTable::Task& task, PieceTable::Worker* worker,
                            Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CopyOrCheckAsWaiter(const PieceTable::Task& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartWrite(const PieceTable::Task& task, Worker& worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FinishWrite(const PieceTable::Task& task, Worker& worker)

@@ -26,6 +26,7 @@ PieceTable::PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const
   for (const bool piece : in_place) pieces_.push_back({.in_place = piece});
   for (size_t i = 0; i < on_device.size(); ++i) pieces_[i].on_device = on_device[i];
   pending_in_place_ = std::ranges::count(in_place, true);
+  for (PieceQueue* const queue : {&to_check_, &started_, &copied_}) queue->reserve(size());
   for (CopyOrder* const order : {&to_stage_, &in_place_, &ahead_}) order->set_count(size());
 }
 
@@ -96,7 +97,7 @@ void PieceTable::Arrive(const Waiter& waiter) {
     pieces_[piece].wanted = true;
     if (piece + 1 < size()) ahead_.Want(piece + 1);
   }
-  to_check_.insert(to_check_.begin(), waiter.pieces.begin(), waiter.pieces.end());
+  wanted_checks_.insert(wanted_checks_.begin(), waiter.pieces.begin(), waiter.pieces.end());
   if (!std::exchange(had_waiters_, true)) updated_first_ = pending_in_place_;
   ++waiters_;
 }
@@ -146,11 +147,14 @@ std::optional<size_t> PieceTable::NextAhead() {
 }
 
 std::optional<size_t> PieceTable::NextToCheck(bool wanted) {
-  while (!to_check_.empty() && !NeedsCheck(pieces_[to_check_.front()])) to_check_.pop_front();
-  if (to_check_.empty() || over() || (wanted && !pieces_[to_check_.front()].wanted)) {
-    return std::nullopt;
-  }
-  return to_check_.front();
+  const auto next = [&](auto& queue) -> std::optional<size_t> {
+    while (!queue.empty() && !NeedsCheck(pieces_[queue.front()])) queue.pop_front();
+    return queue.empty() ? std::nullopt : std::optional(queue.front());
+  };
+  if (over()) return std::nullopt;
+  if (const std::optional<size_t> piece = next(wanted_checks_)) return piece;
+  const std::optional<size_t> piece = next(to_check_);
+  return piece.has_value() && wanted && !pieces_[*piece].wanted ? std::nullopt : piece;
 }
 
 // The oldest copy ends first. Its check takes as much from the program's threads as a copy.

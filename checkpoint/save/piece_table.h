@@ -49,6 +49,21 @@ class CopyOrder {
   size_t end_ = 0;   // nor this one or one behind it
 };
 
+// A queue that takes no memory once it has room for all that it will ever hold. Not thread-safe.
+class PieceQueue {
+ public:
+  // Makes room for `count` pieces, those that have left included.
+  void reserve(size_t count) { pieces_.reserve(count); }
+  bool empty() const { return next_ == pieces_.size(); }
+  size_t front() const { return pieces_[next_]; }
+  void push_back(size_t piece) { pieces_.push_back(piece); }
+  void pop_front() { ++next_; }
+
+ private:
+  std::vector<size_t> pieces_;
+  size_t next_ = 0;
+};
+
 // Decides what the threads of a save do next: a table of the pieces into which the data files are
 // cut, in the order in which an update of the state changes them. The table decides and remembers;
 // it neither copies nor writes. A thread takes a task, does it, and ends it:
@@ -74,7 +89,8 @@ class CopyOrder {
 // the pieces that it will change next. If there is memory for all remaining pieces, they are copied
 // in the order of the update, and the disk begins at the other end.
 //
-// Not thread-safe: DataWriter calls it under a lock. Reads no clock: callers pass the time.
+// Not thread-safe: DataWriter calls it under a lock. Reads no clock: callers pass the time. Only
+// the constructor and Arrive() take memory, so that a task that was taken can always be ended.
 class PieceTable {
  public:
   using Clock = std::chrono::steady_clock;
@@ -131,7 +147,8 @@ class PieceTable {
              const std::vector<bool>& on_device = {});
 
   Task Take(Worker& worker, Clock::time_point now);
-  // A thread that waits calls Arrive() first, and Leave() after kReleased.
+  // A thread that waits calls Arrive() first, and Leave() after kReleased. If Arrive() throws, the
+  // thread has not arrived.
   void Arrive(const Waiter& waiter);
   Task TakeAsWaiter(Waiter& waiter);
   void Leave() { --waiters_; }
@@ -206,11 +223,13 @@ class PieceTable {
   std::vector<Piece> pieces_;
   StagingBuffers buffers_;
   CopyOrder to_stage_;
-  CopyOrder in_place_;           // without those that are waited for
-  CopyOrder ahead_;              // in place
-  std::deque<size_t> to_check_;  // in place; pieces that are waited for come first
-  std::deque<size_t> started_;   // copies by a device, to be finished
-  std::deque<size_t> copied_;    // to be written
+  CopyOrder in_place_;  // without those that are waited for
+  CopyOrder ahead_;     // in place
+  // Pieces in place: first those that were waited for by the time, then as they are written.
+  std::deque<size_t> wanted_checks_;
+  PieceQueue to_check_;
+  PieceQueue started_;  // copies by a device, to be finished
+  PieceQueue copied_;   // to be written
   size_t pending_in_place_ = 0;
   size_t unreleased_ = 0, unwritten_ = 0, unchecked_ = 0;  // pieces
   int waiters_ = 0;

@@ -113,6 +113,7 @@ StagingBuffers::StagingBuffers(std::span<std::byte> memory, uint64_t stride_byte
       unused_tail_bytes_(memory.size() % stride_bytes) {
   const uint64_t buffers = memory.size() / stride_bytes;
   const uint64_t ready = std::min(buffers, present);
+  present_.reserve(buffers);  // so that a buffer can always be returned
   for (uint64_t i = ready; i-- > 0;) present_.push_back(memory.data() + i * stride_bytes);
   untouched_ = memory.subspan(ready * stride_bytes, (buffers - ready) * stride_bytes);
 }

@@ -1,0 +1,258 @@
+// A machine without more memory: a save or a load ends with an error, and ends no process and no
+// other thread's wait.
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/fail_allocation.h"
+#include "base/testing.h"
+#include "checkpoint/collective/forwarding_group.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/process_group.h"
+#include "checkpoint/testing/test_state.h"
+#include "gtest/gtest.h"
+#include "storage/forwarding_storage.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using Of = FailAllocation::Of;
+
+bool IsNoMemory(const absl::Status& status) { return absl::IsResourceExhausted(status); }
+
+// A group that lacks memory for one message that it sends.
+class ForgetfulGroup final : public ForwardingGroup {
+ public:
+  ForgetfulGroup(ProcessGroup& base, int64_t message) : ForwardingGroup(base), left_(message) {}
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    if (left_-- == 0) throw std::bad_alloc();
+    return ForwardingGroup::StartSend(data, destination);
+  }
+
+ private:
+  int64_t left_;
+};
+
+class NoMemoryTest : public testing::Test {
+ protected:
+  NoMemoryTest() {
+    std::mt19937_64 random(TestSeed());
+    for (int t = 0; t < 4; ++t) {
+      tensors_.push_back(RandomTensor(absl::StrCat("t", t), TensorRole::kWeight, DType::kF32,
+                                      {260, 1024}, random));
+      state_.Add(tensors_.back(), {WholeBox(tensors_.back().shape)}, true);
+    }
+    options_.save.checksum_chunk_bytes = 64 << 10;
+    options_.save.io_threads = 1;
+  }
+
+  // Nothing of the state is read any more: the next save has other contents, which are intact.
+  void ExpectThatSavesWork(Storage& storage, AsyncSaver& saver) {
+    saver.Start(2, state_.dict);
+    saver.WaitUntilAllCopied();
+    for (const SaveOutcome& outcome : saver.Finish()) EXPECT_OK(outcome.report);
+    ASSERT_OK_AND_ASSIGN(const Checkpoint saved, Checkpoint::Open(storage, StepDirectoryName(2)));
+    ASSERT_OK_AND_ASSIGN(const VerifyReport verified, saved.Verify({.digests = true}));
+    EXPECT_TRUE(verified.damage.empty());
+  }
+
+  std::vector<WholeTensor> tensors_;
+  LocalState state_;
+  AsyncSaveOptions options_;
+};
+
+// The thread that trains helps to copy, while the disk stands still.
+TEST_F(NoMemoryTest, AThreadThatWaitsForTheCopyEndsTheSaveAndGoesOn) {
+  for (const bool and_later : {false, true}) {
+    int64_t failed_saves = 0;
+    bool happened = true;
+    for (int64_t allocation = 0; happened; ++allocation) {
+      SCOPED_TRACE(absl::StrCat("allocation ", allocation, and_later ? " and all later ones" : ""));
+      MemoryStorage storage;
+      FaultInjectingStorage slow(storage);
+      slow.SetPreferredWriteBytes(1 << 20);
+      slow.SetInPlaceAlignmentBytes(1);
+      std::atomic<bool> begun = false, continues = false;
+      slow.FailWhere(
+          [&](const Operation& operation) {
+            const bool is_data = operation.path.ends_with(".safetensors");
+            if (operation.kind != OperationKind::kWriteAt || !is_data) return false;
+            begun = true;
+            while (!continues) std::this_thread::yield();
+            return false;
+          },
+          absl::InternalError("no operation fails"));
+      AsyncSaver saver(slow, options_);
+      saver.Start(1, state_.dict);
+      while (!begun) std::this_thread::yield();
+      std::atomic<const FailAllocation*> failing = nullptr;
+      std::thread disk([&] {
+        while (failing == nullptr) std::this_thread::yield();
+        for (int i = 0; i < 2000 && !failing.load()->happened(); ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        continues = true;
+      });
+      {
+        const FailAllocation fail(Of::kThisThread, allocation, and_later);
+        failing = &fail;
+        saver.WaitUntilAllCopied();
+        happened = fail.happened();
+        disk.join();
+      }
+      const std::vector<SaveOutcome> outcomes = saver.Finish();
+      ASSERT_EQ(outcomes.size(), 1);
+      EXPECT_TRUE(outcomes[0].report.ok() || (happened && IsNoMemory(outcomes[0].report.status())))
+          << outcomes[0].report.status();
+      failed_saves += outcomes[0].report.ok() ? 0 : 1;
+      ExpectThatSavesWork(storage, saver);
+    }
+    EXPECT_GT(failed_saves, 3);
+  }
+}
+
+// Lets an allocation of the saving thread fail before it creates the first file. It asks for the
+// traits once it has a plan.
+class ShortOfMemory final : public ForwardingStorage {
+ public:
+  // Counts the allocations from this call of Traits() on.
+  ShortOfMemory(Storage& base, int from_call, int64_t allocation)
+      : ForwardingStorage(base), from_call_(from_call), allocation_(allocation) {}
+
+  StorageTraits Traits() override {
+    if (++calls == from_call_) fail_.emplace(Of::kThisThread, allocation_);
+    return ForwardingStorage::Traits();
+  }
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override {
+    if (calls_before_file == 0) calls_before_file = calls;
+    if (fail_.has_value()) allocations = fail_->count();
+    fail_.reset();
+    return ForwardingStorage::Create(path, size_hint_bytes);
+  }
+
+  int calls = 0, calls_before_file = 0;
+  int64_t allocations = 0;  // up to the first file
+
+ private:
+  const int from_call_;
+  const int64_t allocation_;
+  std::optional<FailAllocation> fail_;
+};
+
+// The thread that trains waits for the copy when the thread that saves fails, before it copies.
+// Before that it fails while it describes its files, where no thread waits yet.
+TEST_F(NoMemoryTest, NoThreadWaitsForASaveThatEndedForLackOfMemory) {
+  constexpr int64_t kLast = 10;
+  int from_call = 0;
+  const auto save = [&](ShortOfMemory& scarce) {
+    AsyncSaver saver(scarce, options_);
+    saver.Start(1, state_.dict);
+    saver.WaitUntilAllCopied();
+    return saver.Finish()[0].report.status();
+  };
+  int64_t allocations = 0;
+  for (int dry_run = 0; dry_run < 2; ++dry_run) {
+    MemoryStorage storage;
+    ShortOfMemory scarce(storage, from_call, INT64_MAX);
+    ASSERT_OK(save(scarce));
+    from_call = scarce.calls_before_file;
+    allocations = scarce.allocations;
+  }
+  int failed = 0;
+  for (int64_t allocation = allocations - kLast; allocation < allocations; ++allocation) {
+    SCOPED_TRACE(absl::StrCat("allocation ", allocation));
+    MemoryStorage storage;
+    {
+      ShortOfMemory scarce(storage, from_call, allocation);
+      const absl::Status saved = save(scarce);
+      EXPECT_TRUE(saved.ok() || IsNoMemory(saved)) << saved;
+      failed += saved.ok() ? 0 : 1;
+    }
+    AsyncSaver saver(storage, options_);
+    ExpectThatSavesWork(storage, saver);
+  }
+  EXPECT_GT(failed, kLast / 2);
+}
+
+TEST_F(NoMemoryTest, ALoadOfOneProcessEndsWithAnError) {
+  MemoryStorage storage;
+  ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
+  FaultInjectingStorage faulty(storage);
+  ASSERT_OK_AND_ASSIGN(const Checkpoint saved, Checkpoint::Open(faulty, StepDirectoryName(1)));
+  const int64_t operations_before = faulty.operation_count();
+  LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
+  ASSERT_OK(saved.Load(state.dict));
+  const int64_t operations = faulty.operation_count() - operations_before;
+  ASSERT_GE(operations, 2);
+  for (int64_t operation = 0; operation < operations; ++operation) {
+    std::atomic<int64_t> left = operation;
+    faulty.FailWhere(
+        [&](const Operation&) {
+          if (left-- == 0) throw std::bad_alloc();
+          return false;
+        },
+        absl::InternalError("no operation fails"));
+    const absl::Status loaded = saved.Load(state.dict).status();
+    EXPECT_TRUE(IsNoMemory(loaded)) << operation << ": " << loaded;
+    faulty.ClearFaults();
+  }
+}
+
+// Every rank wants everything, so that ranks read for each other.
+TEST_F(NoMemoryTest, ALoadOfSeveralRanksEndsWithTheErrorOfTheOneWithoutMemory) {
+  MemoryStorage storage;
+  ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
+  LoadOptions options;
+  options.timeout = absl::Seconds(20);
+  FaultInjectingStorage faulty(storage);
+  faulty.FailWhere(
+      [&](const Operation& operation) {
+        const bool is_data = operation.path.ends_with(".safetensors");
+        if (operation.kind == OperationKind::kReadAt && is_data) throw std::bad_alloc();
+        return false;
+      },
+      absl::InternalError("no operation fails"));
+  RunRanks(3, [&](ProcessGroup& group) {
+    LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
+    const absl::Status loaded =
+        LoadCheckpoint(faulty, StepDirectoryName(1), state.dict, On(group, options)).status();
+    EXPECT_TRUE(IsNoMemory(loaded)) << loaded;
+  });
+}
+
+// The rank's own threads end, and the other ranks miss it.
+TEST_F(NoMemoryTest, ARankWithoutMemoryForItsMessagesEndsItsLoad) {
+  MemoryStorage storage;
+  ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
+  RunRanks(3, [&](ProcessGroup& group) {
+    ForgetfulGroup forgetful(group, group.rank() == 0 ? 2 : INT64_MAX);
+    LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
+    LoadOptions options;
+    options.staging_bytes = 1;
+    options.timeout = absl::Seconds(2);
+    EXPECT_FALSE(
+        LoadCheckpoint(storage, StepDirectoryName(1), state.dict, On(forgetful, options)).ok());
+  });
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
