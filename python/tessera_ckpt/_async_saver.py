@@ -185,8 +185,13 @@ class AsyncSaver(Finishing):
                 code = getattr(error, "code", _library.INVALID_ARGUMENT)
                 lib.saver_refuse(self._handle, number, code, str(error).encode("utf-8", "replace"))
             raise
-        lib.saver_start(self._handle, number, description.handle)
+        # Before the save begins, since SIGINT may end this function as soon as it has.
         self._descriptions.append((number, description))
+        try:
+            self._wait(lambda: lib.saver_start(self._handle, number, description.handle))
+        except Exception:
+            self._descriptions.pop()  # nothing has begun
+            raise
         if not self._lazy_copy:
             self.wait_copied()
 

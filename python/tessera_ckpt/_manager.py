@@ -31,9 +31,10 @@ class CheckpointManager(Finishing):
 
         manager = CheckpointManager("/runs/a", interval_steps=100, last_step=1000, keep=3)
         manager.try_resume(state)
-        while not (ends := manager.step >= 1000):
+        while True:
             one step of training
-            ends = manager.try_save_checkpoint(state).end is not None
+            if manager.try_save_checkpoint(state).end:
+                break
 
     A folder belongs to one job: while one has it, another one is refused. Rolling checkpoints are
     frequent ones, of which the last two are kept. A signal, a stop file or a bad step of one rank

@@ -75,6 +75,27 @@ class InterruptTest(unittest.TestCase):
         self.assertEqual([outcome.step for outcome in saver.finish() if outcome.report], [2])
         saver.close()
 
+    def test_a_save_that_waits_for_the_one_before_ends_that_and_keeps_its_own_memory(self):
+        begins = threading.Event()
+
+        def progress(_done, _total):
+            if begins.wait(60) and not interrupts:
+                time.sleep(0.2)  # until save() waits in the library
+                interrupts.append(os.kill(os.getpid(), signal.SIGINT))
+                time.sleep(0.5)
+
+        interrupts = []
+        saver = tessera_ckpt.AsyncSaver(self.folder, lazy_copy=True, progress=progress)
+        saver.save(1, self.state)
+        with self.assertRaises(KeyboardInterrupt):
+            begins.set()
+            saver.save(2, self.state)
+        self.assertIn(2, [step for step, _ in saver._descriptions])
+        outcomes = saver.finish()
+        self.assertEqual([outcome.step for outcome in outcomes], [1, 2])
+        self.assertIsNone(outcomes[0].report)
+        saver.close()
+
     def test_a_handler_of_the_program_decides(self):
         seen = []
         signal.signal(signal.SIGINT, lambda *_: seen.append(1))
