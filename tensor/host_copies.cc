@@ -59,8 +59,10 @@ absl::Status HostCopies::ToHost(const void* from, int64_t bytes, void* to) {
   const auto count = [&](int64_t piece) {
     return std::min(slot_bytes_, bytes - piece * slot_bytes_);
   };
+  const size_t first = next_;  // whose last copy is the oldest
+  next_ = (first + static_cast<size_t>(pieces)) % slots_.size();
   for (int64_t piece = 0; piece < pieces + slots; ++piece) {
-    Slot& slot = slots_[static_cast<size_t>(piece % slots)];
+    Slot& slot = slots_[(first + static_cast<size_t>(piece)) % slots_.size()];
     if (const int64_t done = piece - slots; done >= 0) {
       if (done >= pieces) continue;
       TESSERA_RETURN_IF_ERROR(slot.copied.Synchronize());

@@ -56,5 +56,28 @@ TEST(HostCopiesTest, WaitsOnlyForASlot) {
   EXPECT_TRUE(ran);
 }
 
+// A copy to the host takes the slot that was used longest ago, whose upload need not be waited for.
+TEST(HostCopiesTest, ACopyToTheHostWaitsForItselfAlone) {
+  auto owned = std::make_unique<FakeDeviceRuntime>(FakeDeviceOptions{.seed = 0});
+  FakeDeviceRuntime* const runtime = owned.get();
+  DeviceContext context(std::move(owned));
+  Stream stream = *Stream::Create(context);
+  const std::unique_ptr<HostCopies> copies =
+      *HostCopies::Create(stream, {.slot_bytes = 8, .slots = 4});
+  const DeviceBuffer device = *DeviceBuffer::Allocate(stream, 16, "test");
+  EXPECT_EQ(stream.Synchronize(), absl::OkStatus());
+  for (int step = 0; step < 9; ++step) {
+    const int64_t uploaded[2] = {step, -step};
+    int64_t found[2] = {};
+    const int64_t waits = runtime->calls().waits;
+    EXPECT_EQ(copies->ToDevice(uploaded, 16, device.data()), absl::OkStatus());
+    EXPECT_EQ(copies->ToHost(device.data(), 8, found), absl::OkStatus());
+    EXPECT_EQ(runtime->calls().waits, waits + 1) << step;
+    EXPECT_EQ(copies->ToHost(device.data(), 16, found), absl::OkStatus());
+    EXPECT_EQ(found[0], step);
+    EXPECT_EQ(found[1], -step);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -72,12 +72,10 @@ StepCalls CallsOfStep(int64_t micro_batches) {
 }
 
 // The host waits twice for the norm, of which the second ends at once, and at the end of the step.
-// Before it queues the copy of the norm's sums, it also waits for an upload of this step that used
-// the same pinned memory, which happens with more micro-batches.
 TEST(HostWaitsTest, AreThoseOfAStepWhateverItsMicroBatches) {
   for (const int64_t micro_batches : {1, 2, 5}) {
     const StepCalls calls = CallsOfStep(micro_batches);
-    EXPECT_EQ(calls.waits, micro_batches < 5 ? 3 : 4) << micro_batches;
+    EXPECT_EQ(calls.waits, 3) << micro_batches;
     EXPECT_EQ(calls.allocations, 0) << micro_batches;
   }
 }
