@@ -81,7 +81,7 @@ TEST(OverflowTest, AgreesWithTheConversionForAll16BitNumbers) {
   }
 }
 
-// Infinities and NaN that were there are none, wherever they stand.
+// Elements that are infinite or NaN before the conversion do not count.
 TEST(OverflowTest, FindsTheFirstOneBehindOthersThatAreNotFinite) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);

@@ -63,7 +63,7 @@ TEST_F(OverflowCommandTest, EveryFormatNamesTheElementAndKeepsNoFile) {
       std::vector<std::string> allowed = convert;
       allowed.emplace_back("--allow-overflow");
       EXPECT_EQ(Run(allowed), 0) << err_;
-      // The infinity that the source now has is no overflow.
+      // This source has an infinity of its own.
       EXPECT_EQ(Run({"convert", made, In("again"), "--to=torch", "--dtype=f16"}), 0) << err_;
       fs::remove_all(made);
       fs::remove_all(In("again"));
