@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdint>
@@ -152,6 +154,21 @@ TEST(AvailableMemoryTest, AControlGroupsCacheIsRoom) {
   EXPECT_EQ(ParseControlGroupRoom("1000\n", "10\n", "inactive_file 250\n"), 1000);
   EXPECT_EQ(ParseControlGroupRoom("max\n", "600\n", ""), UINT64_MAX);
   EXPECT_EQ(ParseControlGroupRoom("", "", ""), UINT64_MAX);
+}
+
+// As callers' pages of 4 KiB are where the system's have 64 KiB.
+TEST(MapOnHugePagesTest, APartOfAPageIsUnmappedAsAWhole) {
+  constexpr size_t kBytes = kHugePageBytes + 1;
+  const auto mapped_bytes = [] {
+    return std::stoll(ReadWholeFile("/proc/self/statm").value_or("")) * sysconf(_SC_PAGESIZE);
+  };
+  const int64_t before = mapped_bytes();
+  for (int i = 0; i < 16; ++i) {
+    void* const data = MapOnHugePages(kBytes);
+    ASSERT_NE(data, MAP_FAILED);
+    ASSERT_EQ(munmap(data, kBytes), 0);
+  }
+  EXPECT_LT(mapped_bytes() - before, kHugePageBytes);
 }
 
 TEST(ReadWholeFileTest, EveryByte) {

@@ -1,6 +1,7 @@
 #include "base/system_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -79,8 +80,10 @@ uint64_t AvailableMemoryBytes() {
   return available;
 }
 
-// A huge page must be aligned to its size: maps one more and unmaps the ends.
+// A huge page must be aligned to its size: maps one more and unmaps the ends. The last one must
+// begin with a page of the system: callers' pages have 4 KiB, but some ARM systems' 64 KiB.
 void* MapOnHugePages(size_t size_bytes, int flags) {
+  size_bytes = RoundUp<size_t>(size_bytes, sysconf(_SC_PAGESIZE));
   void* mapped = mmap(nullptr, size_bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   if (mapped == MAP_FAILED) return MAP_FAILED;
