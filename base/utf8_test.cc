@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/strings/ascii.h"
 #include "base/testing.h"
 #include "base/text.h"
 #include "nlohmann/json.hpp"
@@ -98,8 +99,7 @@ TEST(Printable, AnyBytesBecomeTextWithoutControls) {
     const std::string shown = PrintableInLine(bytes);
     ASSERT_TRUE(IsValidUtf8(shown));
     ASSERT_EQ(Printable(shown), shown);
-    ASSERT_TRUE(std::none_of(shown.begin(), shown.end(),
-                             [](char c) { return IsControl(static_cast<uint8_t>(c)) && c > 0; }));
+    ASSERT_TRUE(std::none_of(shown.begin(), shown.end(), absl::ascii_iscntrl));
     // Two parts that are cut between characters show the same as the whole.
     const size_t cut = WholeCharacters(std::string_view(bytes).substr(0, bytes.size() / 2));
     ASSERT_EQ(PrintableInLine(bytes.substr(0, cut)) + PrintableInLine(bytes.substr(cut)), shown);
