@@ -59,17 +59,21 @@ void Unregister(const char* begin) {
   }
 }
 
+char* Reserve(size_t bytes) {
+  void* const memory = MapOnHugePages(bytes, MAP_NORESERVE);
+  PCHECK(memory != MAP_FAILED);
+  PCHECK(mprotect(memory, bytes, PROT_NONE) == 0);
+  Register(static_cast<char*>(memory), bytes);
+  return static_cast<char*>(memory);
+}
+
 }  // namespace
 
 GuardedMemory::GuardedMemory(size_t capacity_bytes)
-    : capacity_bytes_(capacity_bytes),
-      memory_(static_cast<char*>(MapOnHugePages(capacity_bytes, MAP_NORESERVE))) {
-  PCHECK(memory_ != MAP_FAILED);
-  PCHECK(mprotect(memory_, capacity_bytes_, PROT_NONE) == 0);
-  Register(memory_, capacity_bytes_);
-}
+    : capacity_bytes_(capacity_bytes), memory_(nullptr) {}
 
 GuardedMemory::~GuardedMemory() {
+  if (memory_ == nullptr) return;
   Unregister(memory_);
   munmap(memory_, capacity_bytes_);
 }
@@ -78,6 +82,8 @@ char* GuardedMemory::Take(int64_t bytes) {
   // An empty piece has an address of its own, too.
   const size_t rounded = (static_cast<size_t>(bytes) / kPageBytes + 1) * kPageBytes;
   CHECK_LE(rounded, capacity_bytes_ - used_bytes_) << "the test needs more guarded memory";
+  // Not before: an emulator keeps a record of every page that was ever mapped.
+  if (memory_ == nullptr) memory_ = Reserve(capacity_bytes_);
   char* const taken = memory_ + used_bytes_;
   used_bytes_ += rounded;
   if (depth_ > 0) Protect(PROT_READ | PROT_WRITE);
