@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cfenv>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <random>
@@ -16,6 +18,7 @@
 
 #include "compute/kernels/cuda/simt_common.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
+#include "compute/kernels/cuda/testing/simulated_arithmetic.h"
 #include "tensor/bfloat16.h"
 
 namespace tessera::simt {
@@ -41,6 +44,11 @@ TESSERA_KERNEL void TreeSum(const float* numbers, int barriers, float* sums) {
 
 TESSERA_KERNEL void WarpSums(const float* numbers, float* sums) {
   sums[ThreadIndex()] = WarpSum(numbers[ThreadIndex()]);
+}
+
+TESSERA_KERNEL void Quotients(float divisor, float* quotients) {
+  SyncThreads();
+  quotients[ThreadIndex()] = 1 / divisor;
 }
 
 class SimtTest : public ::testing::Test {
@@ -323,6 +331,18 @@ TEST_F(SimtTest, GridsAndSamplesOfThem) {
   EXPECT_TRUE(blocks.size() > 8 && blocks.size() <= 10) << blocks.size();
   EXPECT_EQ(*blocks.begin(), 0);
   EXPECT_EQ(*blocks.rbegin(), (int64_t{1} << 30) - 1);
+}
+
+TEST_F(SimtTest, TheDeviceRoundsInItsWayAndItsCallerAsBefore) {
+  volatile float three = 3;  // for a quotient that is computed here
+  const float nearest = 1 / three;
+  std::vector<float> quotients(kThreads);
+  SetSimulatedArithmetic(Arithmetic::kRoundsTowardZero);
+  Launch<Quotients>({1}, kThreads, 0, nullptr, three, quotients.data());
+  SetSimulatedArithmetic(Arithmetic::kIeee);
+  EXPECT_EQ(fegetround(), FE_TONEAREST);
+  EXPECT_EQ(1 / three, nearest);
+  for (const float quotient : quotients) ASSERT_EQ(quotient, std::nextafter(nearest, 0.0f));
 }
 
 TEST_F(SimtTest, LaunchesBeyondTheDeviceAreRefused) {

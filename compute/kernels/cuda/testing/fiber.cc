@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <boost/context/detail/fcontext.hpp>
+#include <cfenv>
 #include <cstddef>
 #include <functional>
 
@@ -41,6 +42,18 @@ void FinishSwitch(void*, const void**, size_t*) {}
 void Unpoison(char*, size_t) {}
 #endif
 
+// Restores how the thread rounds and flushes. Boost's switches do so on x86-64, but not on ARM.
+class KeptArithmetic {
+#if defined(__aarch64__)
+ public:
+  KeptArithmetic() { fegetenv(&environment_); }
+  ~KeptArithmetic() { fesetenv(&environment_); }
+
+ private:
+  fenv_t environment_;
+#endif
+};
+
 }  // namespace
 
 Fiber::Fiber() {
@@ -70,13 +83,19 @@ void Fiber::Start(const std::function<void()>& body) {
 void Fiber::Resume() {
   CHECK(running_);
   StartSwitch(&outside_fake_stack_, stack_, kStackBytes);
-  inside_ = context::jump_fcontext(inside_, this).fctx;
+  {
+    [[maybe_unused]] const KeptArithmetic kept;
+    inside_ = context::jump_fcontext(inside_, this).fctx;
+  }
   FinishSwitch(outside_fake_stack_, nullptr, nullptr);
 }
 
 void Fiber::Yield() {
   StartSwitch(&inside_fake_stack_, outside_bottom_, outside_bytes_);
-  outside_ = context::jump_fcontext(outside_, nullptr).fctx;
+  {
+    [[maybe_unused]] const KeptArithmetic kept;
+    outside_ = context::jump_fcontext(outside_, nullptr).fctx;
+  }
   FinishSwitch(inside_fake_stack_, &outside_bottom_, &outside_bytes_);
 }
 

@@ -1,10 +1,13 @@
 #include "compute/kernels/cuda/testing/simt_host.h"
 
 #include <glog/logging.h>
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <array>
+#include <cfenv>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -40,14 +43,28 @@ namespace {
 
 thread_local Arithmetic arithmetic = Arithmetic::kIeee;
 
+// What the calling fiber's processor is to do otherwise than IEEE 754 says.
+#if defined(__x86_64__)
+constexpr unsigned kFlush = 0x8040, kRoundTowardZero = 0x6000;  // of MXCSR
+void SetMode(unsigned mode) {
+  constexpr unsigned kMasks = 0x1f80;  // no exception is a signal
+  _mm_setcsr(kMasks | mode);
+}
+#elif defined(__aarch64__)
+constexpr unsigned kFlush = 1 << 24, kRoundTowardZero = 3 << 22;  // of FPCR
+void SetMode(unsigned mode) {
+  fenv_t environment;
+  fegetenv(&environment);
+  environment.__fpcr = mode;
+  fesetenv(&environment);
+}
+#endif
+
 // Makes the calling fiber compute so. Switches between fibers keep it.
 void ApplyArithmetic() {
-  constexpr unsigned kDenormalsAreZero = 0x40, kFlushToZero = 0x8000, kTowardZero = 0x6000;
-  constexpr unsigned kMasks = 0x1f80;  // no exception is a signal
-  _mm_setcsr(kMasks |
-             (arithmetic == Arithmetic::kFlushesSubnormals  ? kDenormalsAreZero | kFlushToZero
-              : arithmetic == Arithmetic::kRoundsTowardZero ? kTowardZero
-                                                            : 0));
+  SetMode(arithmetic == Arithmetic::kFlushesSubnormals  ? kFlush
+          : arithmetic == Arithmetic::kRoundsTowardZero ? kRoundTowardZero
+                                                        : 0);
 }
 
 enum class State { kNotStarted, kReady, kAtBarrier, kAtMeeting, kDone };
