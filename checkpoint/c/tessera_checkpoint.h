@@ -554,7 +554,7 @@ typedef struct {
   const char* parameter_names_file;
 } tessera_read_options;
 
-/* Opens a checkpoint of any format that docs/convert.md names, by the name of its folder or file. */
+/* Opens a checkpoint of any format that docs/convert.md names, by its folder's or file's name. */
 TESSERA_API int32_t tessera_checkpoint_open_named(const char* name,
                                                   const tessera_read_options* options,
                                                   tessera_checkpoint** checkpoint);
