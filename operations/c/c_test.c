@@ -67,8 +67,8 @@ static int Load(const char* folder_name, const float* rows) {
   CHECK(tessera_checkpoint_step(checkpoint, NULL) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_checkpoint_entry(checkpoint, "mine", &entry, &entry_bytes) == TESSERA_OK);
   CHECK(entry_bytes == 3 && memcmp(entry, "abc", 3) == 0);
-  CHECK(tessera_checkpoint_read_tensor(checkpoint, "v", TESSERA_F64, 2, offset, box, NULL, loaded, 4) ==
-        TESSERA_OK);
+  CHECK(tessera_checkpoint_read_tensor(checkpoint, "v", TESSERA_F64, 2, offset, box, NULL, loaded,
+                                       4) == TESSERA_OK);
   CHECK(loaded[0] == rows[4] && loaded[3] == rows[8]);
   memset(loaded, 0, sizeof(loaded));
   CHECK(tessera_state_create(&state) == TESSERA_OK);
