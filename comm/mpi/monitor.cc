@@ -241,7 +241,7 @@ void Monitor::Loop() {
   }
 }
 
-// Queries every rank once, to learn by which paths it answers.
+// Queries every rank once, to learn on which paths its answers arrive.
 void Monitor::Introduce() {
   if (introductions_ == kIntroductions || Clock::now() < next_introduction_) return;
   const int size = static_cast<int>(peers_.size());

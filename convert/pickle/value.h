@@ -150,8 +150,8 @@ class Pickle {
   std::unique_ptr<const Nodes> nodes_;
 };
 
-// Returns the bytes of _codecs.encode(text, "latin1"), as which Python 3 writes them in protocol 2,
-// from the text, which has a character for each byte; nullopt for other texts.
+// In protocol 2, Python 3 writes bytes as _codecs.encode(text, "latin1"). Returns the bytes of such
+// a text, which has a character for each byte; nullopt for other texts.
 std::optional<std::string> DecodeLatin1(std::string_view utf8);
 
 // Limit of texts in JSON. Settings of models are short, and a pickle may refer to a long text any

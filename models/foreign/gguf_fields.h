@@ -20,7 +20,8 @@ inline constexpr char kGgufEmbedding[] = "token_embd.weight";
 inline constexpr char kGgufHead[] = "output.weight";
 inline constexpr char kGgufRopeFactors[] = "rope_freqs.weight";
 
-// Returns whether the file is of llama.cpp's architecture of this name, with which its keys begin.
+// Returns whether the file is of llama.cpp's architecture of this name. The file's keys begin with
+// the name.
 bool IsGgufArchitecture(const JsonFields& fields, std::string_view name);
 
 // Sets the sizes that all decoders have. Refuses experts, and heads whose size is not their share

@@ -18,7 +18,7 @@ struct LayerTensor {
   Shape shape;
 };
 
-// Returns the tensors in the order of the modules, each of which has a weight and, if the model has
+// Returns the tensors in the order of the modules. Each module has a weight and, if the model has
 // biases, a bias.
 std::vector<LayerTensor> LayerTensors(const ModelConfig& config);
 

@@ -9,7 +9,7 @@ bool Describes(const JsonFields& fields) {
 }
 
 absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
-  // Other programs have added settings of their own, with which they compute another model.
+  // Other programs have added settings of their own, and compute another model with them.
   TESSERA_RETURN_IF_ERROR(fields.HasOnly(
       {"vocab_size", "n_layer", "n_embd", "n_head", "block_size", "dropout", "bias"}));
   TESSERA_RETURN_IF_ERROR(ReadFields(fields,

@@ -9,10 +9,9 @@ namespace tessera::llama3 {
 // transformers' rotary embedding, as here.
 extern const HuggingFaceFormat kHuggingFaceFormat;
 
-// llama.cpp's architecture "llama", whose rotary embedding turns neighbouring rows of a head. The
-// scaling of rotary frequencies is a tensor of factors there, from which the settings of Llama 3.1
-// and later are determined; keys of our own, which begin with "tessera.rope_scaling.", state any
-// others.
+// llama.cpp's architecture "llama", whose rotary embedding turns neighbouring rows of a head.
+// There, the scaling of rotary frequencies is a tensor of factors, which determines the settings of
+// Llama 3.1 and later. Keys of our own, which begin with "tessera.rope_scaling.", state any others.
 extern const ForeignFormat kGgufFormat;
 
 // Modules of InfiniTrain's TransformerModel: fused queries, keys and values, with rotary rows in
@@ -28,7 +27,7 @@ extern const ForeignFormat kInternEvoFormat;
 extern const ForeignFormat kInternEvoPairedFormat;
 
 // Megatron-LM's Llama. The fused matrix of queries, keys and values has them by query group; gate
-// and up are the halves of one matrix, each of which tensor parallelism cuts.
+// and up are the halves of one matrix. Tensor parallelism cuts each half.
 extern const ForeignFormat kMegatronFormat;
 
 // The names of Meta's own files and of torchtitan's, and params.json. Rows of queries and keys

@@ -34,7 +34,7 @@ ForeignParameter PairedTensor(const ModelConfig& config, int64_t layer, std::str
 ForeignParameter FusedQkv(const ModelConfig& config, std::string name, int64_t layer,
                           RotaryRows order, bool transposed);
 
-// Returns the matrix of which gate and up are the halves, as rows or columns. Tensor parallelism
+// Returns the matrix that has gate and up as its halves, by rows or columns. Tensor parallelism
 // cuts each half.
 ForeignParameter FusedGateUp(const ModelConfig& config, std::string name, int64_t layer,
                              bool transposed);

@@ -28,8 +28,8 @@ constexpr char kOriginalPositions[] = "tessera.rope_scaling.original_max_positio
 // Factors are stored as fp32, and computed in fp32 by llama.cpp's converter.
 constexpr double kFactorTolerance = 1e-4;
 
-// Returns the factors by which Llama 3.1's scaling slows down the rotation of each pair of rows of
-// a head, whether the config uses it or not. Precondition: all settings of rotary embeddings are
+// Returns, for each pair of rows of a head, how much Llama 3.1's scaling slows down its rotation,
+// whether the config uses the scaling or not. Precondition: all settings of rotary embeddings are
 // set.
 std::vector<double> RopeFactors(const ModelConfig& config) {
   const std::shared_ptr<Rope> plain = MakeRope(config, false), scaled = MakeRope(config, true);

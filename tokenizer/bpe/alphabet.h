@@ -35,8 +35,8 @@ std::string WithSpaces(std::string_view piece);
 // Returns a text as it is in pieces: every space becomes U+2581.
 std::string WithSpaceMarks(std::string_view text);
 
-// Cuts a text into pieces, each of which byte-pair encoding encodes on its own, and a piece into
-// the initial tokens, which merges join. Thread-safe.
+// Cuts a text into pieces, and a piece into initial tokens. Byte-pair encoding encodes each piece
+// on its own, by merging these tokens. Thread-safe.
 class BpeAlphabet {
  public:
   virtual ~BpeAlphabet() = default;
@@ -108,8 +108,7 @@ class CharacterAlphabet final : public BpeAlphabet {
 // characters from U+0100 on.
 std::string ByteLevelCharacter(uint8_t byte);
 
-// Returns the bytes for which a token of such a file stands; nullopt if it has a character outside
-// that alphabet.
+// Returns the bytes of a token in such a file; nullopt if it has a character outside that alphabet.
 std::optional<std::string> ByteLevelDecode(std::string_view token);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// The classes by which pre-tokenisation splits text, as of Unicode 16: \p{L}, \p{N}, \s
+// The classes of characters that pre-tokenisation distinguishes, as of Unicode 16: \p{L}, \p{N}, \s
 // (White_Space) and the rest.
 enum class CharacterClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 
@@ -50,7 +50,7 @@ struct SplitRules {
   bool operator==(const SplitRules&) const = default;
 };
 
-// Returns the rules for which a regular expression stands; nullopt for an unknown one.
+// Returns the rules that a regular expression states; nullopt for an unknown one.
 std::optional<SplitRules> FindSplitRules(std::string_view regex);
 
 // Returns a regular expression for the rules of a known one, as Hugging Face's tokenizers

@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-// llama.cpp's name of rules by which text is cut, and whether it takes whole pieces first with it.
+// llama.cpp's name of rules that cut text, and whether it looks for whole pieces first.
 struct PreTokenizer {
   SplitRules rules;
   bool whole_pieces_first;

@@ -187,7 +187,7 @@ absl::StatusOr<std::string> TokenizerJson(const Tokenizer& tokenizer, const Toke
   return WriteTokenizerJson(std::get<SentencePieceModel>(vocabulary));
 }
 
-// Returns the text by which the files name a token.
+// Returns the name of a token in the files.
 std::string TextOf(const Tokenizer& tokenizer, const TokenizerFiles& files, int32_t id) {
   const std::string* contents = files.Find(kSentencePieceName);
   if (contents == nullptr) return std::string(tokenizer.TokenText(id));

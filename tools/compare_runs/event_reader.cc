@@ -29,8 +29,8 @@ constexpr size_t kMaxTags = 1000;
 
 enum Quantity { kNone, kLoss, kGradNorm, kLr, kTokensPerSecond, kEvaluation };
 
-// Tags of known writers, of which an earlier one wins over a later one and over all others: those
-// of Tessera, torchtitan, Megatron-DeepSpeed, Megatron-LM, Hugging Face and Lightning.
+// Tags of known writers: Tessera, torchtitan, Megatron-DeepSpeed, Megatron-LM, Hugging Face and
+// Lightning. An earlier one wins over a later one, and over all other tags.
 constexpr std::pair<Quantity, std::string_view> kKnownTags[] = {
     {kLoss, "train/loss"},
     {kLoss, "loss_metrics/global_avg_loss"},

@@ -69,7 +69,7 @@ std::optional<int64_t> TakeInteger(std::string_view& text) {
   return value;
 }
 
-// Returns the number with which `text` begins, after spaces.
+// Returns the number at the beginning of `text`, after spaces.
 PrintedNumber NumberAtStart(std::string_view text) {
   SkipSpaces(text);
   std::string word(text.substr(0, text.find_first_of(" \t|()%")));

@@ -30,8 +30,8 @@ constexpr char kLookedFor[] =
     "InfiniTrain (\"s:0 trl:...\", \"step 1/10 | loss ...\"), of Megatron-LM (\"iteration 1/ 10 | "
     "... | lm loss: ...\") or of torchtitan (\"step: 1  loss: ...\")";
 
-// Adds one line to `records`. Returns false if it is not a record of metrics.jsonl, of which those
-// of steps and evaluations matter.
+// Adds a line to `records` if it is the record of a step or an evaluation. Returns false if it is
+// not a record of metrics.jsonl.
 bool AddRecord(const std::string& line, RunRecords& records) {
   const std::optional<nlohmann::json> read = RecordOf(line);
   if (!read.has_value()) return false;

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// A file of any size, of which only a part is in memory.
+// A file of any size. Only a part of it is in memory at a time.
 class InputStream {
  public:
   // Opens a file. `may_be_pipe`: the user named the path, which may be <(zcat run.gz). A pipe to

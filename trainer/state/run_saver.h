@@ -28,11 +28,11 @@
 
 namespace tessera {
 
-// Callbacks of a saver into its process, each of which may be null.
+// Callbacks of a saver into its process. Each may be null.
 struct RunSaverHooks {
-  // Returns the memory of which the copies of this process may use half. Null: all that the system
-  // has available, which is too much if the process has not touched all of its own memory yet, or
-  // shares the machine.
+  // Returns an amount of memory; the copies of this process may use half of it. Null: all that the
+  // system has available. That is too much if the process has not touched all of its own memory
+  // yet, or shares the machine.
   std::function<uint64_t()> available_memory_bytes;
   // SaveOptions::before_commit of the saves. With async_save, a background thread calls it.
   std::function<absl::Status()> before_commit;
@@ -41,8 +41,8 @@ struct RunSaverHooks {
 
 // The state from which a run continues, as far as its saves depend on it.
 struct SavedBefore {
-  // The manifest from which the run continues, whose names of parameters in other frameworks are
-  // saved again. Null: none. Used by Begin() only.
+  // The manifest of the checkpoint from which the run continues; null: none. Used by Begin() alone:
+  // its names of parameters in other frameworks are saved again.
   const ckpt::Manifest* loaded = nullptr;
   // The run's replicas; null without replicate_to_peers.
   std::shared_ptr<RunReplicas> replicas;

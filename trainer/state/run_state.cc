@@ -30,8 +30,8 @@ constexpr char kEarlierUpdates[] = "earlier_updates";
 constexpr char kMicroBatch[] = "micro_batch_size";
 constexpr char kLedger[] = "ledger";
 
-// Returns false for settings with which a run may resume differently, as they do not change the
-// meaning of the weights.
+// Returns false for settings that a resume may change, because the weights mean the same with any
+// value.
 bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
   for (const char* free :
        {"size", "make_vocab_size_divisible_by", "init_method_std", "hidden_dropout",

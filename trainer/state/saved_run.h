@@ -23,7 +23,7 @@
 
 namespace tessera {
 
-// A chosen committed checkpoint, of which only the manifest has been read.
+// A committed checkpoint that was chosen. Only its manifest has been read.
 struct SavedRun {
   ckpt::Checkpoint checkpoint;
   std::optional<int64_t> older_step = {};  // of the checkpoint before it in the same folder

@@ -45,7 +45,7 @@ bool IsOfBits(const Setting& setting) {
   return EffectOf(setting) == Effect::BITS || EffectOf(setting) == Effect::FAST_BITS;
 }
 
-// Clears the other settings, and the groups of which nothing is left.
+// Clears the other settings, and the groups that are then empty.
 void KeepOnly(bool (*is_kept)(const Setting&), TrainConfig& config) {
   for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
     if (setting.is_given(config) && !is_kept(setting)) setting.Clear(&config);

@@ -37,9 +37,9 @@ struct ChangedSetting {
   Effect::Value effect = Effect::RESULTS;
 };
 
-// Returns the settings, the model's included, by which a run with `config` and `seed` differs from
-// the saved one. A setting that one of the two lacks is not compared, so that none is reported for
-// a checkpoint of an older version, which records none.
+// Returns the settings, the model's included, that differ between a run with `config` and `seed`
+// and the saved one. A setting that one of the two lacks is not compared. So none is reported for a
+// checkpoint of an older version, which records no settings.
 std::vector<ChangedSetting> ChangedSettings(const ckpt::Manifest& manifest,
                                             const TrainConfig& config, uint64_t seed);
 

@@ -11,9 +11,9 @@ namespace tessera {
 // The share of the peak is the model's FLOP/s (Trainer::FlopsPerToken()) over this rate, in the
 // programs `train` and check_device, and the least time of a step is the model's FLOPs over it.
 //
-// Products of square matrices y = x w^T of random numbers, which a GPU multiplies slower than
-// constants, with sides from 256 to 8,192. Each side has several rounds, of which the best counts,
-// since other load on the machine can only slow them down; a round queues enough products that
+// The products are y = x w^T of square matrices with sides from 256 to 8,192. The numbers are
+// random, since a GPU multiplies constants faster. Each side has several rounds, and the best one
+// counts: other load on the machine can only slow a round down. A round queues enough products that
 // waiting for them costs little.
 //
 // Cost: about 0.5 s. A side is left out if it is predicted to take long, or no memory is left for

@@ -59,7 +59,7 @@ struct DebugState {
   float loss = 0;
 };
 
-// Forwards every operation to another backend, and keeps the logits from which losses are computed.
+// Forwards every operation to another backend, and keeps the logits of each loss.
 class LogitsRecorder final : public Backend {
  public:
   explicit LogitsRecorder(Backend& backend) : backend_(backend) {}

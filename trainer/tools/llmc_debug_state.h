@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_TOOLS_LLMC_DEBUG_STATE_H_
 #define TESSERA_TRAINER_TOOLS_LLMC_DEBUG_STATE_H_
 
-// The debug state of llm.c, with which its test programs check one forward and backward pass of
-// GPT-2. B batch, T sequence, V vocabulary without padding; little-endian:
+// The debug state of llm.c. Its test programs compare one forward and backward pass of GPT-2 with
+// it. B batch, T sequence, V vocabulary without padding; little-endian:
 //
 //   int32 [256]     20240327, version 2, B, T, then zeros
 //   int32 [B,T]     x, the tokens
@@ -44,8 +44,8 @@ absl::StatusOr<std::vector<DebugStateDifference>> CheckDebugState(const std::str
                                                                   const std::string& state_file,
                                                                   int threads);
 
-// The tokens of a debug state to write: the first B*T + 1 of a token file (token_file.h), of which
-// y are those after x, as llm.c takes them.
+// The tokens of a debug state to write: the first B*T + 1 of a token file (token_file.h). As in
+// llm.c, the targets y are the tokens after x.
 struct DebugStateTokens {
   std::string file;
   int64_t batch = 4;

@@ -1,7 +1,7 @@
 #ifndef TESSERA_COMPUTE_KERNELS_CPU_DNNL_GEMM_H_
 #define TESSERA_COMPUTE_KERNELS_CPU_DNNL_GEMM_H_
 
-// The products of oneDNN, of which GemmCache uses some.
+// Matrix products of oneDNN, for GemmCache, which chooses between them and our own.
 
 #include <memory>
 #include <string>

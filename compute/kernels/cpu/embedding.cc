@@ -35,8 +35,8 @@ void AddByIds(const T* d_out, int64_t d_out_stride, int64_t rows, const int32_t*
   }
 }
 
-// A sum over units (operations.h), of which some may contribute nothing: sums of zero, which change
-// no other sum.
+// A sum over units (operations.h). Units that contribute nothing are sums of zero, which change no
+// other sum.
 class UnitTree {
  public:
   // Adds a unit's sum. Call with units in ascending order.

@@ -36,7 +36,7 @@ namespace {
 using pickle::Extent;
 
 constexpr uint64_t kSafetensorsLengthBytes = 8;
-// Threads that read headers of chunks, each of which is a few small reads of a disk.
+// Threads that read headers of chunks. A header takes a few small reads of a disk.
 constexpr int kThreads = 8;
 
 // The files of the folder, each opened once. Thread-safe.
@@ -67,8 +67,8 @@ class OpenFiles {
   std::map<std::string, std::unique_ptr<ReadableFile>> files_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Part of a file, the beginning and the end of which are read at once: what torch writes around the
-// elements of a tensor is there, in many small records.
+// Part of a file. Its beginning and its end are read at once: they have what torch writes around
+// the elements of a tensor, in many small records.
 class EndsInMemory final : public ReadableFile {
  public:
   static constexpr uint64_t kBytes = 4096;
@@ -211,8 +211,8 @@ std::string NoteOf(const std::string& what, std::vector<std::string> names) {
   return LeftOutNote(what, names);
 }
 
-// The values of objects, each of which is a file of torch.save() of its own: in an object store,
-// reading one takes several requests. Several objects may be in one place.
+// The values of objects. Each object is a file of torch.save() of its own, and reading one from an
+// object store takes several requests. Several objects may be in one place.
 class Objects {
  public:
   Objects(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,

@@ -290,7 +290,7 @@ class Reader {
     return names;
   }
 
-  // Adds pieces of a tensor of this shape, as which a file has what is stored under its name.
+  // Adds pieces of a stored tensor, which has this shape in the file.
   absl::Status Add(const std::string& file, const InfiniTrainTensor& stored,
                    const Shape& padded_shape, std::vector<StoredPiece> pieces) {
     if (stored.name == "adam.t") return TakeUpdates(file, stored);

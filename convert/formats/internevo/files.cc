@@ -339,7 +339,7 @@ absl::StatusOr<std::optional<int64_t>> ReadStep(Storage& storage,
   if (!context) return scheduled.exact;
   const Value root = context->contents.root();
   std::optional<int64_t> step = CountIn(root, "step_count");
-  // Early releases count batches alone, the first of which is 0.
+  // Early releases count batches alone, from 0 on.
   const std::optional<int64_t> batches = CountIn(root, "batch_count");
   if (!step && batches) step = *batches + 1;
   if (!step) return Damaged(storage, kContext, "no number of steps (\"step_count\")");

@@ -59,8 +59,8 @@ struct InternEvoLocalName : LayerName {
 
 InternEvoLocalName ParseInternEvoName(std::string_view name);
 
-// The layers of each stage, from which the layers of the whole model are counted: chunks are
-// assigned to the stages in turn.
+// Counts the layers of the whole model from those of each stage. Chunks are assigned to the stages
+// in turn.
 class InternEvoLayers {
  public:
   void Add(int64_t stage, const InternEvoLocalName& name);
@@ -83,7 +83,7 @@ class InternEvoLayers {
 absl::StatusOr<ForeignModel> ReadInternEvoModel(Storage& storage, int64_t tensor_count,
                                                 uint64_t file_bytes);
 
-// Finds the parameter of which each of `parts` ranks has a tensor with this name and shape. Shapes
+// Finds a parameter: each of `parts` ranks has a tensor of it with this name and shape. Shapes
 // decide, since releases gave the same names to different parameters and cut them along different
 // dims. Errors, naming the tensor: InvalidArgument for an unknown name, and if several parameters
 // have that shape; DataLoss for another shape.

@@ -1,8 +1,7 @@
 #ifndef TESSERA_CONVERT_FORMATS_INTERNEVO_ZERO_STATE_H_
 #define TESSERA_CONVERT_FORMATS_INTERNEVO_ZERO_STATE_H_
 
-// The states of InternEvo's ZeRO ranks, and the plans by which parameters were distributed over
-// them.
+// The states of InternEvo's ZeRO ranks, and the plans that distributed parameters over them.
 
 #include <cstdint>
 #include <optional>

@@ -146,8 +146,8 @@ class PaddleReader {
     return absl::OkStatus();
   }
 
-  // Adds each shard's array. The names of the model's tensors, by which states are called, may be
-  // in files of other ranks.
+  // Adds each shard's array. States have the names of the model's tensors, which may be in files of
+  // other ranks.
   absl::Status AddShards(ForeignTensorSet& set) {
     std::map<std::pair<std::string, std::string>, const PaddleArray*> arrays;  // by file, key
     for (const OpenedFile& opened : models_) {

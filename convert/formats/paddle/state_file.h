@@ -30,8 +30,8 @@ inline constexpr char kPaddleTensorNames[] = "StructuredToParameterName@@";
 struct PaddleArray {
   std::string key;          // in the dict
   std::string tensor_name;  // of the tensor, which the optimizer's names begin with; may be empty
-  // The dtype of the elements; BF16 if the array has the dtype uint16, as which Paddle, which has
-  // no tensors of uint16, stores bfloat16.
+  // The dtype of the elements. BF16 if the array has the dtype uint16: Paddle stores bfloat16 in
+  // this way, and has no tensors of uint16.
   DType dtype = DType::kUnspecified;
   Shape shape;
   // The array, or the flat parts of an array beyond 1 GiB, in their order.

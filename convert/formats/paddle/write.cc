@@ -30,8 +30,9 @@ namespace {
 
 using pickle::Writer;
 
-// Returns the name that a tensor has in Paddle, by which the optimizer calls its states: a counter
-// for each class of layers, in the order in which PaddleNLP's models make them (release 3.0).
+// Returns the name that a tensor has in Paddle, and that the names of its optimizer state begin
+// with: a counter for each class of layers, in the order in which PaddleNLP's models make them
+// (release 3.0).
 // Parameters that are placed on a mesh have ".dist" at the end, and its GPT places all but some
 // biases.
 std::string NextTensorName(const std::string& parameter, std::map<std::string, int>& counters) {

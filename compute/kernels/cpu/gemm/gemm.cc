@@ -88,7 +88,7 @@ struct ChainGemm::Part {
   int64_t index;           // of its first panel of columns, among those of all parts
 };
 
-// A panel of columns in a part, and the block of row panels by which it is multiplied.
+// A panel of columns in a part, and the block of row panels that multiply it.
 struct ChainGemm::Panel {
   bool exists() const { return column < part.columns; }
 
