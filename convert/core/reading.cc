@@ -76,11 +76,11 @@ std::set<std::string> FilesOf(std::span<const ForeignTensor> tensors) {
   return files;
 }
 
-uint64_t FileBytes(Storage& storage, const std::set<std::string>& files) {
+absl::StatusOr<uint64_t> FileBytes(Storage& storage, const std::set<std::string>& files) {
   uint64_t bytes = 0;
   for (const std::string& file : files) {
-    const absl::StatusOr<std::unique_ptr<ReadableFile>> open = storage.Open(file);
-    if (open.ok()) bytes += (*open)->size_bytes();
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(file));
+    bytes += open->size_bytes();
   }
   return bytes;
 }

@@ -104,9 +104,9 @@ void SetProgress(int64_t step, std::optional<int64_t> samples, Manifest& manifes
 // Returns the files that have pieces of the tensors.
 std::set<std::string> FilesOf(std::span<const ForeignTensor> tensors);
 
-// Returns the total size of the files, as far as they can be opened: a limit of the model's size,
-// see CheckModelFits().
-uint64_t FileBytes(Storage& storage, const std::set<std::string>& files);
+// Returns the total size of the files: a limit of the model's size, see CheckModelFits(). Errors:
+// those of opening a file.
+absl::StatusOr<uint64_t> FileBytes(Storage& storage, const std::set<std::string>& files);
 
 // A tensor's name without the number of its layer, which is the first part that is a number.
 struct LayerName {

@@ -53,11 +53,19 @@ class OpenFiles {
     return open.get();
   }
 
-  // Returns the pickle of an object. Errors name its file.
-  absl::StatusOr<TorchArchive> ReadObject(const DcpObject& object) {
+  // Reads the pickle of an object. An error in its place means that torch.save() did not write it.
+  // Errors, which name the file: those of opening and reading it, and DataLoss if it ends before
+  // the object does.
+  absl::Status ReadObject(const DcpObject& object, absl::StatusOr<TorchArchive>& archive) {
     TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
-    return At(storage_, JoinPath(folder_, object.blob.file),
-              ReadTorchArchive(*file, object.blob.part));
+    const Extent& part = object.blob.part;
+    archive = At(storage_, JoinPath(folder_, object.blob.file), ReadTorchArchive(*file, part));
+    const bool is_cut = part.offset + part.length > file->size_bytes();
+    const absl::Status& status = archive.status();
+    if (!is_cut && (absl::IsDataLoss(status) || absl::IsUnimplemented(status))) {
+      return absl::OkStatus();
+    }
+    return status;
   }
 
  private:
@@ -232,8 +240,7 @@ class Objects {
       const size_t count = std::min({all.size() - first, kMaxPlaces - first, kPlacesAtOnce});
       std::vector<absl::StatusOr<TorchArchive>> archives(count);
       TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, count, [&](int, size_t i) {
-        archives[i] = files_.ReadObject(*all[first + i].second.front());
-        return absl::OkStatus();
+        return files_.ReadObject(*all[first + i].second.front(), archives[i]);
       }));
       for (size_t i = 0; i < count; ++i) {
         if (!archives[i].ok()) continue;

@@ -156,15 +156,19 @@ absl::StatusOr<NamedShapes> ReadShapes(const Value& dict, pickle::Budget& budget
   return shapes;
 }
 
-// Tensors of other dtypes and kinds than are known here are left out.
+// Adds the names of tensors of other dtypes and kinds than are known here to `left_out`.
 absl::StatusOr<NamedTensors> ReadTensors(const TorchArchive& archive, const Value& dict,
-                                         pickle::Budget& budget) {
+                                         pickle::Budget& budget,
+                                         std::vector<std::string>& left_out) {
   NamedTensors tensors;
   for (const auto& [key, value] : dict.entries()) {
     if (!IsTorchTensor(value)) continue;
     TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadTorchName(key, budget));
     absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(archive, value);
-    if (absl::IsUnimplemented(tensor.status())) continue;
+    if (absl::IsUnimplemented(tensor.status())) {
+      left_out.push_back(Shown(name));
+      continue;
+    }
     if (!tensor.ok()) return DataLoss("tensor ", Shown(name), ": ", tensor.status().message());
     tensors[name] = *std::move(tensor);
   }
@@ -181,9 +185,11 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
     TESSERA_ASSIGN_OR_RETURN(states.groups.emplace_back(), ReadShapes(groups[i], budget));
   }
   TESSERA_ASSIGN_OR_RETURN(states.frozen, ReadShapes(root.Find("frozen_param_shapes"), budget));
-  TESSERA_ASSIGN_OR_RETURN(states.frozen_fragments,
-                           ReadTensors(archive, root.Find("frozen_param_fragments"), budget));
-  TESSERA_ASSIGN_OR_RETURN(states.module, ReadTensors(archive, root.Find("module"), budget));
+  TESSERA_ASSIGN_OR_RETURN(
+      states.frozen_fragments,
+      ReadTensors(archive, root.Find("frozen_param_fragments"), budget, states.left_out));
+  TESSERA_ASSIGN_OR_RETURN(states.module,
+                           ReadTensors(archive, root.Find("module"), budget, states.left_out));
   const Value shared = root.Find("shared_params");
   for (const auto& [key, value] : shared.entries()) {
     TESSERA_ASSIGN_OR_RETURN(std::string second, ReadTorchName(key, budget));

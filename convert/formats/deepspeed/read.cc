@@ -30,6 +30,7 @@ using pickle::Value;
 // A parameter under DeepSpeed's name.
 struct Parameter {
   ForeignParameter foreign;
+  bool is_buffer = false;           // in the model's file alone
   bool has_rounded_weight = false;  // beside its fp32 weight
   int64_t found = 0;                // elements of its fp32 weight, in the ranks' files so far
 };
@@ -62,6 +63,10 @@ class DeepSpeedReader {
     Manifest& description = checkpoint.description;
     description.mutable_producer()->set_version(states_.version);
     *description.mutable_model() = model_.config;
+    if (!states_.left_out.empty()) {
+      checkpoint.notes.push_back(
+          LeftOutNote("tensors of dtypes or kinds that are not read", states_.left_out));
+    }
     const int64_t ranks = states_.data_parallel_size.value_or(0);
     if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
       description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
@@ -111,6 +116,7 @@ class DeepSpeedReader {
     for (const auto& [name, shape] : states_.frozen) {
       if (!universal_.contains(name)) shapes_.emplace_back(name, shape);
     }
+    const std::set<std::string> buffers = FindBuffers();
     // A universal checkpoint may have them under their second names, too, with rounded values.
     std::erase_if(shapes_, [&](const auto& named) {
       return std::ranges::any_of(states_.shared, [&](const auto& names) {
@@ -123,6 +129,7 @@ class DeepSpeedReader {
         return DataLoss("parameter ", name, " occurs twice");
       }
     }
+    for (const std::string& name : buffers) parameters_[name].is_buffer = true;
     if (!folder_.config.empty()) {
       TESSERA_RETURN_IF_ERROR(ReadConfig());
     } else {
@@ -131,9 +138,36 @@ class DeepSpeedReader {
     std::set<std::string> files(folder_.model_files.begin(), folder_.model_files.end());
     files.insert(folder_.optimizer_files.begin(), folder_.optimizer_files.end());
     for (const std::string& name : folder_.parameters) files.insert(PathOf(name, "fp32"));
-    TESSERA_RETURN_IF_ERROR(CheckModelFits(model_, FileBytes(storage_, files)));
+    TESSERA_ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(storage_, files));
+    TESSERA_RETURN_IF_ERROR(CheckModelFits(model_, file_bytes));
     set_.emplace(model_);
     return absl::OkStatus();
+  }
+
+  // Finds the tensors of the state dict that are neither parameters nor second names of some, such
+  // as running means of a norm, and adds them to shapes_. Releases that do not list second names
+  // have them in the same place as the first ones.
+  std::set<std::string> FindBuffers() {
+    std::map<std::string, Shape> known(shapes_.begin(), shapes_.end());
+    std::map<std::pair<uint64_t, DType>, std::string> places;  // of parameters
+    for (const auto& [name, tensor] : states_.module) {
+      if (known.contains(name) && ElementCount(tensor.shape) > 0)
+        places.emplace(std::pair(tensor.offset_bytes, tensor.dtype), name);
+    }
+    for (const auto& [second, first] : states_.shared) known.emplace(second, Shape());
+    std::set<std::string> buffers;
+    for (const auto& [name, tensor] : states_.module) {
+      // Stage 3 has empty tensors in place of those that it has cut.
+      if (known.contains(name) || ElementCount(tensor.shape) == 0) continue;
+      const auto first = places.find({tensor.offset_bytes, tensor.dtype});
+      if (first != places.end() && tensor.shape == states_.module.at(first->second).shape) {
+        states_.shared.emplace_back(name, first->second);
+        continue;
+      }
+      shapes_.emplace_back(name, tensor.shape);
+      buffers.insert(name);
+    }
+    return buffers;
   }
 
   // Describes the parameters by the files' own names.
@@ -214,7 +248,8 @@ class DeepSpeedReader {
       // Stage 3 has empty tensors in place of those that it has cut.
       const auto found = states_.module.find(name);
       if (found == states_.module.end() || found->second.shape != parameter.foreign.shape) continue;
-      const bool is_frozen = frozen.contains(name) && !universal_.contains(name);
+      const bool is_frozen =
+          parameter.is_buffer || (frozen.contains(name) && !universal_.contains(name));
       if (!is_frozen && found->second.dtype == DType::kF32) continue;
       if (is_frozen) parameter.found = ElementCount(parameter.foreign.shape);
       parameter.has_rounded_weight = !is_frozen;
@@ -331,12 +366,22 @@ class DeepSpeedReader {
       const ForeignParameter& own = parameter->second.foreign;
       TESSERA_RETURN_IF_ERROR(
           set_->AddWhole(own, {}, KindOfFp32(parameter->second), PathOf(name, "fp32"), tensor));
+      std::string missing;
+      int moments = 0;
       for (const ForeignKind& moment : {kForeignExpAvg, kForeignExpAvgSq}) {
         const std::string path = PathOf(name, moment.state);
         TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> found, ReadUniversalFile(path));
-        if (!found) continue;
+        if (!found) {
+          missing = path;
+          continue;
+        }
+        ++moments;
         Unflatten(own.shape, *found);
         TESSERA_RETURN_IF_ERROR(set_->AddWhole(own, {}, moment, path, *found));
+      }
+      // Parameters that are not trained have neither.
+      if (moments == 1) {
+        return NotFound(storage_.Describe(missing), " is missing, beside the other moment");
       }
     }
     return absl::OkStatus();

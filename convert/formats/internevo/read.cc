@@ -297,9 +297,10 @@ absl::StatusOr<ForeignCheckpoint> ReadUniversal(Storage& storage) {
   if (Has(names, std::string(kOptimizerFolder) + "/")) {
     TESSERA_ASSIGN_OR_RETURN(states, ReadDcpTensors(storage, kOptimizerFolder));
   }
-  TESSERA_ASSIGN_OR_RETURN(ForeignModel model,
-                           ReadInternEvoModel(storage, static_cast<int64_t>(weights.size()),
-                                              FileBytes(storage, FilesOf(weights))));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(storage, FilesOf(weights)));
+  TESSERA_ASSIGN_OR_RETURN(
+      ForeignModel model,
+      ReadInternEvoModel(storage, static_cast<int64_t>(weights.size()), file_bytes));
   ForeignTensorSet set(model.description());
   bool rounded = false;
   for (const ForeignTensor& tensor : weights) {

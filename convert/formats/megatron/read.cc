@@ -338,9 +338,9 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchDist(Storage& storage, const std::str
   const std::string common = JoinPath(folder, kMegatronCommonFile);
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, common));
   const MegatronRun run(archive.contents.root());
-  TESSERA_ASSIGN_OR_RETURN(ForeignModel model,
-                           ReadMegatronModel(run, storage.Describe(common), PieceCount(stored),
-                                             FileBytes(storage, FilesOf(stored))));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(storage, FilesOf(stored)));
+  TESSERA_ASSIGN_OR_RETURN(ForeignModel model, ReadMegatronModel(run, storage.Describe(common),
+                                                                 PieceCount(stored), file_bytes));
   TorchDistReader reader(storage.Describe(folder), folder, std::move(model));
   for (const ForeignTensor& tensor : stored) TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
   run.Describe(checkpoint.description);
