@@ -30,7 +30,7 @@ using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std:
 //
 // The error keeps the payloads (absl::Status::SetPayload()) that the errors of all failing ranks
 // have: lines of text, each with the rank and a space in front. An error of `combine` is rank 0's.
-// If any rank lacks space (IsNoSpace()), so does the agreed error: the next attempt would fail, too.
+// If any rank lacks space (IsNoSpace()), so does the agreed error: the next attempt would fail too.
 //
 // `everyone_reported` (may be null) is set on rank 0 once all ranks have contributed.
 //

@@ -20,9 +20,8 @@ using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count
 // nearest, ties to even, with overflow to infinity, and NaN to NaN.
 CopyElements FindCopy(DType from, DType to);
 
-// Returns the index of the first of `count` contiguous elements that is finite and that a
-// conversion makes infinite; -1 if there is none. The pointer needs no alignment. The search is one
-// pass of vector instructions.
+// Returns the index of the first finite one of `count` contiguous elements that a conversion makes
+// infinite, or -1. The pointer needs no alignment.
 using FindOverflow = int64_t (*)(const std::byte* elements, size_t count);
 
 // Returns the function for the conversion of FindCopy(); nullptr if no finite element becomes
