@@ -1,5 +1,4 @@
-// The tensors of a DeepSpeed model that are no parameters, such as running means of a norm, are in
-// the model's file alone.
+// Buffers of a DeepSpeed model, such as the running means of a norm, are in its file alone.
 
 #include <cstdint>
 #include <cstring>

@@ -1,5 +1,5 @@
-// Every file of every format, changed in every way in which files get lost: the error, or at least a
-// note, names the file. A checkpoint never opens with less in it than it has, without a word.
+// Every file of every format is lost in every way in which files get lost. The error, or a note,
+// names the file, and no checkpoint opens with less in it without a word.
 
 #include <linux/capability.h>
 #include <sys/syscall.h>
