@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -161,7 +162,7 @@ absl::StatusOr<WriteForeignReport> WriteLocal(const Checkpoint& source,
 absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
                                                 const std::vector<OutputFile>& files,
                                                 const std::shared_ptr<Storage>& storage,
-                                                const std::string& file,
+                                                const std::string& single_file,
                                                 const WriteForeignOptions& options) {
   std::vector<OutputFile> first;
   std::map<std::string, std::string> last;
@@ -176,12 +177,41 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
                            WriteOutput(source, first, *storage, "", options.io));
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
-  TESSERA_RETURN_IF_ERROR(
-      CheckWritten(std::make_shared<UnpublishedFolder>(storage, last), file, written, options));
+  TESSERA_RETURN_IF_ERROR(CheckWritten(std::make_shared<UnpublishedFolder>(storage, last),
+                                       single_file, written, options));
   for (const auto& [name, contents] : last) {
     TESSERA_RETURN_IF_ERROR(storage->Write(name, contents, {}).status());
   }
   return report;
+}
+
+// AlreadyExists if the place is taken: by the file, or by anything in the folder but the mark.
+absl::Status CheckFree(Storage& storage, const ForeignObject& place) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List("");
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(names.status());
+  const bool is_taken = std::ranges::any_of(*names, [&](const std::string& name) {
+    return place.file.empty() ? name != UnfinishedName("") : name == place.file;
+  });
+  if (!is_taken) return absl::OkStatus();
+  return Exists(place.file.empty() ? place.folder : absl::StrCat(place.folder, "/", place.file));
+}
+
+// Marks the place as this conversion's. Looks before, to leave what is there alone, and afterwards:
+// another conversion may have come to its end in between.
+absl::Status Claim(Storage& storage, const ForeignObject& place) {
+  const std::string unfinished = UnfinishedName(place.file);
+  const absl::StatusOr<std::vector<std::string>> names = storage.List("");
+  if (names.ok() && Has(*names, unfinished)) return ExistsUnfinished(place);
+  TESSERA_RETURN_IF_ERROR(CheckFree(storage, place));
+  std::random_device random;
+  const std::string attempt = absl::StrCat(absl::Hex(random()), absl::Hex(random()), "\n");
+  const absl::Status alone = storage.Write(unfinished, attempt, {}).status();
+  if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(place);
+  TESSERA_RETURN_IF_ERROR(alone);
+  const absl::Status is_free = CheckFree(storage, place);
+  if (!is_free.ok()) storage.Delete(unfinished).IgnoreError();
+  return is_free;
 }
 
 // A file is written into a folder that may have others, all else into a new one.
@@ -189,28 +219,16 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
                                                 const std::vector<OutputFile>& files,
                                                 const ForeignObject& place,
                                                 const WriteForeignOptions& options) {
-  const std::string described =
-      place.file.empty() ? place.folder : absl::StrCat(place.folder, "/", place.file);
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<Storage> storage,
                            OpenStorage(place.folder, options.stores.ForWriting()));
-  const std::string unfinished = UnfinishedName(place.file);
-  const absl::StatusOr<std::vector<std::string>> names = storage->List("");
-  if (!absl::IsNotFound(names.status())) {
-    TESSERA_RETURN_IF_ERROR(names.status());
-    if (Has(*names, unfinished)) return ExistsUnfinished(place);
-    if (place.file.empty() ? !names->empty() : Has(*names, place.file)) return Exists(described);
-  }
-  const absl::Status alone = storage->Write(unfinished, "", {}).status();
-  if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(place);
-  TESSERA_RETURN_IF_ERROR(alone);
+  TESSERA_RETURN_IF_ERROR(Claim(*storage, place));
   absl::StatusOr<WriteForeignReport> report =
       WriteObjects(source, files, storage, place.file, options);
-  // A file that is there by now is another program's.
-  const bool is_others = !place.file.empty() && absl::IsAlreadyExists(report.status());
-  if (!report.ok() && !is_others) {
+  // A file that is there by now is of another program, as others may be.
+  if (!report.ok() && !absl::IsAlreadyExists(report.status())) {
     for (const OutputFile& file : files) storage->Delete(file.name).IgnoreError();
   }
-  const absl::Status finished = storage->Delete(unfinished);
+  const absl::Status finished = storage->Delete(UnfinishedName(place.file));
   if (report.ok()) TESSERA_RETURN_IF_ERROR(finished);
   return report;
 }

@@ -16,6 +16,7 @@ namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string PytorchFixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
@@ -79,6 +80,30 @@ TEST_F(ObjectStoreCommandTest, AFileOfLlamaCppIsWrittenToAnObjectStore) {
   EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c.gguf", "--to=gguf", endpoint}),
             ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("delete c.gguf and c.gguf.unfinished there and try again"));
+}
+
+// One conversion stands still at one of its requests, while another one does all of its work.
+TEST_F(ObjectStoreCommandTest, OfTwoConversionsToOnePlaceOneIsWhole) {
+  const std::string source = PytorchFixture("gpt2.hf");
+  for (const std::string& format : {std::string("hf"), std::string("gguf")}) {
+    const std::string place = format == "hf" ? "s3://bucket/hf" : "s3://bucket/models/a.gguf";
+    int second = -1;
+    for (int request = 0; second != -1 || request == 0; ++request) {
+      SCOPED_TRACE(format + ", before request " + std::to_string(request));
+      s3::S3Server server({.region = "us-east-1"});
+      const std::string endpoint = "--s3-endpoint=" + server.endpoint();
+      const std::vector<std::string> convert = {"convert", source, place, "--to=" + format,
+                                                endpoint};
+      second = -1;
+      server.AddFault({.skip = request, .meanwhile = [&] { second = Run(convert); }});
+      const int first = Run(convert);
+      EXPECT_NE(first == 0, second == 0) << err_;
+      EXPECT_EQ(Run({"diff", source, place, endpoint}), 0) << out_ << err_;
+      for (const std::string& key : server.keys()) {
+        EXPECT_THAT(key, Not(HasSubstr("unfinished")));
+      }
+    }
+  }
 }
 
 // Nothing is left of a conversion that fails, wherever it does.
