@@ -26,9 +26,9 @@
 #include "convert/core/saved_values.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats.h"
-#include "convert/local_folder.h"
 #include "convert/open_foreign.h"
 #include "convert/source_place.h"
+#include "storage/lock/local_folder.h"
 #include "storage/read_only_storage.h"
 #include "storage/storage.h"
 

@@ -60,11 +60,9 @@ class Manager final : public JobSaves {
     OpenStopFile();
     if (storage_ == nullptr || !options_.schedule.saves) return;
     retention_.emplace(*storage_, options_.keep);
-    if (!options_.background.has_value()) {
-      ConfirmBeforeCommit(options_.save);
-      return;
-    }
-    ConfirmBeforeCommit(options_.background->save);
+    SaveOptions* const save = options_.background ? &options_.background->save : &options_.save;
+    ConfirmBeforeCommit(*save);
+    if (!options_.background.has_value()) return;
     background_ = HookedSavers::Make(*storage_, *options_.background, Hooks());
   }
 
@@ -112,8 +110,8 @@ class Manager final : public JobSaves {
     absl::StatusOr<std::vector<std::string>> moved = std::vector<std::string>();
     if (group().rank() == 0 && storage_ != nullptr && options_.schedule.saves) {
       const absl::Status held = lock_ != nullptr ? lock_->Confirm() : absl::OkStatus();
-      moved = held.ok() ? ckpt::AbandonLater(*storage_, step)
-                        : absl::StatusOr<std::vector<std::string>>(held);
+      if (!held.ok()) moved = held;
+      if (held.ok()) moved = ckpt::AbandonLater(*storage_, step);
     }
     TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group(), moved.status(), options_.save.timeout));
     return moved;
@@ -171,7 +169,9 @@ class Manager final : public JobSaves {
   }
 
   absl::Status Save(const SaveRequest& request, const StateDict& state) override {
-    TESSERA_RETURN_IF_ERROR(CheckSaves());
+    if (!retention_.has_value()) {
+      return absl::FailedPreconditionError("the job does not save (SaveScheduleOptions::saves)");
+    }
     has_saved_ = true;
     may_find_later_ = false;
     if (background_ != nullptr) {
@@ -270,11 +270,6 @@ class Manager final : public JobSaves {
 
   void Say(const std::string& sentence) const {
     if (options_.notes) options_.notes(sentence);
-  }
-
-  absl::Status CheckSaves() const {
-    if (retention_.has_value()) return absl::OkStatus();
-    return absl::FailedPreconditionError("the job does not save (SaveScheduleOptions::saves)");
   }
 
   SaveHooks Hooks() {

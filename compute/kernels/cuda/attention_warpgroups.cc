@@ -4,8 +4,8 @@
 //
 // A block owns 128 queries of one head, 64 for each of two warpgroups, and iterates over tiles of
 // keys and values: one is copied while the other is multiplied. Scores, weights and sums are in
-// registers. Two blocks share a multiprocessor, so that the exponentials of one warpgroup run beside
-// the products of three others.
+// registers. Two blocks share a multiprocessor, so that the exponentials of one warpgroup run while
+// three others multiply.
 
 #include "compute/kernels/cuda/attention_warpgroups.h"
 

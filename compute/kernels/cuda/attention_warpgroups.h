@@ -7,8 +7,8 @@
 
 namespace tessera::cuda {
 
-// Returns whether the operands are those of the kernel below: bf16 in runs of 16 bytes, heads of 64
-// or 128 elements, keys and values with the same strides, no dropout.
+// Returns whether the kernel below can compute this: bf16 in runs of 16 bytes, heads of 64 or 128
+// elements, keys and values with the same strides, no dropout.
 bool CanAttendByWarpgroups(const ops::AttentionForward& op);
 
 // Queues attention's forward pass with the products of warpgroups (warpgroup.h). The device must be

@@ -14,8 +14,8 @@
 // copied to shared memory can be multiplied after each of them has called PublishCopies(), and then
 // a barrier.
 //
-// Accumulators of 64 rows are those of mma.h: warp w of the four has rows from 16w on, in tiles of 8
-// columns.
+// Accumulators of 64 rows are laid out as in mma.h: warp w of the four has rows from 16w on, in
+// tiles of 8 columns.
 
 #include <cstdint>
 

@@ -25,7 +25,11 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 // Reads the tensors of such a folder under their own names: the index pass over the index and the
 // headers of all files. Errors: NotFound (files that the index names); DataLoss, naming file and
 // tensor, for headers, and for tensors in other files than the index says.
-absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(Storage& storage);
+//
+// A model.safetensors that the index does not name replaces it, as in transformers. `notes` (may be
+// null) receives what is not read for that reason, and shards that the index does not name.
+absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(
+    Storage& storage, std::vector<std::string>* notes = nullptr);
 
 // Returns whether the root of the storage, which IsHuggingFace() is not, has what DCP's
 // HuggingFaceStorageWriter writes. That is safetensors files with an index, or with

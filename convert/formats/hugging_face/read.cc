@@ -42,6 +42,12 @@ bool IsShard(const std::string& name) {
   return pattern.Parse(name).has_value();
 }
 
+// Returns whether the file is one of several that an index names.
+bool IsPart(const std::string& name) {
+  static const auto& pattern = *new RankPattern("model-{5}-of-{5}.safetensors");
+  return pattern.Parse(name).has_value();
+}
+
 // Returns where a part of a tensor begins in the whole one; nullopt if that is malformed.
 std::optional<Shape> OffsetOf(const nlohmann::json& info, const SafetensorsEntry& entry) {
   const auto found = info.find(entry.key);
@@ -195,18 +201,36 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage) {
   return Has(names, kConfig) && (Has(names, kSingle) || Has(names, kIndex));
 }
 
-absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage) {
+absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
+                                                     std::vector<std::string>* notes) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   TensorsByName tensors;
-  if (!Has(names, kIndex)) {
-    const bool is_single = Has(names, kSingle);
+  std::map<std::string, std::set<std::string>> files;
+  if (Has(names, kIndex)) {
+    TESSERA_ASSIGN_OR_RETURN(files, ReadIndex(storage));
+  }
+  const bool is_single = Has(names, kSingle);
+  const bool is_replaced = is_single && !files.empty() && !files.contains(std::string(kSingle));
+  std::vector<std::string> unread;
+  if (is_replaced) unread.emplace_back(kIndex);
+  for (const std::string& name : names) {
+    if (IsPart(name) && (is_replaced || (!files.empty() && !files.contains(name)))) {
+      unread.push_back(name);
+    }
+  }
+  if (!unread.empty() && notes != nullptr) {
+    notes->push_back(LeftOutNote(is_replaced
+                                     ? absl::StrCat("what ", View(kSingle), " takes the place of")
+                                     : absl::StrCat("files that ", View(kIndex), " does not name"),
+                                 unread));
+  }
+  if (!Has(names, kIndex) || is_replaced) {
     for (const std::string& name : names) {
       if (is_single ? name != kSingle : !IsShard(name)) continue;
       TESSERA_RETURN_IF_ERROR(ReadHeader(storage, name, tensors));
     }
     return tensors;
   }
-  TESSERA_ASSIGN_OR_RETURN(const auto files, ReadIndex(storage));
   std::vector<std::string> missing;
   for (const auto& [file, unused] : files) {
     const absl::Status read = ReadHeader(storage, file, tensors);
@@ -236,15 +260,17 @@ absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {
-  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHuggingFaceTensors(storage));
   ForeignCheckpoint checkpoint = CheckpointOf("dcp", "torch.distributed.checkpoint");
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
+                           ReadHuggingFaceTensors(storage, &checkpoint.notes));
   for (auto& [unused, tensor] : tensors) checkpoint.tensors.push_back(std::move(tensor));
   return checkpoint;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
-  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHuggingFaceTensors(storage));
   ForeignCheckpoint checkpoint = CheckpointOf(kHuggingFace, "transformers");
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
+                           ReadHuggingFaceTensors(storage, &checkpoint.notes));
   TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
   TESSERA_ASSIGN_OR_RETURN(
       const HuggingFaceDescription description,

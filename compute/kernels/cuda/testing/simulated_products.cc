@@ -214,8 +214,8 @@ void WarpgroupProducts::Compute(int thread, const Pending& product) {
   if (common.left == nullptr) {
     Matrix(common.left_matrix, false).Load(shared_, FirstRow(thread), kRows, left);
   } else {
-    // Of lane L, register i has row L / 4 + 8 (i % 2), inner indices 2 (L % 4) + 8 (i / 2) and the
-    // next.
+    // Register i of lane L has row L / 4 + 8 (i % 2), and two inner indices from
+    // 2 (L % 4) + 8 (i / 2) on.
     for (int lane = 0; lane < kWarpSize; ++lane) {
       for (int i = 0; i < 8; ++i) {
         BFloat16 half;

@@ -1,4 +1,4 @@
-#include "convert/local_folder.h"
+#include "storage/lock/local_folder.h"
 
 #include <sys/inotify.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include "base/testing.h"
 #include "gtest/gtest.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 namespace {
 
 // The names that have been deleted in the folder of `watch`, in this order.
@@ -46,4 +46,4 @@ TEST(LocalFolderTest, OfAnAbandonedFolderTheLockFileIsDeletedLast) {
 }
 
 }  // namespace
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "convert/local_folder.h"
+#include "storage/lock/local_folder.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -12,10 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
 #include "storage/open_storage.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
@@ -27,6 +26,10 @@ constexpr int kAttempts = 3;
 absl::StatusOr<std::unique_ptr<FolderLock>> TryLock(const std::string& folder) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(folder, {}));
   return FolderLock::Acquire(std::move(storage), {.wait = absl::ZeroDuration()});
+}
+
+std::string PathIn(const std::string& folder, std::string_view name) {
+  return (fs::path(folder) / name).string();
 }
 
 bool IsUnfinished(std::string_view entry, std::string_view name) {
@@ -59,7 +62,7 @@ absl::StatusOr<LocalFolder> LocalFolder::Create(const std::string& path,
   return folder;
 }
 
-std::string LocalFolder::temporary_path() const { return JoinPath(above_, temporary_); }
+std::string LocalFolder::temporary_path() const { return PathIn(above_, temporary_); }
 
 // Another process can take the folder for an abandoned one before it is locked.
 absl::Status LocalFolder::MakeTemporary() {
@@ -70,7 +73,7 @@ absl::Status LocalFolder::MakeTemporary() {
     auto lock = TryLock(temporary_path());
     problem = lock.status();
     std::error_code error;
-    if (!lock.ok() || !fs::exists(JoinPath(temporary_path(), FolderLock::kFileName), error)) {
+    if (!lock.ok() || !fs::exists(PathIn(temporary_path(), FolderLock::kFileName), error)) {
       continue;
     }
     lock_ = *std::move(lock);
@@ -89,9 +92,9 @@ void LocalFolder::RemoveAbandoned() {
     entries.push_back(at->path().filename().string());
   }
   for (const std::string& entry : entries) {
-    const std::string path = JoinPath(above_, entry);
+    const std::string path = PathIn(above_, entry);
     if (!IsUnfinished(entry, name_) || !fs::is_directory(fs::symlink_status(path, error)) ||
-        !fs::is_regular_file(fs::symlink_status(JoinPath(path, FolderLock::kFileName), error))) {
+        !fs::is_regular_file(fs::symlink_status(PathIn(path, FolderLock::kFileName), error))) {
       continue;
     }
     const auto lock = TryLock(path);
@@ -106,7 +109,7 @@ absl::Status LocalFolder::Delete(const std::string& folder) {
   for (std::string name : names) {
     if (name == FolderLock::kFileName) continue;
     if (name.ends_with('/')) name.pop_back();
-    TESSERA_RETURN_IF_ERROR(storage_->DeleteTree(JoinPath(folder, name)));
+    TESSERA_RETURN_IF_ERROR(storage_->DeleteTree(PathIn(folder, name)));
   }
   return storage_->DeleteTree(folder);
 }
@@ -114,7 +117,7 @@ absl::Status LocalFolder::Delete(const std::string& folder) {
 // The lock is held until the folder has its name, so that no other process removes it.
 absl::Status LocalFolder::Publish() {
   TESSERA_RETURN_IF_ERROR(storage_->Rename(temporary_, name_));
-  TESSERA_RETURN_IF_ERROR(storage_->Delete(JoinPath(name_, FolderLock::kFileName)));
+  TESSERA_RETURN_IF_ERROR(storage_->Delete(PathIn(name_, FolderLock::kFileName)));
   TESSERA_RETURN_IF_ERROR(storage_->SyncDirectory(name_));
   TESSERA_RETURN_IF_ERROR(storage_->SyncDirectory(""));
   lock_.reset();
@@ -122,7 +125,7 @@ absl::Status LocalFolder::Publish() {
 }
 
 absl::Status LocalFolder::PublishFile() {
-  TESSERA_RETURN_IF_ERROR(storage_->Rename(JoinPath(temporary_, name_), name_));
+  TESSERA_RETURN_IF_ERROR(storage_->Rename(PathIn(temporary_, name_), name_));
   TESSERA_RETURN_IF_ERROR(storage_->SyncDirectory(""));
   Abandon();
   return absl::OkStatus();
@@ -133,4 +136,4 @@ void LocalFolder::Abandon() {
   lock_.reset();
 }
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera

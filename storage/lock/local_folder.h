@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_LOCAL_FOLDER_H_
-#define TESSERA_CONVERT_LOCAL_FOLDER_H_
+#ifndef TESSERA_STORAGE_LOCK_LOCAL_FOLDER_H_
+#define TESSERA_STORAGE_LOCK_LOCAL_FOLDER_H_
 
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@
 #include "storage/lock/folder_lock.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 
 // A new folder, or file, on a local disk that gets its name when it is complete. Until then it is,
 // or is in, the folder NAME.unfinished-XXXXXXXX beside it, which its process has locked by a file
@@ -53,6 +53,6 @@ class LocalFolder {
   std::vector<std::string> removed_;
 };
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera
 
-#endif  // TESSERA_CONVERT_LOCAL_FOLDER_H_
+#endif  // TESSERA_STORAGE_LOCK_LOCAL_FOLDER_H_

@@ -1,0 +1,40 @@
+// Folders of Hugging Face in which files of two saves lie: none of them is left out without a word.
+
+#include <filesystem>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/interop/foreign_run.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+using HuggingFaceShardsTest = testing::ForeignTest;
+
+constexpr char kSharded[] = "tests/interop/pytorch/llama3_untied.hf";
+
+TEST_F(HuggingFaceShardsTest, AShardThatTheIndexDoesNotNameIsNoted) {
+  const std::string copy = CopyOf(kSharded);
+  fs::copy(copy + "/model-00002-of-00004.safetensors", copy + "/model-00005-of-00005.safetensors");
+  ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("Left out: files that model.safetensors.index.json does not name: "
+                              "model-00005-of-00005.safetensors"));
+}
+
+// transformers reads the single file. The shards have other weights.
+TEST_F(HuggingFaceShardsTest, ASingleFileTakesThePlaceOfAnIndex) {
+  const std::string copy = CopyOf(kSharded), single = In("single");
+  ASSERT_EQ(Run({"convert", kSharded, single, "--to=hf", "--dtype=bf16"}), 0) << err_;
+  fs::copy(single + "/model.safetensors", copy + "/model.safetensors");
+  ASSERT_EQ(Run({"diff", copy, single, "--data"}), 0) << out_ << err_;
+  ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("Left out: what model.safetensors takes the place of: "
+                              "model.safetensors.index.json, model-00001-of-00004.safetensors"));
+}
+
+}  // namespace
+}  // namespace tessera
