@@ -15,8 +15,9 @@ NAMED = re.compile(r"(CT|MT|\w+Test)?\.([A-Z]\w+)(\.\.\.)?")
 
 def faults():
     """Faults of the page."""
-    tests = {pair for path in pathlib.Path().glob("*/**/*_test.cc")
-             if not path.parts[0].startswith("bazel-")
+    folders = [path for path in pathlib.Path().iterdir()
+               if path.is_dir() and not path.name.startswith(("bazel-", "."))]
+    tests = {pair for folder in folders for path in folder.glob("**/*_test.cc")
              for pair in DEFINED.findall(path.read_text())}
     for number, line in enumerate(pathlib.Path(PAGE).read_text().splitlines(), 1):
         suite = None

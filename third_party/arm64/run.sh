@@ -12,7 +12,11 @@ while read -r label cases reason; do
   [[ "$cases" != all ]] || exit 0
   left_out+=":$cases"
 done <"$TEST_SRCDIR/$TEST_WORKSPACE/third_party/arm64/left_out.txt"
-[[ -z "$left_out" ]] || export GTEST_FILTER="${TESTBRIDGE_TEST_ONLY:-*}-${left_out#:}"
+if [[ -n "$left_out" ]]; then
+  chosen="${TESTBRIDGE_TEST_ONLY:-*}"
+  [[ "$chosen" == *-* ]] || left_out="-${left_out#:}"
+  export GTEST_FILTER="$chosen$left_out"
+fi
 
 readonly root="${TESSERA_ARM64_ROOT:?names no folder of third_party/arm64/install.sh}"
 emulator="$(command -v qemu-aarch64)" || {
