@@ -20,6 +20,7 @@
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
