@@ -85,8 +85,15 @@ const Contradiction kContradictions[] = {
     {{"--use-distributed-optimizer=false", "--zero-stage=2"},
      "use_distributed_optimizer=false and zero_stage=2 exclude each other"},
     {{"--use-distributed-optimizer", "--topology=dp2"},
-     "use_distributed_optimizer=true and topology=dp2 exclude each other: the topology has a ZeRO "
-     "stage"},
+     "use_distributed_optimizer=true and topology=dp2 (ZeRO stage 0) exclude each other"},
+    {{"--data-parallel-sharding-strategy=optim", "--topology=dp2_zero2"},
+     "data_parallel_sharding_strategy=optim and topology=dp2_zero2 (ZeRO stage 2) exclude each "
+     "other"},
+    {{"--data-parallel-sharding-strategy=optim", "--zero-stage=2"},
+     "data_parallel_sharding_strategy=optim and zero_stage=2 exclude each other"},
+    {{"--data-parallel-sharding-strategy=optim", "--use-distributed-optimizer=false"},
+     "use_distributed_optimizer=false and data_parallel_sharding_strategy=optim exclude each "
+     "other"},
     {{"--dtype=float16"}, "dtype=float16: expected float32 or bfloat16"},
     {{"--dtype=float32", "--bf16"}, "dtype=float32 and bf16=true exclude each other"},
     {{"--total-batch-size=64"}, "total_batch_size is set but seq_length is not"},

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_split.h"
@@ -19,6 +20,14 @@ using ::google::protobuf::Message;
 
 // What switches off all saving and leaves loading on.
 constexpr std::string_view kMasterSwitch = "enable_save_ckpt";
+
+// Two settings that state the same.
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"dtype", "bf16"},
+    {"total_batch_size", "global_batch_size"},
+    {"save_optimizer_state", "no_save_optim"},
+    {"ckpt_type", "load_format"},
+};
 
 // Precondition: there is one of this name, as `needs` of the declarations are tested.
 Setting Find(std::string_view name) {
@@ -81,11 +90,6 @@ bool IsSet(const TrainConfig& config, const Setting& setting) {
   return FieldText(group, *setting.field) != FieldText(defaults, *setting.field);
 }
 
-bool IsByFlag(const Origins& origins, std::string_view name) {
-  const auto origin = origins.find(name);
-  return origin != origins.end() && origin->second.is_flag;
-}
-
 // Returns whether the user's flag switches it off. `save` has a default, which follows from others.
 bool IsSwitchedOffByFlag(const Origins& origins, const TrainConfig& config, const Setting& off) {
   if (IsByFlag(origins, off.name())) return true;
@@ -97,6 +101,18 @@ bool IsSwitchedOffByFlag(const Origins& origins, const TrainConfig& config, cons
 }
 
 }  // namespace
+
+bool IsByFlag(const Origins& origins, std::string_view setting) {
+  const auto origin = origins.find(setting);
+  return origin != origins.end() && origin->second.is_flag;
+}
+
+void OverrideOtherNames(const Origins& origins, TrainConfig* config) {
+  for (const auto& [one, other] : kOtherNames) {
+    if (IsByFlag(origins, one) == IsByFlag(origins, other)) continue;
+    Find(IsByFlag(origins, one) ? other : one).Clear(config);
+  }
+}
 
 void SettleDependents(const Origins& origins, TrainConfig* config, Problems* problems) {
   // What is missing is judged by the settings as they were given.

@@ -2,12 +2,21 @@
 #define TESSERA_TRAINER_CONFIG_DEPENDENTS_H_
 
 // Settings that have an effect only together with others, as their declarations say (`needs` in
-// base/flag_options.proto).
+// base/flag_options.proto), and settings that state the same as others.
+
+#include <string_view>
 
 #include "trainer/config/config.pb.h"
 #include "trainer/config/problems.h"
 
 namespace tessera {
+
+// Returns whether the setting was given as a flag.
+bool IsByFlag(const Origins& origins, std::string_view setting);
+
+// Clears a setting of the file, such as bf16, if a flag states the same with another setting, such
+// as dtype. Those of the topology have ReplaceTopologyNames() in resolve.cc.
+void OverrideOtherNames(const Origins& origins, TrainConfig* config);
 
 // Checks that settings have the other settings that they need. A setting is set if it differs from
 // its default, and on if it and all that it needs are neither false, 0, empty nor the first value

@@ -173,38 +173,6 @@ absl::Status ReplaceInfiniTrainsNames(TrainingConfig* training) {
   return absl::OkStatus();
 }
 
-// Replaces Megatron-LM's ways of stating the ZeRO stage by zero_stage.
-absl::Status ReplaceShardingStrategy(ParallelConfig* parallel) {
-  constexpr std::string_view kStrategies[] = {"no_shard", "optim", "optim_grads"};
-  const bool has_strategy = parallel->has_data_parallel_sharding_strategy();
-  if (!has_strategy && !parallel->has_use_distributed_optimizer()) return absl::OkStatus();
-  const bool is_distributed = parallel->use_distributed_optimizer();
-  const std::string given =
-      has_strategy
-          ? "data_parallel_sharding_strategy=" + parallel->data_parallel_sharding_strategy()
-          : absl::StrCat("use_distributed_optimizer=", is_distributed ? "true" : "false");
-  int64_t stage = is_distributed ? std::max<int64_t>(parallel->zero_stage(), 1) : 0;
-  if (has_strategy) {
-    const auto* const found =
-        std::ranges::find(kStrategies, parallel->data_parallel_sharding_strategy());
-    if (found == std::end(kStrategies)) {
-      return Wrong(given, ": expected no_shard, optim or optim_grads");
-    }
-    stage = found - kStrategies;
-  }
-  if (!parallel->topology().empty() && parallel->topology() != "auto") {
-    return Wrong(given, " and topology=", parallel->topology(),
-                 " exclude each other: the topology has a ZeRO stage");
-  }
-  if (parallel->has_zero_stage() && parallel->zero_stage() != stage) {
-    return Wrong(given, " and zero_stage=", parallel->zero_stage(), " exclude each other");
-  }
-  parallel->set_zero_stage(stage);
-  parallel->clear_use_distributed_optimizer();
-  parallel->clear_data_parallel_sharding_strategy();
-  return absl::OkStatus();
-}
-
 // Returns whether `load` names a model file of llm.c, rather than a run's folder or its file of a
 // step.
 bool IsLlmcModelFile(const std::string& load) {
@@ -327,31 +295,103 @@ void SetTopology(const Topology& topology, ParallelConfig* parallel) {
   parallel->set_sequence_parallel(topology.sequence_parallel);
 }
 
-bool IsFlag(const Origins& origins, const std::string& setting) {
-  const auto origin = origins.find(setting);
-  return origin != origins.end() && origin->second.is_flag;
+// A ZeRO stage, and the setting that states it.
+struct StatedStage {
+  std::string text;  // for messages
+  int64_t stage = 0;
+  bool is_flag = false;
+};
+
+// Returns the one of two stages that counts: a flag's.
+absl::StatusOr<StatedStage> Stronger(const StatedStage& one,
+                                     const std::optional<StatedStage>& other) {
+  if (!other.has_value()) return one;
+  if (one.is_flag != other->is_flag) return one.is_flag ? one : *other;
+  if (one.stage == other->stage) return one;
+  return Wrong(one.text, " and ", other->text, " exclude each other");
 }
 
 // Replaces a name such as "dp4_zero2_tp2_pp2" by the sizes. A flag's name replaces the sizes of the
-// file; a size that is given beside the name, or after it, must be the name's.
-absl::Status ReplaceTopology(const ParallelConfig& given, const Origins& origins,
-                             ParallelConfig* parallel) {
-  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(given.topology()));
+// file, and a flag's size that of the file's name; what is given together must not differ.
+absl::Status ReplaceTopology(const Origins& origins, ParallelConfig* parallel) {
+  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(parallel->topology()));
   ParallelConfig named;
   SetTopology(topology, &named);
-  const bool replaces_file = IsFlag(origins, "topology");
+  const bool name_is_flag = IsByFlag(origins, "topology");
   std::vector<const FieldDescriptor*> sizes;
   named.GetReflection()->ListFields(named, &sizes);
   for (const FieldDescriptor* size : sizes) {
-    if (!given.GetReflection()->HasField(given, size)) continue;
-    if (replaces_file && !IsFlag(origins, size->name())) continue;
-    const std::string value = FieldText(given, *size), of_name = FieldText(named, *size);
-    if (value == of_name) continue;
-    return Wrong(size->name(), "=", value, ", but topology=", given.topology(), " has ", of_name);
+    if (!parallel->GetReflection()->HasField(*parallel, size)) continue;
+    const std::string value = FieldText(*parallel, *size), of_name = FieldText(named, *size);
+    const bool size_is_flag = IsByFlag(origins, size->name());
+    if (value == of_name || (name_is_flag && !size_is_flag)) continue;
+    if (name_is_flag == size_is_flag) {
+      return Wrong(size->name(), "=", value, ", but topology=", parallel->topology(), " has ",
+                   of_name);
+    }
+    named.GetReflection()->ClearField(&named, size);
   }
-  SetTopology(topology, parallel);
+  parallel->MergeFrom(named);
   parallel->set_topology("");
   return absl::OkStatus();
+}
+
+absl::StatusOr<StatedStage> StageOfStrategy(const std::string& strategy, bool is_flag) {
+  constexpr std::string_view kStrategies[] = {"no_shard", "optim", "optim_grads"};
+  const std::string text = "data_parallel_sharding_strategy=" + strategy;
+  const auto* const found = std::ranges::find(kStrategies, strategy);
+  if (found == std::end(kStrategies)) {
+    return Wrong(text, ": expected no_shard, optim or optim_grads");
+  }
+  return StatedStage{.text = text, .stage = found - kStrategies, .is_flag = is_flag};
+}
+
+// Replaces Megatron-LM's ways of stating the ZeRO stage by zero_stage, whose own value is `stage`.
+absl::Status ReplaceShardingStrategy(const Origins& origins, std::optional<StatedStage> stage,
+                                     ParallelConfig* parallel) {
+  bool is_strategy = false;
+  if (parallel->has_data_parallel_sharding_strategy()) {
+    TESSERA_ASSIGN_OR_RETURN(const StatedStage strategy,
+                             StageOfStrategy(parallel->data_parallel_sharding_strategy(),
+                                             IsByFlag(origins, "data_parallel_sharding_strategy")));
+    TESSERA_ASSIGN_OR_RETURN(stage, Stronger(strategy, stage));
+    is_strategy = stage->text == strategy.text;
+  }
+  if (parallel->has_use_distributed_optimizer()) {
+    const bool wanted = parallel->use_distributed_optimizer();
+    const StatedStage optimizer = {
+        .text = absl::StrCat("use_distributed_optimizer=", wanted ? "true" : "false"),
+        .stage = wanted ? 1 : 0,
+        .is_flag = IsByFlag(origins, "use_distributed_optimizer")};
+    // In Megatron-LM, no_shard is a strategy of the distributed optimizer.
+    const bool is_no_shard = is_strategy && wanted && stage->is_flag == optimizer.is_flag;
+    const bool agrees = stage.has_value() && ((stage->stage > 0) == wanted || is_no_shard);
+    if (!agrees) {
+      TESSERA_ASSIGN_OR_RETURN(stage, Stronger(optimizer, stage));
+    }
+  }
+  if (stage.has_value()) parallel->set_zero_stage(stage->stage);
+  parallel->clear_use_distributed_optimizer();
+  parallel->clear_data_parallel_sharding_strategy();
+  return absl::OkStatus();
+}
+
+// Replaces the settings that state other settings of the topology.
+absl::Status ReplaceTopologyNames(const Origins& origins, ParallelConfig* parallel) {
+  const std::string name = parallel->topology();
+  const bool is_named = !name.empty() && name != "auto";
+  if (is_named) TESSERA_RETURN_IF_ERROR(ReplaceTopology(origins, parallel));
+  std::optional<StatedStage> stage;
+  if (parallel->has_zero_stage()) {
+    const int64_t number = parallel->zero_stage();
+    const bool by_flag = IsByFlag(origins, "zero_stage");
+    stage = {.text = is_named && !by_flag
+                         ? absl::StrCat("topology=", name, " (ZeRO stage ", number, ")")
+                         : absl::StrCat("zero_stage=", number),
+             .stage = number,
+             .is_flag = by_flag || (is_named && IsByFlag(origins, "topology"))};
+  }
+  return ReplaceShardingStrategy(origins, std::move(stage), parallel);
 }
 
 absl::Status ReplaceAutoTopology(int processes, TrainConfig* config) {
@@ -363,9 +403,8 @@ absl::Status ReplaceAutoTopology(int processes, TrainConfig* config) {
   return absl::OkStatus();
 }
 
-// Fills in the model, all defaults and the sizes of the topology.
-absl::Status Complete(const TrainConfig& given, const ResolveOptions& options,
-                      TrainConfig* resolved) {
+// Fills in the model, all defaults and the sizes of an automatic topology.
+absl::Status Complete(const ResolveOptions& options, TrainConfig* resolved) {
   for (const auto replace : {ReplaceCkptType, CheckParameterNames}) {
     TESSERA_RETURN_IF_ERROR(replace(resolved->mutable_checkpoint()));
   }
@@ -373,14 +412,10 @@ absl::Status Complete(const TrainConfig& given, const ResolveOptions& options,
   TESSERA_ASSIGN_OR_RETURN(*resolved->mutable_model(), ResolveModelConfig(std::move(model)));
   FillSaveLastStep(resolved->mutable_checkpoint());
   FillDeclaredDefaults(resolved);
-  const bool is_auto = HasAutoTopology(given);
+  const bool is_auto = HasAutoTopology(*resolved);
   if (is_auto && !resolved->training().has_global_batch_size()) {
     return Wrong("topology=auto: global_batch_size must be set, so that it does not depend on the ",
                  "number of processes");
-  }
-  if (!is_auto && !given.parallel().topology().empty()) {
-    TESSERA_RETURN_IF_ERROR(
-        ReplaceTopology(given.parallel(), options.origins, resolved->mutable_parallel()));
   }
   TESSERA_RETURN_IF_ERROR(CheckParallel(resolved->parallel()));
   FillDependentDefaults(resolved);
@@ -413,14 +448,16 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
   CheckRanges(config, problems);
   if (!problems.empty()) return problems.ToStatus();
   TrainConfig resolved = config;
+  OverrideOtherNames(options.origins, &resolved);
   for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState}) {
     TESSERA_RETURN_IF_ERROR(problems.With(replace(resolved.mutable_checkpoint())));
   }
   TESSERA_RETURN_IF_ERROR(problems.With(ReplaceInfiniTrainsNames(resolved.mutable_training())));
-  TESSERA_RETURN_IF_ERROR(problems.With(ReplaceShardingStrategy(resolved.mutable_parallel())));
+  TESSERA_RETURN_IF_ERROR(
+      problems.With(ReplaceTopologyNames(options.origins, resolved.mutable_parallel())));
   FillSave(&resolved);
   SettleDependents(options.origins, &resolved, &problems);
-  if (const absl::Status complete = Complete(config, options, &resolved); !complete.ok()) {
+  if (const absl::Status complete = Complete(options, &resolved); !complete.ok()) {
     return problems.With(complete);
   }
   CheckResolved(resolved, problems);
