@@ -193,6 +193,58 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
             {"--load=" + exported(6).string(), "--finetune", "--vocab-size=257", "--bf16"});
 }
 
+// Writes a model file with 100000 in the last position's embedding, which no sequence of a run
+// reaches. The gpt2-tiny of these tests has 100 ids, padded to 128, of 64 numbers.
+void WriteWithLargeWeight(const std::string& from, const std::string& to) {
+  constexpr size_t kHeaderBytes = 1024, kWidth = 64, kPositions = 64, kPaddedIds = 128;
+  constexpr float kLarge = 100'000;
+  std::string bytes = ReadFile(from);
+  bytes.replace(kHeaderBytes + (kPaddedIds + kPositions - 1) * kWidth * sizeof(kLarge),
+                sizeof(kLarge), reinterpret_cast<const char*>(&kLarge), sizeof(kLarge));
+  std::ofstream(to, std::ios::binary) << bytes;
+}
+
+TEST_F(ContentCommandTest, ARunGoesOnWhereItsWeightsAreBeyondTheDTypeOfExports) {
+  const std::string plain = (root_ / "plain.bin").string(), large = (root_ / "large.bin").string();
+  MustTrain("base", 2, {"--export-llmc=" + plain});
+  WriteWithLargeWeight(plain, large);
+  const Words flags = {"--llmc-filepath=" + large, "--export-hf-interval=2",
+                       "--export-dtype=float16", "--weight-decay=0"};
+  const Words two = Joined(flags, {"--data-parallel-size=2"});
+  for (const std::string run : {"alone", "both"}) {
+    const Result trained =
+        run == "alone" ? MustTrain(run, 6, flags) : MustRun(Launcher(Saving(run, 6, two)));
+    for (const int step : {2, 4, 6}) {
+      const std::string folder =
+          (Checkpoints(run) / ("hf-0000000" + std::to_string(step))).string();
+      EXPECT_THAT(trained.out, HasSubstr("no weights written to " + folder +
+                                         ": tensor transformer.wpe.weight: element [63,0] is "
+                                         "100000, which F16 cannot hold; --export-dtype=float32 "
+                                         "can\n"));
+      EXPECT_FALSE(std::filesystem::exists(folder));
+    }
+    EXPECT_EQ(Steps(run), (std::set<int64_t>{2, 4, 6}));
+    EXPECT_EQ(Records(run).back()["step"], 6);
+    for (const auto& entry : std::filesystem::directory_iterator(Checkpoints(run))) {
+      EXPECT_THAT(entry.path().string(), Not(HasSubstr("unfinished")));
+    }
+  }
+  EXPECT_EQ(Count(ReadFile(RunDir("alone") / "events.jsonl"), "\"not_exported\""), 3);
+  // At the end, the error is the run's, after the last save.
+  Words end = Joined(flags, {"--last-save-in-hf"});
+  const Result refused = MustTrain("alone", 8, end, 1);
+  const std::string last = (Checkpoints("alone") / "hf-00000008").string();
+  EXPECT_THAT(refused.err, HasSubstr("no weights written to " + last));
+  EXPECT_EQ(Steps("alone"), (std::set<int64_t>{2, 4, 6, 8}));
+  EXPECT_FALSE(std::filesystem::exists(last));
+  // What the message advises works, and writes the last step's weights once.
+  end.push_back("--export-dtype=float32");
+  const Result ten = MustTrain("alone", 10, end);
+  EXPECT_EQ(Count(ten.out, "weights written to"), 1);
+  EXPECT_THAT(ten.out,
+              HasSubstr("weights written to " + (Checkpoints("alone") / "hf-00000010").string()));
+}
+
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {
   MustTrain("base", 2);
   const Result some = MustTrain("some", 4, {Load("base"), "--load-tensors=*.attn.c_attn.*"});

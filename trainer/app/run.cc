@@ -221,6 +221,23 @@ void ReportRun(const Session& session, ProgressLine& progress_line) {
   if (!written.ok()) progress_line.Message("no report: " + std::string(written.message()));
 }
 
+// Writes the weights of export_llmc and last_save_in_hf.
+absl::Status ExportAtEnd(const Session& session, ProgressLine& progress_line) {
+  const CheckpointConfig& checkpoint = session.config.checkpoint();
+  const auto write = [&](const ForeignWeights& weights) -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(ExportWeights(session, weights));
+    progress_line.Message("weights written to " + weights.path);
+    return absl::OkStatus();
+  };
+  if (!checkpoint.export_llmc().empty()) TESSERA_RETURN_IF_ERROR(write(LlmcExport(session)));
+  const int64_t step = session.progress.step;
+  const bool is_last = step == session.config.training().train_iters();
+  if (checkpoint.last_save_in_hf() && is_last && session.hf_step != step) {
+    return write(HuggingFaceExportOfStep(session));
+  }
+  return absl::OkStatus();
+}
+
 // Trains, or does the rest if there is nothing to train.
 absl::Status RunSession(Session& session, ProgressLine& progress_line,
                         const std::vector<std::string>& skipped, int* stopped_by) {
@@ -238,18 +255,7 @@ absl::Status RunSession(Session& session, ProgressLine& progress_line,
     }
   }
   if (*stopped_by != 0) return absl::OkStatus();
-  if (!config.checkpoint().export_llmc().empty()) {
-    TESSERA_RETURN_IF_ERROR(ExportWeights(session, LlmcExport(session)));
-    progress_line.Message("weights written to " + config.checkpoint().export_llmc());
-  }
-  const int64_t step = session.progress.step,
-                hf_interval = config.checkpoint().export_hf_interval();
-  const bool in_hf = session.trains && hf_interval > 0 && step % hf_interval == 0;  // already
-  if (config.checkpoint().last_save_in_hf() && !in_hf && step == config.training().train_iters()) {
-    const ForeignWeights weights = HuggingFaceExportOfStep(session);
-    TESSERA_RETURN_IF_ERROR(ExportWeights(session, weights));
-    progress_line.Message("weights written to " + weights.path);
-  }
+  TESSERA_RETURN_IF_ERROR(ExportAtEnd(session, progress_line));
   if (config.sampling().num_tokens_to_generate() > 0) return Sample(session, progress_line);
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #ifndef TESSERA_TRAINER_APP_SESSION_H_
 #define TESSERA_TRAINER_APP_SESSION_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,7 @@ struct Session {
   std::unique_ptr<RunEvents> events;
   // The saver. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
+  int64_t hf_step = -1;            // of the last weights in Hugging Face's format; -1: none
   bool resumed = false;            // the progress came from a checkpoint
   std::string resumed_from;        // its name; empty otherwise
   bool resumed_in_memory = false;  // from a replica
@@ -104,6 +106,7 @@ absl::Status CheckExport(const Session& session);
 
 // Writes the session's weights. Every rank calls it; rank 0 writes. File or folder appear complete
 // or not at all. A rank needs only some MiB in addition to its part of the model.
+// FailedPrecondition, on every rank, if export_dtype cannot hold a finite weight.
 absl::Status ExportWeights(const Session& session, const ForeignWeights& weights);
 
 // Returns the export of export_llmc, at the end of a run.

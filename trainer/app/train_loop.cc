@@ -265,7 +265,13 @@ void TrainLoop::CheckEvents(const absl::Status& status) {
 absl::Status TrainLoop::Export(const ForeignWeights& weights) {
   const TimeSpent spent(TimeUse::kSaving);
   const TraceSpan span("save", "export of weights");
-  TESSERA_RETURN_IF_ERROR(ExportWeights(session_, weights));
+  const absl::Status written = ExportWeights(session_, weights);
+  if (absl::IsFailedPrecondition(written)) {
+    Happened("not_exported", session_.progress.step, std::string(written.message()));
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(written);
+  if (weights.format == "hf") session_.hf_step = session_.progress.step;
   progress_line_.Message("weights written to " + weights.path);
   return absl::OkStatus();
 }

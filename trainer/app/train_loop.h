@@ -58,6 +58,8 @@ class TrainLoop {
   void AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
   // Ends the event file, with a message, but not the run, if `status` is an error.
   void CheckEvents(const absl::Status& status);
+  // Writes the weights. If their dtype cannot hold one of them, that is reported, and the run goes
+  // on.
   absl::Status Export(const ForeignWeights& weights);
   // Reports what has ended the run, if it was not its last step.
   void SayEnd();

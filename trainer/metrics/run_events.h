@@ -46,8 +46,9 @@ std::map<int, NumbersOfRank> LargestOf(const std::vector<NumbersOfRank>& ranks,
 //                  from its last record until now.
 //   saved          seconds, bytes, directory, ranks: [{"rank", "planning", "copying", "writing",
 //                  "syncing", "seconds"}] in seconds, as SavePhases, of the 64 slowest ranks
-//   not_saved, damaged (a checkpoint that was skipped), signal, stop_file, exit_duration,
-//   replicated (the first, and the first after a failure), not_replicated (likewise)
+//   not_saved, not_exported (weights beyond export_dtype), damaged (a skipped checkpoint), signal,
+//   stop_file, exit_duration, replicated (the first, and the first after a failure),
+//   not_replicated (likewise)
 //   sample         prompt
 //   end, diverged, failed: the last one of a process that was not killed and had begun to train
 //

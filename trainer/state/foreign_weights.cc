@@ -63,22 +63,32 @@ absl::Status SyncAbove(const std::string& path) {
   return above->SyncDirectory("");
 }
 
+// Names the file or folder for which an element is too large. A run has another remedy than
+// allow_overflow.
+absl::Status InWordsOfARun(const absl::Status& status, const std::string& path) {
+  if (!absl::IsFailedPrecondition(status)) return status;
+  const std::string message(status.message());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no weights written to ", path, ": ", message.substr(0, message.find("; allow_overflow")),
+      "; --export-dtype=float32 can"));
+}
+
 // Makes, on rank 0, the file or folder of the checkpoint in `folder`.
 absl::Status Convert(const std::string& folder, const ForeignWeights& weights) {
   TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
                            ckpt::CheckpointFolder::Open(folder));
   TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint source, opened.Latest());
   const fs::path converted = fs::path(folder) / kConverted;
-  TESSERA_ASSIGN_OR_RETURN(
-      const ckpt::convert::WriteForeignReport report,
+  const absl::StatusOr<ckpt::convert::WriteForeignReport> report =
       ckpt::convert::WriteForeign(source, converted.string(),
                                   {.format = weights.format,
                                    .plan = {.dtype = weights.dtype,
                                             .weights_only = true,
                                             .tokenizer = weights.tokenizer,
-                                            .tokenizer_path = weights.tokenizer_path}}));
+                                            .tokenizer_path = weights.tokenizer_path}});
+  if (!report.ok()) return InWordsOfARun(report.status(), weights.path);
   // llm.c's first file is the model's.
-  const fs::path made = weights.format == "llmc" ? converted / report.files.front() : converted;
+  const fs::path made = weights.format == "llmc" ? converted / report->files.front() : converted;
   if (const std::error_code error = PutInPlace(folder, made, weights.path)) {
     return absl::UnavailableError(absl::StrCat(weights.path, ": ", error.message()));
   }
