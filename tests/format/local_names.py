@@ -1,8 +1,9 @@
 """Names each function that two joined sources of a folder define locally.
 
-Sources of a folder that are compiled at once (tools/build_rules/folders.bzl) share an anonymous
-namespace, where two functions of one name are overloads: a call could silently find the
-neighbour's. Such sources are to be listed in `apart`, or one of the functions gets a better name.
+Sources of a folder that are compiled at once (tools/build_rules/folders.bzl; of kernels,
+third_party/cuda/cuda.bzl) share an anonymous namespace, where two functions of one name are
+overloads: a call could silently find the neighbour's. Such sources are to be listed in `apart`, or
+one of the functions gets a better name.
 Types and constants need no such test, since the compiler refuses their second definition.
 """
 
@@ -13,15 +14,17 @@ import re
 # A function at the beginning of a line: its type, its name and a parenthesis.
 FUNCTION = re.compile(r"^(?!\s|return|using|namespace|static_assert|TEST|INSTANTIATE|#)"
                       r"[\w:<>,&*\s\[\]]*?[\w>&*\]]\s[&*]?(\w+)\(")
+BOUNDS = re.compile(r"TESSERA_BOUNDS\([^()]*\)\s+")  # before the names of kernels
 FOR_OTHERS = re.compile(r"_(test|main|fuzz|benchmark)\.cc$")
 
 
 class BuildFile(dict):
-    """The names that a BUILD file knows: those of its own, cc_folder, cc_tests, and, for all
-    others, a function that does nothing."""
+    """The names that a BUILD file knows: those of its own, cc_folder, cc_tests, simulated_twins,
+    and, for all others, a function that does nothing."""
 
     def __init__(self, folder):
-        super().__init__(cc_folder=self.library, cc_tests=self.tests, glob=self.glob)
+        super().__init__(cc_folder=self.library, cc_tests=self.tests, glob=self.glob,
+                         simulated_twins=self.twins)
         self.folder = folder
         self.joined = []  # lists of sources that are compiled at once
 
@@ -39,6 +42,9 @@ class BuildFile(dict):
         self.joined.append([file for file in files
                             if file.endswith(".cc") and file not in apart])
 
+    def twins(self, srcs, **_):
+        self.joined.append([file for file in srcs if file.endswith(".cc")])
+
     def tests(self, exclude=(), apart=(), special=(), **_):
         self.joined.append([file for file in self.glob(["*_test.cc"], exclude)
                             if file not in apart and file[:-len(".cc")] not in special])
@@ -48,7 +54,7 @@ def local_functions(path):
     """The names of the functions in the anonymous namespaces of a source."""
     names = set()
     inside = False
-    for line in path.read_text().splitlines():
+    for line in BOUNDS.sub("", path.read_text()).splitlines():
         if line == "namespace {":
             inside = True
         elif line == "}  // namespace":

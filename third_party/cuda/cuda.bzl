@@ -1,9 +1,10 @@
-"""cuda_library: C++ libraries whose sources nvcc compiles.
+"""simulated_twins: C++ libraries whose sources nvcc compiles, and their twins without a GPU.
 
-Built under --config=cuda and left out of `//...` elsewhere.
+Those of nvcc are built under --config=cuda and left out of `//...` elsewhere.
 """
 
 load("//third_party/pch:precompiled_header.bzl", "cc_library")
+load("//tools/build_rules:folders.bzl", "units")
 load("@cuda//:defs.bzl", "CUDA_HOME")
 
 # For targets that use CUDA without a .cu of their own: target_compatible_with = CUDA_ONLY.
@@ -27,7 +28,7 @@ def _cuda_objects_impl(ctx):
              "/usr/local/cuda/bin")
     contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
     inputs = depset(
-        ctx.files.hdrs + ctx.files.srcs + ctx.files._version,
+        ctx.files.hdrs + ctx.files._version,
         transitive = [context.headers for context in contexts],
     )
     objects = []
@@ -61,7 +62,7 @@ def _cuda_objects_impl(ctx):
                 rm -r "$TMPDIR"
             """,
             arguments = [arguments],
-            inputs = inputs,
+            inputs = depset([source], transitive = [inputs]),
             outputs = [object, report],
             mnemonic = "Nvcc",
             progress_message = "Compiling %s with nvcc" % source.short_path,
@@ -83,53 +84,36 @@ _cuda_objects = rule(
         "copts": attr.string_list(),
         "deps": attr.label_list(providers = [CcInfo]),
         "hdrs": attr.label_list(allow_files = True),
-        "srcs": attr.label_list(allow_files = [".cu", ".cc"]),
+        "srcs": attr.label_list(allow_files = [".cc"]),
         "_version": attr.label(default = "@cuda//:version"),
     },
 )
 
-def _is_compiled(source):
-    return source.endswith(".cu") or source.endswith(".cc")
-
-def cuda_library(
-        name,
-        srcs,
-        hdrs = [],
-        deps = [],
-        copts = [],
-        tags = [],
-        visibility = None,
-        testonly = None,
-        hopper_srcs = []):
-    """A cc_library whose sources nvcc compiles as CUDA, .cc files too.
-
-    Headers that C++ includes, too, go into hdrs.
+def _cuda_library(name, srcs, hopper_srcs, textual_hdrs, hdrs, deps, copts, visibility):
+    """A cc_library whose sources nvcc compiles as CUDA.
 
     Args:
       name: of the cc_library that others depend on.
-      srcs: .cu and .cc files; .cuh and .h files that only they include.
+      srcs: sources for every architecture.
+      hopper_srcs: further sources, whose kernels compute capability 9.0 alone can run.
+      textual_hdrs: headers that only the sources include.
       hdrs: the interface, free of CUDA syntax.
       deps: as of a cc_library. The runtime library is added.
       copts: for nvcc.
-      tags: `cuda` is added.
       visibility: as usual.
-      testonly: as usual.
-      hopper_srcs: further sources, whose kernels compute capability 9.0 alone can run.
     """
-    objects = {name + "_objects": ([source for source in srcs if _is_compiled(source)],
-                                   _ARCHITECTURES)}
+    objects = {name + "_objects": (srcs, _ARCHITECTURES)}
     if hopper_srcs:
         objects[name + "_hopper_objects"] = (hopper_srcs, _HOPPER)
     for target, (sources, architectures) in objects.items():
         _cuda_objects(
             name = target,
             srcs = sources,
-            hdrs = hdrs + [source for source in srcs if not _is_compiled(source)],
+            hdrs = hdrs + textual_hdrs,
             architectures = architectures,
             copts = copts,
-            tags = tags + ["cuda"],
+            tags = ["cuda"],
             target_compatible_with = CUDA_ONLY,
-            testonly = testonly,
             visibility = ["//visibility:private"],
             deps = deps,
         )
@@ -137,9 +121,8 @@ def cuda_library(
         name = name,
         srcs = objects.keys(),
         hdrs = hdrs,
-        tags = tags + ["cuda"],
+        tags = ["cuda"],
         target_compatible_with = CUDA_ONLY,
-        testonly = testonly,
         visibility = visibility,
         deps = deps + ["//third_party/cuda:cudart"],
     )
@@ -158,21 +141,28 @@ def simulated_twins(
     Neither compiler fuses multiplications and additions by itself: fused ones are written as such,
     so that both compute the same. A kernel that spills registers is an error.
 
+    The sources are compiled several at once, as those of a cc_folder are: half of the time of nvcc
+    goes into headers. With --config=apart, each is compiled on its own.
+
     Args:
-      name: of the cuda_library.
-      srcs: of both.
-      hdrs: of both.
+      name: of the library for a device.
+      srcs: of both: .cc files, and .h files that only they include.
+      hdrs: of both, free of CUDA syntax.
       deps: of both.
       twins: labels PACKAGE:TARGET, on which NAME depends, and simulated_NAME on
         PACKAGE:simulated_TARGET.
       simulated_copts: for the host's compiler.
       visibility: of both.
       hopper_srcs: further sources of both, whose kernels compute capability 9.0 alone can run.
+        Each is compiled on its own.
     """
-    cuda_library(
+    sources = units(name, [file for file in srcs if file.endswith(".cc")])
+    headers = [file for file in srcs if not file.endswith(".cc")]
+    _cuda_library(
         name = name,
-        srcs = srcs,
+        srcs = sources,
         hopper_srcs = hopper_srcs,
+        textual_hdrs = headers,
         hdrs = hdrs,
         copts = ["-fmad=false", "--expt-relaxed-constexpr", "-Xptxas=--warn-on-spills"],
         visibility = visibility,
@@ -181,7 +171,7 @@ def simulated_twins(
     cc_library(
         name = "simulated_" + name,
         testonly = True,
-        srcs = srcs + hopper_srcs,
+        srcs = headers + sources + hopper_srcs,
         hdrs = hdrs,
         copts = ["-ffp-contract=off"] + simulated_copts,
         visibility = visibility,

@@ -41,13 +41,13 @@ def cc_folder(name = None, files = [], exclude = [], apart = [], deps = [], **ot
     sources = [file for file in files if file.endswith(".cc")]
     cc_library(
         name = name,
-        srcs = _units(name, sources, apart),
+        srcs = units(name, sources, apart),
         hdrs = [file for file in files if file.endswith(".h")],
         deps = _with_base(deps),
         **others
     )
 
-def _units(name, sources, apart):
+def units(name, sources, apart = []):
     """What the compiler takes at once: each of `apart` on its own, the other sources joined."""
     for file in apart:
         if file not in sources:
@@ -94,7 +94,7 @@ def cc_tests(deps, exclude = [], apart = [], special = {}, **others):
     ordinary = [source for source in sources if source[:-len(".cc")] not in special]
     programs = {name: dict(arguments, srcs = [name + ".cc"]) for name, arguments in special.items()}
     if ordinary:
-        programs["tests"] = dict(srcs = _units("tests", ordinary, apart))
+        programs["tests"] = dict(srcs = units("tests", ordinary, apart))
     for name, own in programs.items():
         arguments = dict(others)
         arguments.update(own)
