@@ -117,16 +117,28 @@ absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
 
 enum Round { kChecked, kProfiled, kTimed };
 
+// Whether an earlier choice computes attention in the same way.
+bool RepeatsAttention(const std::vector<Choice>& choices, size_t index) {
+  const auto way = [](const Choice& choice) {
+    return std::pair(choice.products.attention_at_once, choice.products.attention_by_warpgroups);
+  };
+  return std::any_of(choices.begin(), choices.begin() + static_cast<std::ptrdiff_t>(index),
+                     [&](const Choice& earlier) { return way(earlier) == way(choices[index]); });
+}
+
 absl::Status RunRound(Round round, TrainingDevice& device, const TimedModel& model,
-                      const DeviceCheckOptions& options, TrainedByChoice* trained) {
+                      const DeviceCheckOptions& options, bool checks_attention,
+                      TrainedByChoice* trained) {
   const TrainingChecks checks = {device, options.training, options.folder};
   if (round == kChecked) {
     TESSERA_RETURN_IF_ERROR(checks.Gradients().status());
     TESSERA_RETURN_IF_ERROR(checks.SameBits().status());
-    TESSERA_RETURN_IF_ERROR(
-        CheckOperations(device, {.typical = options.operations.typical, .group = "Attention"},
-                        options.training.threads)
-            .status());
+    if (checks_attention) {
+      TESSERA_RETURN_IF_ERROR(
+          CheckOperations(device, {.typical = options.operations.typical, .group = "Attention"},
+                          options.training.threads)
+              .status());
+    }
   }
   return round == kProfiled ? ProfileAgain(device, model, options.folder, trained)
                             : TrainAgain(
@@ -143,7 +155,8 @@ absl::StatusOr<std::vector<TrainedByChoice>> TrainByChoices(TrainingDevice& devi
       TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                                device.make_backend(choices[i].products));
       const WithBackend chosen(device, std::move(backend));
-      const absl::Status status = RunRound(round, device, model, options, &trained[i]);
+      const absl::Status status =
+          RunRound(round, device, model, options, !RepeatsAttention(choices, i), &trained[i]);
       if (!status.ok()) {
         return absl::Status(status.code(), absl::StrCat(choices[i].name, ": ", status.message()));
       }

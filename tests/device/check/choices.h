@@ -23,7 +23,8 @@ struct Choice {
 // Returns the device's own choice, and those to which it is compared.
 std::vector<Choice> ChoicesOf(const TrainingDevice& device);
 
-// Checks each choice as DeviceChecks() do ("gradients", "same_bits", attention's "operations").
+// Checks each choice as DeviceChecks() do ("gradients", "same_bits", and attention's "operations",
+// these once for each way of computing attention).
 // Then trains `model` by each in turn, three times: losses and norms of a choice must be the same
 // each time. The figures are tokens/s by choice; the lines below have the operations that another
 // choice than the first changes by more than 2 percent, in ms of a step. An operation's time

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <functional>
 #include <iterator>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,6 +34,7 @@ namespace tessera::testing {
 namespace {
 
 using ::testing::AnyOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -54,6 +56,23 @@ class WrongSums final : public ProfilingBackend {
   const std::unique_ptr<Backend> right_;
   double factor_;
   const double growth_;
+};
+
+// Counts attention's backward passes.
+class CountedAttention final : public ProfilingBackend {
+ public:
+  CountedAttention(std::unique_ptr<Backend> counted, int64_t* count)
+      : ProfilingBackend(*counted), counted_(std::move(counted)), count_(count) {}
+
+ private:
+  using ProfilingBackend::Run;
+  void Run(const ops::AttentionBackward& op) override {
+    ++*count_;
+    ProfilingBackend::Run(op);
+  }
+
+  const std::unique_ptr<Backend> counted_;
+  int64_t* const count_;
 };
 
 class ChoicesTest : public ::testing::Test {
@@ -78,6 +97,15 @@ class ChoicesTest : public ::testing::Test {
 };
 
 TEST_F(ChoicesTest, EachIsMeasured) {
+  // By backend. The first backends are those that are checked, one for each choice.
+  std::list<int64_t> attention;
+  device_->make_backend = [&attention, make = device_->make_backend](
+                              const auto& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    absl::StatusOr<std::unique_ptr<Backend>> backend = make(choices);
+    if (!backend.ok()) return backend;
+    attention.push_back(0);
+    return std::make_unique<CountedAttention>(*std::move(backend), &attention.back());
+  };
   const CheckOutcome outcome = Compare(ChoicesOf(*device_));
   ASSERT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
   EXPECT_THAT(outcome.detail, StartsWith("a tiny GPT-2, tokens/s: as is: "));
@@ -89,6 +117,12 @@ TEST_F(ChoicesTest, EachIsMeasured) {
   EXPECT_GT(outcome.figures.at("tokens_per_second, as is"), 0);
   EXPECT_GT(outcome.figures.at("tokens_per_second, products sum"), 0);
   EXPECT_GT(device_->cublaslt->sums_products(), 0);
+  // Attention is checked once as it is, at once and by warpgroups, not for each way of products.
+  attention.resize(6);
+  const int64_t trained = *std::next(attention.begin());
+  EXPECT_GT(attention.front(), trained);
+  EXPECT_THAT(attention, ElementsAre(attention.front(), trained, trained, trained,
+                                     attention.front(), attention.front()));
 }
 
 TEST_F(ChoicesTest, WrongGradientsAreNamed) {
