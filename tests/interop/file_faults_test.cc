@@ -1,5 +1,5 @@
-// Every file of every format is lost in every way in which files get lost. The error, or a note,
-// names the file, and no checkpoint opens with less in it without a word.
+// Every file of every format is lost in every way in which files get lost, and every folder. The
+// error, or a note, names it, and no checkpoint opens with less in it without a word.
 
 #include <linux/capability.h>
 #include <sys/syscall.h>
@@ -174,6 +174,11 @@ const std::vector<Exception>& Exceptions() {
       {"infinitrain/*", "*trainer_state.json", "removed empty half dangling",
        "numbers are searched in its text, which is not JSON in all releases"},
       {"infinitrain/*", "*/metadata.json", "removed empty dangling", "ranks are counted instead"},
+      {"infinitrain/*", "iter_000000?", "lost", recognised},
+      {"infinitrain/*", "checkpoint_step_00000?", "lost", recognised},
+      {"infinitrain/*", "*rank_000000", "lost", recognised},
+      {"infinitrain/gpt2_dp2", "*rank_000001", "lost", "without metadata.json, ranks are counted"},
+      {"internevo/*", "optimizer", "lost", "a model alone has none"},
       {"internevo/*", "context.pt", "removed dangling", "a model alone has none"},
       {"internevo/*", "sampler.pt", "removed dangling", "a model alone has none"},
       {"internevo/*", "optimizer_*.pt", "removed", "a model alone has none"},
@@ -183,6 +188,8 @@ const std::vector<Exception>& Exceptions() {
       {"*megatron*", "metadata.json", "removed empty half short dangling",
        "without it, the folder is one of torch.distributed.checkpoint"},
       {"megatron/legacy*", "*model_optim_rng.pt", "removed dangling", recognised},
+      {"megatron/legacy*", "iter_0000007", "lost", "the message names the file that names it"},
+      {"paddle/*", "dist_ckpt", "lost", "the message names the files that are there"},
       {"paddle/*", "trainer_state.json", "removed folder",
        "a note says that nothing tells the step"},
       {"paddle/*", "model_state.pdparams", "removed folder",
@@ -252,6 +259,14 @@ class FileFaultsTest : public testing::ForeignTest, public ::testing::WithParamI
     return files;
   }
 
+  static std::set<fs::path> FoldersOf(const fs::path& folder) {
+    std::set<fs::path> folders;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      if (entry.is_directory()) folders.insert(entry.path());
+    }
+    return folders;
+  }
+
   // Changes the file, and returns what is wrong with what is said then; "" if nothing is.
   static std::string Try(const std::string& folder, const fs::path& file, const FileFault& fault,
                          const Contents& intact) {
@@ -264,7 +279,21 @@ class FileFaultsTest : public testing::ForeignTest, public ::testing::WithParamI
     }
     fs::remove_all(file);
     std::ofstream(file, std::ios::binary) << bytes;
-    const std::string name = file.filename().string();
+    return Judge(found, file.filename().string(), intact);
+  }
+
+  // Does the same for a folder that is lost with all that is in it.
+  std::string TryWithout(const std::string& folder, const fs::path& inner, const Contents& intact) {
+    const fs::path away = In("away");
+    fs::rename(inner, away);
+    const absl::StatusOr<Contents> found = Read(folder);
+    fs::rename(away, inner);
+    return Judge(found, inner.filename().string(), intact);
+  }
+
+ private:
+  static std::string Judge(const absl::StatusOr<Contents>& found, const std::string& name,
+                           const Contents& intact) {
     if (found.ok()) {
       if (found->text == intact.text) return "";
       if (found->notes != intact.notes && found->notes.find(name) != found->notes.npos) return "";
@@ -281,16 +310,22 @@ TEST_P(FileFaultsTest, EveryLossIsNamed) {
   const absl::StatusOr<Contents> intact = Read(folder);
   ASSERT_TRUE(intact.ok()) << intact.status();
   std::vector<std::string> wrong;
+  const auto judge = [&](const fs::path& path, const std::string& fault,
+                         const std::string& problem) {
+    const std::string relative = path.lexically_relative(folder).string();
+    const bool is_exception = std::ranges::any_of(Exceptions(), [&](const Exception& exception) {
+      return Applies(exception, name, relative, fault);
+    });
+    if (problem.empty() || is_exception) return;
+    wrong.push_back(absl::StrCat(relative, " | ", fault, " | ", problem));
+  };
   for (const fs::path& file : FilesOf(folder)) {
-    const std::string relative = file.lexically_relative(folder).string();
     for (const FileFault& fault : Faults()) {
-      const std::string problem = Try(folder, file, fault, *intact);
-      const bool is_exception = std::ranges::any_of(Exceptions(), [&](const Exception& exception) {
-        return Applies(exception, name, relative, fault.name);
-      });
-      if (problem.empty() || is_exception) continue;
-      wrong.push_back(absl::StrCat(relative, " | ", fault.name, " | ", problem));
+      judge(file, fault.name, Try(folder, file, fault, *intact));
     }
+  }
+  for (const fs::path& inner : FoldersOf(folder)) {
+    judge(inner, "lost", TryWithout(folder, inner, *intact));
   }
   EXPECT_TRUE(wrong.empty()) << wrong.size() << ":\n" << absl::StrJoin(wrong, "\n");
 }

@@ -69,6 +69,10 @@ std::vector<Refusal> DeepSpeedRefusals() {
        "deepspeed/universal",
        Remove({step + "zero/transformer.ln_f.weight/fp32.pt"}),
        {"zero/transformer.ln_f.weight/fp32.pt is missing"}},
+      {"UniversalParameterWithoutFolder",
+       "deepspeed/universal",
+       Remove({step + "zero/transformer.ln_f.weight"}),
+       {"zero/transformer.ln_f.weight/fp32.pt is missing"}},
   };
 }
 

@@ -20,6 +20,7 @@ namespace {
 
 constexpr uint64_t kMaxTagBytes = 4096;
 constexpr std::string_view kParameters = "zero/";
+constexpr std::string_view kLatestUniversal = "latest_universal";
 constexpr std::string_view kConfig = "config.json";
 
 // A name such as "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt".
@@ -121,7 +122,7 @@ absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& stor
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found, Look(storage, "", names));
   if (found.has_value()) return found;
-  for (const char* const latest : {"latest", "latest_universal"}) {
+  for (const std::string_view latest : {std::string_view("latest"), kLatestUniversal}) {
     if (!Has(names, latest)) continue;
     TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, latest, kMaxTagBytes));
     const std::string tag(absl::StripAsciiWhitespace(text));
@@ -132,6 +133,10 @@ absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& stor
     }
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inner_names, storage.List(tag));
     TESSERA_ASSIGN_OR_RETURN(found, Look(storage, tag, inner_names));
+    if (!found.has_value() && latest == kLatestUniversal) {
+      return DataLoss(storage.Describe(latest), " names ", tag, ", in which the folder ",
+                      kParameters, " or the model's file is missing");
+    }
     if (!found.has_value()) continue;
     if (Has(names, kConfig)) found->config = kConfig;
     return found;

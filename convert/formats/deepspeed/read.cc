@@ -109,6 +109,11 @@ class DeepSpeedReader {
       universal_[name] = *tensor;
       shapes_.emplace_back(name, tensor->shape);
     }
+    for (const auto& [name, unused] : whole) {
+      if (!universal_.contains(name)) {
+        return NotFound(storage_.Describe(PathOf(name, "fp32")), " is missing");
+      }
+    }
     return absl::OkStatus();
   }
 
