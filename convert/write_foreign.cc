@@ -158,12 +158,14 @@ absl::StatusOr<WriteForeignReport> WriteLocal(const Checkpoint& source,
 }
 
 // Names cannot be given to folders of an object store: everything is written in its place, and the
-// files that make it a checkpoint last.
+// files that make it a checkpoint last. Those alone replace nothing. Adds the files that are this
+// conversion's to `own`, also before an error.
 absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
                                                 const std::vector<OutputFile>& files,
                                                 const std::shared_ptr<Storage>& storage,
                                                 const std::string& single_file,
-                                                const WriteForeignOptions& options) {
+                                                const WriteForeignOptions& options,
+                                                std::vector<std::string>& own) {
   std::vector<OutputFile> first;
   std::map<std::string, std::string> last;
   for (const OutputFile& file : files) {
@@ -175,12 +177,14 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
   }
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
                            WriteOutput(source, first, *storage, "", options.io));
+  for (const OutputFile& file : first) own.push_back(file.name);
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
   TESSERA_RETURN_IF_ERROR(CheckWritten(std::make_shared<UnpublishedFolder>(storage, last),
                                        single_file, written, options));
   for (const auto& [name, contents] : last) {
     TESSERA_RETURN_IF_ERROR(storage->Write(name, contents, {}).status());
+    own.push_back(name);
   }
   return report;
 }
@@ -222,11 +226,13 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<Storage> storage,
                            OpenStorage(place.folder, options.stores.ForWriting()));
   TESSERA_RETURN_IF_ERROR(Claim(*storage, place));
+  std::vector<std::string> own;
   absl::StatusOr<WriteForeignReport> report =
-      WriteObjects(source, files, storage, place.file, options);
-  // A file that is there by now is of another program, as others may be.
-  if (!report.ok() && !absl::IsAlreadyExists(report.status())) {
-    for (const OutputFile& file : files) storage->Delete(file.name).IgnoreError();
+      WriteObjects(source, files, storage, place.file, options, own);
+  for (const OutputFile& file : files) {
+    // A file that is there by now is of another program, as others may be.
+    const bool may_be_others = absl::IsAlreadyExists(report.status()) && !Has(own, file.name);
+    if (!report.ok() && !may_be_others) storage->Delete(file.name).IgnoreError();
   }
   const absl::Status finished = storage->Delete(UnfinishedName(place.file));
   if (report.ok()) TESSERA_RETURN_IF_ERROR(finished);

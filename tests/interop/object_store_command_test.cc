@@ -131,5 +131,22 @@ TEST_F(ObjectStoreCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
   EXPECT_EQ(server.keys(), std::vector<std::string>{"hf/unfinished"});
 }
 
+// Another program, which knows nothing of marks, writes the last file in the meantime.
+TEST_F(ObjectStoreCommandTest, AnotherProgramsLastFileIsAllThatIsKept) {
+  for (const std::string key : {"hf/config.json", "dcp/.metadata", "llmc/DONE_00000007"}) {
+    SCOPED_TRACE(key);
+    s3::S3Server server({.region = "us-east-1"});
+    server.AddFault(
+        {.method = "PUT", .key_part = key, .meanwhile = [&] { server.PutObject(key, "theirs"); }});
+    const std::string format = key.substr(0, key.find('/'));
+    EXPECT_NE(Run({"convert", "tests/interop/megatron/gpt2_tp2_pp2", "s3://bucket/" + format,
+                   "--to=" + format, "--s3-endpoint=" + server.endpoint()}),
+              0);
+    EXPECT_THAT(err_, HasSubstr(key));
+    EXPECT_EQ(server.keys(), std::vector<std::string>{key});
+    EXPECT_EQ(server.contents(key), "theirs");
+  }
+}
+
 }  // namespace
 }  // namespace tessera
