@@ -1,6 +1,7 @@
 // Folders of Hugging Face in which files of two saves lie: none of them is left out without a word.
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -31,9 +32,19 @@ TEST_F(HuggingFaceShardsTest, ASingleFileTakesThePlaceOfAnIndex) {
   ASSERT_EQ(Run({"convert", kSharded, single, "--to=hf", "--dtype=bf16"}), 0) << err_;
   fs::copy(single + "/model.safetensors", copy + "/model.safetensors");
   ASSERT_EQ(Run({"diff", copy, single, "--data"}), 0) << out_ << err_;
+  constexpr char kLeftOut[] =
+      "Left out: what model.safetensors takes the place of: "
+      "model.safetensors.index.json, model-00001-of-00004.safetensors";
   ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
-  EXPECT_THAT(out_, HasSubstr("Left out: what model.safetensors takes the place of: "
-                              "model.safetensors.index.json, model-00001-of-00004.safetensors"));
+  EXPECT_THAT(out_, HasSubstr(kLeftOut));
+  // The same with a damaged index.
+  for (const std::string contents : {"", "{\"weight_map\": {\"a\": 1}}"}) {
+    std::ofstream(copy + "/model.safetensors.index.json") << contents;
+    ASSERT_EQ(Run({"diff", copy, single, "--data"}), 0) << out_ << err_;
+    ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
+    EXPECT_THAT(out_, HasSubstr(kLeftOut));
+    EXPECT_THAT(out_, HasSubstr("model.safetensors.index.json: "));
+  }
 }
 
 }  // namespace

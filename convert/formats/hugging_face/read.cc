@@ -206,11 +206,20 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   TensorsByName tensors;
   std::map<std::string, std::set<std::string>> files;
-  if (Has(names, kIndex)) {
-    TESSERA_ASSIGN_OR_RETURN(files, ReadIndex(storage));
-  }
   const bool is_single = Has(names, kSingle);
-  const bool is_replaced = is_single && !files.empty() && !files.contains(std::string(kSingle));
+  bool is_replaced = false;
+  if (Has(names, kIndex)) {
+    auto indexed = ReadIndex(storage);
+    const bool is_damaged = is_single && absl::IsDataLoss(indexed.status());
+    if (is_damaged && notes != nullptr) {
+      notes->push_back(absl::StrCat("Not read: ", indexed.status().message(), "."));
+    }
+    if (!is_damaged) {
+      TESSERA_ASSIGN_OR_RETURN(files, std::move(indexed));
+    }
+    is_replaced =
+        is_damaged || (is_single && !files.empty() && !files.contains(std::string(kSingle)));
+  }
   std::vector<std::string> unread;
   if (is_replaced) unread.emplace_back(kIndex);
   for (const std::string& name : names) {
