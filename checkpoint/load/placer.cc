@@ -91,7 +91,8 @@ absl::Status Placer::CheckRange(const Target& target, int64_t first, int64_t cou
   return absl::FailedPreconditionError(
       absl::StrCat("tensor ", tensor.name(), ": element ", ShapeToString(one.global_offset), " is ",
                    value, ", which ", ProtoName(target.destination->dtype),
-                   " cannot hold; allow_overflow makes such elements infinite"));
+                   " cannot hold; allow_overflow makes such elements infinite (ckpt convert: "
+                   "--allow-overflow)"));
 }
 
 // Packs the elements in the order of the file. They fill the boxes one after the other.

@@ -58,7 +58,7 @@ TEST_F(OverflowCommandTest, EveryFormatNamesTheElementAndKeepsNoFile) {
       EXPECT_EQ(Run(convert), 2);
       EXPECT_THAT(err_, HasSubstr(absl::StrCat("tensor transformer.wte.weight: element [1,2] is ",
                                                to.shown, ", which ", to.name, " cannot hold")));
-      EXPECT_THAT(err_, HasSubstr("allow_overflow"));
+      EXPECT_THAT(err_, HasSubstr("--allow-overflow"));
       EXPECT_FALSE(fs::exists(made));
       std::vector<std::string> allowed = convert;
       allowed.emplace_back("--allow-overflow");
