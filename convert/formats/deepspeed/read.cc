@@ -63,10 +63,13 @@ class DeepSpeedReader {
     Manifest& description = checkpoint.description;
     description.mutable_producer()->set_version(states_.version);
     *description.mutable_model() = model_.config;
-    if (!states_.left_out.empty()) {
-      checkpoint.notes.push_back(
-          LeftOutNote("tensors of dtypes or kinds that are not read", states_.left_out));
-    }
+    const auto note = [&](const char* what, const std::vector<std::string>& names) {
+      if (!names.empty()) checkpoint.notes.push_back(LeftOutNote(what, names));
+    };
+    note("tensors of dtypes or kinds that are not read", states_.left_out);
+    note("further names of tied parameters", further_names_);
+    note("copies of tied parameters in the model's file", copies_);
+    note("single moments, as these files beside them are missing", missing_moments_);
     const int64_t ranks = states_.data_parallel_size.value_or(0);
     if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
       description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
@@ -178,7 +181,9 @@ class DeepSpeedReader {
   // Describes the parameters by the files' own names.
   void DescribeFiles() {
     std::map<std::string, std::string> second_names;
-    for (const auto& [second, first] : states_.shared) second_names.emplace(first, second);
+    for (const auto& [second, first] : states_.shared) {
+      if (!second_names.emplace(first, second).second) further_names_.push_back(second);
+    }
     for (const auto& [name, shape] : shapes_) {
       const auto second = second_names.find(name);
       model_.parameters.push_back(
@@ -226,9 +231,15 @@ class DeepSpeedReader {
     }
     for (const auto& entry : shapes) {
       const std::string& name = entry.first;
-      const bool computed = description.IsComputed(name);
-      if (!computed) problems.push_back(absl::StrCat("parameter ", name, " is not the model's"));
-      if (computed) parameters_.erase(name);
+      const bool is_copy =
+          parameters_.at(name).is_buffer &&
+          std::ranges::count(description.model.parameters, name, &LogicalParameter::tied_name) > 0;
+      if (is_copy) copies_.push_back(name);
+      if (is_copy || description.IsComputed(name)) {
+        parameters_.erase(name);
+      } else {
+        problems.push_back(absl::StrCat("parameter ", name, " is not the model's"));
+      }
     }
     if (problems.empty()) return absl::OkStatus();
     return Damaged(storage_, folder_.config, JoinFirst(problems, "; "));
@@ -371,22 +382,21 @@ class DeepSpeedReader {
       const ForeignParameter& own = parameter->second.foreign;
       TESSERA_RETURN_IF_ERROR(
           set_->AddWhole(own, {}, KindOfFp32(parameter->second), PathOf(name, "fp32"), tensor));
+      std::vector<std::pair<ForeignKind, TorchTensor>> moments;
       std::string missing;
-      int moments = 0;
       for (const ForeignKind& moment : {kForeignExpAvg, kForeignExpAvgSq}) {
         const std::string path = PathOf(name, moment.state);
         TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> found, ReadUniversalFile(path));
-        if (!found) {
-          missing = path;
-          continue;
-        }
-        ++moments;
-        Unflatten(own.shape, *found);
-        TESSERA_RETURN_IF_ERROR(set_->AddWhole(own, {}, moment, path, *found));
+        if (!found) missing = path;
+        if (found) moments.emplace_back(moment, *std::move(found));
       }
       // Parameters that are not trained have neither.
-      if (moments == 1) {
-        return NotFound(storage_.Describe(missing), " is missing, beside the other moment");
+      if (moments.size() == 1) missing_moments_.push_back(missing);
+      if (!missing.empty()) continue;
+      for (auto& [moment, tensor] : moments) {
+        Unflatten(own.shape, tensor);
+        TESSERA_RETURN_IF_ERROR(
+            set_->AddWhole(own, {}, moment, PathOf(name, moment.state), tensor));
       }
     }
     return absl::OkStatus();
@@ -419,6 +429,8 @@ class DeepSpeedReader {
   std::map<std::string, Parameter> parameters_;
   ModelDescription model_;
   std::optional<ForeignTensorSet> set_;
+  // What notes list.
+  std::vector<std::string> further_names_, copies_, missing_moments_;
 };
 
 }  // namespace
