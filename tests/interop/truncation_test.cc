@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
 
 namespace tessera {
 namespace {
@@ -172,6 +173,21 @@ TEST_F(TruncationTest, SettingsThatDoNotFitAreRefused) {
     EXPECT_THAT(std::string(open(settings).message()),
                 HasSubstr("neither qk_interleaved nor adapt_hf"));
   }
+}
+
+// The place of the only object becomes one near 2^64: with its length, it would end in the file.
+TEST_F(TruncationTest, AnObjectThatWrapsIsRefused) {
+  const std::string copy = CopyOf("convert/formats/dcp/testdata/one"), file = copy + "/.metadata";
+  std::string contents = ReadFile(file);
+  const std::string place = std::string("offset\x94K\0", 9);
+  const size_t at = contents.find(place + "\x8c\x06length");
+  ASSERT_NE(at, contents.npos);
+  const std::string huge("\x8a\x09\xf8\xff\xff\xff\xff\xff\xff\xff\0", 11);
+  contents.replace(at + 7, 2, huge);
+  contents[3] = static_cast<char>(contents[3] + 9);  // the size of the pickle's frame
+  std::ofstream(file, std::ios::binary | std::ios::trunc) << contents;
+  EXPECT_THAT(std::string(ckpt::convert::OpenForeign(copy, {}).status().message()),
+              HasSubstr("__0_0.distcp: an archive of 1261 bytes at offset 18446744073709551608"));
 }
 
 }  // namespace

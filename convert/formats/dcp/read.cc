@@ -60,7 +60,8 @@ class OpenFiles {
     TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
     const Extent& part = object.blob.part;
     archive = At(storage_, JoinPath(folder_, object.blob.file), ReadTorchArchive(*file, part));
-    const bool is_cut = part.offset + part.length > file->size_bytes();
+    const uint64_t size = file->size_bytes();
+    const bool is_cut = part.length > size || part.offset > size - part.length;
     const absl::Status& status = archive.status();
     if (!is_cut && (absl::IsDataLoss(status) || absl::IsUnimplemented(status))) {
       return absl::OkStatus();
