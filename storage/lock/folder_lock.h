@@ -45,7 +45,7 @@ class FolderLock {
 
   // Locks the root of the storage, which is used until the lock is destroyed. FailedPrecondition,
   // naming the holder if it is known, while another one exists; other errors if the file cannot be
-  // created or the store does not answer.
+  // created, the store does not answer, or no thread can be started that renews the lease.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Acquire(std::unique_ptr<Storage> storage,
                                                              const Options& options);
 

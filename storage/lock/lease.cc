@@ -163,8 +163,14 @@ class Lease final : public FolderLock {
     }
   }
 
+  // Frees the lease if it cannot, so that no other job waits for the end of the period.
   absl::Status StartRenewing() {
-    TESSERA_ASSIGN_OR_RETURN(thread_, StartThread([this] { Work(); }));
+    absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
+    if (!thread.ok()) {
+      Free();
+      return thread.status();
+    }
+    thread_ = *std::move(thread);
     return absl::OkStatus();
   }
 
@@ -229,6 +235,11 @@ class Lease final : public FolderLock {
     return status;
   }
 
+  void Free() {
+    const MutexLock writing(&writing_);
+    CatchNoMemory("free a lease", [this] { return Write(version_, "free"); }).IgnoreError();
+  }
+
   void Work() {
     const auto pause = absl::ToChronoMilliseconds(options_.lease_period / kRenewals);
     MutexLock lock(&mutex_);
@@ -243,10 +254,7 @@ class Lease final : public FolderLock {
     }
     const bool is_held = lost_.ok();
     lock.Unlock();
-    if (is_held) {
-      const MutexLock writing(&writing_);
-      CatchNoMemory("free a lease", [this] { return Write(version_, "free"); }).IgnoreError();
-    }
+    if (is_held) Free();
     lock.Lock();
     stopped_ = true;
     changed_.NotifyAll();
@@ -318,8 +326,10 @@ absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage
   auto lease = std::make_unique<Lease>(std::move(storage), options);
   absl::Status taken = lease->Patiently(&Lease::Take);
   if (taken.ok()) taken = lease->Patiently(&Lease::CheckConditions);
-  if (taken.ok()) taken = lease->StartRenewing();
-  if (taken.ok()) return lease;
+  if (taken.ok()) {
+    TESSERA_RETURN_IF_ERROR(lease->StartRenewing());
+    return lease;
+  }
   // A store that does not answer, and another holder, are errors.
   if (absl::IsFailedPrecondition(taken) || absl::IsUnavailable(taken)) return taken;
   return std::make_unique<NoLease>(where, taken);

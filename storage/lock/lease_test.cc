@@ -14,6 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/testing.h"
+#include "base/threads.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/lock/folder_lock.h"
@@ -171,6 +172,15 @@ TEST_F(LeaseTest, ARefusalThatPassesIsNoReasonToDoWithoutALease) {
   server_.AddFault({.status = 403, .code = "AccessDenied", .key_part = ".lease", .times = 3});
   ASSERT_OK_AND_ASSIGN(const auto lock, Acquire());
   EXPECT_THAT(lock->warning(), HasSubstr("only one run at a time"));
+}
+
+TEST_F(LeaseTest, ALeaseThatNoThreadCanRenewIsAnErrorAndIsFreed) {
+  LimitThreads(0);
+  const absl::Status refused = Acquire().status();
+  LimitThreads(-1);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(server_.contents(kKey), HasSubstr("state free"));
+  EXPECT_OK(Acquire({.wait = absl::ZeroDuration()}));
 }
 
 TEST_F(LeaseTest, AnyContentsAreALeaseOfSomebody) {

@@ -116,19 +116,32 @@ absl::Status LocalFolder::Delete(const std::string& folder) {
 
 // The lock is held until the folder has its name, so that no other process removes it.
 absl::Status LocalFolder::Publish() {
-  TESSERA_RETURN_IF_ERROR(storage_->Rename(temporary_, name_));
-  TESSERA_RETURN_IF_ERROR(storage_->Delete(PathIn(name_, FolderLock::kFileName)));
-  TESSERA_RETURN_IF_ERROR(storage_->SyncDirectory(name_));
-  TESSERA_RETURN_IF_ERROR(storage_->SyncDirectory(""));
+  TESSERA_RETURN_IF_ERROR(Rename(temporary_, [this]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(storage_->Delete(PathIn(name_, FolderLock::kFileName)));
+    return storage_->SyncDirectory(name_);
+  }));
   lock_.reset();
   return absl::OkStatus();
 }
 
 absl::Status LocalFolder::PublishFile() {
-  TESSERA_RETURN_IF_ERROR(storage_->Rename(PathIn(temporary_, name_), name_));
-  TESSERA_RETURN_IF_ERROR(storage_->SyncDirectory(""));
+  TESSERA_RETURN_IF_ERROR(Rename(PathIn(temporary_, name_), [] { return absl::OkStatus(); }));
   Abandon();
   return absl::OkStatus();
+}
+
+// Gives what is at `from` its name, durably, when it has been completed; takes the name back after
+// an error.
+absl::Status LocalFolder::Rename(const std::string& from,
+                                 absl::FunctionRef<absl::Status()> complete) {
+  TESSERA_RETURN_IF_ERROR(storage_->Rename(from, name_));
+  absl::Status named = complete();
+  if (named.ok()) named = storage_->SyncDirectory("");
+  if (named.ok()) return named;
+  const absl::Status back = storage_->Rename(name_, from);
+  if (back.ok()) return named;
+  return absl::Status(
+      named.code(), absl::StrCat(named.message(), "; it is there all the same: ", back.message()));
 }
 
 void LocalFolder::Abandon() {

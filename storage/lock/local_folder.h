@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/lock/folder_lock.h"
@@ -32,7 +33,8 @@ class LocalFolder {
 
   const std::string& name() const { return name_; }
 
-  // Gives the folder its name, durably, and removes the lock file.
+  // Gives the folder its name, durably, and removes the lock file. After an error it does not have
+  // the name, unless the message says so.
   absl::Status Publish();
   // Gives the folder's only file, instead of the folder, its name.
   absl::Status PublishFile();
@@ -44,6 +46,7 @@ class LocalFolder {
   absl::Status MakeTemporary();
   void RemoveAbandoned();
   absl::Status Delete(const std::string& folder);
+  absl::Status Rename(const std::string& from, absl::FunctionRef<absl::Status()> complete);
 
   std::unique_ptr<Storage> storage_;
   std::string above_;

@@ -45,5 +45,19 @@ TEST(LocalFolderTest, OfAnAbandonedFolderTheLockFileIsDeletedLast) {
   EXPECT_EQ(deleted.back(), ".lock");
 }
 
+TEST(LocalFolderTest, APublicationThatFailsLeavesNothing) {
+  const std::string path = ::testing::TempDir() + "/local_folder_published/new";
+  ASSERT_OK_AND_ASSIGN(auto folder, LocalFolder::Create(path, path));
+  const std::string temporary = folder.temporary_path();
+  std::filesystem::remove(temporary + "/.lock");
+  std::filesystem::create_directories(temporary + "/.lock/in_it");  // cannot be deleted as a file
+  EXPECT_FALSE(folder.Publish().ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
+  folder.Abandon();
+  EXPECT_TRUE(std::filesystem::is_empty(std::filesystem::path(path).parent_path()));
+  ASSERT_OK_AND_ASSIGN(auto again, LocalFolder::Create(path, path));
+  ASSERT_OK(again.Publish());
+}
+
 }  // namespace
 }  // namespace tessera
