@@ -19,7 +19,7 @@ from ._group import TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, ReadOptions, SaveOptions, TesseraError,
-                       integer, lib, numbers, report, text, uniting)
+                       UnavailableError, integer, lib, numbers, report, text, uniting)
 from ._progress import Progress, shown
 from ._state import TensorInfo
 
@@ -406,9 +406,11 @@ def prune(folder: PathLike, keep: int, *, s3_endpoint: str = "") -> None:
 
 
 def latest(folder: PathLike, *, s3_endpoint: str = "") -> Optional[CheckpointInfo]:
-    """The newest committed checkpoint of a folder, or None."""
-    found = [info for info in list_checkpoints(folder, s3_endpoint=s3_endpoint)
-             if info.error is None]
+    """The newest committed checkpoint of a folder, or None. An error if a directory of a later step
+    cannot be read, which may be the newest."""
+    found = list_checkpoints(folder, s3_endpoint=s3_endpoint)
+    if found and found[-1].error is not None:
+        raise UnavailableError(found[-1].error)
     return found[-1] if found else None
 
 

@@ -144,6 +144,18 @@ class FolderTest(Case):
         tessera_ckpt.Folder(self.folder).prune(2)
         self.assertEqual([i.step for i in tessera_ckpt.list_checkpoints(self.folder)], [3, 20])
 
+    def test_a_later_step_that_cannot_be_read_is_not_ignored(self):
+        self.save({"a": np.ones(3)}, 4)
+        later = pathlib.Path(self.folder) / "step-00000003"
+        later.mkdir()
+        (later / "manifest.pb.fenced").touch()
+        (later / "manifest.pb").symlink_to("manifest.pb")
+        self.assertEqual(tessera_ckpt.latest(self.folder).step, 4)
+        later.rename(pathlib.Path(self.folder) / "step-00000005")
+        for find in (tessera_ckpt.latest, tessera_ckpt.open):
+            with self.assertRaisesRegex(tessera_ckpt.TesseraError, "step-00000005"):
+                find(self.folder)
+
     def test_overwrite(self):
         directory = self.save({"a": np.zeros(3)}, 7).path
         for value in (1, 2):
