@@ -92,10 +92,14 @@ bool HasQuarantined(const std::vector<std::string>& names) {
   return std::ranges::any_of(names, IsQuarantinedName);
 }
 
-// Deletes a manifest durably.
+absl::Status UnlessNotFound(const absl::Status& status) {
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+}
+
+// Deletes a manifest durably, unless another process has deleted it.
 absl::Status DeleteManifest(Storage& storage, std::string_view dir) {
-  TESSERA_RETURN_IF_ERROR(storage.Delete(ManifestPath(dir)));
-  return storage.SyncDirectory(dir);
+  TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage.Delete(ManifestPath(dir))));
+  return UnlessNotFound(storage.SyncDirectory(dir));
 }
 
 // What both ways of removal do in a directory that keeps its name: in an object store, and in a
@@ -223,8 +227,7 @@ class InPlaceRemoval : public Removal {
       }
     }
     // A tombstone without the other file would look like a manifest.
-    const absl::Status deleted = storage_.Delete(ManifestPath(dir));
-    if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
+    TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.Delete(ManifestPath(dir))));
     return storage_.DeleteFiles(dir, {std::string(kFencedFileName)});
   }
 };
@@ -273,7 +276,7 @@ class RenamingRemoval final : public InPlaceRemoval {
     if (HasQuarantined(names)) return ReuseDirectory(dir, names);
     const absl::Status renamed = storage_.Rename(dir, DiscardedName(dir));
     if (absl::IsUnimplemented(renamed)) return names.empty() ? Leftovers::kNone : Leftovers::kKept;
-    if (!absl::IsNotFound(renamed)) TESSERA_RETURN_IF_ERROR(renamed);
+    TESSERA_RETURN_IF_ERROR(UnlessNotFound(renamed));
     TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, FolderOf(dir)));
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, dir));
     return committed ? Leftovers::kCommitted : Leftovers::kNone;
@@ -290,10 +293,13 @@ class RenamingRemoval final : public InPlaceRemoval {
     TESSERA_RETURN_IF_ERROR(renamed);
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, discarded));
     if (committed) {
-      TESSERA_RETURN_IF_ERROR(storage_.Rename(discarded, dir.directory));
+      // Another process has done so already, or a later save has the name (SettleDiscarded()).
+      const absl::Status back = storage_.Rename(discarded, dir.directory);
+      if (!absl::IsAlreadyExists(back)) TESSERA_RETURN_IF_ERROR(UnlessNotFound(back));
       return false;
     }
-    TESSERA_RETURN_IF_ERROR(storage_.DeleteTree(discarded));
+    // Another process may delete it at the same time.
+    TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.DeleteTree(discarded)));
     return true;
   }
 
@@ -427,11 +433,17 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
     const std::string path = JoinPath(folder, name);
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inside, ListIfThere(storage, path));
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
-    const absl::Status settled = committed || HasQuarantined(inside)
-                                     ? storage.Rename(path, JoinPath(folder, name.substr(0, at)))
-                                     : storage.DeleteTree(path);
-    if (absl::IsNotFound(settled) || absl::IsAlreadyExists(settled)) continue;
-    TESSERA_RETURN_IF_ERROR(settled);
+    const std::string step = name.substr(0, at), own = JoinPath(folder, step);
+    absl::Status settled =
+        committed || HasQuarantined(inside) ? storage.Rename(path, own) : storage.DeleteTree(path);
+    if (committed && absl::IsAlreadyExists(settled)) {
+      // A save that has the name may still fail, and free it.
+      TESSERA_ASSIGN_OR_RETURN(const bool saved_again, IsCommitted(storage, own));
+      if (saved_again) {
+        settled = storage.Rename(path, JoinPath(folder, FreeName(names, step, "abandoned")));
+      }
+    }
+    if (!absl::IsAlreadyExists(settled)) TESSERA_RETURN_IF_ERROR(UnlessNotFound(settled));
   }
   return absl::OkStatus();
 }

@@ -85,7 +85,8 @@ absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
                                       const CheckpointInfo& dir);
 
 // Deletes the directories in `folder` that interrupted deletions have renamed and left. A directory
-// in which another attempt had just committed gets its name back.
+// in which another attempt had just committed gets its name back. If the step has been saved again
+// since, it is quarantined as "step-N.abandoned".
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
 
 // Prunes as CheckpointFolder::Prune() does. `check` returns OK for an intact committed checkpoint,

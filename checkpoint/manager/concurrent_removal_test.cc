@@ -1,0 +1,104 @@
+// Deletions while another process deletes, or commits, in the same folder.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/testing.h"
+#include "checkpoint/directory/removal.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/testing/test_state.h"
+#include "storage/forwarding_storage.h"
+#include "storage/testing/memory_storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Calls a function before each operation that changes a name.
+class WatchedStorage final : public ForwardingStorage {
+ public:
+  WatchedStorage(Storage& base, std::function<void(const std::string&)> before)
+      : ForwardingStorage(base), before_(std::move(before)) {}
+  absl::Status Rename(std::string_view from, std::string_view to) override {
+    before_("rename " + std::string(from));
+    return ForwardingStorage::Rename(from, to);
+  }
+  absl::Status Delete(std::string_view path) override {
+    before_("delete " + std::string(path));
+    return ForwardingStorage::Delete(path);
+  }
+  absl::Status DeleteTree(std::string_view path) override {
+    before_("delete " + std::string(path));
+    return ForwardingStorage::DeleteTree(path);
+  }
+
+ private:
+  const std::function<void(const std::string&)> before_;
+};
+
+void Save(Storage& storage, int64_t step) {
+  std::vector<float> elements(64, static_cast<float>(step));
+  ASSERT_OK(CheckpointFolder(storage).Save(step, OneTensor(elements)));
+}
+
+TEST(ConcurrentRemovalTest, WhatAnotherProcessHasDeletedMeanwhileIsDeleted) {
+  for (const char* moment :
+       {"delete step-00000010/manifest.pb", "rename step-00000010", "delete step-00000010.disc"}) {
+    SCOPED_TRACE(moment);
+    MemoryStorage memory;
+    Save(memory, 10);
+    Save(memory, 20);
+    WatchedStorage watched(memory, [&](const std::string& operation) {
+      if (operation.starts_with(moment)) ASSERT_OK(CheckpointFolder(memory).Prune(1));
+    });
+    EXPECT_OK(CheckpointFolder(watched).Prune(1));
+    EXPECT_THAT(*memory.List(""), ElementsAre("step-00000020/"));
+  }
+}
+
+// An attempt commits just before its directory is renamed to be deleted.
+TEST(ConcurrentRemovalTest, ACheckpointThatIsCommittedWhileItIsDiscardedDoesNotStayHidden) {
+  for (const bool saved_again : {false, true}) {
+    SCOPED_TRACE(saved_again);
+    MemoryStorage memory;
+    Save(memory, 10);
+    Save(memory, 20);
+    const std::string path = "step-00000010/manifest.pb";
+    ASSERT_OK_AND_ASSIGN(const std::string manifest, ReadAll(memory, path, 1 << 20));
+    ASSERT_OK(memory.Delete(path));
+    WatchedStorage watched(memory, [&](const std::string& operation) {
+      if (operation == "rename step-00000010") {
+        ASSERT_OK(WriteAll(memory, path, manifest));
+      } else if (operation.starts_with("rename step-00000010.disc") && saved_again) {
+        ASSERT_OK(memory.MakeDirectory("step-00000010"));
+        // Another save is on its way there, and may still fail.
+        ASSERT_OK(SettleDiscarded(memory, ""));
+        ASSERT_OK(WriteAll(memory, path, "another"));
+      } else if (operation.starts_with("rename step-00000010.disc")) {
+        ASSERT_OK(SettleDiscarded(memory, ""));
+      }
+    });
+    EXPECT_OK(CheckpointFolder(watched).Prune(1));
+    ASSERT_OK(SettleDiscarded(memory, ""));
+    if (!saved_again) {
+      EXPECT_THAT(*memory.List(""), ElementsAre("step-00000010/", "step-00000020/"));
+      continue;
+    }
+    EXPECT_THAT(*memory.List(""),
+                ElementsAre("step-00000010.abandoned/", "step-00000010/", "step-00000020/"));
+    EXPECT_EQ(ReadAll(memory, "step-00000010.abandoned/manifest.pb", 1 << 20).value_or(""),
+              manifest);
+    EXPECT_EQ(ReadAll(memory, path, 1 << 20).value_or(""), "another");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
