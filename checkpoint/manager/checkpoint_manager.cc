@@ -60,8 +60,6 @@ class Manager final : public JobSaves {
     OpenStopFile();
     if (storage_ == nullptr || !options_.schedule.saves) return;
     retention_.emplace(*storage_, options_.keep);
-    SaveOptions* const save = options_.background ? &options_.background->save : &options_.save;
-    ConfirmBeforeCommit(*save);
     if (!options_.background.has_value()) return;
     background_ = HookedSavers::Make(*storage_, *options_.background, Hooks());
   }
@@ -109,7 +107,7 @@ class Manager final : public JobSaves {
   absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) override {
     absl::StatusOr<std::vector<std::string>> moved = std::vector<std::string>();
     if (group().rank() == 0 && storage_ != nullptr && options_.schedule.saves) {
-      const absl::Status held = lock_ != nullptr ? lock_->Confirm() : absl::OkStatus();
+      const absl::Status held = ConfirmFolder();
       if (!held.ok()) moved = held;
       if (held.ok()) moved = ckpt::AbandonLater(*storage_, step);
     }
@@ -274,17 +272,13 @@ class Manager final : public JobSaves {
 
   SaveHooks Hooks() {
     return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
+            .may_commit = [this] { return ConfirmFolder(); },
             .plan_cache = &plan_cache_,
             .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
   }
 
-  void ConfirmBeforeCommit(SaveOptions& options) {
-    if (lock_ == nullptr) return;
-    options.before_commit = [this, before = std::move(options.before_commit)]() -> absl::Status {
-      TESSERA_RETURN_IF_ERROR(lock_->Confirm());
-      return before ? before() : absl::OkStatus();
-    };
-  }
+  // Returns an error in a job that has lost the folder, whose checkpoints are another one's by now.
+  absl::Status ConfirmFolder() { return lock_ != nullptr ? lock_->Confirm() : absl::OkStatus(); }
 
   void OpenStopFile() {
     if (options_.stop_file_path.empty()) return;
@@ -405,6 +399,7 @@ class Manager final : public JobSaves {
   // Returns the root of a save that rank 0 is about to write. Empties a rolling slot; if the disk
   // is too full, deletes checkpoints that retention allows.
   absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned) {
+    TESSERA_RETURN_IF_ERROR(ConfirmFolder());
     std::string root;
     if (planned.rolling) {
       TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(*storage_));
@@ -430,7 +425,9 @@ class Manager final : public JobSaves {
     const bool permanent = report.directory.find('/') == report.directory.npos;
     if (group().rank() == 0 && permanent) {
       const std::optional<int64_t> step = ParseStepDirectoryName(report.directory);
-      if (const absl::Status pruned = retention_->Apply(absl::Now(), step); !pruned.ok()) {
+      absl::Status pruned = ConfirmFolder();
+      if (pruned.ok()) pruned = retention_->Apply(absl::Now(), step);
+      if (!pruned.ok()) {
         AddNote(report, absl::StrCat("older checkpoints are still there: ", pruned.message()));
       }
     }

@@ -1,7 +1,9 @@
 #include "checkpoint/include/checkpoint_manager.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/no_space.h"
 #include "base/status_macros.h"
@@ -27,6 +30,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/job_saves.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
@@ -345,6 +349,88 @@ TEST_F(CheckpointManagerTest, ARankThatRefusesASaveInTheForegroundFailsItForAll)
     }
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: a bad weight"));
   });
+}
+
+// A folder whose lock a job loses, as it loses the lease of an object store while it stands still.
+class LosableFolder {
+ public:
+  LosableFolder() { fs::remove_all(root_); }
+  ~LosableFolder() { close(other_); }
+
+  void Lose() {
+    const std::string file = root_ + "/" + FolderLock::kFileName;
+    fs::remove(file);
+    other_ = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    EXPECT_EQ(flock(other_, LOCK_EX), 0);
+  }
+  static absl::Status Lost(const absl::Status& status) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("was deleted or replaced"));
+    return status;
+  }
+  const std::string& root() const { return root_; }
+
+ private:
+  const std::string root_ = ::testing::TempDir() + "/losable";
+  int other_ = -1;
+};
+
+TEST(LostFolderTest, AJobThatLosesItsFolderWhileItWaitsForARankDoesNotCommit) {
+  for (const bool in_background : {false, true}) {
+    SCOPED_TRACE(in_background);
+    LosableFolder folder;
+    absl::Notification first_is_done;
+    ThreadGroupHub hub(kRanks);
+    RunRanks(kRanks, [&](ProcessGroup& group) {
+      const int rank = group.rank();
+      ThreadProcessGroup saving(hub, rank);
+      CheckpointManagerOptions options;
+      options.save.group = &group;
+      options.save.timeout = absl::Seconds(20);
+      if (in_background) options.background.emplace();
+      SaveOptions& save = in_background ? options.background->save : options.save;
+      if (in_background) save.group = &saving;
+      save.timeout = absl::Seconds(20);
+      save.before_commit = [&, rank] {
+        if (rank == 0) first_is_done.Notify();
+        if (rank != 1) return absl::OkStatus();
+        first_is_done.WaitForNotification();
+        folder.Lose();
+        return absl::OkStatus();
+      };
+      ASSERT_OK_AND_ASSIGN(const auto manager, JobSaves::Open(folder.root(), std::move(options)));
+      std::vector<float> weight(kRows);
+      absl::Status saved = manager->Save({.step = 3}, OneTensor(weight));
+      manager->Finish();
+      if (in_background) saved = manager->last_save();
+      LosableFolder::Lost(saved).IgnoreError();
+    });
+    ASSERT_OK_AND_ASSIGN(const auto seen, CheckpointFolder::Open(folder.root()));
+    EXPECT_THAT(*seen.List(), IsEmpty());
+  }
+}
+
+TEST(LostFolderTest, AJobThatHasLostItsFolderDeletesNothing) {
+  LosableFolder folder;
+  CheckpointManagerOptions options;
+  options.keep.newest = 1;
+  options.on_commit = [&](const SaveReport& report) {
+    if (report.directory == "step-00000004") folder.Lose();
+  };
+  ASSERT_OK_AND_ASSIGN(const auto manager, JobSaves::Open(folder.root(), std::move(options)));
+  std::vector<float> weight(kRows);
+  const StateDict state = OneTensor(weight);
+  for (const int64_t step : {1, 2}) {
+    ASSERT_OK(manager->Save({.step = step, .rolling = true}, state));
+  }
+  for (const int64_t step : {3, 4}) ASSERT_OK(manager->Save({.step = step}, state));
+  const std::vector<SaveOutcome> outcomes = manager->Poll();
+  EXPECT_THAT(outcomes.back().report->note, HasSubstr("older checkpoints are still there"));
+  EXPECT_TRUE(fs::exists(folder.root() + "/step-00000003/manifest.pb"));
+  LosableFolder::Lost(manager->Save({.step = 5, .rolling = true}, state)).IgnoreError();
+  for (const char* kept : {"rolling-0/step-00000001", "rolling-1/step-00000002"}) {
+    EXPECT_TRUE(fs::exists(folder.root() + "/" + kept + "/manifest.pb")) << kept;
+  }
 }
 
 TEST(OpenCheckpointManagerTest, AFolderIsCheckedBeforeTheJobBegins) {

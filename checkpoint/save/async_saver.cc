@@ -58,7 +58,8 @@ class AsyncSaver::Background {
                  .copy_ahead_threads = options.copy_threads,
                  .plan_cache = plan_cache_,
                  .staging = staging_,
-                 .copy_ahead_bytes = options.copy_ahead_bytes} {}
+                 .copy_ahead_bytes = options.copy_ahead_bytes,
+                 .may_commit = hooks.may_commit} {}
 
   ~Background() {
     {

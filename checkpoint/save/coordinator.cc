@@ -18,12 +18,13 @@ namespace tessera::ckpt {
 
 Coordinator::Coordinator(Storage& storage, const Manifest& metadata,
                          std::function<absl::StatusOr<std::string>(uint64_t)> choose_root,
-                         bool overwrite)
+                         bool overwrite, std::function<absl::Status()> may_commit)
     : storage_(storage),
       removal_(Removal::In(storage)),
       choose_root_(std::move(choose_root)),
       attempt_(absl::StrFormat("%08x", std::random_device()())),
       overwrite_(overwrite),
+      may_commit_(std::move(may_commit)),
       metadata_(metadata) {}
 
 absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) {
@@ -75,24 +76,32 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
   const std::string path = JoinPath(directory_, kManifestFileName);
-  absl::StatusOr<std::vector<std::string>> names = std::vector<std::string>();
-  const auto ready = [&] {
-    // The request is repeated: it may arrive a second time when the checkpoint is deleted again.
-    if (may_be_committed_) return MarkAsFenced(storage_, directory_);
-    names = CheckFilesAreThere();
-    may_be_committed_ = names.ok();
-    return names.status();
-  };
+  std::vector<std::string> names;
+  absl::Status may;
+  const auto ready = [&] { return may = CheckMayCommit(names); };
   const std::string version = replaced_.has_value() ? replaced_->version : "";
   const absl::Status published =
       storage_.Write(path, encoded, {.version = version, .ready = ready}).status();
-  if (!names.ok()) return published;
+  if (!may.ok()) return published;
   TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
   TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
   if (other_attempts_left_) {
-    removal_->DeleteOtherAttempts(directory_, manifest_, *names).IgnoreError();
+    removal_->DeleteOtherAttempts(directory_, manifest_, names).IgnoreError();
   }
   return std::to_string(bytes);
+}
+
+// Is called immediately before each request that commits. `names`: what is in the directory.
+absl::Status Coordinator::CheckMayCommit(std::vector<std::string>& names) {
+  if (may_be_committed_) {
+    // The request is repeated: it may arrive a second time when the checkpoint is deleted again.
+    TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, directory_));
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(names, CheckFilesAreThere());
+  }
+  if (may_commit_) TESSERA_RETURN_IF_ERROR(may_commit_());
+  may_be_committed_ = true;
+  return absl::OkStatus();
 }
 
 // Finds out whether the manifest was committed, given the storage's answer.

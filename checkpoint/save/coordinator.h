@@ -24,10 +24,10 @@ namespace tessera::ckpt {
 class Coordinator {
  public:
   // `choose_root` returns the folder to save in, given the bytes of all data files. `overwrite` is
-  // that of SaveOptions.
+  // that of SaveOptions, `may_commit` that of SaveHooks.
   Coordinator(Storage& storage, const Manifest& metadata,
               std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root,
-              bool overwrite = false);
+              bool overwrite = false, std::function<absl::Status()> may_commit = nullptr);
 
   // Does the end of step 1, and step 2: checks the tensors and files of the plan, unless the same
   // one was checked before, and returns where to write.
@@ -48,6 +48,7 @@ class Coordinator {
 
  private:
   absl::Status PrepareDirectory();
+  absl::Status CheckMayCommit(std::vector<std::string>& names);
   absl::StatusOr<std::vector<std::string>> CheckFilesAreThere();
   absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);
   absl::Status TakeBackIfFilesAreGone(const std::string& encoded);
@@ -63,6 +64,7 @@ class Coordinator {
   std::string directory_;
   const std::string attempt_;
   const bool overwrite_;
+  const std::function<absl::Status()> may_commit_;
   const Manifest& metadata_;
   Manifest manifest_;
   bool directory_is_made_ = false;

@@ -1,13 +1,17 @@
 #include "checkpoint/save/coordinator.h"
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/forwarding_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -33,6 +37,39 @@ TEST(CoordinatorTest, AReportOfWhatIsNotInThePlanIsAnError) {
         std::string(committed.message()),
         ::testing::HasSubstr(absl::StrCat("rank 1 sent a report of a ", is_file ? "file" : "tensor",
                                           " that is not in the plan")));
+  }
+}
+
+// Sends each request that writes a file twice, as after an answer that was lost.
+class RepeatingStorage final : public ForwardingStorage {
+ public:
+  using ForwardingStorage::ForwardingStorage;
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override {
+    if (condition.ready) TESSERA_RETURN_IF_ERROR(condition.ready());
+    return ForwardingStorage::Write(path, contents, condition);
+  }
+};
+
+TEST(CoordinatorTest, ACommitIsAllowedImmediatelyBeforeEachRequest) {
+  for (const int allowed : {0, 1, 2}) {
+    MemoryStorage memory;
+    RepeatingStorage storage(memory);
+    const Manifest metadata, layout;
+    int asked = 0;
+    Coordinator coordinator(
+        storage, metadata, [](uint64_t) { return ""; }, /*overwrite=*/false,
+        [&]() -> absl::Status {
+          if (++asked <= allowed) return absl::OkStatus();
+          return absl::FailedPreconditionError("taken over");
+        });
+    ASSERT_OK(coordinator.Prepare({.layout = layout, .is_new = true}).status());
+    EXPECT_EQ(asked, 0);
+    const absl::Status committed = coordinator.Commit({WriteReport().SerializeAsString()}).status();
+    EXPECT_EQ(committed,
+              allowed == 2 ? absl::OkStatus() : absl::FailedPreconditionError("taken over"));
+    EXPECT_EQ(asked, allowed == 0 ? 1 : 2);
+    EXPECT_EQ(memory.Open("step-00000000/manifest.pb").ok(), allowed == 2);
   }
 }
 

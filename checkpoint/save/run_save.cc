@@ -149,7 +149,8 @@ absl::StatusOr<SaveReport> RunSave(
     if (!context.choose_root) return "";
     return context.choose_root({request.step, request.rolling, data_bytes});
   };
-  Coordinator coordinator(context.storage, manifest, choose_root, context.options.overwrite);
+  Coordinator coordinator(context.storage, manifest, choose_root, context.options.overwrite,
+                          context.may_commit);
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
   const absl::StatusOr<RankState> local = CatchNoMemory(
       "describe the state", [&] { return Describe(manifest, state, context.options); });
@@ -212,7 +213,8 @@ auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks&
       .options = options,
       .copy_ahead_threads = 0,
       .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
-      .staging = staging};
+      .staging = staging,
+      .may_commit = hooks.may_commit};
   return CatchNoMemory("save", [&] { return call(context); });
 }
 

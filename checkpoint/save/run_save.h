@@ -34,6 +34,9 @@ using ChooseRoot = std::function<absl::StatusOr<std::string>(const PlannedSave&)
 // What the library adds to its own saves, beside the options of a program.
 struct SaveHooks {
   ChooseRoot choose_root;  // null: the storage's root
+  // Called on rank 0 when nothing but the request that commits is missing, and again before the
+  // request is repeated. An error ends the save. Null: not called.
+  std::function<absl::Status()> may_commit = nullptr;
   // The plan of earlier saves of the same group, on every rank or on none; null: the save is
   // planned anew. An AsyncSaver has its own.
   PlanCache* plan_cache = nullptr;
@@ -59,7 +62,8 @@ struct SaveContext {
   int copy_ahead_threads;  // see DataWriterOptions
   PlanCache& plan_cache;
   StagingPool& staging;
-  uint64_t copy_ahead_bytes = 0;  // see DataWriterOptions::ahead_bytes
+  uint64_t copy_ahead_bytes = 0;                       // see DataWriterOptions::ahead_bytes
+  std::function<absl::Status()> may_commit = nullptr;  // see SaveHooks
 };
 
 // Saves on the calling thread. The checkpoint exists if and only if its manifest is committed; see
