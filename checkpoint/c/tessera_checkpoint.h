@@ -17,14 +17,15 @@
  *   tessera_folder_free(folder);
  *
  * The functions do what the C++ library does. Its headers (checkpoint/include) describe the effects
- * in full; this one describes the arguments. C++ alone has RetentionOptions::best,
- * FailedSavesOptions, LoadOptions::verify_checksums and weights_from_master, and PeerReplicas.
+ * in full; this one describes the arguments. C++ has more: what is not here cannot be set from C.
  *
  * Errors: a function that can fail returns a tessera_code, as an int32_t, so that the ABI does not
  * depend on the size of an enum. After an error, tessera_error_message() returns a sentence that
- * explains it. Arguments that make no sense, such as a null pointer, a
- * negative number of dims or a handle of another kind, are TESSERA_INVALID_ARGUMENT. A call that
- * fails changes nothing and leaves its results unset. No exception leaves the library.
+ * explains it. Arguments that make no sense, such as a null pointer, a negative number of dims or a
+ * handle of another kind, are TESSERA_INVALID_ARGUMENT, and nothing is changed. After another error
+ * of a load, a part of the memory may be new; after that of a save, the checkpoint may exist
+ * (checkpoint/include/checkpoint.h). The results count only after TESSERA_OK. No exception leaves
+ * the library.
  *
  * Handles are opaque. Free each with the function of its kind; freeing NULL does nothing. A folder
  * may be freed before the checkpoints and savers that were made from it.
@@ -37,7 +38,8 @@
  *
  * Compatibility: a program that was built with this header works with every later library of the
  * same TESSERA_ABI_VERSION. Structures carry their size, so that they can grow: set struct_bytes to
- * the size of the structure, and every member that is not used to zero. */
+ * the size of the structure, and every member that is not used to zero. tessera_box_copy has none,
+ * since it never grows. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -496,10 +498,10 @@ typedef enum {
   TESSERA_END_NONE = 0, /* the job goes on */
   TESSERA_END_LAST_STEP = 1,
   TESSERA_END_SIGNAL = 2,
-  TESSERA_END_PROGRAM = 3,
+  TESSERA_END_PROGRAM = 3, /* not in jobs of C programs alone */
   TESSERA_END_STOP_FILE = 4,
   TESSERA_END_DURATION = 5,
-  TESSERA_END_INTERVAL = 6
+  TESSERA_END_INTERVAL = 6 /* not in jobs of C programs alone */
 } tessera_end_reason;
 
 /* What all ranks do after a step. The caller sets struct_bytes. */

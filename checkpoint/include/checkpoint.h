@@ -194,7 +194,7 @@ class CheckpointFolder {
   // is overwritten (SaveOptions::overwrite). A half-written directory of the same step is removed
   // first.
   //
-  // Errors, after which nothing is committed:
+  // Errors:
   //   InvalidArgument      options, metadata or state are wrong, or the ranks together do not cover
   //                        a tensor; the message lists every problem
   //   AlreadyExists        the step is committed; with `overwrite`, another process has overwritten
@@ -204,7 +204,12 @@ class CheckpointFolder {
   //                        its free space
   //   Unavailable, DeadlineExceeded    a rank is gone, or late
   //   other codes          of the storage
-  // Every rank returns the same error, whose message has the number of the rank that failed.
+  // After the first three, nothing is committed, unless the message of Aborted says that the
+  // manifest is still there. After the others, the checkpoint may be committed: the answer to the
+  // last request was lost, or a rank left after it. List() tells.
+  //
+  // Every rank that the group reaches returns the same status. An error's message has the number of
+  // the rank that failed.
   //
   // Collective over options.group. Reads the state and does not change it. Memory: staging_bytes
   // per process plus the plan. Cost: each byte of the state passes once through the cache (copy,

@@ -35,8 +35,8 @@ class PendingMessage {
 // carry descriptions and plans, which grow with the number of ranks times that of their tensors, so
 // a binomial tree pays. Transfers carry the contents of tensors.
 //
-// Collective calls of the library: all ranks pass the same options, except for progress,
-// is_cancelled, before_commit, io_threads and staging_bytes.
+// Collective calls of the library: save_options.h and load_options.h say which options are the same
+// on all ranks.
 //
 // Errors: DeadlineExceeded or Unavailable, naming the missing ranks. After an error the group is
 // unusable.

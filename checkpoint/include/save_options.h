@@ -44,18 +44,19 @@ struct SaveRequest {
   Metadata metadata = {};
 };
 
+// The same on all ranks, except for progress, is_cancelled, before_commit, io_threads and
+// staging_bytes.
 struct SaveOptions {
   // The ranks that save together, each its part of the state; collective, see process_group.h.
   // Owned by the caller; must outlive the call, or the saver. Null: this process alone.
   ProcessGroup* group = nullptr;
   absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 
-  // Whether a committed checkpoint of the same step is replaced; otherwise it is AlreadyExists. The
-  // same on all ranks. Whatever happens, the old or the new checkpoint is there as a whole. Once
-  // the new one is committed, the old one's files, and others in its directory, are deleted. While
-  // this machine reads the old one, they stay, and go with the next save of the step. Needs room
-  // for both. Unimplemented, with nothing changed, in an object store without conditional
-  // replacement.
+  // Whether a committed checkpoint of the same step is replaced; otherwise it is AlreadyExists.
+  // Whatever happens, the old or the new checkpoint is there as a whole. Once the new one is
+  // committed, the old one's files, and others in its directory, are deleted. While this machine
+  // reads the old one, they stay, and go with the next save of the step. Needs room for both.
+  // Unimplemented, with nothing changed, in an object store without conditional replacement.
   bool overwrite = false;
 
   // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; its

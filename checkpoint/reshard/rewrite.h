@@ -49,7 +49,9 @@ uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned);
 //
 // Every byte read is verified against its checksum, and the digests of the written tensors against
 // those in the source's manifest, before anything is committed. The source is only read. After an
-// error nothing is committed, and no file remains if the storage still works.
+// error of the plan or of a read nothing is committed, and no file remains if the storage still
+// works. Where the commit itself fails, the checkpoint may exist, as after
+// CheckpointFolder::Save().
 //
 // Errors: InvalidArgument (a plan for other tensors, too little memory, metadata), AlreadyExists
 // (the step is committed), ResourceExhausted, and those of the storages. DataLoss names file,
