@@ -23,7 +23,8 @@ namespace {
 LockedFd OpenDirectory(const Storage& storage, std::string_view directory) {
   const std::optional<std::string> path = storage.LocalPath(directory);
   if (!path.has_value()) return LockedFd();
-  return LockedFd(ScopedFd(::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
+  return LockedFd(
+      [&] { return ScopedFd(::open(path->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); });
 }
 
 // Returns 0, or the error.
@@ -48,5 +49,7 @@ ReadLock::ReadLock(const Storage& storage, std::string_view checkpoint_dir) {
   // While the checkpoint is being deleted there is no lock, and soon no manifest.
   if (TryToLock(fd, LOCK_SH) == 0) fd_ = std::make_shared<const LockedFd>(std::move(fd));
 }
+
+bool ReadLock::holds() const { return fd_ != nullptr && fd_->valid(); }
 
 }  // namespace tessera::ckpt

@@ -26,8 +26,8 @@ class ReadLock {
   ReadLock(const Storage& storage, std::string_view checkpoint_dir);
 
   // Returns whether the checkpoint is marked. False where the place has no such locks, or while the
-  // checkpoint is being deleted.
-  bool holds() const { return fd_ != nullptr; }
+  // checkpoint is being deleted, and in a forked process.
+  bool holds() const;
 
  private:
   std::shared_ptr<const LockedFd> fd_;  // null: holds nothing

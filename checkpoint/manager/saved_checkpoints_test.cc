@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -400,6 +402,11 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   {
     const ReadLock reader(*storage, "step-00000001");
     EXPECT_TRUE(reader.holds());
+    const pid_t child = fork();
+    if (child == 0) _exit(reader.holds() ? 1 : 0);
+    int exit_status = -1;
+    waitpid(child, &exit_status, 0);
+    EXPECT_EQ(exit_status, 0);
     EXPECT_FALSE(ReadLock().holds());
     EXPECT_FALSE(ReadLock(*storage, "step-00000009").holds());
     ASSERT_OK(retention.Apply(absl::Now()));

@@ -50,8 +50,8 @@ class FileLock final : public FolderLock {
   // Opens the folder and its lock file.
   static absl::StatusOr<std::unique_ptr<FileLock>> Open(const std::string& folder) {
     std::unique_ptr<FileLock> lock(new FileLock(folder));
-    lock->folder_fd_ =
-        LockedFd(ScopedFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
+    lock->folder_fd_ = LockedFd(
+        [&] { return ScopedFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); });
     absl::StatusOr<LockedFd> file =
         lock->folder_fd_.valid() ? lock->OpenFile() : ErrnoStatus(errno);
     if (!file.ok()) {
@@ -77,6 +77,10 @@ class FileLock final : public FolderLock {
   // The file may have been deleted, and another one locked by a process to which the folder looked
   // free.
   absl::Status Check() const override {
+    if (!folder_fd_.valid()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(folder_, ": a forked process does not have the lock"));
+    }
     const MutexLock lock(&mutex_);
     if (IsInPlace(file_fd_)) return absl::OkStatus();
     absl::StatusOr<LockedFd> fd = OpenFile();
@@ -100,9 +104,15 @@ class FileLock final : public FolderLock {
   explicit FileLock(std::string folder) : folder_(std::move(folder)) {}
 
   absl::StatusOr<LockedFd> OpenFile() const {
-    TESSERA_ASSIGN_OR_RETURN(
-        ScopedFd fd, OpenRegularFile(folder_fd_.get(), kFileName, O_RDWR | O_CREAT | O_NOFOLLOW));
-    return LockedFd(std::move(fd));
+    absl::Status error;
+    LockedFd fd([&] {
+      absl::StatusOr<ScopedFd> opened =
+          OpenRegularFile(folder_fd_.get(), kFileName, O_RDWR | O_CREAT | O_NOFOLLOW);
+      error = opened.status();
+      return opened.ok() ? *std::move(opened) : ScopedFd();
+    });
+    TESSERA_RETURN_IF_ERROR(error);
+    return fd;
   }
   // Writes this process into the file that it has locked, for the message of another one. A failure
   // does no harm.

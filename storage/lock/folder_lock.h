@@ -20,7 +20,8 @@ namespace tessera {
 // In a file system: advisory locks on the folder itself and on the file ".lock" in it. The system
 // releases them however the process ends; the file stays. NFS has only locks on files that are open
 // for writing. Elsewhere the folder remains locked even if the file is deleted, and Check() creates
-// and locks the file again.
+// and locks the file again. A process that the holder forks does not have the lock, and Check()
+// says so there.
 //
 // In an object store: a lease, the object ".lease", which names its holder. A thread replaces the
 // lease several times in each period, on condition that nobody else has. Other processes that want

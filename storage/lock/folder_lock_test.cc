@@ -22,6 +22,7 @@
 #include "base/wall_clock_jump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/lock/locked_fd.h"
 #include "storage/posix_storage.h"
 #include "storage/s3/s3_storage.h"
 #include "storage/s3/testing/s3_server.h"
@@ -213,6 +214,76 @@ TEST(FolderLockTest, AForkedProcessDoesNotKeepTheLock) {
   EXPECT_OK(Lock(folder, {.wait = absl::ZeroDuration()}));
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
+}
+
+// Returns what the code of a forked process returns.
+bool InChild(const std::function<bool()>& code) {
+  const pid_t child = fork();
+  if (child == 0) _exit(code() ? 0 : 1);
+  int status = -1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// A program may open its manager, and then continue as a daemon.
+TEST(FolderLockTest, AForkedProcessKnowsThatItDoesNotHaveTheLock) {
+  const TestFolder folder;
+  ASSERT_OK_AND_ASSIGN(const auto lock, Lock(folder.path()));
+  for (const auto& check : std::vector<std::function<absl::Status()>>{
+           [&] { return lock->Check(); }, [&] { return lock->Confirm(); }}) {
+    EXPECT_OK(check());
+    EXPECT_TRUE(InChild([&] { return absl::IsFailedPrecondition(check()); }));
+  }
+}
+
+ScopedFd OpenFolder(const std::string& folder) {
+  return ScopedFd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+TEST(LockedFdTest, AForkDuringTheOpeningKeepsNoLock) {
+  const TestFolder folder;
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  pid_t child = -1;
+  std::thread forks;
+  LockedFd fd([&] {
+    ScopedFd opened = OpenFolder(folder.path());
+    forks = std::thread([&] {
+      child = fork();
+      if (child == 0) {
+        const char byte = 'y';
+        if (write(ready[1], &byte, 1) == 1) pause();
+        _exit(1);
+      }
+    });
+    absl::SleepFor(absl::Milliseconds(200));  // in which the child would begin
+    return opened;
+  });
+  forks.join();
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  ASSERT_EQ(flock(fd.get(), LOCK_EX | LOCK_NB), 0);
+  { const LockedFd closed = std::move(fd); }
+  EXPECT_EQ(flock(OpenFolder(folder.path()).get(), LOCK_EX | LOCK_NB), 0);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+// The number of the parent's descriptor may be that of another file in the child.
+TEST(LockedFdTest, InAForkedProcessAnAssignmentClosesOnlyItsOwn) {
+  const TestFolder folder;
+  const auto open_it = [&] { return OpenFolder(folder.path()); };
+  LockedFd fd(open_it);
+  EXPECT_TRUE(InChild([&] {
+    const int number = fd.get();
+    if (fd.valid() || dup2(STDERR_FILENO, number) != number) return false;
+    {
+      LockedFd own(open_it);
+      fd = std::move(own);
+    }
+    return fd.valid() && fcntl(number, F_GETFD) >= 0;
+  }));
+  EXPECT_TRUE(fd.valid());
 }
 
 }  // namespace

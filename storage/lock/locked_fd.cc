@@ -34,14 +34,17 @@ void AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
 
 }  // namespace
 
-LockedFd::LockedFd(ScopedFd fd) : owner_(::getpid()) {
-  if (!fd.valid()) return;
+LockedFd::LockedFd(absl::FunctionRef<ScopedFd()> open) : owner_(::getpid()) {
   static const int handlers = ::pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
   static_cast<void>(handlers);
   const MutexLock lock(&Open().mutex);
+  ScopedFd fd = open();
+  if (!fd.valid()) return;
   Open().fds.insert(fd.get());
   fd_ = std::move(fd);
 }
+
+bool LockedFd::valid() const { return fd_.valid() && owner_ == ::getpid(); }
 
 LockedFd::~LockedFd() {
   if (!fd_.valid()) return;

@@ -3,6 +3,9 @@
 
 #include <sys/types.h>
 
+#include <utility>
+
+#include "absl/functional/function_ref.h"
 #include "base/scoped_fd.h"
 
 namespace tessera {
@@ -12,16 +15,22 @@ namespace tessera {
 // the lock. Therefore a child closes the descriptor as soon as it begins. Programs that a process
 // executes do not get it.
 //
-// Thread-safe as an int is; fork() may be called at any time.
+// Thread-safe as an int is. fork() may be called at any time, and waits while one is opened.
 class LockedFd {
  public:
   LockedFd() = default;
-  explicit LockedFd(ScopedFd fd);
+  // Calls open(), which does not fork.
+  explicit LockedFd(absl::FunctionRef<ScopedFd()> open);
   LockedFd(LockedFd&& other) noexcept = default;
-  LockedFd& operator=(LockedFd&& other) noexcept = default;
+  LockedFd& operator=(LockedFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(owner_, other.owner_);
+    return *this;
+  }
   ~LockedFd();
 
-  bool valid() const { return fd_.valid(); }
+  // Returns false in a child, too.
+  bool valid() const;
   int get() const { return fd_.get(); }
 
  private:
