@@ -63,8 +63,8 @@ absl::Status Placer::PlaceTarget(const Target& target, int64_t first, int64_t la
   target.runs.ForEach(first, last, [&](const BoxRuns::Run& run) {
     const std::byte* const from = source(run, index);
     index += run.count;
-    if (to.find_overflow != nullptr) {
-      in_range.Update(CheckRange(target, run.outer_element, run.count, from));
+    if (to.find_overflow != nullptr && in_range.ok()) {
+      in_range = CheckRange(target, run.outer_element, run.count, from);
     }
     if (to.digest != nullptr) {
       to.digest->Place(from, to.data, run.strided_element, run.count, stride);
@@ -120,8 +120,8 @@ absl::Status Placer::PlaceOnDevice(const Target& target, int64_t first, int64_t 
           std::byte* at = memory;
           target.runs.ForEach(first, end, [&](const BoxRuns::Run& run) {
             const std::byte* const from = source(run, index);
-            if (to.find_overflow != nullptr) {
-              in_range.Update(CheckRange(target, run.outer_element, run.count, from));
+            if (to.find_overflow != nullptr && in_range.ok()) {
+              in_range = CheckRange(target, run.outer_element, run.count, from);
             }
             to.copy(from, at, run.count, 1);
             index += run.count;
