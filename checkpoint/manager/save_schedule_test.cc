@@ -135,7 +135,7 @@ TEST(SaveScheduleTest, ExitIntervalAndExitDurationSaveAndEnd) {
             (Decisions{{6, "permanent duration"}}));
 }
 
-TEST(SaveScheduleTest, RecordsThatFailSaveAndEnd) {
+TEST(SaveScheduleTest, AProgramThatEndsSavesBefore) {
   const auto fail = [](State& state) { state.program_ends = state.step >= 5; };
   EXPECT_EQ(Schedule({.last_step = 100}).To(50, fail).decisions,
             (Decisions{{5, "permanent program"}}));
