@@ -54,6 +54,13 @@ class WatchedGroup final : public ForwardingGroup {
 
   const absl::Status& status() const { return status_; }
 
+  // Records an error of this rank that left it out of an operation of the others. Takes no memory.
+  // Returns the error.
+  const absl::Status& Fail(const absl::Status& error) {
+    if (status_.ok() && size() > 1) status_ = error;
+    return error;
+  }
+
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
                                                   absl::Duration timeout) override {
     if (!status_.ok()) return status_;

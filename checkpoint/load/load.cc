@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/no_memory.h"
 #include "base/status_macros.h"
@@ -126,12 +127,13 @@ absl::Status CheckSameOptions(const std::vector<std::string>& all) {
   return absl::OkStatus();
 }
 
-// Step 1.
-absl::StatusOr<Manifest> ShareManifest(const Manifest& own, const StateDict& state,
-                                       ProcessGroup& group, const LoadOptions& options) {
+// Step 1. Returns the manifest of rank 0; prepare() is called before.
+absl::StatusOr<std::string> ShareManifest(const Manifest& own,
+                                          absl::FunctionRef<absl::Status()> prepare,
+                                          ProcessGroup& group, const LoadOptions& options) {
   const absl::StatusOr<std::string> mine =
       CatchNoMemory("load", [&]() -> absl::StatusOr<std::string> {
-        TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
+        TESSERA_RETURN_IF_ERROR(prepare());
         LoadBegin begin;
         begin.set_verify_checksums(options.verify_checksums);
         begin.set_verify_digests(options.verify_digests);
@@ -142,10 +144,7 @@ absl::StatusOr<Manifest> ShareManifest(const Manifest& own, const StateDict& sta
     TESSERA_RETURN_IF_ERROR(CheckSameOptions(all));
     return own.SerializeAsString();
   };
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, combine, options.timeout));
-  Manifest manifest;
-  if (!manifest.ParseFromString(bytes)) return absl::InternalError("rank 0 sent a bad manifest");
-  return manifest;
+  return Agree(group, mine, combine, options.timeout);
 }
 
 // Assigns reads: sends what this rank needs, or its error, to rank 0 and returns its part of the
@@ -217,14 +216,21 @@ absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison
   return absl::OkStatus();
 }
 
-// Steps 2 to 5.
+// Steps 2 to 5. `shared` is the manifest of rank 0; a group of one rank has its own.
 absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoint_dir,
-                                     const Manifest& manifest, const StateDict& state,
-                                     std::span<const RankList> readers, ProcessGroup& group,
-                                     const LoadOptions& options, ScanBuffers* buffers) {
+                                     const Manifest& own, std::string shared,
+                                     const StateDict& state, std::span<const RankList> readers,
+                                     ProcessGroup& group, const LoadOptions& options,
+                                     ScanBuffers* buffers) {
+  Manifest of_rank_0;
+  const Manifest& manifest = group.size() == 1 ? own : of_rank_0;
   Comparison comparison;
   const absl::StatusOr<std::string> compared =
       CatchNoMemory("compare the state", [&]() -> absl::StatusOr<std::string> {
+        if (!of_rank_0.ParseFromString(shared)) {
+          return absl::InternalError("rank 0 sent a bad manifest");
+        }
+        shared = std::string();
         comparison = Compare(manifest, state, options);
         if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
         return ReportComparison(comparison);
@@ -273,18 +279,25 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                                             std::span<const RankList> readers) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  return CatchNoMemory("load", [&]() -> absl::StatusOr<LoadReport> {
+  const bool is_alone = group.size() == 1;
+  const char* const action =
+      is_alone ? "load" : "load (the other ranks wait: the group cannot be used again)";
+  return CatchNoMemory(action, [&]() -> absl::StatusOr<LoadReport> {
     const absl::Duration start = SteadyNow();
-    const ReadLock reading(storage, checkpoint_dir);
-    Manifest shared;
-    if (group.size() == 1) {
-      TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
+    ReadLock reading;
+    const auto prepare = [&] {
+      reading = ReadLock(storage, checkpoint_dir);
+      return CheckRequest(state, options);
+    };
+    std::string shared;
+    if (is_alone) {
+      TESSERA_RETURN_IF_ERROR(prepare());
     } else {
-      TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(manifest, state, group, options));
+      TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(manifest, prepare, group, options));
     }
-    const Manifest& agreed = group.size() == 1 ? manifest : shared;
-    TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(storage, checkpoint_dir, agreed, state,
-                                                          readers, group, options, buffers));
+    TESSERA_ASSIGN_OR_RETURN(LoadReport report,
+                             LoadState(storage, checkpoint_dir, manifest, std::move(shared), state,
+                                       readers, group, options, buffers));
     report.duration = SteadyNow() - start;
     return report;
   });

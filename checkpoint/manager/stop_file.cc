@@ -85,10 +85,7 @@ StopFile::StopFile(std::string path, const std::string& acted_upon, absl::Durati
     : shared_(std::make_shared<Shared>(std::move(path), acted_upon)) {
   absl::StatusOr<std::thread> thread = StartThread([shared = shared_] {
     while (true) {
-      CatchNoMemory("read a stop file", [&] {
-        Read(shared);
-        return absl::OkStatus();
-      }).IgnoreError();  // which the next Poll() repeats
+      TryToRead(shared);
       MutexLock lock(&shared->mutex);
       while (!shared->wanted && !shared->stopping) shared->changed.Wait(&shared->mutex);
       if (shared->stopping) return;
@@ -108,6 +105,14 @@ StopFile::~StopFile() {
   const MutexLock lock(&shared_->mutex);
   shared_->stopping = true;
   shared_->changed.NotifyAll();
+}
+
+// Without memory nothing is read until the next Poll().
+void StopFile::TryToRead(const std::shared_ptr<Shared>& shared) {
+  CatchNoMemory("read a stop file", [&] {
+    Read(shared);
+    return absl::OkStatus();
+  }).IgnoreError();
 }
 
 void StopFile::Read(const std::shared_ptr<Shared>& shared) {
@@ -133,7 +138,7 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
 }
 
 StopRequest StopFile::Poll() {
-  if (!has_thread_) Read(shared_);
+  if (!has_thread_) TryToRead(shared_);
   const MutexLock lock(&shared_->mutex);
   shared_->wanted = true;
   shared_->changed.NotifyAll();

@@ -55,6 +55,7 @@ class StopFile {
  private:
   struct Shared;
   static void Read(const std::shared_ptr<Shared>& shared);
+  static void TryToRead(const std::shared_ptr<Shared>& shared);
 
   const std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this object
   bool has_thread_ = false;

@@ -7,10 +7,10 @@
 #include <functional>
 #include <optional>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -138,7 +138,8 @@ class Checker {
 
   const bool check_writable_;
   std::string name_;
-  absl::flat_hash_set<std::string> names_;
+  // Not a table of Abseil, whose destructor frees what it does not have after a growth that threw.
+  std::unordered_set<std::string_view> names_;
   std::vector<std::string> problems_;
 };
 

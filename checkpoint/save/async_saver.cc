@@ -9,6 +9,7 @@
 #include <iterator>
 #include <list>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -140,7 +141,11 @@ class AsyncSaver::Background {
     if (thread_.joinable()) return true;
     absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
     if (!thread.ok()) {
-      no_thread_ = std::string(thread.status().message());
+      // Without memory for the reason, none is given: the caller does the work all the same.
+      CatchNoMemory("", [&] {
+        no_thread_ = std::string(thread.status().message());
+        return absl::OkStatus();
+      }).IgnoreError();
       return false;
     }
     thread_ = *std::move(thread);
@@ -189,7 +194,7 @@ class AsyncSaver::Background {
     queue_.pop_front();
     busy_ = true;
     lock.Unlock();
-    absl::StatusOr<SaveReport> report = CatchNoMemory("save", [&] { return Handle(request); });
+    absl::StatusOr<SaveReport> report = HandleOrFail(request);
     lock.Lock();
     busy_ = false;
     if (request.kind != Kind::kPrepare) {
@@ -197,6 +202,15 @@ class AsyncSaver::Background {
       Conclude(request);
     }
     changed_.NotifyAll();
+  }
+
+  // Lets the group fail where memory was missing between two agreements: the other ranks wait.
+  absl::StatusOr<SaveReport> HandleOrFail(const Request& request) {
+    try {
+      return Handle(request);
+    } catch (const std::bad_alloc& error) {
+      return group_.Fail(NoMemoryStatus(error, "save"));
+    }
   }
 
   // Returns the outcome, which counts for nothing if the request is not that of a save.

@@ -152,6 +152,7 @@ void DataWriter::WaitForPieces(absl::FunctionRef<std::vector<size_t>()> pieces) 
   });
   if (helped.ok()) return;
   const MutexLock lock(&mutex_);
+  if (released_.load(std::memory_order_acquire)) return;  // no help is needed any more
   KeepFirstError(helped);
   while (!released_.load(std::memory_order_acquire)) changed_.Wait(&mutex_);
 }

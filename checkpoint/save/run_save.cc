@@ -1,6 +1,7 @@
 #include "checkpoint/save/run_save.h"
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -38,6 +39,8 @@ namespace {
 
 // Not a real step: for plans made ahead of the first save.
 constexpr int64_t kNoStep = -1;
+
+constexpr char kDescribing[] = "describe the state";
 
 absl::Status CheckOptions(const SaveOptions& options) {
   if (options.checksum_chunk_bytes == 0 || options.checksum_chunk_bytes % 8 != 0 ||
@@ -104,6 +107,16 @@ absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<R
   return task;
 }
 
+absl::StatusOr<std::shared_ptr<DataWriter>> MakeWriter(const SaveContext& context,
+                                                       const StateDict& state,
+                                                       const RankState& local,
+                                                       const SaveTask& task) {
+  return CatchNoMemory("prepare the data files", [&] {
+    return DataWriter::Make(context.storage, task.directory, state, local, task.plan,
+                            WriterOptions(context), context.staging);
+  });
+}
+
 // Performs step 3 of a save that began at `start`.
 absl::StatusOr<std::string> Write(
     const absl::StatusOr<std::shared_ptr<DataWriter>>& writer,
@@ -144,29 +157,33 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::Duration start = SteadyNow();
   TraceSpan span("save", "save");
   span.Add("step", request.step);
-  const Manifest manifest = MakeManifest(request);
   const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
     if (!context.choose_root) return "";
     return context.choose_root({request.step, request.rolling, data_bytes});
   };
-  Coordinator coordinator(context.storage, manifest, choose_root, context.options.overwrite,
-                          context.may_commit);
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
-  const absl::StatusOr<RankState> local = CatchNoMemory(
-      "describe the state", [&] { return Describe(manifest, state, context.options); });
+  Manifest manifest;
+  std::optional<Coordinator> coordinator;
+  const absl::StatusOr<RankState> local = CatchNoMemory(kDescribing, [&] {
+    manifest = MakeManifest(request);
+    coordinator.emplace(context.storage, manifest, choose_root, context.options.overwrite,
+                        context.may_commit);
+    if (request.rolling && !context.choose_root) {
+      return absl::StatusOr<RankState>(
+          absl::InvalidArgumentError("rolling: only a CheckpointManager has rolling checkpoints"));
+    }
+    return Describe(manifest, state, context.options);
+  });
   const absl::StatusOr<SaveTask> task =
       Plan(context, local, request,
-           [&](const PlannedManifest& planned) { return coordinator.Prepare(planned); });
+           [&](const PlannedManifest& planned) { return coordinator->Prepare(planned); });
   if (!task.ok()) {
-    coordinator.Abandon();
+    if (coordinator.has_value()) coordinator->Abandon();
     return task.status();
   }
 
   const absl::StatusOr<std::shared_ptr<DataWriter>> writer =
-      CatchNoMemory("prepare the data files", [&] {
-        return DataWriter::Make(context.storage, task->directory, state, *local, task->plan,
-                                WriterOptions(context), context.staging);
-      });
+      MakeWriter(context, state, *local, *task);
   bool everyone_reported = false;
   const absl::StatusOr<std::string> committed = Agree(
       context.group,
@@ -175,13 +192,13 @@ absl::StatusOr<SaveReport> RunSave(
           [&] { return Write(writer, on_planned, context.options.before_commit, start); }),
       [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
         const TraceSpan commit("save", "commit");
-        absl::StatusOr<std::string> bytes = coordinator.Commit(reports);
+        absl::StatusOr<std::string> bytes = coordinator->Commit(reports);
         if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
         return bytes;
       },
       context.options.timeout, &everyone_reported);
   if (!committed.ok()) {
-    if (everyone_reported) coordinator.Abandon();
+    if (everyone_reported) coordinator->Abandon();
     return committed.status();
   }
   SaveReport report;
@@ -190,7 +207,7 @@ absl::StatusOr<SaveReport> RunSave(
     return absl::InternalError("rank 0 sent a bad report");
   }
   report.duration = SteadyNow() - start;
-  report.ranks = coordinator.phases();
+  report.ranks = coordinator->phases();
   report.copied_after = (*writer)->copied_at().value_or(start) - start;
   report.processor_time = absl::Seconds((*writer)->processor_seconds());
   report.note = context.staging.note();
@@ -215,7 +232,10 @@ auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks&
       .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
       .staging = staging,
       .may_commit = hooks.may_commit};
-  return CatchNoMemory("save", [&] { return call(context); });
+  return CatchNoMemory(context.group.size() > 1
+                           ? "save (the other ranks wait: the group cannot be used again)"
+                           : "save",
+                       [&] { return call(context); });
 }
 
 }  // namespace
@@ -240,7 +260,8 @@ absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::St
 }
 
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
-  const absl::StatusOr<RankState> local = Describe(Manifest(), state, context.options);
+  const absl::StatusOr<RankState> local =
+      CatchNoMemory(kDescribing, [&] { return Describe(Manifest(), state, context.options); });
   TESSERA_ASSIGN_OR_RETURN(const SaveTask task,
                            Plan(context, local, {.step = kNoStep},
                                 [](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
@@ -249,8 +270,7 @@ absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
                                   return SaveTarget();
                                 }));
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<DataWriter> writer,
-                           DataWriter::Make(context.storage, task.directory, state, *local,
-                                            task.plan, WriterOptions(context), context.staging));
+                           MakeWriter(context, state, *local, task));
   context.staging.Want(writer->staged_bytes());
   return absl::OkStatus();
 }

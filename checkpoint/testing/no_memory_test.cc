@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -18,15 +19,20 @@
 #include "absl/strings/str_cat.h"
 #include "base/fail_allocation.h"
 #include "base/testing.h"
+#include "base/threads.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/manager/stop_file.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/forwarding_storage.h"
+#include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
@@ -34,6 +40,7 @@ namespace tessera::ckpt {
 namespace {
 
 using Of = FailAllocation::Of;
+using ::testing::HasSubstr;
 
 bool IsNoMemory(const absl::Status& status) { return absl::IsResourceExhausted(status); }
 
@@ -49,6 +56,23 @@ class ForgetfulGroup final : public ForwardingGroup {
 
  private:
   int64_t left_;
+};
+
+// Lets an allocation of this rank fail that follows its first broadcast.
+class ForgetsAfterBroadcast final : public ForwardingGroup {
+ public:
+  ForgetsAfterBroadcast(ProcessGroup& base, int64_t allocation)
+      : ForwardingGroup(base), allocation_(allocation) {}
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration timeout) override {
+    absl::StatusOr<std::string> reply = ForwardingGroup::Broadcast(from_rank_0, timeout);
+    if (allocation_ < INT64_MAX && !fail_.has_value()) fail_.emplace(Of::kThisThread, allocation_);
+    return reply;
+  }
+
+ private:
+  const int64_t allocation_;
+  std::optional<FailAllocation> fail_;
 };
 
 class NoMemoryTest : public testing::Test {
@@ -193,6 +217,77 @@ TEST_F(NoMemoryTest, NoThreadWaitsForASaveThatEndedForLackOfMemory) {
   EXPECT_GT(failed, kLast / 2);
 }
 
+// Without memory for the reason, too, why there is no thread.
+TEST_F(NoMemoryTest, ASaveThatIsStartedWithoutAThreadEnds) {
+  LimitThreads(0);
+  for (const bool and_later : {false, true}) {
+    int64_t started = 0;
+    for (int64_t allocation = 0; started < 6; ++allocation) {
+      SCOPED_TRACE(absl::StrCat("allocation ", allocation, and_later ? " and all later ones" : ""));
+      MemoryStorage storage;
+      AsyncSaver saver(storage, options_);
+      bool begun = true;
+      try {
+        const FailAllocation fail(Of::kThisThread, allocation, and_later);
+        saver.Start(1, state_.dict);
+        ++started;
+      } catch (const std::bad_alloc&) {
+        begun = false;
+      }
+      EXPECT_EQ(saver.Finish().size(), begun ? 1 : 0);
+      ExpectThatSavesWork(storage, saver);
+    }
+  }
+  LimitThreads(-1);
+}
+
+// The other ranks learn it, instead of waiting for this one's next operation.
+TEST_F(NoMemoryTest, ARankThatCannotDescribeItsStateEndsTheSaveOfAll) {
+  MemoryStorage storage;
+  const auto save = [&](const SaveContext& context) {
+    return RunSave(context, {.step = 1}, state_.dict, nullptr).status();
+  };
+  const auto prepare = [&](const SaveContext& context) { return PlanAhead(context, state_.dict); };
+  for (const auto& call :
+       std::vector<std::function<absl::Status(const SaveContext&)>>{save, prepare}) {
+    RunRanks(2, [&](ProcessGroup& group) {
+      PlanCache plan_cache;
+      StagingPool staging;
+      const SaveContext context = {.storage = storage,
+                                   .choose_root = nullptr,
+                                   .group = group,
+                                   .options = options_.save,
+                                   .copy_ahead_threads = 0,
+                                   .plan_cache = plan_cache,
+                                   .staging = staging};
+      std::optional<FailAllocation> fail;
+      if (group.rank() == 1) fail.emplace(Of::kThisThread, 0);
+      const absl::Status saved = call(context);
+      fail.reset();
+      EXPECT_TRUE(IsNoMemory(saved)) << saved;
+      EXPECT_THAT(std::string(saved.message()), HasSubstr("not enough memory to describe"));
+    });
+  }
+}
+
+// Where no thread reads it: the rank takes part in the decision of all.
+TEST(StopFileWithoutMemoryTest, IsReadByTheNextPoll) {
+  const TestFolder folder;
+  folder.Write("stop", "7");
+  bool happened = true;
+  for (int64_t allocation = 0; happened; ++allocation) {
+    LimitThreads(0);
+    StopFile file(folder.File("stop"), "", absl::ZeroDuration());
+    LimitThreads(-1);
+    {
+      const FailAllocation fail(Of::kThisThread, allocation);
+      EXPECT_EQ(file.Poll().step, fail.happened() ? 0 : 7);
+      happened = fail.happened();
+    }
+    EXPECT_EQ(file.Poll().step, 7);
+  }
+}
+
 TEST_F(NoMemoryTest, ALoadOfOneProcessEndsWithAnError) {
   MemoryStorage storage;
   ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
@@ -223,7 +318,7 @@ TEST_F(NoMemoryTest, ALoadOfSeveralRanksEndsWithTheErrorOfTheOneWithoutMemory) {
   ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
   LoadOptions options;
   options.timeout = absl::Seconds(20);
-  FaultInjectingStorage faulty(storage);
+  FaultInjectingStorage faulty(storage);  // of rank 1
   faulty.FailWhere(
       [&](const Operation& operation) {
         const bool is_data = operation.path.ends_with(".safetensors");
@@ -233,24 +328,57 @@ TEST_F(NoMemoryTest, ALoadOfSeveralRanksEndsWithTheErrorOfTheOneWithoutMemory) {
       absl::InternalError("no operation fails"));
   RunRanks(3, [&](ProcessGroup& group) {
     LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
+    Storage& mine = group.rank() == 1 ? static_cast<Storage&>(faulty) : storage;
     const absl::Status loaded =
-        LoadCheckpoint(faulty, StepDirectoryName(1), state.dict, On(group, options)).status();
+        LoadCheckpoint(mine, StepDirectoryName(1), state.dict, On(group, options)).status();
     EXPECT_TRUE(IsNoMemory(loaded)) << loaded;
   });
 }
 
-// The rank's own threads end, and the other ranks miss it.
+TEST_F(NoMemoryTest, ARankWithoutMemoryBeforeItReadsEndsTheLoadOfAll) {
+  constexpr int64_t kInTheManifest = 20;
+  const TestFolder folder;
+  const std::unique_ptr<Storage> storage = OrFail(OpenPosixStorage(folder.path()));
+  ASSERT_OK(CheckpointFolder(*storage).Save(1, state_.dict, options_.save));
+  LoadOptions options;
+  options.timeout = absl::Seconds(20);
+  for (const bool at_the_begin : {true, false}) {
+    RunRanks(2, [&](ProcessGroup& group) {
+      ASSERT_OK_AND_ASSIGN(const Checkpoint saved,
+                           Checkpoint::Open(*storage, StepDirectoryName(1)));
+      LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
+      const bool is_short = group.rank() == 1;
+      ForgetsAfterBroadcast forgetful(group,
+                                      is_short && !at_the_begin ? kInTheManifest : INT64_MAX);
+      const LoadOptions mine = On(forgetful, options);
+      std::optional<FailAllocation> fail;
+      if (is_short && at_the_begin) fail.emplace(Of::kThisThread, 0);
+      const absl::Status loaded = saved.Load(state.dict, mine).status();
+      fail.reset();
+      EXPECT_TRUE(IsNoMemory(loaded)) << loaded;
+    });
+  }
+}
+
+// The rank's own threads end, and the other ranks miss it. Of rank 0's messages, 12 arrange what it
+// reads for others.
 TEST_F(NoMemoryTest, ARankWithoutMemoryForItsMessagesEndsItsLoad) {
   MemoryStorage storage;
   ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
   RunRanks(3, [&](ProcessGroup& group) {
-    ForgetfulGroup forgetful(group, group.rank() == 0 ? 2 : INT64_MAX);
+    ForgetfulGroup forgetful(group, group.rank() == 0 ? 14 : INT64_MAX);
     LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
     LoadOptions options;
     options.staging_bytes = 1;
-    options.timeout = absl::Seconds(2);
-    EXPECT_FALSE(
-        LoadCheckpoint(storage, StepDirectoryName(1), state.dict, On(forgetful, options)).ok());
+    // Rank 0 waits until the others have missed its message.
+    options.timeout = absl::Seconds(group.rank() == 0 ? 20 : 2);
+    const absl::Status loaded =
+        LoadCheckpoint(storage, StepDirectoryName(1), state.dict, On(forgetful, options)).status();
+    EXPECT_FALSE(loaded.ok());
+    if (group.rank() == 0) {
+      EXPECT_THAT(std::string(loaded.message()),
+                  HasSubstr("not enough memory to read for other ranks"));
+    }
   });
 }
 
