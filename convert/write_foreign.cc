@@ -229,10 +229,14 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
   std::vector<std::string> own;
   absl::StatusOr<WriteForeignReport> report =
       WriteObjects(source, files, storage, place.file, options, own);
-  for (const OutputFile& file : files) {
-    // A file that is there by now is of another program, as others may be.
-    const bool may_be_others = absl::IsAlreadyExists(report.status()) && !Has(own, file.name);
-    if (!report.ok() && !may_be_others) storage->Delete(file.name).IgnoreError();
+  // The file that commits goes first: it may be there although its request has failed.
+  for (const bool commits : {true, false}) {
+    for (const OutputFile& file : files) {
+      // A file that is there by now is of another program, as others may be.
+      const bool may_be_others = absl::IsAlreadyExists(report.status()) && !Has(own, file.name);
+      if (report.ok() || may_be_others || file.commits != commits) continue;
+      storage->Delete(file.name).IgnoreError();
+    }
   }
   const absl::Status finished = storage->Delete(UnfinishedName(place.file));
   if (report.ok()) TESSERA_RETURN_IF_ERROR(finished);

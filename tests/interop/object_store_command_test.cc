@@ -106,6 +106,28 @@ TEST_F(ObjectStoreCommandTest, OfTwoConversionsToOnePlaceOneIsWhole) {
   }
 }
 
+// The request for the file that commits has succeeded, but is answered by an error in the end.
+TEST_F(ObjectStoreCommandTest, WhatMakesACheckpointIsDeletedFirst) {
+  s3::S3Server server({.region = "us-east-1"});
+  server.AddFault(
+      {.kind = s3::FaultKind::kLoseAnswer, .method = "PUT", .key_part = "hf/config.json"});
+  server.AddFault({.status = 403,
+                   .code = "AccessDenied",
+                   .method = "PUT",
+                   .key_part = "hf/config.json",
+                   .times = 2});
+  EXPECT_NE(Run({"convert", PytorchFixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
+                 "--s3-endpoint=" + server.endpoint()}),
+            0);
+  std::string first;
+  for (const std::string& request : server.requests()) {
+    const bool is_ours = request.starts_with("DELETE hf/") && !request.starts_with("DELETE hf/.");
+    if (first.empty() && is_ours) first = request;
+  }
+  EXPECT_EQ(first, "DELETE hf/config.json");
+  EXPECT_TRUE(server.keys().empty());
+}
+
 // Nothing is left of a conversion that fails, wherever it does.
 TEST_F(ObjectStoreCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
   for (const char* part : {"hf/model-00002", "hf/model.safetensors.index", "hf/config.json"}) {
