@@ -125,7 +125,8 @@ absl::Status Describe(const tessera_checkpoint& handle, char** report) {
 
 absl::Status ReadTensor(const Checkpoint& checkpoint, const std::string& name, int32_t dtype,
                         int32_t dims, const int64_t* offset, const int64_t* shape,
-                        const int64_t* strides, void* data, int64_t elements) {
+                        const int64_t* strides, void* data, int64_t elements,
+                        const LoadOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const TensorInfo info, checkpoint.Find(name));
   if (dims < 0 || static_cast<size_t>(dims) != info.global_shape.size()) {
     return absl::InvalidArgumentError(
@@ -145,7 +146,7 @@ absl::Status ReadTensor(const Checkpoint& checkpoint, const std::string& name, i
   Shard shard = {.data = data, .dtype = static_cast<DType>(dtype), .memory_elements = elements};
   TESSERA_ASSIGN_OR_RETURN(shard.box, checkpoint.BoxOf(name, wanted));
   if (strides != nullptr) shard.strides = {strides, strides + dims};
-  return checkpoint.LoadTensor(name, shard);
+  return checkpoint.LoadTensor(name, shard, options);
 }
 
 absl::Status CreateSaver(const tessera_folder& folder, const tessera_save_options* from,
@@ -335,12 +336,14 @@ int32_t tessera_checkpoint_load(const tessera_checkpoint* checkpoint, const tess
 int32_t tessera_checkpoint_read_tensor(const tessera_checkpoint* checkpoint, const char* name,
                                        int32_t dtype, int32_t dims, const int64_t* offset,
                                        const int64_t* shape, const int64_t* strides, void* data,
-                                       int64_t elements) {
+                                       int64_t elements, const tessera_load_options* options) {
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
+    TESSERA_ASSIGN_OR_RETURN(const tessera_load_options copy, ReadStruct(options, "options"));
+    TESSERA_ASSIGN_OR_RETURN(const tessera::ckpt::LoadOptions load, ReadLoadOptions(copy));
     return ReadTensor(checkpoint->checkpoint, text, dtype, dims, offset, shape, strides, data,
-                      elements);
+                      elements, load);
   });
 }
 

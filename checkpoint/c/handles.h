@@ -148,16 +148,22 @@ inline std::string TextOrEmpty(const char* text) { return text == nullptr ? "" :
 absl::StatusOr<std::vector<int64_t>> Numbers(const int64_t* numbers, size_t count,
                                              std::string_view name);
 
+// Returns whether a structure of a program can have this size, whatever its version. Sizes are
+// multiples of the alignment: another one would cut a member in two.
+template <typename Struct>
+bool IsStructSize(size_t bytes, size_t least) {
+  constexpr size_t kLargest = 1024;
+  return bytes >= least && bytes <= kLargest && bytes % alignof(Struct) == 0;
+}
+
 // Returns a structure of the program, whose version may be older or newer than this one; all zero
 // for NULL.
 template <typename Struct>
 absl::StatusOr<Struct> ReadStruct(const Struct* from, std::string_view name) {
-  constexpr size_t kLargest = 1024;
   Struct copy = {};
   if (from == nullptr) return copy;
   const size_t bytes = from->struct_bytes;
-  // Sizes of structures are multiples of their alignment: another one would cut a member in two.
-  if (bytes < sizeof(size_t) || bytes > kLargest || bytes % alignof(Struct) != 0) {
+  if (!IsStructSize<Struct>(bytes, sizeof(size_t))) {
     return absl::InvalidArgumentError(absl::StrCat(std::string(name), ": struct_bytes is ", bytes,
                                                    ", expected ", sizeof(Struct)));
   }

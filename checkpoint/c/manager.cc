@@ -1,5 +1,6 @@
 // The checkpoints of a job.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -124,7 +125,9 @@ static_assert(static_cast<int>(EndReason::kExitInterval) == TESSERA_END_INTERVAL
 
 absl::Status Save(CheckpointManager& manager, const StepState& now, const GiveStateToSave& describe,
                   tessera_decision* to, char** report) {
-  if (to != nullptr && to->struct_bytes < sizeof(*to)) {
+  // A program may know fewer members than the library, which writes only those.
+  constexpr size_t kFirstVersion = offsetof(tessera_decision, end) + sizeof(to->end);
+  if (to != nullptr && !IsStructSize<tessera_decision>(to->struct_bytes, kFirstVersion)) {
     return absl::InvalidArgumentError(absl::StrCat("decision: struct_bytes is ", to->struct_bytes));
   }
   TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision, manager.TrySave(now, describe));

@@ -378,12 +378,14 @@ TESSERA_API int32_t tessera_checkpoint_load(const tessera_checkpoint* checkpoint
 
 /* Reads a tensor, or a box of it, into memory that `data`, `elements` and `strides` describe as in
  * tessera_state_add_shard(). `dtype` is that of the memory. `offset` and `shape` have `dims`
- * numbers, one for each dim of the tensor; both NULL: the whole tensor. */
+ * numbers, one for each dim of the tensor; both NULL: the whole tensor. Reads in this process
+ * alone: a group of the options is not used. */
 TESSERA_API int32_t tessera_checkpoint_read_tensor(const tessera_checkpoint* checkpoint,
                                                    const char* name, int32_t dtype, int32_t dims,
                                                    const int64_t* offset, const int64_t* shape,
                                                    const int64_t* strides, void* data,
-                                                   int64_t elements);
+                                                   int64_t elements,
+                                                   const tessera_load_options* options);
 
 /* ---- Saves in the background; see checkpoint/include/async_saver.h. */
 

@@ -68,7 +68,7 @@ static int Load(const char* folder_name, const float* rows) {
   CHECK(tessera_checkpoint_entry(checkpoint, "mine", &entry, &entry_bytes) == TESSERA_OK);
   CHECK(entry_bytes == 3 && memcmp(entry, "abc", 3) == 0);
   CHECK(tessera_checkpoint_read_tensor(checkpoint, "v", TESSERA_F64, 2, offset, box, NULL, loaded,
-                                       4) == TESSERA_OK);
+                                       4, NULL) == TESSERA_OK);
   CHECK(loaded[0] == rows[4] && loaded[3] == rows[8]);
   memset(loaded, 0, sizeof(loaded));
   CHECK(tessera_state_create(&state) == TESSERA_OK);
@@ -141,8 +141,12 @@ static int Manage(const char* folder_name) {
   CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
   CHECK(tessera_manager_begin(manager, -1, -1) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_manager_begin(manager, 6, 8) == TESSERA_OK);
-  CHECK(tessera_manager_save(manager, 7, 0, 1, state, &(tessera_decision){0}, NULL) ==
-        TESSERA_INVALID_ARGUMENT);
+  const size_t wrong_sizes[] = {0, sizeof(size_t), sizeof(decision) + 1, (size_t)1 << 62};
+  for (size_t i = 0; i < sizeof(wrong_sizes) / sizeof(wrong_sizes[0]); ++i) {
+    decision.struct_bytes = wrong_sizes[i];
+    CHECK(tessera_manager_save(manager, 7, 0, 1, state, &decision, NULL) ==
+          TESSERA_INVALID_ARGUMENT);
+  }
   CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL, NULL) == TESSERA_FAILED_PRECONDITION);
   CHECK(strstr(tessera_error_message(), "later steps (10) than this run starts from (6)") != NULL);
   CHECK(tessera_manager_abandon_later(manager, 6, &report) == TESSERA_OK);

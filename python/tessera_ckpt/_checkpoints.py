@@ -199,7 +199,7 @@ class Checkpoint:
             return _values.decode(stored[name], name, types=types)
         place = self._to_fill(name)
         lib.checkpoint_read_tensor(self._handle, text(name, "name"), place.memory.dtype, 1, None,
-                                   None, None, place.memory.address, -1)
+                                   None, None, place.memory.address, -1, None)
         return place.finish()
 
     def _to_fill(self, name: str) -> _packed.ToFill:
@@ -258,21 +258,22 @@ class Checkpoint:
             address, strides = elements.data_ptr(), _tensors.contiguous_strides(box)
         lib.checkpoint_read_tensor(self._handle, text(name, "name"), memory.dtype, len(box),
                                    numbers(begin), None if begin is None else numbers(box),
-                                   numbers(strides), address, -1)
+                                   numbers(strides), address, -1, None)
         if target is not None:
             _device.fill(target, elements)
         elif memory.finish is not None:
             memory.finish()
         return out
 
-    def _read_part(self, part: _shared_memory.Part) -> Optional[bytearray]:
+    def _read_part(self, part: _shared_memory.Part, allow_overflow: bool) -> Optional[bytearray]:
         """What a load would place there; None if it would not, and would say why."""
         shape, dtype = part.elements.shape, part.elements.dtype
         data = bytearray(_tensors.item_bytes(dtype) * math.prod(shape))
         address = ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data))
         try:
             lib.checkpoint_read_tensor(self._handle, text(part.name, "name"), dtype, len(shape),
-                                       numbers(part.offset), numbers(shape), None, address, -1)
+                                       numbers(part.offset), numbers(shape), None, address, -1,
+                                       ctypes.byref(LoadOptions(allow_overflow=allow_overflow)))
         except TesseraError:
             return None
         return data
@@ -342,7 +343,8 @@ class Checkpoint:
                 raise MismatchError(f"tensor {name}: wanted, saved was a {self._kinds[name]}")
             _check_names([] if allow_missing else missing,
                          [] if allow_unexpected or self.format != "tessera" else unexpected)
-            _shared_memory.check(description.parts, self._read_part)
+            _shared_memory.check(description.parts,
+                                 lambda part: self._read_part(part, allow_overflow))
             new = {name: _values.decode(saved[name], name, value, types)
                    for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)

@@ -289,7 +289,8 @@ _FUNCTIONS = {
     "checkpoint_entry": [c_void_p, c_char_p, _OUT, POINTER(c_size_t)],
     "checkpoint_load": [c_void_p, c_void_p, POINTER(LoadOptions), _OUT],
     "checkpoint_read_tensor":
-        [c_void_p, c_char_p, c_int32, c_int32, _NUMBERS, _NUMBERS, _NUMBERS, c_void_p, c_int64],
+        [c_void_p, c_char_p, c_int32, c_int32, _NUMBERS, _NUMBERS, _NUMBERS, c_void_p, c_int64,
+         POINTER(LoadOptions)],
     "saver_create": [c_void_p, POINTER(SaveOptions), _OUT],
     "saver_start": [c_void_p, c_int64, c_void_p],
     "saver_refuse": [c_void_p, c_int64, c_int32, c_char_p],

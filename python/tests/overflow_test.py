@@ -26,6 +26,13 @@ class OverflowTest(Case):
             load(allow_overflow=True)
             self.assertEqual(repr(state["a"].tolist()), "[1.0, inf, inf, nan]")
 
+    def test_memory_that_would_get_two_values(self):
+        self.save({"a": np.array([1, 70000], "float32"), "b": np.array([1, 2], "float32")})
+        memory = np.zeros(2, "float16")
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "memory of their own"):
+            tessera_ckpt.load(self.folder, {"a": memory[:], "b": memory[:]}, allow_overflow=True)
+        self.assertEqual(memory.tolist(), [0, 0])
+
     def test_a_conversion(self):
         self.save({"a": np.array([1, 70000], "float32")})
         made = self.folder + ".torch"

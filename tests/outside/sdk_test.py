@@ -46,8 +46,8 @@ int main(int, char** argv) {
   tessera_checkpoint* checkpoint = nullptr;
   std::vector<float> loaded(3);
   if (open(argv[1], nullptr, &checkpoint) != TESSERA_OK) return 3;
-  if (read(checkpoint, "t", TESSERA_F32, 1, nullptr, nullptr, nullptr, loaded.data(), 3) !=
-      TESSERA_OK) {
+  if (read(checkpoint, "t", TESSERA_F32, 1, nullptr, nullptr, nullptr, loaded.data(), 3,
+           nullptr) != TESSERA_OK) {
     return 4;
   }
   return loaded == saved ? 0 : 5;
