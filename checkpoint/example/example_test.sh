@@ -52,3 +52,5 @@ grep -q "skipped .*/step-00000045: .*it is now called step-00000045.damaged" "$T
 grep -q "begins after step 40" "$TEST_TMPDIR/resumed"
 grep -q "ends after step 50 with 50" "$TEST_TMPDIR/resumed"
 test -d "$jobs/step-00000045.damaged"
+# A job that is complete trains no further when it is started again.
+test "$("$manager" "$jobs" 50 | tail -1)" = "ends after step 50 with 50"

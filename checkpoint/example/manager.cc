@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
   }
   int64_t step = resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0;
   std::cout << "begins after step " << step << "\n";
-  for (bool ends = false; !ends;) {
+  for (bool ends = step >= options.schedule.last_step; !ends;) {
     for (float& number : numbers) number += 1;  // the training
     ends = manager->TrySave({.step = ++step}, state).value().end != ckpt::EndReason::kNone;
   }

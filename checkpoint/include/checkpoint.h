@@ -105,16 +105,18 @@ class Checkpoint {
   // Aliases are resolved on both sides.
   //
   // Errors:
-  //   InvalidArgument       options or state are wrong
+  //   InvalidArgument       options or state are wrong, or options differ that must not
   //   FailedPrecondition    tensors are missing or unexpected, or differ in role, shape or dtype,
-  //                         or their shards do not cover them
+  //                         or their shards do not cover them; or the wanted dtype cannot hold an
+  //                         element (LoadOptions::allow_overflow)
   //   NotFound              a file is missing
   //   DataLoss              a file is truncated, or a checksum or a digest is wrong
   //   other codes           of the storage and of the group
   // Before anything is placed, files are opened and compared: `state` is unchanged after an error
   // up to then. Every byte is verified before it is placed, but after a wrong checksum other
-  // tensors may already be new. Discard the state then, or load it again, and also after a wrong
-  // digest (verify_digests).
+  // tensors may already be new. After an element that a dtype cannot hold, it may be infinite in
+  // `state`. Discard the state then, or load it again, and also after a wrong digest
+  // (verify_digests).
   //
   // Collective over options.group. The manifest of rank 0 counts, and every rank returns the same
   // status. Memory: staging_bytes per process plus the plan. Cost: only checksum chunks with wanted

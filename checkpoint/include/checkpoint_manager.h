@@ -92,7 +92,7 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 //                                                      .keep = {.newest = 3}});
 //   auto resumed = (*manager)->TryResume(state);   // the newest valid checkpoint, if there is one
 //   int64_t step = resumed->checkpoint ? resumed->checkpoint->step() : 0;
-//   for (bool ends = false; !ends;) {
+//   for (bool ends = step >= 1000; !ends;) {
 //     ...one step, which calls WaitUntilCopied() before it overwrites memory, if saves are in the
 //     background...
 //     auto decision = (*manager)->TrySave({.step = ++step}, state);

@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
   if (tessera_manager_resume(manager, state, &step, NULL) != TESSERA_OK) return Fail();
   if (step < 0) step = 0; /* there is no checkpoint */
   printf("begins after step %lld\n", (long long)step);
-  while (decision.end == TESSERA_END_NONE) {
+  while (step < options.last_step && decision.end == TESSERA_END_NONE) {
     for (int i = 0; i < NUMBERS; ++i) numbers[i] += 1; /* the training */
     if (tessera_manager_save(manager, ++step, 0, 1, state, &decision, NULL) != TESSERA_OK) {
       return Fail();

@@ -31,7 +31,7 @@ class CheckpointManager(Finishing):
 
         manager = CheckpointManager("/runs/a", interval_steps=100, last_step=1000, keep=3)
         manager.try_resume(state)
-        while True:
+        while manager.step < 1000:
             one step of training
             if manager.try_save_checkpoint(state).end:
                 break
