@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/units.h"
@@ -72,10 +73,8 @@ class Manager final : public JobSaves {
   absl::StatusOr<ResumeResult> TryResume(const StateDict& state,
                                          const ResumeOptions& options) override {
     const LoadOnThisRank load = [&](const Checkpoint& checkpoint) {
-      LoadOptions load_options;
-      load_options.group = &group();
-      load_options.timeout = options_.save.timeout;
-      return checkpoint.Load(state, load_options).status();
+      const absl::Duration timeout = options_.save.timeout;
+      return checkpoint.Load(state, {.group = &group(), .timeout = timeout}).status();
     };
     return TryResume(load, options);
   }
@@ -422,6 +421,11 @@ class Manager final : public JobSaves {
   // complete.
   void AfterCommit(SaveReport& report) {
     if (group().rank() == 0 && options_.on_commit) options_.on_commit(report);
+    // The other ranks wait for no answer of this one.
+    CatchNoMemory("delete older checkpoints", [&] { return CleanUp(report); }).IgnoreError();
+  }
+
+  absl::Status CleanUp(SaveReport& report) {
     const bool permanent = report.directory.find('/') == report.directory.npos;
     if (group().rank() == 0 && permanent) {
       const std::optional<int64_t> step = ParseStepDirectoryName(report.directory);
@@ -432,11 +436,12 @@ class Manager final : public JobSaves {
       }
     }
     if (!room_note_.empty()) AddNote(report, room_note_);
-    if (staging_ == nullptr) return;
-    if (const absl::Status forgotten = DeleteStagedFilesBut(*staging_, report.directory);
-        !forgotten.ok()) {
+    if (staging_ == nullptr) return absl::OkStatus();
+    const absl::Status forgotten = DeleteStagedFilesBut(*staging_, report.directory);
+    if (!forgotten.ok()) {
       AddNote(report, absl::StrCat("older copies are still there: ", forgotten.message()));
     }
+    return absl::OkStatus();
   }
 
   const std::unique_ptr<FolderLock> lock_;  // on rank 0

@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
   const ckpt::ResumeResult resumed = manager->TryResume(state).value();
   int64_t step = resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0;
   std::cout << "begins after step " << step << "\n";
-  for (bool ends = false; !ends;) {
+  for (bool ends = step >= options.schedule.last_step; !ends;) {
     for (std::vector<float>& shard : memory) {
       for (float& number : shard) number += 1;  // the training
     }

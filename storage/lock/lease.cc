@@ -175,6 +175,9 @@ class Lease final : public FolderLock {
   }
 
   absl::Status Check() const override {
+    if (getpid() != owner_) {
+      return absl::FailedPreconditionError("a forked process does not have the lease");
+    }
     const MutexLock lock(&mutex_);
     return lost_;
   }
@@ -263,6 +266,7 @@ class Lease final : public FolderLock {
   const std::unique_ptr<Storage> storage_;
   const Options options_;
   const std::string attempt_ = RandomName();
+  const pid_t owner_ = getpid();  // a process that it forks has no thread that renews
 
   Mutex writing_;  // held while the object is replaced
   std::string version_;
@@ -278,6 +282,10 @@ class Lease final : public FolderLock {
 
 Lease::~Lease() {
   if (!thread_.joinable()) return;
+  if (getpid() != owner_) {
+    thread_.detach();
+    return;
+  }
   {
     const MutexLock lock(&mutex_);
     stop_ = true;

@@ -101,6 +101,22 @@ TEST_F(LeaseTest, AHolderLearnsThatItsLeaseIsTakenAndLeavesItAlone) {
 }
 
 // What a process that stood still finds out in the middle of its commit.
+TEST_F(LeaseTest, AForkedProcessKnowsThatItDoesNotHaveTheLease) {
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<FolderLock> lock, Acquire());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    const bool has_none =
+        absl::IsFailedPrecondition(lock->Check()) && absl::IsFailedPrecondition(lock->Confirm());
+    lock.reset();
+    _exit(has_none ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_OK(lock->Confirm());
+}
+
 TEST_F(LeaseTest, BeforeACommitAnOldLeaseIsAskedFor) {
   ASSERT_OK_AND_ASSIGN(auto lock, Acquire());
   server_.AddFault(

@@ -266,7 +266,7 @@ absl::Status TrainLoop::Export(const ForeignWeights& weights) {
   const TimeSpent spent(TimeUse::kSaving);
   const TraceSpan span("save", "export of weights");
   const absl::Status written = ExportWeights(session_, weights);
-  if (absl::IsFailedPrecondition(written)) {
+  if (absl::IsOutOfRange(written)) {
     Happened("not_exported", session_.progress.step, std::string(written.message()));
     return absl::OkStatus();
   }

@@ -63,14 +63,15 @@ absl::Status SyncAbove(const std::string& path) {
   return above->SyncDirectory("");
 }
 
-// Names the file or folder for which an element is too large. A run has another remedy than
-// allow_overflow.
+// Makes OutOfRange of the error for an element that is too large, and names the file or folder. A
+// run has another remedy than allow_overflow.
 absl::Status InWordsOfARun(const absl::Status& status, const std::string& path) {
-  if (!absl::IsFailedPrecondition(status)) return status;
   const std::string message(status.message());
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no weights written to ", path, ": ", message.substr(0, message.find("; allow_overflow")),
-      "; --export-dtype=float32 can"));
+  const size_t advice = message.find("; allow_overflow");
+  if (!absl::IsFailedPrecondition(status) || advice == message.npos) return status;
+  return absl::OutOfRangeError(absl::StrCat("no weights written to ", path, ": ",
+                                            message.substr(0, advice),
+                                            "; --export-dtype=float32 can"));
 }
 
 // Makes, on rank 0, the file or folder of the checkpoint in `folder`.

@@ -31,7 +31,7 @@ absl::Status CheckForeignWeights(const ForeignWeights& weights, const ModelConfi
 // which all ranks must see, and converts that checkpoint, as `ckpt convert` does. The file or
 // folder appears complete and durable or not at all, and atomically replaces one of that name. Only
 // if a file system cannot exchange names, an old folder is gone just before the new one appears.
-// FailedPrecondition, on every rank, names path, tensor, element and value if `dtype` cannot hold a
+// OutOfRange, on every rank, names path, tensor, element and value if `dtype` cannot hold a
 // finite weight. Collective. Memory: some MiB in addition to the chunks.
 absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfig& model,
                                  StateChunks chunks, const RankGroup& group);
