@@ -41,8 +41,8 @@ namespace tessera::ckpt {
 namespace {
 
 // In the store: the name of the present incarnation and the directory of the replica that it has
-// resumed from, or "-", with their checksum. One line. Of a torn one, in a store that cannot
-// replace a file atomically, nothing is accepted.
+// resumed from, or "-", with their checksum. It is one line. A torn line, in a store that cannot
+// replace a file atomically, is ignored as a whole.
 constexpr char kRecord[] = ".replicas";
 constexpr uint64_t kMaxRecordBytes = 1024;
 

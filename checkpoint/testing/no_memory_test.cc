@@ -360,8 +360,8 @@ TEST_F(NoMemoryTest, ARankWithoutMemoryBeforeItReadsEndsTheLoadOfAll) {
   }
 }
 
-// The rank's own threads end, and the other ranks miss it. Of rank 0's messages, 12 arrange what it
-// reads for others.
+// The rank's own threads end, and the other ranks miss it. Rank 0's first 12 messages arrange what
+// it reads for others.
 TEST_F(NoMemoryTest, ARankWithoutMemoryForItsMessagesEndsItsLoad) {
   MemoryStorage storage;
   ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
