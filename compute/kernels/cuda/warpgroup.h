@@ -37,8 +37,8 @@ inline constexpr int kSwizzleAlignment = 1024;
 
 // A tile in shared memory of kRows, a multiple of 8, and kColumns, a multiple of 64. It consists of
 // panels of 64 columns, one behind the other, with rows of 128 bytes. A row has eight runs of 16
-// bytes. Run i is stored as run i ^ row % 8, so that eight rows of a run lie in different banks: the
-// "128-byte swizzle".
+// bytes. Run i is stored as run i ^ row % 8, so that eight rows of a run lie in different banks:
+// the "128-byte swizzle".
 template <int kRows, int kColumns>
 struct SwizzledTile {
   static constexpr int kPanelColumns = 64;
