@@ -53,7 +53,8 @@ constexpr std::string_view kLlamaSuffix = "_llama";
 constexpr char kLlama[] =
     "architecture: LLAMA3 num_layers: 18 hidden_size: 1024 ffn_hidden_size: 4096 "
     "num_attention_heads: 16 num_query_groups: 4 vocab_size: 32000 "
-    "max_position_embeddings: 2048 untie_embeddings_and_output_weights: true";
+    "max_position_embeddings: 2048 untie_embeddings_and_output_weights: true "
+    "use_rope_scaling: false";  // Paddle has no scaled frequencies
 
 // Some formats are one file.
 uint64_t BytesIn(const std::string& path) {
