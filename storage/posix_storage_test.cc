@@ -85,6 +85,11 @@ TEST_F(PosixStorageTest, APrivateRootBelongsToItsUser) {
   EXPECT_EQ(refused.message(), absl::StrCat(root(), " belongs to another user (", geteuid(), ")"));
 }
 
+TEST_F(PosixStorageTest, WhatCannotBeDeletedSaysWhy) {
+  const absl::Status refused = (*OpenPosixStorage("/proc"))->DeleteTree("version");
+  EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+}
+
 TEST_F(PosixStorageTest, StaysWithItsDirectory) {
   std::filesystem::rename(root(), directory_.path() + "/renamed");
   ASSERT_OK(WriteAll(*storage_, "file", "x"));

@@ -92,8 +92,7 @@ class RingTransfer::Ring {
 
 std::unique_ptr<RingTransfer> RingTransfer::Start(bool write, int fd, uint64_t offset_bytes,
                                                   std::span<const std::byte> memory) {
-  constexpr size_t kMost = size_t{1} << 30;
-  Ring* const ring = memory.size() <= kMost ? Ring::OfThisThread() : nullptr;
+  Ring* const ring = Ring::OfThisThread();
   if (ring == nullptr) return nullptr;
   std::unique_ptr<RingTransfer> transfer(new RingTransfer(ring));
   if (ring->Start(write, fd, offset_bytes, memory, transfer.get())) return transfer;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/checked_math.h"
 #include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -165,7 +166,7 @@ void Coordinator::Abandon() {
 absl::Status Coordinator::CheckPlan(const Manifest& planned) {
   Manifest checked = planned;
   for (DataFile& file : *checked.mutable_files()) {
-    const uint64_t chunks = (file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes();
+    const uint64_t chunks = CeilDivide(file.size_bytes(), file.chunk_bytes());
     file.mutable_chunk_crc32c()->Resize(static_cast<int>(chunks), 0);
   }
   checked.set_format_major(kFormatMajor);

@@ -49,8 +49,7 @@ std::optional<Profile> ReadProfile(const std::string& path, const std::string& n
   bool inside = false;
   for (const absl::string_view line : absl::StrSplit(contents, '\n')) {
     const std::string text(absl::StripAsciiWhitespace(line));
-    if (text.empty() || text[0] == '#' || text[0] == ';') continue;
-    if (text[0] == '[') {
+    if (text.starts_with('[')) {
       inside = text == absl::StrCat("[", name, "]") || text == absl::StrCat("[profile ", name, "]");
       if (inside && !profile.has_value()) profile.emplace();
       continue;

@@ -246,7 +246,7 @@ class Lease final : public FolderLock {
   void Work() {
     const auto pause = absl::ToChronoMilliseconds(options_.lease_period / kRenewals);
     MutexLock lock(&mutex_);
-    while (!stop_ && lost_.ok()) {
+    while (lost_.ok()) {
       const Clock::time_point next = Clock::now() + pause;
       while (!stop_ && changed_.WaitUntil(&mutex_, next)) {
       }

@@ -102,7 +102,6 @@ bool IsRefused(const std::string& method, const HttpResponse& response) {
 // Returns the time of renewal: well before they expire, or after half of a short lifetime.
 absl::Time RenewalOf(const Credentials& credentials) {
   const absl::Time now = absl::Now();
-  if (credentials.expiration == absl::InfiniteFuture()) return credentials.expiration;
   return std::max({credentials.expiration - kRenewalMargin,
                    now + (credentials.expiration - now) / 2, now + absl::Seconds(1)});
 }

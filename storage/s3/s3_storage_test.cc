@@ -1,6 +1,7 @@
 #include "storage/s3/s3_storage.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -210,6 +211,16 @@ TEST_F(S3StorageTest, MemoryForIncompletePartsIsBounded) {
   for (int i = 0; i < 3; ++i) {
     ASSERT_OK(WriteAll(*storage_, "file", piece + piece)) << "what it held is free again";
   }
+}
+
+TEST(PartMemoryTest, KeepsBuffersOfOneSize) {
+  s3::PartMemory memory(/*limit_bytes=*/0, /*buffer_bytes=*/8192);
+  AlignedBuffer kept = *memory.TakeBuffer(8192);
+  const std::byte* const data = kept.data();
+  memory.ReturnBuffer(std::move(kept));
+  memory.ReturnBuffer(*memory.TakeBuffer(4096));
+  EXPECT_EQ(memory.TakeBuffer(16'384)->size_bytes(), 16'384);
+  EXPECT_EQ(memory.TakeBuffer(8192)->data(), data);
 }
 
 // The store refuses bytes that are not those of the checksum, from whoever computed it.

@@ -54,6 +54,9 @@ TEST_P(StorageConformance, DirectoriesAreNoFiles) {
 TEST_P(StorageConformance, BadPathsAreRefusedByEveryOperation) {
   using std::string_literals::operator""s;
   Put("good", "x");
+  std::string longest;
+  while (longest.size() < 4094) longest += "x/";
+  longest += "x";
   const Names bad = {"/",
                      "/a",
                      "..",
@@ -68,7 +71,7 @@ TEST_P(StorageConformance, BadPathsAreRefusedByEveryOperation) {
                      "a\0b"s,
                      std::string(256, 'x'),
                      "good/../good",
-                     std::string(5000, 'y')};
+                     longest + "y"};
   constexpr auto kCode = absl::StatusCode::kInvalidArgument;
   for (const std::string& path : bad) {
     EXPECT_EQ(storage_->Open(path).status().code(), kCode) << path;
@@ -80,6 +83,9 @@ TEST_P(StorageConformance, BadPathsAreRefusedByEveryOperation) {
     EXPECT_EQ(storage_->List(path).status().code(), kCode) << path;
     EXPECT_EQ(storage_->Delete(path).code(), kCode) << path;
     EXPECT_EQ(storage_->DeleteTree(path).code(), kCode) << path;
+  }
+  for (const std::string& path : {std::string(255, 'x'), longest}) {
+    EXPECT_EQ(storage_->Open(path).status().code(), absl::StatusCode::kNotFound) << path;
   }
   // The root is a directory, and cannot be replaced.
   EXPECT_EQ(storage_->Open("").status().code(), kCode);
