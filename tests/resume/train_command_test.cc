@@ -280,7 +280,7 @@ TEST_F(TrainCommandTest, WhatHappensIsRecordedOverAllProcessesOfARun) {
     const Process process(Alone(Saving("run", 1000000, flags)), root_);
     EXPECT_TRUE(process.WaitUntil([&] { return Steps("run").size() >= 2; }));
     process.Kill(SIGKILL);
-    process.Wait();
+    EXPECT_THAT(process.Wait().out, HasSubstr("a step takes at least "));
   }
   const auto steps = static_cast<int>(Losses("run").size());
   const auto last = static_cast<int>(*Steps("run").rbegin());
@@ -288,7 +288,8 @@ TEST_F(TrainCommandTest, WhatHappensIsRecordedOverAllProcessesOfARun) {
   FlipBit(DataFile(StepDir("run", last), "model-"), -1000);
   const Result result = MustTrain("run", before + 1, flags);
   EXPECT_THAT(result.out, HasSubstr("goes on after step " + std::to_string(before)));
-  EXPECT_THAT(result.out, AllOf(HasSubstr("memory: "), HasSubstr("a step takes at least ")));
+  // The speed is not measured for a few steps of a tiny model.
+  EXPECT_THAT(result.out, AllOf(HasSubstr("memory: "), Not(HasSubstr("a step takes at least "))));
 
   std::vector<std::string> names;
   nlohmann::json resume;

@@ -16,6 +16,9 @@
 namespace tessera {
 namespace {
 
+// FLOPs of a run. Measuring the speed takes longer than a run that has fewer.
+constexpr double kLeastMeasuredFlops = 1e11;
+
 // Returns the rate of matrix products that all ranks reach together, each with its own threads and
 // at the same time; 0 if it is unknown, since a rank has no memory left for them.
 absl::StatusOr<double> MeasurePeak(const Session& session) {
@@ -51,11 +54,16 @@ UsedMemory MeasureMemory(const Session& session) {
 
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
   const TrainingConfig& training = session.config.training();
-  TESSERA_ASSIGN_OR_RETURN(const double peak, MeasurePeak(session));
-  return RateMeter::Options{.total_steps = training.train_iters(),
-                            .tokens_per_step = training.global_batch_size() * training.seq_length(),
-                            .flops_per_token = session.trainer->FlopsPerToken(),
-                            .peak_flops = peak};
+  RateMeter::Options options = {
+      .total_steps = training.train_iters(),
+      .tokens_per_step = training.global_batch_size() * training.seq_length(),
+      .flops_per_token = session.trainer->FlopsPerToken()};
+  const double flops = options.flops_per_token * static_cast<double>(options.tokens_per_step) *
+                       static_cast<double>(options.total_steps);
+  if (flops >= kLeastMeasuredFlops) {
+    TESSERA_ASSIGN_OR_RETURN(options.peak_flops, MeasurePeak(session));
+  }
+  return options;
 }
 
 }  // namespace tessera
