@@ -31,6 +31,11 @@ class ComputeDevices {
   // Returns what the bits of the device's results depend on in FAST numerics.
   virtual NumericsFingerprint Numerics(TrainingDevice& device) = 0;
 
+  // Returns the results of the contract's fixed examples, in fp32, on a device of EXACT numerics.
+  virtual FixedResults ExactResults(TrainingDevice& device) {
+    return ComputeFixedResults(*device.backend, /*bf16=*/false);
+  }
+
   // Opens NCCL for a rank. `device` and this object must outlive it.
   virtual absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& device) = 0;
 };

@@ -52,8 +52,9 @@ struct RunLength {
   int last;
 };
 constexpr RunLength kOnProcessors = {.fault = 14, .last = 24};
-// A simulated GPU takes seconds for a step.
+// A simulated GPU takes long for a step, whose sequences are shorter.
 constexpr RunLength kOnGpu = {.fault = 6, .last = 8};
+const Words kGpuBatch = {"--seq-length=8", "--global-batch-size=2"};
 
 class AuditBisectTest : public AuditTest {
  protected:
@@ -62,10 +63,11 @@ class AuditBisectTest : public AuditTest {
   // A run in this process, whose memory changes: on the processors, or on a simulated GPU.
   void Train(int save_interval, const Fault& fault, bool on_gpu = false) const {
     const RunLength steps = on_gpu ? kOnGpu : kOnProcessors;
-    const Words words = Joined(Joined({"train", Config()}, kExact),
-                               Saving("run", steps.last,
-                                      {absl::StrCat("--save-interval=", save_interval),
-                                       "--non-persistent-save-interval=0"}));
+    const Words words = Joined(
+        Joined(Joined({"train", Config()}, on_gpu ? kGpuBatch : Words()), kExact),
+        Saving(
+            "run", steps.last,
+            {absl::StrCat("--save-interval=", save_interval), "--non-persistent-save-interval=0"}));
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
     ASSERT_OK_AND_ASSIGN(const auto line,

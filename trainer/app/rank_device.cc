@@ -37,9 +37,9 @@ DeviceNumerics DeviceNumericsOf(const TrainConfig& config) {
 
 // Computes the examples of the contract on a GPU. FailedPrecondition if it has other bits than
 // processors.
-absl::StatusOr<NumericsFingerprint> ExactNumericsOf(TrainingDevice& gpu) {
+absl::StatusOr<NumericsFingerprint> ExactNumericsOf(ComputeDevices& devices, TrainingDevice& gpu) {
   const NumericsFingerprint& contract = ExactNumericsFingerprint(/*bf16=*/false);
-  const FixedResults results = ComputeFixedResults(*gpu.backend, /*bf16=*/false);
+  const FixedResults results = devices.ExactResults(gpu);
   NumericsFingerprint found = contract;
   found.products_hash = results.products_hash;
   found.loops_hash = results.loops_hash;
@@ -158,7 +158,7 @@ absl::Status RankDevice::OpenGpu(const TrainConfig& config, const HostShare& hos
     TESSERA_RETURN_IF_ERROR(UseProductTable(table, world, notes, gpu_.get()));
   }
   if (numerics == DeviceNumerics::kExact) {
-    TESSERA_ASSIGN_OR_RETURN(numerics_, ExactNumericsOf(*gpu_));
+    TESSERA_ASSIGN_OR_RETURN(numerics_, ExactNumericsOf(devices, *gpu_));
   } else {
     numerics_ = devices.Numerics(*gpu_);
   }

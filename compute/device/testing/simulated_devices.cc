@@ -50,6 +50,12 @@ NumericsFingerprint SimulatedDevices::Numerics(TrainingDevice& device) {
   return {.instruction_set = device.type, .library = device.products};
 }
 
+FixedResults SimulatedDevices::ExactResults(TrainingDevice& device) {
+  if (options_.drops_wait != nullptr) return ComputeDevices::ExactResults(device);
+  static const FixedResults results = ComputeDevices::ExactResults(device);
+  return results;
+}
+
 absl::StatusOr<std::unique_ptr<NcclApi>> SimulatedDevices::OpenNccl(TrainingDevice& device) {
   return std::make_unique<FakeNccl>(
       net_, *static_cast<SimulatedDevice&>(device).runtime,

@@ -40,6 +40,9 @@ class SimulatedDevices final : public ComputeDevices {
   absl::StatusOr<std::vector<std::string>> Find() override;
   absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index, DeviceNumerics numerics) override;
   NumericsFingerprint Numerics(TrainingDevice& device) override;
+  // Computes them once in a process, in seconds, unless waits are dropped.
+  // //tests/device:fixed_results_test has other schedules.
+  FixedResults ExactResults(TrainingDevice& device) override;
   absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& device) override;
 
  private:
