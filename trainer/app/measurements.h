@@ -13,8 +13,8 @@ namespace tessera {
 // Returns the memory that this process, and its GPU, use.
 UsedMemory MeasureMemory(const Session& session);
 
-// Returns what the rates of a run are computed from. Measures the speed of all ranks, unless the run
-// of all steps has less than 10^11 floating-point operations: then the peak is unknown. Collective.
+// Returns what the rates of a run are computed from. Measures the speed of all ranks, unless all
+// steps have less than 10^11 floating-point operations: then the peak is unknown. Collective.
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session);
 
 }  // namespace tessera
