@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -370,7 +371,10 @@ TEST(ExactProductsTest, HaveTheBitsOfProcessors) {
     const Tensor a[] = {random.Normal(DType::kF32, {m, k}), random.Normal(DType::kF32, {k, m})};
     const Tensor b[] = {random.Normal(DType::kF32, {k, n}), random.Normal(DType::kF32, {n, k})};
     const Tensor bias = random.Normal(DType::kF32, {n}), c = random.Normal(DType::kF32, {m, n});
+    // Any two of these four choices meet in each way; with small tiles, all four do.
+    const std::vector<int> pairs = {0, 7, 11, 13, 14};
     for (int i = 0; i < 16; ++i) {
+      if (m > 1000 && std::ranges::find(pairs, i) == pairs.end()) continue;
       const TensorView left = i % 2 == 0 ? a[0].view() : a[1].view().Transpose(0, 1);
       const TensorView right = i / 2 % 2 == 0 ? b[0].view() : b[1].view().Transpose(0, 1);
       const TensorView added = i / 4 % 2 == 0 ? bias.view() : TensorView();
