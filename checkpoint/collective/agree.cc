@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string_view>
@@ -218,9 +219,20 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
   return messages;
 }
 
-absl::StatusOr<std::string> FromMessage(const std::string& reply) {
+absl::StatusOr<std::vector<std::string>> GatherAll(ProcessGroup& group,
+                                                   const absl::StatusOr<std::string>& mine,
+                                                   absl::Duration timeout) {
+  TESSERA_RETURN_IF_ERROR(group.abandoned());
+  auto gathered = group.Gather(ToMessage(mine).SerializeAsString(), timeout);
+  if (!gathered.ok()) return AbandonGroup(group, gathered.status());
+  return gathered;
+}
+
+absl::StatusOr<std::string> FromMessage(ProcessGroup& group,
+                                        const absl::StatusOr<std::string>& reply) {
+  if (!reply.ok()) return AbandonGroup(group, reply.status());
   RankMessage message;
-  if (!message.ParseFromString(reply)) {
+  if (!message.ParseFromString(*reply)) {
     return absl::InternalError("rank 0 sent a message that cannot be parsed");
   }
   if (message.code() != 0) return ToStatus(message);
@@ -228,6 +240,21 @@ absl::StatusOr<std::string> FromMessage(const std::string& reply) {
 }
 
 }  // namespace
+
+absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error) {
+  group.Abandon(
+      absl::Status(error.code(), absl::StrCat("waiting for the other ranks: ", error.message())));
+  return group.abandoned();
+}
+
+absl::Status AbandonGroup(ProcessGroup& group, const std::bad_alloc& error, const char* action) {
+  if (group.size() == 1) return NoMemoryStatus(error, action);
+  char text[128];
+  std::snprintf(text, sizeof(text), "%s (the other ranks wait: the group cannot be used again)",
+                action);
+  group.Abandon(NoMemoryStatus(error, text));
+  return group.abandoned();
+}
 
 absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::string> parts,
                                     absl::Duration timeout) {
@@ -265,22 +292,20 @@ absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std:
                                   const Combine& combine, absl::Duration timeout,
                                   bool* everyone_reported) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
-                           group.Gather(ToMessage(mine).SerializeAsString(), timeout));
+                           GatherAll(group, mine, timeout));
   if (everyone_reported != nullptr) *everyone_reported = group.rank() == 0;
   std::string verdict;
   if (group.rank() == 0) verdict = ToMessage(CombineAll(gathered, combine)).SerializeAsString();
-  TESSERA_ASSIGN_OR_RETURN(const std::string reply, group.Broadcast(verdict, timeout));
-  return FromMessage(reply);
+  return FromMessage(group, group.Broadcast(verdict, timeout));
 }
 
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                       const CombineEach& combine, absl::Duration timeout) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
-                           group.Gather(ToMessage(mine).SerializeAsString(), timeout));
+                           GatherAll(group, mine, timeout));
   std::vector<std::string> messages;
   if (group.rank() == 0) messages = CombineEachOf(gathered, combine);
-  TESSERA_ASSIGN_OR_RETURN(const std::string reply, Scatter(group, messages, timeout));
-  return FromMessage(reply);
+  return FromMessage(group, Scatter(group, messages, timeout));
 }
 
 absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration timeout) {

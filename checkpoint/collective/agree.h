@@ -2,6 +2,7 @@
 #define TESSERA_CHECKPOINT_COLLECTIVE_AGREE_H_
 
 #include <functional>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,6 +35,8 @@ using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std:
 //
 // `everyone_reported` (may be null) is set on rank 0 once all ranks have contributed.
 //
+// An error of the group itself abandons it: ProcessGroup::Abandon().
+//
 // Collective. Bytes on the wire: all payloads to rank 0, the combined one to every rank.
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                   const Combine& combine, absl::Duration timeout,
@@ -44,6 +47,23 @@ using CombineEach =
     std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<std::string>&)>;
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                       const CombineEach& combine, absl::Duration timeout);
+
+// Abandons the group because of its error. Returns the error.
+absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error);
+// Abandons a group of several ranks, in which this one has run out of memory. Returns the error.
+absl::Status AbandonGroup(ProcessGroup& group, const std::bad_alloc& error, const char* action);
+
+// Returns body(), an absl::Status or absl::StatusOr. If memory is missing between two agreements of
+// the body, the group is abandoned, because the other ranks wait for this one.
+template <typename Body>
+auto CatchNoMemoryIn(ProcessGroup& group, const char* action, const Body& body)
+    -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::bad_alloc& error) {
+    return AbandonGroup(group, error, action);
+  }
+}
 
 }  // namespace tessera::ckpt
 

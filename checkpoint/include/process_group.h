@@ -39,7 +39,7 @@ class PendingMessage {
 // on all ranks.
 //
 // Errors: DeadlineExceeded or Unavailable, naming the missing ranks. After an error the group is
-// unusable.
+// unusable: ranks may be at different operations. The library then calls Abandon().
 //
 // Threads: one at a time. An asynchronous save uses its group from a background thread, and
 // therefore needs a group of its own.
@@ -63,6 +63,17 @@ class ProcessGroup {
   virtual std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                                     int destination) = 0;
   virtual std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) = 0;
+
+  // Makes the group unusable: all later operations of the library on it fail at once with the first
+  // reason, on this rank. Takes no memory.
+  virtual void Abandon(const absl::Status& reason) {
+    if (abandoned_.ok()) abandoned_ = reason;
+  }
+  // Returns the reason; OK for a group that is usable.
+  virtual const absl::Status& abandoned() const { return abandoned_; }
+
+ private:
+  absl::Status abandoned_;
 };
 
 // The group of one process.

@@ -279,10 +279,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                                             std::span<const RankList> readers) {
   SingleProcessGroup alone;
   ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  const bool is_alone = group.size() == 1;
-  const char* const action =
-      is_alone ? "load" : "load (the other ranks wait: the group cannot be used again)";
-  return CatchNoMemory(action, [&]() -> absl::StatusOr<LoadReport> {
+  return CatchNoMemoryIn(group, "load", [&]() -> absl::StatusOr<LoadReport> {
     const absl::Duration start = SteadyNow();
     ReadLock reading;
     const auto prepare = [&] {
@@ -290,7 +287,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
       return CheckRequest(state, options);
     };
     std::string shared;
-    if (is_alone) {
+    if (group.size() == 1) {
       TESSERA_RETURN_IF_ERROR(prepare());
     } else {
       TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(manifest, prepare, group, options));

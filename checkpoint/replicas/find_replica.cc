@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/units.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
@@ -344,7 +345,12 @@ absl::StatusOr<FoundReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>&
                                          ProcessGroup& group, absl::Duration timeout) {
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, accepted.status(), timeout));
   Finder finder(folder, hosts, group, timeout);
-  return group.rank() == 0 ? finder.Lead(*accepted) : finder.Follow();
+  absl::StatusOr<FoundReplica> found = CatchNoMemoryIn(group, "look for replicas", [&] {
+    return group.rank() == 0 ? finder.Lead(*accepted) : finder.Follow();
+  });
+  // This rank may have left the others waiting, whatever the error.
+  if (!found.ok()) return AbandonGroup(group, found.status());
+  return found;
 }
 
 }  // namespace tessera::ckpt

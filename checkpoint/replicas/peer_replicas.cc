@@ -14,7 +14,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
@@ -24,7 +23,6 @@
 #include "base/system_memory.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/plan/rank_states.h"
@@ -52,7 +50,7 @@ constexpr uint64_t kSlackBytes = uint64_t{1} << 20;
 std::string EncodeRecord(const AcceptedReplicas& accepted) {
   const std::string line = absl::StrCat(
       accepted.run, " ", accepted.base_directory.empty() ? "-" : accepted.base_directory);
-  return absl::StrFormat("%s %08x\n", line, Crc32c(line));
+  return absl::StrCat(line, " ", absl::Hex(Crc32c(line), absl::kZeroPad8), "\n");
 }
 
 AcceptedReplicas DecodeRecord(const std::string& bytes) {
@@ -86,7 +84,7 @@ absl::Status ReplaceRecord(Storage* store, const AcceptedReplicas& accepted) {
 
 std::string NewName() {
   std::random_device random;
-  return absl::StrFormat("%08x%08x", random(), random());
+  return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
 }
 
 absl::StatusOr<std::unique_ptr<Storage>> OpenFolder(const std::string& path) {
@@ -153,16 +151,16 @@ class Replicas final : public PeerReplicas {
 
   absl::Status Begin(const StateDict& state, AsyncSaveOptions background, bool resumed) override {
     if (!resumed) found_.clear();
-    storage_ = std::make_unique<ReplicaStorage>(*folder_, hosts_.is_first(group_.rank()));
+    storage_ = std::make_unique<ReplicaStorage>(*folder_, lock_.get());
     TESSERA_RETURN_IF_ERROR(WriteRecord());
     TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group_, storage_->Keep(found_), options_.timeout));
     TESSERA_RETURN_IF_ERROR(CheckRoom(state));
-    background_group_.emplace(background.save.group != nullptr ? *background.save.group : alone_);
-    background.save.group = &*background_group_;
+    background_group_ = background.save.group != nullptr ? background.save.group : &alone_;
     background_timeout_ = background.save.timeout;
     saver_ =
         HookedSavers::Make(*storage_, background,
                            {.choose_root = [this](const PlannedSave&) { return run_; },
+                            .may_commit = [this] { return lock_->Confirm(); },  // on rank 0
                             .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
     saver_->Prepare(state);
     return absl::OkStatus();
@@ -190,7 +188,7 @@ class Replicas final : public PeerReplicas {
   absl::Status Remove() override {
     absl::Status status;
     if (lock_ != nullptr) {
-      status = ReplicaStorage(*folder_, /*cleans=*/true).Keep("");
+      status = ReplicaStorage(*folder_, lock_.get()).Keep("");
       const std::string path = folder_->LocalPath("").value_or("");
       lock_ = nullptr;
       folder_->Delete(FolderLock::kFileName).IgnoreError();
@@ -295,7 +293,7 @@ class Replicas final : public PeerReplicas {
 
   // Used by the saver's thread after Begin().
   std::unique_ptr<ReplicaStorage> storage_;
-  std::optional<WatchedGroup> background_group_;
+  ProcessGroup* background_group_ = nullptr;
   absl::Duration background_timeout_;
   Mutex mutex_;
   std::map<int64_t, absl::Status> spread_ ABSL_GUARDED_BY(mutex_);  // by step; OK is left out

@@ -1,10 +1,14 @@
 #include "checkpoint/include/peer_replicas.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +25,7 @@
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/lock/folder_lock.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
@@ -349,6 +355,46 @@ TEST_F(PeerReplicasTest, ACopyThatWasDamagedOnItsWayLeavesTheReplicaBefore) {
   EXPECT_EQ(RestartOn({0, 1}).step, 20);
   fs::remove_all(Host(1));
   EXPECT_EQ(RestartOn({0, 1}).step, 10);
+}
+
+// As where its lock file was deleted, and the folder is on a file system that locks no folders.
+TEST_F(PeerReplicasTest, AJobThatHasLostAFolderNeitherCommitsNorDeletesThere) {
+  for (const int lost : {0, 1}) {
+    int other = -1;
+    Job({0, 1}, [&](Rank rank) {
+      State state(rank.group);
+      int saves = 0;
+      AsyncSaveOptions background;
+      background.save.group = &rank.background;
+      background.save.before_commit = [&] {
+        if (++saves < 2 || rank.group.rank() != lost) return absl::OkStatus();
+        fs::remove(Host(lost) / FolderLock::kFileName);
+        other =
+            open((Host(lost) / FolderLock::kFileName).c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+        EXPECT_EQ(flock(other, LOCK_EX), 0);
+        return absl::OkStatus();
+      };
+      ASSERT_OK(rank.replicas.Begin(state.dict(), background, /*resumed=*/false));
+      std::vector<SaveOutcome> outcomes;
+      for (const int64_t step : {10, 20}) {
+        state.Fill(step);
+        rank.replicas.Start({.step = step}, state.dict());
+        for (SaveOutcome& outcome : rank.replicas.Finish()) outcomes.push_back(std::move(outcome));
+      }
+      ASSERT_EQ(outcomes.size(), 2);
+      EXPECT_OK(outcomes[0].report);
+      EXPECT_TRUE(absl::IsFailedPrecondition(outcomes[1].report.status()))
+          << outcomes[1].report.status();
+    });
+    close(other);
+    std::vector<std::string> committed;
+    for (const fs::path& replica : Replicas(lost)) {
+      if (fs::exists(replica / "manifest.pb")) committed.push_back(replica.filename());
+    }
+    std::ranges::sort(committed);
+    EXPECT_EQ(committed.front(), "step-00000010");
+    EXPECT_EQ(committed.size(), lost == 0 ? 1 : 2) << "the others commit on rank 0";
+  }
 }
 
 TEST_F(PeerReplicasTest, OneHostKeepsWhatItsProcessesLose) {

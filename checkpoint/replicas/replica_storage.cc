@@ -159,16 +159,21 @@ absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const 
     }
   }
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, ready, timeout));
-  bool more = true;
-  while (more) {
-    more = false;
-    for (Receiver& receiver : receivers) more |= receiver.ReceiveNext(group);
-    const std::unique_ptr<PendingMessage> sent =
-        sender.has_value() ? sender->SendNext(group) : nullptr;
-    more |= sent != nullptr;
-    for (Receiver& receiver : receivers) TESSERA_RETURN_IF_ERROR(receiver.Take(timeout));
-    if (sent != nullptr) TESSERA_RETURN_IF_ERROR(sent->Wait(timeout));
-  }
+  const auto exchange = [&]() -> absl::Status {
+    bool more = true;
+    while (more) {
+      more = false;
+      for (Receiver& receiver : receivers) more |= receiver.ReceiveNext(group);
+      const std::unique_ptr<PendingMessage> sent =
+          sender.has_value() ? sender->SendNext(group) : nullptr;
+      more |= sent != nullptr;
+      for (Receiver& receiver : receivers) TESSERA_RETURN_IF_ERROR(receiver.Take(timeout));
+      if (sent != nullptr) TESSERA_RETURN_IF_ERROR(sent->Wait(timeout));
+    }
+    return absl::OkStatus();
+  };
+  const absl::Status exchanged = exchange();
+  if (!exchanged.ok()) return AbandonGroup(group, exchanged);
   absl::Status status = sender.has_value() ? sender->status() : absl::OkStatus();
   for (const Receiver& receiver : receivers) status.Update(receiver.status());
   return AgreeOnStatus(group, status, timeout);
@@ -251,7 +256,8 @@ absl::Status ReplicaStorage::Keep(std::string directory) {
 }
 
 absl::Status ReplicaStorage::DeleteOthers(const std::string& also_kept) {
-  if (!cleans_) return absl::OkStatus();
+  if (lock_ == nullptr) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(lock_->Confirm());
   std::vector<std::string> kept = {also_kept};
   {
     const MutexLock lock(&mutex_);
@@ -323,7 +329,7 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
   }
   TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, timeout));
   status = VerifyCopies(base(), directory, plan, hosts, group.rank());
-  if (status.ok() && cleans_ && group.rank() != 0) {
+  if (status.ok() && lock_ != nullptr && group.rank() != 0) {
     status = base().MakeDirectory(directory);
     if (status.ok()) status = base().Write(manifest_path, plan.manifest(), {}).status();
   }

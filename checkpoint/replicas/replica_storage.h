@@ -16,6 +16,7 @@
 #include "checkpoint/collective/hosts.h"
 #include "checkpoint/include/process_group.h"
 #include "storage/forwarding_storage.h"
+#include "storage/lock/folder_lock.h"
 
 namespace tessera::ckpt {
 
@@ -24,8 +25,9 @@ namespace tessera::ckpt {
 // existence Spread() then ensures.
 class ReplicaStorage final : public ForwardingStorage {
  public:
-  // `cleans`: this rank deletes files for its host.
-  ReplicaStorage(Storage& folder, bool cleans) : ForwardingStorage(folder), cleans_(cleans) {}
+  // `lock`: that of the folder, on the rank that deletes files for its host, which it confirms
+  // first. Null on other ranks. Must outlive the storage.
+  ReplicaStorage(Storage& folder, FolderLock* lock) : ForwardingStorage(folder), lock_(lock) {}
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
@@ -48,7 +50,7 @@ class ReplicaStorage final : public ForwardingStorage {
  private:
   absl::Status DeleteOthers(const std::string& also_kept);
 
-  const bool cleans_;
+  FolderLock* const lock_;
   Mutex begin_mutex_;  // taken before mutex_
   Mutex mutex_;
   std::string kept_ ABSL_GUARDED_BY(mutex_);

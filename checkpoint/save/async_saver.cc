@@ -9,7 +9,6 @@
 #include <iterator>
 #include <list>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -26,7 +25,7 @@
 #include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/trace.h"
-#include "checkpoint/collective/forwarding_group.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/run_save.h"
@@ -194,7 +193,9 @@ class AsyncSaver::Background {
     queue_.pop_front();
     busy_ = true;
     lock.Unlock();
-    absl::StatusOr<SaveReport> report = HandleOrFail(request);
+    // The other ranks wait if memory is missing between two agreements.
+    absl::StatusOr<SaveReport> report =
+        CatchNoMemoryIn(group_, "save", [&] { return Handle(request); });
     lock.Lock();
     busy_ = false;
     if (request.kind != Kind::kPrepare) {
@@ -204,20 +205,11 @@ class AsyncSaver::Background {
     changed_.NotifyAll();
   }
 
-  // Lets the group fail where memory was missing between two agreements: the other ranks wait.
-  absl::StatusOr<SaveReport> HandleOrFail(const Request& request) {
-    try {
-      return Handle(request);
-    } catch (const std::bad_alloc& error) {
-      return group_.Fail(NoMemoryStatus(error, "save"));
-    }
-  }
-
   // Returns the outcome, which counts for nothing if the request is not that of a save.
   absl::StatusOr<SaveReport> Handle(const Request& request) {
     const int64_t step = request.save.step;
     const TraceThread traced(request.trace, "saver");
-    TESSERA_RETURN_IF_ERROR(group_.status());
+    TESSERA_RETURN_IF_ERROR(group_.abandoned());
     switch (request.kind) {
       case Kind::kPrepare:
         PlanAhead(context_, request.state).IgnoreError();
@@ -297,7 +289,7 @@ class AsyncSaver::Background {
   const std::function<void(SaveReport&)> on_committed_;  // may be null
   SingleProcessGroup alone_;                             // the group where the options name none
   // Used by thread_, or by the caller's thread that does its work.
-  WatchedGroup group_;
+  ProcessGroup& group_;
   PlanCache plan_cache_;
   StagingPool staging_;
   const SaveContext context_;

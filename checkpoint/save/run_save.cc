@@ -232,10 +232,7 @@ auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks&
       .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
       .staging = staging,
       .may_commit = hooks.may_commit};
-  return CatchNoMemory(context.group.size() > 1
-                           ? "save (the other ranks wait: the group cannot be used again)"
-                           : "save",
-                       [&] { return call(context); });
+  return CatchNoMemoryIn(context.group, "save", [&] { return call(context); });
 }
 
 }  // namespace
