@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/errno_status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
@@ -25,7 +24,8 @@ constexpr size_t kMaxKeptNameBytes = 200;
 std::string TemporaryName(const std::string& name) {
   std::random_device random;
   const uint64_t bits = uint64_t{random()} << 32 | random();
-  return absl::StrFormat("%s.tmp-%016x", name.substr(0, kMaxKeptNameBytes), bits);
+  return absl::StrCat(name.substr(0, kMaxKeptNameBytes), ".tmp-",
+                      absl::Hex(bits, absl::kZeroPad16));
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "storage/checks.h"
 
 namespace tessera {
@@ -79,8 +79,8 @@ absl::StatusOr<std::string> Storage::Write(std::string_view path, std::string_vi
         absl::StrCat("Write ", Describe(path), ": files have no versions"));
   }
   // Two processes may be at it at the same time.
-  const std::string temporary =
-      absl::StrFormat("%s%s%08x", std::string(path), kTemporarySuffix, std::random_device()());
+  const std::string temporary = absl::StrCat(View(path), kTemporarySuffix,
+                                             absl::Hex(std::random_device()(), absl::kZeroPad8));
   const std::string version = VersionOf(contents);
   absl::Status status = WriteAll(*this, temporary, contents);
   if (status.ok() && condition.ready) status = condition.ready();

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/format/manifest_codec.h"
 
@@ -94,8 +93,9 @@ Damage DescribeChecksumError(const Manifest& manifest, const FileMap& map, uint3
   damage.file = file.path();
   damage.offset_bytes = begin;
   damage.tensor = map.TensorsIn(file_index, begin, end);
-  damage.message = absl::StrFormat("checksum of bytes [%u, %u): expected %08x, found %08x", begin,
-                                   end, expected, found);
+  damage.message = absl::StrCat("checksum of bytes [", begin, ", ", end, "): expected ",
+                                absl::Hex(expected, absl::kZeroPad8), ", found ",
+                                absl::Hex(found, absl::kZeroPad8));
   const std::optional<uint64_t> place = LocateSingleByteError(expected, found, end - begin);
   if (place) {
     damage.offset_bytes = begin + *place;

@@ -7,10 +7,10 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/internal/damage.h"
@@ -84,8 +84,8 @@ std::vector<std::string> FindData(const std::vector<std::string>& names, const N
 }
 
 std::string DiscardedName(std::string_view dir) {
-  return absl::StrFormat("%s%s%08x", std::string(dir), std::string(kDiscarded),
-                         std::random_device()());
+  return absl::StrCat(View(dir), View(kDiscarded),
+                      absl::Hex(std::random_device()(), absl::kZeroPad8));
 }
 
 bool HasQuarantined(const std::vector<std::string>& names) {

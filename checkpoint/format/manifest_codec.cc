@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/parse_cost.h"
@@ -35,7 +34,7 @@ absl::Status Damaged(uint64_t offset_bytes, const Parts&... parts) {
       absl::StrCat(View(kManifestFileName), ": offset ", offset_bytes, ": ", parts...));
 }
 
-std::string Hex(uint32_t value) { return absl::StrFormat("0x%08x", value); }
+std::string Hex(uint32_t value) { return absl::StrCat("0x", absl::Hex(value, absl::kZeroPad8)); }
 
 struct Header {
   uint32_t major;
@@ -190,7 +189,8 @@ void AddShard(const Box& box, uint32_t file_index, uint64_t file_offset, Logical
 }
 
 std::string DataFileName(std::string_view kind, int64_t index, int64_t count) {
-  return absl::StrFormat("%s-%05d-of-%05d.safetensors", std::string(kind), index + 1, count);
+  return absl::StrCat(View(kind), "-", absl::Dec(index + 1, absl::kZeroPad5), "-of-",
+                      absl::Dec(count, absl::kZeroPad5), ".safetensors");
 }
 
 std::string DataFileName(std::string_view planned_name, std::string_view attempt) {
@@ -209,8 +209,9 @@ Digest ToProto(const LogicalDigest& digest) {
 }
 
 std::string DescribeMismatch(const LogicalDigest& expected, const LogicalDigest& found) {
-  return absl::StrFormat("logical digest: expected %016x%016x, found %016x%016x", expected.hi,
-                         expected.lo, found.hi, found.lo);
+  const auto hex = [](uint64_t bits) { return absl::Hex(bits, absl::kZeroPad16); };
+  return absl::StrCat("logical digest: expected ", hex(expected.hi), hex(expected.lo), ", found ",
+                      hex(found.hi), hex(found.lo));
 }
 
 }  // namespace tessera::ckpt

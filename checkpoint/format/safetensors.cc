@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
+#include <string>
+#include <string_view>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
@@ -75,7 +77,7 @@ absl::StatusOr<std::string> MetadataJson(const std::map<std::string, std::string
 }  // namespace
 
 absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
-  absl::flat_hash_set<absl::string_view> keys;
+  std::set<std::string_view> keys;
   for (SafetensorsEntry& entry : header.entries) {
     TESSERA_RETURN_IF_ERROR(CheckEntry(entry));
     if (!keys.insert(entry.key).second) {
@@ -251,7 +253,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   SafetensorsHeader& header_;
   State state_ = State::kBegin;
-  absl::flat_hash_set<std::string> keys_;
+  std::set<std::string> keys_;
   SafetensorsEntry entry_;
   std::vector<uint64_t> offsets_;
   std::string field_;

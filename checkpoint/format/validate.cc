@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
@@ -81,7 +81,7 @@ absl::Status CheckPath(const std::string& path) {
 }
 
 absl::Status CheckFiles(const Manifest& manifest, Checksums checksums) {
-  absl::flat_hash_set<absl::string_view> paths;
+  std::set<std::string_view> paths;
   for (const DataFile& file : manifest.files()) {
     TESSERA_RETURN_IF_ERROR(CheckPath(file.path()));
     if (!paths.insert(file.path()).second) {
@@ -240,7 +240,7 @@ absl::Status CheckOverlaps(const Manifest& manifest, std::vector<Extent>& extent
   return absl::OkStatus();
 }
 
-using TensorByName = absl::flat_hash_map<absl::string_view, const LogicalTensor*>;
+using TensorByName = std::map<std::string_view, const LogicalTensor*>;
 
 absl::Status CheckAlias(const LogicalTensor& tensor, const TensorByName& by_name) {
   const auto target = by_name.find(tensor.alias_of());
@@ -278,7 +278,7 @@ absl::Status CheckTensors(const Manifest& manifest) {
 }
 
 absl::Status CheckOptimizer(const Manifest& manifest) {
-  absl::flat_hash_set<absl::string_view> tensors, parameters, states;
+  std::set<std::string_view> tensors, parameters, states;
   for (const LogicalTensor& tensor : manifest.tensors()) tensors.insert(tensor.name());
   const OptimizerState& optimizer = manifest.optimizer();
   for (const OptimizerParameter& parameter : optimizer.parameters()) {

@@ -1,11 +1,12 @@
 #include "checkpoint/load/compare.h"
 
 #include <cstddef>
+#include <map>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/plan/rank_states.h"
@@ -145,8 +146,8 @@ class Comparer {
 
   const Manifest& manifest_;
   const LoadOptions& options_;
-  absl::flat_hash_map<std::string, uint32_t> index_;
-  absl::flat_hash_map<std::string, std::string> master_;  // weight -> its master
+  std::map<std::string, uint32_t> index_;
+  std::map<std::string, std::string> master_;  // weight -> its master
   Comparison result_;
 };
 

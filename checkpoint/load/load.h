@@ -1,11 +1,11 @@
 #ifndef TESSERA_CHECKPOINT_LOAD_LOAD_H_
 #define TESSERA_CHECKPOINT_LOAD_LOAD_H_
 
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/manifest.pb.h"
@@ -42,8 +42,8 @@ class NamedTensors {
 
  private:
   const Manifest& manifest_;
-  absl::flat_hash_map<std::string_view, const LogicalTensor*> tensors_;
-  absl::flat_hash_map<std::string_view, const std::string*> masters_;  // their names, by parameter
+  std::map<std::string_view, const LogicalTensor*> tensors_;
+  std::map<std::string_view, const std::string*> masters_;  // their names, by parameter
 };
 
 }  // namespace tessera::ckpt

@@ -5,9 +5,9 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/no_memory.h"
@@ -206,7 +206,7 @@ class LoadedTensor {
                         more > 0 ? absl::StrCat(" and ", more, " more") : "");
   }
 
-  absl::flat_hash_map<Box, size_t, BoxHash> index_;
+  std::unordered_map<Box, size_t, BoxHash> index_;
   std::vector<Box> boxes_;                 // distinct
   std::vector<std::vector<Found>> found_;  // for each box, one entry per digest
 };

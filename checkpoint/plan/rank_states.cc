@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -249,7 +251,7 @@ class Merger {
     bool readable = true;
     const bool complete = ForEachTensor(plan, [&](std::string_view bytes) {
       const auto [at, is_new] =
-          by_bytes_.try_emplace(View(bytes), static_cast<uint32_t>(state_.descriptions.size()));
+          by_bytes_.try_emplace(bytes, static_cast<uint32_t>(state_.descriptions.size()));
       if (is_new) {
         LogicalTensor& tensor = state_.descriptions.emplace_back().tensor;
         readable &= tensor.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
@@ -272,7 +274,7 @@ class Merger {
   }
 
  private:
-  using BoxMap = absl::flat_hash_map<Box, size_t, BoxHash>;
+  using BoxMap = std::unordered_map<Box, size_t, BoxHash>;
 
   void MergeDescription(uint32_t d, std::vector<std::string>& problems) {
     Description& description = state_.descriptions[d];
@@ -330,9 +332,9 @@ class Merger {
   }
 
   MergedState state_;
-  absl::flat_hash_map<absl::string_view, uint32_t> by_bytes_;  // indices of descriptions
-  absl::flat_hash_map<absl::string_view, size_t> by_name_;     // indices of tensors
-  absl::flat_hash_map<std::vector<uint32_t>, uint32_t> rank_sets_;
+  std::unordered_map<std::string_view, uint32_t> by_bytes_;  // indices of descriptions
+  std::unordered_map<std::string_view, size_t> by_name_;     // indices of tensors
+  std::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>> rank_sets_;
   std::vector<BoxMap> boxes_;  // per tensor
 };
 
@@ -413,7 +415,7 @@ void ProveCoverage(const MergedState& state, MergedTensor& tensor,
 }
 
 void CheckAliases(const MergedState& state, std::vector<std::string>& problems) {
-  absl::flat_hash_map<absl::string_view, const LogicalTensor*> by_name;
+  std::map<std::string_view, const LogicalTensor*> by_name;
   for (const MergedTensor& t : state.tensors) {
     by_name[state.DescriptionOf(t).name()] = &state.DescriptionOf(t);
   }

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <unordered_map>
 
-#include "absl/container/flat_hash_map.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/safetensors.h"
@@ -79,7 +79,7 @@ std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
     }
   }
   std::ranges::stable_sort(open, std::greater(), &Open::bytes);
-  absl::flat_hash_map<uint32_t, LeastLoaded> queues;  // by rank set
+  std::unordered_map<uint32_t, LeastLoaded> queues;  // by rank set
   for (const Open& o : open) {
     const uint32_t set = o.held->rank_set;
     LeastLoaded& queue = queues.try_emplace(set, state.rank_sets[set], load).first->second;

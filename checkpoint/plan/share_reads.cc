@@ -5,10 +5,11 @@
 #include <limits>
 #include <map>
 #include <tuple>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/pieces.h"
@@ -235,7 +236,7 @@ class ReadAssigner {
       }
     }
     std::ranges::sort(pieces);
-    absl::flat_hash_map<uint32_t, LeastLoaded> queues;
+    std::unordered_map<uint32_t, LeastLoaded> queues;
     for (const auto& [begin, file, s] : pieces) {
       ReadSegment& segment = shared_[s].segment;
       const uint64_t bytes = std::min(segment.piece_bytes(), segment.end() - begin);
@@ -269,15 +270,16 @@ class ReadAssigner {
   uint64_t staging_bytes_ = std::numeric_limits<uint64_t>::max();
   std::map<uint32_t, std::vector<Need>> needs_;  // by file
   std::vector<ShardRegion> regions_;
-  absl::flat_hash_map<std::string, uint32_t> region_ids_;
+  std::unordered_map<std::string, uint32_t> region_ids_;
   std::vector<std::vector<uint32_t>> rank_sets_;  // each ascending
-  absl::flat_hash_map<std::vector<uint32_t>, uint32_t> rank_set_ids_;
+  std::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
+      rank_set_ids_;
   std::vector<std::pair<uint32_t, ReadSegment>> private_;  // rank and segment
-  absl::flat_hash_map<uint32_t, size_t> last_private_;     // by rank
+  std::unordered_map<uint32_t, size_t> last_private_;      // by rank
   std::vector<Shared> shared_;
   std::vector<uint64_t> load_;        // bytes to read, by rank
   std::vector<std::string> answers_;  // serialized parts of a ReadShare, by rank
-  std::vector<absl::flat_hash_set<uint32_t>> sets_sent_;
+  std::vector<std::unordered_set<uint32_t>> sets_sent_;
 };
 
 }  // namespace

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
@@ -175,7 +175,7 @@ class Rewriter {
 
   // The plan must contain exactly the tensors of the source.
   absl::Status MatchTensors() {
-    absl::flat_hash_map<std::string, uint32_t> saved;
+    std::map<std::string, uint32_t> saved;
     for (int t = 0; t < source_.manifest().tensors_size(); ++t) {
       saved[source_.manifest().tensors(t).name()] = t;
     }

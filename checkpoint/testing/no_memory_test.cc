@@ -17,16 +17,20 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/fail_allocation.h"
 #include "base/testing.h"
 #include "base/threads.h"
 #include "checkpoint/collective/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/stop_file.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/share_reads.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
@@ -358,6 +362,82 @@ TEST_F(NoMemoryTest, ARankWithoutMemoryBeforeItReadsEndsTheLoadOfAll) {
       EXPECT_TRUE(IsNoMemory(loaded)) << loaded;
     });
   }
+}
+
+// The rank whose memory is missing between two agreements does not know what the others wait for.
+TEST_F(NoMemoryTest, AGroupThatARankHasLeftFailsAtOnce) {
+  MemoryStorage storage;
+  ASSERT_OK(CheckpointFolder(storage).Save(1, state_.dict, options_.save));
+  for (const bool saves : {false, true}) {
+    RunRanks(2, [&](ProcessGroup& group) {
+      const bool leaves = group.rank() == 1;
+      ForgetsAfterBroadcast forgetful(group, leaves ? 0 : INT64_MAX);
+      LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
+      SaveOptions save = On(forgetful, options_.save);
+      LoadOptions load = On(forgetful, LoadOptions());
+      save.timeout = load.timeout = absl::Seconds(leaves ? 60 : 1);
+      const absl::Status left =
+          saves ? CheckpointFolder(storage).Save(2, state.dict, save).status()
+                : LoadCheckpoint(storage, StepDirectoryName(1), state.dict, load).status();
+      const absl::Time start = absl::Now();
+      const absl::Status next = AgreeOnStatus(group, absl::OkStatus(), save.timeout);
+      EXPECT_FALSE(next.ok());
+      if (!leaves) return;
+      EXPECT_TRUE(IsNoMemory(left)) << left;
+      EXPECT_THAT(std::string(left.message()), HasSubstr("the group cannot be used again"));
+      EXPECT_EQ(next, left);
+      EXPECT_LT(absl::Now() - start, save.timeout / 2);
+    });
+  }
+}
+
+// Lets each allocation of body() fail in turn.
+void FailEachAllocation(const std::function<void()>& body) {
+  bool happened = true;
+  for (int64_t allocation = 0; happened; ++allocation) {
+    const FailAllocation fail(Of::kThisThread, allocation);
+    try {
+      body();
+    } catch (const std::bad_alloc&) {
+    }
+    happened = fail.happened();
+  }
+}
+
+// Some hash tables free memory twice if they cannot grow.
+TEST_F(NoMemoryTest, TablesThatCannotGrowEndNoProcess) {
+  std::mt19937_64 random(TestSeed());
+  std::vector<WholeTensor> tensors;
+  for (int t = 0; t < 9; ++t) {
+    tensors.push_back(
+        RandomTensor(absl::StrCat("t", t), TensorRole::kWeight, DType::kF32, {4}, random));
+  }
+  LocalState state = RowsOf(tensors);
+  FailEachAllocation([&] {
+    MemoryStorage storage;
+    CheckpointFolder(storage).Save(1, state.dict, options_.save).IgnoreError();
+  });
+  MemoryStorage storage;
+  ASSERT_OK(CheckpointFolder(storage).Save(1, state.dict, options_.save));
+  FailEachAllocation([&] {
+    LoadCheckpoint(storage, StepDirectoryName(1), state.dict, {.verify_digests = true})
+        .IgnoreError();
+  });
+  // What several ranks need, each some of the tensors.
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(storage, StepDirectoryName(1)));
+  std::vector<std::string> needs;
+  for (uint32_t rank = 0; rank < 5; ++rank) {
+    std::vector<WantedBox> wanted;
+    for (uint32_t t = rank; t < 9; ++t) wanted.push_back({t, WholeBox({4})});
+    ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(manifest, wanted));
+    needs.push_back(DescribeNeeds(manifest, plan, 1 << 20).SerializeAsString());
+  }
+  FailEachAllocation([&] { ShareReads(manifest, needs).IgnoreError(); });
+  ASSERT_OK_AND_ASSIGN(
+      const auto file,
+      storage.Read(JoinPath(StepDirectoryName(1), manifest.files(0).path()), 1 << 20));
+  FailEachAllocation(
+      [&] { ParseSafetensorsHeader(file.contents, file.contents.size()).IgnoreError(); });
 }
 
 // The rank's own threads end, and the other ranks miss it. Rank 0's first 12 messages arrange what

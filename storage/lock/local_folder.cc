@@ -9,9 +9,9 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "storage/open_storage.h"
 
 namespace tessera {
@@ -68,7 +68,8 @@ std::string LocalFolder::temporary_path() const { return PathIn(above_, temporar
 absl::Status LocalFolder::MakeTemporary() {
   absl::Status problem;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    temporary_ = absl::StrFormat("%s%s%08x", name_, kInfix, std::random_device()());
+    temporary_ =
+        absl::StrCat(name_, View(kInfix), absl::Hex(std::random_device()(), absl::kZeroPad8));
     TESSERA_RETURN_IF_ERROR(storage_->MakeDirectory(temporary_));
     auto lock = TryLock(temporary_path());
     problem = lock.status();

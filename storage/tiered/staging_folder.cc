@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -99,8 +98,8 @@ std::string LocalFolderFor(std::string_view name, const OpenStorageOptions& opti
   const std::optional<std::string> path = LocalPathOfName(name);
   const std::string place =
       path.has_value() ? fs::absolute(*path).string() : Endpoint(options) + std::string(name);
-  return absl::StrFormat("%s/tessera-%d-%08x%s", parent.empty() ? "/dev/shm" : parent, geteuid(),
-                         Crc32c(place), View(suffix));
+  return absl::StrCat(parent.empty() ? "/dev/shm" : parent, "/tessera-", geteuid(), "-",
+                      absl::Hex(Crc32c(place), absl::kZeroPad8), View(suffix));
 }
 
 absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& path) {
