@@ -25,9 +25,10 @@ uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
 // The size of a huge page.
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// Maps zeroed memory that begins at the boundary of a huge page, and asks for huge pages. `flags`
-// are passed to mmap() in addition. Returns MAP_FAILED, with errno, if the system has no memory.
-// The caller unmaps it with munmap(data, size_bytes). Precondition: whole pages.
+// Maps zeroed memory that begins at the boundary of a huge page, and asks for huge pages. A part of
+// a page counts as a whole one, as in munmap(data, size_bytes), by which the caller unmaps it.
+// `flags` are passed to mmap() in addition. Returns MAP_FAILED, with errno, if the system has no
+// memory.
 void* MapOnHugePages(size_t size_bytes, int flags = 0);
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/errno_status.h"
 #include "base/files.h"
@@ -117,7 +118,7 @@ class FileLock final : public FolderLock {
   // Writes this process into the file that it has locked, for the message of another one. A failure
   // does no harm.
   static void NameHolder(const LockedFd& fd) {
-    const std::string holder = HolderName();
+    const std::string holder = absl::StrCat(HolderName(), "\n", ProcessIdentity(getpid()));
     if (::ftruncate(fd.get(), 0) != 0) return;
     static_cast<void>(::pwrite(fd.get(), holder.data(), holder.size(), 0) < 0);
   }
@@ -125,7 +126,10 @@ class FileLock final : public FolderLock {
     std::string holder(kMaxHolderBytes, '\0');
     const ssize_t bytes = ::pread(fd.get(), holder.data(), holder.size(), 0);
     holder.resize(std::max<ssize_t>(bytes, 0));
-    return holder;
+    const std::pair<std::string, std::string> lines =
+        absl::StrSplit(holder, absl::MaxSplits('\n', 1));
+    // The present holder has yet to write its name over that of the one before.
+    return IsKnownToBeDead(lines.second, "/proc") ? "" : lines.first;
   }
   bool IsInPlace(const LockedFd& fd) const {
     struct stat ours, there;

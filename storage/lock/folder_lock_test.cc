@@ -30,7 +30,9 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 absl::StatusOr<std::unique_ptr<FolderLock>> Lock(const std::string& folder,
                                                  const FolderLock::Options& options = {}) {
@@ -178,6 +180,32 @@ TEST(FolderLockTest, APipeInPlaceOfTheLockFileIsNamed) {
   ASSERT_EQ(mkfifo(folder.File(FolderLock::kFileName).c_str(), 0600), 0);
   EXPECT_THAT(std::string(Lock(folder.path()).status().message()),
               HasSubstr("/.lock: not a regular file"));
+}
+
+// The lock file keeps the name of a process that was killed until the next holder writes its own.
+TEST(FolderLockTest, ADeadProcessIsNotNamedAsTheHolder) {
+  const TestFolder folder;
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto lock = Lock(folder.path());
+    if (write(ready[1], "y", 1) == 1) pause();
+    _exit(1);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  const auto refused = [&] {
+    return std::string(Lock(folder.path(), {.wait = absl::ZeroDuration()}).status().message());
+  };
+  const std::string name = absl::StrCat(", pid ", child, ")");
+  EXPECT_THAT(refused(), HasSubstr(name));
+  EXPECT_EQ(kill(child, SIGKILL), 0);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  const int next = open(folder.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(flock(next, LOCK_EX), 0);
+  EXPECT_THAT(refused(), AllOf(HasSubstr("is in use"), Not(HasSubstr(name))));
+  close(next);
 }
 
 // While a machine was suspended, its steady clocks stood still, and another job took the lease.

@@ -11,7 +11,7 @@ namespace tessera {
 // thread-safe.
 class GuardedMemory {
  public:
-  // Reserves that many bytes of addresses; memory is used as it is touched.
+  // The first Take() reserves that many bytes of addresses. Memory is used as it is touched.
   explicit GuardedMemory(size_t capacity_bytes);
   ~GuardedMemory();
   GuardedMemory(const GuardedMemory&) = delete;
