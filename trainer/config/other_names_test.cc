@@ -110,6 +110,28 @@ TEST(OtherNamesTest, AFlagOverridesTheFile) {
   }
 }
 
+// A part of load_ckpt_info, or load_ckpt_folder, is another name of the setting.
+TEST(OtherNamesTest, AFlagOverridesAPartOfTheFolderToLoad) {
+  for (const std::string folder : {"load_ckpt_info", "load_ckpt_folder"}) {
+    const std::string text = std::string(kRun) + "checkpoint { " + folder +
+                             " { path: \"a\" content: \"model\" ckpt_type: \"hf\" } }";
+    const auto resolved = [&](const std::string& flag) {
+      const absl::StatusOr<TrainConfig> config = ResolveWith(text, {flag});
+      if (!config.ok()) return std::string(config.status().message());
+      const CheckpointConfig& checkpoint = config->checkpoint();
+      return absl::StrCat(checkpoint.load(), " ", checkpoint.load_content(), " ",
+                          checkpoint.load_format());
+    };
+    EXPECT_EQ(resolved("--seed=1"), "a model hf");
+    EXPECT_EQ(resolved("--load=b"), "b model hf");
+    EXPECT_EQ(resolved("--load-ckpt-folder=b"), "b model hf");
+    EXPECT_EQ(resolved("--load-content=all"), "a all hf");
+    EXPECT_EQ(resolved("--ckpt-type=llama"), "a model llama");
+    EXPECT_EQ(resolved("--load-format=torch"), "a model torch");
+    EXPECT_EQ(resolved("--load="), " all ");
+  }
+}
+
 // A run writes its complete settings, so that one name of each pair is always given.
 TEST(OtherNamesTest, AFlagOverridesTheSettingsOfTheRunItself) {
   ASSERT_OK_AND_ASSIGN(const TrainConfig run,

@@ -92,8 +92,9 @@ void FillDependentDefaults(TrainConfig* config) {
 }
 
 // load_ckpt_folder, or load_ckpt_info, becomes load, load_content and ckpt_type, which may be given
-// beside it where they say the same. An empty load, as of the flag --load=, is in its place.
-absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
+// beside it where they say the same. What a flag states is not taken from the folder. An empty
+// load, as of the flag --load=, is in its place.
+absl::Status ReplaceLoadCkptFolder(const Origins& origins, CheckpointConfig* checkpoint) {
   const bool is_info = checkpoint->has_load_ckpt_info();
   if (!checkpoint->has_load_ckpt_folder() && !is_info) return absl::OkStatus();
   const LoadCkptFolder folder =
@@ -106,25 +107,23 @@ absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
   checkpoint->clear_load_ckpt_folder();
   checkpoint->clear_load_ckpt_info();
   if (checkpoint->has_load() && checkpoint->load().empty()) return absl::OkStatus();
-  if (checkpoint->has_load() && checkpoint->load() != folder.path()) {
-    return Wrong("load=", checkpoint->load(), " and ", name, ".path=", folder.path(),
-                 " exclude each other");
-  }
-  checkpoint->set_load(folder.path());
-  const std::string content = absl::StrJoin(folder.content(), ",");
-  if (!content.empty()) {
-    if (checkpoint->has_load_content() && checkpoint->load_content() != content) {
-      return Wrong("load_content=", checkpoint->load_content(), " and ", name, ".content=", content,
+  const struct {
+    std::string name, value, setting, other_name;
+  } parts[] = {{"path", folder.path(), "load", ""},
+               {"content", absl::StrJoin(folder.content(), ","), "load_content", ""},
+               {"ckpt_type", folder.ckpt_type(), "ckpt_type", "load_format"}};
+  const auto& reflection = *checkpoint->GetReflection();
+  for (const auto& part : parts) {
+    const bool by_flag = IsByFlag(origins, part.setting) || IsByFlag(origins, part.other_name);
+    if (part.value.empty() || by_flag) continue;
+    const FieldDescriptor* const field =
+        CheckpointConfig::descriptor()->FindFieldByName(part.setting);
+    const std::string given = reflection.GetString(*checkpoint, field);
+    if (reflection.HasField(*checkpoint, field) && given != part.value) {
+      return Wrong(part.setting, "=", given, " and ", name, ".", part.name, "=", part.value,
                    " exclude each other");
     }
-    checkpoint->set_load_content(content);
-  }
-  if (folder.has_ckpt_type()) {
-    if (checkpoint->has_ckpt_type() && checkpoint->ckpt_type() != folder.ckpt_type()) {
-      return Wrong("ckpt_type=", checkpoint->ckpt_type(), " and ", name,
-                   ".ckpt_type=", folder.ckpt_type(), " exclude each other");
-    }
-    checkpoint->set_ckpt_type(folder.ckpt_type());
+    reflection.SetString(checkpoint, field, part.value);
   }
   return absl::OkStatus();
 }
@@ -449,9 +448,9 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
   if (!problems.empty()) return problems.ToStatus();
   TrainConfig resolved = config;
   OverrideOtherNames(options.origins, &resolved);
-  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceSaveOptimizerState}) {
-    TESSERA_RETURN_IF_ERROR(problems.With(replace(resolved.mutable_checkpoint())));
-  }
+  TESSERA_RETURN_IF_ERROR(
+      problems.With(ReplaceLoadCkptFolder(options.origins, resolved.mutable_checkpoint())));
+  TESSERA_RETURN_IF_ERROR(problems.With(ReplaceSaveOptimizerState(resolved.mutable_checkpoint())));
   TESSERA_RETURN_IF_ERROR(problems.With(ReplaceInfiniTrainsNames(resolved.mutable_training())));
   TESSERA_RETURN_IF_ERROR(
       problems.With(ReplaceTopologyNames(options.origins, resolved.mutable_parallel())));
