@@ -13,7 +13,7 @@ The word after a block's fence says what is done with it:
              other frameworks. `ckpt` and `compare_runs` do their work; `train` checks its settings
              against the checkpoint that it would load; of the others, targets and flags are looked
              up.
-  python     It parses; //python/tests:page_test runs that of docs/python.md.
+  python     It parses; //python/tests:page_test runs that of docs/python*.md.
   text       Nothing: a picture, a formula, or output.
 
 A block of FORMAT.md with a file's name after that word is compared by

@@ -1,11 +1,13 @@
 #!/bin/bash
-# Tries the wheel with the tools that its users have: the code of the user's page, and each program
+# Tries the wheel with the tools that its users have: the code of the user's pages, and each program
 # of adapters/ whose package the Python has.
 #
-#   adapters_check.sh WHEEL PAGE PAGE_TEST PROGRAM...    TESSERA_ONLY names one of the programs
+#   adapters_check.sh WHEEL GUIDE REFERENCE PAGE_TEST PROGRAM...
+#
+# TESSERA_ONLY names one of the programs.
 set -euo pipefail
-readonly wheel="$1" page="$2" page_test="$3"
-shift 3
+readonly wheel="$1" guide="$2" reference="$3" page_test="$4"
+shift 4
 python="${TESSERA_PYTHON:-python3}"
 if [[ -n "${TESSERA_PIP_INSTALL:-}" ]]; then
   python3 -m venv "$TEST_TMPDIR/venv"
@@ -22,12 +24,12 @@ for program in "$page_test" "$@"; do
   arguments=()
   case "$name" in
     page_test)
-      arguments=("$page")
+      arguments=("$guide" "$reference")
       for module in torch jax; do
         if "$python" -c "import $module" 2>/dev/null; then arguments+=("--$module"); fi
       done
       ;;
-    table) arguments=("$page") ;;
+    table) arguments=("$guide") ;;
     *)
       if ! "$python" -c "import $name" 2>/dev/null; then
         echo "== $name: is not installed: not tried"
