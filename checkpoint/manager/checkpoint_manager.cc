@@ -1,7 +1,7 @@
 #include "checkpoint/include/checkpoint_manager.h"
 
-#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,9 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
-#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/units.h"
@@ -22,7 +19,7 @@
 #include "checkpoint/internal/job_saves.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "checkpoint/manager/resume.h"
-#include "checkpoint/manager/retention.h"
+#include "checkpoint/manager/save_housekeeping.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manager/stop_file.h"
@@ -34,8 +31,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// In the folder: the identity of the stop file's request that has ended the last job. Even where
-// the checkpoint of that step is damaged later, the same request ends no other one.
+// A file of the folder: the identity of the stop file's request that ended the last job. The same
+// request ends no other job, even if the checkpoint of that step is damaged later.
 constexpr char kObeyedStopFile[] = ".stop_file";
 constexpr uint64_t kMaxIdentityBytes = 1024;
 
@@ -43,10 +40,140 @@ constexpr char kAdviceOnLaterSteps[] =
     "resume from there (auto_resume), quarantine them (AbandonLater(), abandon_later()), or save "
     "to another folder";
 
-void AddNote(SaveReport& report, std::string_view note) {
-  absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", std::string(note));
+using Notes = std::function<void(const std::string& sentence)>;
+
+// Returns the data files whose copies in the staging tier this rank checks for its host.
+std::vector<uint32_t> FilesToCheck(const Checkpoint& checkpoint, const Hosts& hosts, int rank) {
+  std::vector<uint32_t> files;
+  for (int f = 0; f < checkpoint.manifest().files_size(); ++f) {
+    if (hosts.does(rank, f)) files.push_back(f);
+  }
+  return files;
 }
 
+// Deletes damaged copies of these files from the staging tier. A load would read their originals
+// all the same.
+void CheckStagedFiles(const Storage& storage, Storage& staging, const Checkpoint& checkpoint,
+                      const std::vector<uint32_t>& files, const Notes& notes) {
+  const StagedFiles staged =
+      DeleteDamagedStagedFiles(staging, checkpoint.directory(), checkpoint.manifest(), files);
+  if (!notes) return;
+  const std::string from = staging.Describe("");
+  if (staged.intact_bytes > 0) {
+    notes(absl::StrCat("reading ", HumanBytes(staged.intact_bytes), " of ",
+                       storage.Describe(checkpoint.directory()), " from copies in ", from));
+  }
+  if (staged.deleted_files > 0) {
+    notes(absl::StrCat("damaged copies in ", from, " are deleted: ", staged.deleted_files));
+  }
+  if (staged.unknown_files > 0) {
+    notes(absl::StrCat("copies in ", from, " stay that cannot be checked: ", staged.unknown_files,
+                       ", the first: ", staged.first_unknown.message()));
+  }
+}
+
+// The stop file of a job, each request of which ends one job only.
+class ObeyedOnce {
+ public:
+  // `storage` remembers the request that was obeyed; null in a job that does not save.
+  void Open(const std::string& path, Storage* storage) {
+    if (path.empty()) return;
+    storage_ = storage;
+    std::string obeyed;
+    if (storage != nullptr) {
+      obeyed = ReadAll(*storage, kObeyedStopFile, kMaxIdentityBytes).value_or("");
+    }
+    file_ = std::make_unique<StopFile>(path, obeyed);
+  }
+
+  void Begin(int64_t step) { requests_ = StopRequests(step); }
+
+  StopFileAsks AfterStep(int64_t step, const Notes& notes) {
+    if (file_ == nullptr) return StopFileAsks::kNothing;
+    const std::string note = file_->TakeNote();
+    if (!note.empty() && notes) notes(note);
+    const StopFileAsks asks = requests_.AfterStep(step, file_->Poll());
+    if (asks == StopFileAsks::kSaveAndEnd) stopped_at_ = step;
+    return asks;
+  }
+
+  // Remembers the request if it has asked for the end at this step. Ignores failures, which do no
+  // harm.
+  void NoteSaved(int64_t step, Storage* staging) {
+    if (stopped_at_ != step) return;
+    WriteAll(*storage_, kObeyedStopFile, file_->Identity(requests_.handled_version()))
+        .IgnoreError();
+    if (staging != nullptr) staging->Delete(kObeyedStopFile).IgnoreError();
+  }
+
+ private:
+  Storage* storage_ = nullptr;
+  std::unique_ptr<StopFile> file_;  // on the ranks that name one
+  StopRequests requests_;
+  std::optional<int64_t> stopped_at_;  // the step at which it has asked for the end
+};
+
+// The search for checkpoints of later steps than the job begins at, on rank 0, until the job saves
+// its first one. From then on, later steps may be the job's own.
+class LaterSteps {
+ public:
+  void Begin(int64_t step) {
+    began_at_ = step;
+    may_find_ = !has_saved_;
+  }
+  void NoteSave() {
+    has_saved_ = true;
+    may_find_ = false;
+  }
+
+  // Returns whether there are some. A folder that cannot be listed is looked at again after the
+  // next step.
+  bool Find(Storage& storage, int64_t step) {
+    if (!may_find_) return false;
+    found_ = CheckLaterSteps(storage, began_at_.value_or(step - 1), kAdviceOnLaterSteps);
+    may_find_ = !found_.ok();
+    return absl::IsFailedPrecondition(found_);
+  }
+  const absl::Status& found() const { return found_; }  // FailedPrecondition names them
+
+ private:
+  std::optional<int64_t> began_at_;  // nullopt: the step before the first one
+  bool may_find_ = true;
+  bool has_saved_ = false;
+  absl::Status found_;
+};
+
+// Counts the saves in the background. A decision announces a save, which may begin after later
+// steps, or never.
+class BackgroundSaves {
+ public:
+  void Announce() {
+    ++announced_;
+    ++started_;
+  }
+  void Begin() {
+    if (announced_ > 0) {
+      --announced_;
+    } else {
+      ++started_;
+    }
+  }
+  void Withdraw() {
+    if (announced_ == 0) return;
+    --announced_;
+    --started_;
+  }
+  void Finish() { ++finished_; }
+  bool in_flight() const { return started_ > finished_; }
+  bool announced() const { return announced_ > 0; }
+
+ private:
+  int64_t started_ = 0;  // announced ones included
+  int64_t finished_ = 0;
+  int64_t announced_ = 0;  // those that have not begun
+};
+
+// Everything of a job but the work on its saving thread, which is housekeeping_.
 class Manager final : public JobSaves {
  public:
   Manager(std::shared_ptr<Storage> storage, std::unique_ptr<FolderLock> lock,
@@ -58,11 +185,12 @@ class Manager final : public JobSaves {
         schedule_(options_.schedule),
         failed_saves_(options_.failures),
         began_(SteadyNow()) {
-    OpenStopFile();
-    if (storage_ == nullptr || !options_.schedule.saves) return;
-    retention_.emplace(*storage_, options_.keep);
+    const bool saves = storage_ != nullptr && options_.schedule.saves;
+    stop_file_.Open(options_.stop_file_path, saves ? storage_.get() : nullptr);
+    if (!saves) return;
+    housekeeping_.emplace(*storage_, staging_, lock_.get(), options_, group().rank() == 0);
     if (!options_.background.has_value()) return;
-    background_ = HookedSavers::Make(*storage_, *options_.background, Hooks());
+    background_ = HookedSavers::Make(*storage_, *options_.background, housekeeping_->Hooks());
   }
 
   ~Manager() override {
@@ -86,7 +214,10 @@ class Manager final : public JobSaves {
       TESSERA_ASSIGN_OR_RETURN(hosts, Hosts::Find(group(), *staging_, "", options_.save.timeout));
     }
     const LoadOnThisRank load_intact = [&](const Checkpoint& checkpoint) {
-      if (staging_ != nullptr) CheckStagedFiles(checkpoint, hosts);
+      if (staging_ != nullptr) {
+        const std::vector<uint32_t> files = FilesToCheck(checkpoint, hosts, group().rank());
+        CheckStagedFiles(*storage_, *staging_, checkpoint, files, options_.notes);
+      }
       return load(checkpoint);
     };
     TESSERA_ASSIGN_OR_RETURN(ResumeResult resumed,
@@ -106,7 +237,7 @@ class Manager final : public JobSaves {
   absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) override {
     absl::StatusOr<std::vector<std::string>> moved = std::vector<std::string>();
     if (group().rank() == 0 && storage_ != nullptr && options_.schedule.saves) {
-      const absl::Status held = ConfirmFolder();
+      const absl::Status held = ConfirmFolder(lock_.get());
       if (!held.ok()) moved = held;
       if (held.ok()) moved = ckpt::AbandonLater(*storage_, step);
     }
@@ -116,9 +247,8 @@ class Manager final : public JobSaves {
 
   void Begin(int64_t step, std::optional<int64_t> last_step) override {
     if (last_step.has_value()) options_.schedule.last_step = *last_step;
-    stop_requests_ = StopRequests(step);
-    began_at_ = step;
-    may_find_later_ = !has_saved_;
+    stop_file_.Begin(step);
+    later_steps_.Begin(step);
     schedule_ = SaveSchedule(options_.schedule);
     began_ = SteadyNow();
     end_ = EndReason::kNone;
@@ -134,7 +264,7 @@ class Manager final : public JobSaves {
     if (ends) WaitForSaves();  // so that the last save is not skipped
     if (decision.save != SaveKind::kNone) {
       const absl::StatusOr<StateToSave> what = describe();
-      if (!what.ok()) TakeAnnounced();
+      if (!what.ok()) in_background_.Withdraw();
       TESSERA_RETURN_IF_ERROR(what.status());
       TESSERA_RETURN_IF_ERROR(
           Save({now.step, decision.save == SaveKind::kRolling, *what->metadata}, *what->state));
@@ -158,37 +288,35 @@ class Manager final : public JobSaves {
     const SaveDecision decision = schedule_.AfterStep(known);
     end_ = decision.end;
     const bool saves = decision.save != SaveKind::kNone && decision.trouble == SaveTrouble::kNone;
-    if (background_ != nullptr && saves) {
-      ++announced_;
-      ++started_;
-    }
+    if (background_ != nullptr && saves) in_background_.Announce();
     return decision;
   }
 
   absl::Status Save(const SaveRequest& request, const StateDict& state) override {
-    if (!retention_.has_value()) {
+    if (!housekeeping_.has_value()) {
       return absl::FailedPreconditionError("the job does not save (SaveScheduleOptions::saves)");
     }
-    has_saved_ = true;
-    may_find_later_ = false;
+    later_steps_.NoteSave();
     if (background_ != nullptr) {
-      NoteStarted();
+      in_background_.Begin();
       background_->Start(request, state);
       return absl::OkStatus();
     }
-    TESSERA_ASSIGN_OR_RETURN(SaveReport report,
-                             SaveNow(*storage_, request, state, options_.save, Hooks()));
-    AfterCommit(report);
+    TESSERA_ASSIGN_OR_RETURN(SaveReport report, SaveNow(*storage_, request, state, options_.save,
+                                                        housekeeping_->Hooks()));
+    housekeeping_->AfterCommit(report);
     Add({.step = request.step, .report = std::move(report)});
     return absl::OkStatus();
   }
 
   void Refuse(int64_t step, const absl::Status& error) override {
     if (background_ != nullptr) {
-      NoteStarted();
+      in_background_.Begin();
       return background_->Refuse(step, error);
     }
-    Add({step, retention_ ? RefuseNow(*storage_, step, error, options_.save, Hooks()) : error});
+    Add({step, housekeeping_
+                   ? RefuseNow(*storage_, step, error, options_.save, housekeeping_->Hooks())
+                   : error});
   }
 
   void Prepare(const StateDict& state) override {
@@ -203,7 +331,7 @@ class Manager final : public JobSaves {
     if (background_ != nullptr) background_->WaitUntilAllCopied();
   }
 
-  bool save_in_flight() const override { return started_ > finished_; }
+  bool save_in_flight() const override { return in_background_.in_flight(); }
 
   std::vector<SaveOutcome> Poll() override {
     CollectOutcomes();
@@ -243,7 +371,7 @@ class Manager final : public JobSaves {
         return absl::FailedPreconditionError(
             absl::StrCat("another job saves to ", storage_->Describe("")));
       case SaveTrouble::kLaterSteps:
-        if (!later_steps_.ok()) return later_steps_;  // on rank 0
+        TESSERA_RETURN_IF_ERROR(later_steps_.found());  // on rank 0
         return absl::FailedPreconditionError(absl::StrCat(
             storage_->Describe(""), " holds checkpoints of later steps than this run starts from; ",
             kAdviceOnLaterSteps));
@@ -265,36 +393,6 @@ class Manager final : public JobSaves {
  private:
   ProcessGroup& group() { return options_.save.group != nullptr ? *options_.save.group : alone_; }
 
-  void Say(const std::string& sentence) const {
-    if (options_.notes) options_.notes(sentence);
-  }
-
-  SaveHooks Hooks() {
-    return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
-            .may_commit = [this] { return ConfirmFolder(); },
-            .plan_cache = &plan_cache_,
-            .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
-  }
-
-  // Returns an error in a job that has lost the folder, whose checkpoints are another one's by now.
-  absl::Status ConfirmFolder() { return lock_ != nullptr ? lock_->Confirm() : absl::OkStatus(); }
-
-  void OpenStopFile() {
-    if (options_.stop_file_path.empty()) return;
-    std::string obeyed;
-    if (storage_ != nullptr && options_.schedule.saves) {
-      obeyed = ReadAll(*storage_, kObeyedStopFile, kMaxIdentityBytes).value_or("");
-    }
-    stop_file_ = std::make_unique<StopFile>(options_.stop_file_path, obeyed);
-  }
-
-  // Ignores failures, which do no harm.
-  void RememberStopFile() {
-    WriteAll(*storage_, kObeyedStopFile, stop_file_->Identity(stop_requests_.handled_version()))
-        .IgnoreError();
-    if (staging_ != nullptr) staging_->Delete(kObeyedStopFile).IgnoreError();
-  }
-
   // Returns the facts of this rank after a step.
   StepFacts Observe(const StepState& now) {
     CollectOutcomes();
@@ -302,12 +400,7 @@ class Manager final : public JobSaves {
                         .stop_signal = now.stop_signal,
                         .program_ends = now.program_ends,
                         .healthy = now.healthy};
-    if (stop_file_ != nullptr) {
-      const std::string note = stop_file_->TakeNote();
-      if (!note.empty()) Say(note);
-      known.stop_file = stop_requests_.AfterStep(now.step, stop_file_->Poll());
-      if (known.stop_file == StopFileAsks::kSaveAndEnd) stopped_at_ = now.step;
-    }
+    known.stop_file = stop_file_.AfterStep(now.step, options_.notes);
     known.elapsed = SteadyNow() - began_;
     known.save_in_flight = save_in_flight();
     known.trouble = FindTrouble(known);
@@ -318,68 +411,25 @@ class Manager final : public JobSaves {
   SaveTrouble FindTrouble(const KnownFacts& known) {
     if (!CheckFolder().ok()) return SaveTrouble::kFolderTaken;
     if (!options_.schedule.saves) return SaveTrouble::kNone;
-    if (HasLaterSteps(known.step)) return SaveTrouble::kLaterSteps;
+    if (group().rank() == 0 && later_steps_.Find(*storage_, known.step)) {
+      return SaveTrouble::kLaterSteps;
+    }
     return failed_saves_.Judge(known.elapsed);
-  }
-
-  // Looks for checkpoints of later steps than the job begins at, before it saves its first one. A
-  // folder that cannot be listed is looked at again after the next step.
-  bool HasLaterSteps(int64_t step) {
-    if (!may_find_later_ || group().rank() != 0) return false;
-    later_steps_ = CheckLaterSteps(*storage_, began_at_.value_or(step - 1), kAdviceOnLaterSteps);
-    may_find_later_ = !later_steps_.ok();
-    return absl::IsFailedPrecondition(later_steps_);
-  }
-
-  // Deletes damaged copies, each checked by one rank of its host. A load would read their originals
-  // all the same.
-  void CheckStagedFiles(const Checkpoint& checkpoint, const Hosts& hosts) {
-    std::vector<uint32_t> files;
-    for (int f = 0; f < checkpoint.manifest().files_size(); ++f) {
-      if (hosts.does(group().rank(), f)) files.push_back(f);
-    }
-    const StagedFiles staged =
-        DeleteDamagedStagedFiles(*staging_, checkpoint.directory(), checkpoint.manifest(), files);
-    const std::string from = staging_->Describe("");
-    if (staged.intact_bytes > 0) {
-      Say(absl::StrCat("reading ", HumanBytes(staged.intact_bytes), " of ",
-                       storage_->Describe(checkpoint.directory()), " from copies in ", from));
-    }
-    if (staged.deleted_files > 0) {
-      Say(absl::StrCat("damaged copies in ", from, " are deleted: ", staged.deleted_files));
-    }
-    if (staged.unknown_files > 0) {
-      Say(absl::StrCat("copies in ", from, " stay that cannot be checked: ", staged.unknown_files,
-                       ", the first: ", staged.first_unknown.message()));
-    }
   }
 
   // No restart will need them. Ignores failures, which do no harm.
   void DeleteStagedFilesOfCompleteJob() {
-    const bool is_complete = end_ == EndReason::kLastStep && announced_ == 0 && last_save().ok();
+    const bool is_complete =
+        end_ == EndReason::kLastStep && !in_background_.announced() && last_save().ok();
     if (staging_ == nullptr || !is_complete) return;
     DeleteStagedFilesBut(*staging_, "").IgnoreError();
     RemoveStagingFolder(*staging_);
   }
 
-  void NoteStarted() {
-    if (announced_ > 0) {
-      --announced_;
-    } else {
-      ++started_;
-    }
-  }
-
-  void TakeAnnounced() {
-    if (announced_ == 0) return;
-    --announced_;
-    --started_;
-  }
-
   void Add(SaveOutcome outcome) {
-    if (background_ != nullptr) ++finished_;
+    if (background_ != nullptr) in_background_.Finish();
     failed_saves_.Add(outcome.report.status(), elapsed_);
-    if (outcome.report.ok() && stopped_at_ == outcome.step) RememberStopFile();
+    if (outcome.report.ok()) stop_file_.NoteSaved(outcome.step, staging_);
     done_.push_back(std::move(outcome));
   }
 
@@ -395,72 +445,16 @@ class Manager final : public JobSaves {
     for (SaveOutcome& outcome : outcomes) Add(std::move(outcome));
   }
 
-  // Returns the root of a save that rank 0 is about to write. Empties a rolling slot; if the disk
-  // is too full, deletes checkpoints that retention allows.
-  absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned) {
-    TESSERA_RETURN_IF_ERROR(ConfirmFolder());
-    std::string root;
-    if (planned.rolling) {
-      TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(*storage_));
-    }
-    room_note_.clear();
-    // The manifest and the file system's own records are small beside the data.
-    const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 +
-                                  std::min<uint64_t>(planned.data_bytes, 64 << 10);
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::vector<std::string> deleted,
-        retention_->MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now()));
-    if (!deleted.empty()) {
-      room_note_ = absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
-                                " made room for step ", planned.step);
-    }
-    return root;
-  }
-
-  // Deletes what a new checkpoint makes superfluous. An error is a note: the checkpoint is
-  // complete.
-  void AfterCommit(SaveReport& report) {
-    if (group().rank() == 0 && options_.on_commit) options_.on_commit(report);
-    // The other ranks wait for no answer of this one.
-    CatchNoMemory("delete older checkpoints", [&] { return CleanUp(report); }).IgnoreError();
-  }
-
-  absl::Status CleanUp(SaveReport& report) {
-    const bool permanent = report.directory.find('/') == report.directory.npos;
-    if (group().rank() == 0 && permanent) {
-      const std::optional<int64_t> step = ParseStepDirectoryName(report.directory);
-      absl::Status pruned = ConfirmFolder();
-      if (pruned.ok()) pruned = retention_->Apply(absl::Now(), step);
-      if (!pruned.ok()) {
-        AddNote(report, absl::StrCat("older checkpoints are still there: ", pruned.message()));
-      }
-    }
-    if (!room_note_.empty()) AddNote(report, room_note_);
-    if (staging_ == nullptr) return absl::OkStatus();
-    const absl::Status forgotten = DeleteStagedFilesBut(*staging_, report.directory);
-    if (!forgotten.ok()) {
-      AddNote(report, absl::StrCat("older copies are still there: ", forgotten.message()));
-    }
-    return absl::OkStatus();
-  }
-
   const std::unique_ptr<FolderLock> lock_;  // on rank 0
   const std::shared_ptr<Storage> storage_;  // null: a job that does not save has none
   CheckpointManagerOptions options_;
   Storage* const staging_;  // its staging tier, if the job saves; may be null
   SingleProcessGroup alone_;
-  std::optional<Retention> retention_;  // used by the saving thread
-  std::string room_note_;               // used by the saving thread: what was deleted to make room
-  PlanCache plan_cache_;                // used by the saving thread
+  std::optional<SaveHousekeeping> housekeeping_;  // if the job saves; used by the saving thread
 
   SaveSchedule schedule_;
-  StopRequests stop_requests_;
-  std::optional<int64_t> began_at_;      // the step of Begin(); nullopt: the one before the first
-  bool may_find_later_ = true;           // whether HasLaterSteps() still looks
-  bool has_saved_ = false;               // so that later steps may be the job's own
-  absl::Status later_steps_;             // what it has found, on rank 0
-  std::unique_ptr<StopFile> stop_file_;  // on the ranks that name one
-  std::optional<int64_t> stopped_at_;    // the step at which this rank's has asked for the end
+  LaterSteps later_steps_;
+  ObeyedOnce stop_file_;
   FailedSaves failed_saves_;
   absl::Duration began_;
   absl::Duration elapsed_;            // since then, when ranks decided last
@@ -468,10 +462,8 @@ class Manager final : public JobSaves {
   std::string resumed_directory_;     // whose staged files stay until the next save
 
   std::vector<SaveOutcome> done_;  // not returned yet
-  int64_t started_ = 0;            // saves in the background, decided upon or begun
-  int64_t finished_ = 0;
-  int64_t announced_ = 0;                   // those of them that have not begun
-  std::unique_ptr<AsyncSaver> background_;  // its thread uses the members above
+  BackgroundSaves in_background_;
+  std::unique_ptr<AsyncSaver> background_;  // its thread uses housekeeping_
 };
 
 }  // namespace
