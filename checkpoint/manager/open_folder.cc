@@ -21,6 +21,7 @@
 #include "base/status_macros.h"
 #include "base/system_memory.h"
 #include "base/text.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
