@@ -30,12 +30,12 @@ Box WholeBox(const Shape& global_shape) {
 }
 
 std::optional<Box> Intersect(const Box& a, const Box& b) {
-  const size_t rank = a.shape.size();
-  if (b.shape.size() != rank) return std::nullopt;
+  const size_t dims = a.shape.size();
+  if (b.shape.size() != dims) return std::nullopt;
   Box common;
-  common.global_offset.resize(rank);
-  common.shape.resize(rank);
-  for (size_t d = 0; d < rank; ++d) {
+  common.global_offset.resize(dims);
+  common.shape.resize(dims);
+  for (size_t d = 0; d < dims; ++d) {
     const int64_t begin = std::max(a.global_offset[d], b.global_offset[d]);
     const int64_t end = std::min(a.global_offset[d] + a.shape[d], b.global_offset[d] + b.shape[d]);
     if (end <= begin) return std::nullopt;
@@ -61,8 +61,8 @@ std::string ToString(const Box& box) {
   std::string text = "[";
   // A box from an untrusted source may have columns of different lengths or ends beyond int64, and
   // still needs a message.
-  const size_t rank = std::min(box.global_offset.size(), box.shape.size());
-  for (size_t d = 0; d < rank; ++d) {
+  const size_t dims = std::min(box.global_offset.size(), box.shape.size());
+  for (size_t d = 0; d < dims; ++d) {
     if (d != 0) text += ',';
     text += std::to_string(box.global_offset[d]);
     text += ':';
@@ -171,9 +171,9 @@ void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out) {
 // - 1 boxes.
 std::vector<Box> FlatRangeToBoxes(const Box& local, int64_t begin, int64_t end) {
   std::vector<Box> boxes;
-  const int rank = static_cast<int>(local.shape.size());
+  const int dims = static_cast<int>(local.shape.size());
   if (begin >= end) return boxes;
-  if (rank == 0) {
+  if (dims == 0) {
     boxes.push_back(local);
     return boxes;
   }

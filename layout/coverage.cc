@@ -15,12 +15,12 @@ namespace {
 class PartitionCheck {
  public:
   PartitionCheck(const Shape& global_shape, std::span<const Box> boxes)
-      : rank_(global_shape.size()) {
+      : dims_(global_shape.size()) {
     for (const int64_t extent : global_shape) region_.push_back({0, extent});
-    bounds_.reserve(boxes.size() * rank_);
+    bounds_.reserve(boxes.size() * dims_);
     stack_.reserve(2 * boxes.size());
     for (size_t i = 0; i < boxes.size(); ++i) {
-      for (size_t d = 0; d < rank_; ++d) {
+      for (size_t d = 0; d < dims_; ++d) {
         const int64_t begin = boxes[i].global_offset[d];
         bounds_.push_back({begin, begin + boxes[i].shape[d]});
       }
@@ -36,7 +36,7 @@ class PartitionCheck {
     int64_t end;
   };
 
-  const Interval* BoundsOf(size_t box) const { return bounds_.data() + box * rank_; }
+  const Interval* BoundsOf(size_t box) const { return bounds_.data() + box * dims_; }
 
   // The boxes from stack_[first] on, ascending, are those that intersect the region. Leaves them
   // there.
@@ -68,7 +68,7 @@ class PartitionCheck {
 
   bool FillsRegion(size_t box) const {
     const Interval* bounds = BoundsOf(box);
-    for (size_t d = 0; d < rank_; ++d) {
+    for (size_t d = 0; d < dims_; ++d) {
       if (bounds[d].begin > region_[d].begin || bounds[d].end < region_[d].end) return false;
     }
     return true;
@@ -77,7 +77,7 @@ class PartitionCheck {
   // Returns the first element of the region, or of its intersection with a box.
   std::vector<int64_t> Corner(const Interval* box) const {
     std::vector<int64_t> index;
-    for (size_t d = 0; d < rank_; ++d) {
+    for (size_t d = 0; d < dims_; ++d) {
       index.push_back(box == nullptr ? region_[d].begin : std::max(region_[d].begin, box[d].begin));
     }
     return index;
@@ -87,7 +87,7 @@ class PartitionCheck {
   std::pair<size_t, int64_t> ChooseSplit(size_t first) {
     size_t best_dim = 0;
     best_.clear();
-    for (size_t d = 0; d < rank_; ++d) {
+    for (size_t d = 0; d < dims_; ++d) {
       boundaries_.clear();
       for (size_t i = first; i < stack_.size(); ++i) {
         // Both are within the region's far ends, because the box intersects it.
@@ -105,9 +105,9 @@ class PartitionCheck {
     return {best_dim, *median};
   }
 
-  const size_t rank_;
-  std::vector<Interval> region_;  // rank_ elements
-  std::vector<Interval> bounds_;  // rank_ elements per box
+  const size_t dims_;
+  std::vector<Interval> region_;  // dims_ elements
+  std::vector<Interval> bounds_;  // dims_ elements per box
   std::vector<size_t> stack_;
   std::vector<int64_t> best_, boundaries_;
 };

@@ -1,8 +1,6 @@
 #include "layout/elements/box_runs.h"
 
 #include <random>
-#include <utility>
-#include <vector>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"
@@ -51,11 +49,11 @@ TEST(BoxRunsTest, EveryPieceOfRandomRegions) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < 400; ++round) {
     SCOPED_TRACE(seed);
-    const size_t rank = random() % 4;
+    const size_t dims = random() % 4;
     Box outer, region;
-    std::vector<int64_t> offset(rank), strides(rank);
+    std::vector<int64_t> offset(dims), strides(dims);
     int64_t stride = 1;
-    for (size_t d = rank; d-- > 0;) {
+    for (size_t d = dims; d-- > 0;) {
       outer.global_offset.insert(outer.global_offset.begin(), random() % 5);
       outer.shape.insert(outer.shape.begin(), 1 + random() % 5);
       const int64_t skip = random() % 2 == 0 ? 0 : random() % outer.shape[0];
