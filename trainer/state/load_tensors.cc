@@ -286,10 +286,8 @@ LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
 
 namespace {
 
-absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
-                                     const LoadPolicy& policy, const RankGroup& group) {
-  LoadNotes notes;
-  CountParameters(saved.manifest(), policy, notes);
+absl::Status CheckOptimizerIsSaved(const SavedRun& saved, const LoadPolicy& policy,
+                                   LoadNotes& notes) {
   if (policy.with_optimizer && !HasRole(saved.manifest(), ckpt::TensorRole::kOptimizerState)) {
     return absl::FailedPreconditionError(absl::StrCat(
         saved.Describe(),
@@ -299,35 +297,65 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
       IsOfStatelessOptimizer(saved.manifest())) {
     notes.sentences.emplace_back("no optimizer state was saved: the optimizer begins afresh");
   }
-  if (!policy.with_weights && !policy.with_optimizer) return notes;
+  return absl::OkStatus();
+}
+
+// Where the master weights of the state come from.
+enum class MasterSource { kNotLoaded, kSaved, kAllFromWeights, kMissingFromWeights };
+
+MasterSource FindMasterSource(const ckpt::Manifest& manifest, StateChunks chunks,
+                              const LoadPolicy& policy) {
+  const bool are_wanted = policy.with_masters || (policy.with_weights && policy.with_optimizer);
+  if (!are_wanted || !chunks.front().optimizer->has_master()) return MasterSource::kNotLoaded;
+  if (policy.with_masters || !HasRole(manifest, ckpt::TensorRole::kMasterWeight)) {
+    return MasterSource::kAllFromWeights;
+  }
+  return policy.allow_missing && LacksSomeMasters(manifest) ? MasterSource::kMissingFromWeights
+                                                            : MasterSource::kSaved;
+}
+
+FromWeight MastersFrom(MasterSource source, const ckpt::Manifest& manifest) {
+  return [source, names = SavedNames(manifest)](const ckpt::ShardedTensor& tensor) {
+    return tensor.role == ckpt::TensorRole::kMasterWeight &&
+           (source == MasterSource::kAllFromWeights ||
+            (source == MasterSource::kMissingFromWeights && !names.contains(tensor.name)));
+  };
+}
+
+// Returns what is loaded from saved tensors of the same names and roles, fp32 weights apart.
+ckpt::StateDict WantedState(const ckpt::Manifest& manifest, StateChunks chunks,
+                            const LoadPolicy& policy, const FromWeight& from_weight,
+                            LoadNotes& notes) {
   ckpt::StateDict wanted;
   if (policy.with_weights) wanted = WeightState(chunks);
-  if (TakeWeightsFromMaster(saved.manifest(), wanted)) {
+  if (TakeWeightsFromMaster(manifest, wanted)) {
     notes.sentences.push_back("fp32 weights come from the master weights");
   }
-
-  const bool has_master =
-      policy.with_weights && policy.with_optimizer && chunks.front().optimizer->has_master();
-  const bool all_from_weights =
-      (has_master && !HasRole(saved.manifest(), ckpt::TensorRole::kMasterWeight)) ||
-      (policy.with_masters && chunks.front().optimizer->has_master());
-  const bool some_from_weights =
-      has_master && policy.allow_missing && LacksSomeMasters(saved.manifest());
-  const FromWeight from_weight =
-      [&, names = SavedNames(saved.manifest())](const ckpt::ShardedTensor& tensor) {
-        return tensor.role == ckpt::TensorRole::kMasterWeight &&
-               (all_from_weights || (some_from_weights && !names.contains(tensor.name)));
-      };
   if (policy.with_optimizer) Append(OptimizerTensors(chunks), wanted);
   std::erase_if(wanted.tensors, [&](const ckpt::ShardedTensor& tensor) {
     return from_weight(tensor) ||
            (!policy.with_weights && tensor.role == ckpt::TensorRole::kMasterWeight);
   });
   KeepMatching(policy, wanted);
+  return wanted;
+}
+
+absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
+                                     const LoadPolicy& policy, const RankGroup& group) {
+  LoadNotes notes;
+  CountParameters(saved.manifest(), policy, notes);
+  TESSERA_RETURN_IF_ERROR(CheckOptimizerIsSaved(saved, policy, notes));
+  if (!policy.with_weights && !policy.with_optimizer) return notes;
+  const MasterSource masters_from = FindMasterSource(saved.manifest(), chunks, policy);
+  const FromWeight from_weight = MastersFrom(masters_from, saved.manifest());
+  const ckpt::StateDict wanted = WantedState(saved.manifest(), chunks, policy, from_weight, notes);
   const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
-    return (!has_master && ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kMasterWeight) ||
-           (!policy.with_weights && ckpt::FromProto(tensor.role()) == ckpt::TensorRole::kWeight) ||
-           (!policy.with_optimizer && ckpt::BelongsToOptimizer(ckpt::FromProto(tensor.role())));
+    const ckpt::TensorRole role = ckpt::FromProto(tensor.role());
+    const bool has_saved_master =
+        masters_from == MasterSource::kSaved || masters_from == MasterSource::kMissingFromWeights;
+    return (!has_saved_master && role == ckpt::TensorRole::kMasterWeight) ||
+           (!policy.with_weights && role == ckpt::TensorRole::kWeight) ||
+           (!policy.with_optimizer && ckpt::BelongsToOptimizer(role));
   };
   TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, policy, group, notes));
   TESSERA_RETURN_IF_ERROR(CheckOptimizerState(saved, wanted, policy.allow_missing));
@@ -342,7 +370,8 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
   if (!loaded.ok()) return WithOlderStep(loaded.status(), saved.older_step);
   notes.report = *loaded;
   if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(NoteMissing(*loaded, saved, group, notes));
-  if (all_from_weights || some_from_weights) {
+  const bool all_from_weights = masters_from == MasterSource::kAllFromWeights;
+  if (all_from_weights || masters_from == MasterSource::kMissingFromWeights) {
     ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks), from_weight);
     KeepMatching(policy, masters);
     TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
