@@ -32,16 +32,127 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/save/save_agreement.h"
+#include "layout/box.h"
 #include "tests/perf/allocated_memory.h"
 #include "tests/perf/harness.h"
-#include "tests/perf/plan_scale_state.h"
 
 namespace tessera::ckpt {
 namespace {
+
+// The tensor sizes of a Llama-3.
+struct LlamaShape {
+  int layers;
+  int64_t hidden;
+  int64_t ffn_hidden;
+  int64_t kv_hidden;  // all key-value heads
+  int64_t vocab;
+};
+constexpr LlamaShape kLlama70B = {80, 8192, 28672, 1024, 128256};
+constexpr LlamaShape kLlama405B = {126, 16384, 53248, 1024, 128256};
+
+struct Grid {
+  int data, tensor, pipeline;
+  int size() const { return data * tensor * pipeline; }
+};
+
+enum class Split { kNone, kRows, kColumns };
+
+struct Parameter {
+  std::string name;
+  Shape shape;
+  Split split;  // over the tensor axis
+};
+
+void AppendLayer(const LlamaShape& m, int layer, std::vector<Parameter>& out) {
+  const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+  out.push_back({prefix + "input_layernorm.weight", {m.hidden}, Split::kNone});
+  out.push_back({prefix + "self_attn.q_proj.weight", {m.hidden, m.hidden}, Split::kRows});
+  out.push_back({prefix + "self_attn.k_proj.weight", {m.kv_hidden, m.hidden}, Split::kRows});
+  out.push_back({prefix + "self_attn.v_proj.weight", {m.kv_hidden, m.hidden}, Split::kRows});
+  out.push_back({prefix + "self_attn.o_proj.weight", {m.hidden, m.hidden}, Split::kColumns});
+  out.push_back({prefix + "post_attention_layernorm.weight", {m.hidden}, Split::kNone});
+  out.push_back({prefix + "mlp.gate_proj.weight", {m.ffn_hidden, m.hidden}, Split::kRows});
+  out.push_back({prefix + "mlp.up_proj.weight", {m.ffn_hidden, m.hidden}, Split::kRows});
+  out.push_back({prefix + "mlp.down_proj.weight", {m.hidden, m.ffn_hidden}, Split::kColumns});
+}
+
+std::vector<Parameter> StageParameters(const LlamaShape& m, const Grid& grid, int stage) {
+  std::vector<Parameter> parameters;
+  if (stage == 0) {
+    parameters.push_back({"model.embed_tokens.weight", {m.vocab, m.hidden}, Split::kRows});
+  }
+  const int first = m.layers * stage / grid.pipeline;
+  const int last = m.layers * (stage + 1) / grid.pipeline;
+  for (int layer = first; layer < last; ++layer) AppendLayer(m, layer, parameters);
+  if (stage == grid.pipeline - 1) {
+    parameters.push_back({"model.norm.weight", {m.hidden}, Split::kNone});
+    parameters.push_back({"lm_head.weight", {m.vocab, m.hidden}, Split::kRows});
+  }
+  return parameters;
+}
+
+Box LocalBox(const Parameter& parameter, const Grid& grid, int tensor_rank) {
+  Box box = WholeBox(parameter.shape);
+  if (parameter.split == Split::kNone) return box;
+  const size_t dim = parameter.split == Split::kRows ? 0 : 1;
+  box.shape[dim] /= grid.tensor;
+  box.global_offset[dim] = tensor_rank * box.shape[dim];
+  return box;
+}
+
+ShardedTensor Tensor(std::string name, TensorRole role, DType dtype, const Shape& shape,
+                     const std::vector<Box>& boxes) {
+  static char memory;  // stands in for memory that is never touched
+  ShardedTensor tensor;
+  tensor.name = std::move(name);
+  tensor.role = role;
+  tensor.dtype = dtype;
+  tensor.global_shape = shape;
+  for (const Box& box : boxes) tensor.shards.push_back({box, &memory, {}});
+  return tensor;
+}
+
+// Returns the state of one rank that trains with AdamW in bf16 under ZeRO-2. It has a part of the
+// weights, which all ranks of its data-parallel group share. It has fp32 master weights and moments
+// for a part of the stage's flattened parameters, with arbitrary boundaries. Ranks are numbered
+// tensor fastest, then data, then pipeline. The memory does not exist.
+StateDict LlamaState(const LlamaShape& model, const Grid& grid, int rank) {
+  const int tensor_rank = rank % grid.tensor;
+  const int data_rank = rank / grid.tensor % grid.data;
+  const std::vector<Parameter> parameters =
+      StageParameters(model, grid, rank / grid.tensor / grid.data);
+  StateDict state;
+  int64_t elements = 0;
+  for (const Parameter& p : parameters) {
+    const Box local = LocalBox(p, grid, tensor_rank);
+    elements += ElementCount(local.shape);
+    state.tensors.push_back(Tensor(p.name, TensorRole::kWeight, DType::kBF16, p.shape, {local}));
+  }
+  const int64_t begin = elements * data_rank / grid.data;
+  const int64_t end = elements * (data_rank + 1) / grid.data;
+  int64_t at = 0;
+  for (const Parameter& p : parameters) {
+    const Box local = LocalBox(p, grid, tensor_rank);
+    const int64_t size = ElementCount(local.shape);
+    const int64_t first = std::clamp<int64_t>(begin - at, 0, size);
+    const int64_t last = std::clamp<int64_t>(end - at, 0, size);
+    at += size;
+    if (first == last) continue;
+    const std::vector<Box> boxes = FlatRangeToBoxes(local, first, last);
+    state.tensors.push_back(
+        Tensor(p.name + ".master", TensorRole::kMasterWeight, DType::kF32, p.shape, boxes));
+    state.tensors.push_back(
+        Tensor(p.name + ".exp_avg", TensorRole::kOptimizerState, DType::kF32, p.shape, boxes));
+    state.tensors.push_back(
+        Tensor(p.name + ".exp_avg_sq", TensorRole::kOptimizerState, DType::kF32, p.shape, boxes));
+  }
+  return state;
+}
 
 // The messages of all simulated ranks.
 struct Mail {
