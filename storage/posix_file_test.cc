@@ -375,6 +375,10 @@ TEST_F(DualFileTest, ShortTransfersAreContinued) {
     kernel.longest_read = longest;
     ExpectRoundTrips();
   }
+  // The rest of a write ends where the write does.
+  MakeFile();
+  ASSERT_EQ(file_->WriteAt(0, memory_.span().first(12'288)), 0);
+  EXPECT_EQ(lseek(file_->fd(), 0, SEEK_END), 12'288);
 }
 
 TEST_F(DualFileTest, ShortAndInterruptedAtOnce) {

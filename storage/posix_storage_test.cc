@@ -30,6 +30,7 @@
 #include "gtest/gtest.h"
 #include "storage/aligned_buffer.h"
 #include "storage/posix_file.h"
+#include "storage/testing/fault_storage.h"
 
 namespace tessera {
 namespace {
@@ -88,6 +89,17 @@ TEST_F(PosixStorageTest, APrivateRootBelongsToItsUser) {
 TEST_F(PosixStorageTest, WhatCannotBeDeletedSaysWhy) {
   const absl::Status refused = (*OpenPosixStorage("/proc"))->DeleteTree("version");
   EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+}
+
+TEST_F(PosixStorageTest, AVersionIsReplacedWhereOthersCanBeKeptOut) {
+  EXPECT_TRUE(storage_->Traits().replaces_versions);
+  ASSERT_OK_AND_ASSIGN(const std::string first, storage_->Write("file", "1", {}));
+  ASSERT_OK(WriteAll(*storage_, "file.tmp-of-another", "2"));
+  FaultInjectingStorage failing(*storage_);
+  failing.FailWhere([](const Operation& call) { return call.kind == OperationKind::kDelete; },
+                    absl::PermissionDeniedError("it stays"));
+  const absl::Status written = failing.Write("file", "3", {.version = first}).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(written)) << written;
 }
 
 TEST_F(PosixStorageTest, StaysWithItsDirectory) {

@@ -236,6 +236,19 @@ TEST_F(CheckpointManagerTest, AJobAmongLaterStepsIsRefusedUntilTheyAreAbandoned)
   EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->step, 900);
 }
 
+TEST_F(CheckpointManagerTest, Rank0AloneAbandonsLaterSteps) {
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    FaultInjectingStorage own(*storage_);
+    CheckpointManagerOptions options;
+    options.save.group = &group;
+    const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &own);
+    ASSERT_OK_AND_ASSIGN(const auto manager,
+                         CheckpointManager::Open(storage, nullptr, std::move(options)));
+    EXPECT_OK(manager->AbandonLater(1));
+    EXPECT_EQ(own.operation_count() > 0, group.rank() == 0);
+  });
+}
+
 TEST_F(CheckpointManagerTest, LaterStepsAreLookedForOnceTheFolderCanBeListed) {
   std::vector<float> weight(kRows);
   ASSERT_OK(CheckpointFolder(*storage_).Save(5, OneTensor(weight)));
@@ -330,6 +343,10 @@ TEST_F(CheckpointManagerTest, AJobThatDoesNotSaveIsToldSo) {
   const std::vector<SaveOutcome> outcomes = manager->Poll();
   ASSERT_EQ(outcomes.size(), 1u);
   EXPECT_TRUE(absl::IsInternal(outcomes[0].report.status()));
+  // Nothing is in flight.
+  manager->Prepare(OneTensor(weight));
+  manager->WaitUntilCopied(weight.data(), kRows * sizeof(float));
+  manager->WaitUntilAllCopied();
 }
 
 TEST_F(CheckpointManagerTest, ARankThatRefusesASaveInTheForegroundFailsItForAll) {

@@ -46,15 +46,15 @@ StopFileAsks StopRequests::AfterStep(int64_t step, const StopRequest& request) {
 
 StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0) {
   StepFacts facts;
-  facts.counts[kInterrupts] = of_rank.stop_signal == SIGINT ? 1 : 0;
-  facts.counts[kTerminations] = of_rank.stop_signal != 0 && of_rank.stop_signal != SIGINT ? 1 : 0;
-  facts.counts[kProgramEnds] = of_rank.program_ends ? 1 : 0;
-  facts.counts[kUnhealthy] = of_rank.healthy ? 0 : 1;
-  facts.counts[kStopFileSaves] = of_rank.stop_file == StopFileAsks::kSave ? 1 : 0;
-  facts.counts[kStopFileEnds] = of_rank.stop_file == StopFileAsks::kSaveAndEnd ? 1 : 0;
+  facts.counts[kInterrupts] = of_rank.stop_signal == SIGINT;
+  facts.counts[kTerminations] = of_rank.stop_signal != 0 && of_rank.stop_signal != SIGINT;
+  facts.counts[kProgramEnds] = of_rank.program_ends;
+  facts.counts[kUnhealthy] = !of_rank.healthy;
+  facts.counts[kStopFileSaves] = of_rank.stop_file == StopFileAsks::kSave;
+  facts.counts[kStopFileEnds] = of_rank.stop_file == StopFileAsks::kSaveAndEnd;
   if (!is_rank_0) return facts;
   facts.counts[kElapsedMicroseconds] = absl::ToInt64Microseconds(of_rank.elapsed);
-  facts.counts[kSaveInFlight] = of_rank.save_in_flight ? 1 : 0;
+  facts.counts[kSaveInFlight] = of_rank.save_in_flight;
   facts.counts[kTrouble] = static_cast<int64_t>(of_rank.trouble);
   return facts;
 }

@@ -376,10 +376,15 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
   std::filesystem::remove(folder.path() + "/rolling-0");
   std::filesystem::remove_all(folder.path() + "/elsewhere");
   move_away_and_link("rolling-1");
-  std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/rolling-0");
   for (const int64_t step : {200, 225}) save_rolling(step);
+  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000175/"));
+  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000225/"));
+
+  std::filesystem::remove_all(folder.path() + "/rolling-0");
+  std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/rolling-0");
+  for (const int64_t step : {250, 275}) save_rolling(step);
   EXPECT_THAT(*storage->List("elsewhere"),
-              ElementsAre("step-00000175/", "step-00000200/", "step-00000225/"));
+              ElementsAre("step-00000175/", "step-00000250/", "step-00000275/"));
 }
 
 // Readers in other processes hold the same lock.
@@ -444,6 +449,10 @@ TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {
   EXPECT_EQ(ChooseRollingSlot({9, 7}), 1);
   EXPECT_EQ(ChooseRollingSlot({7, 7}), 0);
   EXPECT_EQ(ChooseRollingSlot({0, std::nullopt}), 1);
+  for (const char* attempt : {"01234567", "89abcdef"}) EXPECT_TRUE(IsRollingAttempt(attempt));
+  for (const char* other : {"0123456g", "0123456/", "0123456:", "0123456`", "0123456"}) {
+    EXPECT_FALSE(IsRollingAttempt(other)) << other;
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -111,6 +112,18 @@ TEST_F(StopFileTest, APipeDelaysNothing) {
   StopFile file(path_, "", absl::Seconds(60));
   EXPECT_EQ(file.Poll().step, 0);
   EXPECT_THAT(file.TakeNote(), HasSubstr("not a regular file"));
+}
+
+TEST_F(StopFileTest, ItsThreadEndsWithIt) {
+  const auto count_threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+  };
+  const auto before = count_threads();
+  StopFile(path_, "", absl::Seconds(60));
+  for (int i = 0; i < 10'000 && count_threads() > before; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_LE(count_threads(), before);
 }
 
 }  // namespace

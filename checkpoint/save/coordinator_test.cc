@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/forwarding_storage.h"
+#include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -71,6 +72,21 @@ TEST(CoordinatorTest, ACommitIsAllowedImmediatelyBeforeEachRequest) {
     EXPECT_EQ(asked, allowed == 0 ? 1 : 2);
     EXPECT_EQ(memory.Open("step-00000000/manifest.pb").ok(), allowed == 2);
   }
+}
+
+TEST(CoordinatorTest, ARequestIsRepeatedOnlyBehindAFence) {
+  MemoryStorage memory;
+  FaultInjectingStorage unfenced(memory);
+  unfenced.FailWhere(
+      [](const Operation& call) { return call.path.find("fenced") != std::string::npos; },
+      absl::PermissionDeniedError("no fence"));
+  RepeatingStorage storage(unfenced);
+  const Manifest metadata, layout;
+  Coordinator coordinator(storage, metadata, [](uint64_t) { return ""; });
+  ASSERT_OK(coordinator.Prepare({.layout = layout, .is_new = true}).status());
+  const absl::Status committed = coordinator.Commit({WriteReport().SerializeAsString()}).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(committed)) << committed;
+  EXPECT_TRUE(absl::IsNotFound(memory.Open("step-00000000/manifest.pb").status()));
 }
 
 }  // namespace

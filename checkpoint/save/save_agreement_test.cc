@@ -111,6 +111,7 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
   ASSERT_OK(first);
   EXPECT_FALSE(first.from_cache());
   EXPECT_EQ(first.prepared_new, 1);
+  EXPECT_LT(first.sent_bytes[1], 2 * Round().plans[1].ByteSizeLong()) << "described once";
   for (int save = 0; save < 3; ++save) {
     Round round;
     for (int64_t& step : round.step) step = 8 + save;  // progress does not change the structure

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
@@ -43,10 +45,12 @@ AsyncSaveOptions SmallPieces() {
   return options;
 }
 
-// For FaultInjectingStorage::FailWhere(): fails nothing, but lets writes wait for the gate.
+// For FaultInjectingStorage::FailWhere(): fails nothing, but lets writes wait for the gate, and
+// other threads for a file that is synced.
 std::function<bool(const Operation&)> WritesWaitFor(std::latch& gate) {
   return [&gate](const Operation& operation) {
     if (operation.kind == OperationKind::kWriteAt) gate.wait();
+    if (operation.kind == OperationKind::kSync) absl::SleepFor(absl::Milliseconds(20));
     return false;
   };
 }
@@ -169,7 +173,9 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   EXPECT_TRUE(saver.Poll().empty());
   gate.count_down();
   saver.WaitUntilAllCopied();
-  EXPECT_OK(saver.Finish()[0].report);
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_OK(outcomes[0].report);
+  EXPECT_GT(outcomes[0].report->blocked, absl::ZeroDuration());
   ExpectSaved(tensors, 1);
 }
 

@@ -88,6 +88,14 @@ TEST_F(LeaseTest, AHolderThatIsSilentForItsPeriodIsTakenOverAndNothingIsDeleted)
   EXPECT_THAT(server_.keys(), ElementsAre(kKey, "run/step-00000004/manifest.pb"));
 }
 
+// It may have been on its way when its sender died.
+TEST_F(LeaseTest, OneRenewalIsNoSignOfLife) {
+  PutForeignLease("held");
+  EXPECT_OK(
+      Acquire({.on_wait = [this](const std::string&) { PutForeignLease("held", kPeriod / 2); },
+               .lease_period = absl::Milliseconds(100)}));
+}
+
 TEST_F(LeaseTest, AHolderLearnsThatItsLeaseIsTakenAndLeavesItAlone) {
   ASSERT_OK_AND_ASSIGN(auto lock, Acquire());
   PutForeignLease("held");

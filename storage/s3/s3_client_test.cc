@@ -304,12 +304,16 @@ TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
             absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(client_.PutIf("none", Bytes("3"), second).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(client_.GetContents("key", 100)->bytes, "2");
+  server_.AddFault({.status = 403, .code = "AccessDenied"});
+  EXPECT_TRUE(absl::IsPermissionDenied(client_.PutIf("key", Bytes("4"), second).status()));
   EXPECT_EQ(*client_.PutIf("key", Bytes("4"), second), client_.Head("key")->etag);
 }
 
 TEST_F(S3ClientTest, OfALongerObjectTheBeginningIsRead) {
   server_.PutObject("key", "a longer one");
   EXPECT_EQ(client_.GetContents("key", 3)->bytes, "a l");
+  server_.AddFault({.kind = FaultKind::kShortenRange});
+  EXPECT_TRUE(absl::IsUnavailable(client_.GetContents("key", 3).status()));
   server_.PutObject("key", "");
   EXPECT_EQ(client_.GetContents("key", 3)->bytes, "");
   EXPECT_EQ(client_.GetContents("key", 3)->etag, client_.Head("key")->etag);
@@ -464,6 +468,8 @@ TEST_F(S3ClientTest, BytesThatAreStoredDamagedAreSentAgain) {
   ASSERT_OK_AND_ASSIGN(const auto part, UploadPart(client_, *upload, 1, Bytes("part")));
   ASSERT_OK(client_.CompleteUpload(*upload, {part}));
   EXPECT_EQ(server_.contents("parts"), "part");
+  server_.AddFault({.kind = FaultKind::kDamageStored, .method = "PUT", .times = 4});
+  EXPECT_TRUE(absl::IsUnavailable(client_.Put("other", Bytes("contents"))));
 }
 
 TEST_F(S3ClientTest, AReplacedObjectIsNotMixedWithTheOldOne) {

@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
                              {.clock_offset = absl::Minutes(-20)},
                              Unchanged,
                              absl::StatusCode::kPermissionDenied,
-                             "this machine's clock is wrong"},
+                             "this machine's clock is wrong: it is 20m"},
                     PingCase{"NotListable",
                              {.denied_method = "GET"},
                              Unchanged,

@@ -356,6 +356,9 @@ TEST_F(S3StorageTest, ReadsSmallFilesOfAnySizeUpToTheLimit) {
     const absl::Status longer = storage_->Read("file", size - 1).status();
     EXPECT_TRUE(absl::IsResourceExhausted(longer)) << longer;
   }
+  server_.AddFault({.status = 403, .code = "AccessDenied", .skip = 1});
+  EXPECT_TRUE(absl::IsPermissionDenied(storage_->Read("file", 5'000'000).status()))
+      << "of the rest";
   EXPECT_TRUE(absl::IsNotFound(storage_->Read("none", 10).status()));
 }
 

@@ -119,6 +119,10 @@ TEST_F(TieredStorageTest, TheRemoteStorageDecidesWhatExists) {
   ASSERT_OK(remote_files_.Delete(path_));
   EXPECT_TRUE(absl::IsNotFound(storage_->Open(path_).status()));
   EXPECT_THAT(*storage_->List("run/step-00000001"), IsEmpty());
+  ASSERT_OK(WriteAll(*storage_, "a", "abc"));
+  ASSERT_OK(storage_->Rename("a", "b"));
+  ASSERT_OK(WriteAll(remote_files_, "a", "new"));
+  EXPECT_EQ(Get(*storage_, "a"), "new");
 }
 
 TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhereTheStagingTierHasNoRoom) {
