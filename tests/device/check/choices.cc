@@ -22,6 +22,7 @@
 #include "compute/kernels/cuda/product_table.h"
 #include "compute/kernels/cuda/products.h"
 #include "models/testing/profiling_backend.h"
+#include "tests/device/check/operations.h"
 #include "tests/device/check/training_checks.h"
 #include "trainer/step/trainer.h"
 
@@ -134,10 +135,10 @@ absl::Status RunRound(Round round, TrainingDevice& device, const TimedModel& mod
     TESSERA_RETURN_IF_ERROR(checks.Gradients().status());
     TESSERA_RETURN_IF_ERROR(checks.SameBits().status());
     if (checks_attention) {
+      OperationSizes attention = options.operations;
+      if (attention.only.empty()) attention.only = "Attention";
       TESSERA_RETURN_IF_ERROR(
-          CheckOperations(device, {.typical = options.operations.typical, .group = "Attention"},
-                          options.training.threads)
-              .status());
+          CheckOperations(device, attention, options.training.threads).status());
     }
   }
   return round == kProfiled ? ProfileAgain(device, model, options.folder, trained)

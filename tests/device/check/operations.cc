@@ -267,7 +267,10 @@ std::vector<OperationResult> CompareOperations(Backend& device, Backend& cpu,
     for (const OperationCase& one : cases) {
       if (one.compared == OperationCase::kNever) continue;
       if (one.compared == OperationCase::kInF32 && dtype == DType::kBF16) continue;
-      if (!sizes.group.empty() && !one.name.starts_with(sizes.group + " [")) continue;
+      if (!sizes.only.empty() && one.name != sizes.only &&
+          !one.name.starts_with(sizes.only + " [")) {
+        continue;
+      }
       OperationResult& result = GroupOf(one.name, dtype, results);
       const std::vector<Tensor> expected = RunCase(one, cpu), actual = RunCase(one, device);
       const absl::Status status = device.Synchronize();

@@ -15,7 +15,9 @@ namespace tessera::testing {
 struct OperationSizes {
   bool odd = true;       // those of OperationCases()
   bool typical = false;  // shapes of GPT-2 124M and Llama-3 8B
-  std::string group;     // compares this group of operations alone
+  // Compares one group alone ("Attention"), or one case of it ("Attention [2,64,2,2,64]"); empty:
+  // all.
+  std::string only;
 };
 
 // The result of one operation in one dtype, over all its shapes.
