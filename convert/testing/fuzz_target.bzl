@@ -1,5 +1,7 @@
 """Fuzz targets of parsers: libFuzzer's program, and a test that needs no libFuzzer."""
 
+load("//third_party/pch:precompiled_header.bzl", "cc_test_library")
+
 def fuzz_target(name, deps, dictionaries, corpus = None, folders = None):
     """A library NAME of NAME.cc, a test NAME_test over a corpus, and a program NAMEer.
 
@@ -15,9 +17,8 @@ def fuzz_target(name, deps, dictionaries, corpus = None, folders = None):
       corpus: labels of the files to begin with: those of the package's testdata/ by default.
       folders: the folders that have them, relative to the workspace.
     """
-    native.cc_library(
+    cc_test_library(
         name = name,
-        testonly = True,
         srcs = [name + ".cc"],
         deps = deps,
         alwayslink = True,

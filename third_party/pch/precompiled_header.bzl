@@ -91,6 +91,10 @@ def _with(header, rule, name, copts, deps, precompiled = True, **others):
 def cc_library(name, copts = [], deps = [], **others):
     _with("common", native.cc_library, name, copts, deps, **others)
 
+def cc_test_library(name, copts = [], deps = [], **others):
+    """A library that only tests use, and that is compiled as they are."""
+    _with("tests", native.cc_library, name, TEST_COPTS + copts, deps, testonly = True, **others)
+
 def cc_binary(name, copts = [], deps = [], **others):
     _with("common", native.cc_binary, name, copts, deps, **others)
 
