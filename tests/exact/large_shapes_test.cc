@@ -17,7 +17,7 @@ namespace {
 using testing::TrainedRun;
 
 constexpr int64_t kVocabulary = 5003;  // not a multiple of any padding
-constexpr int64_t kSteps = 2;
+constexpr int64_t kSteps = 1;
 
 struct Case {
   std::string name;
@@ -59,14 +59,12 @@ TEST_P(LargeShapesTest, ExactIsTheSameToTheLastBit) {
   EXPECT_EQ(testing::FirstDifference(Baseline(GetParam().bf16), run), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LargeShapesTest,
-                         ::testing::Values(Case{"Fp32_dp2_zero2", "dp2_zero2"},
-                                           Case{"Fp32_tp2", "tp2"}, Case{"Fp32_pp2", "pp2"},
-                                           Case{"Fp32_dp2_tp2_pp2", "dp2_tp2_pp2"},
-                                           Case{"Bf16_dp2_zero2", "dp2_zero2", true},
-                                           Case{"Bf16_tp2", "tp2", true},
-                                           Case{"Bf16_dp2_tp2_pp2", "dp2_tp2_pp2", true}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, LargeShapesTest,
+    ::testing::Values(Case{"Fp32_dp2_zero2", "dp2_zero2"}, Case{"Fp32_tp2", "tp2"},
+                      Case{"Fp32_pp2", "pp2"}, Case{"Bf16_tp2", "tp2", true},
+                      Case{"Bf16_dp2_zero2_tp2_pp2", "dp2_zero2_tp2_pp2", true}),
+    [](const auto& info) { return info.param.name; });
 
 // At these shapes the order of sums matters: the equality above is not trivial.
 TEST(LargeShapesFastTest, HasOtherBitsOnOtherTopologies) {

@@ -59,6 +59,10 @@ bool Saves(const TrainConfig& config, int64_t step) {
   return !config.checkpoint().save().empty() && step % config.checkpoint().save_interval() == 0;
 }
 
+int64_t EvaluatedSamples(const TrainConfig& config) {
+  return std::min<int64_t>(config.training().global_batch_size(), 16);
+}
+
 // The seed of a resumed run's random numbers: the saved one, not its own.
 absl::StatusOr<uint64_t> Seed(const TrainConfig& config, const std::optional<SavedRun>& saved) {
   if (!saved.has_value()) return static_cast<uint64_t>(config.training().seed());
@@ -89,7 +93,7 @@ absl::Status TrainRank(const TrainConfig& config, Communicator& world, SampleLog
   }
   TESSERA_RETURN_IF_ERROR(rank->FinishSaves().status());
   TESSERA_ASSIGN_OR_RETURN(const EvaluationResult evaluation,
-                           rank->trainer().Evaluate(rank->data(), 16));
+                           rank->trainer().Evaluate(rank->data(), EvaluatedSamples(config)));
   if (first) run.evaluation_loss = evaluation.loss;
   if (first) run.progress = rank->progress();
   return collector.Add(rank->trainer().chunks());
