@@ -63,7 +63,8 @@ TEST_F(ExactOperationsTest, SomeRoundOtherwiseInFastNumerics) {
   const std::unique_ptr<Backend> fast = MakeSimulatedBackend({}, DeviceNumerics::kExactProducts);
   std::set<std::string> others;
   for (const OperationCase& one : OperationCases(kF32, random_)) {
-    if (!OtherBits(one, *fast).empty()) others.insert(one.name.substr(0, one.name.find(" [")));
+    const std::string name = one.name.substr(0, one.name.find(" ["));
+    if (!others.contains(name) && !OtherBits(one, *fast).empty()) others.insert(name);
   }
   EXPECT_EQ(others, (std::set<std::string>{"Attention", "CrossEntropy", "CrossEntropy of shards",
                                            "CrossEntropyGradient", "GELU, SwiGLU of 3", "LayerNorm",
