@@ -247,7 +247,8 @@ class Checkpoint:
         if out is None:
             _check_box(name, info.shape, begin, box)
             out = _tensors.empty(_tensors.DTYPES[info.dtype], box)
-        memory = _tensors.memory_of(out, "out")
+        is_torch = _tensors.torch_of(out) is not None
+        memory = (_tensors.memory_to_fill if is_torch else _tensors.memory_of)(out, "out")
         if memory.shape != box:
             raise InvalidArgumentError(f"out has the shape {memory.shape}, expected {box}")
         if memory.read_only:
@@ -366,6 +367,8 @@ class Checkpoint:
                             found["unexpected"] + unexpected, found["from_master"],
                             found["bytes_read"], found["seconds"])
         LOGGER.info("loaded %s: %d bytes in %.2f s", self.path, loaded.bytes_read, loaded.seconds)
+        for note in self.notes if is_new else ():  # what the new state does not have
+            LOGGER.warning("%s: %s", self.path, note)
         return state if is_new else loaded
 
     def _contents(self, saved: Mapping[str, Any]) -> _new_state.Contents:

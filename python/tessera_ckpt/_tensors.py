@@ -55,8 +55,8 @@ class Memory(NamedTuple):
     read_only: bool
     owner: Any  # while it lives, so does the memory
     elements: Optional[Elements]  # None for an array without any, or memory for a new tensor
-    # Where this is not the tensor's own memory: what follows a load. Returns None, or a new tensor
-    # that takes the place of one that cannot be written to.
+    # What follows a load, if anything does. Returns None, or a new tensor that takes the place of
+    # one that cannot be written to.
     finish: Optional[Callable[[], Any]] = None
     on_device: Any = None  # the tensor of torch that is there: the address is not this process's
 
@@ -292,13 +292,23 @@ def _torch_memory(tensor: Any, name: str, to_fill: bool = False) -> Memory:
     address = host.data_ptr()
     if address == 0 and host.numel() > 0:
         raise UnimplementedError(f"{name}: a {type(tensor).__name__} whose elements have no memory")
-    finish = (lambda: _copy_to(target, host)) if is_copy else None
+    finish: Any = None
+    if is_copy or to_fill:
+        finish = (lambda: _copy_to(target, host)) if is_copy else (lambda: _mark_changed(target))
     # Tied tensors have one storage on a rank that has no elements of them, too.
     place = target.data_ptr() if host.numel() > 0 else target.untyped_storage()._cdata
     elements = Elements(str(device), place, negative, dtype, tuple(tensor.shape),
                         tuple(tensor.stride()))
     return Memory(address, dtype, tuple(host.shape), tuple(host.stride()), False, host, elements,
                   finish, on_device)
+
+
+def _mark_changed(tensor: Any) -> None:
+    """Counts a change, as torch's own operations do: a backward pass that needs the elements of
+    before is an error then."""
+    increment = getattr(torch_of(tensor).autograd.graph, "increment_version", None)
+    if increment is not None and not tensor.is_inference():
+        increment(tensor)
 
 
 def _copy_to(target: Any, host: Any) -> None:

@@ -166,6 +166,23 @@ class LargeValuesTest(Case):
 
 @unittest.skipUnless(torch, "torch is not installed")
 class TorchTest(Case):
+    def test_autograd_counts_a_load_as_a_change(self):
+        self.save({"w": torch.arange(3.0)})
+        weight = torch.nn.Parameter(torch.ones(3))
+        for load in (lambda: tessera_ckpt.load(self.folder, {"w": weight}),
+                     lambda: tessera_ckpt.open(self.folder).read("w", out=weight)):
+            squares = (weight * weight).sum()
+            load()
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                squares.backward()
+
+    def test_what_a_new_state_lacks_of_a_file_of_torch_is_logged(self):
+        torch.save({"w": torch.ones(3), "spread": torch.zeros(1).expand(3)}, f"{self.folder}.pt")
+        with self.assertLogs("tessera_ckpt", "WARNING") as logged:
+            found = tessera_ckpt.open_foreign(f"{self.folder}.pt").load()
+        self.assertEqual(list(found), ["w"])
+        self.assertIn("an expanded tensor", logged.output[0])
+
     def test_a_state_that_dcp_has_saved(self):
         import torch.distributed.checkpoint as dcp
         from tessera_ckpt.dcp import Writer
