@@ -152,7 +152,10 @@ constexpr Format kFormats[] = {
     // Before hf: trainers put the rounded weights in that format beside the state.
     {.name = kDeepSpeed,
      .matches = InFolder<IsDeepSpeed>,
-     .read = FromFolder<ReadDeepSpeed>,
+     .read =
+         [](const SourcePlace& place, const OpenForeignOptions& options) {
+           return ReadDeepSpeed(*place.storage, options.needs_trainer_files);
+         },
      .has_unread_values = true},
     {.name = kHuggingFace,
      .other_name = "hf_llama",

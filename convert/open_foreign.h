@@ -32,8 +32,8 @@ struct OpenForeignOptions {
   const ModelProto* model = nullptr;
   // A seal that gives tensors their digests, unless a file now has another size; may be null.
   const Seal* seal = nullptr;
-  // Whether damaged files of a trainer's optimizer and scheduler beside a model are an error. If
-  // not, they are left out, with a note.
+  // Whether damaged files of a trainer's optimizer and scheduler beside a model, or of moments in a
+  // universal checkpoint of DeepSpeed, are an error. If not, they are left out, with a note.
   bool needs_trainer_files = true;
 };
 

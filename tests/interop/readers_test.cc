@@ -57,6 +57,25 @@ TEST_F(ReadersTest, DeepSpeedsNamesWithoutAConfig) {
   }
 }
 
+TEST_F(ReadersTest, DamagedMomentsOfUniversalCheckpointsAreLeftOutUnlessTheyAreNeeded) {
+  const std::string copy = CopyOf(Fixture("deepspeed/universal")),
+                    name = "zero/transformer.ln_f.weight/exp_avg.pt",
+                    file = copy + "/global_step3/" + name;
+  Open(copy);
+  std::vector<std::string> names = TensorNames();
+  fs::resize_file(file, fs::file_size(file) / 2);
+  const absl::Status refused = ckpt::convert::OpenForeign(copy, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(name));
+  Open(copy, {.needs_trainer_files = false});
+  EXPECT_THAT(storage_->notes(), Contains(HasSubstr(name)));
+  const size_t without = std::erase_if(names, [](const std::string& tensor) {
+    return tensor.find("ln_f.weight.exp_avg") != tensor.npos;
+  });
+  EXPECT_EQ(without, 2);
+  EXPECT_EQ(TensorNames(), names);
+}
+
 // One parameter of the model was frozen.
 TEST_F(ReadersTest, DeepSpeedsFrozenParametersHaveNoMoments) {
   Open(Fixture("deepspeed/zero3_bf16"));

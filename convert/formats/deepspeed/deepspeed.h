@@ -23,10 +23,13 @@ absl::StatusOr<bool> IsDeepSpeed(Storage& storage);
 // "NAME.exp_avg_sq". With a config.json of Hugging Face in either folder, its model gives the
 // tensors their names and layouts; otherwise they have DeepSpeed's names.
 //
+// Unless moments are needed, those in damaged files of a universal checkpoint are left out, with a
+// note.
+//
 // Errors: DataLoss, naming file and tensor, and for missing files of ranks; Unimplemented for files
 // of model-parallel ranks and of experts; InvalidArgument for an unknown model; those of the
 // storage.
-absl::StatusOr<ForeignCheckpoint> ReadDeepSpeed(Storage& storage);
+absl::StatusOr<ForeignCheckpoint> ReadDeepSpeed(Storage& storage, bool needs_moments = true);
 
 }  // namespace tessera::ckpt::convert
 

@@ -47,8 +47,8 @@ void Unflatten(const Shape& shape, TorchTensor& tensor) {
 // adds the weights, and then the slices of each rank's optimizer file.
 class DeepSpeedReader {
  public:
-  DeepSpeedReader(Storage& storage, DeepSpeedFolder folder)
-      : storage_(storage), folder_(std::move(folder)) {}
+  DeepSpeedReader(Storage& storage, DeepSpeedFolder folder, bool needs_moments)
+      : storage_(storage), folder_(std::move(folder)), needs_moments_(needs_moments) {}
 
   absl::StatusOr<ForeignCheckpoint> Read() {
     TESSERA_RETURN_IF_ERROR(ReadShapes());
@@ -69,7 +69,7 @@ class DeepSpeedReader {
     note("tensors of dtypes or kinds that are not read", states_.left_out);
     note("further names of tied parameters", further_names_);
     note("copies of tied parameters in the model's file", copies_);
-    note("single moments, as these files beside them are missing", missing_moments_);
+    note("moments of which these files are missing or damaged", missing_moments_);
     const int64_t ranks = states_.data_parallel_size.value_or(0);
     if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
       description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
@@ -383,15 +383,23 @@ class DeepSpeedReader {
       TESSERA_RETURN_IF_ERROR(
           set_->AddWhole(own, {}, KindOfFp32(parameter->second), PathOf(name, "fp32"), tensor));
       std::vector<std::pair<ForeignKind, TorchTensor>> moments;
-      std::string missing;
+      std::vector<std::string> missing;
+      bool is_damaged = false;
       for (const ForeignKind& moment : {kForeignExpAvg, kForeignExpAvgSq}) {
         const std::string path = PathOf(name, moment.state);
-        TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> found, ReadUniversalFile(path));
-        if (!found) missing = path;
-        if (found) moments.emplace_back(moment, *std::move(found));
+        absl::StatusOr<std::optional<TorchTensor>> found = ReadUniversalFile(path);
+        if (!needs_moments_ && absl::IsDataLoss(found.status())) {
+          is_damaged = true;
+          found.emplace();
+        }
+        TESSERA_RETURN_IF_ERROR(found.status());
+        if (!found->has_value()) missing.push_back(path);
+        if (found->has_value()) moments.emplace_back(moment, **std::move(found));
       }
       // Parameters that are not trained have neither.
-      if (moments.size() == 1) missing_moments_.push_back(missing);
+      if (is_damaged || moments.size() == 1) {
+        missing_moments_.insert(missing_moments_.end(), missing.begin(), missing.end());
+      }
       if (!missing.empty()) continue;
       for (auto& [moment, tensor] : moments) {
         Unflatten(own.shape, tensor);
@@ -423,6 +431,7 @@ class DeepSpeedReader {
 
   Storage& storage_;
   const DeepSpeedFolder folder_;
+  const bool needs_moments_;
   DeepSpeedModelStates states_;
   std::map<std::string, TorchTensor> universal_;  // fp32 weights, by name
   std::vector<std::pair<std::string, Shape>> shapes_;
@@ -444,9 +453,9 @@ absl::StatusOr<bool> IsDeepSpeed(Storage& storage) {
   return found->has_value();
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadDeepSpeed(Storage& storage) {
+absl::StatusOr<ForeignCheckpoint> ReadDeepSpeed(Storage& storage, bool needs_moments) {
   TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found, FindDeepSpeedFolder(storage));
-  if (found.has_value()) return DeepSpeedReader(storage, *std::move(found)).Read();
+  if (found.has_value()) return DeepSpeedReader(storage, *std::move(found), needs_moments).Read();
   return NotFound(storage.Describe(""), ": no checkpoint of DeepSpeed");
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -93,7 +94,8 @@ absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<RankFile> grid,
                            CompleteGrid(pattern, {&count, 1}, present, missing));
   if (!missing.empty()) {
-    return Damaged(storage, "", missing.front(), " is missing, ", present.back(), " is there");
+    return Damaged(storage, "", missing.front(), " is missing, ", present.back(),
+                   " is there, and no ", kMetadataFile, " that tells which ranks have files");
   }
   for (const RankFile& file : grid) folders.push_back(file.name);
   return folders;
@@ -188,12 +190,19 @@ class Reader {
     return FindInfiniTrainNumber(texts_.front(), key);
   }
 
-  // Returns the trainer's state as JSON; empty if the rank's folder does not have the file.
-  absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
+  // Returns the trainer's state, which is JSON but for separators that some releases forget. Empty,
+  // with a note, if the rank's folder does not have the file.
+  absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) {
     const std::string path = JoinPath(rank, kTrainerStateFile);
     TESSERA_ASSIGN_OR_RETURN(const auto text,
                              IfPresent(ReadAll(storage_, path, kMaxTrainerStateBytes)));
-    return text.value_or("");
+    if (!text) {
+      checkpoint_.notes.push_back(absl::StrCat(
+          path, " is missing, which has the step, the consumed samples and the model's sizes."));
+      return "";
+    }
+    if (absl::EndsWith(absl::StripAsciiWhitespace(*text), "}")) return *text;
+    return Damaged(storage_, path, "the end of the JSON object is missing");
   }
 
   // Unimplemented unless every rank has the whole model.
@@ -205,9 +214,9 @@ class Reader {
         if (size.value_or(is_needed ? 0 : 1) == 1) continue;
         return Unimplemented(
             Folders(), ": ", key, " in ", kTrainerStateFile, " is ",
-            size.has_value() ? absl::StrCat(*size) : "missing",
-            ", but the files do not say how ranks cut tensors: only those of runs with "
-            "tp_size 1 and pp_size 1 are read");
+            size.has_value() ? absl::StrCat(*size) : "missing", ", but there is no ", kMetadataFile,
+            " of InfiniTrain, which says how ranks cut "
+            "tensors: without it, only files of runs with tp_size 1 and pp_size 1 are read");
       }
     }
     const auto count = static_cast<int64_t>(ranks_.size());

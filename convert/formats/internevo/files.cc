@@ -357,6 +357,13 @@ absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoin
   TESSERA_ASSIGN_OR_RETURN(const auto context, IfPresent(ReadTorchFile(storage, kContext)));
   TESSERA_ASSIGN_OR_RETURN(const auto scheduler, IfPresent(ReadTorchFile(storage, kScheduler)));
   TESSERA_ASSIGN_OR_RETURN(const auto sampler, IfPresent(ReadTorchFile(storage, kSampler)));
+  std::vector<std::string> missing;
+  if (!context) missing.emplace_back(kContext);
+  if (!sampler) missing.emplace_back(kSampler);
+  if (!missing.empty() && (context || scheduler || sampler)) {
+    checkpoint.notes.push_back(
+        LeftOutNote("the run's position, as these files of it are missing", missing));
+  }
   TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                            ReadStep(storage, context, scheduler));
   if (!step) return absl::OkStatus();

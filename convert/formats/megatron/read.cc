@@ -126,6 +126,19 @@ struct MegatronFolder {
   bool is_legacy = false;  // of the format `torch`; otherwise torch_dist
 };
 
+// Returns nullopt; DataLoss if the folder is one of torch_dist but for metadata.json. Other folders
+// of torch.distributed.checkpoint have no common.pt.
+absl::StatusOr<std::optional<MegatronFolder>> CheckNoFormatFileIsLost(Storage& storage,
+                                                                      const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const bool is_dcp, IsDcp(storage, path));
+  TESSERA_ASSIGN_OR_RETURN(const bool has_common,
+                           Exists(storage, JoinPath(path, kMegatronCommonFile)));
+  if (!is_dcp || !has_common) return std::nullopt;
+  return Damaged(storage, JoinPath(path, kMegatronFormatFile), "missing or damaged, but there is ",
+                 kMegatronCommonFile,
+                 " of Megatron-LM; only the format dcp reads the folder without it");
+}
+
 // Finds the checkpoint of Megatron-LM; nullopt without one. It has metadata.json of the backend
 // torch_dist, or a folder for each rank (mp_rank_00, mp_rank_00_000). In the folder of a whole run
 // it is the iteration that latest_checkpointed_iteration.txt names. Errors: Unimplemented for the
@@ -138,7 +151,7 @@ absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storag
   if (!text) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
                              FindMegatronRanks(storage, path));
-    if (ranks.empty()) return std::nullopt;
+    if (ranks.empty()) return CheckNoFormatFileIsLost(storage, path);
     TESSERA_ASSIGN_OR_RETURN(
         const bool has_first,
         Exists(storage, JoinPath(JoinPath(path, ranks.front()), kMegatronRankFile)));
@@ -146,7 +159,7 @@ absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storag
     return MegatronFolder{.path = path, .is_legacy = true};
   }
   const nlohmann::json json = ParseJson(*text);
-  if (!json.is_object()) return std::nullopt;
+  if (!json.is_object()) return CheckNoFormatFileIsLost(storage, path);
   const auto backend = json.find("sharded_backend");
   if (backend == json.end()) return std::nullopt;
   if (*backend == "torch_dist") return MegatronFolder{.path = path};

@@ -288,6 +288,12 @@ bool HasTorchName(const std::string& name) {
          name.ends_with(".ckpt");
 }
 
+// Returns whether the file's name says that it is one of several, as Meta names those of ranks.
+bool IsPart(const std::string& name) {
+  return (name.starts_with("consolidated.") && name.ends_with(".pth")) ||
+         (name.find("-of-") != name.npos && name.ends_with(".bin"));
+}
+
 // Returns whether the files, in the order of their names, are "X-00001-of-00003.bin", ...: parts of
 // one state dict, and all of them.
 bool AreParts(const std::vector<std::string>& files) {
@@ -344,14 +350,13 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
   for (std::string& name : names) {
     TESSERA_ASSIGN_OR_RETURN(const auto open, storage.Open(name));
     TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open));
-    if (is_torch) found.push_back(std::move(name));
+    // A part without contents is damage, which is found when it is read.
+    const bool is_lost = file.empty() && open->size_bytes() == 0 && IsPart(name);
+    if (is_torch || is_lost) found.push_back(std::move(name));
   }
   if (!std::ranges::all_of(found, IsBesideModel)) std::erase_if(found, IsBesideModel);
   if (found.size() <= 1 || AreParts(found)) return found;
-  // As Meta names the files of ranks.
-  if (std::ranges::all_of(found, [](const std::string& name) {
-        return name.starts_with("consolidated.") && name.ends_with(".pth");
-      })) {
+  if (std::ranges::all_of(found, IsPart) && found.front().ends_with(".pth")) {
     TESSERA_RETURN_IF_ERROR(CheckRanks(storage, found));
     return found;
   }
