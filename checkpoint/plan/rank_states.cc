@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory_resource>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -274,7 +275,7 @@ class Merger {
   }
 
  private:
-  using BoxMap = std::unordered_map<Box, size_t, BoxHash>;
+  using BoxMap = std::pmr::unordered_map<Box, size_t, BoxHash>;
 
   void MergeDescription(uint32_t d, std::vector<std::string>& problems) {
     Description& description = state_.descriptions[d];
@@ -285,7 +286,7 @@ class Merger {
                                 GlobalShape(tensor),
                                 static_cast<size_t>(ElementSize(FromProto(tensor.dtype()))),
                                 {}});
-      boxes_.emplace_back();
+      boxes_.emplace_back(&nodes_);
     }
     const Description& first = state_.descriptions[state_.tensors[at->second].description];
     if (!is_new && !Agree(first.tensor, tensor)) {
@@ -332,9 +333,12 @@ class Merger {
   }
 
   MergedState state_;
-  std::unordered_map<std::string_view, uint32_t> by_bytes_;  // indices of descriptions
-  std::unordered_map<std::string_view, size_t> by_name_;     // indices of tensors
-  std::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>> rank_sets_;
+  std::pmr::monotonic_buffer_resource nodes_;  // of the tables, which are never as small again
+  std::pmr::unordered_map<std::string_view, uint32_t> by_bytes_{
+      &nodes_};                                                         // indices of descriptions
+  std::pmr::unordered_map<std::string_view, size_t> by_name_{&nodes_};  // indices of tensors
+  std::pmr::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
+      rank_sets_{&nodes_};
   std::vector<BoxMap> boxes_;  // per tensor
 };
 

@@ -4,9 +4,9 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <memory_resource>
 #include <tuple>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/hash/hash.h"
@@ -44,7 +44,12 @@ struct SharedNeed {
 class ReadAssigner {
  public:
   ReadAssigner(const Manifest& manifest, size_t ranks, std::span<const RankList> openers)
-      : manifest_(manifest), openers_(openers), load_(ranks), answers_(ranks), sets_sent_(ranks) {
+      : manifest_(manifest),
+        openers_(openers),
+        last_private_(ranks, std::numeric_limits<size_t>::max()),
+        load_(ranks),
+        answers_(ranks),
+        sets_to_send_(ranks) {
     regions_.emplace_back();
   }
 
@@ -84,11 +89,12 @@ class ReadAssigner {
       const std::string bytes = AsField(shared.segment);
       for (const uint32_t rank : Union(rank_sets_[shared.all_receivers], shared.readers)) {
         for (const Receivers& receivers : shared.segment.receivers()) {
-          SendRankSet(rank, receivers.rank_set());
+          sets_to_send_[rank].push_back(receivers.rank_set());
         }
         answers_[rank] += bytes;
       }
     }
+    for (uint32_t rank = 0; rank < answers_.size(); ++rank) SendRankSets(rank);
     ReadShare common;
     common.set_any_shared(!shared_.empty());
     for (std::string& answer : answers_) answer += common.SerializeAsString();
@@ -208,15 +214,15 @@ class ReadAssigner {
 
   void AddPrivate(uint32_t rank, const ReadSegment& segment) {
     load_[rank] += segment.end() - segment.begin();
-    const auto [at, is_new] = last_private_.try_emplace(rank, private_.size());
-    if (!is_new) {
-      ReadSegment& last = private_[at->second].second;
+    size_t& at = last_private_[rank];
+    if (at < private_.size()) {
+      ReadSegment& last = private_[at].second;
       if (last.file_index() == segment.file_index() && last.end() == segment.begin()) {
         last.set_end(segment.end());
         return;
       }
-      at->second = private_.size();
     }
+    at = private_.size();
     private_.push_back({rank, segment});
   }
 
@@ -256,12 +262,16 @@ class ReadAssigner {
 
   void Send(uint32_t rank, const ReadSegment& segment) { answers_[rank] += AsField(segment); }
 
-  void SendRankSet(uint32_t rank, uint32_t set) {
-    if (!sets_sent_[rank].insert(set).second) return;
+  void SendRankSets(uint32_t rank) {
+    std::vector<uint32_t>& sets = sets_to_send_[rank];
+    std::ranges::sort(sets);
+    sets.erase(std::unique(sets.begin(), sets.end()), sets.end());
     ReadShare share;
-    RankSet& reply = *share.add_rank_sets();
-    reply.set_id(set);
-    reply.mutable_rank()->Add(rank_sets_[set].begin(), rank_sets_[set].end());
+    for (const uint32_t set : sets) {
+      RankSet& reply = *share.add_rank_sets();
+      reply.set_id(set);
+      reply.mutable_rank()->Add(rank_sets_[set].begin(), rank_sets_[set].end());
+    }
     answers_[rank] += share.SerializeAsString();
   }
 
@@ -270,16 +280,17 @@ class ReadAssigner {
   uint64_t staging_bytes_ = std::numeric_limits<uint64_t>::max();
   std::map<uint32_t, std::vector<Need>> needs_;  // by file
   std::vector<ShardRegion> regions_;
-  std::unordered_map<std::string, uint32_t> region_ids_;
+  std::pmr::monotonic_buffer_resource nodes_;  // of the tables
+  std::pmr::unordered_map<std::string, uint32_t> region_ids_{&nodes_};
   std::vector<std::vector<uint32_t>> rank_sets_;  // each ascending
-  std::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
-      rank_set_ids_;
+  std::pmr::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
+      rank_set_ids_{&nodes_};
   std::vector<std::pair<uint32_t, ReadSegment>> private_;  // rank and segment
-  std::unordered_map<uint32_t, size_t> last_private_;      // by rank
+  std::vector<size_t> last_private_;                       // by rank
   std::vector<Shared> shared_;
-  std::vector<uint64_t> load_;        // bytes to read, by rank
-  std::vector<std::string> answers_;  // serialized parts of a ReadShare, by rank
-  std::vector<std::unordered_set<uint32_t>> sets_sent_;
+  std::vector<uint64_t> load_;                       // bytes to read, by rank
+  std::vector<std::string> answers_;                 // serialized parts of a ReadShare, by rank
+  std::vector<std::vector<uint32_t>> sets_to_send_;  // by rank
 };
 
 }  // namespace
