@@ -20,8 +20,7 @@ class Hosts {
  public:
   Hosts() = default;
   // Finds the hosts. `name` is this host's, for messages; empty: the system's. Collective. Errors,
-  // on every rank: those of a folder that is in a file system and is not to be found there, and
-  // those of the group.
+  // on every rank: a folder of a file system cannot be found; those of the group.
   static absl::StatusOr<Hosts> Find(ProcessGroup& group, const Storage& folder,
                                     const std::string& name, absl::Duration timeout);
 

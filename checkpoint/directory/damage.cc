@@ -6,7 +6,7 @@
 #include <vector>
 
 // The payload is text, since absl::Status prints it: a line "4096 8192 model.safetensors" for each
-// part. An agreement puts the rank in front; where errors are agreed upon twice, it does so twice.
+// part. Each agreement puts the rank in front, and an error may pass through two agreements.
 
 #include <cstddef>
 

@@ -31,7 +31,7 @@ constexpr char kDataFilePattern[] =
 // No manifest begins like this: the eighth byte of its magic is a line feed.
 constexpr std::string_view kTombstone = "TESSERA tombstone ";
 
-// Lists what a reader that asked for something else may have meant.
+// Lists the checkpoints that a reader who asked for another name may have meant.
 std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
   const std::string_view root = FolderOf(checkpoint_dir);
   for (std::string_view place : {checkpoint_dir, root}) {

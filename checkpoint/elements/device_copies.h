@@ -31,7 +31,7 @@ class DeviceCopies {
 
   // Starts what was added: one call for each device. After an error nothing is in flight.
   absl::Status Start(DeviceMemory::Direction direction);
-  // Waits for what was started. In any case, the host memory is not touched any more.
+  // Waits for what was started. The host memory is no longer touched afterwards, error or not.
   absl::Status Wait();
 
  private:

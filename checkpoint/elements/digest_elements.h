@@ -51,8 +51,8 @@ class PlacedDigest {
   PlacedDigest(const Shape& global_shape, const Box& box, const Shape& array_shape,
                size_t element_bytes);
 
-  // Writes `count` elements at `from` into the array, the first as its element `first`, each of the
-  // others `stride` further on. All must be elements of the box.
+  // Writes `count` elements at `from` into the array: to its elements `first`, `first` + `stride`
+  // and so on, all of which must be in the box.
   void Place(const std::byte* from, std::byte* array, int64_t first, int64_t count, int64_t stride);
 
   // Adds the elements of a part of the box, which are at `data`, row-major and contiguous.

@@ -48,7 +48,7 @@ absl::Status DeviceSlots::Fill(uint64_t bytes,
   return filled;
 }
 
-// A thread that waits here holds no slot, so those who do come to return theirs.
+// No thread holds a slot while it waits here, so all slots in use are returned.
 absl::StatusOr<DeviceSlots::Slot*> DeviceSlots::Take(uint64_t bytes) {
   const MutexLock lock(&mutex_);
   while (true) {

@@ -55,7 +55,8 @@ class HostMemory {
 absl::StatusOr<std::vector<std::string>> OffersByHost(const std::vector<std::string>& offers);
 absl::StatusOr<std::vector<std::string>> WhoMapped(const std::vector<std::string>& mapped);
 
-// Maps the memory in rank 0's `offers`, by rank, that `needs` says yes to and that can be reached.
+// Maps memory that ranks offer, by rank, if `needs` returns true for the rank and the memory can be
+// reached. `offers` is rank 0's answer.
 absl::StatusOr<std::map<uint32_t, HostMemory>> MapOffers(
     const std::string& offers, const std::function<bool(uint32_t rank)>& needs);
 

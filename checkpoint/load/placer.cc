@@ -50,8 +50,8 @@ absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& 
   return placer;
 }
 
-// Places elements [first, last) of a shard. source(run, index) returns the address of the elements
-// of a run, the first of which is the index-th of those.
+// Places elements [first, last) of a shard. source(run, index) returns the address of a run whose
+// first element is number `index` of these elements.
 template <typename Source>
 absl::Status Placer::PlaceTarget(const Target& target, int64_t first, int64_t last,
                                  const Source& source) const {

@@ -28,7 +28,7 @@ namespace tessera::ckpt {
 // devices; FailedPrecondition for an element that its destination's dtype cannot hold.
 class Placer {
  public:
-  // Creates a placer, of whose options the memory, the threads and the progress count. The
+  // Creates a placer. Of `options`, it uses the memory, the threads and the progress. The
   // destinations are parallel to the wanted boxes of the plan. DataLoss for a layout that cannot be
   // read in whole chunks.
   static absl::StatusOr<Placer> Create(const Manifest& manifest, const LoadPlan& plan,
@@ -43,8 +43,8 @@ class Placer {
   absl::Status PlaceRegion(const FilePiece& piece, const ShardRegion& region,
                            const std::byte* packed) const;
 
-  // Waits until all elements are where they belong. Call once everything is placed. Without it, and
-  // after an error, devices still copy until the placer is destroyed.
+  // Waits until all elements have reached their destinations. Call once everything is placed.
+  // Without this call, or after an error, devices may copy until the placer is destroyed.
   absl::Status Finish() const;
 
   // Returns Place() as the callback of a scan.
@@ -59,7 +59,7 @@ class Placer {
   template <typename Source>
   absl::Status PlaceTarget(const Target& target, int64_t first, int64_t last,
                            const Source& source) const;
-  // Checks elements of a shard, of which the first is the `first`-th.
+  // Checks elements of a shard, from its element number `first` on.
   absl::Status CheckRange(const Target& target, int64_t first, int64_t count,
                           const std::byte* elements) const;
   template <typename Source>

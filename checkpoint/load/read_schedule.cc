@@ -99,7 +99,8 @@ bool ReadSchedule::Needs(uint32_t reader) const {
 
 ReadSchedule::BufferCounts ReadSchedule::CountBuffers(int io_threads,
                                                       uint64_t staging_bytes) const {
-  // Messages arrive while the previous one is placed, if that leaves buffers for three pieces.
+  // The next message arrives while one is placed, unless fewer than three pieces would have
+  // buffers.
   constexpr uint64_t kReceives = 3;
   const uint64_t piece_bytes =
       std::max(largest_private, largest_own + kReadRoomBytes) + kIoAlignmentBytes;

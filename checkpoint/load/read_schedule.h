@@ -27,8 +27,8 @@ struct ReadSchedule {
   // element crosses a boundary.
   static constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
 
-  // Space for the mark in front of the contents, which themselves begin at a cache line where they
-  // are copied, and at a page where the disk delivers them.
+  // Space for the mark in front of the contents. Contents that are copied begin at a cache line,
+  // and those that the disk delivers at a page.
   static constexpr uint64_t kCopyRoomBytes = 64;
   static constexpr uint64_t kReadRoomBytes = kIoAlignmentBytes;
 
@@ -78,8 +78,8 @@ struct ReadSchedule {
   static absl::StatusOr<ReadSchedule> Create(const Manifest& manifest, const ReadShare& share,
                                              uint32_t rank);
 
-  // Replaces messages with contents, where memory is shared: `by` have mapped the memory into which
-  // this rank reads, and `maps` says whose memory this rank has mapped.
+  // Drops the contents from messages between ranks that share memory. The ranks `by` have mapped
+  // the memory into which this rank reads; maps(r) tells whether this rank has mapped rank r's.
   void SetMappings(std::vector<uint32_t> by, const std::function<bool(uint32_t)>& maps);
 
   // Returns whether this rank needs a piece that the other one reads.

@@ -64,8 +64,8 @@ class SharedReader {
     return HostMemory::OfferOf(reads_.shared_memory()).SerializeAsString();
   }
 
-  // Arranges with the ranks of the same host whose memory is mapped by whom, and agrees that all
-  // ranks are ready. `offer`: OfferMemory(), or the error of a rank that is not.
+  // Maps the memory of other ranks on the same host, learns which ranks have mapped this one's, and
+  // agrees that all ranks are ready. `offer`: OfferMemory(), or the error of a rank that is not.
   absl::Status ShareMemory(const absl::StatusOr<std::string>& offer) {
     TESSERA_ASSIGN_OR_RETURN(const std::string offers,
                              AgreeEach(group_, offer, OffersByHost, timeout_));
@@ -122,7 +122,7 @@ class SharedReader {
     return FinishSends();
   }
 
-  // Posts what is received up to the end of a step, and ahead of that.
+  // Posts the receives of a step, up to `end`, and some of later steps.
   void PostReceives(size_t end) {
     constexpr size_t kAhead = 16;
     const size_t last = std::min(end + kAhead, schedule_.incoming.size());
@@ -143,8 +143,8 @@ class SharedReader {
     return receive_buffers_[index % receive_buffers_.size()].data() + ReadSchedule::kCopyRoomBytes;
   }
 
-  // The messages of one rank are awaited in their order, answers earlier than needed: a group may
-  // match them when they are awaited.
+  // Awaits the messages of one rank in their order, so answers earlier than needed: a group may
+  // match messages at the time of the wait.
   absl::Status Await(size_t incoming) {
     while (next_awaited_ < next_posted_ && pending_[next_awaited_] == nullptr) ++next_awaited_;
     for (size_t i = next_awaited_; i <= incoming; ++i) {
@@ -196,7 +196,7 @@ class SharedReader {
     return answer->Wait(timeout_);
   }
 
-  // Waits until own pieces below `end` are placed by all ranks that map them.
+  // Waits until all ranks that map own pieces below `end` have placed them.
   absl::Status AwaitAnswers(size_t end) {
     for (; placed_ < end; ++placed_) {
       const OwnPiece& own = schedule_.own[placed_];
@@ -208,8 +208,8 @@ class SharedReader {
   }
 
   absl::Status SendPiece(size_t index) {
-    // Earlier messages have been received long ago, or are about to be: ranks process the pieces in
-    // one order. Half of the buffers may hold pieces that are being placed elsewhere.
+    // Ranks process the pieces in one order, so the receivers of earlier messages are done, or soon
+    // will be. Half of the buffers may hold pieces that other ranks are placing.
     TESSERA_RETURN_IF_ERROR(FinishSends());
     const size_t elsewhere = std::max<size_t>(reads_.ring_size() / 2, 1) - 1;
     TESSERA_RETURN_IF_ERROR(
@@ -301,7 +301,7 @@ class SharedReader {
   uint64_t pack_used_ = 0;
 };
 
-// Opens the files of which this rank reads parts for others alone.
+// Opens files that this rank reads only for other ranks.
 absl::Status OpenForOthers(const ReadShare& share, uint32_t rank, Scanner& scanner) {
   std::set<uint32_t> files;
   for (const ReadSegment& segment : share.segments()) {

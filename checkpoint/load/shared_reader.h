@@ -34,8 +34,8 @@
 namespace tessera::ckpt {
 
 // Reads, sends and places what a share asks of this rank, with all buffers within
-// options.staging_bytes, but at least seven pieces. Opens the files that this rank reads for others
-// alone. Sets the bytes read, received and sent, and those of the buffers, in the report.
+// options.staging_bytes, but at least seven pieces. Opens the files that this rank reads only for
+// others. The report gets the bytes read, received and sent, and the size of the buffers.
 // Collective; the same status on all ranks.
 absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Placer& placer,
                           const ReadShare& share, ProcessGroup& group, const LoadOptions& options,

@@ -41,8 +41,8 @@ struct OpenedFolder {
   std::unique_ptr<Storage> to_lock;  // null: this rank locks nothing
 };
 
-// An existing folder may be read-only, which the first save would find out late; a checkpoint in
-// place of the folder that contains it would look like a folder without any.
+// Finds a read-only folder before the first save does, and the name of a checkpoint, which would
+// look like a folder without checkpoints.
 absl::Status CheckCanSave(Storage& storage) {
   const absl::Status found = ReadManifest(storage, "").status();
   if (found.ok() || absl::IsDataLoss(found)) {
@@ -74,7 +74,7 @@ bool IsInMemory(const std::string& folder) {
          (found.f_type == TMPFS_MAGIC || found.f_type == RAMFS_MAGIC);
 }
 
-// Adds the staging tier. One in memory gets no file that would take most of what is left to others.
+// Adds the staging tier. A tier in memory takes a file only if it leaves half of the free memory.
 absl::StatusOr<std::unique_ptr<Storage>> WithStaging(std::string_view name,
                                                      const CheckpointManagerOptions& options,
                                                      const OpenStorageOptions& open,

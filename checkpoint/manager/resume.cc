@@ -28,8 +28,8 @@
 
 // 1. Rank 0 offers the newest checkpoint that it has not skipped, or nothing.
 // 2. All ranks load it. Their common error goes back to 1, where rank 0 judges it first.
-// 3. All ranks are done, or begin without a checkpoint: where the others have read as damaged, too,
-//    what rank 0 has found damaged, it quarantines what it has skipped.
+// 3. All ranks have loaded, or begin without a checkpoint. Rank 0 quarantines what it has skipped,
+//    if other ranks have read the same damage.
 // Steps 1 and 3 are agreements.
 
 namespace tessera::ckpt {
@@ -131,8 +131,8 @@ class Decision {
     return Skipped().SerializeAsString();
   }
 
-  // OK where the next one is to be offered instead of the one that was offered last, in which ranks
-  // have found damage. Otherwise the error that ends the call.
+  // Judges the checkpoint that was offered last, in which ranks have found damage. Returns OK if
+  // the next one is to be offered, and otherwise the error that ends the call.
   absl::Status Judge(const absl::Status& status, const std::vector<DamagedPart>& parts) {
     absl::Status read = ReadAgain();
     if (read.ok()) read = VerifyParts(*storage_, offered_.directory, manifest_, parts);
@@ -165,7 +165,7 @@ class Decision {
     reading_ = ReadLock();
     const bool goes_back = rules_.step.has_value() && storage_ != nullptr;
     if (!rules_.quarantine) return absl::OkStatus();
-    // A job that stood still meanwhile, and has lost its folder, ends before it saves.
+    // A job that was suspended and has lost its folder ends before it saves.
     if (rules_.lock != nullptr) TESSERA_RETURN_IF_ERROR(rules_.lock->Confirm());
     if (goes_back) {
       TESSERA_ASSIGN_OR_RETURN(abandoned_, AbandonLater(*storage_, *rules_.step));
@@ -276,8 +276,8 @@ class Decision {
   std::set<std::string> seen_;  // directories that are not offered again
   std::vector<SkippedCheckpoint> skipped_;
   std::vector<std::string> abandoned_;
-  // By directory, as they were when the checkpoints were judged. A job that stands still meanwhile
-  // can find a checkpoint of another job in the same directory.
+  // By directory, at the time of the judgement. A job that is suspended afterwards may find another
+  // job's checkpoint in the same directory.
   std::map<std::string, std::string> manifests_;
   CheckpointInfo offered_;
   Manifest manifest_;  // of offered_

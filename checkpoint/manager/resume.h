@@ -66,11 +66,12 @@ struct ResumeRules {
 //   Unavailable         ranks see different storages: one reports damage in what rank 0 reads well,
 //                       or reads well what rank 0 finds damaged, or rank 0 finds nothing where
 //                       another rank finds checkpoints. Names the ranks and what they saw.
-//   the error of `load` where it is not of damage
-//   the storage's       where rank 0 cannot list or read, or another rank what rank 0 finds damaged
-//   the lock's          where another job has taken it over
+//   the error of `load` if it does not report damage
+//   the storage's       if rank 0 cannot list or read, or another rank cannot read what rank 0
+//                       finds damaged
+//   the lock's          if another job has taken it over
 //   DeadlineExceeded, Unavailable from the group
-//   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
+//   the storage's       if a skipped checkpoint cannot be renamed; others may have been
 //
 // `storage` is searched and changed on rank 0; elsewhere it serves only to confirm that a
 // checkpoint is damaged, or that no checkpoint exists. Null on a rank that has no such place, which

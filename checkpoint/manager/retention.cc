@@ -65,7 +65,8 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
   const auto choose = [&](size_t i) {
     if (i != *good && std::ranges::find(chosen, i) == chosen.end()) chosen.push_back(i);
   };
-  // The permanent ones that the policy gives up among all permanent ones, and those that count.
+  // Chooses permanent ones that the policy gives up. With `newest_count`, the newest good one and
+  // the coming one count even if they are rolling.
   const auto choose_permanent = [&](bool newest_count) {
     std::vector<size_t> indices;
     std::vector<RetentionCandidate> counted;

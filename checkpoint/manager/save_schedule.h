@@ -19,11 +19,11 @@ namespace tessera::ckpt {
 // The request of a stop file after a step.
 enum class StopFileAsks { kNothing, kSave, kSaveAndEnd };
 
-// The requests of a stop file, each of which is acted upon once. Deterministic. Not thread-safe.
+// Acts once on each request of a stop file. Deterministic. Not thread-safe.
 class StopRequests {
  public:
-  // `resumed_step` is the step from which the run continues, 0 for a new run. An earlier run has
-  // acted upon a request for a step up to it that was there when the run began.
+  // `resumed_step` is the step from which the run continues, 0 for a new run. A request for a step
+  // up to it, if it is there when the run begins, is ignored: an earlier run has acted upon it.
   explicit StopRequests(int64_t resumed_step = 0) : resumed_step_(resumed_step) {}
 
   // Returns the request after a step. Call once after each step, in order.

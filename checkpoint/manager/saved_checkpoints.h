@@ -45,8 +45,8 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t 
 //   rolling-0/step-00000250/
 //   rolling-1/step-00000225/  replaced next
 //
-// If directories cannot be renamed, as in object stores, each attempt at a save has a folder in its
-// slot, so that remains of another attempt need not be deleted before:
+// If directories cannot be renamed, as in object stores, each attempt at a save gets a folder of
+// its own in the slot, so that the remains of another attempt can stay until later:
 //
 //   rolling-0/1a2b3c4d/step-00000250/
 //

@@ -75,7 +75,7 @@ inline absl::Status OnlyCheck(int, const FilePiece&, const std::byte*) { return 
 inline constexpr size_t kPiecesPerWorker = 2;
 
 // A cache of checked chunks at the ends of ranges, for other scans of the same checkpoint: if
-// ranges are cut without regard to chunks, neighbours share them. The oldest chunks make room for
+// ranges end within chunks, neighbouring ranges share these chunks. The oldest chunks make room for
 // others. Thread-safe.
 class EndChunks {
  public:
@@ -131,7 +131,7 @@ class Scanner {
   absl::Status Open(std::span<const uint32_t> file_indices);
   absl::Status OpenAll();
 
-  // Returns an open file; null if it is not open.
+  // Returns a file; null if it is not open.
   const ReadableFile* file(uint32_t file_index) const;
   // Returns the bytes of all open files that can be read. A truncated file, which was reported as
   // damage, is read up to its end.

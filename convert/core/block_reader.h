@@ -54,9 +54,9 @@ class BlockReader {
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
                     std::span<std::byte> block, LogicalDigest& digest);
 
-  // Reads several parts in one load: a checksum chunk that several of them share is read once.
-  // Precondition: all pieces are ranges; those of one tensor of the source do not overlap, and have
-  // one dtype.
+  // Reads several parts in one load, which reads a checksum chunk that several of them share once.
+  // Precondition: all pieces are ranges; pieces of one source tensor do not overlap, and have one
+  // dtype.
   absl::Status ReadTogether(std::span<const BlockPart> parts);
 
  private:

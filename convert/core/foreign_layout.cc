@@ -58,7 +58,7 @@ Overlap OverlapWith(int64_t block_begin, int64_t block_count, int64_t step, int6
   return overlap;
 }
 
-// Returns the logical dim of a parameter's dim; nullopt where the tensor has none.
+// Returns the logical dim of a parameter's dim; nullopt if the tensor has no such dim.
 std::optional<size_t> LogicalDim(const ForeignBlock& block, size_t foreign_rank, size_t dim) {
   const size_t rank = block.shape.size(), extra = foreign_rank - rank;
   if (dim < extra) return std::nullopt;
@@ -93,8 +93,8 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
   return piece;
 }
 
-// Checks that no element of a box is so far from its first that offsets in bytes overflow. The end
-// of the file is checked once the file is known.
+// Checks that the distances of elements from the first one do not overflow in bytes. Whether they
+// lie in the file is checked once the file is known.
 absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace& place,
                           const Box& box, const std::vector<int64_t>& strides) {
   if (strides.size() != box.shape.size()) {

@@ -35,7 +35,7 @@ constexpr int64_t kChunkBytes = int64_t{1} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{16} << 20;
 constexpr int64_t kCompareBytes = int64_t{1} << 20;
 
-// Returns whether neighbouring elements of a row are apart in the file.
+// Returns whether neighbours in a row are not neighbours in the file.
 bool IsTransposed(const std::vector<StoredPiece>& pieces) {
   return std::ranges::any_of(pieces, [](const StoredPiece& piece) {
     return piece.strides.size() > 1 && piece.strides.back() != 1 && piece.box.shape.back() != 1;
@@ -125,7 +125,7 @@ using BoxKey = std::pair<std::vector<int64_t>, Shape>;
 
 BoxKey KeyOf(const Box& box) { return {box.global_offset, box.shape}; }
 
-// Moves pieces whose box an earlier piece has already to the result.
+// Moves pieces that repeat the box of an earlier piece to the result.
 std::vector<StoredPiece> TakeCopies(std::vector<StoredPiece>& pieces) {
   std::set<BoxKey> seen;
   std::vector<StoredPiece> first, copies;

@@ -56,8 +56,7 @@ std::optional<int64_t> Rows(std::span<const ForeignTensor> tensors, int64_t colu
   return std::nullopt;
 }
 
-// Returns the model that the files themselves describe, as those of nanoGPT do; nullopt where they
-// do not.
+// Returns the model if the files themselves describe it, as nanoGPT's do; otherwise nullopt.
 absl::StatusOr<std::optional<ModelProto>> DescribedByValues(const ForeignCheckpoint& checkpoint,
                                                             int64_t tensor_count) {
   constexpr std::string_view kArguments = "model_args.";
@@ -154,7 +153,7 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const Mode
 
 namespace {
 
-// Returns the name that is nearest; empty where none is called alike.
+// Returns the most similar name; "" if none is similar.
 std::string NearestTo(const std::string& name, const std::vector<std::string>& others) {
   constexpr size_t kMostBytes = 200, kMostOthers = 1000;
   std::string nearest;
@@ -247,7 +246,7 @@ bool NamingFinder::HasShapes(const Parameters& naming, const std::string& prefix
   });
 }
 
-// Returns the prefix of all parameters' names; nullopt where they are not all there.
+// Returns the prefix of all parameters' names; nullopt if one is missing.
 absl::StatusOr<std::optional<std::string>> NamingFinder::FindPrefix(const Parameters& naming) {
   std::set<std::string> prefixes;
   for (const std::string& end : NamesOf(naming.front())) {

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CONVERT_CORE_KNOWN_MODEL_H_
 #define TESSERA_CONVERT_CORE_KNOWN_MODEL_H_
 
-// The models of state dicts, and the names that these have for the parameters.
+// Finds the model of a state dict, and the parameter that each of its names means.
 
 #include <cstddef>
 #include <cstdint>
@@ -55,15 +55,15 @@ absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, std::span<const For
 // Returns all names of a parameter.
 std::vector<std::string> NamesOf(const ForeignParameter& parameter);
 
-// A naming of a model's parameters, and what precedes all of its names in a state dict.
+// A naming of a model's parameters, and the prefix of all its names in a state dict.
 struct PrefixedNaming {
   const Parameters* naming = nullptr;
   std::string prefix;
 };
 
-// Finds the naming, of those that a model may have, that a state dict uses: the one of which every
-// parameter is among the weights, below one prefix. Call Index(), then Find(). The model and the
-// checkpoint must outlive this object.
+// Finds out which of a model's possible namings a state dict uses: the one whose parameters are all
+// among the weights, below one prefix. Call Index(), then Find(). The model and the checkpoint must
+// outlive this object.
 class NamingFinder {
  public:
   // `where` is the folder, for messages.
@@ -73,18 +73,16 @@ class NamingFinder {
   // Indexes the weights by their names without wrappers. DataLoss if two have the same name.
   absl::Status Index();
 
-  // Returns the naming whose tensors have the shapes of the parameters, or else the first one of
-  // which all are there; nullopt without such a naming. DataLoss if two parts of the state dict
-  // could be the model.
+  // Returns the naming whose tensors have the shapes of the parameters, or else the first one that
+  // is complete; nullopt if none is. DataLoss if two parts of the state dict could be the model.
   //
-  // Two namings may differ in the layout of matrices alone. Which one a square matrix has is proven
-  // by the others, all of which have to fit.
+  // Two namings may differ only in the layout of matrices. A square matrix fits both; the shapes of
+  // the others decide, and all of them must fit.
   absl::StatusOr<std::optional<PrefixedNaming>> Find();
 
   // Returns why Find() found nothing: a parameter that is missing.
   const std::string& missing() const { return missing_; }
-  // Returns a description of missing parameters, if most of the model's are there; empty for other
-  // tensors.
+  // Returns a description of the missing parameters if most of the model's are there; otherwise "".
   std::string DescribeMismatch() const;
 
   // Returns the index of the stored tensor of a weight, by its name without wrappers. An alias is

@@ -148,7 +148,7 @@ absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelProto& model, DTyp
   json["torch_dtype"] = dtype == DType::kBF16  ? "bfloat16"
                         : dtype == DType::kF16 ? "float16"
                                                : "float32";
-  // Token ids are the tokenizer's: without these, GPT-2's own would be assumed.
+  // Without the tokenizer's special ids, transformers would assume those of GPT-2.
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;
   format->write_config(config, json);

@@ -157,8 +157,8 @@ class Namer {
     return absl::OkStatus();
   }
 
-  // Returns the parameters in the order of the modules, by which optimizers number them: that of
-  // the files where they are written so.
+  // Returns the parameters in the order of the modules, in which optimizers number them. If the
+  // files are written in that order, it is theirs.
   std::vector<const ForeignParameter*> Ordered(const Parameters& naming,
                                                const std::string& prefix) const {
     std::vector<std::pair<size_t, const ForeignParameter*>> ordered;
@@ -177,7 +177,7 @@ class Namer {
     return parameters;
   }
 
-  // Adds, as names of the parameters, the numbers below which the states of one optimizer are.
+  // Makes the numbers that an optimizer's states have further names of the parameters.
   void AddNumbered(const std::vector<const ForeignParameter*>& ordered,
                    const std::vector<ForeignTensor>& states, ByName& by_name) {
     std::map<std::string, std::map<int64_t, Shape>> optimizers;

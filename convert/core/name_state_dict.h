@@ -21,8 +21,8 @@ namespace tessera::ckpt::convert {
 // optimizer's param_groups, the order of the model's parameters and the shapes. Otherwise a note
 // says why not. The number of updates, if all parameters agree, becomes the step.
 //
-// `framework`, if not empty, is the one whose names and layouts of parameters the files have
-// (ForeignParameters()), instead of Hugging Face's or Meta's.
+// If `framework` is not empty, the files have its names and layouts of parameters
+// (ForeignParameters()) instead of Hugging Face's or Meta's.
 //
 // Without a model, or if the names are not those of all its parameters, the tensors are left as
 // they are, with a note that says why. Errors: DataLoss, naming the tensor, if names match but

@@ -165,12 +165,12 @@ namespace {
 // How many parameters each group has been given.
 using Positions = std::vector<uint32_t>;
 
-// Beyond that, nothing that real files have is searched for.
+// The search ends here: no real file needs more.
 constexpr size_t kMaxProgresses = size_t{1} << 18;
 constexpr size_t kMaxGroups = 64;
 
-// All ways of dealing the parameters, in their order, to the groups, as paths through a graph whose
-// nodes are the progress of all groups after each parameter.
+// All ways to distribute the parameters, in their order, among the groups. They are paths through a
+// graph, whose nodes are the positions in all groups after each parameter.
 class ParameterAssignment {
  public:
   ParameterAssignment(std::span<const OrderedParameter> parameters,
@@ -244,7 +244,7 @@ class ParameterAssignment {
     return absl::FailedPreconditionError("the optimizer's parameters are not those of the model");
   }
 
-  // Follows, from the end, what is on a path to where every group has all of its parameters.
+  // Follows the paths backwards from the node in which every group has all of its parameters.
   absl::StatusOr<std::map<int64_t, size_t>> GoBack() const {
     std::map<int64_t, size_t> assigned;
     std::set<Positions> wanted = {end_};

@@ -33,11 +33,11 @@ TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 // Returns the name for a framework of a parameter, given its name or number; empty if unknown.
 using ForeignNameOf = std::function<std::string(const std::string& name_or_number)>;
 
-// Sets the groups and settings of the description's optimizer from the values after `prefix`, by
-// the numbers of groups. In flat state dicts they are by names of parameters, of which those with
-// equal settings become a group. The tree then has the groups as the list "param_groups" of
-// "optimizer". `foreign_name` maps the name or number of a parameter in the state dict to its name
-// for `framework` in the description; empty if it is unknown.
+// Sets the groups and settings of the description's optimizer from the values after `prefix`. Flat
+// state dicts have settings for each parameter: parameters with equal settings become a group. The
+// tree then has the groups as the list "param_groups" of "optimizer". `foreign_name` maps the name
+// or number of a parameter in the state dict to its name for `framework` in the description; empty
+// if it is unknown.
 //
 // Changes nothing if the groups lack some of the optimizer's parameters.
 void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,

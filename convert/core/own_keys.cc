@@ -150,7 +150,7 @@ void AddByName(const SavedValue& container, const std::string& name,
   });
 }
 
-// Sets the step and the samples to those beside the description: a program may have changed them.
+// Takes the step and the samples from beside the description: a program may have changed them.
 void SetStated(const SavedValue::Dict& trainer, Manifest& description) {
   const auto count = [&](const char* key) {
     const SavedValue* const value = trainer.Find(key);

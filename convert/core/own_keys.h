@@ -1,8 +1,8 @@
 #ifndef TESSERA_CONVERT_CORE_OWN_KEYS_H_
 #define TESSERA_CONVERT_CORE_OWN_KEYS_H_
 
-// Keys of this library in state dicts that it writes, for data of a checkpoint that has no place in
-// a state dict. Other programs ignore these keys.
+// The keys under which state dicts that this library writes hold what a state dict cannot express.
+// Other programs ignore these keys.
 
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/foreign_checkpoint.h"

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMaxRanks = int64_t{1} << 20;
 constexpr size_t kMaxDigits = 7;
-// Beyond the number of files that are there, a grid can lack this many before it is refused.
+// A grid is refused if more files than this are missing, besides as many as exist.
 constexpr int64_t kMaxMissing = int64_t{1} << 17;
 
 }  // namespace

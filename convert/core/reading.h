@@ -89,7 +89,7 @@ absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, 
 absl::StatusOr<SafetensorsHeader> ReadSafetensors(const ReadableFile& file, uint64_t offset,
                                                   uint64_t length);
 
-// The numbers of ranks of a run. Impossible numbers count as 1.
+// The sizes of a run's parallel axes. Impossible sizes count as 1.
 struct ForeignTopology {
   int64_t data = 1, tensor = 1, pipeline = 1;
   int64_t virtual_pipeline = 1;

@@ -85,7 +85,7 @@ class RecordState {
     uint32_t crc32;
   };
 
-  // Makes one part of this one and the next.
+  // Joins this part and the next one.
   void Append(std::map<uint64_t, Part>::iterator part) {
     const auto next = std::next(part);
     part->second.crc32 =

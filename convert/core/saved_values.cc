@@ -139,20 +139,20 @@ class JsonReader final : public nlohmann::json_sax<nlohmann::json> {
   std::vector<SavedValue> open_;
 };
 
-// nullopt for a text that is no JSON.
+// Returns nullopt for a text that is not JSON.
 std::optional<SavedValue> ParseTree(std::string_view text) {
   JsonReader reader;
   if (!nlohmann::json::sax_parse(text, &reader)) return std::nullopt;
   return std::move(reader.root);
 }
 
-// Takes the forms of what JSON has no form for.
+// Decodes the objects that stand for values without a form in JSON.
 class Decoder {
  public:
   // `takes_tensors`: of a structure, whose tensors have a place. A value has none.
   explicit Decoder(bool takes_tensors) : takes_tensors_(takes_tensors) {}
 
-  // nullopt where a part of the value is of a kind that a tree does not hold.
+  // Returns nullopt if a part of the value is of a kind that trees do not hold.
   std::optional<SavedValue> Decode(SavedValue json) {
     if (json.As<SavedValue::Tensor>() != nullptr) return std::nullopt;  // LargeInteger()
     if (auto* list = json.As<SavedValue::List>()) {

@@ -95,7 +95,7 @@ absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescriptio
                          ", or in several dtypes: --weights-only leaves optimizer state out");
 }
 
-// A trainer that skips steps counts its updates apart.
+// A trainer that skips steps has a count of its own for updates.
 double UpdatesOf(const Manifest& manifest) {
   const auto updates = manifest.trainer().extra().find("optimizer_updates");
   int64_t count = 0;

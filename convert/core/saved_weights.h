@@ -55,8 +55,8 @@ struct SavedKind {
   DType dtype = DType::kUnspecified;
 };
 
-// Returns what a format that has AdamW's state writes of each parameter: the weight first, in the
-// wanted dtype, then, unless only weights are wanted, the moments and the master weight that exist.
+// Returns the tensors that a format with AdamW's state writes for each parameter: first the weight,
+// in the wanted dtype; then the existing moments and master weight, unless only weights are wanted.
 // Errors: those of FindWeights(), WeightDType() and StateDType().
 absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,
                                                  const ModelDescription& model,

@@ -39,8 +39,8 @@ std::vector<StridedDim> Normalize(std::vector<StridedDim> dims) {
   return MergeDims(dims);
 }
 
-// What one read leaves to the thread's next one: filling new memory costs more than copying from
-// it. At most kStridedBufferBytes and a page each, until the thread ends.
+// Buffers that a thread keeps from read to read, since filling new memory costs more than copying
+// from it. At most kStridedBufferBytes and a page each, until the thread ends.
 thread_local std::array<AlignedBuffer, 2> kept_buffers;
 
 class StridedReader {

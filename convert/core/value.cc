@@ -183,7 +183,7 @@ struct TreeBuilder::Node {
   SavedValue Finish(bool is_root = false) {
     if (is_leaf) return std::move(leaf);
     const auto is_index = [](const PathPart& part) { return part.kind == PathPart::Kind::kIndex; };
-    // Indices, which are different, are 0, 1, ... where the last one is the number of the others.
+    // Distinct indices are 0, 1, ... if the last one equals the number of the others.
     const bool is_list =
         !is_root && !children.empty() && std::ranges::all_of(order, is_index) &&
         children.begin()->first.number == 0 &&
@@ -208,7 +208,7 @@ TreeBuilder::~TreeBuilder() = default;
 
 bool TreeBuilder::Add(const Path& path, SavedValue leaf) {
   if (path.empty()) return false;
-  // Nothing is made before the whole way is known to be free.
+  // Checks the whole path before it creates anything.
   const Node* known = root_.get();
   for (size_t i = 0; i < path.size() && known != nullptr; ++i) {
     if (known->is_leaf) return false;

@@ -213,8 +213,8 @@ constexpr CopyElements kConversions[4][4] = {
      nullptr},
 };
 
-// By the positions of both dtypes in kFloats. F32 has the range of the dtypes of 16 bits, and BF16
-// that of F16.
+// By the positions of both dtypes in kFloats. The range of F32 includes the ranges of both 16-bit
+// dtypes, and the range of BF16 includes that of F16.
 constexpr FindOverflow kOverflows[4][4] = {
     {nullptr, FindBeyond<uint64_t, kInfinityF64, BitsOfF64(kBeyondF32)>,
      FindBeyond<uint64_t, kInfinityF64, BitsOfF64(kBeyondF16)>,
