@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"

@@ -4,10 +4,7 @@
 #include <sys/stat.h>
 
 #include <fstream>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 
 namespace tessera {

@@ -9,7 +9,6 @@
 #include <exception>
 #include <iostream>
 #include <new>
-#include <string>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"

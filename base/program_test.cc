@@ -8,11 +8,8 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
-#include <functional>
 #include <new>
 #include <stdexcept>
-#include <string>
 
 #include "base/files.h"
 #include "base/no_memory.h"

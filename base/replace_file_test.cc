@@ -10,7 +10,6 @@
 #include <fstream>
 #include <iterator>
 #include <set>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -2,9 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <optional>
-#include <string>
 #include <thread>
 
 #include "absl/time/clock.h"

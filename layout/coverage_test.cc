@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/testing.h"
-#include "layout/box.h"
 
 namespace tessera {
 namespace {

@@ -1,10 +1,7 @@
 #include "layout/topology.h"
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

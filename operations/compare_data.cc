@@ -12,7 +12,6 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/rank_states.h"
 #include "convert/core/saved_weights.h"

@@ -12,7 +12,6 @@
 #include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/internal/read_lock.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/foreign_storage.h"
 #include "convert/core/reading.h"
 #include "convert/open_foreign.h"
 #include "convert/source_place.h"

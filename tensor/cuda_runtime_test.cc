@@ -4,14 +4,10 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing.h"
 #include "tensor/device.h"
-#include "tensor/device_runtime.h"
 
 namespace tessera {
 namespace {

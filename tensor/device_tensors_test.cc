@@ -11,9 +11,7 @@
 #include "absl/status/status.h"
 #include "base/no_memory.h"
 #include "layout/dtype.h"
-#include "tensor/device.h"
 #include "tensor/memory.h"
-#include "tensor/tensor.h"
 #include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {

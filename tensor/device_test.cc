@@ -5,13 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing.h"
 #include "tensor/testing/fake_device_runtime.h"
 

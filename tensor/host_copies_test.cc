@@ -2,14 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <memory>
 #include <numeric>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "tensor/device.h"
 #include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {

@@ -4,13 +4,10 @@
 
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <utility>
-#include <vector>
 
-#include "layout/dtype.h"
 #include "tensor/bfloat16.h"
 #include "tensor/memory.h"
 

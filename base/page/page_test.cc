@@ -1,10 +1,8 @@
 #include "base/page/page.h"
 
 #include <limits>
-#include <string>
 
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
 
 namespace tessera {
 namespace {

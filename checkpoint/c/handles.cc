@@ -1,6 +1,5 @@
 #include "checkpoint/c/handles.h"
 
-#include <algorithm>
 #include <cstdlib>
 
 namespace tessera::ckpt::c {

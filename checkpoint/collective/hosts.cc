@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"

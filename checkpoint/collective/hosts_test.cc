@@ -1,8 +1,6 @@
 #include "checkpoint/collective/hosts.h"
 
 #include <filesystem>
-#include <memory>
-#include <string>
 
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"

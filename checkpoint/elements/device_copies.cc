@@ -1,6 +1,5 @@
 #include "checkpoint/elements/device_copies.h"
 
-#include <cstdint>
 #include <utility>
 
 #include "base/no_memory.h"

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
-#include <vector>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"
-#include "layout/box.h"
 #include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt {

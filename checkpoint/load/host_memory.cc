@@ -9,7 +9,6 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <map>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -42,7 +41,7 @@ bool PutOnHugePages(std::byte* data, uint64_t size_bytes) {
 #ifndef MADV_COLLAPSE
   constexpr int MADV_COLLAPSE = 25;
 #endif
-  // Only pages of which a part is there are made huge.
+  // The kernel makes a page huge only if a part of it exists already.
   for (uint64_t at = 0; at < size_bytes; at += kHugePageBytes) data[at] = std::byte(1);
   return madvise(data, size_bytes, MADV_COLLAPSE) == 0;
 }

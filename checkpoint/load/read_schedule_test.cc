@@ -1,8 +1,5 @@
 #include "checkpoint/load/read_schedule.h"
 
-#include <algorithm>
-#include <cstdint>
-
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

@@ -4,25 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/removal.h"
-#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
-#include "storage/lock/folder_lock.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 #include "storage/tiered/tiered_storage.h"

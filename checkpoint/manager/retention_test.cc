@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <random>
 #include <set>
-#include <string>
-#include <vector>
 
 namespace tessera::ckpt {
 namespace {

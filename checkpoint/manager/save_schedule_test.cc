@@ -3,15 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
-#include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "base/no_space.h"
 #include "gtest/gtest.h"
 

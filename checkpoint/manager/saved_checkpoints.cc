@@ -1,10 +1,8 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <random>
 #include <tuple>
 #include <utility>

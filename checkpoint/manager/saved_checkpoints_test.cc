@@ -5,19 +5,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/internal/read_lock.h"
 #include "checkpoint/manager/resume.h"

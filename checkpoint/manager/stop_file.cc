@@ -6,10 +6,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -31,7 +27,7 @@ namespace {
 // More than any integer needs.
 constexpr size_t kMaxBytes = 64;
 
-// What one read has found. Two that are equal are of the same contents, written once.
+// The result of one read. Two equal results mean that the file was not written in between.
 struct Reading {
   std::string contents;
   std::string identity;  // of the file and of the time when it was written

@@ -5,12 +5,10 @@
 #include <sys/stat.h>
 
 #include <chrono>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
-#include <string>
 #include <thread>
 #include <utility>
 

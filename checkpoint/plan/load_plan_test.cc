@@ -2,7 +2,6 @@
 
 #include <random>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"

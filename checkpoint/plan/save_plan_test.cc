@@ -1,11 +1,8 @@
 #include "checkpoint/plan/save_plan.h"
 
-#include <algorithm>
 #include <numeric>
 #include <random>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
@@ -13,7 +10,6 @@
 #include "checkpoint/plan/rank_states.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/box.h"
 
 namespace tessera::ckpt {
 namespace {

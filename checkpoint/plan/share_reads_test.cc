@@ -4,9 +4,7 @@
 #include <map>
 #include <random>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"

@@ -5,13 +5,11 @@
 
 #include <cstddef>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/scan/verify.h"

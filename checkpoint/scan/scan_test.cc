@@ -3,13 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <memory>
-#include <span>
-#include <string>
-#include <string_view>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"

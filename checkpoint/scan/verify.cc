@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -22,7 +20,6 @@
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/internal/read_lock.h"
-#include "checkpoint/scan/scan.h"
 #include "checkpoint/scan/tensor_digests.h"
 
 namespace tessera::ckpt {

@@ -8,9 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <latch>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>

@@ -7,7 +7,6 @@
 #include <future>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"

@@ -7,24 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <fstream>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/testing.h"
 #include "base/threads.h"
-#include "comm/mpi/datagram_socket.h"
-#include "comm/mpi/host_address.h"
-#include "comm/transport.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "comm/nccl/nccl_messages.h"
 #include "comm/tasks.h"
 
 namespace tessera {

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -24,7 +23,6 @@
 #include "comm/nccl/testing/fake_nccl.h"
 #include "comm/testing/conformance.h"
 #include "comm/threads/thread_world.h"
-#include "tensor/device.h"
 #include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstring>
 #include <future>
-#include <span>
 #include <string>
 #include <thread>
 #include <utility>

@@ -2,11 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
-#include <tuple>
 
 #include "absl/strings/match.h"
 #include "base/testing.h"

@@ -1,7 +1,6 @@
 #include "compute/device/kernel_reducer.h"
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -11,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/nccl/device_reducer.h"
 #include "compute/kernels/cuda/kernel_stream.h"
 #include "compute/kernels/cuda/tree_reduce.h"
 #include "tensor/bfloat16.h"

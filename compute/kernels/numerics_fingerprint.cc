@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "compute/kernels/backend.h"
 #include "compute/random/philox.h"
 #include "layout/dtype.h"
 #include "tensor/tensor.h"

@@ -4,12 +4,10 @@
 
 #include <glog/logging.h>
 
-#include <cstdint>
 #include <initializer_list>
 
 #include "compute/kernels/backend.h"
 #include "layout/dtype.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 namespace ops {

@@ -6,17 +6,12 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/parallel/replicas.h"
 #include "compute/parallel/testing/fake_model.h"
 #include "compute/parallel/tree_sum.h"
 

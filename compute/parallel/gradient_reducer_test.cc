@@ -8,9 +8,7 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing.h"

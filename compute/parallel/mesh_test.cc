@@ -2,16 +2,12 @@
 
 #include <span>
 #include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
-#include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/topology.h"
 
 namespace tessera {
 namespace {

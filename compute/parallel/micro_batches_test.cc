@@ -7,7 +7,6 @@
 #include <tuple>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 
 namespace tessera {

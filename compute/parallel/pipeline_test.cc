@@ -3,24 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
-#include "comm/communicator.h"
 #include "comm/endpoint.h"
 #include "comm/threads/thread_world.h"
 #include "gtest/gtest.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

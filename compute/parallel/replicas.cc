@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -3,19 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/testing.h"
-#include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "layout/dtype.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,5 @@
 #include "compute/parallel/tensor_parallel.h"
 
-#include <cstdint>
 #include <vector>
 
 #include "base/testing.h"

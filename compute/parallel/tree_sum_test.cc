@@ -6,8 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <random>
-#include <span>
-#include <vector>
 
 namespace tessera {
 namespace {

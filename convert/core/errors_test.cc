@@ -3,9 +3,7 @@
 #include "convert/core/errors.h"
 
 #include <string>
-#include <string_view>
 
-#include "absl/status/status.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

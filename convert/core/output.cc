@@ -16,7 +16,6 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/scan/scan.h"
 #include "checkpoint/scan/tensor_digests.h"
 #include "convert/core/block_reader.h"
 #include "layout/dtype.h"
@@ -91,7 +90,7 @@ class Worker {
     return block;
   }
 
-  // Starts to write what was read last, and leaves it alone until that has ended.
+  // Starts to write the block that was read last, which is not changed until the write has ended.
   void StartWrite(WritableFile& out, uint64_t offset_bytes, std::span<const std::byte> block) {
     blocks_[now_].write = out.StartWriteAt(offset_bytes, block, {});
   }
@@ -116,7 +115,7 @@ class Worker {
     return write != nullptr ? write->Wait() : absl::OkStatus();
   }
 
-  // Turns to the other of the two blocks, once its own write has ended.
+  // Switches to the other block once its write has ended.
   absl::Status MakeRoom(size_t bytes) {
     now_ = 1 - now_;
     TESSERA_RETURN_IF_ERROR(FinishWrite(blocks_[now_]));
@@ -136,8 +135,8 @@ class Worker {
     return pieces;
   }
 
-  // Returns whether the tensor can be read in one load with the parts, whose elements must not
-  // overlap with its own: those of the same source must be parts of the same tensor.
+  // Returns whether the tensor can be read in one load with the parts. Elements of one source must
+  // not overlap: all of them must belong to one tensor.
   static bool FitsInLoad(const std::vector<BlockPart>& parts, const OutputTensor& tensor) {
     return std::ranges::all_of(parts, [&](const BlockPart& part) {
       return part.tensor.source_name != tensor.source_name ||
@@ -161,8 +160,8 @@ class Workers {
     }
   }
 
-  // Runs task(worker, i) for each i below `count`, and finishes what it started to write. Returns
-  // the error of the lowest i with which a worker came upon one.
+  // Runs task(worker, i) for each i below `count`, and waits for the writes that it started.
+  // Returns the error of the lowest i that failed.
   template <typename Task>
   absl::Status Run(size_t count, const Task& task) {
     Mutex mutex;
@@ -229,8 +228,8 @@ struct Task {
   static constexpr int64_t kWhole = -1;
 };
 
-// Returns the end of those of tensors [first, last), at least one, that are read and written as one
-// span.
+// Returns how far tensors from `first` on are read and written as one span: after at least one
+// tensor, and at most at `last`.
 size_t EndOfSpan(const std::vector<OutputTensor>& tensors, size_t first, size_t last) {
   size_t end = first + 1;
   while (end < last && EndOf(tensors[end]) - tensors[first].offset_bytes <= kCopyBlockBytes) {
@@ -263,7 +262,7 @@ std::vector<Task> CutIntoTasks(const std::vector<OutputTensor>& tensors) {
   return tasks;
 }
 
-// The CRC-32 of a tensor's bytes, from those of its blocks.
+// The CRC-32 of a tensor's bytes, combined from its blocks.
 struct BlockCrc {
   uint32_t crc32 = 0;
   uint64_t bytes = 0;
@@ -274,7 +273,7 @@ struct TaskResult {
   std::vector<OutputBytes> outside;  // records outside of what the task has written
 };
 
-// Moves bytes of a file to the block, which begins at that offset, where they lie in it.
+// Copies bytes of the file into the block that begins at this offset, as far as they lie in it.
 void PlaceInBlock(std::vector<OutputBytes>& parts, uint64_t offset_bytes,
                   std::span<std::byte> block) {
   std::erase_if(parts, [&](const OutputBytes& part) {

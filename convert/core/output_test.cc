@@ -8,7 +8,6 @@
 #include <span>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"

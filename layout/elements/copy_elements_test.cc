@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <random>
-#include <vector>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"

@@ -1,7 +1,6 @@
 #include "models/foreign/json_fields.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/parse_json.h"

@@ -1,7 +1,6 @@
 #include "models/layers/decoder.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <utility>
 
 #include "base/status_macros.h"

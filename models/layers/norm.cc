@@ -1,7 +1,6 @@
 #include "models/layers/norm.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include "base/status_macros.h"
 #include "models/layers/sums.h"

@@ -1,9 +1,9 @@
 #include "models/layers/transformer_block.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include "base/status_macros.h"
+#include "glog/logging.h"
 #include "models/layers/sums.h"
 
 namespace tessera {

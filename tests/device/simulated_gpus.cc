@@ -1,6 +1,5 @@
 #include "tests/device/simulated_gpus.h"
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 

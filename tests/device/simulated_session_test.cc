@@ -7,26 +7,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/files.h"
 #include "base/status_macros.h"
-#include "base/testing.h"
 #include "base/wall_clock_jump.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/manager_options.h"
 #include "compute/device/testing/simulated_device.h"
-#include "compute/device/testing/simulated_devices.h"
 #include "layout/topology.h"
-#include "tests/support/session_run.h"
-#include "trainer/app/session.h"
-#include "trainer/config/config.h"
-#include "trainer/config/config.pb.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/step/trainer.h"
 

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"

@@ -2,10 +2,8 @@
 // refused with a message that names the cause.
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

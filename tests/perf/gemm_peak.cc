@@ -2,14 +2,12 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <dnnl.hpp>
 #include <iterator>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -18,7 +16,6 @@
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
-#include "layout/dtype.h"
 #include "tensor/tensor.h"
 #include "tests/perf/harness.h"
 

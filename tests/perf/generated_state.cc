@@ -8,7 +8,6 @@
 #include <functional>
 #include <random>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

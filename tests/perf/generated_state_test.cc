@@ -3,16 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
-#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/process_group.h"
-#include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "trainer/state/communicator_group.h"
 

@@ -2,11 +2,9 @@
 
 #include <unistd.h>
 
-#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"

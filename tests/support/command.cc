@@ -15,7 +15,6 @@
 #include <thread>
 
 #include "base/files.h"
-#include "base/testing.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {

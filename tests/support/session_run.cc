@@ -1,6 +1,5 @@
 #include "tests/support/session_run.h"
 
-#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <optional>

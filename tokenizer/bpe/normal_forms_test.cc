@@ -7,7 +7,6 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <unordered_set>
 
 namespace tessera {

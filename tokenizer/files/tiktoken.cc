@@ -1,7 +1,6 @@
 #include "tokenizer/files/tiktoken.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"

@@ -2,14 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <string>
-
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
-#include "tokenizer/bpe/split_rules.h"
 
 namespace tessera {
 namespace {

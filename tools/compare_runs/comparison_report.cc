@@ -7,8 +7,6 @@
 #include <filesystem>
 #include <iterator>
 #include <set>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "absl/strings/ascii.h"

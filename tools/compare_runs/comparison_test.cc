@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/compare_runs/run_records.h"
 
 namespace tessera {
 namespace {

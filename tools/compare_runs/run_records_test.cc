@@ -4,15 +4,9 @@
 
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <limits>
-#include <map>
-#include <optional>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/crc32c.h"

@@ -1,16 +1,12 @@
 #include "trainer/app/dry_run.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"

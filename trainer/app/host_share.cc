@@ -5,10 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -4,18 +4,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
-#include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "trainer/step/trainer.h"
 
 namespace tessera {
 namespace {

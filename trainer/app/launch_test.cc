@@ -2,21 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <memory>
-#include <string>
 
-#include "absl/status/status.h"
 #include "base/files.h"
 #include "base/testing.h"
 #include "glog/logging.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/topology.h"
 
 namespace tessera {
 namespace {

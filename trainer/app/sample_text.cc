@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "compute/random/fixed_math.h"

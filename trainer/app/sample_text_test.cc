@@ -1,7 +1,5 @@
 #include "trainer/app/sample_text.h"
 
-#include <vector>
-
 #include "gtest/gtest.h"
 
 namespace tessera {

@@ -1,7 +1,6 @@
 #include "trainer/app/session.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -10,7 +10,6 @@
 #include "trainer/config/load_content.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/load_tensors.h"
-#include "trainer/state/saved_run.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {

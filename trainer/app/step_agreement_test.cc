@@ -2,21 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
-#include "compute/parallel/mesh.h"
 #include "gtest/gtest.h"
 #include "layout/topology.h"
-#include "trainer/config/config.h"
-#include "trainer/state/communicator_group.h"
 
 namespace tessera {
 namespace {

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -21,9 +18,7 @@
 #include "trainer/app/dry_run.h"
 #include "trainer/app/measurements.h"
 #include "trainer/app/memory_reserve.h"
-#include "trainer/app/session.h"
 #include "trainer/app/signals.h"
-#include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/run_events.h"
 #include "trainer/state/ledger.h"

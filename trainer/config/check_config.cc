@@ -1,9 +1,7 @@
 #include "trainer/config/check_config.h"
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -11,7 +9,6 @@
 #include "base/status_macros.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
-#include "trainer/config/choose_topology.h"
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
 #include "trainer/config/load_content.h"

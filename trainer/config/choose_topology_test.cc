@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

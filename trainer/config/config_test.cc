@@ -4,9 +4,7 @@
 #include <sys/stat.h>
 
 #include <fstream>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,7 +15,6 @@
 #include "base/testing.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "layout/topology.h"
 #include "models/model_config.h"
 #include "tests/worlds/power/power_loss.h"
 #include "trainer/config/flags.h"

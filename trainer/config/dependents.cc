@@ -1,7 +1,6 @@
 #include "trainer/config/dependents.h"
 
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

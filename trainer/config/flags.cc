@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <utility>
 

@@ -4,12 +4,9 @@
 
 #include <cctype>
 #include <fstream>
-#include <map>
 #include <set>
 #include <sstream>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

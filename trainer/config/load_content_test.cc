@@ -1,7 +1,5 @@
 #include "trainer/config/load_content.h"
 
-#include <string>
-
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 

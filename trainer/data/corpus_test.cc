@@ -2,13 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
 #include <filesystem>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 #include "trainer/data/test_files.h"
 

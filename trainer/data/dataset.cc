@@ -7,7 +7,6 @@
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 

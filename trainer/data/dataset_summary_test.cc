@@ -2,9 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <string>
-
-#include "absl/status/status.h"
 #include "base/testing.h"
 #include "trainer/data/test_files.h"
 

@@ -2,16 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "base/testing.h"
 #include "trainer/data/test_files.h"
-#include "trainer/data/token_checksums.h"
-#include "trainer/data/token_file.h"
 
 namespace tessera {
 namespace {

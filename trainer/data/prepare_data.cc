@@ -6,10 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <memory>
 #include <set>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -24,11 +21,8 @@
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/llmc_tokenizer.h"
-#include "tokenizer/tokenizer.h"
-#include "trainer/data/corpus.h"
 #include "trainer/data/encode_documents.h"
 #include "trainer/data/token_checksums.h"
-#include "trainer/data/token_file.h"
 
 namespace tessera {
 namespace {

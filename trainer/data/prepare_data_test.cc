@@ -9,9 +9,6 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "base/file_descriptor.h"
@@ -19,11 +16,8 @@
 #include "nlohmann/json.hpp"
 #include "tests/worlds/power/power_loss.h"
 #include "tokenizer/files/load_tokenizer.h"
-#include "trainer/data/corpus.h"
-#include "trainer/data/dataset_summary.h"
 #include "trainer/data/test_files.h"
 #include "trainer/data/token_checksums.h"
-#include "trainer/data/token_file.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -4,15 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 
-#include "base/file_descriptor.h"
 #include "base/testing.h"
 #include "trainer/data/test_files.h"
 

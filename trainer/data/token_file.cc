@@ -13,7 +13,6 @@
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
-#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 namespace {

@@ -3,16 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/testing.h"
 #include "trainer/data/test_files.h"
-#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 namespace {

@@ -4,10 +4,7 @@
 #include <bit>
 #include <functional>
 #include <limits>
-#include <map>
-#include <optional>
 #include <span>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

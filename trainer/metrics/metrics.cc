@@ -6,9 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <set>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

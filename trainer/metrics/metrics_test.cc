@@ -5,15 +5,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
 #include "base/testing.h"

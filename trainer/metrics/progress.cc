@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

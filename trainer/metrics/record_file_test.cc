@@ -5,11 +5,8 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
-#include <random>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/files.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"

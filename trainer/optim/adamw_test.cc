@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"

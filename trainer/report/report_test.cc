@@ -6,11 +6,8 @@
 #include <fstream>
 #include <limits>
 #include <optional>
-#include <string>
 #include <string_view>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"

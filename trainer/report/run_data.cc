@@ -1,18 +1,15 @@
 #include "trainer/report/run_data.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
-#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <span>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>

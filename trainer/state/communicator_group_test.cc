@@ -1,14 +1,8 @@
 #include "trainer/state/communicator_group.h"
 
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
-#include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "gtest/gtest.h"
 

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <utility>
 
 #include "absl/time/time.h"
 #include "base/status_macros.h"

@@ -3,15 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "layout/dtype.h"
-#include "tensor/device.h"
-#include "tensor/tensor.h"
 #include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {

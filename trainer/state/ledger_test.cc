@@ -1,9 +1,7 @@
 #include "trainer/state/ledger.h"
 
-#include <cstdint>
 #include <limits>
 #include <set>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

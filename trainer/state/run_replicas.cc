@@ -10,9 +10,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/process_group.h"
 #include "trainer/state/save_storage.h"
-#include "trainer/state/saved_run.h"
 
 namespace tessera {
 namespace {

@@ -1,13 +1,7 @@
 #include "trainer/state/run_saver.h"
 
-#include <cstdint>
-#include <utility>
-
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/trace.h"
-#include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.h"
 #include "trainer/config/config.h"
 #include "trainer/state/save_storage.h"
 

@@ -1,9 +1,7 @@
 #include "trainer/state/run_state.h"
 
 #include <cmath>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"

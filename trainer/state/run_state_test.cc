@@ -1,14 +1,7 @@
 #include "trainer/state/run_state.h"
 
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "base/testing.h"
-#include "checkpoint/include/manifest.h"
-#include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
-#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 namespace {

@@ -1,8 +1,6 @@
 #include "trainer/state/saved_run.h"
 
-#include <cstdint>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

@@ -1,22 +1,16 @@
 #include "trainer/state/saved_run.h"
 
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
-#include "base/program.h"
 #include "base/testing.h"
-#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/damage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

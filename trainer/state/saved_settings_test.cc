@@ -1,11 +1,6 @@
 #include "trainer/state/saved_settings.h"
 
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "base/testing.h"
-#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.h"

@@ -1,24 +1,20 @@
 #include "trainer/state/state_chunks.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/include/checkpoint.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/partition.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 namespace {

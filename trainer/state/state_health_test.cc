@@ -1,7 +1,6 @@
 #include "trainer/state/state_health.h"
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <vector>
 

@@ -1,8 +1,6 @@
 #include "trainer/step/model_chunk.h"
 
-#include <cstdint>
 #include <span>
-#include <utility>
 
 #include "base/status_macros.h"
 #include "comm/communicator.h"

@@ -1,12 +1,8 @@
 #include "trainer/step/model_stage.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <memory>
 #include <optional>
-#include <span>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "base/trace.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "base/steady_time.h"

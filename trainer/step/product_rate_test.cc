@@ -8,7 +8,6 @@
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "gtest/gtest.h"
-#include "layout/dtype.h"
 #include "models/testing/profiling_backend.h"
 #include "tensor/tensor.h"
 

@@ -1,10 +1,7 @@
 #include "trainer/step/replay_check.h"
 
-#include <cstdint>
-#include <optional>
 #include <set>
 #include <tuple>
-#include <vector>
 
 #include "gtest/gtest.h"
 

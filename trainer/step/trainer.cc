@@ -1,8 +1,6 @@
 #include "trainer/step/trainer.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,7 +16,6 @@
 #include "compute/parallel/tensor_parallel.h"
 #include "glog/logging.h"
 #include "models/config/config_checks.h"
-#include "models/layers/parameter.h"
 #include "tensor/memory.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/step/loss_sum.h"

@@ -7,19 +7,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
-#include <memory>
 #include <numeric>
-#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -27,14 +21,9 @@
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/parallel/mesh.h"
 #include "gtest/gtest.h"
 #include "layout/topology.h"
-#include "models/layers/parameter.h"
-#include "tensor/tensor.h"
 #include "trainer/config/config.h"
-#include "trainer/config/config.pb.h"
-#include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
 #include "trainer/data/token_file.h"
 

@@ -1,19 +1,15 @@
 #include "trainer/tools/llmc_debug_state.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <memory>
 #include <span>
-#include <string>
 #include <system_error>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/replace_file.h"

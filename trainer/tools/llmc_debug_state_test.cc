@@ -5,16 +5,12 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/files.h"
 #include "base/replace_file.h"

@@ -3,19 +3,16 @@
 #include <glog/logging.h>
 
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "compute/device/kernel_reducer.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
-#include "compute/kernels/cuda/testing/fake_cublaslt.h"
 #include "tensor/device.h"
 #include "tensor/device_tensors.h"
 #include "tensor/host_copies.h"
 #include "tensor/tensor.h"
-#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera {
 namespace {

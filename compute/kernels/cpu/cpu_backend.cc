@@ -1,14 +1,9 @@
 #include "compute/kernels/cpu/cpu_backend.h"
 
-#include <memory>
-#include <string>
-
 #include "absl/strings/str_cat.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
 #include "compute/kernels/cpu/gemm_cache.h"
-#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 

@@ -3,22 +3,16 @@
 #include <glog/logging.h>
 #include <unistd.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <dnnl.hpp>
-#include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/no_memory.h"
 #include "base/program.h"
 #include "base/text.h"
-#include "compute/kernels/cpu/gemm_interface.h"
-#include "compute/kernels/cpu/workspace.h"
 #include "layout/dtype.h"
 
 namespace tessera {

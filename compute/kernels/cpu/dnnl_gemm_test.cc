@@ -9,13 +9,9 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <utility>
 #include <vector>
 
-#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/thread_pool.h"
-#include "compute/kernels/cpu/workspace.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "layout/dtype.h"
 #include "tensor/bfloat16.h"

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/dnnl_gemm.h"

@@ -1,17 +1,13 @@
 #include "compute/kernels/cpu/gemm_cache.h"
 
 #include <cstdint>
-#include <memory>
 #include <span>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
-#include "compute/kernels/cpu/gemm_interface.h"
 #include "compute/kernels/cpu/workspace.h"
-#include "layout/dtype.h"
 
 namespace tessera {
 namespace {

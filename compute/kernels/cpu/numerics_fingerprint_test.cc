@@ -8,7 +8,6 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
-#include <map>
 #include <string>
 #include <vector>
 

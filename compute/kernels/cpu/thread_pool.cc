@@ -2,10 +2,7 @@
 
 #include <glog/logging.h>
 
-#include <atomic>
 #include <chrono>
-#include <cstdint>
-#include <thread>
 
 #include "base/threads.h"
 

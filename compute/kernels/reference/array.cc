@@ -4,13 +4,7 @@
 
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <utility>
-#include <vector>
-
-#include "layout/dtype.h"
-#include "tensor/bfloat16.h"
-#include "tensor/tensor.h"
 
 namespace tessera::reference {
 

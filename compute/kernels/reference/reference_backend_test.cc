@@ -12,9 +12,7 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
-#include <memory>
 
-#include "compute/kernels/backend.h"
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"

@@ -5,17 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <iomanip>
 #include <limits>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "compute/kernels/reference/array.h"
 #include "layout/dtype.h"
-#include "tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

@@ -3,15 +3,11 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/testing/compare.h"
 #include "layout/dtype.h"
-#include "tensor/tensor.h"
 
 namespace tessera::testing {
 

@@ -1,15 +1,11 @@
 #include "compute/kernels/testing/random_tensors.h"
 
-#include <cstdint>
 #include <cstdlib>
 #include <iostream>
-#include <random>
 #include <utility>
 
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "layout/dtype.h"
-#include "tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

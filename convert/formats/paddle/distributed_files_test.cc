@@ -1,15 +1,10 @@
 #include "convert/formats/paddle/distributed_files.h"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_replace.h"
 #include "base/testing.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

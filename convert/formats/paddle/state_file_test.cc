@@ -5,16 +5,12 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <string>
-#include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "base/testing.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -6,10 +6,8 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"

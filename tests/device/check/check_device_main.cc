@@ -6,7 +6,6 @@
 // Prints a line for each check as it ends, then a table. The exit status is 0 only if none has
 // failed, 2 where there is no GPU to check.
 
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

@@ -1,19 +1,10 @@
 #include "tests/device/check/device_checks.h"
 
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "layout/dtype.h"
-#include "tests/device/check/check.h"
-#include "tests/device/check/operations.h"
-#include "tests/device/check/training_checks.h"
 
 namespace tessera::testing {
 namespace {

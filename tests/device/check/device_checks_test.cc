@@ -7,24 +7,18 @@
 
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <sstream>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/no_memory.h"
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gmock/gmock.h"
 #include "models/testing/profiling_backend.h"
 #include "tensor/tensor.h"
-#include "tests/device/check/check.h"
-#include "tests/device/check/training_checks.h"
 
 namespace tessera::testing {
 namespace {

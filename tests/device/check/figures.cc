@@ -1,17 +1,10 @@
 #include "tests/device/check/figures.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -20,12 +13,10 @@
 #include "checkpoint/include/checkpoint.h"
 #include "comm/communicator.h"
 #include "comm/threads/thread_world.h"
-#include "tests/device/check/check.h"
 #include "tests/support/command.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/step/trainer.h"
 
 namespace tessera::testing {
 namespace {

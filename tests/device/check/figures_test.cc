@@ -4,14 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <filesystem>
 #include <fstream>
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 

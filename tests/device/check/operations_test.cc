@@ -3,17 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "compute/device/testing/simulated_device.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/testing/operation_cases.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "gmock/gmock.h"
-#include "layout/dtype.h"
 #include "tensor/tensor.h"
 #include "tests/device/check/device_checks.h"
 

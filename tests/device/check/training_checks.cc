@@ -3,15 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -20,7 +16,6 @@
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/tensor.h"
 #include "tests/support/training.h"
 #include "trainer/config/config.pb.h"

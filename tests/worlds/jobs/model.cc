@@ -11,7 +11,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/include/checkpoint.h"
 #include "tests/worlds/jobs/faults.h"
 #include "tests/worlds/jobs/scheduler.h"
 

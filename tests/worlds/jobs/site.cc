@@ -8,8 +8,6 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <system_error>

@@ -17,15 +17,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <span>
-#include <vector>
 
 #include "base/checked_math.h"
-#include "compute/kernels/cpu/gemm/kernels.h"
 #include "compute/kernels/cpu/gemm/tree_steps.h"
-#include "layout/dtype.h"
 #include "tensor/bfloat16.h"
 
 namespace tessera {

@@ -9,15 +9,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <random>
-#include <vector>
 
 #include "base/for_each_target.h"
-#include "compute/kernels/cpu/gemm/kernels.h"
-#include "layout/dtype.h"
 #include "tensor/bfloat16.h"
 
 namespace tessera {
