@@ -9,30 +9,25 @@
 namespace tessera {
 namespace {
 
-std::atomic<bool> counts_every_thread = false;
 thread_local bool counts_this_thread = false;
 std::atomic<int64_t> arrived = 0, first_failure = 0, last_failure = 0;
 
 bool Fails() {
-  if (!counts_this_thread && !counts_every_thread.load(std::memory_order_relaxed)) return false;
+  if (!counts_this_thread) return false;
   const int64_t number = arrived++;
   return first_failure <= number && number <= last_failure;
 }
 
 }  // namespace
 
-FailAllocation::FailAllocation(Of of, int64_t number, bool and_later) {
+FailAllocation::FailAllocation(int64_t number, bool and_later) {
   arrived = 0;
   first_failure = number;
   last_failure = and_later ? std::numeric_limits<int64_t>::max() : number;
-  counts_this_thread = of == Of::kThisThread;
-  counts_every_thread = of == Of::kEveryThread;
+  counts_this_thread = true;
 }
 
-FailAllocation::~FailAllocation() {
-  counts_this_thread = false;
-  counts_every_thread = false;
-}
+FailAllocation::~FailAllocation() { counts_this_thread = false; }
 
 int64_t FailAllocation::count() const { return arrived; }
 

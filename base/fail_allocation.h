@@ -10,18 +10,17 @@ namespace tessera {
 //
 //   bool happened = true;
 //   for (int64_t n = 0; happened; ++n) {
-//     const FailAllocation fail(FailAllocation::Of::kEveryThread, n);
+//     const FailAllocation fail(n);
 //     ...
 //     happened = fail.happened();
 //   }
 //
-// Allocations are counted from 0 while the object exists. Only one object may exist at a time.
+// Counts the allocations of the thread that makes the object, from 0, while the object exists. Only
+// one object may exist at a time.
 class FailAllocation {
  public:
-  enum class Of { kThisThread, kEveryThread };
-
   // Lets the allocation with this number fail and, with `and_later`, all that follow it.
-  FailAllocation(Of of, int64_t number, bool and_later = false);
+  explicit FailAllocation(int64_t number, bool and_later = false);
   ~FailAllocation();
   FailAllocation(const FailAllocation&) = delete;
   FailAllocation& operator=(const FailAllocation&) = delete;

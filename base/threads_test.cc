@@ -8,11 +8,8 @@
 #include <atomic>
 #include <cstdint>
 #include <fstream>
-#include <functional>
 #include <new>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "base/fail_allocation.h"
 #include "base/testing.h"
@@ -88,7 +85,7 @@ TEST_F(ThreadsTest, StartsAsManyAsThereIsMemoryFor) {
     const std::function<void(int)> body = [&](int) { ++ran; };
     std::vector<std::thread> threads;
     {
-      const FailAllocation fail(FailAllocation::Of::kThisThread, allocation);
+      const FailAllocation fail(allocation);
       threads = StartThreads(4, body);
       happened = fail.happened();
     }
@@ -103,7 +100,7 @@ TEST_F(ThreadsTest, StartsAsManyAsThereIsMemoryFor) {
 TEST_F(ThreadsTest, MissingMemoryIsAStatusEvenWithoutMemoryForItsMessage) {
   absl::Status status;
   {
-    const FailAllocation fail(FailAllocation::Of::kThisThread, 0, /*and_later=*/true);
+    const FailAllocation fail(0, /*and_later=*/true);
     status = StartThread([] {}).status();
   }
   EXPECT_EQ(status, absl::Status(absl::StatusCode::kResourceExhausted, ""));

@@ -43,7 +43,6 @@
 namespace tessera::ckpt {
 namespace {
 
-using Of = FailAllocation::Of;
 using ::testing::HasSubstr;
 
 bool IsNoMemory(const absl::Status& status) { return absl::IsResourceExhausted(status); }
@@ -70,7 +69,7 @@ class ForgetsAfterBroadcast final : public ForwardingGroup {
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration timeout) override {
     absl::StatusOr<std::string> reply = ForwardingGroup::Broadcast(from_rank_0, timeout);
-    if (allocation_ < INT64_MAX && !fail_.has_value()) fail_.emplace(Of::kThisThread, allocation_);
+    if (allocation_ < INT64_MAX && !fail_.has_value()) fail_.emplace(allocation_);
     return reply;
   }
 
@@ -140,7 +139,7 @@ TEST_F(NoMemoryTest, AThreadThatWaitsForTheCopyEndsTheSaveAndGoesOn) {
         continues = true;
       });
       {
-        const FailAllocation fail(Of::kThisThread, allocation, and_later);
+        const FailAllocation fail(allocation, and_later);
         failing = &fail;
         saver.WaitUntilAllCopied();
         happened = fail.happened();
@@ -166,7 +165,7 @@ class ShortOfMemory final : public ForwardingStorage {
       : ForwardingStorage(base), from_call_(from_call), allocation_(allocation) {}
 
   StorageTraits Traits() override {
-    if (++calls == from_call_) fail_.emplace(Of::kThisThread, allocation_);
+    if (++calls == from_call_) fail_.emplace(allocation_);
     return ForwardingStorage::Traits();
   }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
@@ -232,7 +231,7 @@ TEST_F(NoMemoryTest, ASaveThatIsStartedWithoutAThreadEnds) {
       AsyncSaver saver(storage, options_);
       bool begun = true;
       try {
-        const FailAllocation fail(Of::kThisThread, allocation, and_later);
+        const FailAllocation fail(allocation, and_later);
         saver.Start(1, state_.dict);
         ++started;
       } catch (const std::bad_alloc&) {
@@ -265,7 +264,7 @@ TEST_F(NoMemoryTest, ARankThatCannotDescribeItsStateEndsTheSaveOfAll) {
                                    .plan_cache = plan_cache,
                                    .staging = staging};
       std::optional<FailAllocation> fail;
-      if (group.rank() == 1) fail.emplace(Of::kThisThread, 0);
+      if (group.rank() == 1) fail.emplace(0);
       const absl::Status saved = call(context);
       fail.reset();
       EXPECT_TRUE(IsNoMemory(saved)) << saved;
@@ -284,7 +283,7 @@ TEST(StopFileWithoutMemoryTest, IsReadByTheNextPoll) {
     StopFile file(folder.File("stop"), "", absl::ZeroDuration());
     LimitThreads(-1);
     {
-      const FailAllocation fail(Of::kThisThread, allocation);
+      const FailAllocation fail(allocation);
       EXPECT_EQ(file.Poll().step, fail.happened() ? 0 : 7);
       happened = fail.happened();
     }
@@ -356,7 +355,7 @@ TEST_F(NoMemoryTest, ARankWithoutMemoryBeforeItReadsEndsTheLoadOfAll) {
                                       is_short && !at_the_begin ? kInTheManifest : INT64_MAX);
       const LoadOptions mine = On(forgetful, options);
       std::optional<FailAllocation> fail;
-      if (is_short && at_the_begin) fail.emplace(Of::kThisThread, 0);
+      if (is_short && at_the_begin) fail.emplace(0);
       const absl::Status loaded = saved.Load(state.dict, mine).status();
       fail.reset();
       EXPECT_TRUE(IsNoMemory(loaded)) << loaded;
