@@ -38,11 +38,11 @@ struct Box {
 // Returns the box that covers a whole tensor.
 Box WholeBox(const Shape& global_shape);
 
-// Returns the intersection of two boxes of the same rank; nullopt if it is empty.
+// Returns the intersection of two boxes with the same number of dims; nullopt if it is empty.
 std::optional<Box> Intersect(const Box& a, const Box& b);
 
-// Returns whether every element of `inner` lies in `outer`. An empty box lies in every box of its
-// rank.
+// Returns whether every element of `inner` lies in `outer`. An empty box lies in every box with
+// the same number of dims.
 bool Contains(const Box& outer, const Box& inner);
 
 // Returns "[0:4,8:16]", for messages and for keys of data files; "[]" for a scalar.
@@ -59,7 +59,7 @@ absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape);
 // CheckedElementCount() in bytes; InvalidArgument also if the bytes exceed int64.
 absl::StatusOr<int64_t> CheckedByteCount(const Shape& shape, int64_t element_bytes);
 
-// Returns InvalidArgument, naming the dim, unless the box, even an empty one, has the rank of the
+// Returns InvalidArgument, naming the dim, unless the box, even an empty one, has the dims of the
 // shape, no negative numbers, and lies inside the shape.
 absl::Status CheckBoxInside(const Shape& global_shape, const Box& box);
 

@@ -15,7 +15,7 @@ namespace tessera {
 // The reason why a list of boxes is not a partition of a tensor: one problem, not all of them.
 struct CoverageProblem {
   enum class Kind {
-    kOutside,  // box `first` is not inside the tensor, or has another rank
+    kOutside,  // box `first` is not inside the tensor, or has another number of dims
     kOverlap,  // boxes `first` and `second` (first < second) both hold element `index`
     kGap,      // no box holds element `index`
   };

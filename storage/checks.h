@@ -1,7 +1,7 @@
 #ifndef TESSERA_STORAGE_CHECKS_H_
 #define TESSERA_STORAGE_CHECKS_H_
 
-// Common parts of every Storage: checks, messages, and transfers of which a part is left to Wait().
+// Common parts of all storages: checks, messages, and transfers that Wait() completes.
 
 #include <cstdint>
 #include <memory>

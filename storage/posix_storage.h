@@ -34,9 +34,9 @@ struct PosixStorageOptions {
   // done by the thread that waits for them. TESSERA_IO_URING=0 in the environment forbids io_uring,
   // too.
   bool io_uring = true;
-  // The size of bounce buffers, of which there are at most max_bounce_buffers. Data is copied
-  // through them unless the caller's memory has the alignment that the file system demands at a
-  // multiple of kIoAlignmentBytes in the file. 4 MiB at any offset touch one block more.
+  // The size of a bounce buffer; there are at most max_bounce_buffers. Data is copied through them
+  // unless the caller's memory has the alignment that the file system demands at a multiple of
+  // kIoAlignmentBytes in the file. 4 MiB at any offset touch one block more.
   size_t bounce_buffer_bytes = (size_t{4} << 20) + kIoAlignmentBytes;
   int max_bounce_buffers = 8;
 };

@@ -1,7 +1,7 @@
 #ifndef TESSERA_STORAGE_WRITTEN_RANGES_H_
 #define TESSERA_STORAGE_WRITTEN_RANGES_H_
 
-// The record of which bytes of a file have been written.
+// Records which bytes of a file have been written.
 
 #include <cstdint>
 #include <map>

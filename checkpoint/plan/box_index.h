@@ -18,7 +18,7 @@ namespace tessera::ckpt {
 // and flat ranges, the usual shardings, have few of these.
 class BoxIndex {
  public:
-  // Precondition: all boxes have the same rank.
+  // Precondition: all boxes have the same number of dims.
   explicit BoxIndex(std::vector<Box> boxes);
 
   const std::vector<Box>& boxes() const { return boxes_; }

@@ -48,7 +48,7 @@ class FileContents {
   // Returns whether a device holds an element in bytes [begin, end). Only StartCopy() can read such
   // a range.
   bool OnDevice(uint64_t begin, uint64_t end) const;
-  // Copies bytes [begin, end), of which `copies` are in flight when it returns.
+  // Copies bytes [begin, end). On return, the copies from devices are in flight in `copies`.
   absl::Status StartCopy(uint64_t begin, uint64_t end, std::byte* out, DeviceCopies& copies) const;
 
   // Adds the digests of the tensors' elements in bytes [begin, end), and returns the checksum `crc`

@@ -7,8 +7,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// So many pieces are copied or checked by a thread whose write is in flight before it waits for
-// that, while an update waits; otherwise one.
+// The number of pieces that a thread copies or checks during its own write while an update waits;
+// otherwise it is one.
 constexpr int kTasksPerWrite = 4;
 
 // Ratio of idle time to the time of checks while the program wants the processors.
@@ -35,14 +35,14 @@ bool PieceTable::MayRead() const {
   return reading_ < (by_all ? options_.io_threads : options_.copy_ahead_threads);
 }
 
-// Goes ahead of writing as far as memory is present. While something waits, new memory is touched,
-// too.
+// Copies go ahead of writes in memory that was touched before and, while a thread waits, in new
+// memory, too.
 bool PieceTable::MayCopy() const {
   return (waiters_ > 0 ? buffers_.has_any() : buffers_.has_present()) && MayRead();
 }
 
-// A check takes as much from the program's threads as a copy, but need not be done before the
-// memory is waited for.
+// A check takes as much from the program's threads as a copy, but is not needed until a thread
+// waits for the memory.
 bool PieceTable::MayCheck(Clock::time_point now) const {
   if (had_waiters_) return reading_ < options_.io_threads;
   const int threads =
@@ -54,10 +54,16 @@ bool PieceTable::CanCopyTheRest() const {
   return had_waiters_ && buffers_.count() >= pending_in_place_;
 }
 
-// Copies while permitted, otherwise writes: first pieces that somebody waits for, in place, as they
-// then need no copy, and then copies. Pieces in place are checked while they are written, and those
-// that an update will reach are copied: few pieces for each write, as a storage may write only
-// while a thread waits for it.
+// A worker whose write is in flight does a few side tasks first, and then finishes the write: few,
+// since a storage may write only while a thread waits for it. Any other worker does the first of
+// these that there is:
+//
+// 1. a copy, as far as MayCopy();
+// 2. a write in place, if a thread waits, no copy is ready or the rest can be copied;
+// 3. a write of a copy;
+// 4. the end of a device's copy;
+// 5. a copy of what an update will reach next;
+// 6. a check of a piece in place.
 PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
   if (worker.writing.has_value()) {
     const size_t index = *worker.writing;
@@ -122,9 +128,9 @@ std::optional<size_t> PieceTable::NextToCopy() {
   return to_stage_.Next([&](size_t i) { return IsPending(i) && !pieces_[i].in_place; });
 }
 
-// A piece that is waited for is left to those who copy it while they have memory. If all can be
-// copied, an update that has begun and the disk work towards each other; otherwise the disk would
-// write what the update waits for next.
+// A piece that a thread waits for is left to copies while there is memory for them. If all pieces
+// can be copied, the disk begins at the other end: otherwise it would write what the update needs
+// next.
 std::optional<size_t> PieceTable::NextInPlace() {
   if (!buffers_.has_any()) {
     const std::optional<size_t> wanted = to_stage_.Wanted([&](size_t i) { return IsPending(i); });

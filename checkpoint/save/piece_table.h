@@ -263,8 +263,8 @@ class MemoryIndex {
 
 // Returns the order in which an update changes `pieces` pieces: it changes the same part of
 // weights, of master weights and of moments at once, each of which has its own buffer. A buffer is
-// memory without gaps, except for padding and alignment. `ranges` has those of one buffer together,
-// ascending.
+// memory without gaps, except for padding and alignment. In `ranges`, the ranges of one buffer are
+// adjacent and ascending.
 std::vector<size_t> UpdateOrder(std::span<const MemoryIndex::Range> ranges, size_t pieces);
 
 }  // namespace tessera::ckpt

@@ -184,7 +184,7 @@ class SaveAgreement {
     return std::vector<std::string>(all.size(), verdict.SerializeAsString());
   }
 
-  // Receives on rank 0 what it has asked for.
+  // Receives, on rank 0, the answers to its requests.
   absl::StatusOr<std::vector<std::string>> AnswerDetails(const std::vector<std::string>& all) {
     const bool takes_descriptions = descriptions_.empty();
     std::map<std::string, std::map<int, std::string>> entries;

@@ -17,7 +17,7 @@
 
 namespace tessera::ckpt {
 
-// A save's demand for staging memory; wanted_bytes and least_bytes are multiples of
+// The staging memory that a save asks for; wanted_bytes and least_bytes are multiples of
 // kIoAlignmentBytes.
 struct StagingRequest {
   uint64_t wanted_bytes = 0;  // for the whole state at once

@@ -248,7 +248,7 @@ class CurlClient final : public HttpClient {
 
  private:
   class Batch;
-  // What a batch needs, and keeps for the next one.
+  // The state of a batch, which is kept for the next one.
   struct Handles {
     CURLM* multi = nullptr;  // with its connections
     std::vector<CURL*> idle = {};

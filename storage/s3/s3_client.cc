@@ -106,7 +106,8 @@ absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std:
     request.headers["range"] = RangeHeader(range.offset_bytes, range.out.size());
     if (!etag.empty()) request.headers.insert(IfVersion(etag));
     const Restart go_on = [&range](const HttpResponse& broken, Request& next) {
-      // The last byte is fetched again if need be: an empty range cannot be asked for.
+      // Fetches the last byte again if nothing else is left: a request cannot ask for an empty
+      // range.
       uint64_t& received = range.received_bytes;
       received += std::min<uint64_t>(broken.sink_bytes, range.out.size() - received - 1);
       next.sink = range.out.subspan(received);

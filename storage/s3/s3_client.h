@@ -78,7 +78,7 @@ class S3Client {
   // has no such condition.
   absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
 
-  // Returns whether the object, of which Head() has just returned `info`, has these contents.
+  // Returns whether the object that `info` describes, fresh from Head(), has these contents.
   absl::StatusOr<bool> Holds(const std::string& key, const ObjectInfo& info,
                              std::span<const std::byte> contents);
 
@@ -131,7 +131,7 @@ class S3Client {
   // range; empty if all are right.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       std::vector<Range>& ranges);
-  // Returns whether the object, of which Head() has just returned `info`, consists of these parts.
+  // Returns whether the object that `info` describes, fresh from Head(), consists of these parts.
   absl::StatusOr<bool> HoldsParts(const std::string& key, const ObjectInfo& info,
                                   const std::vector<UploadedPart>& parts);
   const Dialect& dialect() const { return options().dialect; }

@@ -95,8 +95,8 @@ class S3WritableFile final : public WritableFile {
 
   absl::Status CheckOpen(const char* operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRange(uint64_t offset_bytes, uint64_t size_bytes) const;
-  // Uploads the whole parts, to which nothing was written before, with which the data begins;
-  // returns how many.
+  // Uploads whole parts from the beginning of the data, up to a part that was written to before.
+  // Returns their number.
   absl::StatusOr<uint64_t> WriteWholeParts(uint64_t index, std::span<const std::byte> data,
                                            const ChunkChecksums& checksums);
   absl::Status WritePart(uint64_t index, uint64_t begin, std::span<const std::byte> data);

@@ -31,9 +31,9 @@ struct S3StorageOptions {
   uint64_t part_bytes = uint64_t{8} << 20;  // at least; see s3::ChoosePartBytes
   // The limit of memory for parts that are not complete. Besides, each thread in a call has up to
   // s3::kPartsAtOnce connections, each with up to twice s3::kHttpBufferBytes between its socket and
-  // the caller's memory: 2 MiB a thread.
-  // Parts that are neither complete nor the file's last bytes are rare when files are written in
-  // order; a program that writes more scattered than this is refused: ResourceExhausted.
+  // the caller's memory: 2 MiB a thread. Parts that are neither complete nor the file's last bytes
+  // are rare when files are written in order; a program whose writes are more scattered gets
+  // ResourceExhausted.
   uint64_t max_buffered_bytes = uint64_t{1} << 30;
 };
 

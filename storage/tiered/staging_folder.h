@@ -16,9 +16,9 @@ namespace tessera {
 inline constexpr std::string_view kStagingMarker = ".tessera-staging";
 
 // Returns the path of a folder in `parent` (empty: in memory) for files of this user that belong to
-// the storage that `name` names: "/dev/shm/tessera-1000-89abcdef" and `suffix`. Buckets of one name
-// in stores of different addresses (options.s3_endpoint, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)
-// have one each.
+// the storage that `name` names: "/dev/shm/tessera-1000-89abcdef" and `suffix`. Buckets of the same
+// name in stores of different addresses (options.s3_endpoint, AWS_ENDPOINT_URL_S3,
+// AWS_ENDPOINT_URL) have folders of their own.
 std::string LocalFolderFor(std::string_view name, const OpenStorageOptions& options,
                            const std::string& parent, std::string_view suffix);
 
