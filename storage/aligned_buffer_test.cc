@@ -1,8 +1,6 @@
 #include "storage/aligned_buffer.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <utility>
 
 #include "base/testing.h"

@@ -2,16 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <limits>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"

@@ -1,14 +1,10 @@
 #include "checkpoint/save/coordinator.h"
 
-#include <string>
 #include <string_view>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
-#include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/save/save_messages.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/forwarding_storage.h"

@@ -16,7 +16,6 @@
 #include "layout/box.h"
 #include "layout/dtype.h"
 #include "layout/elements/copy_elements.h"
-#include "storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {

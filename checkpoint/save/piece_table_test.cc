@@ -3,13 +3,9 @@
 #include "checkpoint/save/piece_table.h"
 
 #include <array>
-#include <chrono>
-#include <cstddef>
 #include <random>
-#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

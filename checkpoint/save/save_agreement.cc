@@ -1,7 +1,5 @@
 #include "checkpoint/save/save_agreement.h"
 
-#include <map>
-#include <memory>
 #include <random>
 #include <string_view>
 #include <utility>

@@ -3,9 +3,6 @@
 #include "checkpoint/save/save_agreement.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

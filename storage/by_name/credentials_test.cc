@@ -1,10 +1,7 @@
 #include "storage/by_name/credentials.h"
 
 #include <fstream>
-#include <functional>
-#include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,7 +9,6 @@
 #include "absl/time/time.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
-#include "storage/s3/http.h"
 #include "storage/s3/testing/http_server.h"
 
 namespace tessera {

@@ -1,7 +1,5 @@
 #include "storage/by_name/storage_name.h"
 
-#include <string>
-
 #include "gtest/gtest.h"
 
 namespace tessera {

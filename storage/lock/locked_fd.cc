@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <set>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"

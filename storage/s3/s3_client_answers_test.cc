@@ -1,7 +1,6 @@
 // Answers of stores: many pages of them, those of stores that keep no metadata or obey no
 // condition, and those of servers that are not S3.
 
-#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>

@@ -1,8 +1,5 @@
 #include "storage/testing/fault_storage.h"
 
-#include <string>
-#include <vector>
-
 #include "base/testing.h"
 #include "base/text.h"
 #include "gtest/gtest.h"

@@ -6,13 +6,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "base/testing.h"
-#include "gtest/gtest.h"
 #include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"

@@ -5,8 +5,6 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <string>
 #include <utility>
 
 #include "base/testing.h"
