@@ -120,7 +120,7 @@ class Pass:
     own_rows: int = 64  # of a block
     rows_of_warp: int = 16
     sums: bool = False  # adds to d_q in fp32, which is read and written for each tile
-    warpgroups: bool = False  # of 64 own rows, two of which share tiles of the other side
+    warpgroups: dict = None  # of 64 own rows, that share tiles of the other side; by head
     instead: bool = False
 
 
@@ -129,10 +129,13 @@ ATTENTION = {
     1: Pass("attention's d_q", 3, (3, 2)),
     2: Pass("attention's d_k, d_v", 4, (2, 4)),
     3: Pass("d_q, d_k and d_v at once", 5, (3, 4), 128, 32, sums=True, instead=True),
-    4: Pass("attention by warpgroups", 2, (2, 2), warpgroups=True, instead=True),
+    4: Pass("attention by warpgroups", 2, (2, 2), warpgroups={64: 2, 128: 2}, instead=True),
+    5: Pass("d_q by warpgroups", 3, (3, 2), warpgroups={64: 2, 128: 3}, instead=True),
+    6: Pass("d_k, d_v by warpgroups", 4, (2, 4), warpgroups={64: 3, 128: 2}, instead=True),
 }
 KIND = re.compile(r"AttentionKind<\(AttentionPass\)(\d), (\d+), false, BFloat16>")
-WARPGROUPS = re.compile(r"AttentionForward(Warpgroups)<WarpgroupKind<(\d+)>")
+WARPGROUPS = re.compile(r"WarpgroupKind<\(AttentionPass\)(\d), (\d+)>")
+FIRST_BY_WARPGROUPS = 4
 
 
 def attention_loops(objects):
@@ -140,9 +143,10 @@ def attention_loops(objects):
     loops = {}
     for path in objects:
         for kernel in machine_code.kernels(path.read_bytes()):
-            match = KIND.search(kernel.name) or WARPGROUPS.search(kernel.name)
+            by_warpgroups = WARPGROUPS.search(kernel.name)
+            match = by_warpgroups or KIND.search(kernel.name)
             if kernel.loop and match:
-                number = 4 if match[1] == "Warpgroups" else int(match[1])
+                number = int(match[1]) + (FIRST_BY_WARPGROUPS if by_warpgroups else 0)
                 counts = loops.setdefault((number, int(match[2])), {})
                 loads = kernel.loop.count(machine_code.LOAD_MATRICES)
                 counts[kernel.architecture] = len(kernel.loop), kernel.products, loads
@@ -166,11 +170,15 @@ def attention(loops, number, shape):
         work.mma, work.matrices = warps * tiles * mma, warps * tiles * loads
         work.cached = of_heads * tiles * rows * head * (2 * BF16 + kind.sums * 2 * FP32)
         if kind.warpgroups:
-            work.cached /= 2
-            # A product of 16 inner indices reads its matrices once for the four warps. Half the
-            # copies of a tile belong to each warpgroup. A load of matrices has 512 bytes.
-            read = head // 16 * (64 + rows) * 16 * BF16 + rows // 16 * 16 * head * BF16
-            work.matrices = of_heads * tiles * (read + rows * head * BF16) / 512
+            work.cached /= kind.warpgroups[head]
+            # A product of 16 inner indices reads its matrices once for the four warps: both for
+            # scores and products of gradients and values, one for what is summed. Warpgroups
+            # share the copies of a tile. A load of matrices has 512 bytes.
+            by_rows = (kind.products + 1) // 2
+            read = by_rows * head // 16 * (64 + rows) * 16 * BF16
+            read += (kind.products - by_rows) * rows * head * BF16
+            copied = 2 * rows * head * BF16 / kind.warpgroups[head]
+            work.matrices = of_heads * tiles * (read + copied) / 512
             work.by_warpgroups = True
     elements = kind.tensors[0] * shape.heads + kind.tensors[1] * shape.kv_heads
     elements += kind.sums * shape.heads * FP32 // BF16  # leaves the cache once

@@ -20,6 +20,7 @@
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/attention_tiles.h"
+#include "compute/kernels/cuda/attention_warpgroups.h"
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/mma.h"
 #include "compute/kernels/cuda/operation.h"
@@ -30,17 +31,6 @@
 
 namespace tessera::cuda {
 namespace {
-
-// [B, H, T, 2]: log_sum_exp[t] log2(e), and delta[t]. T is rounded up to blocks; a query beyond T
-// has infinity and 0, which make its P and dS 0.
-struct QueryStatistics {
-  float* data;
-
-  TESSERA_DEVICE float* Of(const AttentionShape& shape, int batch, int head, int t) const {
-    const int64_t row = int64_t{batch} * shape.heads + head;
-    return data + (row * shape.blocks() * kOwnRows + t) * 2;
-  }
-};
 
 // Runs one block per kOwnRows queries of a head. A group of lanes has a query, a run of 16 bytes of
 // its rows each, and each warp loads the rows of several queries before it adds the first, because
@@ -429,7 +419,8 @@ void DeviceKernels::Run(const ops::AttentionBackward& op) {
   const Operation here(*this, "AttentionBackward", op.d_out, op.q, op.k, op.v);
   const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   const int64_t blocks = shape.blocks(), heads = shape.heads, batch = shape.batch;
-  const bool at_once = attention_.at_once && CanRunAtOnce(op);
+  const bool warpgroups = attention_.gradients_by_warpgroups && CanAttendByWarpgroups(op);
+  const bool at_once = !warpgroups && attention_.at_once && CanRunAtOnce(op);
   const int64_t bytes =
       AttentionScratchBytes(batch * heads, shape.sequence, shape.head_size, at_once);
   const QueryStatistics statistics = {static_cast<float*>(Scratch(bytes))};
@@ -439,7 +430,7 @@ void DeviceKernels::Run(const ops::AttentionBackward& op) {
                    v = AsHeads<T>(op.v);
     LaunchStatistics(stream(), shape, d_out, AsHeads<T>(op.out), op.log_sum_exp.as<const float>(),
                      statistics);
-    if (at_once) return;
+    if (at_once || warpgroups) return;
     WithAttentionKind<AttentionPass::kBackwardQueries, T>(shape, [&]<typename Kind>() {
       simt::Launch<AttentionBackwardQueries<Kind, T>>({blocks, heads, batch}, kAttentionThreads,
                                                       Kind::kSharedBytes, stream(), shape, d_out, q,
@@ -452,6 +443,7 @@ void DeviceKernels::Run(const ops::AttentionBackward& op) {
           AsHeads<T>(op.d_q));
     });
   });
+  if (warpgroups) LaunchAttentionByWarpgroups(stream(), shape, op, statistics);
   if (!at_once) return;
   const auto zero = [&](int32_t* from, int64_t count) {
     Fill({TensorView(from, DType::kF32, {count}), 0});

@@ -90,17 +90,34 @@ constexpr int64_t AttentionSharedBytes(DType dtype, int64_t head_size, bool back
                : 0});
 }
 
-// The forward pass by warpgroups (attention_warpgroups.cc): the warpgroups of a block, each of
-// which owns 64 queries, and the keys of a tile. Heads of 64 have 96, because a thread of two
-// blocks does not have the registers for 128.
-inline constexpr int kWarpgroupsOfBlock = 2;
-constexpr int WarpgroupTileRows(int64_t head_size) { return head_size == kMaxHeadSize ? 64 : 96; }
+// What a kernel of attention by warpgroups is compiled for (attention_warpgroup_tiles.h). A thread
+// has 128 registers where two blocks of two warpgroups share a multiprocessor, 168 in one block of
+// three, and 255 in one block of two.
+struct WarpgroupShape {
+  int warpgroups;  // of a block, each of which owns 64 positions
+  int rows;        // of a tile of the other side
+  int blocks;      // for which a multiprocessor has registers
+};
+constexpr WarpgroupShape WarpgroupShapeOf(AttentionPass pass, int64_t head_size) {
+  const bool large = head_size == kMaxHeadSize;
+  if (pass == AttentionPass::kForward) return {2, large ? 64 : 96, 2};
+  if (pass == AttentionPass::kBackwardQueries && !large) return {2, 64, 2};
+  return {pass == AttentionPass::kBackwardQueries || !large ? 3 : 2, 64, 1};
+}
+
+// Returns the number of tensors whose own rows a block holds: q (forward), q and d_out, or k and v.
+constexpr int WarpgroupOwnTensors(AttentionPass pass) {
+  return pass == AttentionPass::kForward ? 1 : 2;
+}
 
 // Returns the shared memory of its blocks: as that of a block with its own rows in memory, but
 // without longer rows, and with what it takes to begin at a multiple of 1024.
-constexpr int64_t WarpgroupAttentionBytes(int64_t head_size) {
-  const int64_t others = 2 * AttentionStages(2) * WarpgroupTileRows(head_size);
-  return 1024 + (kWarpgroupsOfBlock * kOwnRows + others) * head_size * 2;
+constexpr int64_t WarpgroupAttentionBytes(AttentionPass pass, int64_t head_size) {
+  const WarpgroupShape shape = WarpgroupShapeOf(pass, head_size);
+  const int64_t own = WarpgroupOwnTensors(pass) * shape.warpgroups * kOwnRows;
+  const int64_t others = AttentionStages(2) * shape.rows;
+  return 1024 + (own + 2 * others) * head_size * 2 +
+         (pass == AttentionPass::kBackwardKeys ? others * 8 : 0);
 }
 
 // Returns the scratch memory of the backward pass for this number of heads in all samples: two

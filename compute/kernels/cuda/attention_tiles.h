@@ -60,10 +60,21 @@ struct AttentionShape {
   TESSERA_HOST_DEVICE int64_t blocks() const { return simt::BlocksOf(sequence, kOwnRows); }
 };
 
+// [B, H, T, 2]: log_sum_exp[t] log2(e), and delta[t]. T is rounded up to blocks; a query beyond T
+// has infinity and 0, which make its P and dS 0.
+struct QueryStatistics {
+  float* data;
+
+  TESSERA_DEVICE float* Of(const AttentionShape& shape, int batch, int head, int t) const {
+    const int64_t row = int64_t{batch} * shape.heads + head;
+    return data + (row * shape.blocks() * kOwnRows + t) * 2;
+  }
+};
+
 inline AttentionShape MakeAttentionShape(const AttentionOptions& options, const TensorView& q,
                                          const TensorView& k) {
   // The last tile may begin up to a block behind the last position.
-  CHECK_LE(q.dim(1), std::numeric_limits<int>::max() - 2 * kOwnRows) << "too many positions";
+  CHECK_LE(q.dim(1), std::numeric_limits<int>::max() - 3 * kOwnRows) << "too many positions";
   CHECK_GT(options.scale, 0);
   return {.batch = static_cast<int>(q.dim(0)),
           .sequence = static_cast<int>(q.dim(1)),

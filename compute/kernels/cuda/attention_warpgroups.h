@@ -7,14 +7,18 @@
 
 namespace tessera::cuda {
 
-// Returns whether the kernel below can compute this: bf16 in runs of 16 bytes, heads of 64 or 128
+// Return whether the kernels below can compute this: bf16 in runs of 16 bytes, heads of 64 or 128
 // elements, keys and values with the same strides, no dropout.
 bool CanAttendByWarpgroups(const ops::AttentionForward& op);
+bool CanAttendByWarpgroups(const ops::AttentionBackward& op);
 
-// Queues attention's forward pass with the products of warpgroups (warpgroup.h). The device must be
-// of compute capability 9.0.
+// Queue attention's forward and backward pass with the products of warpgroups (warpgroup.h). The
+// device must be of compute capability 9.0. The backward pass reads `statistics` of all queries.
 void LaunchAttentionByWarpgroups(simt::Stream stream, const AttentionShape& shape,
                                  const ops::AttentionForward& op);
+void LaunchAttentionByWarpgroups(simt::Stream stream, const AttentionShape& shape,
+                                 const ops::AttentionBackward& op,
+                                 const QueryStatistics& statistics);
 
 }  // namespace tessera::cuda
 

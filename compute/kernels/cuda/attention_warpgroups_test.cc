@@ -154,9 +154,12 @@ TEST_F(AttentionWarpgroupsTest, OtherOperandsAreLeftToWarps) {
 
 // As many blocks as the kernel is compiled for fit on an H100, besides a KiB for each.
 TEST_F(AttentionWarpgroupsTest, TwoBlocksShareAMultiprocessor) {
-  EXPECT_EQ(WarpgroupAttentionBytes(64), 1024 + 16384 + 49152);
-  EXPECT_EQ(WarpgroupAttentionBytes(128), 1024 + 32768 + 65536);
-  EXPECT_LE(2 * (WarpgroupAttentionBytes(128) + 1024), 228 << 10);
+  const auto bytes = [](int64_t head) {
+    return WarpgroupAttentionBytes(AttentionPass::kForward, head);
+  };
+  EXPECT_EQ(bytes(64), 1024 + 16384 + 49152);
+  EXPECT_EQ(bytes(128), 1024 + 32768 + 65536);
+  EXPECT_LE(2 * (bytes(128) + 1024), 228 << 10);
 }
 
 }  // namespace

@@ -64,8 +64,10 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   DeviceBackend(Device device, Stream& compute, std::unique_ptr<Products> products,
                 DeviceNumerics numerics, const ProductChoices& choices)
       : KernelStreamHolder(compute),
-        DeviceKernels(kernels.get(), {.at_once = choices.attention_at_once,
-                                      .warpgroups = choices.attention_by_warpgroups}),
+        DeviceKernels(kernels.get(),
+                      {.at_once = choices.attention_at_once,
+                       .warpgroups = choices.attention_by_warpgroups,
+                       .gradients_by_warpgroups = choices.attention_gradients_by_warpgroups}),
         device_(device),
         compute_(compute),
         products_(std::move(products)),

@@ -689,18 +689,22 @@ TEST_F(DeviceBackendTest, TheDevicesLimitOfSharedMemoryIsKept) {
   EXPECT_LE(2 * (AttentionBytes(AttentionPass::kBackwardAtOnce, 64, 2) + 1024), 164 << 10);
 }
 
-// The scratch memory that is announced (AttentionScratchBytes) is what one backward pass takes.
-TEST_F(DeviceBackendTest, AttentionAtOnceTakesItsScratchMemory) {
-  const Shape shape = {2, 70, 3, 64};
-  const Tensor x = random_.Normal(DType::kBF16, shape), log_sum_exp(DType::kF32, {2, 3, 70});
-  for (const bool at_once : {false, true}) {
-    TestDevice device(0, {}, {.attention_at_once = at_once});
+// The scratch memory that is announced (AttentionScratchBytes) is what one backward pass takes, and
+// no kernel reads behind it.
+TEST_F(DeviceBackendTest, AttentionTakesItsScratchMemory) {
+  const Shape shape = {2, 40, 3, 64};
+  const Tensor x = random_.Normal(DType::kBF16, shape), log_sum_exp(DType::kF32, {2, 3, 40});
+  for (const ProductChoices& choices :
+       {ProductChoices(), ProductChoices{.attention_at_once = true},
+        ProductChoices{.attention_gradients_by_warpgroups = true}}) {
+    TestDevice device(0, {}, choices);
     const int64_t before = device.context->allocated_bytes();
     const Tensor d_q(DType::kBF16, shape), d_k = Cloned(d_q), d_v = Cloned(d_q);
     device.backend->AttentionBackward({{.scale = 1}, x, x, x, x, x, log_sum_exp, d_q, d_k, d_v});
     EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
-    const int64_t bytes = AttentionScratchBytes(2 * 3, 70, 64, at_once);
-    EXPECT_EQ(bytes, 6 * 128 * 8 + (at_once ? 6 * 128 * 64 * 4 + 6 * 4 * 4 + 4 : 0));
+    const bool at_once = choices.attention_at_once;
+    const int64_t bytes = AttentionScratchBytes(2 * 3, 40, 64, at_once);
+    EXPECT_EQ(bytes, 6 * 64 * 8 + (at_once ? 6 * 64 * 64 * 4 + 6 * 2 * 4 + 4 : 0));
     EXPECT_EQ(device.context->allocated_bytes() - before, (bytes + 255) / 256 * 256);
   }
 }

@@ -41,6 +41,7 @@ namespace tessera::cuda {
 struct AttentionChoices {
   bool at_once = false;
   bool warpgroups = false;
+  bool gradients_by_warpgroups = false;
 };
 
 // Operations are queued on one stream. Every sum has a fixed order, a function of shapes alone. A

@@ -29,7 +29,7 @@ PROPERTIES = re.compile(
 )
 USED = re.compile(r"Used (\d+) registers(?:.* (\d+) bytes smem)?")
 ARCHITECTURES = {"sm_80", "sm_90"}
-HOPPER_ONLY = re.compile(r"AttentionForwardWarpgroups\b")
+HOPPER_ONLY = re.compile(r"Attention\w+Warpgroups\b")
 
 # Kernels that FAST numerics alone run, with functions by approximation.
 APPROXIMATING = re.compile(

@@ -10,7 +10,8 @@
 //   QueueProductBy...()           any number of times
 //   FinishProducts(sums, left)    before it uses these registers, or shared memory is overwritten
 //
-// and between the first and the last neither reads `sums` nor changes `left`. What threads have
+// and between the first and the last neither reads `sums` nor changes `left`. There may be several
+// of each. What threads have
 // copied to shared memory can be multiplied after each of them has called PublishCopies(), and then
 // a barrier.
 //
@@ -181,24 +182,30 @@ inline void PublishCopies() {
   simt::FenceProxy();
 }
 
-template <int kTiles>
-void BeginProducts(float (&sums)[kTiles][4], simt::Site site = simt::Site::Here()) {
-  simt::FenceRegisters({{&sums, sizeof(sums)}}, site);
+template <typename A>
+void BeginProducts(A& a, simt::Site site = simt::Site::Here()) {
+  simt::FenceRegisters({{&a, sizeof(a)}}, site);
 }
-template <int kTiles, int kLeft>
-void BeginProducts(float (&sums)[kTiles][4], uint32_t (&left)[kLeft][4],
-                   simt::Site site = simt::Site::Here()) {
-  simt::FenceRegisters({{&sums, sizeof(sums)}, {&left, sizeof(left)}}, site);
+template <typename A, typename B>
+void BeginProducts(A& a, B& b, simt::Site site = simt::Site::Here()) {
+  simt::FenceRegisters({{&a, sizeof(a)}, {&b, sizeof(b)}}, site);
+}
+template <typename A, typename B, typename C, typename D>
+void BeginProducts(A& a, B& b, C& c, D& d, simt::Site site = simt::Site::Here()) {
+  simt::FenceRegisters({{&a, sizeof(a)}, {&b, sizeof(b)}, {&c, sizeof(c)}, {&d, sizeof(d)}}, site);
 }
 
-template <int kTiles>
-void FinishProducts(float (&/*sums*/)[kTiles][4], simt::Site site = simt::Site::Here()) {
+template <typename A>
+void FinishProducts(A& /*a*/, simt::Site site = simt::Site::Here()) {
   simt::FinishProducts(site);
 }
-template <int kTiles, int kLeft>
-void FinishProducts(float (&sums)[kTiles][4], uint32_t (&/*left*/)[kLeft][4],
-                    simt::Site site = simt::Site::Here()) {
-  FinishProducts(sums, site);
+template <typename A, typename B>
+void FinishProducts(A& /*a*/, B& /*b*/, simt::Site site = simt::Site::Here()) {
+  simt::FinishProducts(site);
+}
+template <typename A, typename B, typename C, typename D>
+void FinishProducts(A& /*a*/, B& /*b*/, C& /*c*/, D& /*d*/, simt::Site site = simt::Site::Here()) {
+  simt::FinishProducts(site);
 }
 
 template <int kTiles>

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -121,7 +122,9 @@ enum Round { kChecked, kProfiled, kTimed };
 // Whether an earlier choice computes attention in the same way.
 bool RepeatsAttention(const std::vector<Choice>& choices, size_t index) {
   const auto way = [](const Choice& choice) {
-    return std::pair(choice.products.attention_at_once, choice.products.attention_by_warpgroups);
+    const cuda::ProductChoices& products = choice.products;
+    return std::tuple(products.attention_at_once, products.attention_by_warpgroups,
+                      products.attention_gradients_by_warpgroups);
   };
   return std::any_of(choices.begin(), choices.begin() + static_cast<std::ptrdiff_t>(index),
                      [&](const Choice& earlier) { return way(earlier) == way(choices[index]); });
@@ -209,11 +212,16 @@ std::vector<Choice> ChoicesOf(const TrainingDevice& device) {
                                    : "attention's gradients in two kernels",
        attention}};
   if (device.multiplies_by_warpgroups) {
-    cuda::ProductChoices warpgroups = device.choices;
-    warpgroups.attention_by_warpgroups = !warpgroups.attention_by_warpgroups;
-    choices.push_back(
-        {warpgroups.attention_by_warpgroups ? "attention by warpgroups" : "attention by warps",
-         warpgroups});
+    cuda::ProductChoices forward = device.choices, backward = device.choices;
+    const auto name = [](const char* what, bool* by_warpgroups) {
+      *by_warpgroups = !*by_warpgroups;
+      return absl::StrCat(what, *by_warpgroups ? " by warpgroups" : " by warps");
+    };
+    const std::string forward_name = name("attention", &forward.attention_by_warpgroups);
+    const std::string backward_name =
+        name("attention's gradients", &backward.attention_gradients_by_warpgroups);
+    choices.push_back({forward_name, forward});
+    choices.push_back({backward_name, backward});
   }
   return choices;
 }
