@@ -90,7 +90,7 @@ constexpr int64_t AttentionSharedBytes(DType dtype, int64_t head_size, bool back
                : 0});
 }
 
-// What a kernel of attention by warpgroups is compiled for (attention_warpgroup_tiles.h). A thread
+// What a kernel of attention by warpgroups is compiled for (attention_warpgroups.cc). A thread
 // has 128 registers where two blocks of two warpgroups share a multiprocessor, 168 in one block of
 // three, and 255 in one block of two.
 struct WarpgroupShape {
@@ -105,16 +105,11 @@ constexpr WarpgroupShape WarpgroupShapeOf(AttentionPass pass, int64_t head_size)
   return {pass == AttentionPass::kBackwardQueries || !large ? 3 : 2, 64, 1};
 }
 
-// Returns the number of tensors whose own rows a block holds: q (forward), q and d_out, or k and v.
-constexpr int WarpgroupOwnTensors(AttentionPass pass) {
-  return pass == AttentionPass::kForward ? 1 : 2;
-}
-
 // Returns the shared memory of its blocks: as that of a block with its own rows in memory, but
 // without longer rows, and with what it takes to begin at a multiple of 1024.
 constexpr int64_t WarpgroupAttentionBytes(AttentionPass pass, int64_t head_size) {
   const WarpgroupShape shape = WarpgroupShapeOf(pass, head_size);
-  const int64_t own = WarpgroupOwnTensors(pass) * shape.warpgroups * kOwnRows;
+  const int64_t own = (pass == AttentionPass::kForward ? 1 : 2) * shape.warpgroups * kOwnRows;
   const int64_t others = AttentionStages(2) * shape.rows;
   return 1024 + (own + 2 * others) * head_size * 2 +
          (pass == AttentionPass::kBackwardKeys ? others * 8 : 0);

@@ -60,8 +60,8 @@ struct ProductChoices {
   // Whether attention's forward pass of bf16 without dropout, with heads of 64 or 128, multiplies
   // by warpgroups (attention_warpgroups.cc). Compute capability 9.0 alone can. No GPU has run it.
   bool attention_by_warpgroups = false;
-  // Whether such operands have a backward pass by warpgroups, too, rather than the one at once
-  // (attention_warpgroups_backward.cc). No GPU has run it.
+  // Whether such operands have a backward pass by warpgroups, too, rather than the one at once. No
+  // GPU has run it.
   bool attention_gradients_by_warpgroups = false;
   // Which of the algorithms that the library proposes, the best by its estimate first, and that
   // have a fixed order of additions; the last of them if there are fewer.

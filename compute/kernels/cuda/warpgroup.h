@@ -174,63 +174,6 @@ TESSERA_DEVICE void QueueProduct(const uint32_t (&a)[4], uint64_t b, float (&sum
 #undef TESSERA_NAMES_48
 #undef TESSERA_NAMES_64
 
-#else
-
-// Do what the instructions do on the simulated device.
-inline void PublishCopies() {
-  simt::WaitForCopies();
-  simt::FenceProxy();
-}
-
-template <typename A>
-void BeginProducts(A& a, simt::Site site = simt::Site::Here()) {
-  simt::FenceRegisters({{&a, sizeof(a)}}, site);
-}
-template <typename A, typename B>
-void BeginProducts(A& a, B& b, simt::Site site = simt::Site::Here()) {
-  simt::FenceRegisters({{&a, sizeof(a)}, {&b, sizeof(b)}}, site);
-}
-template <typename A, typename B, typename C, typename D>
-void BeginProducts(A& a, B& b, C& c, D& d, simt::Site site = simt::Site::Here()) {
-  simt::FenceRegisters({{&a, sizeof(a)}, {&b, sizeof(b)}, {&c, sizeof(c)}, {&d, sizeof(d)}}, site);
-}
-
-template <typename A>
-void FinishProducts(A& /*a*/, simt::Site site = simt::Site::Here()) {
-  simt::FinishProducts(site);
-}
-template <typename A, typename B>
-void FinishProducts(A& /*a*/, B& /*b*/, simt::Site site = simt::Site::Here()) {
-  simt::FinishProducts(site);
-}
-template <typename A, typename B, typename C, typename D>
-void FinishProducts(A& /*a*/, B& /*b*/, C& /*c*/, D& /*d*/, simt::Site site = simt::Site::Here()) {
-  simt::FinishProducts(site);
-}
-
-template <int kTiles>
-void QueueProduct(uint64_t a, uint64_t b, bool accumulates, float (&sums)[kTiles][4],
-                  simt::Site site = simt::Site::Here()) {
-  simt::QueueProduct({.sums = &sums[0][0],
-                      .columns = kTiles * kTileColumns,
-                      .accumulates = accumulates,
-                      .left_matrix = a,
-                      .right_matrix = b,
-                      .right_rows_are_inner = false,
-                      .site = site});
-}
-template <int kTiles>
-void QueueProduct(const uint32_t (&a)[4], uint64_t b, float (&sums)[kTiles][4],
-                  simt::Site site = simt::Site::Here()) {
-  simt::QueueProduct({.sums = &sums[0][0],
-                      .columns = kTiles * kTileColumns,
-                      .accumulates = true,
-                      .left = a,
-                      .right_matrix = b,
-                      .right_rows_are_inner = true,
-                      .site = site});
-}
-
 #endif
 
 // Queues sums[64, kRows] = left[64, kColumns] right[kRows, kColumns]^T, where `left` are rows of a

@@ -107,4 +107,51 @@ class WarpgroupProducts {
 }  // namespace internal
 }  // namespace tessera::simt
 
+namespace tessera::cuda {
+
+// Do what the instructions of warpgroup.h do.
+inline void PublishCopies() {
+  simt::WaitForCopies();
+  simt::FenceProxy();
+}
+
+inline constexpr struct {
+} kNoRegisters;
+using NoRegisters = decltype(kNoRegisters);
+template <typename A, typename B = NoRegisters, typename C = NoRegisters, typename D = NoRegisters>
+void BeginProducts(A& a, B& b = kNoRegisters, C& c = kNoRegisters, D& d = kNoRegisters,
+                   simt::Site site = simt::Site::Here()) {
+  simt::FenceRegisters({{&a, sizeof(a)}, {&b, sizeof(b)}, {&c, sizeof(c)}, {&d, sizeof(d)}}, site);
+}
+template <typename A, typename B = NoRegisters, typename C = NoRegisters, typename D = NoRegisters>
+void FinishProducts(A& /*a*/, B& /*b*/ = kNoRegisters, C& /*c*/ = kNoRegisters,
+                    D& /*d*/ = kNoRegisters, simt::Site site = simt::Site::Here()) {
+  simt::FinishProducts(site);
+}
+
+template <int kTiles>
+void QueueProduct(uint64_t a, uint64_t b, bool accumulates, float (&sums)[kTiles][4],
+                  simt::Site site = simt::Site::Here()) {
+  simt::QueueProduct({.sums = &sums[0][0],
+                      .columns = kTiles * 8,
+                      .accumulates = accumulates,
+                      .left_matrix = a,
+                      .right_matrix = b,
+                      .right_rows_are_inner = false,
+                      .site = site});
+}
+template <int kTiles>
+void QueueProduct(const uint32_t (&a)[4], uint64_t b, float (&sums)[kTiles][4],
+                  simt::Site site = simt::Site::Here()) {
+  simt::QueueProduct({.sums = &sums[0][0],
+                      .columns = kTiles * 8,
+                      .accumulates = true,
+                      .left = a,
+                      .right_matrix = b,
+                      .right_rows_are_inner = true,
+                      .site = site});
+}
+
+}  // namespace tessera::cuda
+
 #endif  // TESSERA_COMPUTE_KERNELS_CUDA_TESTING_SIMULATED_PRODUCTS_H_
