@@ -49,6 +49,7 @@ class WithBackend {
 };
 
 struct TrainedByChoice {
+  absl::Status status;                         // of the checks and of training
   double tokens_per_second = 0;                // the best
   std::map<std::string, double> milliseconds;  // of a step, the least; by operation
   std::vector<double> results;                 // of each step: loss and norm
@@ -149,21 +150,21 @@ absl::Status RunRound(Round round, TrainingDevice& device, const TimedModel& mod
                                   device, model, options.folder, [] {}, trained);
 }
 
-absl::StatusOr<std::vector<TrainedByChoice>> TrainByChoices(TrainingDevice& device,
-                                                            const std::vector<Choice>& choices,
-                                                            const TimedModel& model,
-                                                            const DeviceCheckOptions& options) {
+// A choice that has failed is left out from then on.
+std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
+                                            const std::vector<Choice>& choices,
+                                            const TimedModel& model,
+                                            const DeviceCheckOptions& options) {
   std::vector<TrainedByChoice> trained(choices.size());
   for (const Round round : {kChecked, kProfiled, kTimed}) {
     for (size_t i = 0; i < choices.size(); ++i) {
-      TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                               device.make_backend(choices[i].products));
-      const WithBackend chosen(device, std::move(backend));
-      const absl::Status status =
+      if (!trained[i].status.ok()) continue;
+      absl::StatusOr<std::unique_ptr<Backend>> backend = device.make_backend(choices[i].products);
+      trained[i].status = backend.status();
+      if (!backend.ok()) continue;
+      const WithBackend chosen(device, *std::move(backend));
+      trained[i].status =
           RunRound(round, device, model, options, !RepeatsAttention(choices, i), &trained[i]);
-      if (!status.ok()) {
-        return absl::Status(status.code(), absl::StrCat(choices[i].name, ": ", status.message()));
-      }
     }
   }
   return trained;
@@ -230,17 +231,23 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
                             const TimedModel& model, const DeviceCheckOptions& options) {
   TimedModel short_model = model;
   short_model.saves = false;
-  const absl::StatusOr<std::vector<TrainedByChoice>> trained =
+  CheckOutcome outcome = {CheckOutcome::kPassed, "", {}};
+  std::string rates;
+  std::vector<TrainedByChoice> right;
+  const std::vector<TrainedByChoice> trained =
       TrainByChoices(device, choices, short_model, options);
-  if (!trained.ok()) return OutcomeOf(trained.status());
-  CheckOutcome outcome = {CheckOutcome::kPassed, absl::StrCat(model.name, ", tokens/s"), {}};
   for (size_t i = 0; i < choices.size(); ++i) {
-    const double rate = (*trained)[i].tokens_per_second;
-    absl::StrAppendFormat(&outcome.detail, "%s %s: %.0f", i == 0 ? ":" : ",", choices[i].name,
-                          rate);
+    if (!trained[i].status.ok()) {
+      outcome.kind = CheckOutcome::kFailed;
+      absl::StrAppend(&outcome.detail, choices[i].name, ": ", trained[i].status.message(), "\n");
+      continue;
+    }
+    const double rate = trained[i].tokens_per_second;
+    absl::StrAppendFormat(&rates, "%s %s: %.0f", right.empty() ? ":" : ",", choices[i].name, rate);
     outcome.figures["tokens_per_second, " + choices[i].name] = rate;
+    right.push_back(trained[i]);
   }
-  outcome.detail += OperationLines(*trained);
+  absl::StrAppend(&outcome.detail, model.name, ", tokens/s", rates, OperationLines(right));
   return outcome;
 }
 

@@ -26,9 +26,9 @@ std::vector<Choice> ChoicesOf(const TrainingDevice& device);
 // Checks each choice as DeviceChecks() do ("gradients", "same_bits", and attention's "operations",
 // these once for each way of computing attention).
 // Then trains `model` by each in turn, three times: losses and norms of a choice must be the same
-// each time. The figures are tokens/s by choice; the lines below have the operations that another
-// choice than the first changes by more than 2 percent, in ms of a step. An operation's time
-// includes that of waiting for it.
+// each time. A choice that is wrong is named, and the others are compared. The figures are tokens/s
+// by choice; the lines below have the operations that another choice than the first changes by more
+// than 2 percent, in ms of a step. An operation's time includes that of waiting for it.
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,
                             const TimedModel& model, const DeviceCheckOptions& options);
 

@@ -99,7 +99,7 @@ class ChoicesTest : public ::testing::Test {
       if (!choices.sums || !backend.ok()) return backend;
       return std::make_unique<WrongSums>(*std::move(backend), factor, growth);
     };
-    return Compare({{"products sum", {.sums = true}}});
+    return Compare({{"products sum", {.sums = true}}, {"another", {}}});
   }
 
   const TestFolder folder_;
@@ -145,6 +145,10 @@ TEST_F(ChoicesTest, WrongGradientsAreNamed) {
   const CheckOutcome outcome = CompareWithWrongSums(1.5, 0);
   EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
   EXPECT_THAT(outcome.detail, StartsWith("products sum: differ from the CPU's by too much"));
+  // The other choice is measured nevertheless.
+  EXPECT_THAT(outcome.detail, HasSubstr("\na tiny GPT-2, tokens/s: another: "));
+  EXPECT_GT(outcome.figures.at("tokens_per_second, another"), 0);
+  EXPECT_EQ(outcome.figures.size(), 1);
 }
 
 // As small as a rounding.
