@@ -223,7 +223,8 @@ nlohmann::json DictToJson(const Value& dict) {
   for (const auto& [key, value] : dict.entries()) {
     const auto name = key.AsText();
     if (!name || !IsValidUtf8(*name)) continue;
-    nlohmann::json converted = ScalarToJson(value);
+    const bool is_list = value.is(Kind::kList) || value.is(Kind::kTuple);
+    nlohmann::json converted = is_list ? nlohmann::json::array() : ScalarToJson(value);
     if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
   }
   return json;

@@ -162,7 +162,8 @@ inline constexpr size_t kMaxJsonTextBytes = 200;
 // texts, and for containers.
 nlohmann::json ScalarToJson(const Value& value);
 
-// Returns an object of the entries of a dict that have such a value, and UTF-8 texts as keys.
+// Returns an object of the entries of a dict that have such a value, and UTF-8 texts as keys. Lists
+// and tuples are there as empty arrays.
 nlohmann::json DictToJson(const Value& dict);
 
 // Bounds the data that is made from a pickle by its size in the file. Two bytes can refer to an

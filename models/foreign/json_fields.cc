@@ -122,6 +122,15 @@ absl::Status JsonFields::Require(std::string_view name, const nlohmann::json& va
                                                  " is supported"));
 }
 
+absl::Status JsonFields::RequireAbsent(std::initializer_list<std::string_view> names) const {
+  for (const std::string_view name : names) {
+    if (!Has(name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(source_, ": ", path_, std::string(name), " is set, which is not supported"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadFields(const JsonFields& fields, std::initializer_list<ConfigField> wanted,
                         ModelConfig& config) {
   for (const auto& [name, set, absent] : wanted) {

@@ -48,6 +48,9 @@ class JsonFields {
   // Returns InvalidArgument unless the field is absent or has this value.
   absl::Status Require(std::string_view name, const nlohmann::json& value) const;
 
+  // Returns InvalidArgument, naming the field, if one of these fields is there.
+  absl::Status RequireAbsent(std::initializer_list<std::string_view> names) const;
+
  private:
   JsonFields(nlohmann::json object, std::string source, std::string path)
       : object_(std::move(object)), source_(std::move(source)), path_(std::move(path)) {}

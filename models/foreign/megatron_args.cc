@@ -22,10 +22,14 @@ absl::Status RequireDenseDecoder(const JsonFields& args) {
   }
   for (const char* const name :
        {"qk_layernorm", "apply_layernorm_1p", "multi_latent_attention", "squared_relu",
-        "quick_geglu", "apply_residual_connection_post_layernorm", "rotary_interleaved"}) {
+        "quick_geglu", "apply_residual_connection_post_layernorm", "rotary_interleaved",
+        "qk_l2_norm", "use_mup"}) {
     TESSERA_RETURN_IF_ERROR(args.Require(name, false));
   }
-  return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(args.Require("softmax_type", "vanilla"));
+  TESSERA_RETURN_IF_ERROR(args.Require("glu_linear_offset", 0));
+  return args.RequireAbsent({"softmax_scale", "window_size", "no_rope_freq",
+                             "rotary_base_per_layer", "activation_func_clamp_value"});
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ namespace tessera {
 std::string MegatronPositionEmbedding(const JsonFields& args);
 
 // Sets the sizes that all decoders have. Refuses experts, norms of queries and keys, norms whose
-// weights are stored less 1, and heads whose size is not their share of hidden_size. The size of
-// the vocabulary is the padded one if its own, which depends on Megatron-LM's tokenizer, is
-// missing.
+// weights are stored less 1, heads whose size is not their share of hidden_size, and arguments
+// without a parameter that change what the model computes. The size of the vocabulary is the padded
+// one if its own, which depends on Megatron-LM's tokenizer, is missing.
 absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config);
 void WriteMegatronSizes(const ModelConfig& config, nlohmann::ordered_json& args);
 

@@ -20,6 +20,8 @@ constexpr char kGroups[] = "llama.attention.head_count_kv";
 constexpr char kEpsilon[] = "llama.attention.layer_norm_rms_epsilon";
 constexpr char kRotaryBase[] = "llama.rope.freq_base";
 
+constexpr char kScalingType[] = "llama.rope.scaling.type";
+
 constexpr char kFactor[] = "tessera.rope_scaling.factor";
 constexpr char kLowFactor[] = "tessera.rope_scaling.low_freq_factor";
 constexpr char kHighFactor[] = "tessera.rope_scaling.high_freq_factor";
@@ -54,8 +56,21 @@ bool AreFactors(const std::vector<double>& found, const ModelConfig& config) {
   return true;
 }
 
-absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
-  TESSERA_RETURN_IF_ERROR(fields.Require("llama.rope.scaling.type", "none"));
+// Without a type, llama.cpp divides all frequencies by one of two keys; 0 stands for 1.
+absl::Status CheckNoLinearScaling(const JsonFields& fields) {
+  TESSERA_RETURN_IF_ERROR(fields.Require(kScalingType, "none"));
+  if (fields.Has(kScalingType)) return absl::OkStatus();
+  for (const char* const key : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
+    TESSERA_ASSIGN_OR_RETURN(const double factor, fields.Real(key, 1));
+    if (factor == 0 || factor == 1) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(fields.source(), ": ", key, " is ", factor, ", only 1 is supported"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadFrequencies(const JsonFields& fields, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(CheckNoLinearScaling(fields));
   TESSERA_RETURN_IF_ERROR(
       ReadFields(fields, {{kRotaryBase, &ModelConfig::set_rotary_base, 10000}}, config));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> factors, fields.Reals(kGgufRopeFactors));
@@ -86,7 +101,7 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
                  config));
   TESSERA_ASSIGN_OR_RETURN(const bool has_head, fields.Bool(kGgufHead, false));
   config.set_untie_embeddings_and_output_weights(has_head);
-  return ReadRope(fields, config);
+  return ReadFrequencies(fields, config);
 }
 
 void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {

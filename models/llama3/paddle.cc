@@ -21,10 +21,8 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("alibi", false));
   // LlamaLMHead of 2.8 has a matrix of its own, whatever this says.
   TESSERA_RETURN_IF_ERROR(fields.Require("tie_word_embeddings", false));
-  if (fields.Has("rope_scaling_type")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(fields.source(), ": rope_scaling_type is not supported"));
-  }
+  TESSERA_RETURN_IF_ERROR(fields.Require("use_long_sequence_strategies", false));
+  TESSERA_RETURN_IF_ERROR(fields.RequireAbsent({"rope_scaling", "rope_scaling_type"}));
   TESSERA_RETURN_IF_ERROR(
       ReadFields(fields,
                  {{"vocab_size", &ModelConfig::set_vocab_size, 32000},

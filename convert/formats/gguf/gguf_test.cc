@@ -306,6 +306,8 @@ TEST(GgufTest, HostileHeadersAreRefused) {
       {nullptr, After("llama.context_length", 4, 0, 4), "max_position_embeddings", false},
       {add("llama.expert_count", int64_t{8}), nullptr, "only 0 is supported", false},
       {add("llama.rope.scaling.type", "yarn"), nullptr, "only \"none\" is supported", false},
+      {add("llama.rope.scaling.factor", 4.0), nullptr, "scaling.factor is 4, only 1 is", false},
+      {add("llama.rope.scale_linear", 8.0), nullptr, "scale_linear is 8, only 1 is", false},
   };
   GgufHeader original = HeaderOf(Written("llama3_untied"));
   std::erase_if(original.metadata, [](const auto& entry) {
