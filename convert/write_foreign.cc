@@ -28,6 +28,7 @@
 #include "convert/formats.h"
 #include "convert/open_foreign.h"
 #include "convert/source_place.h"
+#include "models/model_config.h"
 #include "storage/lock/local_folder.h"
 #include "storage/read_only_storage.h"
 #include "storage/storage.h"
@@ -86,13 +87,26 @@ absl::Status ExistsUnfinished(const ForeignObject& place) {
                    " and try again"));
 }
 
+// InvalidArgument, naming the first field, where what was written is another model. Files of torch
+// may describe none.
+absl::Status CheckModel(const ModelProto& written, const ModelProto& source) {
+  const absl::StatusOr<ModelConfig> found = ConfigOf(written), wanted = ConfigOf(source);
+  if (!found.ok() || !wanted.ok()) return absl::OkStatus();
+  const std::string difference = FunctionDifference(*found, *wanted);
+  if (difference.empty()) return absl::OkStatus();
+  return InvalidArgument("the format does not keep the model: ", difference);
+}
+
 // Reads back what was written, as any other program would find it.
-absl::Status CheckWritten(std::shared_ptr<Storage> folder, const std::string& file,
-                          const DigestsByName& written, const WriteForeignOptions& options) {
+absl::Status CheckWritten(const Checkpoint& source, std::shared_ptr<Storage> folder,
+                          const std::string& file, const DigestsByName& written,
+                          const WriteForeignOptions& options) {
   const std::string place = folder->Describe(file);
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ForeignStorage> storage,
                            OpenForeignFolder(std::move(folder), {.format = options.format}, file));
   TESSERA_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(*storage, ""));
+  TESSERA_RETURN_IF_ERROR(
+      In(place, CheckModel(checkpoint.manifest().model(), source.manifest().model())));
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName found, ReadDigests(checkpoint, options.io));
   for (const auto& [name, digest] : written) {
     const auto at = found.find(name);
@@ -140,7 +154,7 @@ absl::StatusOr<WriteForeignReport> WriteAndCheck(const Checkpoint& source,
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> folder, OpenStorage(place.temporary_path()));
   const std::string file = is_file ? place.name() : "";
-  TESSERA_RETURN_IF_ERROR(CheckWritten(std::move(folder), file, written, options));
+  TESSERA_RETURN_IF_ERROR(CheckWritten(source, std::move(folder), file, written, options));
   TESSERA_RETURN_IF_ERROR(is_file ? place.PublishFile() : place.Publish());
   report.removed = place.removed();
   return report;
@@ -180,7 +194,7 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
   for (const OutputFile& file : first) own.push_back(file.name);
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
-  TESSERA_RETURN_IF_ERROR(CheckWritten(std::make_shared<UnpublishedFolder>(storage, last),
+  TESSERA_RETURN_IF_ERROR(CheckWritten(source, std::make_shared<UnpublishedFolder>(storage, last),
                                        single_file, written, options));
   for (const auto& [name, contents] : last) {
     TESSERA_RETURN_IF_ERROR(storage->Write(name, contents, {}).status());

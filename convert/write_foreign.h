@@ -57,7 +57,8 @@ std::vector<std::string> FormatsWithTokenizer();
 // visible as soon as it is complete. An object `unfinished` keeps two writers apart there. After an
 // error nothing is left of the folder.
 //
-// Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model;
+// Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model,
+// and, naming a field, for a model whose function the format does not keep;
 // those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss, naming the tensor,
 // if a digest differs.
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,

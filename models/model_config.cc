@@ -1,12 +1,16 @@
 #include "models/model_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/flag_options.pb.h"
 #include "glog/logging.h"
+#include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "layout/box.h"
 #include "models/layers/architecture.h"
@@ -85,6 +89,50 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
   const absl::Status status = architecture->validate(resolved);
   if (!status.ok()) return status;
   return resolved;
+}
+
+namespace {
+
+using google::protobuf::FieldDescriptor;
+
+// Dropout is of training alone.
+constexpr const char* kNotOfTheFunction[] = {"hidden_dropout", "attention_dropout",
+                                             "untie_embeddings_and_output_weights"};
+
+std::string ValueOf(const ModelConfig& config, const FieldDescriptor& field) {
+  if (!config.GetReflection()->HasField(config, &field)) return "unset";
+  std::string text;
+  google::protobuf::TextFormat::PrintFieldValueToString(config, &field, /*index=*/-1, &text);
+  return text;
+}
+
+bool HaveSameValue(const ModelConfig& a, const ModelConfig& b, const FieldDescriptor& field) {
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_DOUBLE) {
+    return ValueOf(a, field) == ValueOf(b, field);
+  }
+  const auto real = [&](const ModelConfig& config) {
+    return static_cast<float>(config.GetReflection()->GetDouble(config, &field));
+  };
+  return real(a) == real(b);
+}
+
+}  // namespace
+
+std::string FunctionDifference(const ModelConfig& found, const ModelConfig& wanted) {
+  const bool is_scaled = found.use_rope_scaling() || wanted.use_rope_scaling();
+  const google::protobuf::Descriptor& fields = *ModelConfig::descriptor();
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const FieldDescriptor& field = *fields.field(i);
+    if (field.options().GetExtension(effect) != Effect::RESULTS ||
+        std::ranges::find(kNotOfTheFunction, field.name()) != std::end(kNotOfTheFunction) ||
+        (!is_scaled && absl::StartsWith(field.name(), "rope_scaling_")) ||
+        HaveSameValue(found, wanted, field)) {
+      continue;
+    }
+    return absl::StrCat(field.name(), " is ", ValueOf(found, field), ", not ",
+                        ValueOf(wanted, field));
+  }
+  return "";
 }
 
 namespace {

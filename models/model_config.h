@@ -24,6 +24,12 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 // Returns the name in manifests: "gpt2", or the name under which an architecture is registered.
 std::string ArchitectureName(const ModelConfig& config);
 
+// Returns the first field by which `found` computes another function of equal weights than
+// `wanted`, with both values ("norm_epsilon is 1e-05, not 1e-06"), or an empty text without such a
+// field. Reals are compared as fp32, in which files have them. A tied head and a head of its own
+// are the same function.
+std::string FunctionDifference(const ModelConfig& found, const ModelConfig& wanted);
+
 // Returns the number of weights of the unsharded model, padding excluded, tied parameters once.
 // Precondition (here and below): a resolved config.
 int64_t ParameterCount(const ModelConfig& config);

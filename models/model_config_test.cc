@@ -162,6 +162,41 @@ TEST(ModelConfigTest, AWrongFieldIsNamedWithItsValue) {
   }
 }
 
+// What changes the function, and what is of training or of files alone.
+TEST(ModelConfigTest, AFieldByWhichTwoModelsComputeDifferentFunctionsIsNamed) {
+  const std::vector<WrongField> changes = {
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_norm_epsilon(1e-6); },
+       "norm_epsilon is 1e-06, not 1e-05"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_norm_epsilon(1.00000001e-5); }, ""},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_use_biases(false); },
+       "use_biases is false, not unset"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_hidden_dropout(0.1); }, ""},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_attention_dropout(0.1); }, ""},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_make_vocab_size_divisible_by(2); }, ""},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_init_method_std(0.1); }, ""},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_rope_scaling_factor(32); },
+       "rope_scaling_factor is 32, not 8"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_use_rope_scaling(false); },
+       "use_rope_scaling is false, not true"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_num_query_groups(4); },
+       "num_query_groups is 4, not 2"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_untie_embeddings_and_output_weights(true); }, ""},
+  };
+  for (const WrongField& changed : changes) {
+    ModelConfig config = Named(changed.size);
+    ASSERT_OK_AND_ASSIGN(const auto original, ResolveModelConfig(config));
+    changed.change(config);
+    ASSERT_OK_AND_ASSIGN(const auto resolved, ResolveModelConfig(config));
+    EXPECT_EQ(FunctionDifference(resolved, original), changed.message);
+    EXPECT_EQ(FunctionDifference(original, original), "");
+  }
+  ModelConfig plain = Named("llama3-tiny");
+  plain.set_use_rope_scaling(false);
+  ModelConfig other = plain;
+  other.set_rope_scaling_factor(32);
+  EXPECT_EQ(FunctionDifference(*ResolveModelConfig(plain), *ResolveModelConfig(other)), "");
+}
+
 TEST(ModelConfigTest, AWrongLayerRangeIsNamed) {
   const auto backend = MakeReferenceBackend();
   ModelOptions options;

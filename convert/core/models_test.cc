@@ -19,6 +19,7 @@ constexpr char kSizes[] =
     "vocab_size: 32 ffn_hidden_size: 32 ";
 constexpr char kGpt2[] = "architecture: GPT2 ";
 constexpr char kLlama[] = "architecture: LLAMA3 use_rope_scaling: false ";
+constexpr char kScaled[] = "architecture: LLAMA3 ";
 
 ModelProto SizedModel(const std::string& text) {
   ModelProto model;
@@ -72,6 +73,29 @@ TEST(ModelsTest, SettingsThatChangeWhatAModelComputesAreRefusedByName) {
     const absl::Status status = ReadForeignConfig(other.framework, json.dump(), 99).status();
     EXPECT_EQ(status.ok(), other.said.empty()) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(other.said));
+  }
+}
+
+struct NotHeld {
+  std::string framework, model, said;
+};
+
+TEST(ModelsTest, ModelsThatAFormatCannotStateAreNotWritten) {
+  const std::string scaled = kScaled, name = "rope_scaling_";
+  const std::vector<NotHeld> all = {
+      {kMegatron, scaled + "rope_scaling_factor: 32", ""},
+      {kMegatron, kLlama + std::string("rope_scaling_low_freq_factor: 2"), ""},
+      {kMegatron, scaled + "rope_scaling_low_freq_factor: 2", name + "low_freq_factor is 2"},
+      {kMegatron, scaled + "rope_scaling_high_freq_factor: 8", name + "high_freq_factor is 8"},
+      {kMegatron, scaled + "rope_scaling_original_max_position_embeddings: 4096",
+       name + "original_max_position_embeddings is 4096"},
+  };
+  for (const NotHeld& model : all) {
+    SCOPED_TRACE(model.model);
+    const absl::Status status =
+        WriteForeignConfig(model.framework, SizedModel(model.model)).status();
+    EXPECT_EQ(status.ok(), model.said.empty()) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(model.said));
   }
 }
 

@@ -15,6 +15,7 @@ namespace {
 enum Field { kPositions = 2, kVocabulary, kLayers, kHeads, kChannels, kPaddedVocabulary };
 
 constexpr int32_t kUsualPadding = 128;
+constexpr double kNormEpsilon = 1e-5;  // of all norms in llm.c
 
 // Returns the padding rule that yields the file's padded size.
 int64_t VocabularyMultiple(int32_t vocabulary, int32_t padded) {
@@ -47,6 +48,7 @@ absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
   config.set_hidden_size(header[kChannels]);
   config.set_make_vocab_size_divisible_by(
       VocabularyMultiple(header[kVocabulary], header[kPaddedVocabulary]));
+  config.set_norm_epsilon(kNormEpsilon);
   FillDefaults(config);
   if (auto valid = Validate(config); !valid.ok()) {
     return file.Corrupt(std::string(valid.message()));
@@ -60,6 +62,11 @@ absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat("ffn_hidden_size is ", config.ffn_hidden_size(),
                                                    ": a llm.c file has 4 * ", "hidden_size (",
                                                    4 * config.hidden_size(), ")"));
+  }
+  if (config.norm_epsilon() != kNormEpsilon) {
+    return absl::InvalidArgumentError(absl::StrCat("norm_epsilon is ", config.norm_epsilon(),
+                                                   ": a llm.c file has no field for it, and means ",
+                                                   kNormEpsilon));
   }
   LlmcHeader header = {};
   header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());

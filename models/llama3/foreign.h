@@ -1,9 +1,15 @@
 #ifndef TESSERA_MODELS_LLAMA3_FOREIGN_H_
 #define TESSERA_MODELS_LLAMA3_FOREIGN_H_
 
+#include "absl/status/status.h"
+#include "models/config/config.pb.h"
 #include "models/foreign/format.h"
 
 namespace tessera::llama3 {
+
+// Returns InvalidArgument, naming the field, for scaled rotary frequencies with other settings than
+// Llama 3.1's. `states_factor` says whether the format has a field for the factor.
+absl::Status CheckRopeScaling(const ModelConfig& config, bool states_factor);
 
 // Hugging Face's Llama. Linear weights are [out, in], and the rows of q and k are in the order of
 // transformers' rotary embedding, as here.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "models/llama3/architecture.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
@@ -112,6 +113,7 @@ absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
 }
 
 absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(CheckRopeScaling(config, /*states_factor=*/false));
   const int64_t by_rule =
       FfnHiddenSize(config.hidden_size(), config.ffn_multiplier(), config.ffn_multiple_of());
   if (by_rule != config.ffn_hidden_size()) {

@@ -52,6 +52,11 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
   args["rope_scaling_factor"] = config.rope_scaling_factor();
 }
 
+// Megatron-LM's RotaryEmbedding takes the factor alone.
+absl::Status Check(const ModelConfig& config) {
+  return CheckRopeScaling(config, /*states_factor=*/true);
+}
+
 ForeignParameter Norm(const std::string& prefix, const char* fused_name, const char* name,
                       std::string logical_name, int64_t size) {
   ForeignParameter norm = SameTensor(prefix + fused_name, std::move(logical_name), {size});
@@ -102,6 +107,7 @@ constinit const ForeignFormat kMegatronFormat = {.framework = kMegatron,
                                                  .describes = Describes,
                                                  .read_config = ReadConfig,
                                                  .write_config = WriteConfig,
+                                                 .check = Check,
                                                  .parameters = Parameters};
 
 }  // namespace tessera::llama3

@@ -88,6 +88,32 @@ TEST(LlmcTest, RealsAreReadAsTheDecimalsThatWereMeant) {
   }
 }
 
+// A header has no field for these: llm.c has one value for each.
+TEST(LlmcTest, SettingsThatAHeaderCannotStateAreNotWritten) {
+  const std::string sizes =
+      "num_layers: 1 hidden_size: 8 num_attention_heads: 2 max_position_embeddings: 8 "
+      "vocab_size: 16 ";
+  const std::string gpt2 = "architecture: GPT2 ", llama = "architecture: LLAMA3 ";
+  const std::pair<std::string, std::string> models[] = {
+      {gpt2, ""},
+      {gpt2 + "norm_epsilon: 1e-6", "norm_epsilon is 1e-06"},
+      {llama, ""},
+      {llama + "norm_epsilon: 1e-6", ""},
+      {llama + "use_rope_scaling: false rope_scaling_factor: 32", ""},
+      {llama + "rope_scaling_factor: 32", "rope_scaling_factor is 32"},
+      {llama + "rope_scaling_low_freq_factor: 2", "rope_scaling_low_freq_factor is 2"},
+      {llama + "rope_scaling_high_freq_factor: 8", "rope_scaling_high_freq_factor is 8"},
+      {llama + "rope_scaling_original_max_position_embeddings: 4096", "_embeddings is 4096"}};
+  for (const auto& [text, said] : models) {
+    SCOPED_TRACE(text);
+    ModelProto model;
+    model.set_text(sizes + text);
+    const absl::Status status = WriteLlmcHeader(model, DType::kF32).status();
+    EXPECT_EQ(status.ok(), said.empty()) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(said));
+  }
+}
+
 TEST(LlmcTest, ATiedModelRefusesAHeadOfItsOwn) {
   for (const bool is_tied : {true, false}) {
     const std::string file = Fixture(is_tied ? "llama3_tied" : "llama3_untied");
