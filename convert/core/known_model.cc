@@ -114,9 +114,7 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const Mode
       TESSERA_ASSIGN_OR_RETURN(described, DescribedByValues(checkpoint, count));
       if (described.has_value()) {
         model = &*described;
-        known.notes.emplace_back(
-            "nanoGPT computes GELU exactly (nn.GELU), and GPT-2 here by its tanh approximation: "
-            "activations differ by up to 0.0005.");
+        known.notes.push_back(absl::StrCat("nanoGPT", kExactGelu));
       }
       if (model == nullptr) return std::nullopt;
       TESSERA_ASSIGN_OR_RETURN(json, WriteHuggingFaceConfig(*model, DType::kF32));

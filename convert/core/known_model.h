@@ -25,6 +25,12 @@
 
 namespace tessera::ckpt::convert {
 
+// Ends a note about a program whose GPT-2 has another GELU than this library's.
+inline constexpr char kExactGelu[] =
+    " computes GELU exactly (nn.GELU), and GPT-2 here by its tanh approximation: activations "
+    "differ "
+    "by up to 0.0005.";
+
 using Parameters = std::vector<ForeignParameter>;
 
 // A model, and the ways in which state dicts name its parameters.

@@ -29,6 +29,7 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
   args["normalization"] = "LayerNorm";
   args["add_bias_linear"] = true;
   args["swiglu"] = false;
+  args["bias_gelu_fusion"] = true;  // GELU's tanh form
 }
 
 // The parameters of one layer, in the order of the modules. Norms have two names: with and without

@@ -64,7 +64,7 @@ class LegacyReader {
       }
     }
     ForeignCheckpoint checkpoint = CheckpointOf(kMegatron, "Megatron-LM");
-    run_->Describe(checkpoint.description);
+    run_->Describe(checkpoint);
     TESSERA_RETURN_IF_ERROR(
         std::move(*set_).MoveTo(kMegatron, storage_.Describe(folder_), checkpoint));
     TESSERA_RETURN_IF_ERROR(CheckMasterWeights(storage_, checkpoint.tensors));

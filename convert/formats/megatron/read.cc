@@ -8,11 +8,13 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/known_model.h"
 #include "convert/core/models.h"
 #include "convert/core/reading.h"
 #include "convert/formats/dcp/dcp.h"
@@ -58,7 +60,8 @@ int64_t MegatronRun::BucketElements() const {
   return std::max(kDefault, kPerRank * std::clamp<int64_t>(ranks, 1, INT32_MAX));
 }
 
-void MegatronRun::Describe(Manifest& manifest) const {
+void MegatronRun::Describe(ForeignCheckpoint& checkpoint) const {
+  Manifest& manifest = checkpoint.description;
   const auto size = [&](std::string_view name) { return Integer(name).value_or(1); };
   SetTopology({.data = size("data_parallel_size"),
                .tensor = size("tensor_model_parallel_size"),
@@ -66,6 +69,11 @@ void MegatronRun::Describe(Manifest& manifest) const {
                .virtual_pipeline = size("virtual_pipeline_model_parallel_size"),
                .zero_stage = IsTrue("use_distributed_optimizer") ? 1u : 0},
               manifest);
+  // What it fuses is the tanh form, which some forks have by openai_gelu, too.
+  if (arguments_.Find("bias_gelu_fusion").AsBool() == false && !IsTrue("swiglu") &&
+      !IsTrue("openai_gelu")) {
+    checkpoint.notes.push_back(absl::StrCat("Megatron-LM without bias_gelu_fusion", kExactGelu));
+  }
   const std::optional<int64_t> step = state_.Find("iteration").AsInt();
   if (!step || *step < 0) return;
   SetProgress(*step, Integer("consumed_train_samples"), manifest);
@@ -255,10 +263,26 @@ class TorchDistReader {
   absl::Status Finish(Storage& storage, const MegatronRun& run, ForeignCheckpoint& checkpoint) {
     TESSERA_RETURN_IF_ERROR(buckets_.AddObjects(storage));
     if (!buckets_.empty()) return FinishBuckets(storage, run, checkpoint);
-    return std::move(set_).MoveTo(kMegatron, where_, checkpoint);
+    TESSERA_RETURN_IF_ERROR(std::move(set_).MoveTo(kMegatron, where_, checkpoint));
+    const absl::Status masters = CheckMasterWeights(storage, checkpoint.tensors);
+    if (absl::IsUnimplemented(masters)) LeaveOutMasters(checkpoint);
+    // States have names here, and weights that were stored in fp8 are other than rounded.
+    return absl::IsUnimplemented(masters) || absl::IsDataLoss(masters) ? absl::OkStatus() : masters;
   }
 
  private:
+  static void LeaveOutMasters(ForeignCheckpoint& checkpoint) {
+    std::erase_if(checkpoint.tensors, [](const ForeignTensor& tensor) {
+      return tensor.role == TensorRole::kMasterWeight;
+    });
+    for (auto& parameter : *checkpoint.description.mutable_optimizer()->mutable_parameters()) {
+      parameter.mutable_states()->erase(kForeignMaster.state);
+    }
+    checkpoint.notes.emplace_back(
+        "Left out: the master weights, of which the files have 16-bit remainders alone "
+        "(use_precision_aware_optimizer); the weights are rounded.");
+  }
+
   // Adds a tensor of releases up to 0.14. It has an index for each dim of the parameter, which says
   // in which of its equal parts the elements are, and one for their place in that part, flattened.
   absl::Status AddFlattened(const ForeignTensor& tensor, const ForeignParameter& parameter,
@@ -356,7 +380,7 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchDist(Storage& storage, const std::str
                                                                  PieceCount(stored), file_bytes));
   TorchDistReader reader(storage.Describe(folder), folder, std::move(model));
   for (const ForeignTensor& tensor : stored) TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
-  run.Describe(checkpoint.description);
+  run.Describe(checkpoint);
   TESSERA_RETURN_IF_ERROR(reader.Finish(storage, run, checkpoint));
   return checkpoint;
 }

@@ -34,8 +34,9 @@ class MegatronRun {
   // chunk of the first pipeline stage; 0: never, as in all other chunks.
   int64_t BucketElements() const;
 
-  // Sets the topology, the step and the consumed samples, as far as they are known.
-  void Describe(Manifest& manifest) const;
+  // Sets the topology, the step and the consumed samples, as far as they are known. Adds a note if
+  // the run's GELU is not this library's.
+  void Describe(ForeignCheckpoint& checkpoint) const;
 
  private:
   pickle::Value state_;

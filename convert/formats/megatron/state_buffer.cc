@@ -1,6 +1,7 @@
 #include "convert/formats/megatron/state_buffer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <iterator>
@@ -230,22 +231,36 @@ std::set<std::vector<int64_t>> SampleIndices(const Shape& shape) {
   return {first, middle, last};
 }
 
+// What was found of master weights.
+struct Masters {
+  bool are_integers = true;  // of 16 bits
+  absl::Status rounding;     // of the first one that its weight is not, rounded
+};
+
 absl::Status Compare(ElementReader& reader, const ForeignTensor& weight,
-                     const ForeignTensor& master) {
+                     const ForeignTensor& master, Masters& masters) {
   const CopyElements round = FindCopy(master.dtype, weight.dtype);
-  const size_t size = ElementSize(weight.dtype);
-  if (round == nullptr || weight.shape != master.shape) return absl::OkStatus();
+  const CopyElements widen = FindCopy(master.dtype, DType::kF32);
+  const bool is_integer = master.dtype == DType::kI16;
+  if (weight.shape != master.shape || (!is_integer && (round == nullptr || widen == nullptr))) {
+    return absl::OkStatus();
+  }
   for (const std::vector<int64_t>& index : SampleIndices(weight.shape)) {
     Element stored, exact;
     TESSERA_ASSIGN_OR_RETURN(const bool has_weight, reader.Read(weight, index, stored));
     TESSERA_ASSIGN_OR_RETURN(const bool has_master, reader.Read(master, index, exact));
     if (!has_weight || !has_master) continue;
-    std::byte rounded[8] = {};
-    round(exact.bytes, rounded, 1, 1);
-    if (std::memcmp(rounded, stored.bytes, size) == 0) continue;
-    return DataLoss(exact.file, ": the fp32 weights of ", weight.name,
-                    " do not round to its weights in ", stored.file,
-                    ", so that which parameters the optimizer's states belong to is not known");
+    if (!is_integer) {
+      float value = 0;
+      widen(exact.bytes, reinterpret_cast<std::byte*>(&value), 1, 1);
+      masters.are_integers &= value == std::trunc(value) && std::abs(value) <= 0x8000;
+      std::byte rounded[8] = {};
+      round(exact.bytes, rounded, 1, 1);
+      if (std::memcmp(rounded, stored.bytes, ElementSize(weight.dtype)) == 0) continue;
+    }
+    masters.rounding.Update(DataLoss(
+        exact.file, ": the fp32 weights of ", weight.name, " do not round to its weights in ",
+        stored.file, ", so that which parameters the optimizer's states belong to is not known"));
   }
   return absl::OkStatus();
 }
@@ -258,15 +273,19 @@ absl::Status CheckMasterWeights(Storage& storage, const std::vector<ForeignTenso
     if (tensor.role == TensorRole::kWeight) weights[tensor.name] = &tensor;
   }
   ElementReader reader(storage);
+  Masters masters;
   for (const ForeignTensor& tensor : tensors) {
     if (tensor.role != TensorRole::kMasterWeight || !tensor.name.ends_with(kMasterSuffix)) continue;
     std::string_view name = tensor.name;
     name.remove_suffix(kMasterSuffix.size());
     const auto weight = weights.find(name);
     if (weight == weights.end()) continue;
-    TESSERA_RETURN_IF_ERROR(Compare(reader, *weight->second, tensor));
+    TESSERA_RETURN_IF_ERROR(Compare(reader, *weight->second, tensor, masters));
   }
-  return absl::OkStatus();
+  if (masters.rounding.ok() || !masters.are_integers) return masters.rounding;
+  return Unimplemented(masters.rounding.message(),
+                       ": they are 16-bit remainders (use_precision_aware_optimizer); in the "
+                       "format fully_reshardable states have names, and are read without these");
 }
 
 }  // namespace tessera::ckpt::convert

@@ -106,6 +106,8 @@ class MegatronPlan {
     return tensor;
   }
 
+  int64_t Updates() const { return static_cast<int64_t>(UpdatesOf(manifest_)); }
+
   // Writes a group of each kind as Megatron-LM makes them: with weight decay, and without.
   void WriteParameterGroups(Writer& writer) const {
     writer.Text("param_groups").BeginList();
@@ -126,7 +128,7 @@ class MegatronPlan {
       writer.EndTuple();
       writer.Text("eps").Float(option("epsilon", 1e-8));
       writer.Text("weight_decay").Float(option("weight_decay", 0));
-      writer.Text("step").Int(manifest_.trainer().step());
+      writer.Text("step").Int(Updates());
       writer.EndDict();
     }
     writer.EndList();
@@ -141,7 +143,7 @@ class MegatronPlan {
       writer.Text("param_state_sharding_type").Text("fully_reshardable");
     } else {
       writer.Text("state").BeginDict();
-      writer.Text("common_step").Int(manifest_.trainer().step());
+      writer.Text("common_step").Int(Updates());
       writer.EndDict();
       WriteParameterGroups(writer);
     }
