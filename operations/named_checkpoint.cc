@@ -11,6 +11,7 @@
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/internal/read_lock.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/reading.h"
 #include "convert/open_foreign.h"
@@ -113,13 +114,17 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
       std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
 }
 
-// Returns the newest checkpoint of a folder, or that of the step.
-absl::StatusOr<CheckpointInfo> FindInFolder(Storage& storage, std::optional<int64_t> step) {
+// Returns the checkpoint of the step in a folder, or the one that ChooseToRead() finds.
+absl::StatusOr<ChosenCheckpoint> FindInFolder(Storage& storage, std::optional<int64_t> step) {
   const CheckpointFolder folder(storage);
-  if (!step.has_value()) return folder.FindLatest();
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, folder.List());
+  if (!step.has_value()) TESSERA_RETURN_IF_ERROR(folder.FindLatest().status());
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, folder.List());
+  if (!step.has_value()) {
+    std::ranges::reverse(all);
+    return ChooseToRead(storage, all);
+  }
   const auto found = std::ranges::find(all, *step, &CheckpointInfo::step);
-  if (found != all.end()) return *found;
+  if (found != all.end()) return ChosenCheckpoint{*found, {}};
   if (all.empty()) return absl::NotFoundError("");
   return absl::FailedPreconditionError(
       absl::StrCat(storage.Describe(""), ": no checkpoint of step ", *step,
@@ -136,8 +141,8 @@ absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const Source
   };
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(""));
   if (std::ranges::find(names, kManifestFileName) != names.end()) return at("");
-  absl::StatusOr<CheckpointInfo> latest = FindInFolder(*storage, options.step);
-  if (absl::IsNotFound(latest.status())) {
+  absl::StatusOr<ChosenCheckpoint> chosen = FindInFolder(*storage, options.step);
+  if (absl::IsNotFound(chosen.status())) {
     absl::StatusOr<NamedCheckpoint> foreign = FindForeignCheckpoint(name, options);
     if (!absl::IsNotFound(foreign.status())) return foreign;
     return absl::NotFoundError(
@@ -145,8 +150,10 @@ absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const Source
                      "nor one of another framework (", absl::StrJoin(convert::FormatNames(), ", "),
                      "); ", convert::DescribeContents(*storage)));
   }
-  TESSERA_RETURN_IF_ERROR(latest.status());
-  return at(std::move(latest->directory));
+  TESSERA_RETURN_IF_ERROR(chosen.status());
+  NamedCheckpoint found = at(std::move(chosen->checkpoint.directory));
+  found.notes = std::move(chosen->notes);
+  return found;
 }
 
 }  // namespace

@@ -28,8 +28,7 @@ struct NamedCheckpoint {
   // checkpoint of this library.
   std::string format;
   std::string foreign_name;
-  // Notes about another framework's checkpoint: which one of several it is, and what was not
-  // understood.
+  // Notes: which one of several it is, and what was not understood of another framework's.
   std::vector<std::string> notes;
   // The values of another framework's checkpoint besides tensors. In a checkpoint of this library,
   // they are in the manifest.
@@ -59,7 +58,7 @@ struct SourceOptions {
   std::string parameter_names_file;  // see OpenForeignOptions
   bool use_seal = true;              // of another framework's
   // The step of the checkpoint in a folder, or the step of a single checkpoint, whatever it
-  // records; unset: the newest, and the recorded step.
+  // records; unset: FindCheckpoint() chooses, and the step is the recorded one.
   std::optional<int64_t> step;
 };
 
@@ -68,7 +67,7 @@ struct SourceOptions {
 bool IsForeignName(const std::string& name, const SourceOptions& options);
 
 // Finds a checkpoint. `name` (see OpenStorage()) names a checkpoint's directory, or a folder of
-// checkpoints, of which the newest is used (see SourceOptions::step), or another framework's
+// checkpoints, of which ChooseToRead() chooses (see SourceOptions::step), or another framework's
 // checkpoint. NotFound for any other place, and for a folder without a checkpoint of the step.
 absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
                                                const SourceOptions& options);

@@ -35,9 +35,6 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr std::string_view kDamaged = "damaged";
-constexpr std::string_view kDiverged = "diverged";
-
 // Payloads of errors, whose contents do not matter.
 constexpr char kNoSuchStep[] = "tessera.ckpt.no_such_step";
 constexpr char kNoneValid[] = "tessera.ckpt.none_valid";
@@ -90,14 +87,6 @@ absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
     }
   }
   return found;
-}
-
-absl::Status WhyDiverged(const Manifest& manifest) {
-  const std::string place =
-      absl::StrCat("the run had diverged at step ", manifest.trainer().step(), ": ");
-  return absl::FailedPreconditionError(absl::StrCat(
-      place, manifest.trainer().health().state_is_finite() ? "the loss was not plausible"
-                                                           : "the state is not finite"));
 }
 
 // The state of a resume on rank 0.
@@ -237,7 +226,7 @@ class Decision {
     TESSERA_RETURN_IF_ERROR(read);
     seen_.insert(checkpoint.directory);
     if (IsHealthy(manifest_)) return true;
-    skipped_.push_back({checkpoint.directory, "", std::string(kDiverged), WhyDiverged(manifest_)});
+    skipped_.push_back(Diverged(checkpoint, manifest_));
     return false;
   }
 

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <memory>
 #include <random>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -100,6 +101,28 @@ bool IsHealthy(const Manifest& manifest) {
   const TrainerState& trainer = manifest.trainer();
   return !trainer.has_health() ||
          (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
+}
+
+SkippedCheckpoint Diverged(const CheckpointInfo& checkpoint, const Manifest& manifest) {
+  const char* const why = manifest.trainer().health().state_is_finite()
+                              ? "the loss was not plausible"
+                              : "the state is not finite";
+  return {checkpoint.directory, "", std::string(kDiverged),
+          absl::FailedPreconditionError(
+              absl::StrCat("the run had diverged at step ", manifest.trainer().step(), ": ", why))};
+}
+
+ChosenCheckpoint ChooseToRead(Storage& storage, std::span<const CheckpointInfo> newest_first) {
+  std::vector<std::string> notes;
+  for (const CheckpointInfo& checkpoint : newest_first) {
+    const absl::StatusOr<Manifest> manifest = ReadManifest(storage, checkpoint.directory);
+    if (!manifest.ok() || IsHealthy(*manifest)) return {checkpoint, std::move(notes)};
+    notes.push_back(Describe(storage, Diverged(checkpoint, *manifest)));
+  }
+  return {
+      newest_first.front(),
+      {absl::StrCat(storage.Describe(""),
+                    " holds only checkpoints of a run that had diverged: ", "the newest is read")}};
 }
 
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory) {

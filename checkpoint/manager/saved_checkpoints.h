@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "storage/storage.h"
@@ -27,6 +28,12 @@ namespace tessera::ckpt {
 // damage, which is read again first, since bytes that were damaged on their way from a remote
 // storage are intact the next time. NotFound if no checkpoint is committed.
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory);
+
+// The words in the names of quarantined checkpoints.
+inline constexpr std::string_view kDamaged = "damaged", kDiverged = "diverged";
+
+// Returns that the checkpoint, which is not IsHealthy(), is skipped, and why.
+SkippedCheckpoint Diverged(const CheckpointInfo& checkpoint, const Manifest& manifest);
 
 // Returns a message about the contents of `directory`, for a sentence that has already named the
 // directory.

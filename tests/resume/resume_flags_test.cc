@@ -147,9 +147,13 @@ TEST_F(FlagsTest, NeverMixesTwoRunsInOneFolder) {
 TEST_F(FlagsTest, CkptStepOfTheSameFolderLeavesTheLaterOnesAside) {
   TrainConfig config = From("base");
   config.mutable_checkpoint()->set_ckpt_step(4);
+  for (const char* step : {"2", "4", "6", "8"}) {
+    fs::create_directory(Checkpoints("base") / absl::StrCat("hf-0000000", step));
+  }
   ASSERT_OK_AND_ASSIGN(const std::string notes, Train(config));
   EXPECT_THAT(notes, HasSubstr("(step 4)"));
   EXPECT_THAT(notes, HasSubstr("quarantined as step-00000008.abandoned"));
+  EXPECT_THAT(notes, HasSubstr("exported weights of later steps stay: hf-00000006, hf-00000008\n"));
   EXPECT_TRUE(fs::exists(Checkpoints("base") / "step-00000008.abandoned" / "manifest.pb"));
   EXPECT_TRUE(fs::exists(StepDir("base", 12)));
   EXPECT_EQ(Losses("base").size(), 12u);

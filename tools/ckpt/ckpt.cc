@@ -38,11 +38,11 @@ constexpr char kHelp[] =
   ckpt help COMMAND            the flags of a command, as does ckpt COMMAND --help
   ckpt --version
 
-PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. It may be another
-framework's: a folder in Hugging Face's format (hf), a model file of llm.c or a folder with them
-(llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed (deepspeed), PaddleNLP (paddle),
-InternEvo (internevo) or InfiniTrain (infinitrain), a file of torch.save (torch), a folder of
-torch.distributed.checkpoint (dcp), a file of llama.cpp (gguf).
+PATH is a checkpoint's directory, or a folder of checkpoints: the newest of a run that had not
+diverged is meant. It may be another framework's: a folder in Hugging Face's format (hf), a model
+file of llm.c or a folder with them (llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed
+(deepspeed), PaddleNLP (paddle), InternEvo (internevo) or InfiniTrain (infinitrain), a file of
+torch.save (torch), a folder of torch.distributed.checkpoint (dcp), a file of llama.cpp (gguf).
 A folder may be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with
 the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 

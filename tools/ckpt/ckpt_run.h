@@ -52,6 +52,7 @@ class CkptTest : public testing::Test {
     Manifest metadata;
     metadata.mutable_trainer()->set_best_loss(std::numeric_limits<double>::infinity());
     metadata.mutable_trainer()->set_last_loss(3.25);
+    if (!is_finite_) metadata.mutable_trainer()->mutable_health()->set_loss_is_sane(true);
     metadata.mutable_model()->set_text(config_);
     metadata.mutable_topology()->set_data_parallel(shards);
     metadata.mutable_optimizer()->set_algorithm("adamw");
@@ -136,6 +137,7 @@ class CkptTest : public testing::Test {
   std::unique_ptr<Storage> storage_;
   float w_[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   int64_t n_ = 17;
+  bool is_finite_ = true;  // what saved checkpoints say of their state
   std::string config_;
   std::map<std::string, std::string> extra_;
   std::string out_, err_, progress_;

@@ -268,6 +268,24 @@ TEST_F(CkptTest, VerifySaysWhatOfAFolderItHasRead) {
   EXPECT_THAT(out_, HasSubstr("no checkpoint here is good"));
 }
 
+TEST_F(CkptTest, AFolderIsItsNewestCheckpointBeforeTheRunDiverged) {
+  is_finite_ = false;
+  MustSave("", 2, 1);
+  EXPECT_EQ(Run({"verify", root_}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr(root_ + " holds only checkpoints of a run that had diverged: the "));
+  is_finite_ = true;
+  MustSave("", 3, 1);
+  is_finite_ = false;
+  MustSave("", 4, 1);
+  EXPECT_EQ(Run({"verify", root_}), kExitOk);
+  EXPECT_THAT(out_, AllOf(HasSubstr("step-00000003: good"), HasSubstr("one of 3 checkpoints"),
+                          HasSubstr("skipped " + root_ +
+                                    "/step-00000004: the run had diverged at "
+                                    "step 4: the state is not finite; it is left where it is")));
+  EXPECT_EQ(Run({"verify", root_ + "/step-00000004"}), kExitOk);
+  EXPECT_THAT(out_, Not(HasSubstr("diverged")));
+}
+
 TEST_F(CkptTest, VerifyNamesAPlaceOnce) {
   MustSave("", 3, 1);
   std::filesystem::remove(PathOf("step-00000003/model-00001-of-00001"));

@@ -34,7 +34,8 @@ std::string OthersText(const NamedCheckpoint& named, bool is_good) {
   if (named.directory.empty()) return "";
   const auto checkpoints = CheckpointFolder(*named.storage).List();
   if (!checkpoints.ok() || checkpoints->size() < 2) return "";
-  return "the newest of " + std::to_string(checkpoints->size()) +
+  const std::string which = named.notes.empty() ? "the newest of " : "one of ";
+  return which + std::to_string(checkpoints->size()) +
          (is_good ? " checkpoints; --all checks every one\n"
                   : " checkpoints is damaged; --all shows which of the others are good\n");
 }

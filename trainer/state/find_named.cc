@@ -138,10 +138,11 @@ absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink
   return run;
 }
 
-// Takes the checkpoint of ckpt_step, or the newest one, from a folder of checkpoints; nullopt if it
-// has none.
+// Takes the checkpoint of ckpt_step, or the one that ChooseToRead() finds, from a folder of
+// checkpoints; nullopt if it has none.
 absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> storage,
-                                                       const CheckpointConfig& config) {
+                                                       const CheckpointConfig& config,
+                                                       const NoteSink& notes) {
   std::vector<ckpt::CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ckpt::ListForResume(*storage, &unreadable));
@@ -152,9 +153,15 @@ absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> 
     if (needed) return checkpoint.readable;
   }
   if (saved.empty()) return std::nullopt;
-  const auto chosen = config.has_ckpt_step() ? std::ranges::find(saved, config.ckpt_step(),
-                                                                 &ckpt::CheckpointInfo::step)
-                                             : saved.begin();
+  auto chosen = saved.end();
+  if (config.has_ckpt_step()) {
+    chosen = std::ranges::find(saved, config.ckpt_step(), &ckpt::CheckpointInfo::step);
+  } else {
+    const ckpt::ChosenCheckpoint choice = ckpt::ChooseToRead(*storage, saved);
+    for (const std::string& note : choice.notes) notes(absl::StrCat("WARNING: ", note));
+    chosen =
+        std::ranges::find(saved, choice.checkpoint.directory, &ckpt::CheckpointInfo::directory);
+  }
   if (chosen == saved.end()) {
     return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
                                             ckpt::NoSuchCheckpoint(*storage, saved).message()));
@@ -191,7 +198,7 @@ absl::StatusOr<SavedRun> Find(const TrainConfig& settings, const NoteSink& notes
                                 std::move(reading));
   }
   TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> found,
-                           TakeFromFolder(*std::move(storage), config));
+                           TakeFromFolder(*std::move(storage), config, notes));
   if (found.has_value()) return *std::move(found);
   if (!is_ours) return FindForeign(settings, notes);
   return NothingToLoad(config);

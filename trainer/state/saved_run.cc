@@ -1,15 +1,20 @@
 #include "trainer/state/saved_run.h"
 
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/internal/damage.h"
+#include "storage/open_storage.h"
 #include "trainer/config/load_content.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/save_storage.h"
@@ -17,10 +22,17 @@
 namespace tessera {
 namespace {
 
-bool SameFolder(std::string_view a, std::string_view b) {
-  while (a.size() > 1 && a.ends_with('/')) a.remove_suffix(1);
-  while (b.size() > 1 && b.ends_with('/')) b.remove_suffix(1);
-  return a == b;
+namespace fs = std::filesystem;
+
+// Returns the same text for all names of a folder, whether it exists already or not.
+std::string UniqueName(std::string name) {
+  while (name.size() > 1 && name.ends_with('/')) name.pop_back();
+  const std::optional<std::string> path = LocalPathOfName(name);
+  if (!path.has_value()) return name;
+  std::error_code error;
+  const fs::path absolute = fs::absolute(*path, error);
+  const fs::path unique = fs::weakly_canonical(absolute, error);
+  return error ? name : unique.string();
 }
 
 bool ResumesItsOwn(const CheckpointConfig& config) {
@@ -33,11 +45,29 @@ bool ChoosesOwnStep(const CheckpointConfig& config) {
   return ResumesItsOwn(config) && LoadsItsOwn(config) && config.has_ckpt_step();
 }
 
+// Returns the folders in `save` of weights that were exported at later steps.
+std::vector<std::string> LaterExports(const CheckpointConfig& config) {
+  std::vector<std::string> later;
+  std::error_code error;
+  for (const auto& entry :
+       fs::directory_iterator(LocalPathOfName(config.save()).value_or(""), error)) {
+    const std::string name = entry.path().filename();
+    int64_t step = 0;
+    if (!name.starts_with("hf-") || !absl::SimpleAtoi(name.substr(3), &step)) continue;
+    if (step > config.ckpt_step()) later.push_back(name);
+  }
+  std::ranges::sort(later);
+  return later;
+}
+
 void NoteAbandoned(const CheckpointConfig& config, const std::vector<std::string>& moved,
                    const NoteSink& notes) {
   if (moved.empty()) return;
-  notes(absl::StrCat("ckpt_step=", config.ckpt_step(), ": later checkpoints of ", config.save(),
-                     " are quarantined as ", JoinFirst(moved, ", ")));
+  const std::vector<std::string> exports = LaterExports(config);
+  notes(absl::StrCat(
+      "ckpt_step=", config.ckpt_step(), ": later checkpoints of ", config.save(),
+      " are quarantined as ", JoinFirst(moved, ", "),
+      exports.empty() ? "" : "; exported weights of later steps stay: ", JoinFirst(exports, ", ")));
 }
 
 // Opens a manager of `save` that changes nothing there.
@@ -94,8 +124,10 @@ absl::StatusOr<bool> LoadFromStore(const Loading& run, std::optional<SavedRun>& 
       replica.reset();
     }
     if (!LoadsItsOwn(config) && !config.load().empty() && run.is_reporter()) {
-      run.notes(absl::StrCat("resuming from ", config.save(), ", where this run has saved, and ",
-                             "not from load=", config.load()));
+      run.notes(absl::StrCat(
+          "resuming from ", config.save(), ", where this run has saved, and ",
+          "not from load=", config.load(),
+          config.has_ckpt_step() ? absl::StrCat(" with ckpt_step=", config.ckpt_step()) : ""));
     }
     return run.load(SavedRun{.checkpoint = checkpoint, .is_own = true});
   };
@@ -131,7 +163,7 @@ absl::StatusOr<bool> LoadOwn(const Loading& run, std::optional<SavedRun> replica
 bool LoadsItsOwn(const CheckpointConfig& config) {
   if (config.save().empty()) return false;
   if (config.load().empty()) return config.auto_resume();
-  return SameFolder(config.load(), config.save());
+  return UniqueName(config.load()) == UniqueName(config.save());
 }
 
 bool ResumesLatest(const CheckpointConfig& config) {

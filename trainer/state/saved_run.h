@@ -81,10 +81,10 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
 
 // Finds the checkpoint that `load` and `ckpt_step` name: `load` itself if it is a checkpoint, under
 // whatever name, or one of another framework; otherwise the checkpoint of ckpt_step in the folder,
-// or the newest without ckpt_step. Directories that cannot be read are skipped; their error is
-// returned if nothing is left or ckpt_step names one. NotFound, with what is there instead, if
-// there is no such checkpoint; DataLoss for a damaged manifest. Rank 0 looks and reads, and sends
-// the result to the others; its error reaches them when it leaves.
+// or, without ckpt_step, the one that ChooseToRead() finds. Directories that cannot be read are
+// skipped; their error is returned if nothing is left or ckpt_step names one. NotFound, with what
+// is there instead, if there is no such checkpoint; DataLoss for a damaged manifest. Rank 0 looks
+// and reads, and sends the result to the others; its error reaches them when it leaves.
 absl::StatusOr<SavedRun> FindNamed(const TrainConfig& config, const RankGroup& group,
                                    const NoteSink& notes);
 

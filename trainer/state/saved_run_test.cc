@@ -143,10 +143,13 @@ class AutoResumeTest : public CheckpointsTest {
     config_.mutable_checkpoint()->set_save(folder_);
     for (const int64_t step : {2, 4, 6}) Save(folder_, step);
   }
-  static void Save(const std::string& folder, int64_t step) {
+  static void Save(const std::string& folder, int64_t step, bool loss_is_sane = true) {
     ASSERT_OK_AND_ASSIGN(const auto opened,
                          ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
-    ASSERT_OK(opened.Save(step, {}));
+    ckpt::Manifest manifest;
+    manifest.mutable_trainer()->mutable_health()->set_state_is_finite(true);
+    manifest.mutable_trainer()->mutable_health()->set_loss_is_sane(loss_is_sane);
+    ASSERT_OK(opened.Save({.step = step, .metadata = ckpt::ToMetadata(manifest)}, {}, {}));
   }
   // The step that the run continues from; -1 for a new run.
   int64_t Resumed() {
@@ -202,6 +205,52 @@ TEST_F(AutoResumeTest, LoadIsForAFolderWithoutAny) {
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   checkpoint.set_save(folder_ + "/empty");
   EXPECT_TRUE(SettingsFor(config_, *FindSavedRun(config_, group_, Sink())).checkpoint().finetune());
+}
+
+TEST_F(AutoResumeTest, ItsOwnFolderHasManyNames) {
+  fs::create_directory_symlink(folder_, folder_ + "/link");
+  CheckpointConfig& checkpoint = *config_.mutable_checkpoint();
+  const fs::path path = folder_;
+  const std::string twice = (path.parent_path() / "x" / ".." / path.filename()).string();
+  for (const std::string& name :
+       {folder_ + "/", folder_ + "//./", folder_ + "/link", fs::relative(path).string(), twice}) {
+    SCOPED_TRACE(name);
+    checkpoint.set_load(name);
+    checkpoint.set_ckpt_step(4);
+    EXPECT_EQ(Resumed(), 4);
+    checkpoint.clear_ckpt_step();
+    EXPECT_EQ(Resumed(), 6);
+    // Both may be named before there is such a folder.
+    checkpoint.set_load(name + "/none");
+    checkpoint.set_save(folder_ + "/none");
+    EXPECT_TRUE(LoadsItsOwn(checkpoint));
+    checkpoint.set_save(folder_);
+    EXPECT_FALSE(LoadsItsOwn(checkpoint));
+  }
+  checkpoint.set_ckpt_step(4);
+  EXPECT_EQ(Resumed(), 6);
+  EXPECT_THAT(notes_, HasSubstr("/none with ckpt_step=4"));
+}
+
+TEST_F(AutoResumeTest, ADivergedCheckpointOfAnotherRunIsReadOnlyOnRequest) {
+  const std::string other = folder_ + "/other", empty = folder_ + "/empty";
+  CheckpointConfig& checkpoint = *config_.mutable_checkpoint();
+  checkpoint.set_load(other);
+  checkpoint.set_save(empty);
+  Save(other, 2, /*loss_is_sane=*/false);
+  EXPECT_EQ(Resumed(), 2);
+  EXPECT_THAT(notes_, HasSubstr("WARNING: " + other + " holds only checkpoints of a run that had"));
+  Save(other, 4);
+  Save(other + "/rolling-0", 5, /*loss_is_sane=*/false);
+  Save(other, 6, /*loss_is_sane=*/false);
+  EXPECT_EQ(Resumed(), 4);
+  for (const std::string step : {"rolling-0/step-00000005", "step-00000006"}) {
+    EXPECT_THAT(notes_, HasSubstr("WARNING: skipped " + other + "/" + step +
+                                  ": the run had diverged at step "));
+  }
+  checkpoint.set_ckpt_step(6);
+  EXPECT_EQ(Resumed(), 6);
+  EXPECT_EQ(notes_, "");
 }
 
 TEST(StagingFolderTest, BucketsOfOneNameInTwoStoresHaveOneEach) {
