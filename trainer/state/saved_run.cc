@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "compute/parallel/micro_batches.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
@@ -107,9 +108,14 @@ void CopySchedule(const OptimizerConfig& from, OptimizerConfig& to) {
   to.MergeFrom(schedule);
 }
 
+// The checkpoints' settings stay out of it: once resolved, they no longer tell what was given.
 absl::StatusOr<TrainConfig> WithSavedSchedule(const TrainConfig& saved, TrainConfig config) {
   CopySchedule(saved.optimizer(), *config.mutable_optimizer());
-  return ResolveConfig(config);
+  CheckpointConfig checkpoint;
+  checkpoint.Swap(config.mutable_checkpoint());
+  TESSERA_ASSIGN_OR_RETURN(TrainConfig resolved, ResolveConfig(config));
+  checkpoint.Swap(resolved.mutable_checkpoint());
+  return resolved;
 }
 
 // Empty where the rate is the same.

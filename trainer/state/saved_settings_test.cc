@@ -170,6 +170,18 @@ TEST(SavedSettingsTest, TheSavedScheduleReplacesTheRuns) {
   EXPECT_EQ(config.training().train_iters(), 200);
 }
 
+// A resolved save_interval=0 has save_last_step=false, which is for folders with checkpoints.
+TEST(SavedSettingsTest, ARunThatSavesNothingCanHaveTheSavedSchedule) {
+  const ckpt::Manifest saved = Saved(Config("optimizer { lr: 2e-3 }"));
+  TrainConfig config = Config("checkpoint { load: \"x\" save_interval: 0 }");
+  EXPECT_THAT(DescribeChangedSettings(saved, config, 1234, 50),
+              HasSubstr("the next learning rate is 0.0005; with the saved run's schedule"));
+  const std::string checkpoint = config.checkpoint().DebugString();
+  ASSERT_OK(TakeSavedSchedule(saved, &config));
+  EXPECT_EQ(config.optimizer().lr(), 2e-3);
+  EXPECT_EQ(config.checkpoint().DebugString(), checkpoint);
+}
+
 TEST(SavedSettingsTest, AScheduleThatIsMissingOrImpossibleIsRefused) {
   TrainConfig config = Config("");
   ckpt::Manifest manifest = Saved(config);
