@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -128,6 +130,27 @@ void CheckAdam(const OptimizerConfig& optimizer, Problems& problems) {
     problems.Add("adam_beta2=", optimizer.adam_beta2(), ": must be less than 1");
   }
   if (optimizer.adam_eps() == 0) problems.Add("adam_eps=0: must be more than 0");
+}
+
+// A checkpoint of a step without an evaluation is not among the best, whatever its loss.
+absl::Status CheckTopK(const TrainConfig& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const int64_t evaluates = config.training().eval_interval(), saves = checkpoint.save_interval();
+  if (checkpoint.save_top_k() == 0 || config.data().valid_data_path().empty()) {
+    return absl::OkStatus();
+  }
+  if (evaluates == 0) {
+    return Wrong("save_top_k=", checkpoint.save_top_k(), " but eval_interval=0");
+  }
+  const int64_t steps = config.training().train_iters();
+  const bool by_steps = saves > 0 && saves < steps && !checkpoint.save_continuously() &&
+                        checkpoint.save_interval_minutes() == 0;
+  // By division: the least common multiple may overflow.
+  if (!by_steps || saves / std::gcd(saves, evaluates) <= steps / evaluates) {
+    return absl::OkStatus();
+  }
+  return Wrong("save_top_k=", checkpoint.save_top_k(), " but no step up to train_iters=", steps,
+               " is a multiple of both save_interval=", saves, " and eval_interval=", evaluates);
 }
 
 void CheckCheckpoint(const CheckpointConfig& checkpoint, Problems& problems) {
@@ -297,6 +320,7 @@ void CheckResolved(const TrainConfig& config, Problems& problems) {
   if (config.training().train_iters() > 0) problems.Add(CheckSchedule(config.optimizer()));
   CheckAdam(config.optimizer(), problems);
   CheckCheckpoint(config.checkpoint(), problems);
+  problems.Add(CheckTopK(config));
   const absl::Status content = CheckLoadContent(config.checkpoint());
   problems.Add(content);
   if (content.ok()) problems.Add(CheckSchedulerChoice(config.checkpoint()));

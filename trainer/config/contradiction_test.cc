@@ -141,6 +141,13 @@ const Contradiction kContradictions[] = {
     {{"--save=d", "--finetune"}, "finetune is set but load is not"},
     {{"--save=d", "--load-content=model"},
      "load_content=model begins at step 0 and needs load, which is not set"},
+    {{"--save=d", "--save-top-k=2"}, "save_top_k is set but valid_data_path is not"},
+    {{"--save=d", "--save-top-k=2", "--valid-data-path=v", "--eval-interval=0"},
+     "save_top_k=2 but eval_interval=0"},
+    {{"--save=d", "--save-top-k=2", "--valid-data-path=v", "--save-interval=30",
+      "--eval-interval=45", "--train-iters=80"},
+     "save_top_k=2 but no step up to train_iters=80 is a multiple of both save_interval=30 and "
+     "eval_interval=45"},
     {{"--async-save", "--save-top-k=2", "--lr=1e-4", "--min-lr=1e-3"},
      "3 problems with the settings:\n"
      "  async_save is set but save is not\n"
@@ -162,14 +169,31 @@ const Contradiction kContradictions[] = {
     {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
 };
 
+absl::Status ResolveFlags(const std::vector<std::string>& flags) {
+  std::vector<const char*> argv = {"train", "--size=gpt2-tiny", "--train-iters=100",
+                                   "--train-data-path=train_*.bin"};
+  for (const std::string& flag : flags) argv.push_back(flag.c_str());
+  const absl::StatusOr<CommandLine> line =
+      ParseCommandLine(static_cast<int>(argv.size()), argv.data());
+  return line.ok() ? ResolveConfig(line->config).status() : line.status();
+}
+
 TEST(ContradictionTest, IsAnsweredByOneLineThatNamesIt) {
   for (const Contradiction& each : kContradictions) {
-    std::vector<const char*> argv = {"train", "--size=gpt2-tiny", "--train-iters=100",
-                                     "--train-data-path=train_*.bin"};
-    for (const std::string& flag : each.flags) argv.push_back(flag.c_str());
-    ASSERT_OK_AND_ASSIGN(const CommandLine line,
-                         ParseCommandLine(static_cast<int>(argv.size()), argv.data()));
-    EXPECT_EQ(ResolveConfig(line.config).status(), absl::InvalidArgumentError(each.message));
+    EXPECT_EQ(ResolveFlags(each.flags), absl::InvalidArgumentError(each.message));
+  }
+}
+
+TEST(ContradictionTest, TheBestCheckpointsAreOfStepsThatAreSavedAndEvaluated) {
+  for (const std::vector<std::string>& intervals :
+       std::vector<std::vector<std::string>>{{"--save-interval=30", "--eval-interval=45"},
+                                             {"--save-interval=10", "--eval-interval=30"},
+                                             {"--save-interval=100"},  // the last step alone
+                                             {"--save-interval=10", "--save-interval-minutes=1"},
+                                             {"--save-interval=10", "--save-continuously"}}) {
+    std::vector<std::string> flags = {"--save=d", "--save-top-k=2", "--valid-data-path=v"};
+    flags.insert(flags.end(), intervals.begin(), intervals.end());
+    EXPECT_OK(ResolveFlags(flags));
   }
 }
 
