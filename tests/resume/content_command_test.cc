@@ -245,6 +245,21 @@ TEST_F(ContentCommandTest, ARunGoesOnWhereItsWeightsAreBeyondTheDTypeOfExports) 
               HasSubstr("weights written to " + (Checkpoints("alone") / "hf-00000010").string()));
 }
 
+// A folder is where a file of weights should be. The step is saved before, and the run goes on.
+TEST_F(ContentCommandTest, AnExportThatFailsCostsNothingElse) {
+  const auto weights = [&](const std::string& step) { return root_ / ("w" + step + ".bin"); };
+  std::filesystem::create_directories(weights("-00000002") / "in the way");
+  const Result trained =
+      MustRun(Launcher(Saving("run", 4,
+                              {"--data-parallel-size=2", "--export-llmc=" + weights("").string(),
+                               "--export-llmc-interval=2"})));
+  EXPECT_THAT(trained.out, HasSubstr(weights("-00000002").string() + ": Is a directory\n"));
+  EXPECT_LT(trained.out.find("saved step 2:"), trained.out.find("Is a directory"));
+  EXPECT_EQ(Steps("run"), (std::set<int64_t>{2, 4}));
+  EXPECT_EQ(Count(ReadFile(RunDir("run") / "events.jsonl"), "\"not_exported\""), 1);
+  EXPECT_EQ(ReadFile(weights("-00000004")), ReadFile(weights("")));
+}
+
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {
   MustTrain("base", 2);
   const Result some = MustTrain("some", 4, {Load("base"), "--load-tensors=*.attn.c_attn.*"});

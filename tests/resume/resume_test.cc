@@ -2,6 +2,7 @@
 // every moment to the last bit.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -16,6 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/file_calls.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
@@ -183,6 +186,55 @@ TEST_F(ResumeTest, RecordsAreDurableBeforeTheCheckpointThatFollowsFromThem) {
       EXPECT_TRUE(syncs.RecordCameFirst(step, checkpoint.filename())) << checkpoint;
     }
   }
+}
+
+// Syncs of a file of exported weights last longer than ranks wait for each other.
+class SlowExport final : public FileCallInterceptor {
+ public:
+  SlowExport() { SetFileCallInterceptor(this); }
+  ~SlowExport() override { SetFileCallInterceptor(nullptr); }
+
+  int Sync(int fd, absl::FunctionRef<int()> call) override {
+    std::error_code error;
+    const fs::path path = fs::read_symlink(absl::StrCat("/proc/self/fd/", fd), error);
+    const bool exports = path.string().find(".unfinished/converted") != std::string::npos;
+    if (exports && !was_slow_.exchange(true)) absl::SleepFor(absl::Seconds(8));
+    return call();
+  }
+  int Rename(absl::FunctionRef<int()> call) override { return call(); }
+
+  bool was_slow() const { return was_slow_; }
+
+ private:
+  std::atomic<bool> was_slow_ = false;
+};
+
+TEST_F(ResumeTest, ARankMayExportForLongerThanAStepMayTake) {
+  TrainConfig config =
+      Config({kGpt2, "parallel { data_parallel_size: 2 distributed_timeout_minutes: 0.1 }"}, "run");
+  config.mutable_training()->set_train_iters(2);
+  config.mutable_checkpoint()->set_export_hf_interval(2);
+  const SlowExport exports;
+  ASSERT_OK(Train(config));
+  EXPECT_TRUE(exports.was_slow());
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "hf-00000002" / "config.json"));
+}
+
+TEST_F(ResumeTest, TheLimitOfTimeIncludesTheStart) {
+  TrainConfig config = Config({kGpt2}, "run");
+  config.mutable_training()->set_exit_duration_in_mins(60);
+  const auto began_before = [](absl::Duration time) {
+    return [time](Session& session) {
+      session.began -= time;
+      return testing::TrainSession(session);
+    };
+  };
+  ASSERT_OK_AND_ASSIGN(const TrainConfig resolved, ResolveConfig(config));
+  ASSERT_OK(testing::TrainOnProcessors(resolved, began_before(absl::Minutes(61))));
+  EXPECT_EQ(Losses("run").size(), 1);
+  EXPECT_TRUE(fs::exists(StepDir("run", 1)));
+  ASSERT_OK(testing::TrainOnProcessors(resolved, began_before(absl::Minutes(30))));
+  EXPECT_EQ(Losses("run").size(), kSteps);
 }
 
 }  // namespace

@@ -273,6 +273,44 @@ TEST_F(TrainCommandTest, ExitSignalHandlerSavesAndNoStepIsLost) {
   }
 }
 
+// The checkpoint comes before all that the step owes: its export follows, and the next process
+// evaluates it, once, as if nothing had happened.
+TEST_F(TrainCommandTest, ARunThatIsStoppedSavesFirst) {
+  const Words flags = {"--save-interval=100000", "--eval-interval=1",
+                       "--eval-iters=1",         "--export-hf-interval=1",
+                       "--async-save",           "--valid-data-path=" + Tokens(),
+                       "--lr-decay-iters=100"};
+  const Process process(Alone(Saving("run", 1000000, flags)), root_);
+  EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("run") >= 3; }));
+  process.Kill(SIGTERM);
+  const Result stopped = process.Wait();
+  EXPECT_EQ(stopped.exit_code, 128 + SIGTERM) << stopped.err;
+  const nlohmann::json last = Records("run").back();
+  const int step = last["step"];
+  EXPECT_EQ(last["kind"], "step");
+  const size_t saved = stopped.out.find("saved step " + std::to_string(step) + ":");
+  const size_t exported = stopped.out.rfind("weights written to ");
+  ASSERT_NE(saved, std::string::npos);
+  EXPECT_LT(saved, exported);
+  EXPECT_THAT(stopped.out.substr(exported),
+              HasSubstr("/hf-" + StepDir("run", step).filename().string().substr(5) + "\n"));
+
+  // The first of these ends without a checkpoint of its own.
+  MustTrain("run", step + 1, Joined(flags, {"--save-last-step=false"}));
+  MustTrain("run", step + 2, flags);
+  MustTrain("undisturbed", step + 2, flags);
+  const auto evaluations = [&](const std::string& run) {
+    std::string lines;
+    for (const nlohmann::json& record : Records(run)) {
+      lines += record["kind"].dump() + record["step"].dump();
+      if (record["kind"] != "eval") continue;
+      lines += record["eval_loss_bits"].dump() + record["best"].dump() + "\n";
+    }
+    return lines;
+  };
+  EXPECT_EQ(evaluations("run"), evaluations("undisturbed"));
+}
+
 TEST_F(TrainCommandTest, WhatHappensIsRecordedOverAllProcessesOfARun) {
   const Words flags = {"--save-interval=2", "--non-persistent-save-interval=0",
                        "--async-save=false"};
@@ -367,11 +405,17 @@ TEST_F(TrainCommandTest, EnableSaveCkptFalseSavesNothingAndLoads) {
 TEST_F(TrainCommandTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
   const Words keep = {"--max-checkpoint-keep=1", "--non-persistent-save-interval=0"};
   MustTrain("run", 4, keep);
-  const Words broken = Joined(keep, {"--lr=1e30"});
+  const Words broken = Joined(keep, {"--lr=1e30", "--export-hf-interval=9"});
   // It ends before ten steps in a row have been skipped.
   Result result = MustTrain("run", 9, broken, 1);
   EXPECT_THAT(result.err, HasSubstr("training has diverged: the loss of step 9 is nan"));
   EXPECT_THAT(Steps("run"), ElementsAre(4, 9));
+  EXPECT_THAT(result.out, HasSubstr("hf-00000009: step 9 was skipped, or its loss is not plausi"));
+  EXPECT_FALSE(fs::exists(Checkpoints("run") / "hf-00000009"));
+  // Nor does another run take it for good.
+  EXPECT_THAT(MustTrain("other", 10, {Load("run")}).out,
+              AllOf(HasSubstr("WARNING: skipped " + StepDir("run", 9).string()),
+                    HasSubstr("step-00000004 (step 4)")));
   // The user may ask for step 9: nothing is left to train then, but the command still fails.
   result = MustTrain("run", 9, Joined(broken, {"--ckpt-step=9"}), 1);
   EXPECT_THAT(result.err, HasSubstr("--ckpt-step"));

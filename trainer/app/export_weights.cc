@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -71,6 +72,9 @@ ForeignWeights LlmcExport(const Session& session) {
           .dtype = ExportedDType(session)};
 }
 
+namespace {
+
+// The export of export_llmc_interval: "weights.bin" becomes "weights-00000100.bin".
 ForeignWeights LlmcExportOfStep(const Session& session) {
   const std::filesystem::path path(session.config.checkpoint().export_llmc());
   const std::string name = path.stem().string() + absl::StrFormat("-%08d", session.progress.step) +
@@ -78,6 +82,19 @@ ForeignWeights LlmcExportOfStep(const Session& session) {
   return {.format = "llmc",
           .path = (path.parent_path() / name).string(),
           .dtype = ExportedDType(session)};
+}
+
+}  // namespace
+
+std::vector<ForeignWeights> DueExports(const Session& session) {
+  const CheckpointConfig& checkpoint = session.config.checkpoint();
+  const auto is_due = [&](int64_t interval) {
+    return interval > 0 && session.progress.step % interval == 0;
+  };
+  std::vector<ForeignWeights> due;
+  if (is_due(checkpoint.export_llmc_interval())) due.push_back(LlmcExportOfStep(session));
+  if (is_due(checkpoint.export_hf_interval())) due.push_back(HuggingFaceExportOfStep(session));
+  return due;
 }
 
 ForeignWeights HuggingFaceExportOfStep(const Session& session) {

@@ -9,11 +9,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "layout/topology.h"
 
 namespace tessera {
 
 struct Launch {
+  // When the process began, of SteadyNow().
+  absl::Duration began = SteadyNow();
   // Whether a launcher (mpirun, srun) has started this process as one of a world.
   bool in_world = false;
   // The rank in that world, as far as the environment provides it.

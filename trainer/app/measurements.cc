@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "comm/communicator.h"
 #include "compute/device/training_device.h"
 #include "layout/dtype.h"
@@ -50,6 +52,11 @@ UsedMemory MeasureMemory(const Session& session) {
     if (memory.ok()) used.gpu = memory->total_bytes - memory->free_bytes;
   }
   return used;
+}
+
+bool TimeIsUp(const Session& session) {
+  const double minutes = session.config.training().exit_duration_in_mins();
+  return minutes > 0 && SteadyNow() - session.began >= absl::Minutes(minutes);
 }
 
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {

@@ -13,6 +13,9 @@ namespace tessera {
 // Returns the memory that this process, and its GPU, use.
 UsedMemory MeasureMemory(const Session& session);
 
+// Returns whether exit_duration_in_mins has passed since the process began, its start included.
+bool TimeIsUp(const Session& session);
+
 // Returns what the rates of a run are computed from. Measures the speed of all ranks, unless all
 // steps have less than 10^11 floating-point operations: then the peak is unknown. Collective.
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session);

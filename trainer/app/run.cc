@@ -281,6 +281,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<Session> session,
       CatchNoMemory("begin the run", [&] { return BuildSession(config, world, devices, note); }));
+  session->began = launch.began;
   TESSERA_RETURN_IF_ERROR(CheckMemory("begin the run"));
   const absl::Status status = CatchNoMemory(
       "continue the run", [&] { return RunSession(*session, progress_line, skipped, stopped_by); });

@@ -344,6 +344,8 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run,
     session->resumed_from = saved->Describe();
     session->resumed_in_memory = saved->in_memory;
     session->saved_topology = SavedTopology(saved->manifest());
+    const ckpt::TrainerState& state = saved->manifest().trainer();
+    session->owes_evaluation = state.has_health() && !state.health().has_validation_loss();
   }
   if (session->resumed && !session->progress.ledger.empty()) {
     session->loaded = RecordOf(saved->manifest(), session->progress);

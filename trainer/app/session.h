@@ -9,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/program.h"
+#include "base/steady_time.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "comm/communicator.h"
@@ -44,7 +46,8 @@ struct DataSource {
 // The complete state of one rank of a run at `progress`, built from the config, then filled from a
 // checkpoint, from an llm.c file, or with initial weights.
 struct Session {
-  TrainConfig config;  // resolved
+  TrainConfig config;                  // resolved
+  absl::Duration began = SteadyNow();  // when the process did; RunRank() knows it
   std::shared_ptr<RankDevice> device;
   std::unique_ptr<Mesh> mesh;
   std::unique_ptr<ckpt::ProcessGroup> ranks;  // all of the mesh
@@ -74,6 +77,7 @@ struct Session {
   bool resumed_in_memory = false;  // from a replica
   std::string saved_topology;      // under which that checkpoint was saved; empty if unknown
   bool resumed_healthy = true;     // its state is good, as far as is known
+  bool owes_evaluation = false;    // that checkpoint was saved before its step was evaluated
 
   Backend& backend() const { return device->backend(); }
   // Returns the fingerprint of this rank's numerics, the same on all ranks in EXACT numerics.
@@ -111,9 +115,8 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
 
 // Returns the export of export_llmc, at the end of a run.
 ForeignWeights LlmcExport(const Session& session);
-// Returns the export of export_llmc_interval at the present step: "weights.bin" becomes
-// "weights-00000100.bin".
-ForeignWeights LlmcExportOfStep(const Session& session);
+// Returns the exports that are due at the present step by their intervals.
+std::vector<ForeignWeights> DueExports(const Session& session);
 // Returns the export of export_hf_interval, or of last_save_in_hf, at the present step: the folder
 // "hf-00000100" in `save`.
 ForeignWeights HuggingFaceExportOfStep(const Session& session);

@@ -88,6 +88,7 @@ absl::Status TrainLoop::Run() {
 
 absl::Status TrainLoop::Train() {
   const Progress& progress = session_.progress;
+  if (session_.owes_evaluation) TESSERA_RETURN_IF_ERROR(Evaluate());
   while (progress.step < config_.training().train_iters()) {
     if (timeline_ != nullptr) TESSERA_RETURN_IF_ERROR(timeline_->NextStep(progress.step + 1));
     const absl::Duration start = SteadyNow();
@@ -97,16 +98,11 @@ absl::Status TrainLoop::Train() {
     TESSERA_RETURN_IF_ERROR(CheckMemory("train"));
     ReportSaves(session_.saver->Poll());
     ReportReplicas(session_.saver->PollReplicas());
-    if (session_.valid_data.has_value() && AtInterval(config_.training().eval_interval())) {
-      TESSERA_RETURN_IF_ERROR(Evaluate());
-    }
-    if (AtInterval(config_.checkpoint().export_llmc_interval())) {
-      TESSERA_RETURN_IF_ERROR(Export(LlmcExportOfStep(session_)));
-    }
-    if (AtInterval(config_.checkpoint().export_hf_interval())) {
-      TESSERA_RETURN_IF_ERROR(Export(HuggingFaceExportOfStep(session_)));
-    }
     const bool ends = decision_.end != ckpt::EndReason::kNone;
+    // A process that is told to end may soon be killed: it saves, and the next one evaluates.
+    const bool hurries = decision_.save != ckpt::SaveKind::kNone && ends &&
+                         (stopped_by() != 0 || decision_.program_ends);
+    if (!hurries) TESSERA_RETURN_IF_ERROR(Evaluate());
     SayEnd();
     // Without checkpoints, what a death costs would grow with each step.
     if (decision_.trouble != ckpt::SaveTrouble::kNone) TESSERA_RETURN_IF_ERROR(CheckSaves());
@@ -116,6 +112,7 @@ absl::Status TrainLoop::Train() {
     if (decision_.save != ckpt::SaveKind::kNone || replicates) {
       TESSERA_RETURN_IF_ERROR(Keep(replicates));
     }
+    TESSERA_RETURN_IF_ERROR(Export());
     if (ends) break;
   }
   return absl::OkStatus();
@@ -137,7 +134,7 @@ void TrainLoop::SayEnd() {
     Happened("stop_file", step,
              absl::StrFormat("stopped by %s after step %d", config_.checkpoint().stop_file_path(),
                              step));
-  } else if (reason == ckpt::EndReason::kExitDuration) {
+  } else if (reason == ckpt::EndReason::kProgram && time_is_up_) {
     Happened("exit_duration", step,
              absl::StrFormat("stopped after step %d: exit_duration_in_mins=%g has passed", step,
                              config_.training().exit_duration_in_mins()));
@@ -158,13 +155,13 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
                                                  time, MeasureMemory(session_)));
     return absl::OkStatus();
   };
-  TESSERA_ASSIGN_OR_RETURN(decision_,
-                           manager_.Decide({.step = progress.step + 1,
-                                            .stop_signal = StopSignal(),
-                                            .program_ends = session_.metrics != nullptr &&
-                                                            !session_.metrics->status().ok(),
-                                            .healthy = healthy_},
-                                           agree));
+  time_is_up_ = session_.first_rank() && TimeIsUp(session_);
+  const bool lost_records = session_.metrics != nullptr && !session_.metrics->status().ok();
+  TESSERA_ASSIGN_OR_RETURN(decision_, manager_.Decide({.step = progress.step + 1,
+                                                       .stop_signal = StopSignal(),
+                                                       .program_ends = time_is_up_ || lost_records,
+                                                       .healthy = healthy_},
+                                                      agree));
   progress.step += 1;
   progress.updates = session_.trainer->updates();
   const int64_t first_sample = progress.consumed_samples;
@@ -230,6 +227,9 @@ bool TrainLoop::HasDiverged() const {
 }
 
 absl::Status TrainLoop::Evaluate() {
+  if (!session_.valid_data.has_value() || !AtInterval(config_.training().eval_interval())) {
+    return absl::OkStatus();
+  }
   const TraceSpan span("evaluation", "evaluation");
   Progress& progress = session_.progress;
   TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, EvaluateSession(session_));
@@ -238,7 +238,10 @@ absl::Status TrainLoop::Evaluate() {
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
   evaluation_ = metrics;
-  if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
+  // A process that was killed before its first save may have recorded the same one.
+  if (session_.metrics != nullptr && session_.metrics->evaluated_step() != metrics.step) {
+    session_.metrics->Write(metrics).IgnoreError();
+  }
   FollowRecords();
   return absl::OkStatus();
 }
@@ -257,17 +260,29 @@ void TrainLoop::CheckEvents(const absl::Status& status) {
   events_ = nullptr;
 }
 
-absl::Status TrainLoop::Export(const ForeignWeights& weights) {
+absl::Status TrainLoop::Export() {
+  const std::vector<ForeignWeights> due = DueExports(session_);
+  if (due.empty()) return absl::OkStatus();
   const TimeSpent spent(TimeUse::kSaving);
   const TraceSpan span("save", "export of weights");
-  const absl::Status written = ExportWeights(session_, weights);
-  if (absl::IsOutOfRange(written)) {
-    Happened("not_exported", session_.progress.step, std::string(written.message()));
-    return absl::OkStatus();
+  const int64_t step = session_.progress.step;
+  ReportSaves(session_.saver->Finish());
+  for (const ForeignWeights& weights : due) {
+    const absl::Status written =
+        healthy_ ? ExportWeights(session_, weights)
+                 : absl::AbortedError(absl::StrCat("no weights written to ", weights.path,
+                                                   ": step ", step, " was skipped, or its loss ",
+                                                   "is not plausible"));
+    if (!written.ok()) {
+      Happened("not_exported", step, std::string(written.message()));
+      // If ranks no longer reach each other, this is the end.
+      const RankGroup group = session_.group();
+      TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout));
+      continue;
+    }
+    if (weights.format == "hf") session_.hf_step = step;
+    progress_line_.Message("weights written to " + weights.path);
   }
-  TESSERA_RETURN_IF_ERROR(written);
-  if (weights.format == "hf") session_.hf_step = session_.progress.step;
-  progress_line_.Message("weights written to " + weights.path);
   return absl::OkStatus();
 }
 

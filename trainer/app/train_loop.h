@@ -52,15 +52,16 @@ class TrainLoop {
   // Returns how this rank has spent the time since the last call.
   TimeSplit TakeTimeSplit();
   absl::Status Report(const StepMetrics& metrics);
+  // Evaluates, if it is time.
   absl::Status Evaluate();
   // Copies new records of metrics.jsonl to the event file.
   void FollowRecords();
   void AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
   // Ends the event file, with a message, but not the run, if `status` is an error.
   void CheckEvents(const absl::Status& status);
-  // Writes the weights. If their dtype cannot hold one of them, that is reported, and the run goes
-  // on.
-  absl::Status Export(const ForeignWeights& weights);
+  // Writes the weights that are due at this step, once the saves in flight are done. A failure, or
+  // a step that was not healthy, is reported, and the run goes on. Collective.
+  absl::Status Export();
   // Reports what has ended the run, if it was not its last step.
   void SayEnd();
   // Returns whether the state is replicated in memory after this step.
@@ -108,6 +109,7 @@ class TrainLoop {
   absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
   ckpt::JobSaves& manager_;
   ckpt::SaveDecision decision_;  // after the last step
+  bool time_is_up_ = false;      // on rank 0, when ranks decided last
   bool healthy_ = true;          // the last step changed the state, with a plausible loss
   // Whether all ranks have the same error, with the state of the last whole step.
   bool ends_together_ = false;

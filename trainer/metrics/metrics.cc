@@ -108,6 +108,7 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
   writer->lost_ = {.step = resumed_step.value_or(0),
                    .lost_steps = kept.lost_steps,
                    .lost_seconds = kept.lost_seconds};
+  writer->evaluated_step_ = kept.evaluated_step;
   return writer;
 }
 
@@ -228,6 +229,7 @@ KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
   for (const KeptLine& line : lines) {
     kept.text.append(line.text).append("\n");
     if (line.record.kind == "step") recorded.insert(line.record.step);
+    if (line.record.kind == "eval") kept.evaluated_step = line.record.step;
   }
   if (!damaged.empty()) {
     kept.notes.push_back(absl::StrCat(Plural("line", damaged), damaged.size() == 1 ? " is" : " are",

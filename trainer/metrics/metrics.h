@@ -147,12 +147,15 @@ class MetricsWriter {
   absl::Status status() const { return file_->status(); }
   // Returns the records of later steps than the resumed one that Open() has dropped.
   const ResumeMetrics& lost() const { return lost_; }
+  // Returns the step of the last evaluation that Open() has kept; -1 without one.
+  int64_t evaluated_step() const { return evaluated_step_; }
 
  private:
   explicit MetricsWriter(std::unique_ptr<RecordFile> file) : file_(std::move(file)) {}
 
   const std::unique_ptr<RecordFile> file_;
   ResumeMetrics lost_;
+  int64_t evaluated_step_ = -1;
 };
 
 // Returns the 64 bits of a double as 16 hexadecimal digits.
@@ -167,6 +170,7 @@ struct KeptRecords {
   // Number of dropped records of steps after the last one, which were computed in vain.
   int64_t lost_steps = 0;
   double lost_seconds = 0;
+  int64_t evaluated_step = -1;  // the last one; -1 without an evaluation
 };
 
 // Returns the records of `log` up to `last_step`. No content of a log is an error: the log records

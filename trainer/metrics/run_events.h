@@ -46,7 +46,7 @@ std::map<int, NumbersOfRank> LargestOf(const std::vector<NumbersOfRank>& ranks,
 //                  from its last record until now.
 //   saved          seconds, bytes, directory, ranks: [{"rank", "planning", "copying", "writing",
 //                  "syncing", "seconds"}] in seconds, as SavePhases, of the 64 slowest ranks
-//   not_saved, not_exported (weights beyond export_dtype), damaged (a skipped checkpoint), signal,
+//   not_saved, not_exported (weights at an interval), damaged (a skipped checkpoint), signal,
 //   stop_file, exit_duration, replicated (the first, and the first after a failure),
 //   not_replicated (likewise)
 //   sample         prompt

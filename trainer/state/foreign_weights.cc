@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
@@ -27,6 +28,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// One rank converts, for as long as it takes to read and write all weights. The others find out
+// earlier if it is gone.
+constexpr absl::Duration kConversionTimeout = absl::Hours(24);
 constexpr char kConverted[] = "converted", kReplaced[] = "replaced";
 
 // Removes what WriteForeignWeights() puts into the folder, and the folder if nothing else is in it.
@@ -151,7 +155,7 @@ absl::Status WriteForeignWeights(const ForeignWeights& weights, const ModelConfi
   storage->reset();
   if (status.ok() && is_first) status = Convert(folder, weights);
   if (is_first) RemoveUnfinished(folder);
-  return agree(status);
+  return ckpt::AgreeOnStatus(group.ranks, status, kConversionTimeout);
 }
 
 }  // namespace tessera

@@ -14,7 +14,6 @@ constexpr absl::Duration kBackgroundTimeout = absl::Hours(24);
 
 ckpt::SaveScheduleOptions ToSchedule(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint();
-  const double exit_minutes = config.training().exit_duration_in_mins();
   return {.saves = Saves(config),
           .interval_steps = checkpoint.save_interval(),
           .interval = absl::Minutes(checkpoint.save_interval_minutes()),
@@ -23,7 +22,6 @@ ckpt::SaveScheduleOptions ToSchedule(const TrainConfig& config) {
           .last_step = config.training().train_iters(),
           .saves_last_step = checkpoint.save_last_step(),
           .exit_interval_steps = config.training().exit_interval(),
-          .exit_after = exit_minutes > 0 ? absl::Minutes(exit_minutes) : absl::InfiniteDuration(),
           .saves_at_signals = checkpoint.exit_signal_handler()};
 }
 
