@@ -272,12 +272,26 @@ TEST_F(AuditBisectTest, TheBeginningMayBeElsewhereOrGone) {
   MustTrain("before", 4, kExact);
   MustTrain("run", 10, Joined(kExact, {"--load=" + Checkpoints("before").string()}));
   ExpectProven({"--bisect"}, "all 6 steps from the beginning to step 10 follow");
+  // It has gone on since, behind the steps in question.
+  MustTrain("before", 8, kExact);
+  ExpectProven({"--steps=5-6"}, "steps 5 to 6, executed again from the beginning, have the bits");
+  fs::remove_all(StepDir("before", 4));
+  ExpectRefused({"--steps=5-6"}, "step 5: the replay could not execute it: ");
   ExpectRefused({"--steps=3-6"}, "steps 3-6: metrics.jsonl has no ledger of [3]");
   ExpectRefused({"--steps=2-3"}, "steps 2-3: metrics.jsonl has no ledger of [2]");
   fs::remove_all(RunDir("before"));
   ExpectProven({"--bisect"}, "all 4 steps from step 6 to step 10 follow");
   fs::remove_all(Checkpoints("run"));
   ExpectRefused({"--bisect"}, "the run begins after step 4 with a checkpoint that is gone");
+}
+
+// The resumed process loads all of the run's own checkpoint; its settings remain those of the run.
+TEST_F(AuditBisectTest, ATunedRunThatWasResumedBeginsAsItBegan) {
+  MustTrain("before", 4, kExact);
+  const Words tuned = Joined(kExact, {"--load=" + Checkpoints("before").string(), "--finetune"});
+  MustTrain("run", 4, tuned);
+  MustTrain("run", 6, tuned);
+  ExpectProven({"--steps=1-3"}, "steps 1 to 3, executed again from the beginning, have the bits");
 }
 
 }  // namespace

@@ -52,16 +52,31 @@ TEST_F(ContentCommandTest, TheScheduleIsTheRunsUnlessTheCheckpointsIsWanted) {
   const Result overridden =
       MustTrain("run", 4, {Load("run"), "--lr=5e-3", "--override-opt-param-scheduler"});
   EXPECT_THAT(overridden.out, HasSubstr("| lr 4.90e-03 |"));
-  const Result kept = MustTrain("other", 4,
-                                {Load("other"), "--lr=5e-3", "--lr-warmup-iters=50",
-                                 "--clip-grad=0.5", "--use-checkpoint-opt-param-scheduler"});
+  const Result kept =
+      MustTrain("other", 4,
+                {Load("other"), "--lr=5e-3", "--lr-warmup-iters=50", "--weight-decay=0.5",
+                 "--clip-grad=0.5", "--use-checkpoint-opt-param-scheduler"});
   EXPECT_THAT(kept.out, HasSubstr("| lr 9.80e-04 |"));
   EXPECT_THAT(kept.out, HasSubstr("clip_grad"));
   EXPECT_THAT(kept.out, Not(HasSubstr("  lr ")));
+  const auto decay = [&](int64_t step) {
+    const auto saved = ckpt::Checkpoint::Open(StepDir("other", step).string());
+    return saved.value().manifest().optimizer().groups(0).options().at("weight_decay");
+  };
+  EXPECT_EQ(decay(4), decay(2));
   const Result both = MustTrain(
       "other", 6,
       {Load("other"), "--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"}, 2);
   EXPECT_THAT(both.err, HasSubstr("exclude each other"));
+}
+
+// Master weights begin in fp32, and not with what bf16 keeps of them.
+TEST_F(ContentCommandTest, WeightsHaveTheirPrecisionWhereverTheyComeFrom) {
+  const std::string plain = (root_ / "plain.bin").string();
+  MustTrain("base", 2, {"--export-llmc=" + plain});
+  MustTrain("file", 4, {"--llmc-filepath=" + plain, "--bf16"});
+  MustTrain("tuned", 4, {Load("base"), "--finetune", "--bf16"});
+  EXPECT_EQ(Losses("tuned"), Losses("file"));
 }
 
 TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {

@@ -137,6 +137,7 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
                     HasSubstr(StepDir("run", 4).string() + ", at step 4"),
                     HasSubstr(HumanBytes(kStateBytes) + " each, to " + Checkpoints("run").string()),
                     HasSubstr("every 2 steps: 4 of them")));
+  EXPECT_THAT(dry_run({"--no-save-optim"}), HasSubstr(HumanBytes(kStateBytes / 3) + " each, to "));
   EXPECT_TRUE(files() == before);
 
   FlipBit(StepDir("run", 4) / "manifest.pb", -1);

@@ -137,10 +137,13 @@ absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samp
                          static_cast<double>(samples) / dataset->num_samples());
 }
 
-// Returns the bytes of the weights in the compute dtype, the master weights of bf16 and two
-// moments.
+// Returns the bytes of the weights in the compute dtype and, with the optimizer, of the master
+// weights of bf16 and two moments.
 int64_t CheckpointBytes(const TrainConfig& config) {
-  return ParameterCount(config.model()) * (config.training().bf16() ? 2 + 12 : 12);
+  const int weight = config.training().bf16() ? 2 : 4;
+  const int optimizer = config.training().bf16() ? 12 : 8;
+  return ParameterCount(config.model()) *
+         (weight + (config.checkpoint().no_save_optim() ? 0 : optimizer));
 }
 
 std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
@@ -186,9 +189,10 @@ absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& given) {
   for (const std::string& note : start.notes) lines.Add("", note);
   lines.Add("steps", DescribeSteps(config, start));
   if (trains) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const std::string data,
-        DescribeData(config, training.train_iters() * training.global_batch_size()));
+    const int64_t steps_left = training.train_iters() - start.progress.step;
+    TESSERA_ASSIGN_OR_RETURN(const std::string data,
+                             DescribeData(config, start.progress.consumed_samples +
+                                                      steps_left * training.global_batch_size()));
     lines.Add("data", data);
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string memory, DescribeMemory(config, trains));

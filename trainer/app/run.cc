@@ -69,7 +69,9 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(Session& session,
   const std::string& run_dir = session.config.output().run_dir();
   if (!run_dir.empty()) {
     TESSERA_RETURN_IF_ERROR(HoldRunFolder(session, progress_line));
-    TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
+    TrainConfig config = session.config;
+    *config.mutable_checkpoint() = session.given_checkpoint;
+    TESSERA_RETURN_IF_ERROR(WriteConfig(config, run_dir));
   }
   // Only now does run_dir, which may be the destination of the weights, exist.
   TESSERA_RETURN_IF_ERROR(CheckExport(session));

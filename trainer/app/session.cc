@@ -120,9 +120,10 @@ absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
     notes("no checkpoint is saved: --save-interval=0 without another setting that says when");
   }
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(saver.Begin(
-      session.state(),
-      {.loaded = saved.has_value() ? &saved->manifest() : nullptr, .replicas = replicas}));
+  TESSERA_RETURN_IF_ERROR(
+      saver.Begin(session.state(), {.loaded = saved.has_value() ? &saved->manifest() : nullptr,
+                                    .replicas = replicas,
+                                    .optimizer = &session.config.optimizer()}));
   if (replicas != nullptr) {
     TESSERA_RETURN_IF_ERROR(saver.BeginReplicas(
         saved.has_value() && saved->in_memory,
@@ -273,13 +274,18 @@ void NoteLoaded(const SavedRun& saved, const LoadContent& content, const LoadPol
 absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const NoteSink& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
   const LoadContent content = LoadContentOf(options);
-  const LoadPolicy policy = PolicyOf(options, session.trains);
+  LoadPolicy policy = PolicyOf(options, session.trains);
+  const bool begins_optimizer = session.trains && content.model && !policy.with_optimizer;
   TESSERA_RETURN_IF_ERROR(CheckModel(saved, session.config, notes));
   // Tensors that are not loaded are initialised.
   if (!content.model) {
     TESSERA_RETURN_IF_ERROR(BeginWithWeights(session, notes));
   } else if (policy.partial()) {
     InitializeWeights(session);
+  }
+  if (begins_optimizer) {
+    session.trainer->ResetOptimizer();
+    policy.with_masters = true;  // in the full precision of what was saved
   }
   if (session.train_data.has_value() && content.sampler) {
     TESSERA_RETURN_IF_ERROR(
@@ -288,12 +294,8 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const NoteS
   const absl::StatusOr<LoadNotes> loaded =
       LoadTensors(saved, session.state(), policy, session.group());
   TESSERA_RETURN_IF_ERROR(loaded.status());
-  if (session.trains) {
-    if (policy.with_optimizer) {
-      session.trainer->set_updates(session.progress.updates);
-    } else if (content.model) {
-      session.trainer->ResetOptimizer();
-    }
+  if (session.trains && policy.with_optimizer) {
+    session.trainer->set_updates(session.progress.updates);
   }
   NoteLoaded(saved, content, policy, *loaded, session, notes);
   return absl::OkStatus();
@@ -380,6 +382,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(RunParts run, const TrainConfig
   const auto build = [&](std::optional<SavedRun> saved) {
     session = std::make_unique<Session>();
     session->config = config;
+    session->given_checkpoint = config.checkpoint();
     session->ranks = MakeProcessGroup(run.world);
     session->device = run.device;
     absl::Status built = Continue(saved, run, session.get());

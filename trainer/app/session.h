@@ -46,7 +46,8 @@ struct DataSource {
 // The complete state of one rank of a run at `progress`, built from the config, then filled from a
 // checkpoint, from an llm.c file, or with initial weights.
 struct Session {
-  TrainConfig config;                  // resolved
+  TrainConfig config;  // resolved; what decides what is loaded is as this start loads it
+  CheckpointConfig given_checkpoint;   // that part of `config` as it was given
   absl::Duration began = SteadyNow();  // when the process did; RunRank() knows it
   std::shared_ptr<RankDevice> device;
   std::unique_ptr<Mesh> mesh;

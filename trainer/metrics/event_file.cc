@@ -84,7 +84,7 @@ bool IsAdded(const Event& event) {
   if (event.summary().value().empty()) return false;
   const tensorboard::Summary::Value& value = event.summary().value(0);
   return value.has_tensor() || absl::StartsWith(value.tag(), "save/") ||
-         absl::StartsWith(value.tag(), "resume/");
+         absl::StartsWith(value.tag(), "resume/") || absl::StartsWith(value.tag(), "replica/");
 }
 }  // namespace
 

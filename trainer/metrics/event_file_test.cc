@@ -139,11 +139,13 @@ TEST_F(EventFileTest, SavesUpToTheResumedStepRemain) {
   for (int64_t step = 1; step <= 4; ++step) Step(step, 4);
   ASSERT_OK(events_->AddScalars(2, {{"save/seconds", 1.5}, {"save/bytes", 1024}}));
   ASSERT_OK(events_->AddScalars(4, {{"save/seconds", 2.5}}));
+  ASSERT_OK(events_->AddScalars(2, {{"replica/seconds", 0.5}}));
   Begin(3);
   ASSERT_OK(events_->AddScalars(3, {{"resume/lost_steps", 1}}));
   const Scalars scalars = ScalarsOf(folder_);
   EXPECT_EQ(scalars.at({"save/seconds", 2}), 1.5f);
   EXPECT_EQ(scalars.at({"save/bytes", 2}), 1024);
+  EXPECT_EQ(scalars.at({"replica/seconds", 2}), 0.5f);
   EXPECT_EQ(scalars.at({"resume/lost_steps", 3}), 1);
   EXPECT_FALSE(scalars.contains({"save/seconds", 4}));
 }

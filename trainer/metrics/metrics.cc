@@ -5,8 +5,10 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <set>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -97,11 +99,30 @@ int64_t StepMetrics::wire_bytes() const {
   return sum;
 }
 
+namespace {
+
+// Renames the records of an earlier run. A start without its checkpoints, on a file system that is
+// not mounted for example, must not delete them.
+absl::Status KeepEarlierRun(const std::string& path, const NoteSink& notes) {
+  std::error_code error;
+  const uintmax_t size = std::filesystem::file_size(path, error);
+  if (error || size == 0) return absl::OkStatus();
+  const std::string kept = path + ".before";
+  std::filesystem::rename(path, kept, error);
+  if (error) return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
+  if (notes != nullptr) notes(absl::StrCat("the records of an earlier run are kept in ", kept));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
     const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes) {
   KeptRecords kept;
   if (resumed_step.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));
+  } else {
+    TESSERA_RETURN_IF_ERROR(KeepEarlierRun(path, notes));
   }
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, kept.text));
   std::unique_ptr<MetricsWriter> writer(new MetricsWriter(std::move(file)));

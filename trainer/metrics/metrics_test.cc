@@ -152,6 +152,7 @@ TEST(MetricsWriterTest, ARunKeepsTheRecordsUpToTheStepThatItResumes) {
     if (before.has_value()) WriteFile(path, *before);
     const auto writer = Open(path, resumed);
     EXPECT_EQ(Read(path), kept);
+    if (!resumed.has_value()) EXPECT_EQ(Read(path + ".before"), before);
     ASSERT_OK(writer->Write(AtStep(3)));
     EXPECT_EQ(Steps(path).back(), 3);
     EXPECT_TRUE(Read(path).starts_with(kept));

@@ -75,8 +75,10 @@ absl::Status RunSaver::Begin(std::vector<StateChunk> chunks, SavedBefore before)
   chunks_ = std::move(chunks);
   before_ = std::move(before);
   if (!config_.checkpoint().no_save_optim()) {
-    TESSERA_ASSIGN_OR_RETURN(optimizer_names_, OptimizerNames(chunks_, config_.optimizer(),
-                                                              group_.ranks, group_.timeout));
+    const OptimizerConfig& optimizer =
+        before_.optimizer != nullptr ? *before_.optimizer : config_.optimizer();
+    TESSERA_ASSIGN_OR_RETURN(optimizer_names_,
+                             OptimizerNames(chunks_, optimizer, group_.ranks, group_.timeout));
     if (before_.loaded != nullptr) KeepForeignNames(*before_.loaded, *optimizer_names_);
   }
   manager_->Prepare(State());

@@ -46,6 +46,9 @@ struct SavedBefore {
   const ckpt::Manifest* loaded = nullptr;
   // The run's replicas; null without replicate_to_peers.
   std::shared_ptr<RunReplicas> replicas;
+  // The optimizer's settings if they are the saved run's; null: those of Open(). Used by Begin()
+  // alone.
+  const OptimizerConfig* optimizer = nullptr;
 };
 
 // Saves a run to its folder `save`: the CheckpointManager, opened by the settings, and the

@@ -126,7 +126,9 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   progress.consumed_samples = state.data().consumed_samples();
   progress.last_loss = state.last_loss();
   progress.last_learning_rate = state.schedule().learning_rate();
-  progress.best_loss = state.best_loss();
+  // 0: the program that saved it knows none.
+  progress.best_loss =
+      state.best_loss() != 0 ? state.best_loss() : std::numeric_limits<double>::infinity();
   progress.seed = state.rng().seed();
   progress.data_seed = state.data().shuffle_seed();
   for (const auto& [name, number] : {std::pair(kUpdates, &progress.updates),
@@ -216,11 +218,12 @@ absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest) {
 
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model) {
   ModelConfig saved;
-  if (!google::protobuf::TextFormat::ParseFromString(manifest.model().text(), &saved) ||
-      !saved.has_num_layers()) {
+  bool has_unknown = false;
+  if (!ParseSettings(manifest.model().text(), &saved, &has_unknown) || !saved.has_num_layers()) {
     return absl::OkStatus();
   }
   std::vector<std::string> differences;
+  if (has_unknown) differences.emplace_back("it has settings that this version does not know");
   const google::protobuf::Descriptor& descriptor = *ModelConfig::descriptor();
   for (int i = 0; i < descriptor.field_count(); ++i) {
     const google::protobuf::FieldDescriptor& field = *descriptor.field(i);

@@ -50,6 +50,12 @@ TEST(RunStateTest, ProgressComesBack) {
   EXPECT_EQ(after.seed, before.seed);
 }
 
+TEST(RunStateTest, AProgramThatKnowsNoBestLossHasNone) {
+  ckpt::Manifest manifest = Describe({});
+  manifest.mutable_trainer()->clear_best_loss();
+  EXPECT_EQ(OrFail(ReadProgress(manifest)).best_loss, std::numeric_limits<double>::infinity());
+}
+
 TEST(RunStateTest, ImpossibleProgressIsRefused) {
   ckpt::Manifest manifest = Describe({.step = 7, .updates = 8});
   ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"updates 8"});
@@ -153,6 +159,10 @@ TEST(RunStateTest, EveryDifferenceOfModelAndDataIsNamed) {
   other.set_num_attention_heads(8);
   ExpectNames(CheckSameModel(manifest, other), absl::StatusCode::kFailedPrecondition,
               {"num_layers: saved 2, wanted 3", "num_attention_heads: saved 4, wanted 8"});
+  ckpt::Manifest later = manifest;
+  later.mutable_model()->mutable_text()->append(" added_by_a_later_version: 1");
+  ExpectNames(CheckSameModel(later, other), absl::StatusCode::kFailedPrecondition,
+              {"settings that this version does not know", "num_layers: saved 2, wanted 3"});
   ExpectNames(CheckSameData(manifest, {.fingerprint = {.sampled = 6}, .sequence_length = 64}),
               absl::StatusCode::kFailedPrecondition,
               {"fingerprint 5, found 6", "seq_length: saved 32, wanted 64"});

@@ -14,18 +14,17 @@
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/reading.h"
 #include "convert/open_foreign.h"
-#include "google/protobuf/text_format.h"
 #include "models/model_config.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_settings.h"
 
 namespace tessera {
 namespace {
 
 std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::string& place) {
   ModelConfig config;
-  if (!google::protobuf::TextFormat::ParseFromString(manifest.model().text(), &config) ||
-      !config.has_num_layers()) {
+  if (!ParseSettings(manifest.model().text(), &config) || !config.has_num_layers()) {
     return std::nullopt;
   }
   const absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);

@@ -57,18 +57,6 @@ void KeepOnly(bool (*is_kept)(const Setting&), TrainConfig& config) {
   }
 }
 
-// A later version's fields are skipped. Returns false for other text, as that of a foreign program.
-bool Parse(const std::string& text, Message* message) {
-  google::protobuf::TextFormat::Parser parser;
-  parser.AllowUnknownField(true);
-  // Reports no errors: the text may be a foreign program's.
-  class Silence : public google::protobuf::io::ErrorCollector {
-    void AddError(int, int, const std::string&) override {}
-  } silence;
-  parser.RecordErrorsTo(&silence);
-  return parser.ParseFromString(text, message);
-}
-
 // Adds the numerics to the settings of a checkpoint without them, as older versions saved it.
 void AddNumerics(const ckpt::Manifest& manifest, TrainConfig& config) {
   const auto text = manifest.trainer().extra().find(kNumerics);
@@ -83,15 +71,15 @@ void AddNumerics(const ckpt::Manifest& manifest, TrainConfig& config) {
 std::optional<TrainConfig> SettingsOf(const ckpt::Manifest& manifest) {
   const auto saved = manifest.trainer().extra().find(kSettings);
   TrainConfig config;
-  if (saved == manifest.trainer().extra().end() || !Parse(saved->second, &config)) {
+  if (saved == manifest.trainer().extra().end() || !ParseSettings(saved->second, &config)) {
     return std::nullopt;
   }
   const auto of_bits = manifest.trainer().extra().find(kBitSettings);
   TrainConfig bits;
-  if (of_bits != manifest.trainer().extra().end() && Parse(of_bits->second, &bits)) {
+  if (of_bits != manifest.trainer().extra().end() && ParseSettings(of_bits->second, &bits)) {
     config.MergeFrom(bits);
   }
-  if (!Parse(manifest.model().text(), config.mutable_model())) config.clear_model();
+  if (!ParseSettings(manifest.model().text(), config.mutable_model())) config.clear_model();
   AddNumerics(manifest, config);
   return config;
 }
@@ -132,6 +120,19 @@ std::string DescribeNextRate(const TrainConfig& saved, const TrainConfig& config
 }
 
 }  // namespace
+
+bool ParseSettings(const std::string& text, Message* message, bool* has_unknown) {
+  // Reports no errors: the text may be a foreign program's.
+  class Silence : public google::protobuf::io::ErrorCollector {
+    void AddError(int, int, const std::string&) override {}
+  } silence;
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&silence);
+  const bool is_known = parser.ParseFromString(text, message);
+  if (has_unknown != nullptr) *has_unknown = !is_known;
+  parser.AllowUnknownField(true);
+  return is_known || parser.ParseFromString(text, message);
+}
 
 std::string NumericsText(const TrainConfig& config) {
   if (config.parallel().numerics() == Numerics::FAST) return "FAST";

@@ -16,6 +16,11 @@
 
 namespace tessera {
 
+// Parses settings in protobuf's text format. Returns false for other text, as that of a foreign
+// program. Fields of a later version are skipped; `has_unknown` (may be null) tells.
+bool ParseSettings(const std::string& text, google::protobuf::Message* message,
+                   bool* has_unknown = nullptr);
+
 // Records in `state` the settings of `config` on which the results of a run depend, if only in the
 // last bits, as their declarations say (`effect` in base/flag_options.proto). The model's settings
 // and the topology are in the manifest already. `seed` replaces the config's, since a resumed run

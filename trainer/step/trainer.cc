@@ -328,7 +328,10 @@ absl::StatusOr<bool> Trainer::Impl::Update(double grad_norm, double learning_rat
 
 absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data, int64_t samples) {
   const int64_t sequence = config_.training().seq_length();
+  // Whole global batches, where there is one: the same samples with micro-batches of any size.
+  const int64_t global_batch = config_.training().global_batch_size();
   samples = std::min(samples, data.order().num_samples());
+  if (samples >= global_batch) samples -= samples % global_batch;
   const int64_t batch = std::min(config_.training().micro_batch_size(), samples);
   const int64_t micro_batches = samples / batch;
   const MicroBatchesByRank owners = EvaluationOwners(micro_batches, mesh_.topology().data);

@@ -133,7 +133,8 @@ class Replay:
         if origin is not None:
             command += [*WHOLE_CHECKPOINT, f"--load={origin}", f"--ckpt-step={start}"]
         elif start > 0:
-            command.append("--exit-on-missing-checkpoint")
+            # The folder that the run began from may have later checkpoints by now.
+            command += ["--exit-on-missing-checkpoint", f"--ckpt-step={start}"]
         elif run.setting("load") == run.setting("save"):
             command += ["--load=", "--exit-on-missing-checkpoint=false"]
         with open(scratch / "stderr", "wb") as said:
@@ -165,7 +166,10 @@ class Replay:
 
     def compare_step(self, again):
         step = again["step"]
-        self.executed = max(self.executed, step)
+        if step != self.executed + 1:
+            raise Refused(f"the replay executed step {step} instead of step {self.executed + 1}: "
+                          "the run does not begin any more where it began")
+        self.executed = step
         for field in COMPARED:
             recorded, now = self.run.steps.get(step, {}).get(field), again.get(field)
             if recorded != now and self.line is None and step <= self.last:
