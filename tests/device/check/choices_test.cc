@@ -111,9 +111,9 @@ TEST_F(ChoicesTest, EachIsMeasured) {
   std::vector<std::string> names;
   for (const Choice& choice : choices) names.push_back(choice.name);
   const std::string sums = "products sum", gelu = "GELU's gradient in a pass that sums";
-  ASSERT_THAT(names, ElementsAre("as is", sums, gelu, sums + ", " + gelu,
-                                 "attention's gradients at once", "attention by warpgroups",
-                                 "attention's gradients by warpgroups"));
+  ASSERT_THAT(names,
+              ElementsAre("as is", sums, gelu, sums + ", " + gelu, "attention's gradients at once",
+                          "attention by warpgroups", "attention's gradients by warpgroups"));
   choices.erase(choices.begin() + 1, choices.begin() + 3);  // the next one has both
   // By backend. The first backends are those that are checked, one for each choice.
   std::list<int64_t> attention;
