@@ -33,8 +33,9 @@ def random_states() -> Dict[str, Any]:
     states: Dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
+    accelerator = _accelerator()
+    if accelerator:
+        states[accelerator] = _generators(accelerator).get_rng_state_all()
     return states
 
 
@@ -44,5 +45,21 @@ def set_random_states(states: Dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if "numpy" in states:
         sys.modules["numpy"].random.set_state(states["numpy"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    for accelerator in states.keys() - {"python", "torch", "numpy"}:
+        _generators(accelerator).set_rng_state_all(states[accelerator])
+
+
+def _accelerator() -> str:
+    """The type of this process's accelerator whose generators torch knows, such as "cuda" or "xpu";
+    empty without one."""
+    if torch.cuda.is_available():
+        return "cuda"
+    accelerators = getattr(torch, "accelerator", None)  # since torch 2.6
+    device = accelerators.current_accelerator(True) if accelerators else None
+    return device.type if device and hasattr(_generators(device.type), "get_rng_state_all") else ""
+
+
+def _generators(accelerator: str) -> Any:
+    """The module with the functions of an accelerator's generators."""
+    module = getattr(torch, accelerator, None)
+    return module if hasattr(module, "get_rng_state_all") else getattr(module, "random", None)

@@ -11,11 +11,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import types
+from unittest import mock
 
 import accelerate
 import numpy as np
 import tessera_ckpt
 import torch
+from tessera_ckpt._torch_state import random_states, set_random_states
 from tessera_ckpt.accelerate import load_state, save_state
 
 
@@ -117,7 +120,23 @@ def run(size, kind, phase, folder):
     assert codes == [0] * size, (kind, phase, codes)
 
 
+def check_generators():
+    """Generators of an accelerator other than CUDA, whose module a simple one stands in for."""
+    held = [torch.tensor([1])]
+    module = types.SimpleNamespace(get_rng_state_all=lambda: list(held),
+                                   set_rng_state_all=lambda states: held.extend(states))
+    with mock.patch.object(torch, "xpu", module), \
+            mock.patch.object(torch.cuda, "is_available", lambda: False), \
+            mock.patch.object(torch.accelerator, "current_accelerator",
+                              lambda check: torch.device("xpu")):
+        states = random_states()
+        held.clear()
+        set_random_states(states)
+    assert states["xpu"] == held == [torch.tensor([1])], states
+
+
 def main():
+    check_generators()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
         run(2, "ddp", "save", f"{folder}/a")
         run(2, "ddp", "load", f"{folder}/a")
