@@ -305,13 +305,25 @@ absl::Status ForeignTensorSet::CheckComplete() const {
   return DataLoss("no file has ", JoinFirst(missing, ", "));
 }
 
-bool ForeignTensorSet::has_states() const {
-  return std::ranges::any_of(entries_,
-                             [](const auto& entry) { return !entry.second.state.empty(); });
-}
-
 void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
-                                         OptimizerState& optimizer) const {
+                                         ForeignCheckpoint& checkpoint) {
+  std::vector<std::string> single;
+  for (const bool is_first : {true, false}) {
+    const ForeignKind& moment = is_first ? kForeignExpAvg : kForeignExpAvgSq;
+    const ForeignKind& other = is_first ? kForeignExpAvgSq : kForeignExpAvg;
+    std::erase_if(entries_, [&](const auto& item) {
+      const auto& [index, state] = item.first;
+      if (state != moment.state || entries_.contains({index, other.state})) return false;
+      single.push_back(item.second.tensor.name);
+      return true;
+    });
+  }
+  if (!single.empty()) {
+    checkpoint.notes.push_back(LeftOutNote("moments without the other one of AdamW's", single));
+  }
+  if (std::ranges::all_of(entries_, [](const auto& item) { return item.second.state.empty(); }))
+    return;
+  OptimizerState& optimizer = *checkpoint.description.mutable_optimizer();
   optimizer.set_algorithm("adamw");
   optimizer.add_groups();
   optimizer.add_groups();
@@ -335,7 +347,7 @@ absl::Status ForeignTensorSet::MoveTo(std::string_view framework, const std::str
                                       ForeignCheckpoint& checkpoint) && {
   TESSERA_RETURN_IF_ERROR(In(where, CheckComplete()));
   *checkpoint.description.mutable_model() = model_.config;
-  if (has_states()) DescribeOptimizer(framework, *checkpoint.description.mutable_optimizer());
+  DescribeOptimizer(framework, checkpoint);
   checkpoint.tensors = std::move(*this).Finish();
   return absl::OkStatus();
 }

@@ -121,11 +121,11 @@ class ForeignTensorSet {
   // has.
   absl::Status CheckComplete() const;
 
-  bool has_states() const;
-
-  // Adds AdamW with the states that were added: group 0 has weight decay, group 1 has none.
-  // `framework` is the key of the parameters' names in that framework. May be called once.
-  void DescribeOptimizer(std::string_view framework, OptimizerState& optimizer) const;
+  // Describes AdamW with the states that were added, if there are any: group 0 has weight decay,
+  // group 1 has none. `framework` is the key of the parameters' names in that framework. May be
+  // called once, before Finish(). Only both moments of a parameter are AdamW's: leaves a single
+  // one out, with a note.
+  void DescribeOptimizer(std::string_view framework, ForeignCheckpoint& checkpoint);
 
   // Sets the checkpoint's model, tensors and, if there are states, optimizer. Returns the error of
   // CheckComplete(), after `where`, if the model is not complete.

@@ -258,10 +258,16 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
     ASSERT_OK(set.AddRange(table, {rank, 2}, kForeignWeight, 0, 8, {file, 0, DType::kBF16}));
     ASSERT_OK(set.AddRange(table, {rank, 2}, kForeignMaster, 0, 8, {file, 100, DType::kF32}));
     ASSERT_OK(set.AddRange(Bias(), {rank, 2}, kForeignExpAvg, 0, 3, {file, 200, DType::kF32}));
+    ASSERT_OK(set.AddRange(Bias(), {rank, 2}, kForeignExpAvgSq, 0, 3, {file, 220, DType::kF32}));
+    ASSERT_OK(set.AddRange(table, {rank, 2}, kForeignExpAvg, 0, 8, {file, 300, DType::kF32}));
   }
-  EXPECT_EQ(set.CheckComplete().message(), "no file has bias, table.exp_avg, bias.master");
-  OptimizerState optimizer;
-  set.DescribeOptimizer("megatron", optimizer);
+  EXPECT_EQ(set.CheckComplete().message(), "no file has bias, table.exp_avg_sq, bias.master");
+  ForeignCheckpoint checkpoint;
+  set.DescribeOptimizer("megatron", checkpoint);
+  // A moment alone may be another optimizer's.
+  EXPECT_THAT(checkpoint.notes,
+              ElementsAre("Left out: moments without the other one of AdamW's: table.exp_avg."));
+  const OptimizerState& optimizer = checkpoint.description.optimizer();
   EXPECT_EQ(optimizer.algorithm(), "adamw");
   ASSERT_EQ(optimizer.parameters_size(), 2);
   EXPECT_EQ(optimizer.parameters(0).parameter(), "table");
@@ -272,7 +278,7 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
   EXPECT_EQ(optimizer.parameters(1).states().at("exp_avg"), "bias.exp_avg");
 
   const std::vector<ForeignTensor> tensors = std::move(set).Finish();
-  ASSERT_EQ(tensors.size(), 4);
+  ASSERT_EQ(tensors.size(), 5);
   EXPECT_EQ(tensors[0].name, "table");
   EXPECT_EQ(tensors[0].dtype, DType::kBF16);
   ASSERT_EQ(tensors[0].pieces.size(), 1);  // rank 1 has padding only

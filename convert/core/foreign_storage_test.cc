@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "base/testing.h"
+#include "checkpoint/elements/strided_read.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
-#include "convert/core/strided_read.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "layout/dtype.h"

@@ -1,15 +1,13 @@
 #include "convert/core/name_state_dict.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/manifest_codec.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/optimizer_groups.h"
@@ -72,6 +69,7 @@ class Namer {
 
   absl::Status Run(const Parameters& naming, const std::string& prefix) {
     ForeignTensorSet set(model_.description);
+    TESSERA_RETURN_IF_ERROR(ReadSettings());
     ByName by_name;
     std::set<size_t> used;
     for (const ForeignParameter& parameter : naming) {
@@ -85,11 +83,10 @@ class Namer {
     std::vector<ForeignTensor> kept;
     TESSERA_RETURN_IF_ERROR(SortOut(naming, prefix, used, kept));
     AddNumbered(Ordered(naming, prefix), kept, by_name);
-    bool has_state = false;
-    TESSERA_RETURN_IF_ERROR(AddStates(by_name, set, kept, &has_state));
-    if (has_state) {
+    TESSERA_RETURN_IF_ERROR(AddStates(by_name, set, kept));
+    if (!adams_.empty()) {
       const std::string_view framework = framework_.empty() ? "torch" : framework_;
-      set.DescribeOptimizer(framework, *checkpoint_.description.mutable_optimizer());
+      set.DescribeOptimizer(framework, checkpoint_);
       TakeSettings(
           optimizer_,
           [&](const std::string& name_or_number) {
@@ -106,6 +103,33 @@ class Namer {
   }
 
  private:
+  // Settings of an optimizer that runs in a captured graph are tensors: makes numbers of them.
+  absl::Status ReadSettings() {
+    std::map<std::string, double> numbers;
+    for (const ForeignTensor& tensor : checkpoint_.tensors) {
+      if (("." + tensor.name).find(".param_groups.") == std::string::npos) continue;
+      TESSERA_ASSIGN_OR_RETURN(std::optional<double> number, ReadElement(tensor));
+      if (const auto first = numbers.find(tensor.alias_of); first != numbers.end()) {
+        number = first->second;
+      }
+      if (number) numbers[tensor.name] = *number;
+    }
+    if (numbers.empty()) return absl::OkStatus();
+    const std::function<void(SavedValue&)> replace = [&](SavedValue& value) {
+      const auto* const tensor = value.As<SavedValue::Tensor>();
+      const auto number = tensor == nullptr ? numbers.end() : numbers.find(tensor->name);
+      if (number != numbers.end()) {
+        value = {number->second};
+        settings_.insert(number->first);
+      } else if (IsBranch(value)) {
+        ForEachChild<SavedValue>(value,
+                                 [&](const PathPart&, SavedValue& child) { replace(child); });
+      }
+    };
+    replace(checkpoint_.state);
+    return absl::OkStatus();
+  }
+
   // The model has places for its parameters, their moments and the number of their updates.
   void DropPlaces(const ByName& by_name) {
     std::set<std::string> tensors;
@@ -113,7 +137,8 @@ class Namer {
     Prune(checkpoint_.state, [&](const std::string& name, const SavedValue& leaf) {
       if (const auto* tensor = leaf.As<SavedValue::Tensor>()) return tensors.contains(tensor->name);
       const std::optional<StateName> state = ParseStateName(name);
-      return !state || state->state != "step" || FindIn(by_name, state->parameter) == nullptr;
+      return !state || state->state != "step" ||
+             !adams_.contains(FindIn(by_name, state->parameter));
     });
   }
 
@@ -139,6 +164,7 @@ class Namer {
     std::vector<std::string> left_out;
     for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
       ForeignTensor& tensor = checkpoint_.tensors[i];
+      if (settings_.contains(tensor.name)) continue;
       if (tensor.role != TensorRole::kWeight) {
         kept.push_back(std::move(tensor));
         continue;
@@ -212,72 +238,76 @@ class Namer {
       }
       return;
     }
+    has_numbers_ = true;
     checkpoint_.notes.push_back(
         absl::StrCat("Moments by number keep their names: ", numbers.status().message(),
                      "; torch.distributed.checkpoint.state_dict.get_optimizer_state_dict() gives "
                      "them by the names of the parameters."));
   }
 
-  // Moves the states of the parameters from `kept` to the set.
+  // Moves the states of parameters that have both of Adam's moments from `kept` to the set: states
+  // of the parameter's shape, such as AMSGrad's, and the number of updates.
   absl::Status AddStates(const ByName& by_name, ForeignTensorSet& set,
-                         std::vector<ForeignTensor>& kept, bool* has_state) {
+                         std::vector<ForeignTensor>& kept) {
+    const auto parameter_of = [&](const std::optional<StateName>& name) {
+      return name ? FindIn(by_name, name->parameter) : nullptr;
+    };
+    std::map<const ForeignParameter*, std::set<std::string>> moments;
+    for (const ForeignTensor& tensor : kept) {
+      const std::optional<StateName> name = ParseStateName(tensor.name);
+      const ForeignParameter* const parameter = parameter_of(name);
+      if (parameter == nullptr || !IsMoment(name->state)) continue;
+      if (moments[parameter].insert(name->state).second && moments[parameter].size() == 2)
+        adams_.insert(parameter);
+    }
     std::vector<ForeignTensor> others;
-    std::set<double> steps;
+    std::vector<std::string> unknown;
+    OptimizerFacts facts;
     for (ForeignTensor& tensor : kept) {
       const std::optional<StateName> name = ParseStateName(tensor.name);
-      const ForeignParameter* const parameter = name ? FindIn(by_name, name->parameter) : nullptr;
-      if (parameter != nullptr && name->state == "step" && ElementCount(tensor.shape) == 1) {
-        TESSERA_ASSIGN_OR_RETURN(const double step, ReadStep(tensor));
-        steps.insert(step);
-      } else if (parameter != nullptr && IsMoment(name->state)) {
-        *has_state = true;
-        optimizer_ = name->optimizer;
-        TESSERA_RETURN_IF_ERROR(Add(
-            *parameter, name->state == "exp_avg" ? kForeignExpAvg : kForeignExpAvgSq, tensor, set));
-      } else {
-        others.push_back(std::move(tensor));
+      const ForeignParameter* const parameter = parameter_of(name);
+      const bool is_adams = adams_.contains(parameter);
+      const bool is_step =
+          parameter != nullptr && name->state == "step" && ElementCount(tensor.shape) == 1;
+      if (is_step && tensor.alias_of.empty()) {
+        TESSERA_ASSIGN_OR_RETURN(const std::optional<double> step, ReadElement(tensor));
+        facts.AddUpdates(step);
       }
+      if (is_step && is_adams) continue;
+      if (is_adams && name->state != kForeignMaster.state &&
+          (IsMoment(name->state) || tensor.shape == parameter->shape)) {
+        optimizer_ = name->optimizer;
+        TESSERA_RETURN_IF_ERROR(
+            Add(*parameter, {TensorRole::kOptimizerState, name->state}, tensor, set));
+        continue;
+      }
+      if (name && !has_numbers_) unknown.push_back(tensor.name);
+      others.push_back(std::move(tensor));
     }
     kept = std::move(others);
+    if (!unknown.empty()) {
+      checkpoint_.notes.push_back(absl::StrCat(
+          "States of the optimizer that are not AdamW's keep their names: ", SomeOf(unknown), "."));
+    }
     // Before torch 1.12 the number of updates was no tensor.
     for (const auto& [full_name, value] : ValuesByName(checkpoint_.state)) {
       const std::optional<StateName> name = ParseStateName(full_name);
-      if (!name || name->state != "step" || FindIn(by_name, name->parameter) == nullptr) continue;
-      if (const auto* step = value->As<int64_t>()) {
-        steps.insert(static_cast<double>(*step));
-      } else if (const auto* real = value->As<double>()) {
-        steps.insert(*real);
-      }
+      if (!name || name->state != "step" || parameter_of(name) == nullptr) continue;
+      const auto* const integer = value->As<int64_t>();
+      const auto* const real = value->As<double>();
+      if (integer != nullptr) facts.AddUpdates(static_cast<double>(*integer));
+      if (real != nullptr) facts.AddUpdates(*real);
     }
-    TakeStep(steps);
+    TakeFacts(facts, checkpoint_);
     return absl::OkStatus();
   }
 
-  // Returns a number of one element. NaN for one of another dtype.
-  absl::StatusOr<double> ReadStep(const ForeignTensor& tensor) const {
-    constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-    if (tensor.pieces.size() != 1) return kUnknown;
+  // Returns the only element of a tensor; nullopt for other tensors.
+  absl::StatusOr<std::optional<double>> ReadElement(const ForeignTensor& tensor) const {
+    if (ElementCount(tensor.shape) != 1 || tensor.pieces.size() != 1) return std::nullopt;
     const StoredPiece& piece = tensor.pieces.front();
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage_.Open(piece.file));
-    const auto read = [&](auto number) -> absl::StatusOr<double> {
-      TESSERA_RETURN_IF_ERROR(
-          file->ReadAt(piece.offset_bytes, std::as_writable_bytes(std::span(&number, 1))));
-      return static_cast<double>(number);
-    };
-    if (tensor.dtype == DType::kF32) return read(float{0});
-    if (tensor.dtype == DType::kI64) return read(int64_t{0});
-    return kUnknown;
-  }
-
-  // Adam counts its updates for each parameter.
-  void TakeStep(const std::set<double>& steps) {
-    if (steps.empty()) return;
-    const double step = *steps.begin();
-    if (steps.size() > 1 || !(step >= 0 && step <= kMaxTrainerCount) || step != std::floor(step)) {
-      checkpoint_.notes.emplace_back("Parameters differ in the number of their updates.");
-      return;
-    }
-    SetProgress(static_cast<int64_t>(step), std::nullopt, checkpoint_.description);
+    return ReadNumber(*file, piece.offset_bytes, tensor.dtype);
   }
 
   Storage& storage_;
@@ -285,7 +315,10 @@ class Namer {
   const std::string_view framework_;
   const NamingFinder& weights_;
   ForeignCheckpoint& checkpoint_;
-  std::string optimizer_;  // what precedes "state" in the names of the moments
+  std::string optimizer_;                    // what precedes "state" in the names of the moments
+  std::set<const ForeignParameter*> adams_;  // that have both moments
+  std::set<std::string> settings_;           // tensors of groups that have become numbers
+  bool has_numbers_ = false;                 // of parameters that stay unknown
 };
 
 }  // namespace

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "convert/core/models.h"
 #include "convert/core/reading.h"
@@ -71,8 +73,10 @@ ForeignCheckpoint StateDictOf(const ModelProto& model, const std::set<std::strin
   return checkpoint;
 }
 
-absl::Status Name(const ModelProto* model, ForeignCheckpoint& checkpoint) {
+absl::Status Name(const ModelProto* model, ForeignCheckpoint& checkpoint,
+                  const std::string& steps = "") {
   MemoryStorage storage;
+  if (!steps.empty()) TESSERA_RETURN_IF_ERROR(WriteAll(storage, "steps", steps));
   return NameStateDict(storage, model, /*framework=*/"", checkpoint);
 }
 
@@ -165,6 +169,135 @@ TEST(StateDictLayoutTest, ModelArgumentsOfNanoGptAreTheModel) {
   EXPECT_FALSE(other.description.has_model());
   EXPECT_THAT(other.notes, ::testing::ElementsAre(HasSubstr("use_rmsnorm is true, which is not "
                                                             "known here")));
+}
+
+// A model, and these states of each of its parameters. Steps are in the file "steps".
+ForeignCheckpoint WithStates(const ModelProto& model, const std::vector<std::string>& states,
+                             DType step = DType::kF32) {
+  ForeignCheckpoint checkpoint = StateDictOf(model, {});
+  for (const ForeignTensor& weight : StateDictOf(model, {}).tensors) {
+    for (const std::string& state : states) {
+      ForeignTensor tensor = weight;
+      tensor.name = "optimizer.state." + weight.name + "." + state;
+      tensor.role = TensorRole::kOptimizerState;
+      if (state == "step") {
+        tensor.dtype = step;
+        tensor.shape = {};
+        tensor.pieces = {{.box = WholeBox({}), .file = "steps"}};
+      }
+      checkpoint.tensors.push_back(std::move(tensor));
+    }
+  }
+  return checkpoint;
+}
+
+const std::vector<std::string> kAdams = {"step", "exp_avg", "exp_avg_sq"};
+
+template <typename Number>
+std::string BytesOf(Number number) {
+  return std::string(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+TEST(OptimizerStatesTest, StepsHaveAnyDtypeOfNumbers) {
+  const ModelProto model = Gpt2();
+  for (const auto& [dtype, bytes] :
+       {std::pair(DType::kF64, BytesOf(7.0)), std::pair(DType::kF32, BytesOf(7.0F)),
+        std::pair(DType::kF16, BytesOf(uint16_t{0x4700})),
+        std::pair(DType::kBF16, BytesOf(uint16_t{0x40E0})),
+        std::pair(DType::kI64, BytesOf(int64_t{7})), std::pair(DType::kI32, BytesOf(7))}) {
+    ForeignCheckpoint checkpoint = WithStates(model, kAdams, dtype);
+    ASSERT_OK(Name(&model, checkpoint, bytes));
+    EXPECT_EQ(checkpoint.description.trainer().step(), 7) << bytes.size();
+    EXPECT_THAT(checkpoint.notes, ::testing::IsEmpty());
+  }
+  for (const auto& [dtype, bytes] :
+       {std::pair(DType::kF32, BytesOf(7.5F)), std::pair(DType::kU8, std::string("7"))}) {
+    ForeignCheckpoint checkpoint = WithStates(model, kAdams, dtype);
+    ASSERT_OK(Name(&model, checkpoint, bytes));
+    EXPECT_FALSE(checkpoint.description.has_trainer());
+    EXPECT_THAT(checkpoint.notes, ::testing::ElementsAre(HasSubstr("which is not a count")));
+  }
+  ForeignCheckpoint differ = WithStates(model, kAdams);
+  for (ForeignTensor& tensor : differ.tensors) {
+    if (tensor.name.ends_with("ln_f.bias.step")) tensor.pieces[0].offset_bytes = sizeof(float);
+  }
+  ASSERT_OK(Name(&model, differ, BytesOf(7.0F) + BytesOf(8.0F)));
+  EXPECT_FALSE(differ.description.has_trainer());
+  EXPECT_THAT(differ.notes, ::testing::ElementsAre(HasSubstr("which differ between parameters")));
+}
+
+TEST(OptimizerStatesTest, AMomentAloneIsNotAdamWs) {
+  const ModelProto model = Gpt2();
+  ForeignCheckpoint lion = WithStates(model, {"exp_avg"});
+  ASSERT_OK(Name(&model, lion));
+  EXPECT_FALSE(lion.description.has_optimizer());
+  EXPECT_NE(Find(lion, "optimizer.state.transformer.wpe.weight.exp_avg"), nullptr);
+  EXPECT_THAT(lion.notes, ::testing::ElementsAre(HasSubstr(
+                              "not AdamW's keep their names: optimizer.state.transformer.")));
+  // What Adam's parameters have besides goes along with them.
+  ForeignCheckpoint most = WithStates(model, {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"});
+  ASSERT_OK(Name(&model, most));
+  EXPECT_NE(Find(most, "transformer.wpe.weight.max_exp_avg_sq"), nullptr);
+  EXPECT_EQ(most.description.optimizer().parameters(0).states_size(), 3);
+  EXPECT_THAT(most.notes, ::testing::IsEmpty());
+}
+
+TEST(OptimizerStatesTest, SettingsOfOtherAlgorithmsAreNoted) {
+  const ModelProto model = Gpt2();
+  for (const auto& [decay, setting, found] :
+       {std::tuple(0.5, "decoupled_weight_decay", "its weight decay is not decoupled"),
+        std::tuple(0.0, "decoupled_weight_decay", ""),
+        std::tuple(0.0, "amsgrad", "amsgrad is true"),
+        std::tuple(0.0, "maximize", "maximize is true")}) {
+    ForeignCheckpoint checkpoint = WithStates(model, {"exp_avg", "exp_avg_sq"});
+    for (const LogicalParameter& parameter : ParametersOf(model)) {
+      SavedValue::Dict settings;
+      settings.Add({std::string("weight_decay")}, {decay});
+      settings.Add({std::string(setting)}, {std::string(setting) != "decoupled_weight_decay"});
+      MergeInto(DictOf("optimizer",
+                       DictOf("param_groups", DictOf(parameter.name, {std::move(settings)}))),
+                checkpoint.state);
+    }
+    ASSERT_OK(Name(&model, checkpoint));
+    const bool is_other = !std::string(found).empty();
+    EXPECT_EQ(checkpoint.description.optimizer().algorithm(), is_other ? "adam" : "adamw");
+    EXPECT_THAT(checkpoint.notes, SizeIs(is_other ? 1 : 0));
+    if (is_other) EXPECT_THAT(checkpoint.notes[0], HasSubstr(found));
+  }
+}
+
+// Names since queries, keys and values have a module of their own there.
+TEST(StateDictLayoutTest, TorchtitansNamesOfLlama) {
+  ModelProto model;
+  model.set_architecture("llama3");
+  model.set_text(
+      "architecture: LLAMA3 num_layers: 1 hidden_size: 4 num_attention_heads: 2 vocab_size: 11 "
+      "ffn_hidden_size: 6 max_position_embeddings: 5 untie_embeddings_and_output_weights: true");
+  ForeignCheckpoint checkpoint = {.format = "torch", .in_module_order = true};
+  for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
+           {"tok_embeddings.weight", {11, 4}},
+           {"layers.0.attention.qkv_linear.wq.weight", {4, 4}},
+           {"layers.0.attention.qkv_linear.wk.weight", {4, 4}},
+           {"layers.0.attention.qkv_linear.wv.weight", {4, 4}},
+           {"layers.0.attention.wo.weight", {4, 4}},
+           {"layers.0.feed_forward.w1.weight", {6, 4}},
+           {"layers.0.feed_forward.w2.weight", {4, 6}},
+           {"layers.0.feed_forward.w3.weight", {6, 4}},
+           {"layers.0.attention_norm.weight", {4}},
+           {"layers.0.ffn_norm.weight", {4}},
+           {"norm.weight", {4}},
+           {"lm_head.weight", {11, 4}}}) {
+    checkpoint.tensors.push_back(
+        {.name = name,
+         .dtype = DType::kF32,
+         .shape = shape,
+         .pieces = {
+             {.box = WholeBox(shape), .file = "model.pt", .strides = ContiguousStrides(shape)}}});
+  }
+  ASSERT_OK(Name(&model, checkpoint));
+  EXPECT_TRUE(checkpoint.description.has_model());
+  EXPECT_NE(Find(checkpoint, "model.layers.0.self_attn.k_proj.weight"), nullptr);
+  EXPECT_THAT(checkpoint.notes, ::testing::IsEmpty());
 }
 
 TEST(WrappedNamesTest, WrappersAreLeftOutWhereTheyAreAdded) {

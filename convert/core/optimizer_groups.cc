@@ -1,13 +1,17 @@
 #include "convert/core/optimizer_groups.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "convert/core/errors.h"
+#include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {
 
@@ -130,6 +134,55 @@ TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix) 
   return groups;
 }
 
+void OptimizerFacts::AddUpdates(std::optional<double> count) {
+  const bool is_count =
+      count && *count >= 0 && *count <= kMaxTrainerCount && *count == std::floor(*count);
+  updates.insert(is_count ? std::optional(static_cast<int64_t>(*count)) : std::nullopt);
+}
+
+void OptimizerFacts::AddSettings(const SavedValue::Dict& settings) {
+  const auto is = [&](const char* name, bool wanted) {
+    const SavedValue* const value = settings.Find(name);
+    const bool* const truth = value == nullptr ? nullptr : value->As<bool>();
+    return truth != nullptr && *truth == wanted;
+  };
+  const SavedValue* const decay = settings.Find("weight_decay");
+  if (is("decoupled_weight_decay", false) && decay != nullptr && NumberOf(*decay).value_or(0) != 0)
+    differences.insert("its weight decay is not decoupled");
+  for (const char* const name : {"amsgrad", "maximize"}) {
+    if (is(name, true)) differences.insert(absl::StrCat(name, " is true"));
+  }
+}
+
+void TakeFacts(const OptimizerFacts& facts, ForeignCheckpoint& checkpoint) {
+  Manifest& description = checkpoint.description;
+  if (!facts.differences.empty() && description.optimizer().parameters_size() > 0) {
+    description.mutable_optimizer()->set_algorithm("adam");
+    checkpoint.notes.push_back(
+        absl::StrCat("The optimizer is not AdamW: ", absl::StrJoin(facts.differences, ", "),
+                     "; what continues with AdamW computes otherwise."));
+  }
+  if (!facts.other_states.empty()) {
+    checkpoint.notes.push_back(LeftOutNote("states of the optimizer that are not AdamW's",
+                                           {facts.other_states.begin(), facts.other_states.end()}));
+  }
+  if (facts.updates.empty()) return;
+  const std::optional<int64_t> updates = *facts.updates.begin();
+  if (facts.updates.size() > 1 || !updates) {
+    checkpoint.notes.emplace_back(
+        facts.updates.contains(std::nullopt)
+            ? "Left out: the optimizer's number of updates, which is not a count."
+            : "Left out: the optimizer's numbers of updates, which differ between parameters.");
+  } else if (!TellsStep(description)) {
+    SetProgress(*updates, std::nullopt, description);
+  } else if (const int64_t step = description.trainer().step(); *updates != step) {
+    auto& extra = *description.mutable_trainer()->mutable_extra();
+    extra["optimizer_updates"] = absl::StrCat(*updates);
+    // The steps of a run that began with an optimizer's state count anew.
+    if (*updates > step) extra["earlier_updates"] = absl::StrCat(*updates - step);
+  }
+}
+
 void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
                   std::string_view framework, ForeignCheckpoint& checkpoint) {
   OptimizerState& optimizer = *checkpoint.description.mutable_optimizer();
@@ -148,7 +201,12 @@ void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
   if (!is_complete(found)) found = FindByName(checkpoint.state, prefix, foreign_name);
   if (!is_complete(found)) return;
   optimizer.clear_groups();
-  for (const SavedValue::Dict& group : found.groups) *optimizer.add_groups() = Options(group);
+  OptimizerFacts facts;
+  for (const SavedValue::Dict& group : found.groups) {
+    *optimizer.add_groups() = Options(group);
+    facts.AddSettings(group);
+  }
+  TakeFacts(facts, checkpoint);
   for (OptimizerParameter& parameter : *optimizer.mutable_parameters()) {
     parameter.set_group(static_cast<uint32_t>(*group_of(parameter, found)));
   }

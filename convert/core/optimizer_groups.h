@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,23 @@ using TorchGroups = std::map<int64_t, TorchGroup>;
 // Returns the groups in "param_groups" after `prefix`, which is empty or ends with a dot.
 TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 
+// What optimizers tell beside their states.
+struct OptimizerFacts {
+  // How often their parameters were updated; nullopt for a value that is not a count.
+  std::set<std::optional<int64_t>> updates;
+  std::set<std::string> differences;   // what makes another algorithm of AdamW
+  std::set<std::string> other_states;  // that AdamW does not have, and that are not read
+
+  void AddUpdates(std::optional<double> updates);
+  void AddSettings(const SavedValue::Dict& settings);  // of a group
+};
+
+// Sets how often the optimizer has updated the weights: as the step, if that is unknown, otherwise
+// beside it where it differs. Notes that the numbers of updates are left out if they differ or are
+// not counts. Notes other states, and differences from AdamW. With differences, an optimizer that
+// has moments is called "adam".
+void TakeFacts(const OptimizerFacts& facts, ForeignCheckpoint& checkpoint);
+
 // Returns the name for a framework of a parameter, given its name or number; empty if unknown.
 using ForeignNameOf = std::function<std::string(const std::string& name_or_number)>;
 
@@ -39,7 +57,8 @@ using ForeignNameOf = std::function<std::string(const std::string& name_or_numbe
 // or number of a parameter in the state dict to its name for `framework` in the description; empty
 // if it is unknown.
 //
-// Changes nothing if the groups lack some of the optimizer's parameters.
+// Notes settings that make another algorithm of AdamW, as TakeFacts() does. Changes nothing if the
+// groups lack some of the optimizer's parameters.
 void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
                   std::string_view framework, ForeignCheckpoint& checkpoint);
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/text.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt::convert {
 
@@ -38,6 +39,23 @@ absl::StatusOr<std::string> ReadPart(const ReadableFile& file, uint64_t offset, 
   std::string bytes(length, '\0');
   TESSERA_RETURN_IF_ERROR(file.ReadAt(offset, std::as_writable_bytes(std::span<char>(bytes))));
   return bytes;
+}
+
+absl::StatusOr<std::optional<double>> ReadNumber(const ReadableFile& file, uint64_t offset,
+                                                 DType dtype) {
+  const auto read = [&](auto integer) -> absl::StatusOr<std::optional<double>> {
+    TESSERA_RETURN_IF_ERROR(file.ReadAt(offset, std::as_writable_bytes(std::span(&integer, 1))));
+    return static_cast<double>(integer);
+  };
+  if (dtype == DType::kI64) return read(int64_t{0});
+  if (dtype == DType::kI32) return read(int32_t{0});
+  const CopyElements copy = FindCopy(dtype, DType::kF64);
+  if (copy == nullptr) return std::nullopt;
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadPart(file, offset, ElementSize(dtype)));
+  double number = 0;
+  copy(std::as_bytes(std::span(bytes)).data(), std::as_writable_bytes(std::span(&number, 1)).data(),
+       1, 1);
+  return number;
 }
 
 absl::StatusOr<SafetensorsHeader> ReadSafetensors(const ReadableFile& file, uint64_t offset,
@@ -146,24 +164,6 @@ std::string SomeOf(const std::vector<std::string>& names) {
   std::string text = absl::StrJoin(shown, ", ");
   if (names.size() > kMost) absl::StrAppend(&text, " and ", names.size() - kMost, " more");
   return text;
-}
-
-absl::Status FileCursor::Fill(uint64_t bytes) {
-  TESSERA_RETURN_IF_ERROR(CheckLeft(bytes));
-  window_.resize(std::min(left(), std::max(bytes, window_bytes_)));
-  window_offset_ = offset_;
-  return file_.ReadAt(offset_, std::as_writable_bytes(std::span(window_.data(), window_.size())));
-}
-
-absl::Status FileCursor::Skip(uint64_t bytes) {
-  TESSERA_RETURN_IF_ERROR(CheckLeft(bytes));
-  offset_ += bytes;
-  return absl::OkStatus();
-}
-
-absl::Status FileCursor::CheckLeft(uint64_t bytes) const {
-  if (bytes <= left()) return absl::OkStatus();
-  return DataLoss("offset ", offset_, ": expected ", bytes, " more bytes, found ", left());
 }
 
 }  // namespace tessera::ckpt::convert

@@ -261,7 +261,7 @@ class Reader : private StackMachine {
     return Push({.kind = Kind::kGlobal, .b = name_id, .a = module_id});
   }
 
-  convert::FileCursor stream_;
+  FileCursor stream_;
   bool stopped_ = false;
 };
 

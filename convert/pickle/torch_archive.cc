@@ -11,6 +11,7 @@
 #include "base/checked_math.h"
 #include "base/text.h"
 #include "convert/core/record_checks.h"
+#include "convert/core/saved_values.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
 
@@ -368,6 +369,66 @@ absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive, cons
   TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
   if (tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1)) return tensor;
   return DataLoss("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector");
+}
+
+absl::Status AddOptimizerFacts(const ReadableFile& file, const TorchArchive& archive,
+                               OptimizerFacts& facts) {
+  pickle::Budget budget(archive.contents);
+  const auto add_updates = [&](const Value& updates) -> absl::Status {
+    if (!updates.present() || updates.is(Kind::kNone)) return absl::OkStatus();
+    std::optional<double> number = updates.AsFloat();
+    if (const auto integer = updates.AsInt()) number = static_cast<double>(*integer);
+    if (IsTorchTensor(updates)) {
+      TESSERA_ASSIGN_OR_RETURN(const TorchTensor tensor, ResolveTorchTensor(archive, updates));
+      if (ElementCount(tensor.shape) == 1) {
+        TESSERA_ASSIGN_OR_RETURN(number, ReadNumber(file, tensor.offset_bytes, tensor.dtype));
+      }
+    }
+    facts.AddUpdates(number);
+    return absl::OkStatus();
+  };
+  const auto add_state = [&](const Value& state) -> absl::Status {
+    for (const auto& [key, value] : state.entries()) {
+      const std::string_view name = key.AsText().value_or("");
+      TESSERA_RETURN_IF_ERROR(budget.Take(pickle::Budget::kVisitBytes + name.size()));
+      if (name == "step") {
+        TESSERA_RETURN_IF_ERROR(add_updates(value));
+      } else if (name != "exp_avg" && name != "exp_avg_sq" && IsTorchTensor(value)) {
+        facts.other_states.insert(Shown(name));
+      }
+    }
+    return absl::OkStatus();
+  };
+  Value optimizer = archive.contents.root();
+  if (optimizer.is(Kind::kList) && optimizer.size() == 1) optimizer = optimizer[0];
+  for (const char* const name : {"optimizer_state_dict", "optimizer_state_dict",
+                                 "base_optimizer_state", "optimizer", "optimizer"}) {
+    if (const Value inner = optimizer.Find(name); inner.present()) optimizer = inner;
+  }
+  if (IsTorchTensor(optimizer) || optimizer.AsInt() || optimizer.AsFloat()) {
+    return add_updates(optimizer);
+  }
+  const Value states = optimizer.Find("state"), groups = optimizer.Find("param_groups");
+  TESSERA_RETURN_IF_ERROR(add_updates(states.Find("common_step")));
+  for (const auto& [unused, state] : states.entries()) TESSERA_RETURN_IF_ERROR(add_state(state));
+  // The states of an elastic checkpoint of DeepSpeed are a list.
+  for (size_t i = 0; i < optimizer.size(); ++i) TESSERA_RETURN_IF_ERROR(add_state(optimizer[i]));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    TESSERA_RETURN_IF_ERROR(
+        budget.Take(pickle::Budget::kVisitBytes * (1 + groups[i].entry_count())));
+    TESSERA_RETURN_IF_ERROR(add_updates(groups[i].Find("step")));
+    const auto settings = ValueOfJson(pickle::DictToJson(groups[i]).dump());
+    if (settings) facts.AddSettings(*settings->As<SavedValue::Dict>());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddOptimizerFacts(Storage& storage, const std::string& path, OptimizerFacts& facts) {
+  TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
+  if (file == nullptr) return absl::OkStatus();
+  const auto archive = ReadTorchArchive(*file, {0, file->size_bytes()});
+  return At(storage, path,
+            archive.ok() ? AddOptimizerFacts(*file, *archive, facts) : archive.status());
 }
 
 absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budget) {

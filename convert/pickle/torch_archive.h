@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "convert/core/optimizer_groups.h"
 #include "convert/core/output_file.h"
 #include "convert/core/reading.h"
 #include "convert/pickle/value.h"
@@ -68,6 +69,15 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive,
 // Returns the elements of a flat state, a contiguous vector. DataLoss for any other value, too.
 absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive,
                                                const pickle::Value& value);
+
+// Adds what an archive of `file` tells of its optimizer: settings of groups, numbers of updates,
+// and names of states that AdamW does not have. The archive is the state dict, or has it as
+// Megatron-LM and DeepSpeed do; it may also be a number of updates alone. Errors: DataLoss for
+// malformed tensors; those of the file.
+absl::Status AddOptimizerFacts(const ReadableFile& file, const TorchArchive& archive,
+                               OptimizerFacts& facts);
+// Does so for a file of torch.save(), which may be missing. Errors name the file.
+absl::Status AddOptimizerFacts(Storage& storage, const std::string& path, OptimizerFacts& facts);
 
 // Returns the key of a tensor in a dict, whose bytes are taken from the budget. DataLoss if the key
 // is empty or not valid UTF-8.

@@ -1,9 +1,11 @@
 #include <cstdint>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
@@ -64,15 +66,23 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   std::vector<ForeignParameter> parameters;
   parameters.push_back(SameTensor("tok_embeddings.weight", kTokenEmbedding, {v, c}));
   const bool tied = !config.untie_embeddings_and_output_weights();
-  if (tied) parameters.back().other_names.emplace_back("output.weight");
+  if (tied) parameters.back().other_names = {"output.weight", "lm_head.weight"};
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
     for (const auto& [name, tensor] : kLayerTensors) {
       parameters.push_back(
           PairedTensor(config, layer, tensor, absl::StrCat("layers.", layer, ".", name)));
+      // torchtitan has queries, keys and values in a module of their own.
+      if (const std::string_view kind = tensor; kind == kQuery || kind == kKey || kind == kValue) {
+        parameters.back().other_names.push_back(
+            absl::StrReplaceAll(parameters.back().name, {{"attention.", "attention.qkv_linear."}}));
+      }
     }
   }
   parameters.push_back(SameTensor("norm.weight", kFinalNorm, {c}));
-  if (!tied) parameters.push_back(SameTensor("output.weight", kHead, {v, c}));
+  if (!tied) {
+    parameters.push_back(SameTensor("output.weight", kHead, {v, c}));
+    parameters.back().other_names.emplace_back("lm_head.weight");
+  }
   parameters.push_back({.name = "rope.freqs"});  // computed, in old files
   return parameters;
 }

@@ -76,6 +76,62 @@ TEST_F(ReadersTest, DamagedMomentsOfUniversalCheckpointsAreLeftOutUnlessTheyAreN
   EXPECT_EQ(TensorNames(), names);
 }
 
+// Adam counts its own updates: it skips steps, and a run may begin it anew.
+TEST_F(ReadersTest, UpdatesOfAdamThatDifferFromTheStep) {
+  const std::string three("\0\0\x40\x40", 4), two("\0\0\0\x40", 4);  // in F32
+  const std::string seven("\0\0\xE0\x40", 4), nine("\0\0\x10\x41", 4);
+  const std::string python_seven("G@\x1C\0\0", 5), python_nine("G@\x22\0\0", 5);
+  const struct {
+    const char *checkpoint, *folder, *file;
+    std::string from, to;
+    const char *updates, *earlier;
+  } kCases[] = {
+      {"deepspeed/zero1", "/global_step3", "zero_pp", three, two, "2", ""},
+      {"deepspeed/zero3_bf16", "/global_step3", "bf16_zero", three, two, "2", ""},
+      {"deepspeed/bf16_optimizer", "/global_step3", "bf16_zero", three, two, "2", ""},
+      {"megatron/gpt2_tp2_pp2", "", "common.pt", seven, nine, "9", "2"},
+      {"megatron/gathered_llama3_bf16_dp2_tp2_pp2", "", "__", python_seven, python_nine, "9", "2"},
+      {"megatron/buckets_llama3_bf16_dp2_pp2_vpp2", "", "__", python_seven, python_nine, "9", "2"},
+  };
+  for (const auto& own : kCases) {
+    SCOPED_TRACE(own.checkpoint);
+    const std::string copy = CopyOf(Fixture(own.checkpoint));
+    Open(copy);
+    const int64_t step = manifest_.trainer().step();
+    EXPECT_FALSE(manifest_.trainer().extra().contains("optimizer_updates"));
+    Edit(copy + own.folder, own.file, {{own.from, own.to}});
+    Open(copy);
+    EXPECT_EQ(manifest_.trainer().step(), step);
+    auto extra = manifest_.trainer().extra();
+    EXPECT_EQ(extra["optimizer_updates"], own.updates);
+    EXPECT_EQ(extra["earlier_updates"], own.earlier);
+  }
+  // One rank's file of several.
+  const std::string copy = CopyOf(Fixture("megatron/legacy_llama3_tied_pp2_vpp2"));
+  Edit(copy + "/iter_0000007/mp_rank_00_001", "model_optim", {{seven, nine}});
+  Open(copy);
+  EXPECT_THAT(storage_->notes(), Contains(HasSubstr("updates, which differ between parameters")));
+}
+
+// Names of the same length: a moment without the other one is not AdamW's.
+TEST_F(ReadersTest, StatesOfOtherOptimizersAreNamedAndLeftOut) {
+  const std::string copy = CopyOf(Fixture("deepspeed/zero1"));
+  Edit(copy + "/global_step3", "zero_pp", {{"exp_avg_sq", "momentum_b"}});
+  Open(copy);
+  EXPECT_FALSE(manifest_.has_optimizer());
+  EXPECT_THAT(TensorNames(), Not(Contains(HasSubstr("exp_avg"))));
+  EXPECT_THAT(storage_->notes(),
+              AllOf(Contains(HasSubstr("without the other one of AdamW's: transformer.wte.weight")),
+                    Contains(HasSubstr("that are not AdamW's: momentum_b."))));
+  const std::string universal = CopyOf(Fixture("deepspeed/universal"));
+  const std::string folder = universal + "/global_step3/zero/transformer.ln_f.bias";
+  fs::copy_file(folder + "/exp_avg.pt", folder + "/max_exp_avg_sq.pt");
+  Edit(folder, "step", {{std::string("\0\0\x40\x40", 4), std::string("\0\0\0\x40", 4)}});
+  Open(universal);
+  EXPECT_THAT(storage_->notes(), AllOf(Contains(HasSubstr("AdamW's: max_exp_avg_sq.pt.")),
+                                       Contains(HasSubstr("which differ between parameters"))));
+}
+
 // One parameter of the model was frozen.
 TEST_F(ReadersTest, DeepSpeedsFrozenParametersHaveNoMoments) {
   Open(Fixture("deepspeed/zero3_bf16"));

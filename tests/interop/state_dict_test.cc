@@ -293,6 +293,30 @@ TEST(StateDictTest, CheckpointsOfNanoGptAreReadWithTheirModelAndTheirMoments) {
   }
 }
 
+TEST(StateDictTest, AmsGradsStatesGoAlongAndARateInATensorIsANumber) {
+  const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
+  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("captured.pt"), &model));
+  EXPECT_THAT(storage->notes(), ElementsAre("The optimizer is not AdamW: amsgrad is true; what "
+                                            "continues with AdamW computes otherwise."));
+  EXPECT_EQ(LoadUntied(*storage), ReadExpected("captured"));
+  const ckpt::Manifest manifest = ManifestOf(*storage);
+  EXPECT_EQ(manifest.optimizer().algorithm(), "adam");
+  EXPECT_EQ(manifest.optimizer().groups(0).options().at("learning_rate"), 0.015625);
+  EXPECT_EQ(manifest.trainer().step(), 3);
+}
+
+// What accelerate saves of a model in shards is in folders beside the files of the trainer.
+TEST(StateDictTest, ShardsBesideTheFilesOfATrainerAreNamed) {
+  const auto storage = Copied(
+      {{"scheduler.pt", "trainer/scheduler.pt"}, {"rng_state_0.pth", "trainer/scheduler.pt"}});
+  ASSERT_OK(storage->MakeDirectory("pytorch_model_fsdp_0"));
+  const absl::Status status = ckpt::convert::OpenForeignFolder(storage, {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("the model is in the folder pytorch_model_fsdp_0, a checkpoint of its own"));
+}
+
 // A name that any script may use is shown and means nothing.
 TEST(StateDictTest, AValueCalledStepInDcp) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));

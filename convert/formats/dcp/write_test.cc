@@ -164,6 +164,28 @@ TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
   EXPECT_FALSE(weights.contains("master.of.4"));
 }
 
+// AMSGrad needs its own state, and is off without one.
+TEST(WriteTorchFormatsTest, OtherStatesOfAdamAreInTheirPlaces) {
+  Source source;
+  source.DescribeOptimizer();
+  Manifest manifest = source.manifest();
+  (*manifest.mutable_optimizer()->mutable_parameters(0)->mutable_states())["max_exp_avg_sq"] =
+      "exp_avg.of.2";
+  SavedValue::Dict settings;
+  settings.Add({std::string("amsgrad")}, {true});
+  const SavedValue state =
+      DictOf("optimizer", DictOf("param_groups", {SavedValue::List{{{settings}, {settings}}}}));
+  const PlanOptions options = {.state = &state};
+  const auto written = PlanStateDict(manifest, options, OptimizerForm::kNumbered);
+  std::map<std::string, const SavedValue*> leaves;
+  for (const Leaf& leaf : LeavesOf(written.root)) leaves[leaf.name] = leaf.value;
+  EXPECT_TRUE(*leaves.at("optimizer.param_groups.0.amsgrad")->As<bool>());
+  EXPECT_FALSE(*leaves.at("optimizer.param_groups.1.amsgrad")->As<bool>());
+  EXPECT_EQ(leaves.at("optimizer.state.0.max_exp_avg_sq")->As<SavedValue::Tensor>()->name,
+            "exp_avg.of.2");
+  EXPECT_FALSE(leaves.contains("optimizer.state.1.max_exp_avg_sq"));
+}
+
 TEST(WriteTorchFormatsTest, FloatingWeightsAreConverted) {
   Source source;
   const auto files = *PlanDcp(source.manifest(), {.dtype = DType::kBF16});

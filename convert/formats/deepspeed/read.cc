@@ -14,6 +14,7 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
+#include "convert/core/optimizer_groups.h"
 #include "convert/core/reading.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/deepspeed/files.h"
@@ -75,7 +76,8 @@ class DeepSpeedReader {
       description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
     }
     if (states_.steps) SetProgress(*states_.steps, states_.samples, description);
-    set_->DescribeOptimizer(kDeepSpeed, *description.mutable_optimizer());
+    set_->DescribeOptimizer(kDeepSpeed, checkpoint);
+    TakeFacts(facts_, checkpoint);
     checkpoint.tensors = std::move(*set_).Finish();
     return checkpoint;
   }
@@ -278,6 +280,7 @@ class DeepSpeedReader {
   absl::Status AddRank(size_t rank) {
     const std::string& file = folder_.optimizer_files[rank];
     TESSERA_ASSIGN_OR_RETURN(const ZeroShard shard, ReadZeroShard(storage_, file));
+    TESSERA_RETURN_IF_ERROR(AddOptimizerFacts(storage_, file, facts_));
     if (shard.ranks != static_cast<int64_t>(folder_.optimizer_files.size())) {
       return Damaged(storage_, file, "the state was cut among ", shard.ranks, " ranks, but ",
                      folder_.optimizer_files.size(), " have files");
@@ -376,6 +379,8 @@ class DeepSpeedReader {
   }
 
   absl::Status AddUniversal() {
+    if (universal_.empty()) return absl::OkStatus();
+    const std::string known[] = {"fp32.pt", "exp_avg.pt", "exp_avg_sq.pt", "step.pt"};
     for (const auto& [name, tensor] : universal_) {
       const auto parameter = parameters_.find(name);
       if (parameter == parameters_.end()) continue;
@@ -400,14 +405,21 @@ class DeepSpeedReader {
       if (is_damaged || moments.size() == 1) {
         missing_moments_.insert(missing_moments_.end(), missing.begin(), missing.end());
       }
-      if (!missing.empty()) continue;
+      if (!missing.empty()) moments.clear();
       for (auto& [moment, tensor] : moments) {
         Unflatten(own.shape, tensor);
         TESSERA_RETURN_IF_ERROR(
             set_->AddWhole(own, {}, moment, PathOf(name, moment.state), tensor));
       }
+      TESSERA_RETURN_IF_ERROR(AddOptimizerFacts(storage_, PathOf(name, "step"), facts_));
+      TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                               storage_.List(JoinPath(folder_.parameters_folder, name)));
+      for (const std::string& file : files) {
+        if (!Has(known, file)) facts_.other_states.insert(file);
+      }
     }
-    return absl::OkStatus();
+    return AddOptimizerFacts(storage_, JoinPath(folder_.parameters_folder, "optimizer_state.pt"),
+                             facts_);
   }
 
   // Returns the tensor of a file; nullopt where there is no such file.
@@ -440,6 +452,7 @@ class DeepSpeedReader {
   std::optional<ForeignTensorSet> set_;
   // What notes list.
   std::vector<std::string> further_names_, copies_, missing_moments_;
+  OptimizerFacts facts_;
 };
 
 }  // namespace

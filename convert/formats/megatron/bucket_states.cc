@@ -29,6 +29,7 @@ constexpr std::string_view kGroup = "optimizer.distributed.dp_group_idx_";
 constexpr std::string_view kBuffer = ".gbuf_idx_";
 constexpr std::string_view kBucket = ".bucket_idx_";
 constexpr std::string_view kGathered = ".param_state/";
+constexpr std::string_view kOptimizer = ".optimizer/";
 constexpr std::string_view kSizes = ".per_bucket_numel_unpadded/";
 // Bounds the numbers in names.
 constexpr int64_t kMaxIndex = INT32_MAX;
@@ -141,7 +142,7 @@ absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes,
   return absl::OkStatus();
 }
 
-absl::Status BucketStates::AddObjects(Storage& storage) {
+absl::Status BucketStates::AddObjects(Storage& storage, OptimizerFacts& facts) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> metadata_file,
                            storage.Open(JoinPath(folder_, kDcpMetadataFile)));
   TESSERA_ASSIGN_OR_RETURN(const DcpMetadata metadata, ReadDcpMetadata(*metadata_file));
@@ -150,12 +151,17 @@ absl::Status BucketStates::AddObjects(Storage& storage) {
     const std::optional<int64_t> group = NumberAfter(object.name, kGroup);
     const bool is_gathered = object.name.find(kGathered) != object.name.npos;
     const bool is_sizes = object.name.find(kSizes) != object.name.npos;
-    if (!group || (!is_gathered && !is_sizes)) continue;
+    const bool is_optimizer = object.name.find(kOptimizer) != object.name.npos;
+    if (!group || (!is_gathered && !is_sizes && !is_optimizer)) continue;
     const std::string path = JoinPath(folder_, object.blob.file);
     const std::string where = absl::StrCat(storage.Describe(path), ": object ", Shown(object.name));
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
     TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive,
                              At(storage, path, ReadTorchArchive(*file, object.blob.part)));
+    if (is_optimizer) {
+      TESSERA_RETURN_IF_ERROR(In(where, AddOptimizerFacts(*file, archive, facts)));
+      continue;
+    }
     const pickle::Value value = OnlyPart(archive.contents.root());
     TESSERA_RETURN_IF_ERROR(In(where, is_sizes ? AddSizes(*group, value, budget)
                                                : AddGathered(*group, archive, value, path, where)));

@@ -14,6 +14,7 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
+#include "convert/core/optimizer_groups.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/megatron/rank_file.h"
@@ -68,6 +69,7 @@ class LegacyReader {
     TESSERA_RETURN_IF_ERROR(
         std::move(*set_).MoveTo(kMegatron, storage_.Describe(folder_), checkpoint));
     TESSERA_RETURN_IF_ERROR(CheckMasterWeights(storage_, checkpoint.tensors));
+    TakeFacts(facts_, checkpoint);
     if (!left_out_.empty()) {
       checkpoint.notes.push_back(LeftOutNote("states of modules", left_out_));
     }
@@ -207,6 +209,7 @@ class LegacyReader {
       return At(storage_, file.path,
                 absl::UnimplementedError("the states of several optimizers, expected one"));
     }
+    TESSERA_RETURN_IF_ERROR(AddOptimizerFacts(storage_, file.path, facts_));
     if (HasNumberedState(optimizer)) return AddNumbered(file, optimizer, chunks);
     return AddDistributed(file, stage, chunks);
   }
@@ -347,6 +350,7 @@ class LegacyReader {
   std::optional<ForeignModel> model_;
   std::optional<ForeignTensorSet> set_;
   std::vector<std::string> left_out_;
+  OptimizerFacts facts_;
   uint64_t bytes_ = 0;  // of files_
 };
 

@@ -16,6 +16,7 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/models.h"
+#include "convert/core/optimizer_groups.h"
 #include "convert/core/reading.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/megatron/megatron.h"
@@ -260,8 +261,9 @@ class TorchDistReader {
   }
 
   // Adds what is stored by buffer, and sets model, optimizer and tensors.
-  absl::Status Finish(Storage& storage, const MegatronRun& run, ForeignCheckpoint& checkpoint) {
-    TESSERA_RETURN_IF_ERROR(buckets_.AddObjects(storage));
+  absl::Status Finish(Storage& storage, const MegatronRun& run, OptimizerFacts& facts,
+                      ForeignCheckpoint& checkpoint) {
+    TESSERA_RETURN_IF_ERROR(buckets_.AddObjects(storage, facts));
     if (!buckets_.empty()) return FinishBuckets(storage, run, checkpoint);
     TESSERA_RETURN_IF_ERROR(std::move(set_).MoveTo(kMegatron, where_, checkpoint));
     const absl::Status masters = CheckMasterWeights(storage, checkpoint.tensors);
@@ -381,7 +383,10 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchDist(Storage& storage, const std::str
   TorchDistReader reader(storage.Describe(folder), folder, std::move(model));
   for (const ForeignTensor& tensor : stored) TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
   run.Describe(checkpoint);
-  TESSERA_RETURN_IF_ERROR(reader.Finish(storage, run, checkpoint));
+  OptimizerFacts facts;
+  TESSERA_RETURN_IF_ERROR(AddOptimizerFacts(storage, common, facts));
+  TESSERA_RETURN_IF_ERROR(reader.Finish(storage, run, facts, checkpoint));
+  TakeFacts(facts, checkpoint);
   return checkpoint;
 }
 

@@ -19,6 +19,7 @@
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
+#include "convert/core/optimizer_groups.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/run.h"
 #include "convert/pickle/torch_archive.h"
@@ -127,9 +128,9 @@ class BucketStates {
   // IsBucketState(tensor.name).
   absl::Status AddTensor(const ForeignTensor& tensor);
 
-  // Adds the buckets in the objects of the folder. Errors: those of ReadDcpMetadata() and
-  // ReadGatheredState().
-  absl::Status AddObjects(Storage& storage);
+  // Adds the buckets in the objects of the folder, and to `facts` what else these tell of the
+  // optimizers. Errors: those of ReadDcpMetadata(), ReadGatheredState() and AddOptimizerFacts().
+  absl::Status AddObjects(Storage& storage, OptimizerFacts& facts);
 
   // Adds the states of all parameters, in the order of the modules. Errors: DataLoss, naming group
   // and buffer, if a buffer is missing or its size is not that of its parameters.

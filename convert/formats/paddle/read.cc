@@ -402,7 +402,7 @@ class PaddleReader {
                    JoinFirst(missing, ", "));
   }
 
-  absl::Status Describe(const ForeignTensorSet& set, ForeignCheckpoint& checkpoint) {
+  absl::Status Describe(ForeignTensorSet& set, ForeignCheckpoint& checkpoint) {
     Manifest& manifest = checkpoint.description;
     *manifest.mutable_model() = model_->description().config;
     const PaddleDegrees& degrees = files_.degrees;
@@ -422,12 +422,12 @@ class PaddleReader {
     }
     TESSERA_RETURN_IF_ERROR(progress_.ReadSteps(file_names_));
     progress_.DescribeStep(checkpoint);
-    if (!set.has_states()) {
+    set.DescribeOptimizer(kPaddle, checkpoint);
+    if (!manifest.has_optimizer()) {
       checkpoint.notes.emplace_back("There is no optimizer state.");
       return absl::OkStatus();
     }
     OptimizerState& optimizer = *manifest.mutable_optimizer();
-    set.DescribeOptimizer(kPaddle, optimizer);
     progress_.AddBetas(optimizer);
     AddTensorNames(optimizer);
     return absl::OkStatus();

@@ -354,7 +354,17 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     const bool is_lost = file.empty() && open->size_bytes() == 0 && IsPart(name);
     if (is_torch || is_lost) found.push_back(std::move(name));
   }
-  if (!std::ranges::all_of(found, IsBesideModel)) std::erase_if(found, IsBesideModel);
+  if (!std::ranges::all_of(found, IsBesideModel)) {
+    std::erase_if(found, IsBesideModel);
+  } else if (file.empty() && !found.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
+    const auto shards = std::ranges::find_if(
+        names, [](const std::string& name) { return name.starts_with("pytorch_model_fsdp_"); });
+    if (shards != names.end()) {
+      return InvalidArgument(storage.Describe(""), ": the model is in the folder ",
+                             shards->substr(0, shards->find('/')), ", a checkpoint of its own");
+    }
+  }
   if (found.size() <= 1 || AreParts(found)) return found;
   if (std::ranges::all_of(found, IsPart) && found.front().ends_with(".pth")) {
     TESSERA_RETURN_IF_ERROR(CheckRanks(storage, found));

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/foreign_layout.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
@@ -32,14 +33,13 @@ std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
   for (size_t i = 0; i < module_order.size(); ++i) ranks.emplace(module_order[i], i);
   std::map<uint32_t, TorchOutputGroup> groups;
   for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
-    const auto first = parameter.states().find("exp_avg");
-    const auto second = parameter.states().find("exp_avg_sq");
-    const auto is_there = [&](const auto& state) {
-      return state != parameter.states().end() && tensors.by_name.contains(state->second);
-    };
-    if (!is_there(first) || !is_there(second)) continue;
-    groups[parameter.group()].states.push_back(
-        {parameter.parameter(), first->second, second->second});
+    TorchOutputState state = {.parameter = parameter.parameter()};
+    for (const auto& [name, tensor] : parameter.states()) {
+      if (name != kForeignMaster.state && tensors.by_name.contains(tensor))
+        state.tensors[name] = tensor;
+    }
+    if (!state.tensors.contains("exp_avg") || !state.tensors.contains("exp_avg_sq")) continue;
+    groups[parameter.group()].states.push_back(std::move(state));
   }
   std::vector<TorchOutputGroup> found;
   for (auto& [number, group] : groups) {
@@ -121,11 +121,17 @@ SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manif
     return OptionOf(manifest, group.number, name, by_default);
   };
   SavedValue::Dict settings;
-  // What the program has saved, in its order; "params" are numbers of its own.
+  const bool has_most = std::ranges::all_of(group.states, [](const TorchOutputState& state) {
+    return state.tensors.contains("max_exp_avg_sq");
+  });
+  // What the program has saved, in its order. "params" are numbers of its own, and AMSGrad needs
+  // its states.
   if (const SavedValue::Dict* const saved = ValuesOfGroup(options.state, group.number)) {
     for (size_t i = 0; i < saved->size(); ++i) {
       const auto* const key = saved->key(i).As<std::string>();
-      if (key != nullptr && *key != "params") settings.Add(saved->key(i), saved->value(i));
+      if (key == nullptr || *key == "params") continue;
+      settings.Add(saved->key(i),
+                   *key == "amsgrad" && !has_most ? SavedValue{false} : saved->value(i));
     }
   }
   const auto add = [&](const char* name, SavedValue value) {
@@ -147,12 +153,13 @@ SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manif
 
 SavedValue TensorLeaf(const std::string& name) { return {SavedValue::Tensor{name}}; }
 
-// Returns the places of all tensors but moments: "model" has the model's, and the top the others.
+// Returns the places of all tensors but those of groups: "model" has the model's, and the top the
+// others.
 SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& tensors) {
-  std::set<std::string> moments;
+  std::set<std::string> states;
   for (const TorchOutputGroup& group : tensors.groups) {
     for (const TorchOutputState& state : group.states) {
-      moments.insert({state.exp_avg, state.exp_avg_sq});
+      for (const auto& [unused, tensor] : state.tensors) states.insert(tensor);
     }
   }
   std::map<std::string, std::string> masters;  // of weights that were not saved: the parameters
@@ -164,7 +171,7 @@ SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& t
       model.Add(Text(master->second), TensorLeaf(name));
     } else if (IsOfModel(*tensor.logical)) {
       model.Add(Text(name), TensorLeaf(name));
-    } else if (!moments.contains(name)) {
+    } else if (!states.contains(name)) {
       root.Add(Text(name), TensorLeaf(name));
     }
   }
@@ -183,8 +190,7 @@ SavedValue::Dict NumberedOptimizer(const Manifest& manifest, const TorchOutputTe
     for (const TorchOutputState& state : group.states) {
       SavedValue::Dict moments;
       moments.Add(Text("step"), {UpdatesOf(manifest)});
-      moments.Add(Text("exp_avg"), TensorLeaf(state.exp_avg));
-      moments.Add(Text("exp_avg_sq"), TensorLeaf(state.exp_avg_sq));
+      for (const auto& [name, tensor] : state.tensors) moments.Add(Text(name), TensorLeaf(tensor));
       numbers.items.push_back({number});
       states.Add({number++}, {std::move(moments)});
     }
@@ -207,8 +213,8 @@ SavedValue::Dict FlatOptimizer(const Manifest& manifest, const TorchOutputTensor
     const SavedValue::Dict settings = SettingsOf(group, manifest, options);
     for (const TorchOutputState& state : group.states) {
       const std::string below = absl::StrCat("state.", state.parameter, ".");
-      optimizer.Add(Text(below + "exp_avg"), TensorLeaf(state.exp_avg));
-      optimizer.Add(Text(below + "exp_avg_sq"), TensorLeaf(state.exp_avg_sq));
+      for (const auto& [name, tensor] : state.tensors)
+        optimizer.Add(Text(below + name), TensorLeaf(tensor));
       optimizer.Add(Text(below + "step"), {SavedValue::Tensor{kUpdatesTensor}});
       for (size_t i = 0; i < settings.size(); ++i) {
         optimizer.Add(Text(absl::StrCat("param_groups.", state.parameter, ".",

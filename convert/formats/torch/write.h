@@ -24,9 +24,11 @@ struct TorchOutputTensor {
   size_t stored = 0;  // index of the stored tensor, which aliases share
 };
 
-// A parameter and the names of its moments, which are among TorchOutputTensors::all.
+// A parameter and the tensors of its states, both moments among them: "exp_avg", ... They are among
+// TorchOutputTensors::all.
 struct TorchOutputState {
-  std::string parameter, exp_avg, exp_avg_sq;
+  std::string parameter;
+  std::map<std::string, std::string> tensors;
 };
 
 // A group of parameters that torch.optim.AdamW updates alike.

@@ -37,7 +37,7 @@ def write_expected(model, optimizer, path):
     expected = {}
     for name, parameter in model.named_parameters():
         expected[name] = parameter.detach().clone()
-        for state in ("exp_avg", "exp_avg_sq"):
+        for state in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
             if state in optimizer.state.get(parameter, {}):
                 expected[f"{name}.{state}"] = optimizer.state[parameter][state].clone()
     save_file(expected, path)
@@ -135,6 +135,17 @@ def write_script(source, folder):
     write_expected(model, named, folder / "named.logical.safetensors")
 
 
+def write_captured(source, folder):
+    """AMSGrad whose learning rate is a tensor, as in a captured graph."""
+    model = load(source, "gpt2.hf")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.015625), amsgrad=True)
+    train(model, optimizer, 3)
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "captured.pt"
+    )
+    write_expected(model, optimizer, folder / "captured.logical.safetensors")
+
+
 def write_dcp(source, folder):
     model = load(source, "gpt2.hf")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -152,6 +163,7 @@ def main():
     write_accelerate(source, folder)
     write_script(source, folder)
     write_dcp(source, folder)
+    write_captured(source, folder)
 
 
 if __name__ == "__main__":

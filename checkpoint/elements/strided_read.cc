@@ -1,4 +1,4 @@
-#include "convert/core/strided_read.h"
+#include "checkpoint/elements/strided_read.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "storage/aligned_buffer.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera::ckpt {
 namespace {
 
 // A covering range may hold this many times the wanted elements before smaller ranges are read.
@@ -148,4 +148,4 @@ absl::Status ReadStrided(const ReadableFile& file, uint64_t offset_bytes,
       .ReadAll(Normalize(std::move(dims)), offset_bytes, memory);
 }
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera::ckpt

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CONVERT_CORE_STRIDED_READ_H_
-#define TESSERA_CONVERT_CORE_STRIDED_READ_H_
+#ifndef TESSERA_CHECKPOINT_ELEMENTS_STRIDED_READ_H_
+#define TESSERA_CHECKPOINT_ELEMENTS_STRIDED_READ_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "layout/elements/copy_elements.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera::ckpt {
 
 // Reads the elements of a region: the element with indices i is at offset_bytes + element_bytes *
 // sum(i * from_stride) in the file and goes to memory + element_bytes * sum(i * to_stride). Strides
@@ -28,6 +28,6 @@ absl::Status ReadStrided(const ReadableFile& file, uint64_t offset_bytes,
 inline constexpr int64_t kStridedBufferBytes = int64_t{4} << 20;
 inline constexpr int64_t kSparseReadBytes = int64_t{64} << 10;
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera::ckpt
 
-#endif  // TESSERA_CONVERT_CORE_STRIDED_READ_H_
+#endif  // TESSERA_CHECKPOINT_ELEMENTS_STRIDED_READ_H_
