@@ -394,7 +394,7 @@ TEST_F(NoMemoryTest, AGroupThatARankHasLeftFailsAtOnce) {
 void FailEachAllocation(const std::function<void()>& body) {
   bool happened = true;
   for (int64_t allocation = 0; happened; ++allocation) {
-    const FailAllocation fail(Of::kThisThread, allocation);
+    const FailAllocation fail(allocation);
     try {
       body();
     } catch (const std::bad_alloc&) {

@@ -81,9 +81,7 @@ class NamingFinder {
 
   // Returns the naming whose tensors have the shapes of the parameters, or else the first one that
   // is complete; nullopt if none is. DataLoss if two parts of the state dict could be the model.
-  //
-  // Two namings may differ only in the layout of matrices. A square matrix fits both; the shapes of
-  // the others decide, and all of them must fit.
+  // Namings may differ only in the layout of matrices: those that are not square decide.
   absl::StatusOr<std::optional<PrefixedNaming>> Find();
 
   // Returns why Find() found nothing: a parameter that is missing.

@@ -55,10 +55,8 @@ using ForeignNameOf = std::function<std::string(const std::string& name_or_numbe
 // state dicts have settings for each parameter: parameters with equal settings become a group. The
 // tree then has the groups as the list "param_groups" of "optimizer". `foreign_name` maps the name
 // or number of a parameter in the state dict to its name for `framework` in the description; empty
-// if it is unknown.
-//
-// Notes settings that make another algorithm of AdamW, as TakeFacts() does. Changes nothing if the
-// groups lack some of the optimizer's parameters.
+// if it is unknown. Notes settings that make another algorithm of AdamW, as TakeFacts() does.
+// Changes nothing if the groups lack some of the optimizer's parameters.
 void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
                   std::string_view framework, ForeignCheckpoint& checkpoint);
 

@@ -9,9 +9,7 @@
 //   offset  8  version, 32 bits, little-endian
 //   offset 12  CRC-32C of all other bytes of the file, 32 bits, little-endian
 //   offset 16  a Seal message
-//
-// Every version has this magic and this checksum, so that readers can tell a newer seal from a
-// damaged one.
+// Every version has this magic and checksum: readers can tell a newer seal from a damaged one.
 
 #include <cstddef>
 #include <cstdint>

@@ -117,7 +117,7 @@ bool HasMasters(const ForeignCheckpoint& checkpoint) {
 }
 
 TEST(MegatronTest, RemaindersOfMasterWeightsAreLeftOut) {
-  // Of fp8 weights, whose master weights are not rounded to them.
+  // The second is a run with fp8 weights: its master weights do not round to them.
   const Master same = [](float weight) { return weight; };
   const Master nearby = [](float weight) { return weight * 1.05F; };
   for (const Master& master : {same, nearby}) {

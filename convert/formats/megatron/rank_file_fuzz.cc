@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "checkpoint/include/manifest.pb.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "convert/formats/megatron/rank_file.h"
 #include "convert/formats/megatron/run.h"
 #include "convert/pickle/torch_archive.h"
@@ -29,8 +29,8 @@ void FuzzOneInput(const std::string& input) {
   if (!archive.ok()) return;
   const tessera::ckpt::pickle::Value root = archive->contents.root();
   const convert::MegatronRun run(root);
-  tessera::ckpt::Manifest manifest;
-  run.Describe(manifest);
+  convert::ForeignCheckpoint checkpoint;
+  run.Describe(checkpoint);
   Check(!run.ArgumentsAsJson().empty() && run.BucketElements() >= 0);
   if (const auto chunks = convert::ReadRankChunks(*archive); chunks.ok()) {
     for (const convert::RankChunk& chunk : *chunks) {
