@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -105,7 +106,15 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
   if (convert::TellsStep(manifest) && manifest.trainer().step() == step) return;
   if (manifest.has_trainer()) {
     manifest.mutable_trainer()->set_step(step);
-    manifest.mutable_trainer()->mutable_extra()->erase(convert::kUnknownStepEntry);
+    auto& extra = *manifest.mutable_trainer()->mutable_extra();
+    extra.erase(convert::kUnknownStepEntry);
+    // The optimizer's own count remains; at most `step` of its updates are the run's.
+    int64_t updates = 0;
+    const auto count = extra.find("optimizer_updates");
+    if (count != extra.end() && absl::SimpleAtoi(count->second, &updates)) {
+      extra.erase("earlier_updates");
+      if (updates > step) extra["earlier_updates"] = absl::StrCat(updates - step);
+    }
   } else {
     convert::SetProgress(step, std::nullopt, manifest);
   }
@@ -120,6 +129,7 @@ absl::StatusOr<ChosenCheckpoint> FindInFolder(Storage& storage, std::optional<in
   if (!step.has_value()) TESSERA_RETURN_IF_ERROR(folder.FindLatest().status());
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, folder.List());
   if (!step.has_value()) {
+    if (all.empty()) return absl::NotFoundError("");
     std::ranges::reverse(all);
     return ChooseToRead(storage, all);
   }

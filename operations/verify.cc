@@ -66,6 +66,7 @@ absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOp
 nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& report,
                               bool digests) {
   nlohmann::ordered_json json = ToJson(named.Describe(), report, digests);
+  if (!named.notes.empty()) json["notes"] = named.notes;
   if (named.seal.has_value()) json["seal"] = named.seal->Describe();
   return json;
 }

@@ -321,8 +321,13 @@ void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
   if (!single.empty()) {
     checkpoint.notes.push_back(LeftOutNote("moments without the other one of AdamW's", single));
   }
-  if (std::ranges::all_of(entries_, [](const auto& item) { return item.second.state.empty(); }))
+  // An optimizer whose moments are left out is not taken for one without state.
+  if (std::ranges::none_of(entries_, [&](const auto& item) {
+        return single.empty() ? !item.second.state.empty()
+                              : item.second.state == kForeignExpAvg.state;
+      })) {
     return;
+  }
   OptimizerState& optimizer = *checkpoint.description.mutable_optimizer();
   optimizer.set_algorithm("adamw");
   optimizer.add_groups();

@@ -94,8 +94,7 @@ class ForeignTensorSet {
                         const ForeignKind& kind, int64_t begin, int64_t end,
                         const ForeignPlace& place);
 
-  // Adds a box of the rank's part of the parameter, stored with strides in elements. Errors: as
-  // AddRange().
+  // Adds a box of the rank's part of the parameter, stored with strides in elements, as AddRange().
   absl::Status AddBox(const ForeignParameter& parameter, const TensorParallelShare& share,
                       const ForeignKind& kind, const Box& local, const ForeignPlace& place,
                       const std::vector<int64_t>& strides);
@@ -117,8 +116,7 @@ class ForeignTensorSet {
   absl::Status AddPieces(const ForeignParameter& parameter, const ForeignKind& kind,
                          const ForeignTensor& tensor);
 
-  // Returns DataLoss, listing the parameters that lack a weight, or a state that another parameter
-  // has.
+  // Returns DataLoss, listing the parameters that lack a weight, or a state that another one has.
   absl::Status CheckComplete() const;
 
   // Describes AdamW with the states that were added, if there are any: group 0 has weight decay,

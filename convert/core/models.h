@@ -56,8 +56,7 @@ struct HuggingFaceDescription {
 absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view config_json,
                                                              int64_t tensor_count);
 
-// Returns a config.json for weights of this dtype. InvalidArgument if Hugging Face has no such
-// model.
+// Returns a config.json for weights of this dtype. InvalidArgument without such a model there.
 absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelProto& model, DType dtype);
 
 // Returns the model that the configuration of a ForeignFormat's framework, a JSON object,

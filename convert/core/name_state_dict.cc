@@ -281,7 +281,10 @@ class Namer {
             Add(*parameter, {TensorRole::kOptimizerState, name->state}, tensor, set));
         continue;
       }
-      if (name && !has_numbers_) unknown.push_back(tensor.name);
+      // AdamW may have further parameters than the model's.
+      const bool is_of_others =
+          parameter == nullptr && name && (IsMoment(name->state) || name->state == "step");
+      if (name && !has_numbers_ && !is_of_others) unknown.push_back(tensor.name);
       others.push_back(std::move(tensor));
     }
     kept = std::move(others);

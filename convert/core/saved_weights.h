@@ -21,8 +21,7 @@ struct SavedWeight {
   DType dtype;  // as saved, or of its master weight if only that is saved
 };
 
-// Returns the master weights that stand for weights that were not saved, by the names of the
-// parameters.
+// Returns the master weights that stand for weights that were not saved, by parameter.
 std::map<std::string, std::string> MastersWithoutWeights(const Manifest& manifest);
 
 // Finds the parameters, in the model's order, as weights in the manifest or, if these are missing,

@@ -29,8 +29,7 @@ inline constexpr uint64_t kMaxSealBytes = uint64_t{1} << 30;
 inline constexpr uint32_t kSealChunkBytes = 1 << 20;
 inline constexpr size_t kSha256Bytes = 32;
 
-// Encodes a seal; equal messages yield equal bytes. InvalidArgument for a message that DecodeSeal()
-// would refuse.
+// Encodes a seal; equal messages yield equal bytes. InvalidArgument for what DecodeSeal() refuses.
 absl::StatusOr<std::string> EncodeSeal(const Seal& seal);
 
 // Decodes a seal. DataLoss for damaged or invalid bytes: any change of a byte and any truncation is

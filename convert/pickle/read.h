@@ -10,8 +10,7 @@
 namespace tessera::ckpt::pickle {
 
 struct ReadOptions {
-  // The most objects in one pickle. The default is far more than the metadata of a million shards
-  // needs.
+  // The most objects in one pickle. The metadata of a million shards needs far fewer.
   uint64_t max_nodes = uint64_t{1} << 28;
 };
 

@@ -125,8 +125,7 @@ const TorchType* FindTorchStorage(const pickle::Value& global);
 absl::StatusOr<TorchTensor> ShowElements(TorchTensor tensor, uint64_t first,
                                          const pickle::Extent& storage);
 
-// Returns the dtype that a global such as torch.float32 names; DType::kUnspecified for any other
-// value.
+// Returns the dtype that a global such as torch.float32 names; otherwise DType::kUnspecified.
 DType TorchDType(const pickle::Value& value);
 
 // Returns the integers of a tuple or a torch.Size; nullopt if it holds anything else.

@@ -283,8 +283,7 @@ void Put(std::string& to, std::type_identity_t<T> value) {
 bool Needs64(uint64_t value) { return value >= UINT32_MAX; }
 uint32_t In32(uint64_t value) { return Needs64(value) ? UINT32_MAX : value; }
 
-// Writes the fields that a local header and an entry of the directory share, for an uncompressed
-// member.
+// Writes the fields that local header and directory entry of an uncompressed member share.
 void PutMember(uint32_t crc32, uint64_t size_bytes, uint64_t name_bytes, uint64_t extra_bytes,
                std::string& to) {
   Put<uint16_t>(to, kVersion);

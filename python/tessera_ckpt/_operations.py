@@ -86,8 +86,9 @@ def _options(title: str, format: str, s3_endpoint: str, threads: int, progress: 
 def verify(name: PathLike, *, digests: bool = False, format: str = "", threads: int = 0,
            parameter_names: ParameterNames = None, s3_endpoint: str = "",
            progress: Progress = None) -> VerifyReport:
-    """Reads every byte of a checkpoint, or of the newest one of a folder, and checks it. With
-    `digests`, compares the contents of every tensor with the digest of when it was saved, too.
+    """Reads every byte of a checkpoint, and checks it. With `digests`, compares the contents of
+    every tensor with the digest of when it was saved, too. Of a folder, checks the newest one whose
+    run had not diverged; "checkpoint" in the result names it.
     parameter_names: as for open_foreign().
     """
     encoded = text(name, "name")
@@ -118,7 +119,7 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
     """Writes a checkpoint in another format, and reads it back.
 
     Args:
-      source: a checkpoint of any format, or a folder of them, whose newest is meant.
+      source: a checkpoint of any format, or a folder of them: the newest whose run had not diverged.
       destination: a folder (of gguf: a file) that does not exist yet; with to="tessera", a folder
         of checkpoints.
       to: "hf", "torch", "dcp", "llmc", "megatron", "paddle", "gguf" or "tessera".

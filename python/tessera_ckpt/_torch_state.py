@@ -46,7 +46,8 @@ def set_random_states(states: Dict[str, Any]) -> None:
     if "numpy" in states:
         sys.modules["numpy"].random.set_state(states["numpy"])
     for accelerator in states.keys() - {"python", "torch", "numpy"}:
-        _generators(accelerator).set_rng_state_all(states[accelerator])
+        if _generators(accelerator) is not None:  # of a machine with other accelerators
+            _generators(accelerator).set_rng_state_all(states[accelerator])
 
 
 def _accelerator() -> str:
@@ -55,7 +56,8 @@ def _accelerator() -> str:
     if torch.cuda.is_available():
         return "cuda"
     accelerators = getattr(torch, "accelerator", None)  # since torch 2.6
-    device = accelerators.current_accelerator(True) if accelerators else None
+    is_there = accelerators is not None and accelerators.is_available()
+    device = accelerators.current_accelerator() if is_there else None
     return device.type if device and hasattr(_generators(device.type), "get_rng_state_all") else ""
 
 

@@ -74,6 +74,10 @@ TEST_F(ReadersTest, DamagedMomentsOfUniversalCheckpointsAreLeftOutUnlessTheyAreN
   });
   EXPECT_EQ(without, 2);
   EXPECT_EQ(TensorNames(), names);
+  const std::string step = copy + "/global_step3/zero/transformer.ln_f.weight/step.pt";
+  fs::resize_file(step, fs::file_size(step) / 2);
+  Open(copy, {.needs_trainer_files = false});
+  EXPECT_EQ(TensorNames(), names);
 }
 
 // Adam counts its own updates: it skips steps, and a run may begin it anew.
@@ -123,6 +127,11 @@ TEST_F(ReadersTest, StatesOfOtherOptimizersAreNamedAndLeftOut) {
   EXPECT_THAT(storage_->notes(),
               AllOf(Contains(HasSubstr("without the other one of AdamW's: transformer.wte.weight")),
                     Contains(HasSubstr("that are not AdamW's: momentum_b."))));
+  // Not taken for an optimizer without state, which a run would replace by a fresh one.
+  const std::string masters = CopyOf(Fixture("deepspeed/zero3_bf16"));
+  Edit(masters + "/global_step3", "bf16_zero", {{"exp_avg_sq", "momentum_b"}});
+  Open(masters);
+  EXPECT_FALSE(manifest_.has_optimizer());
   const std::string universal = CopyOf(Fixture("deepspeed/universal"));
   const std::string folder = universal + "/global_step3/zero/transformer.ln_f.bias";
   fs::copy_file(folder + "/exp_avg.pt", folder + "/max_exp_avg_sq.pt");

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "checkpoint/include/process_group.h"
 #include "compute/device/training_device.h"
 #include "layout/dtype.h"
 #include "tensor/tensor.h"
@@ -56,11 +57,16 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
   // The weights on a GPU, in host memory. The session's mirror may be in use by a save.
   std::unique_ptr<DeviceMirror> mirror;
   if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
-    std::vector<TensorView> weights;
-    for (const StateChunk& chunk : chunks) weights.push_back(chunk.parameters->values());
-    TESSERA_ASSIGN_OR_RETURN(mirror, DeviceMirror::Create(*gpu->compute, weights));
-    mirror->StartDownload();
-    TESSERA_RETURN_IF_ERROR(mirror->FinishDownload());
+    const auto download = [&]() -> absl::Status {
+      std::vector<TensorView> weights;
+      for (const StateChunk& chunk : chunks) weights.push_back(chunk.parameters->values());
+      TESSERA_ASSIGN_OR_RETURN(mirror, DeviceMirror::Create(*gpu->compute, weights));
+      mirror->StartDownload();
+      return mirror->FinishDownload();
+    };
+    // A run goes on without these weights: all of its ranks, then.
+    const RankGroup group = session.group();
+    TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, download(), group.timeout));
     for (StateChunk& chunk : chunks) chunk.mirror = mirror.get();
   }
   return WriteForeignWeights(weights, session.config.model(), chunks, session.group());

@@ -139,7 +139,8 @@ absl::Status EvaluateOnly(Session& session, ProgressLine& progress_line) {
   if (!session.valid_data.has_value() || session.config.training().eval_interval() == 0) {
     return absl::OkStatus();
   }
-  TESSERA_ASSIGN_OR_RETURN(const EvalMetrics metrics, EvaluateSession(session));
+  TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, EvaluateSession(session));
+  metrics.best = session.owes_evaluation && metrics.loss < session.progress.best_loss;
   progress_line.Eval(metrics);
   const std::string& run_dir = session.config.output().run_dir();
   if (!session.first_rank() || run_dir.empty()) return absl::OkStatus();

@@ -100,8 +100,9 @@ absl::Status TrainLoop::Train() {
     ReportReplicas(session_.saver->PollReplicas());
     const bool ends = decision_.end != ckpt::EndReason::kNone;
     // A process that is told to end may soon be killed: it saves, and the next one evaluates.
-    const bool hurries = decision_.save != ckpt::SaveKind::kNone && ends &&
-                         (stopped_by() != 0 || decision_.program_ends);
+    const bool is_told = stopped_by() != 0 ||
+                         (decision_.program_ends && decision_.end != ckpt::EndReason::kLastStep);
+    const bool hurries = decision_.save != ckpt::SaveKind::kNone && ends && is_told;
     if (!hurries) TESSERA_RETURN_IF_ERROR(Evaluate());
     SayEnd();
     // Without checkpoints, what a death costs would grow with each step.

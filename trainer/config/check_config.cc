@@ -143,8 +143,10 @@ absl::Status CheckTopK(const TrainConfig& config) {
     return Wrong("save_top_k=", checkpoint.save_top_k(), " but eval_interval=0");
   }
   const int64_t steps = config.training().train_iters();
+  const bool last_is_both = checkpoint.save_last_step() && steps % evaluates == 0;
   const bool by_steps = saves > 0 && saves < steps && !checkpoint.save_continuously() &&
-                        checkpoint.save_interval_minutes() == 0;
+                        checkpoint.save_interval_minutes() == 0 && !last_is_both &&
+                        config.training().exit_interval() == 0;
   // By division: the least common multiple may overflow.
   if (!by_steps || saves / std::gcd(saves, evaluates) <= steps / evaluates) {
     return absl::OkStatus();

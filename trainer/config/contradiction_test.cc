@@ -185,12 +185,14 @@ TEST(ContradictionTest, IsAnsweredByOneLineThatNamesIt) {
 }
 
 TEST(ContradictionTest, TheBestCheckpointsAreOfStepsThatAreSavedAndEvaluated) {
-  for (const std::vector<std::string>& intervals :
-       std::vector<std::vector<std::string>>{{"--save-interval=30", "--eval-interval=45"},
-                                             {"--save-interval=10", "--eval-interval=30"},
-                                             {"--save-interval=100"},  // the last step alone
-                                             {"--save-interval=10", "--save-interval-minutes=1"},
-                                             {"--save-interval=10", "--save-continuously"}}) {
+  for (const std::vector<std::string>& intervals : std::vector<std::vector<std::string>>{
+           {"--save-interval=30", "--eval-interval=45"},
+           {"--save-interval=10", "--eval-interval=30"},
+           {"--save-interval=100"},  // the last step alone
+           {"--save-interval=30", "--eval-interval=50", "--train-iters=100"},
+           {"--save-interval=30", "--eval-interval=50", "--train-iters=80", "--exit-interval=50"},
+           {"--save-interval=10", "--save-interval-minutes=1"},
+           {"--save-interval=10", "--save-continuously"}}) {
     std::vector<std::string> flags = {"--save=d", "--save-top-k=2", "--valid-data-path=v"};
     flags.insert(flags.end(), intervals.begin(), intervals.end());
     EXPECT_OK(ResolveFlags(flags));

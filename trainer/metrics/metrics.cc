@@ -108,6 +108,9 @@ absl::Status KeepEarlierRun(const std::string& path, const NoteSink& notes) {
   const uintmax_t size = std::filesystem::file_size(path, error);
   if (error || size == 0) return absl::OkStatus();
   const std::string kept = path + ".before";
+  // The longer one is kept where such a start is repeated.
+  const uintmax_t earlier = std::filesystem::file_size(kept, error);
+  if (!error && earlier > size) return absl::OkStatus();
   std::filesystem::rename(path, kept, error);
   if (error) return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
   if (notes != nullptr) notes(absl::StrCat("the records of an earlier run are kept in ", kept));

@@ -125,7 +125,7 @@ class RateMeter {
 class MetricsWriter {
  public:
   // Starts a new run if there is no `resumed_step`; the records of an earlier one are kept in
-  // `path`.before, in place of others there, and `notes` receives a sentence. With it, the file
+  // `path`.before, unless longer ones are there, and `notes` receives a sentence. With it, the file
   // keeps the records up to that step, each once (KeepRecords()); the new contents replace the old
   // by rename. Then `notes` (may be null) receives a sentence about what was damaged or is missing.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,

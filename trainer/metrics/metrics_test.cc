@@ -159,6 +159,15 @@ TEST(MetricsWriterTest, ARunKeepsTheRecordsUpToTheStepThatItResumes) {
   }
 }
 
+TEST(MetricsWriterTest, TheLongestRecordsOfEarlierRunsAreKept) {
+  const std::string path = Path("earlier.jsonl");
+  WriteFile(path + ".before", "{\"step\":1}\n{\"step\":2}\n");
+  WriteFile(path, "{\"step\":1}\n");
+  Open(path, std::nullopt);
+  EXPECT_EQ(Steps(path + ".before"), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(Read(path), "");
+}
+
 TEST(MetricsWriterTest, ResumingSurvivesALossOfPowerAndNeedsEachSync) {
   const std::string kept = "{\"step\":1}\n", old = kept + "{\"step\":2}\n";
   PowerLossScenario scenario;

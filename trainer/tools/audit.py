@@ -111,6 +111,13 @@ def end_process(process):
         process.wait()
 
 
+def is_same_place(load, save):
+    """Whether a run that loads from there continues itself: a folder may have several names."""
+    if not load or not save or is_remote(load) or is_remote(save):
+        return load.rstrip("/") == save.rstrip("/")
+    return os.path.realpath(load) == os.path.realpath(save)
+
+
 class Replay:
     """Executes steps `start` + 1 to `last` again in the folder `scratch`, from the checkpoint
     `origin` (None: from the beginning), and compares them with the ledger. With `to_next_state` it
@@ -135,7 +142,7 @@ class Replay:
         elif start > 0:
             # The folder that the run began from may have later checkpoints by now.
             command += ["--exit-on-missing-checkpoint", f"--ckpt-step={start}"]
-        elif run.setting("load") == run.setting("save"):
+        elif is_same_place(run.setting("load"), run.setting("save")):
             command += ["--load=", "--exit-on-missing-checkpoint=false"]
         with open(scratch / "stderr", "wb") as said:
             process = begin_process(command, said)

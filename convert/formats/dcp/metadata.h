@@ -57,8 +57,7 @@ struct DcpMetadata {
 // DataLoss with offset or name; Unimplemented if chunks are transformed (compressed).
 absl::StatusOr<DcpMetadata> ReadDcpMetadata(const ReadableFile& file);
 
-// The contents of a new folder of torch.distributed.checkpoint (DCP), known before any tensor is
-// written.
+// The contents of a new folder of torch.distributed.checkpoint (DCP), before tensors are written.
 
 // Returns the contents of .metadata, which ReadDcpMetadata() reads.
 std::string DcpMetadataPickle(const DcpMetadata& metadata);

@@ -76,7 +76,12 @@ class DeepSpeedReader {
       description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
     }
     if (states_.steps) SetProgress(*states_.steps, states_.samples, description);
+    const size_t notes = checkpoint.notes.size();
     set_->DescribeOptimizer(kDeepSpeed, checkpoint);
+    if (checkpoint.notes.size() == notes && facts_.other_states.empty() &&
+        missing_moments_.empty()) {
+      description.mutable_optimizer();  // there is one, if without state
+    }
     TakeFacts(facts_, checkpoint);
     checkpoint.tensors = std::move(*set_).Finish();
     return checkpoint;
@@ -411,15 +416,19 @@ class DeepSpeedReader {
         TESSERA_RETURN_IF_ERROR(
             set_->AddWhole(own, {}, moment, PathOf(name, moment.state), tensor));
       }
-      TESSERA_RETURN_IF_ERROR(AddOptimizerFacts(storage_, PathOf(name, "step"), facts_));
+      TESSERA_RETURN_IF_ERROR(AddFacts(PathOf(name, "step")));
       TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                                storage_.List(JoinPath(folder_.parameters_folder, name)));
       for (const std::string& file : files) {
         if (!Has(known, file)) facts_.other_states.insert(file);
       }
     }
-    return AddOptimizerFacts(storage_, JoinPath(folder_.parameters_folder, "optimizer_state.pt"),
-                             facts_);
+    return AddFacts(JoinPath(folder_.parameters_folder, "optimizer_state.pt"));
+  }
+
+  absl::Status AddFacts(const std::string& path) {
+    const absl::Status added = AddOptimizerFacts(storage_, path, facts_);
+    return absl::IsDataLoss(added) && !needs_moments_ ? absl::OkStatus() : added;
   }
 
   // Returns the tensor of a file; nullopt where there is no such file.

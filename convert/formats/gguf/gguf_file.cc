@@ -83,8 +83,7 @@ absl::StatusOr<std::string> ReadKey(FileCursor& cursor, const char* what) {
                   name.has_value() ? "empty" : "too long or not UTF-8");
 }
 
-// Returns the bytes of a value of each type; 0 for those without a fixed size, and for unknown
-// types.
+// Returns the bytes of a value of a type; 0 without a fixed size, and for unknown types.
 uint64_t SizeOf(ValueType type) {
   constexpr uint64_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
   const auto number = static_cast<uint32_t>(type);

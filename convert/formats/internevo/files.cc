@@ -362,7 +362,7 @@ absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoin
   if (!sampler) missing.emplace_back(kSampler);
   if (!missing.empty() && (context || scheduler || sampler)) {
     checkpoint.notes.push_back(
-        LeftOutNote("the run's position, as these files of it are missing", missing));
+        LeftOutNote("what these missing files know of the run's position", missing));
   }
   TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                            ReadStep(storage, context, scheduler));

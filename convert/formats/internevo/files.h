@@ -42,8 +42,7 @@ struct InternEvoRankFiles {
   std::vector<InternEvoRankFile> plans;
 };
 
-// Returns whether a file of this name has the model's weights, in any of InternEvo's parallel
-// modes.
+// Returns whether a file of this name has the model's weights, in any parallel mode.
 bool IsInternEvoModelName(const std::string& name);
 
 // Finds the ranks' files among the names in a folder. Errors, naming files: DataLoss for missing
@@ -59,8 +58,7 @@ struct InternEvoLocalName : LayerName {
 
 InternEvoLocalName ParseInternEvoName(std::string_view name);
 
-// Counts the layers of the whole model from those of each stage. Chunks are assigned to the stages
-// in turn.
+// Counts the layers of the whole model from those of each stage. Stages take chunks in turn.
 class InternEvoLayers {
  public:
   void Add(int64_t stage, const InternEvoLocalName& name);

@@ -61,8 +61,7 @@ bool HasNumberedState(const pickle::Value& optimizer);
 absl::StatusOr<std::vector<MegatronGroup>> ReadNumberedState(const TorchArchive& archive,
                                                              const pickle::Value& optimizer);
 
-// The parallel sizes of a run that determine which rank writes which file. Sizes below 1 count
-// as 1.
+// The parallel sizes of a run, which give each rank its file. Sizes below 1 count as 1.
 struct RankGrid {
   int64_t tensor_ranks = 1;
   int64_t context_ranks = 1;

@@ -289,8 +289,7 @@ class PaddleReader {
                            given->second, ", which is no parameter of the model in ", kConfig);
   }
 
-  // States may be named after the tensor of a master weight, which is kept under its parameter's
-  // name.
+  // States may be named after a master weight's tensor, which is kept under its parameter's name.
   absl::Status AddNamesOfMasterWeights(const OpenedFile& optimizer) {
     for (const PaddleArray& array : optimizer.contents.master_weights) {
       const std::string name = ParsePaddleMasterKey(array.key).tensor_name;

@@ -62,8 +62,7 @@ absl::StatusOr<std::vector<double>> BetasOf(const Manifest& manifest) {
   return betas;
 }
 
-// Returns beta^(updates + 1) for a beta in [0, 1), as the optimizer gets it: a product in fp32 for
-// each update.
+// Returns beta^(updates + 1) for a beta in [0, 1), as the optimizer does: by products in fp32.
 float PowerOfBeta(float beta, double updates) {
   float power = beta;
   for (double i = 0; i < updates; ++i) {

@@ -100,8 +100,7 @@ TorchOutputTensors SelectTensors(const Manifest& manifest, const PlanOptions& op
 
 SavedValue Text(std::string_view text) { return {std::string(text)}; }
 
-// Returns the values of a group that has a dict in "param_groups" of "optimizer"; null where it has
-// none.
+// Returns the values of a group from its dict in "param_groups" of "optimizer"; null without one.
 const SavedValue::Dict* ValuesOfGroup(const SavedValue* state, size_t number) {
   const auto* const root = state == nullptr ? nullptr : state->As<SavedValue::Dict>();
   const SavedValue* const optimizer = root == nullptr ? nullptr : root->Find("optimizer");

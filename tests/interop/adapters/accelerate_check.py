@@ -127,12 +127,15 @@ def check_generators():
                                    set_rng_state_all=lambda states: held.extend(states))
     with mock.patch.object(torch, "xpu", module), \
             mock.patch.object(torch.cuda, "is_available", lambda: False), \
+            mock.patch.object(torch.accelerator, "is_available", lambda: True), \
             mock.patch.object(torch.accelerator, "current_accelerator",
-                              lambda check: torch.device("xpu")):
+                              lambda: torch.device("xpu")):
         states = random_states()
         held.clear()
         set_random_states(states)
     assert states["xpu"] == held == [torch.tensor([1])], states
+    with mock.patch.object(torch, "xpu", None):
+        set_random_states(states)  # of a machine with accelerators that this one does not have
 
 
 def main():
