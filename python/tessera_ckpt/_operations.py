@@ -119,7 +119,8 @@ def convert(source: PathLike, destination: PathLike, to: str, *, topology: str =
     """Writes a checkpoint in another format, and reads it back.
 
     Args:
-      source: a checkpoint of any format, or a folder of them: the newest whose run had not diverged.
+      source: a checkpoint of any format, or a folder of them: the newest one whose run had not
+        diverged.
       destination: a folder (of gguf: a file) that does not exist yet; with to="tessera", a folder
         of checkpoints.
       to: "hf", "torch", "dcp", "llmc", "megatron", "paddle", "gguf" or "tessera".
