@@ -260,7 +260,7 @@ TEST_F(ContentCommandTest, ARunGoesOnWhereItsWeightsAreBeyondTheDTypeOfExports) 
               HasSubstr("weights written to " + (Checkpoints("alone") / "hf-00000010").string()));
 }
 
-// A folder is where a file of weights should be. The step is saved before, and the run goes on.
+// A folder is in the place of the exported file. The step is saved first, and the run goes on.
 TEST_F(ContentCommandTest, AnExportThatFailsCostsNothingElse) {
   const auto weights = [&](const std::string& step) { return root_ / ("w" + step + ".bin"); };
   std::filesystem::create_directories(weights("-00000002") / "in the way");

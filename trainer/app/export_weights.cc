@@ -64,7 +64,7 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
       mirror->StartDownload();
       return mirror->FinishDownload();
     };
-    // A run goes on without these weights: all of its ranks, then.
+    // A failure on one rank is an error on all, because the run continues after it.
     const RankGroup group = session.group();
     TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, download(), group.timeout));
     for (StateChunk& chunk : chunks) chunk.mirror = mirror.get();

@@ -99,7 +99,7 @@ absl::Status TrainLoop::Train() {
     ReportSaves(session_.saver->Poll());
     ReportReplicas(session_.saver->PollReplicas());
     const bool ends = decision_.end != ckpt::EndReason::kNone;
-    // A process that is told to end may soon be killed: it saves, and the next one evaluates.
+    // A process that is told to end may soon be killed. It saves first; the next process evaluates.
     const bool is_told = stopped_by() != 0 ||
                          (decision_.program_ends && decision_.end != ckpt::EndReason::kLastStep);
     const bool hurries = decision_.save != ckpt::SaveKind::kNone && ends && is_told;

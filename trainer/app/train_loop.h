@@ -59,8 +59,8 @@ class TrainLoop {
   void AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
   // Ends the event file, with a message, but not the run, if `status` is an error.
   void CheckEvents(const absl::Status& status);
-  // Writes the weights that are due at this step, once the saves in flight are done. A failure, or
-  // a step that was not healthy, is reported, and the run goes on. Collective.
+  // Exports the weights that are due at this step, once the saves in flight are done. Reports an
+  // export that fails, or that an unhealthy step prevents, without ending the run. Collective.
   absl::Status Export();
   // Reports what has ended the run, if it was not its last step.
   void SayEnd();
