@@ -102,6 +102,15 @@ TEST_F(PosixStorageTest, AVersionIsReplacedWhereOthersCanBeKeptOut) {
   EXPECT_TRUE(absl::IsPermissionDenied(written)) << written;
 }
 
+TEST_F(PosixStorageTest, AWriteWhoseNameMayBeLostIsAnError) {
+  FaultInjectingStorage failing(*storage_);
+  failing.FailWhere(
+      [](const Operation& call) { return call.kind == OperationKind::kSyncDirectory; },
+      absl::UnavailableError("the disk is gone"));
+  const absl::Status written = failing.Write("file", "1", {}).status();
+  EXPECT_TRUE(absl::IsUnavailable(written)) << written;
+}
+
 TEST_F(PosixStorageTest, StaysWithItsDirectory) {
   std::filesystem::rename(root(), directory_.path() + "/renamed");
   ASSERT_OK(WriteAll(*storage_, "file", "x"));

@@ -163,5 +163,19 @@ TEST_F(StagedFilesTest, CopiesThatCannotBeReadStayAndAreNoted) {
   }
 }
 
+TEST_F(StagedFilesTest, OlderCopiesThatCannotBeDeletedAreNoted) {
+  OnRanks([](ProcessGroup&, CheckpointManager& manager, FaultInjectingStorage& staging) {
+    staging.FailWhere(
+        [](const Operation& operation) { return operation.kind == OperationKind::kDeleteTree; },
+        absl::UnavailableError("injected"));
+    ASSERT_OK(manager.TrySave({.step = 2}, StateDict()));
+    const std::vector<SaveOutcome> outcomes = manager.Poll();
+    ASSERT_THAT(outcomes, SizeIs(1));
+    ASSERT_OK(outcomes[0].report);
+    EXPECT_THAT(outcomes[0].report->note,
+                AllOf(HasSubstr("older copies are still there: "), HasSubstr("injected")));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

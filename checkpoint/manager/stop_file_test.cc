@@ -112,6 +112,15 @@ TEST_F(StopFileTest, APipeDelaysNothing) {
   EXPECT_THAT(file.TakeNote(), HasSubstr("not a regular file"));
 }
 
+// Most starts are faster than the thread that reads.
+TEST_F(StopFileTest, AStartWaitsNoLongerThanItMay) {
+  bool waits = true;
+  for (int i = 0; i < 1000 && waits; ++i) {
+    waits = StopFile(path_, "", absl::ZeroDuration()).Poll().version > 0;
+  }
+  EXPECT_FALSE(waits);
+}
+
 TEST_F(StopFileTest, ItsThreadEndsWithIt) {
   const auto count_threads = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});

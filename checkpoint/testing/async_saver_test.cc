@@ -11,6 +11,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
+#include "base/trace.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
@@ -440,6 +442,25 @@ TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
     EXPECT_THAT(Message(status), HasSubstr("missing ranks: 1"));
   }
   saver.Start(3, state.dict);  // destroyed while in flight
+}
+
+TEST_F(AsyncSaverTest, ATimelineHasTheBytesOfCopiesAndWrites) {
+  const LocalState state = RowsOf(Tensors(3));
+  SaveOptions options = SmallPieces().save;
+  options.staging_bytes = 4096;
+  const auto recorder = std::make_shared<TraceRecorder>();
+  recorder->Start();
+  const TraceThread traced(recorder, "saver");
+  ASSERT_OK_AND_ASSIGN(const SaveReport report,
+                       SaveNow(storage_, {.step = 1}, state.dict, options));
+  recorder->Stop();
+  const std::string json = recorder->Json(0, 0);
+  constexpr std::string_view kKey = R"("bytes":)";
+  uint64_t bytes = 0;
+  for (size_t at = 0; (at = json.find(kKey, at)) != json.npos; at += kKey.size()) {
+    bytes += std::stoull(json.substr(at + kKey.size()));
+  }
+  EXPECT_EQ(bytes, 2 * report.bytes_written) << "all is copied and written";
 }
 
 TEST_F(AsyncSaverTest, DestructionWaitsForTheSaveInFlight) {
