@@ -3,14 +3,10 @@
 #include "checkpoint/include/checkpoint.h"
 
 #include <array>
-#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "base/testing.h"
 #include "checkpoint/include/async_saver.h"

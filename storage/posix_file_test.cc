@@ -5,23 +5,17 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <random>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "base/threads.h"
 #include "gtest/gtest.h"
-#include "storage/storage.h"
 
 namespace tessera::internal {
 namespace {

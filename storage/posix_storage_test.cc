@@ -22,7 +22,6 @@
 #include <fstream>
 #include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 #include "storage/storage.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <random>
 #include <utility>

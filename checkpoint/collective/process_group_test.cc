@@ -3,12 +3,6 @@
 
 #include "checkpoint/include/process_group.h"
 
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "base/no_space.h"
 #include "base/testing.h"

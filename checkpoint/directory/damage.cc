@@ -1,14 +1,10 @@
 #include "checkpoint/internal/damage.h"
 
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 // The payload is text, since absl::Status prints it: a line "4096 8192 model.safetensors" for each
 // part. Each agreement puts the rank in front, and an error may pass through two agreements.
 
 #include <cstddef>
+#include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"

@@ -5,10 +5,8 @@
 
 #include <cerrno>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "base/scoped_fd.h"

@@ -1,8 +1,6 @@
 #include "checkpoint/directory/removal.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <optional>
 #include <random>
 #include <set>
 
@@ -11,7 +9,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/internal/damage.h"
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <random>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "base/for_each_target.h"

@@ -1,7 +1,6 @@
 #include "checkpoint/include/manifest.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <vector>
 

@@ -2,9 +2,7 @@
 
 #include <google/protobuf/stubs/logging.h>
 
-#include <cstdint>
 #include <limits>
-#include <optional>
 #include <random>
 #include <string>
 

@@ -4,8 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/escaping.h"

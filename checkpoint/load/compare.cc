@@ -1,9 +1,7 @@
 #include "checkpoint/load/compare.h"
 
-#include <cstddef>
 #include <map>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 

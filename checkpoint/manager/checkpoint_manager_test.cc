@@ -9,19 +9,13 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <memory>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
 #include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/testing.h"

@@ -1,6 +1,5 @@
 #include "checkpoint/plan/save_plan.h"
 
-#include <algorithm>
 #include <functional>
 #include <unordered_map>
 

@@ -4,7 +4,6 @@
 #include "checkpoint/include/device_memory.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -26,7 +25,6 @@
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "layout/dtype.h"
 #include "layout/elements/copy_elements.h"
 #include "storage/testing/memory_storage.h"
 

@@ -2,15 +2,10 @@
 
 #include "checkpoint/directory/directory.h"
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <string>
-#include <vector>
 
 #include "base/testing.h"
-#include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/process_group.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"

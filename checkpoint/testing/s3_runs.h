@@ -13,7 +13,6 @@
 #include "absl/time/clock.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"

@@ -1,9 +1,5 @@
 #include "storage/open_storage.h"
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
 

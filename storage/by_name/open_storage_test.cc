@@ -1,8 +1,6 @@
 #include "storage/open_storage.h"
 
 #include <cstdlib>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

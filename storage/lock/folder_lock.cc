@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <optional>
-#include <string>
-#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"

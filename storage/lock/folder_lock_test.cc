@@ -8,14 +8,9 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <functional>
-#include <memory>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/testing.h"

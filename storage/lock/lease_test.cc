@@ -4,8 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,7 +15,6 @@
 #include "base/threads.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/lock/folder_lock.h"
 #include "storage/s3/s3_storage.h"
 #include "storage/s3/testing/s3_server.h"
 

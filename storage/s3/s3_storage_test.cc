@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "base/text.h"

@@ -1,7 +1,5 @@
 #include "storage/s3/sigv4.h"
 
-#include <string>
-
 #include "gtest/gtest.h"
 
 namespace tessera::s3 {

@@ -2,11 +2,7 @@
 
 #include <unistd.h>
 
-#include <memory>
 #include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "base/testing.h"
 #include "gmock/gmock.h"

@@ -1,7 +1,7 @@
 """The headers of the standard library whose names a source uses without including them.
 
-A source, or its own header (`x.h` of `x.cc` and `x_test.cc`), includes them itself, so that it
-compiles whatever its other headers include.
+A source, or its own header (`x.h` of `x.cc` and `x_test.cc`, in whatever folder), includes them
+itself, so that it compiles whatever its other headers include.
 """
 
 import os
@@ -91,9 +91,9 @@ def missing(name, text):
     if source is None:
         return []
     included = set(INCLUDE.findall(text))
-    own = source.group(1) + ".h"
-    if own in included and os.path.exists(own):
-        included.update(INCLUDE.findall(pathlib.Path(own).read_text()))
+    own = pathlib.Path(source.group(1)).name + ".h"
+    for header in [i for i in included if pathlib.Path(i).name == own and os.path.exists(i)]:
+        included.update(INCLUDE.findall(pathlib.Path(header).read_text()))
     code = NOT_CODE.sub("", text)
     wanted = {HEADERS[found] for found in QUALIFIED.findall(code) if found in HEADERS}
     if FIXED_WIDTH.search(code) and "stdint.h" not in included:
