@@ -10,19 +10,15 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <memory>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
-#include "checkpoint/collective/forwarding_group.h"
+#include "checkpoint/collective/testing/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/lock/folder_lock.h"

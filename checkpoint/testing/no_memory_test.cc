@@ -21,7 +21,7 @@
 #include "base/fail_allocation.h"
 #include "base/testing.h"
 #include "base/threads.h"
-#include "checkpoint/collective/forwarding_group.h"
+#include "checkpoint/collective/testing/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/safetensors.h"

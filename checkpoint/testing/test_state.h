@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/collective/forwarding_group.h"
+#include "checkpoint/collective/testing/forwarding_group.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"

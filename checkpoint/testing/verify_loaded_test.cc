@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "checkpoint/collective/forwarding_group.h"
+#include "checkpoint/collective/testing/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
