@@ -2,15 +2,142 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <optional>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+#include "base/mutex.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/file_map.h"
+#include "checkpoint/elements/device_copies.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/plan/rank_states.h"
+#include "storage/storage.h"
 
 namespace tessera::ckpt {
+
+// The page-locked memory through which a load copies elements to devices, in slots of one size.
+// Copies of a slot are started together when it has no more room, and waited for when the slot is
+// needed again. So copies overlap with reading, and many small tensors share one start. The
+// destructor waits for copies in flight.
+class DeviceSlots {
+ public:
+  // Allocates, from one of the devices, two slots for each thread, or fewer where `total_bytes` of
+  // elements need no more; together at most `limit_bytes`, or a page.
+  static absl::StatusOr<std::shared_ptr<DeviceSlots>> Create(std::shared_ptr<DeviceMemory> device,
+                                                             uint64_t total_bytes,
+                                                             uint64_t limit_bytes, int threads) {
+    // A start of copies costs as much as copying some hundred KiB.
+    constexpr uint64_t kLeastBytes = uint64_t{1} << 20, kMostBytes = uint64_t{16} << 20;
+    const uint64_t most = 2 * static_cast<uint64_t>(threads);
+    limit_bytes = std::max(limit_bytes / kIoAlignmentBytes * kIoAlignmentBytes, kIoAlignmentBytes);
+    const uint64_t wanted =
+        std::clamp(std::min(limit_bytes, total_bytes) / most, kLeastBytes, kMostBytes);
+    const uint64_t slot_bytes = RoundUp(std::min(wanted, limit_bytes), kIoAlignmentBytes);
+    const uint64_t count =
+        std::min({most, limit_bytes / slot_bytes, CeilDivide(total_bytes, slot_bytes)});
+    TESSERA_ASSIGN_OR_RETURN(PageLockedMemory memory,
+                             AllocatePageLocked(std::move(device), count * slot_bytes));
+    return std::make_shared<DeviceSlots>(std::move(memory), slot_bytes, count);
+  }
+
+  DeviceSlots(PageLockedMemory memory, uint64_t slot_bytes, uint64_t count)
+      : slot_bytes_(slot_bytes), memory_(std::move(memory)) {
+    for (uint64_t i = 0; i < count; ++i) {
+      open_.push_back(&slots_.emplace_back(Slot{memory_.get() + i * slot_bytes}));
+    }
+  }
+
+  uint64_t slot_bytes() const { return slot_bytes_; }
+
+  // Calls fill(memory, copies), which writes `bytes` bytes, at most slot_bytes(), and adds their
+  // copies. Waits for the devices if no slot has room. Thread-safe.
+  absl::Status Fill(uint64_t bytes, const std::function<void(std::byte*, DeviceCopies&)>& fill) {
+    constexpr uint64_t kAlignmentBytes = 64;
+    TESSERA_ASSIGN_OR_RETURN(Slot* const slot, Take(bytes));
+    const absl::Status filled = CatchNoMemory("copy to a device", [&] {
+      fill(slot->memory + slot->used_bytes, slot->copies);
+      return absl::OkStatus();
+    });
+    slot->used_bytes += RoundUp(bytes, kAlignmentBytes);
+    const MutexLock lock(&mutex_);
+    open_.push_front(slot);
+    changed_.NotifyAll();
+    return filled;
+  }
+
+  // Waits until all copies have ended. Call once all is filled, or the last copies are not made.
+  absl::Status Finish() {
+    const MutexLock lock(&mutex_);
+    while (!open_.empty()) TESSERA_RETURN_IF_ERROR(StartFirst());
+    while (!in_flight_.empty()) TESSERA_RETURN_IF_ERROR(AwaitFirst());
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Slot {
+    std::byte* memory;
+    uint64_t used_bytes = 0;
+    DeviceCopies copies = {};
+  };
+
+  // Takes a slot that has room, for the calling thread alone. No thread holds a slot while it waits
+  // here, so all slots in use are returned.
+  absl::StatusOr<Slot*> Take(uint64_t bytes) {
+    const MutexLock lock(&mutex_);
+    while (true) {
+      if (open_.empty() && in_flight_.empty()) {
+        changed_.Wait(&mutex_);
+      } else if (open_.empty()) {
+        TESSERA_RETURN_IF_ERROR(AwaitFirst());
+      } else if (open_.front()->used_bytes + bytes > slot_bytes_) {
+        TESSERA_RETURN_IF_ERROR(StartFirst());
+      } else {
+        Slot* const slot = open_.front();
+        open_.pop_front();
+        return slot;
+      }
+    }
+  }
+
+  // Starts the copies of the first open slot.
+  absl::Status StartFirst() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Slot* const slot = open_.front();
+    open_.pop_front();
+    mutex_.unlock();
+    const absl::Status started = CatchNoMemory(
+        "copy to a device", [&] { return slot->copies.Start(DeviceMemory::Direction::kToDevice); });
+    mutex_.lock();
+    in_flight_.push_back(slot);
+    changed_.NotifyAll();
+    return started;
+  }
+
+  // Waits for the copies that were started first.
+  absl::Status AwaitFirst() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Slot* const slot = in_flight_.front();
+    in_flight_.pop_front();
+    mutex_.unlock();
+    const absl::Status ended =
+        CatchNoMemory("copy to a device", [&] { return slot->copies.Wait(); });
+    mutex_.lock();
+    slot->used_bytes = 0;
+    open_.push_back(slot);
+    changed_.NotifyAll();
+    return ended;
+  }
+
+  const uint64_t slot_bytes_;
+  const PageLockedMemory memory_;
+  std::deque<Slot> slots_;
+  Mutex mutex_;
+  CondVar changed_;
+  // Slots that no thread has taken; partly filled ones come first.
+  std::deque<Slot*> open_ ABSL_GUARDED_BY(mutex_), in_flight_ ABSL_GUARDED_BY(mutex_);
+};
 
 absl::StatusOr<Placer> Placer::Create(const Manifest& manifest, const LoadPlan& plan,
                                       std::span<const Destination> destinations,

@@ -14,13 +14,14 @@
 #include "base/byte_progress.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/load/compare.h"
-#include "checkpoint/load/device_slots.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/elements/box_runs.h"
 
 namespace tessera::ckpt {
+
+class DeviceSlots;  // placer.cc
 
 // Places the wanted elements of pieces that a scan has read, or another process has sent, in this
 // process's memory or, by way of page-locked memory, in that of its devices. All arguments of
@@ -70,7 +71,7 @@ class Placer {
   std::map<uint32_t, std::vector<Target>> targets_;
   const Manifest* manifest_ = nullptr;
   std::shared_ptr<ByteProgress> progress_;
-  std::unique_ptr<DeviceSlots> slots_;  // null: everything goes to this process's memory
+  std::shared_ptr<DeviceSlots> slots_;  // null: everything goes to this process's memory
 };
 
 // Return the pieces, and the indices, of a plan's files.
