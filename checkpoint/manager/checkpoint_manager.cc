@@ -1,13 +1,6 @@
 #include "checkpoint/include/checkpoint_manager.h"
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -15,11 +8,10 @@
 #include "base/units.h"
 #include "checkpoint/collective/hosts.h"
 #include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/include/process_group.h"
 #include "checkpoint/internal/job_saves.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "checkpoint/manager/resume.h"
-#include "checkpoint/manager/save_housekeeping.h"
+#include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manager/stop_file.h"
