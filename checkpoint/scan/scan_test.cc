@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
@@ -11,7 +12,7 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/internal/damage.h"
-#include "checkpoint/scan/tensor_digests.h"
+#include "checkpoint/scan/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/forwarding_storage.h"

@@ -16,7 +16,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/scan/tensor_digests.h"
+#include "checkpoint/scan/verify.h"
 #include "convert/core/block_reader.h"
 #include "layout/dtype.h"
 #include "storage/aligned_buffer.h"
