@@ -7,11 +7,13 @@
 #include <thread>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/trace.h"
+#include "checkpoint/format/pieces.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -45,7 +47,42 @@ std::shared_ptr<DeviceMemory> FirstDevice(const StateDict& state) {
   return nullptr;
 }
 
+PieceLayout LayOut(const DataWriterOptions& options, uint64_t limit_bytes) {
+  return LayOutPieces(options.chunk_bytes, options.io_threads, limit_bytes,
+                      options.write_bytes > 0 ? options.write_bytes : kPieceBytes);
+}
+
 }  // namespace
+
+StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
+                            uint64_t limit_bytes) {
+  const uint64_t piece_bytes = LayOut(options, limit_bytes).piece_bytes;
+  uint64_t largest = 0, pieces = 0;
+  for (const FilePlan& file : plan.files()) {
+    largest = std::max(largest, std::min(file.size_bytes(), piece_bytes));
+    pieces += CeilDivide(file.size_bytes(), piece_bytes);
+  }
+  return {piece_bytes, RoundUp(largest, kIoAlignmentBytes), pieces};
+}
+
+StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options,
+                             std::shared_ptr<DeviceMemory> device) {
+  const StagingLayout layout = LayOutStaging(plan, options, options.staging_bytes);
+  const uint64_t threads = LayOut(options, options.staging_bytes).workers;
+  // Where there is room, a device copies to one buffer of a thread while the other one is written.
+  const uint64_t most =
+      device == nullptr
+          ? threads
+          : std::clamp(options.staging_bytes / std::max<uint64_t>(layout.stride_bytes, 1), threads,
+                       2 * threads);
+  const uint64_t buffers =
+      options.copy_ahead_threads > 0 ? layout.pieces : std::min(layout.pieces, most);
+  const uint64_t chunk_bytes = RoundUp<uint64_t>(options.chunk_bytes, kIoAlignmentBytes);
+  return {.wanted_bytes = buffers * layout.stride_bytes,
+          .limit_bytes = options.staging_bytes,
+          .least_bytes = std::min(chunk_bytes, layout.stride_bytes),
+          .device = std::move(device)};
+}
 
 DataWriter::DataWriter(Storage& storage, std::string_view directory,
                        const DataWriterOptions& options, StagingPool& pool)

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -32,6 +33,37 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
+
+struct DataWriterOptions {
+  uint32_t chunk_bytes;  // of a checksum chunk
+  int io_threads;
+  // 0: a buffer for each thread, which copies a piece and writes it. Otherwise there are buffers
+  // for everything; this many threads copy at once while nobody waits, and new buffers are touched
+  // only while somebody waits for the copy.
+  int copy_ahead_threads;
+  uint64_t staging_bytes;    // at most, or one chunk
+  uint64_t write_bytes = 0;  // of a piece where there is room, see StorageTraits
+  std::function<void(uint64_t, uint64_t)> progress = nullptr;  // see SaveOptions
+  std::function<bool()> is_cancelled = nullptr;                // see SaveOptions
+  uint64_t in_place_alignment = 0;                             // see StorageTraits
+  uint64_t ahead_bytes = 0;  // see AsyncSaveOptions::copy_ahead_bytes
+};
+
+// The layout of the pieces of a rank's data files in staging memory.
+struct StagingLayout {
+  uint64_t piece_bytes;
+  uint64_t stride_bytes;  // from buffer to buffer: aligned for direct I/O
+  uint64_t pieces;        // in all files
+};
+
+// Returns a layout that needs at most `limit_bytes` of staging memory, or one chunk.
+StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
+                            uint64_t limit_bytes);
+
+// Returns the memory that a DataWriter requests from its pool. `device`: of a state that is not all
+// in host memory.
+StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options,
+                             std::shared_ptr<DeviceMemory> device = nullptr);
 
 // The phases of a save, as named in error messages.
 inline constexpr absl::string_view kPlanning = "planning";

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "checkpoint/plan/plan.pb.h"
+#include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/piece_table.h"
-#include "checkpoint/save/staging.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,6 +1,5 @@
 #include "checkpoint/save/run_save.h"
 
-#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -17,8 +16,6 @@
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
-#include "checkpoint/save/data_writer.h"
-#include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 
 // The steps of a save. FORMAT.md, "Commit protocol", has the same numbers and gives the reasons. It
@@ -77,10 +74,8 @@ absl::StatusOr<RankState> Describe(const Manifest& manifest, const StateDict& st
 }
 
 SavePlanOptions PlanOptions(const SaveOptions& options) {
-  SavePlanOptions plan_options;
-  plan_options.max_file_bytes = options.max_file_bytes;
-  plan_options.checksum_chunk_bytes = options.checksum_chunk_bytes;
-  return plan_options;
+  return {.max_file_bytes = options.max_file_bytes,
+          .checksum_chunk_bytes = options.checksum_chunk_bytes};
 }
 
 DataWriterOptions WriterOptions(const SaveContext& context) {
