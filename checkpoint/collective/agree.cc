@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -231,15 +230,16 @@ absl::StatusOr<std::vector<std::string>> GatherAll(ProcessGroup& group,
 absl::StatusOr<std::string> FromMessage(ProcessGroup& group,
                                         const absl::StatusOr<std::string>& reply) {
   if (!reply.ok()) return AbandonGroup(group, reply.status());
-  RankMessage message;
-  if (!message.ParseFromString(*reply)) {
-    return absl::InternalError("rank 0 sent a message that cannot be parsed");
-  }
+  TESSERA_ASSIGN_OR_RETURN(RankMessage message, MessageFrom<RankMessage>(0, *reply));
   if (message.code() != 0) return ToStatus(message);
   return std::move(*message.mutable_payload());
 }
 
 }  // namespace
+
+absl::Status BadMessageFrom(size_t rank) {
+  return absl::InternalError(absl::StrCat("rank ", rank, " sent a message that cannot be parsed"));
+}
 
 absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error) {
   group.Abandon(

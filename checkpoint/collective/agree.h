@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_COLLECTIVE_AGREE_H_
 #define TESSERA_CHECKPOINT_COLLECTIVE_AGREE_H_
 
+#include <cstddef>
 #include <functional>
 #include <new>
 #include <span>
@@ -47,6 +48,16 @@ using CombineEach =
     std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<std::string>&)>;
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                       const CombineEach& combine, absl::Duration timeout);
+
+// Returns the message of type `Message` that a rank has sent; Internal, naming the rank, for other
+// bytes.
+absl::Status BadMessageFrom(size_t rank);
+template <typename Message>
+absl::StatusOr<Message> MessageFrom(size_t rank, const std::string& bytes) {
+  Message message;
+  if (!message.ParseFromString(bytes)) return BadMessageFrom(rank);
+  return message;
+}
 
 // Abandons the group because of its error. Returns the error.
 absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error);

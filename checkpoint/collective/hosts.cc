@@ -52,16 +52,14 @@ absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
   const absl::StatusOr<std::string> mine = PlaceOf(group.rank(), folder, name);
   const Combine join = [](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     HostPlaces places;
-    for (const std::string& bytes : all) {
-      if (!places.add_ranks()->ParseFromString(bytes)) return absl::InternalError("a bad place");
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      TESSERA_ASSIGN_OR_RETURN(*places.add_ranks(), MessageFrom<RankPlace>(rank, all[rank]));
     }
     return places.SerializeAsString();
   };
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, join, timeout));
-  HostPlaces places;
-  if (!places.ParseFromString(bytes) || places.ranks_size() != group.size()) {
-    return absl::InternalError("rank 0's message about the hosts does not parse");
-  }
+  TESSERA_ASSIGN_OR_RETURN(const HostPlaces places, MessageFrom<HostPlaces>(0, bytes));
+  if (places.ranks_size() != group.size()) return BadMessageFrom(0);
   Hosts hosts;
   std::map<std::string, int> by_folder;
   for (const RankPlace& place : places.ranks()) {

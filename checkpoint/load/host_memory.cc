@@ -15,7 +15,9 @@
 #include "base/checked_math.h"
 #include "base/files.h"
 #include "base/scoped_fd.h"
+#include "base/status_macros.h"
 #include "base/system_memory.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "storage/storage.h"
 
@@ -124,7 +126,7 @@ absl::StatusOr<std::vector<std::string>> OffersByHost(const std::vector<std::str
   std::vector<MemoryOffer> parsed(offers.size());
   std::map<std::string, std::vector<uint32_t>> hosts;
   for (uint32_t r = 0; r < offers.size(); ++r) {
-    if (!parsed[r].ParseFromString(offers[r])) return absl::InternalError("a bad offer of memory");
+    TESSERA_ASSIGN_OR_RETURN(parsed[r], MessageFrom<MemoryOffer>(r, offers[r]));
     parsed[r].set_rank(r);
     hosts[parsed[r].host()].push_back(r);
   }
@@ -141,8 +143,7 @@ absl::StatusOr<std::vector<std::string>> OffersByHost(const std::vector<std::str
 
 absl::StatusOr<std::map<uint32_t, HostMemory>> MapOffers(
     const std::string& offers, const std::function<bool(uint32_t rank)>& needs) {
-  MemoryOffers parsed;
-  if (!parsed.ParseFromString(offers)) return absl::InternalError("rank 0 sent bad offers");
+  TESSERA_ASSIGN_OR_RETURN(const MemoryOffers parsed, MessageFrom<MemoryOffers>(0, offers));
   std::map<uint32_t, HostMemory> mapped;
   for (const MemoryOffer& offer : parsed.offers()) {
     if (!needs(offer.rank())) continue;
@@ -155,8 +156,7 @@ absl::StatusOr<std::map<uint32_t, HostMemory>> MapOffers(
 absl::StatusOr<std::vector<std::string>> WhoMapped(const std::vector<std::string>& mapped) {
   std::vector<RankSet> mappers(mapped.size());
   for (uint32_t r = 0; r < mapped.size(); ++r) {
-    RankSet ranks;
-    if (!ranks.ParseFromString(mapped[r])) return absl::InternalError("a bad set of ranks");
+    TESSERA_ASSIGN_OR_RETURN(const RankSet ranks, MessageFrom<RankSet>(r, mapped[r]));
     for (const uint32_t owner : ranks.rank()) {
       if (owner >= mappers.size()) return absl::InternalError("memory of a rank that is none");
       mappers[owner].add_rank(r);

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,7 +30,6 @@
 #include "checkpoint/load/verify_loaded.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_states.h"
-#include "checkpoint/plan/share_reads.h"
 #include "checkpoint/scan/verify.h"
 #include "layout/box.h"
 #include "storage/open_storage.h"
@@ -66,11 +61,10 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
   std::vector<std::string> lines;
   std::set<std::string> seen;
   std::vector<bool> used(manifest.tensors_size());
-  for (const std::string& payload : payloads) {
-    CompareReport report;
-    if (!report.ParseFromString(payload)) return absl::InternalError("a bad comparison");
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<CompareReport>(rank, payloads[rank]));
     for (const uint32_t tensor : report.used()) {
-      if (tensor >= used.size()) return absl::InternalError("a bad comparison");
+      if (tensor >= used.size()) return BadMessageFrom(rank);
       used[tensor] = true;
     }
     for (const std::string& line : report.mismatches()) {
@@ -114,8 +108,7 @@ absl::Status CheckSameOptions(const std::vector<std::string>& all) {
   };
   LoadBegin first;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    LoadBegin begin;
-    if (!begin.ParseFromString(all[rank])) return absl::InternalError("a bad request to load");
+    TESSERA_ASSIGN_OR_RETURN(const auto begin, MessageFrom<LoadBegin>(rank, all[rank]));
     if (rank == 0) first = begin;
     TESSERA_RETURN_IF_ERROR(
         check("verify_checksums", rank, first.verify_checksums(), begin.verify_checksums()));
@@ -164,9 +157,7 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
                                                           return ShareReads(manifest, all, openers);
                                                         },
                                                         options.timeout));
-  ReadShare share;
-  if (!share.ParseFromString(reply)) return absl::InternalError("rank 0 sent a bad share");
-  return share;
+  return MessageFrom<ReadShare>(0, reply);
 }
 
 // Steps 3 and 4.
@@ -227,9 +218,7 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
   Comparison comparison;
   const absl::StatusOr<std::string> compared =
       CatchNoMemory("compare the state", [&]() -> absl::StatusOr<std::string> {
-        if (!of_rank_0.ParseFromString(shared)) {
-          return absl::InternalError("rank 0 sent a bad manifest");
-        }
+        TESSERA_ASSIGN_OR_RETURN(of_rank_0, MessageFrom<Manifest>(0, shared));
         shared = std::string();
         comparison = Compare(manifest, state, options);
         if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
@@ -243,9 +232,7 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
                                                            storage.Describe(checkpoint_dir));
                                },
                                options.timeout));
-  CompareVerdict verdict;
-  if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
-
+  TESSERA_ASSIGN_OR_RETURN(const auto verdict, MessageFrom<CompareVerdict>(0, verdict_bytes));
   LoadReport report;
   TESSERA_RETURN_IF_ERROR(Read(storage, checkpoint_dir, manifest, comparison, readers, group,
                                options, buffers, report));

@@ -72,8 +72,7 @@ class SharedReader {
     const auto mapped = CatchNoMemory(kReadingForOthers, [&] { return MapMemory(offers); });
     TESSERA_ASSIGN_OR_RETURN(const std::string mappers,
                              AgreeEach(group_, mapped, WhoMapped, timeout_));
-    RankSet parsed;
-    if (!parsed.ParseFromString(mappers)) return absl::InternalError("rank 0 sent a bad set");
+    TESSERA_ASSIGN_OR_RETURN(const RankSet parsed, MessageFrom<RankSet>(0, mappers));
     schedule_.SetMappings({parsed.rank().begin(), parsed.rank().end()},
                           [&](uint32_t reader) { return mapped_.contains(reader); });
     return absl::OkStatus();

@@ -220,8 +220,7 @@ class DigestComparison {
   absl::StatusOr<std::string> Combine(const std::vector<std::string>& payloads) const {
     std::map<uint32_t, LoadedTensor> tensors;
     for (uint32_t rank = 0; rank < payloads.size(); ++rank) {
-      LoadedBoxes report;
-      if (!report.ParseFromString(payloads[rank])) return absl::InternalError("bad digests");
+      TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<LoadedBoxes>(rank, payloads[rank]));
       for (const LoadedBox& box : report.boxes()) {
         tensors[box.saved_tensor()].Add(rank, FromProto(box.box()), FromProto(box.digest()));
       }
@@ -363,9 +362,7 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
                                    return DigestComparison(manifest).Combine(payloads);
                                  },
                                  timeout));
-    LoadedVerdict verdict;
-    if (!verdict.ParseFromString(reply)) return absl::InternalError("rank 0 sent a bad verdict");
-    return verdict;
+    return MessageFrom<LoadedVerdict>(0, reply);
   };
   TESSERA_ASSIGN_OR_RETURN(LoadedVerdict verdict, judge(all));
   LoadedDigests result;

@@ -22,7 +22,6 @@
 #include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/internal/read_lock.h"
 #include "checkpoint/manager/resume_messages.pb.h"
-#include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/scan/verify.h"
 
@@ -313,10 +312,8 @@ absl::Status CheckNoneContradicts(const std::vector<std::string>& seen) {
 absl::StatusOr<std::optional<Checkpoint>> Decode(const std::string& bytes,
                                                  const std::shared_ptr<Storage>& storage,
                                                  ResumeOffer& offer) {
-  Manifest manifest;
-  if (!offer.ParseFromString(bytes) || !manifest.ParseFromString(offer.manifest())) {
-    return absl::InternalError("rank 0's message about the checkpoint does not parse");
-  }
+  TESSERA_ASSIGN_OR_RETURN(offer, MessageFrom<ResumeOffer>(0, bytes));
+  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, MessageFrom<Manifest>(0, offer.manifest()));
   if (!offer.found()) return std::nullopt;
   if (storage == nullptr) {
     return absl::UnavailableError(

@@ -20,7 +20,6 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/process_group.h"
 #include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "checkpoint/plan/share_reads.h"
@@ -106,8 +105,7 @@ class Finder {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> lists, Ask(list));
     std::map<std::pair<int64_t, std::string>, std::vector<Offer>> by_step;
     for (size_t rank = 0; rank < lists.size(); ++rank) {
-      HeldReplicas held;
-      if (!held.ParseFromString(lists[rank])) return absl::InternalError("a bad list of replicas");
+      TESSERA_ASSIGN_OR_RETURN(auto held, MessageFrom<HeldReplicas>(rank, lists[rank]));
       for (HeldReplica& replica : *held.mutable_replicas()) {
         const int64_t step = ParseStepDirectoryName(StepOf(replica.directory())).value_or(-1);
         by_step[{step, replica.directory()}].push_back(
@@ -135,8 +133,7 @@ class Finder {
   absl::StatusOr<FoundReplica> Follow() {
     while (true) {
       TESSERA_ASSIGN_OR_RETURN(const std::string bytes, group_.Broadcast("", timeout_));
-      FindRequest request;
-      if (!request.ParseFromString(bytes)) return absl::InternalError("a bad request");
+      TESSERA_ASSIGN_OR_RETURN(const auto request, MessageFrom<FindRequest>(0, bytes));
       if (request.kind() >= FindRequest::TAKE) return Finish(request);
       TESSERA_RETURN_IF_ERROR(group_.Gather(Answer(request), timeout_).status());
     }
@@ -191,8 +188,7 @@ class Finder {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> reports, Ask(request));
     std::vector<std::string> damaged;
     for (size_t rank = 0; rank < reports.size(); ++rank) {
-      DamagedFiles files;
-      if (!files.ParseFromString(reports[rank])) return absl::InternalError("a bad report");
+      TESSERA_ASSIGN_OR_RETURN(const auto files, MessageFrom<DamagedFiles>(rank, reports[rank]));
       const int host = hosts_.of(static_cast<int>(rank));
       for (const uint32_t index : files.file_index()) {
         auto& list = *request.mutable_holders(index)->mutable_host();

@@ -3,19 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <optional>
 #include <random>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/time.h"
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -218,8 +212,7 @@ class Replicas final : public PeerReplicas {
       std::vector<std::string> states;
       std::map<std::string, uint64_t> free, needed;
       for (size_t rank = 0; rank < reports.size(); ++rank) {
-        RoomReport room;
-        if (!room.ParseFromString(reports[rank])) return absl::InternalError("a bad report");
+        TESSERA_ASSIGN_OR_RETURN(const auto room, MessageFrom<RoomReport>(rank, reports[rank]));
         states.push_back(room.state());
         // Hosts of one file system, as simulated ones are, have the same room; what each keeps of a
         // present replica is in it only once.

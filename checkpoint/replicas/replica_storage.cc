@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -307,9 +306,9 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
     TESSERA_ASSIGN_OR_RETURN(*plan.mutable_manifest(),
                              ReadAll(base(), manifest_path, kMaxManifestBytes));
     std::set<std::string> written;
-    for (const std::string& bytes : ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
       RankFiles& files = *plan.add_ranks();
-      if (!files.ParseFromString(bytes)) return absl::InternalError("a bad list of files");
+      TESSERA_ASSIGN_OR_RETURN(files, MessageFrom<RankFiles>(rank, ranks[rank]));
       for (const HeldFile& file : files.files()) written.insert(file.name());
     }
     TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(plan.manifest()));
@@ -323,10 +322,8 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
       const std::string bytes,
       Agree(group, status.ok() ? absl::StatusOr<std::string>(mine.SerializeAsString()) : status,
             describe, timeout));
-  SpreadPlan plan;
-  if (!plan.ParseFromString(bytes) || plan.ranks_size() != group.size()) {
-    return absl::InternalError("rank 0's list of files does not parse");
-  }
+  TESSERA_ASSIGN_OR_RETURN(const auto plan, MessageFrom<SpreadPlan>(0, bytes));
+  if (plan.ranks_size() != group.size()) return BadMessageFrom(0);
   TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, timeout));
   status = VerifyCopies(base(), directory, plan, hosts, group.rank());
   if (status.ok() && lock_ != nullptr && group.rank() != 0) {

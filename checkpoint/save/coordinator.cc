@@ -1,7 +1,6 @@
 #include "checkpoint/save/coordinator.h"
 
 #include <algorithm>
-#include <optional>
 #include <random>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -48,10 +48,7 @@ absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) 
 absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& payloads) {
   uint64_t bytes = 0;
   for (size_t r = 0; r < payloads.size(); ++r) {
-    WriteReport report;
-    if (!report.ParseFromString(payloads[r])) {
-      return absl::InternalError(absl::StrCat("rank ", r, " sent a report that cannot be parsed"));
-    }
+    TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<WriteReport>(r, payloads[r]));
     const auto unplanned = [&](const char* what) {
       return absl::InternalError(
           absl::StrCat("rank ", r, " sent a report of a ", what, " that is not in the plan"));

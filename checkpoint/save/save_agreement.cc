@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -41,11 +40,6 @@
 
 namespace tessera::ckpt {
 namespace {
-
-absl::Status Unreadable(size_t rank, std::string_view what) {
-  return absl::InternalError(
-      absl::StrCat("rank ", rank, " sent ", View(what), " that cannot be parsed"));
-}
 
 // Returns a key that has everything that one rank contributes to a plan.
 std::string CacheKey(const ProcessGroup& group, std::string_view description,
@@ -108,9 +102,7 @@ class SaveAgreement {
   absl::StatusOr<SaveVerdict> Round(const absl::StatusOr<std::string>& mine,
                                     const CombineEach& combine) {
     TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(group_, mine, combine, timeout_));
-    SaveVerdict verdict;
-    if (!verdict.ParseFromString(reply)) return Unreadable(0, "an answer");
-    return verdict;
+    return MessageFrom<SaveVerdict>(0, reply);
   }
 
   std::string FirstMessage(bool hit) {
@@ -160,8 +152,7 @@ class SaveAgreement {
     verdict.set_shared_entries(SharedEntriesDigest());
     bool all_described = true;
     for (size_t rank = 0; rank < all.size(); ++rank) {
-      SaveBegin begin;
-      if (!begin.ParseFromString(all[rank])) return Unreadable(rank, "a message");
+      TESSERA_ASSIGN_OR_RETURN(auto begin, MessageFrom<SaveBegin>(rank, all[rank]));
       if (begin.step() != step_) {
         return absl::InvalidArgumentError(
             absl::StrCat("rank 0 saves step ", step_, ", rank ", rank, " step ", begin.step()));
@@ -188,8 +179,7 @@ class SaveAgreement {
     std::map<std::string, std::map<int, std::string>> entries;
     for (const auto& [name, unite] : metadata_.unite) entries[name][0] = SharedEntry(name);
     for (size_t rank = 0; rank < all.size(); ++rank) {
-      SaveDetails details;
-      if (!details.ParseFromString(all[rank])) return Unreadable(rank, "a message");
+      TESSERA_ASSIGN_OR_RETURN(auto details, MessageFrom<SaveDetails>(rank, all[rank]));
       if (takes_descriptions) descriptions_.push_back(std::move(*details.mutable_description()));
       for (auto& [name, bytes] : *details.mutable_entries()) {
         if (bytes != entries[name][0]) entries[name][static_cast<int>(rank)] = std::move(bytes);
@@ -241,7 +231,7 @@ class SaveAgreement {
       task.plan = cache_.entry_->mine;
     } else {
       cache_.entry_.reset();
-      if (!task.plan.ParseFromString(verdict.plan())) return Unreadable(0, "a plan");
+      TESSERA_ASSIGN_OR_RETURN(task.plan, MessageFrom<RankPlan>(0, verdict.plan()));
       cache_.entry_ = std::make_shared<const PlanCache::Entry>(
           PlanCache::Entry{std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)});
     }
