@@ -10,7 +10,6 @@
 
 #include "base/mutex.h"
 #include "checkpoint/c/handles.h"
-#include "layout/dtype.h"
 
 namespace tessera::ckpt::c {
 namespace {

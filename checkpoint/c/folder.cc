@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,14 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-absl::Status SetTimeout(double seconds, absl::Duration& timeout) {
-  if (!(seconds >= 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("timeout_seconds is ", seconds));
-  }
-  if (seconds > 0) timeout = absl::Seconds(seconds);
-  return absl::OkStatus();
-}
-
 std::function<void(uint64_t, uint64_t)> ProgressOf(tessera_progress progress, void* context) {
   if (progress == nullptr) return nullptr;
   return [=](uint64_t done, uint64_t total) { progress(context, done, total); };
@@ -34,7 +27,7 @@ std::function<void(uint64_t, uint64_t)> ProgressOf(tessera_progress progress, vo
 
 absl::StatusOr<LoadOptions> ReadLoadOptions(const tessera_load_options& from) {
   LoadOptions options;
-  TESSERA_RETURN_IF_ERROR(SetTimeout(from.timeout_seconds, options.timeout));
+  TESSERA_RETURN_IF_ERROR(SetSeconds(from.timeout_seconds, "timeout_seconds", options.timeout));
   TESSERA_RETURN_IF_ERROR(SetCount(from.io_threads, "io_threads", options.io_threads));
   options.allow_missing = from.allow_missing != 0;
   options.allow_unexpected = from.allow_unexpected != 0;
@@ -151,21 +144,12 @@ absl::Status ReadTensor(const Checkpoint& checkpoint, const std::string& name, i
 
 absl::Status CreateSaver(const tessera_folder& folder, const tessera_save_options* from,
                          tessera_saver** out) {
-  TESSERA_ASSIGN_OR_RETURN(const tessera_save_options copy, ReadStruct(from, "options"));
-  AsyncSaveOptions options;
-  TESSERA_RETURN_IF_ERROR(ReadSaveOptions(copy, options.save));
-  if (copy.skip_when_busy != 0) options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
   auto saver = std::unique_ptr<tessera_saver>(new tessera_saver{.folder = folder.folder});
-  TESSERA_ASSIGN_OR_RETURN(saver->group, MakeGroup(copy.group));
-  options.save.group = saver->group.get();
+  TESSERA_ASSIGN_OR_RETURN(const AsyncSaveOptions options,
+                           ReadSaveOptions(from, "options", saver->group));
   saver->saver = std::make_unique<AsyncSaver>(saver->folder.storage(), options);
   *out = saver.release();
   return absl::OkStatus();
-}
-
-absl::Status Poll(AsyncSaver& saver, bool wait, char** report) {
-  TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
-  return GiveJson(c::ToJson(wait ? saver.Finish() : saver.Poll()), report);
 }
 
 }  // namespace
@@ -179,8 +163,13 @@ absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out) {
   return absl::OkStatus();
 }
 
-absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options) {
-  TESSERA_RETURN_IF_ERROR(SetTimeout(from.timeout_seconds, options.timeout));
+absl::StatusOr<AsyncSaveOptions> ReadSaveOptions(const tessera_save_options* structure,
+                                                 std::string_view name,
+                                                 std::unique_ptr<ProcessGroup>& group) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera_save_options from, ReadStruct(structure, name));
+  AsyncSaveOptions all;
+  SaveOptions& options = all.save;
+  TESSERA_RETURN_IF_ERROR(SetSeconds(from.timeout_seconds, "timeout_seconds", options.timeout));
   TESSERA_RETURN_IF_ERROR(SetCount(from.io_threads, "io_threads", options.io_threads));
   if (from.checksum_chunk_bytes > 0) options.checksum_chunk_bytes = from.checksum_chunk_bytes;
   if (from.max_file_bytes > 0) options.max_file_bytes = from.max_file_bytes;
@@ -188,7 +177,10 @@ absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& opti
   options.progress = ProgressOf(from.progress, from.progress_context);
   options.is_cancelled = IsSet(from.cancelled);
   options.overwrite = from.overwrite != 0;
-  return absl::OkStatus();
+  if (from.skip_when_busy != 0) all.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
+  TESSERA_ASSIGN_OR_RETURN(group, MakeGroup(from.group));
+  options.group = group.get();
+  return all;
 }
 
 Json ToJson(const std::vector<SaveOutcome>& outcomes) {
@@ -225,40 +217,33 @@ void tessera_folder_free(tessera_folder* folder) { Free(folder); }
 
 int32_t tessera_folder_save(tessera_folder* folder, int64_t step, const tessera_state* state,
                             const tessera_save_options* options, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+  return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
-    TESSERA_ASSIGN_OR_RETURN(const tessera_save_options copy, ReadStruct(options, "options"));
-    tessera::ckpt::SaveOptions save;
-    TESSERA_RETURN_IF_ERROR(ReadSaveOptions(copy, save));
-    TESSERA_ASSIGN_OR_RETURN(const auto group, MakeGroup(copy.group));
-    save.group = group.get();
+    std::unique_ptr<tessera::ckpt::ProcessGroup> group;
+    TESSERA_ASSIGN_OR_RETURN(const auto read, ReadSaveOptions(options, "options", group));
     TESSERA_ASSIGN_OR_RETURN(
         const auto saved,
-        folder->folder.Save({.step = step, .metadata = state->metadata}, state->dict, save));
+        folder->folder.Save({.step = step, .metadata = state->metadata}, state->dict, read.save));
     return GiveJson(ToJson(saved), report);
   });
 }
 
 int32_t tessera_folder_list(tessera_folder* folder, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+  return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
     return List(folder->folder, report);
   });
 }
 
 int32_t tessera_folder_prune(tessera_folder* folder, int32_t keep, int64_t saved_step) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+  return RunOn(folder, "folder", [&]() -> absl::Status {
     if (keep < 1) return absl::InvalidArgumentError(absl::StrCat("keep is ", keep));
     return folder->folder.Prune(keep, saved_step < 0 ? std::nullopt : std::optional(saved_step));
   });
 }
 
 int32_t tessera_folder_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+  return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     return Give(folder->folder.Latest(), checkpoint);
   });
@@ -266,8 +251,7 @@ int32_t tessera_folder_open_latest(tessera_folder* folder, tessera_checkpoint** 
 
 int32_t tessera_folder_open_step(tessera_folder* folder, int64_t step,
                                  tessera_checkpoint** checkpoint) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+  return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step is ", step));
     return Give(folder->folder.At(step), checkpoint);
@@ -286,8 +270,7 @@ int32_t tessera_checkpoint_open(const char* name, const char* s3_endpoint,
 void tessera_checkpoint_free(tessera_checkpoint* checkpoint) { Free(checkpoint); }
 
 int32_t tessera_checkpoint_step(const tessera_checkpoint* checkpoint, int64_t* step) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
+  return RunOn(checkpoint, "checkpoint", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(step, "step"));
     *step = checkpoint->checkpoint.step();
     return absl::OkStatus();
@@ -295,8 +278,7 @@ int32_t tessera_checkpoint_step(const tessera_checkpoint* checkpoint, int64_t* s
 }
 
 int32_t tessera_checkpoint_describe(const tessera_checkpoint* checkpoint, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
+  return RunOn(checkpoint, "checkpoint", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
     return Describe(*checkpoint, report);
   });
@@ -304,8 +286,7 @@ int32_t tessera_checkpoint_describe(const tessera_checkpoint* checkpoint, char**
 
 int32_t tessera_checkpoint_entry(const tessera_checkpoint* checkpoint, const char* name,
                                  const void** data, size_t* bytes) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
+  return RunOn(checkpoint, "checkpoint", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
     TESSERA_RETURN_IF_ERROR(CheckPointer(bytes, "bytes"));
     TESSERA_ASSIGN_OR_RETURN(const std::string entry, Text(name, "name"));
@@ -321,8 +302,7 @@ int32_t tessera_checkpoint_entry(const tessera_checkpoint* checkpoint, const cha
 
 int32_t tessera_checkpoint_load(const tessera_checkpoint* checkpoint, const tessera_state* state,
                                 const tessera_load_options* options, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
+  return RunOn(checkpoint, "checkpoint", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
     TESSERA_ASSIGN_OR_RETURN(const tessera_load_options copy, ReadStruct(options, "options"));
     TESSERA_ASSIGN_OR_RETURN(tessera::ckpt::LoadOptions load, ReadLoadOptions(copy));
@@ -337,8 +317,7 @@ int32_t tessera_checkpoint_read_tensor(const tessera_checkpoint* checkpoint, con
                                        int32_t dtype, int32_t dims, const int64_t* offset,
                                        const int64_t* shape, const int64_t* strides, void* data,
                                        int64_t elements, const tessera_load_options* options) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(checkpoint, "checkpoint"));
+  return RunOn(checkpoint, "checkpoint", [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
     TESSERA_ASSIGN_OR_RETURN(const tessera_load_options copy, ReadStruct(options, "options"));
     TESSERA_ASSIGN_OR_RETURN(const tessera::ckpt::LoadOptions load, ReadLoadOptions(copy));
@@ -349,8 +328,7 @@ int32_t tessera_checkpoint_read_tensor(const tessera_checkpoint* checkpoint, con
 
 int32_t tessera_saver_create(tessera_folder* folder, const tessera_save_options* options,
                              tessera_saver** saver) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(folder, "folder"));
+  return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(saver, "saver"));
     return CreateSaver(*folder, options, saver);
   });
@@ -359,8 +337,7 @@ int32_t tessera_saver_create(tessera_folder* folder, const tessera_save_options*
 void tessera_saver_free(tessera_saver* saver) { Free(saver); }
 
 int32_t tessera_saver_start(tessera_saver* saver, int64_t step, const tessera_state* state) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(saver, "saver"));
+  return RunOn(saver, "saver", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
     saver->saver->Start({.step = step, .metadata = state->metadata}, state->dict);
     return absl::OkStatus();
@@ -369,8 +346,7 @@ int32_t tessera_saver_start(tessera_saver* saver, int64_t step, const tessera_st
 
 int32_t tessera_saver_refuse(tessera_saver* saver, int64_t step, int32_t code,
                              const char* message) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(saver, "saver"));
+  return RunOn(saver, "saver", [&]() -> absl::Status {
     if (code <= TESSERA_OK || code > TESSERA_UNAUTHENTICATED) {
       return absl::InvalidArgumentError(absl::StrCat("there is no error ", code));
     }
@@ -381,21 +357,13 @@ int32_t tessera_saver_refuse(tessera_saver* saver, int64_t step, int32_t code,
 }
 
 int32_t tessera_saver_wait_copied(tessera_saver* saver, const void* data, size_t bytes) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(saver, "saver"));
-    if (data == nullptr) {
-      saver->saver->WaitUntilAllCopied();
-    } else {
-      saver->saver->WaitUntilCopied(data, bytes);
-    }
-    return absl::OkStatus();
-  });
+  return RunOn(saver, "saver", [&] { return WaitUntilCopied(*saver->saver, data, bytes); });
 }
 
 int32_t tessera_saver_poll(tessera_saver* saver, int32_t wait, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(saver, "saver"));
-    return Poll(*saver->saver, wait != 0, report);
+  return RunOn(saver, "saver", [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
+    return GiveJson(ToJson(wait != 0 ? saver->saver->Finish() : saver->saver->Poll()), report);
   });
 }
 

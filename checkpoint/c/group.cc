@@ -100,8 +100,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> MakeGroup(const tessera_group* gro
 extern "C" int32_t tessera_messages_add(tessera_messages* messages, const void* data,
                                         size_t bytes) {
   using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(messages, "messages"));
+  return RunOn(messages, "messages", [&]() -> absl::Status {
     if (bytes > 0) TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
     messages->messages.emplace_back(static_cast<const char*>(data), bytes);
     return absl::OkStatus();

@@ -73,6 +73,14 @@ absl::Status SetCount(int32_t value, std::string_view name, int& to) {
   return absl::OkStatus();
 }
 
+absl::Status SetSeconds(double value, std::string_view name, absl::Duration& to) {
+  if (!(value >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(name), " is ", value));
+  }
+  if (value > 0) to = absl::Seconds(value);
+  return absl::OkStatus();
+}
+
 }  // namespace tessera::ckpt::c
 
 using tessera::ckpt::c::error_message;

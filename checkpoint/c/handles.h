@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/c/tessera_checkpoint.h"
 #include "checkpoint/include/async_saver.h"
@@ -120,6 +121,15 @@ absl::Status CheckHandle(const Handle* handle, std::string_view name) {
       absl::StrCat(std::string(name), " is not a handle of its kind, or was freed"));
 }
 
+// Runs the body of a function of a handle, which is checked before.
+template <typename Handle, typename Body>
+int32_t RunOn(const Handle* handle, std::string_view name, const Body& body) noexcept {
+  return Run([&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckHandle(handle, name));
+    return body();
+  });
+}
+
 // Calls a function of the program that adds messages, as many as are expected. Returns them.
 template <typename Call>
 absl::StatusOr<std::vector<std::string>> CollectMessages(int expected, const Call& call) {
@@ -185,9 +195,24 @@ absl::Status GiveJson(const nlohmann::ordered_json& json, char** out);
 std::function<bool()> IsSet(const int32_t* number);
 // Sets a count, unless `value` is 0, which stands for the default.
 absl::Status SetCount(int32_t value, std::string_view name, int& to);
+// As SetCount(), for a time.
+absl::Status SetSeconds(double value, std::string_view name, absl::Duration& to);
 
-// Sets `options`, which has the defaults, except for the group.
-absl::Status ReadSaveOptions(const tessera_save_options& from, SaveOptions& options);
+// Reads the options of saves and their group, which must stay as long as the options are used.
+absl::StatusOr<AsyncSaveOptions> ReadSaveOptions(const tessera_save_options* from,
+                                                 std::string_view name,
+                                                 std::unique_ptr<ProcessGroup>& group);
+
+// Waits until memory is copied; all memory for a null `data`.
+template <typename Saver>
+absl::Status WaitUntilCopied(Saver& saver, const void* data, size_t bytes) {
+  if (data == nullptr) {
+    saver.WaitUntilAllCopied();
+  } else {
+    saver.WaitUntilCopied(data, bytes);
+  }
+  return absl::OkStatus();
+}
 
 // Hands an opened checkpoint to the program.
 absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out);

@@ -22,34 +22,18 @@ absl::Status CheckCount(int64_t value, std::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(name), " is ", value));
 }
 
-absl::Status CheckSeconds(double value, std::string_view name) {
-  if (value >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(std::string(name), " is ", value));
-}
-
 absl::StatusOr<SaveScheduleOptions> ScheduleOf(const tessera_manager_options& from) {
   TESSERA_RETURN_IF_ERROR(CheckCount(from.last_step, "last_step"));
   TESSERA_RETURN_IF_ERROR(CheckCount(from.interval_steps, "interval_steps"));
   TESSERA_RETURN_IF_ERROR(CheckCount(from.rolling_interval_steps, "rolling_interval_steps"));
-  TESSERA_RETURN_IF_ERROR(CheckSeconds(from.interval_seconds, "interval_seconds"));
-  TESSERA_RETURN_IF_ERROR(CheckSeconds(from.exit_after_seconds, "exit_after_seconds"));
-  SaveScheduleOptions schedule = {.interval_steps = from.interval_steps,
-                                  .interval = absl::Seconds(from.interval_seconds),
+  SaveScheduleOptions schedule = {.saves = from.never_saves == 0,
+                                  .interval_steps = from.interval_steps,
                                   .rolling_interval_steps = from.rolling_interval_steps,
                                   .last_step = from.last_step};
-  schedule.saves = from.never_saves == 0;
-  if (from.exit_after_seconds > 0) schedule.exit_after = absl::Seconds(from.exit_after_seconds);
+  TESSERA_RETURN_IF_ERROR(SetSeconds(from.interval_seconds, "interval_seconds", schedule.interval));
+  TESSERA_RETURN_IF_ERROR(
+      SetSeconds(from.exit_after_seconds, "exit_after_seconds", schedule.exit_after));
   return schedule;
-}
-
-// Reads the group of a save, which the handle then has.
-absl::Status ReadSave(const tessera_save_options* from, std::string_view name, SaveOptions& options,
-                      std::unique_ptr<ProcessGroup>& group) {
-  TESSERA_ASSIGN_OR_RETURN(const tessera_save_options copy, ReadStruct(from, name));
-  TESSERA_RETURN_IF_ERROR(ReadSaveOptions(copy, options));
-  TESSERA_ASSIGN_OR_RETURN(group, MakeGroup(copy.group));
-  options.group = group.get();
-  return absl::OkStatus();
 }
 
 absl::Status OpenManager(const std::string& name, const tessera_manager_options* from,
@@ -57,27 +41,24 @@ absl::Status OpenManager(const std::string& name, const tessera_manager_options*
   TESSERA_ASSIGN_OR_RETURN(const tessera_manager_options copy, ReadStruct(from, "options"));
   std::unique_ptr<tessera_manager> manager(new tessera_manager);
   CheckpointManagerOptions options;
-  TESSERA_RETURN_IF_ERROR(ReadSave(copy.save, "save", options.save, manager->group));
+  TESSERA_ASSIGN_OR_RETURN(const AsyncSaveOptions save,
+                           ReadSaveOptions(copy.save, "save", manager->group));
+  options.save = save.save;
   if (copy.background != nullptr) {
-    options.background.emplace();
-    TESSERA_RETURN_IF_ERROR(ReadSave(copy.background, "background", options.background->save,
-                                     manager->background_group));
-    if (copy.background->skip_when_busy != 0) {
-      options.background->when_busy = AsyncSaveOptions::WhenBusy::kSkip;
-    }
+    TESSERA_ASSIGN_OR_RETURN(options.background, ReadSaveOptions(copy.background, "background",
+                                                                 manager->background_group));
   }
   TESSERA_ASSIGN_OR_RETURN(options.schedule, ScheduleOf(copy));
   TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_newest, "keep_newest"));
   TESSERA_RETURN_IF_ERROR(CheckCount(copy.keep_every_steps, "keep_every_steps"));
-  TESSERA_RETURN_IF_ERROR(CheckSeconds(copy.keep_within_seconds, "keep_within_seconds"));
-  options.keep = {.newest = copy.keep_newest,
-                  .every_steps = copy.keep_every_steps,
-                  .within = absl::Seconds(copy.keep_within_seconds)};
+  options.keep = {.newest = copy.keep_newest, .every_steps = copy.keep_every_steps};
+  TESSERA_RETURN_IF_ERROR(
+      SetSeconds(copy.keep_within_seconds, "keep_within_seconds", options.keep.within));
   options.stop_file_path = TextOrEmpty(copy.stop_file_path);
   options.async_upload = copy.async_upload != 0;
   options.async_upload_tmp_folder = TextOrEmpty(copy.async_upload_tmp_folder);
-  TESSERA_RETURN_IF_ERROR(CheckSeconds(copy.lock_wait_seconds, "lock_wait_seconds"));
-  if (copy.lock_wait_seconds > 0) options.lock_wait = absl::Seconds(copy.lock_wait_seconds);
+  TESSERA_RETURN_IF_ERROR(
+      SetSeconds(copy.lock_wait_seconds, "lock_wait_seconds", options.lock_wait));
   TESSERA_ASSIGN_OR_RETURN(manager->manager,
                            CheckpointManager::Open(name, std::move(options),
                                                    {.s3_endpoint = TextOrEmpty(copy.s3_endpoint)}));
@@ -166,8 +147,7 @@ void tessera_manager_free(tessera_manager* manager) { Free(manager); }
 
 int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* state, int64_t* step,
                                char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+  return RunOn(manager, "manager", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
     return ReportResumed(*manager->manager, manager->manager->TryResume(state->dict), step, report);
   });
@@ -175,8 +155,7 @@ int32_t tessera_manager_resume(tessera_manager* manager, const tessera_state* st
 
 int32_t tessera_manager_resume_by(tessera_manager* manager, tessera_load_checkpoint load,
                                   void* context, int32_t begin_anew, int64_t* step, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+  return RunOn(manager, "manager", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(reinterpret_cast<const void*>(load), "load"));
     return ReportResumed(*manager->manager,
                          ResumeBy(*manager->manager, load, context, begin_anew != 0), step, report);
@@ -184,8 +163,7 @@ int32_t tessera_manager_resume_by(tessera_manager* manager, tessera_load_checkpo
 }
 
 int32_t tessera_manager_begin(tessera_manager* manager, int64_t step, int64_t last_step) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+  return RunOn(manager, "manager", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckCount(step, "step"));
     manager->manager->Begin(step, last_step < 0 ? std::nullopt : std::optional(last_step));
     return absl::OkStatus();
@@ -193,8 +171,7 @@ int32_t tessera_manager_begin(tessera_manager* manager, int64_t step, int64_t la
 }
 
 int32_t tessera_manager_abandon_later(tessera_manager* manager, int64_t step, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+  return RunOn(manager, "manager", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckCount(step, "step"));
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
                              manager->manager->AbandonLater(step));
@@ -219,8 +196,7 @@ int32_t tessera_manager_save(tessera_manager* manager, int64_t step, int32_t sto
 int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step, int32_t stop_signal,
                                 int32_t healthy, tessera_describe_state describe, void* context,
                                 tessera_decision* decision, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+  return RunOn(manager, "manager", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(reinterpret_cast<const void*>(describe), "describe"));
     TESSERA_RETURN_IF_ERROR(CheckCount(step, "step"));
     const tessera::ckpt::StepState now = {
@@ -236,23 +212,14 @@ int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step, int32_t 
 }
 
 int32_t tessera_manager_poll(tessera_manager* manager, int32_t wait, char** report) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
+  return RunOn(manager, "manager", [&]() -> absl::Status {
     return GiveJson(ToJson(wait != 0 ? manager->manager->Finish() : manager->manager->Poll()),
                     report);
   });
 }
 
 int32_t tessera_manager_wait_copied(tessera_manager* manager, const void* data, size_t bytes) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(manager, "manager"));
-    if (data == nullptr) {
-      manager->manager->WaitUntilAllCopied();
-    } else {
-      manager->manager->WaitUntilCopied(data, bytes);
-    }
-    return absl::OkStatus();
-  });
+  return RunOn(manager, "manager", [&] { return WaitUntilCopied(*manager->manager, data, bytes); });
 }
 
 }  // extern "C"

@@ -170,8 +170,7 @@ void tessera_state_free(tessera_state* state) { Free(state); }
 
 int32_t tessera_state_add_tensor(tessera_state* state, const char* name, int32_t role,
                                  int32_t dtype, int32_t dims, const int64_t* global_shape) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     tessera::ckpt::ShardedTensor tensor;
     TESSERA_ASSIGN_OR_RETURN(tensor.name, Text(name, "name"));
     return AddTensor(*state, std::move(tensor), role, dtype, dims, global_shape);
@@ -179,8 +178,7 @@ int32_t tessera_state_add_tensor(tessera_state* state, const char* name, int32_t
 }
 
 int32_t tessera_state_add_alias(tessera_state* state, const char* name, const char* alias_of) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     tessera::ckpt::ShardedTensor alias;
     TESSERA_ASSIGN_OR_RETURN(alias.name, Text(name, "name"));
     TESSERA_ASSIGN_OR_RETURN(alias.alias_of, Text(alias_of, "alias_of"));
@@ -191,8 +189,7 @@ int32_t tessera_state_add_alias(tessera_state* state, const char* name, const ch
 int32_t tessera_state_add_shard(tessera_state* state, void* data, int64_t elements,
                                 const int64_t* offset, const int64_t* shape, const int64_t* strides,
                                 int32_t flags) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     return AddShard(*state, {.data = data, .memory_elements = elements}, offset, shape, strides,
                     flags);
   });
@@ -202,8 +199,7 @@ int32_t tessera_state_add_device_shard(tessera_state* state, const tessera_devic
                                        void* handle, void* data, int64_t elements, int32_t dtype,
                                        const int64_t* offset, const int64_t* shape,
                                        const int64_t* strides, int32_t flags) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     const auto type = static_cast<tessera::DType>(dtype);
     if (dtype != 0 && tessera::ElementSize(type) == 0) {
       return absl::InvalidArgumentError(absl::StrCat("there is no dtype ", dtype));
@@ -220,16 +216,14 @@ int32_t tessera_state_add_device_shard(tessera_state* state, const tessera_devic
 int32_t tessera_state_add_flat_range(tessera_state* state, void* data, const int64_t* offset,
                                      const int64_t* shape, int64_t begin, int64_t end,
                                      int32_t flags) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     return AddFlatRange(*state, data, offset, shape, begin, end, flags);
   });
 }
 
 int32_t tessera_state_set_entry(tessera_state* state, const char* name, const void* data,
                                 size_t bytes) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::string entry, Text(name, "name"));
     TESSERA_RETURN_IF_ERROR(CheckUtf8(entry, "the name of an entry"));
     if (bytes > 0) TESSERA_RETURN_IF_ERROR(CheckPointer(data, "data"));
@@ -240,8 +234,7 @@ int32_t tessera_state_set_entry(tessera_state* state, const char* name, const vo
 
 int32_t tessera_state_unite_entry(tessera_state* state, const char* name, tessera_unite unite,
                                   void* context) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::string entry, Text(name, "name"));
     if (unite == nullptr) return absl::InvalidArgumentError("unite is NULL");
     state->metadata.unite[entry] = [unite, context](const std::map<int, std::string>& by_rank) {
@@ -252,8 +245,7 @@ int32_t tessera_state_unite_entry(tessera_state* state, const char* name, tesser
 }
 
 int32_t tessera_state_set_program(tessera_state* state, const char* program) {
-  return Run([&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckHandle(state, "state"));
+  return RunOn(state, "state", [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(std::string text, Text(program, "program"));
     TESSERA_RETURN_IF_ERROR(CheckUtf8(text, "program"));
     state->metadata.program = std::move(text);
