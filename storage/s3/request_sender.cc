@@ -282,7 +282,7 @@ HttpRequest RequestSender::Sign(const Request& request, const Credentials& crede
 
 struct RequestSender::Attempts {
   Sending& sending;
-  absl::Duration start, deadline;
+  absl::Duration deadline;
   absl::Duration backoff;   // the limit of the next pause
   absl::Duration due = {};  // when the next one begins
   enum { kPausing, kOnItsWay, kOver } state = kPausing;
@@ -354,7 +354,6 @@ void RequestSender::SendAll(std::span<Sending> all) {
   std::vector<Attempts> attempts;
   for (Sending& sending : all) {
     attempts.push_back({.sending = sending,
-                        .start = start,
                         .deadline = start + options_.timeout,
                         .backoff = options_.min_backoff});
   }

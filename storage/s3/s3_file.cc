@@ -269,38 +269,18 @@ absl::Status S3WritableFile::UploadOne(uint64_t index, std::span<const std::byte
   return Upload({&body, 1});
 }
 
-absl::Status S3WritableFile::Sync() {
+absl::Status S3WritableFile::Finish(const char* operation, bool close) {
   {
     const MutexLock lock(&mutex_);
-    TESSERA_RETURN_IF_ERROR(CheckOpen("Sync"));
-    if (made_) return absl::OkStatus();
+    const absl::Status open = CheckOpen(operation);
+    closed_ |= close;
+    if (!open.ok() || made_) return open;
   }
   const absl::Status status = MakeObject();
   const MutexLock lock(&mutex_);
   made_ = status.ok();
   error_ = status;
-  return InOperation("Sync", name_, status);
-}
-
-absl::Status S3WritableFile::Close() {
-  {
-    const MutexLock lock(&mutex_);
-    if (closed_) return CheckOpen("Close");
-    if (!error_.ok()) {
-      closed_ = true;
-      return InOperation("Close", name_, error_);
-    }
-    if (made_) {
-      closed_ = true;
-      return absl::OkStatus();
-    }
-  }
-  const absl::Status status = MakeObject();
-  const MutexLock lock(&mutex_);
-  made_ = status.ok();
-  error_ = status;
-  closed_ = true;
-  return InOperation("Close", name_, status);
+  return InOperation(operation, name_, status);
 }
 
 absl::Status S3WritableFile::MakeObject() {

@@ -81,8 +81,8 @@ class S3WritableFile final : public WritableFile {
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override;
   absl::Status WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
                               const ChunkChecksums& checksums) override;
-  absl::Status Sync() override;
-  absl::Status Close() override;
+  absl::Status Sync() override { return Finish("Sync", /*close=*/false); }
+  absl::Status Close() override { return Finish("Close", /*close=*/true); }
 
  private:
   // A part that is not uploaded yet, and the bytes that were written.
@@ -111,6 +111,8 @@ class S3WritableFile final : public WritableFile {
   absl::Status Upload(std::span<const S3Client::PartBody> bodies);
   absl::Status UploadOne(uint64_t index, std::span<const std::byte> data);
   absl::StatusOr<S3Client::Upload> StartedUpload();
+  // Makes the object, unless it is made.
+  absl::Status Finish(const char* operation, bool close);
   absl::Status MakeObject();
   absl::Status UploadRest(uint64_t size_bytes);
   absl::Status PutWhole(uint64_t size_bytes);
