@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/checkpoint_manager.h"
@@ -140,17 +139,6 @@ TEST_F(AsyncUploadTest, AJobThatIsKilledBeforeTheUploadOrTheCommitLosesNothing) 
     EXPECT_TRUE(fs::is_empty(root_ + "/tmp"));
     EXPECT_TRUE(fs::exists(folder_ + "/step-00000003/manifest.pb"));
   }
-}
-
-TEST_F(AsyncUploadTest, DamagedCopiesAreDeletedAndTheOriginalsAreLoaded) {
-  TrainAndBeKilled(3, BeforeTheCommit);
-  for (const auto& file :
-       fs::directory_iterator(StagingFolderOf(folder_, root_ + "/tmp") + "/step-00000001")) {
-    std::fstream(file.path(), std::ios::in | std::ios::out).seekp(-4, std::ios::end) << "oops";
-  }
-  EXPECT_EQ(Train(Options(2)), 1);
-  EXPECT_THAT(notes_,
-              ElementsAre(AllOf(HasSubstr("damaged copies in "), HasSubstr("are deleted: 1"))));
 }
 
 TEST_F(AsyncUploadTest, WithoutMemoryForAStagingFolderThereNothingIsStaged) {

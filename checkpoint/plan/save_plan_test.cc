@@ -258,37 +258,5 @@ TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
   EXPECT_GT(planned, 20);
 }
 
-// ZeRO over dp of a tensor-parallel model, random sizes: flat ranges of local boxes, replicated
-// over no axis or over tp.
-TEST(SavePlanTest, RandomZeroShardings) {
-  const uint64_t seed = TestSeed();
-  std::mt19937_64 random(seed);
-  for (int round = 0; round < 60; ++round) {
-    SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
-    const int dp = 1 + random() % 4, tp = 1 + random() % 3;
-    std::vector<RankState> ranks(dp * tp);
-    for (int t = 0; t < 4; ++t) {
-      const Shape shape = {static_cast<int64_t>(1 + random() % 9),
-                           static_cast<int64_t>(tp * (1 + random() % 5))};
-      const bool split_by_tp = random() % 2 == 0;
-      for (int r = 0; r < dp * tp; ++r) {
-        Box local = WholeBox(shape);
-        if (split_by_tp) {
-          local.shape[1] /= tp;
-          local.global_offset[1] = r % tp * local.shape[1];
-        }
-        const int64_t size = ElementCount(local.shape);
-        const int64_t begin = size * (r / tp) / dp, end = size * (r / tp + 1) / dp;
-        Add(ranks[r], absl::StrCat("t", t), TensorRole::kMasterWeight, DType::kF32, shape,
-            FlatRangeToBoxes(local, begin, end));
-      }
-    }
-    SavePlanOptions options;
-    options.max_file_bytes = 16 + random() % 400;
-    ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, options));
-    ExpectSound(ranks, plan);
-  }
-}
-
 }  // namespace
 }  // namespace tessera::ckpt

@@ -4,16 +4,12 @@
 #include "checkpoint/include/async_saver.h"
 
 #include <atomic>
-#include <cstdint>
 #include <cstring>
-#include <functional>
 #include <latch>
-#include <memory>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -130,6 +126,7 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
       const SaveReport& report = *outcomes[0].report;
       EXPECT_GE(report.duration, report.copied_after);
       EXPECT_GT(report.copied_after, absl::ZeroDuration());
+      EXPECT_GT(report.processor_time, absl::ZeroDuration());
       EXPECT_EQ(report.note.empty(), staging_bytes == UINT64_MAX) << report.note;
       ExpectSaved(tensors, step);
     }
@@ -399,30 +396,6 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   EXPECT_EQ(committed.size(), 3) << "once a commit, and not for what failed";
   EXPECT_EQ(CheckpointFolder(storage_).List()->size(), 1);
   EXPECT_EQ(CheckpointFolder(storage_).List()->front().step, 3) << "what failed removes nothing";
-}
-
-TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
-  std::latch gate(1);
-  faulty_.FailWhere(WritesWaitFor(gate), absl::OkStatus());
-  const std::vector<WholeTensor> tensors = {
-      RandomTensor("w", TensorRole::kWeight, DType::kF32, {1536, 1024}, random_),
-      RandomTensor("m", TensorRole::kOptimizerState, DType::kBF16, {8192, 1024}, random_)};
-  AsyncSaveOptions options;
-  options.save.io_threads = 1;  // copies at most two pieces of 4 MiB ahead of the disk
-  LocalState state = RowsOf(tensors);
-  AsyncSaver saver(faulty_, options);
-  saver.Start(1, state.dict);
-  Overwrite(saver, state.dict);  // returns, although nothing can be written
-  EXPECT_TRUE(saver.Poll().empty());
-  gate.count_down();
-  EXPECT_OK(saver.Finish()[0].report);
-  ExpectSaved(tensors, 1);
-  LocalState again = RowsOf(tensors);
-  saver.Start(2, again.dict);
-  const std::vector<SaveOutcome> outcomes = saver.Finish();
-  ASSERT_OK(outcomes[0].report);
-  EXPECT_GT(outcomes[0].report->processor_time, absl::ZeroDuration());
-  ExpectSaved(tensors, 2);
 }
 
 TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {

@@ -100,27 +100,6 @@ TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
   EXPECT_EQ(ManifestBytesRead(faulty_), kManifestHeaderBytes);
 }
 
-TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefused) {
-  const std::string path = directory_ + "/" + std::string(kManifestFileName);
-  std::string bytes = ReadAll(storage_, path, 1 << 20)->substr(0, kManifestHeaderBytes);
-  for (int i = 0; i < 200'000; ++i) bytes += std::string("\x42\x00", 2);
-  StoreLittleEndian<uint64_t>(bytes.size() - kManifestHeaderBytes, bytes.data() + 16);
-  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(kManifestHeaderBytes)),
-                    bytes.data() + 24);
-  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(0, 28)), bytes.data() + 28);
-  ASSERT_OK(WriteAll(storage_, path, bytes));
-  const absl::Status status = TryLoad(faulty_);
-  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-  EXPECT_NE(std::string(status.message()).find("16 times its size"), std::string::npos) << status;
-}
-
-TEST_F(CorruptionTest, Unharmed) {
-  ASSERT_OK_AND_ASSIGN(const auto report,
-                       VerifyCheckpoint(faulty_, directory_, {.digests = true, .io_threads = 2}));
-  EXPECT_TRUE(report.damage.empty());
-  EXPECT_OK(TryLoad(faulty_));
-}
-
 TEST_F(CorruptionTest, EveryByteOfDataFiles) {
   ASSERT_EQ(manifest_.files_size(), 2);
   for (int f = 0; f < manifest_.files_size(); ++f) {
@@ -168,29 +147,6 @@ TEST_F(CorruptionTest, EveryTruncationOfDataFiles) {
       faulty_.ClearFaults();
       if (HasFailure()) return;
     }
-  }
-}
-
-TEST_F(CorruptionTest, EveryByteAndEveryTruncationOfTheManifest) {
-  const std::string path = absl::StrCat(directory_, "/", std::string(kManifestFileName));
-  const uint64_t size = (*storage_.Open(path))->size_bytes();
-  const auto expect_refused = [&] {
-    const auto report = VerifyCheckpoint(faulty_, directory_, {.io_threads = 1});
-    if (report.ok()) {
-      ASSERT_FALSE(report->damage.empty());
-      EXPECT_EQ(report->damage[0].file, kManifestFileName);
-    } else {  // a changed version number may look like a format of the future
-      EXPECT_TRUE(absl::IsUnimplemented(report.status())) << report.status();
-    }
-    EXPECT_FALSE(TryLoad(faulty_).ok());
-    faulty_.ClearFaults();
-  };
-  for (uint64_t offset = 0; offset < size; ++offset) {
-    SCOPED_TRACE(absl::StrCat("byte ", offset));
-    faulty_.CorruptReads(path, offset, std::byte(1 << offset % 8));
-    expect_refused();
-    faulty_.TruncateReads(path, offset);
-    expect_refused();
   }
 }
 

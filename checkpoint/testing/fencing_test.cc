@@ -227,29 +227,6 @@ TEST(FirstSaveTest, AnyOperationMayFailOrBeTheLast) {
   }
 }
 
-TEST(OverwriteTest, ARunMayDieAtAnyOperation) {
-  for (const Place& place : kPlaces) {
-    int old = 0;
-    absl::Status died = absl::UnknownError("not yet");
-    for (int64_t operation = 0; !died.ok(); ++operation) {
-      SCOPED_TRACE(absl::StrCat(place.name, ", at operation ", operation));
-      const TestFolder folder;
-      const std::shared_ptr<Storage> storage = place.open(folder.path());
-      ASSERT_OK(SaveValue(*storage, 3));
-      FaultInjectingStorage dying(*storage);
-      dying.DieAt(operation, /*torn_bytes=*/3);
-      died = Overwrite(dying, 1);
-      const float value = SavedValue(*storage);
-      EXPECT_TRUE(value == 1 || (value == 3 && !died.ok())) << value << ", " << died;
-      old += value == 3;
-      ASSERT_OK(Overwrite(*storage, 2));
-      EXPECT_EQ(SavedValue(*storage), 2);
-      EXPECT_TRUE(HasOneAttempt(*storage));
-    }
-    EXPECT_GT(old, 10);
-  }
-}
-
 // Readers at each moment of the save find the old checkpoint, and then the new one.
 TEST(OverwriteTest, ThereIsAWholeCheckpointAtEveryMoment) {
   for (const Place& place : kPlaces) {

@@ -159,37 +159,6 @@ TEST_F(InPlaceSaveTest, BuffersAreWrittenSideBySideBehindTheProgram) {
   }
 }
 
-// Once an update has begun, the disk begins with what it will come to last.
-TEST_F(InPlaceSaveTest, AnUpdateAndTheDiskWorkTowardsEachOther) {
-  std::vector<const std::byte*> orders[2];  // of the writes in place, by one thread
-  for (const bool updates : {false, true}) {
-    std::vector<const std::byte*>& order = orders[updates];
-    std::latch arrived(1), gate(1);
-    WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
-      if (TensorOf(bytes) < 0) return absl::OkStatus();
-      order.push_back(bytes.data());
-      if (updates && order.size() == 2) {
-        arrived.count_down();
-        gate.wait();
-      }
-      return absl::OkStatus();
-    });
-    AsyncSaver saver(watched, options_);
-    saver.Start(1, state_.dict);
-    if (updates) {
-      arrived.wait();
-      saver.WaitUntilCopied(orders[0][0], 4096);  // is written
-      gate.count_down();
-    }
-    ASSERT_OK(saver.Finish()[0].report);
-    ExpectSaved();
-    ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
-  }
-  ASSERT_GE(orders[0].size(), 4);
-  std::reverse(orders[0].begin() + 2, orders[0].end());
-  EXPECT_EQ(orders[0], orders[1]);
-}
-
 TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheWriteOfItsMemory) {
   Gate gate;
   std::atomic<int> in_flight = -1;
@@ -266,33 +235,6 @@ TEST_F(InPlaceSaveTest, AnUpdateWaitsForTheCheckOfItsMemory) {
     for (std::thread& update : updates) update.join();
     ASSERT_OK(saver.Finish()[0].report);
   }
-  ExpectSaved();
-}
-
-// While an update waits for the disk, what it will come to next is copied.
-TEST_F(InPlaceSaveTest, AnUpdateThatWaitsHasMoreCopied) {
-  Gate gate;
-  std::atomic<uint64_t> copied = 0;
-  std::atomic<bool> stops = false;
-  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
-    if (TensorOf(bytes) < 0) copied += bytes.size();
-    if (TensorOf(bytes) != 0 || !stops) return absl::OkStatus();
-    gate.Pass();
-    return absl::OkStatus();
-  });
-  AsyncSaver saver(watched, options_);
-  saver.Start(0, state_.dict);  // has touched memory for the next one
-  ASSERT_OK(saver.Finish()[0].report);
-  copied = 0;
-  stops = true;
-  saver.Start(1, state_.dict);
-  gate.AwaitArrival();
-  std::thread update([&] { Overwrite(saver, Memory(0).first(4096)); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  gate.Open();
-  update.join();
-  ASSERT_OK(saver.Finish()[0].report);
-  EXPECT_GE(copied, 1 << 20);
   ExpectSaved();
 }
 

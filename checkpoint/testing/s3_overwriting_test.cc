@@ -25,20 +25,6 @@ using ::testing::HasSubstr;
 
 using S3OverwritingTest = S3FencingTest;
 
-TEST_F(S3OverwritingTest, ACheckpointIsOverwrittenOnRequest) {
-  ASSERT_OK(SaveStep(8, 8));
-  for (const float value : {80, 81}) {
-    ASSERT_OK(Overwrite(8, value));
-    EXPECT_EQ(Value("step-00000008"), value);
-    EXPECT_EQ(DataOf("step-00000008").size(), 1);
-  }
-  // Also over a tombstone, and over nothing.
-  ASSERT_OK(AbandonLater(*storage_, 4));
-  ASSERT_OK(Overwrite(8, 82));
-  ASSERT_OK(Overwrite(9, 9));
-  EXPECT_THAT(Steps(), ElementsAre(9, 8));
-}
-
 // The run dies at each of its requests.
 TEST_F(S3OverwritingTest, OverwritingMayBeInterruptedAnywhere) {
   int old = 0;

@@ -372,22 +372,6 @@ TEST_P(SharedLoadTest, BuffersAreBounded) {
   }
 }
 
-TEST_P(SharedLoadTest, OneRanksDamageIsEverybodysError) {
-  SaveTensors(TwoTensors());
-  const Manifest manifest = *ReadManifest(storage_, directory_);
-  const std::string path = absl::StrCat(directory_, "/", manifest.files(0).path());
-  const auto everything = [](int, const WholeTensor& t) { return std::vector{WholeBox(t.shape)}; };
-  for (const uint64_t offset : {4096u, 8000u, 10000u}) {
-    faulty_.CorruptReads(path, offset, std::byte{4});
-    const Outcome outcome = LoadOn(4, everything);
-    for (const auto& report : outcome.reports) {
-      EXPECT_TRUE(absl::IsDataLoss(report.status())) << report.status();
-      EXPECT_EQ(report.status(), outcome.reports[0].status());
-    }
-    faulty_.ClearFaults();
-  }
-}
-
 TEST_P(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
   SaveTensors(TwoTensors());
   const auto wanted = [](int rank, const WholeTensor& t) {

@@ -96,15 +96,6 @@ TEST_F(UploadTest, SoIsOneThatOverwritesAnother) {
   EXPECT_EQ(staged_files_.List(directory_)->size(), 1) << "the staged files of the old one";
 }
 
-TEST_F(UploadTest, SoIsOneInTheBackground) {
-  AsyncSaver saver(*storage_, {});
-  saver.Start(1, OneTensor(weight_));
-  for (const SaveOutcome& outcome : saver.Finish()) EXPECT_OK(outcome.report);
-  ASSERT_OK_AND_ASSIGN(const auto verified,
-                       VerifyCheckpoint(remote_files_, directory_, {.digests = true}));
-  EXPECT_TRUE(verified.damage.empty());
-}
-
 TEST_F(UploadTest, ARestartReadsStagedFiles) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
   const StagedFiles copies = DeleteDamaged();
@@ -112,18 +103,6 @@ TEST_F(UploadTest, ARestartReadsStagedFiles) {
   EXPECT_GT(copies.intact_bytes, kElements * sizeof(float));
   ExpectLoads();
   EXPECT_EQ(RemoteReadsOfData(), 0);
-}
-
-TEST_F(UploadTest, ADamagedCopyIsDropped) {
-  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  const std::string path = DataFile(staged_files_);
-  std::string contents = *ReadAll(staged_files_, path, 1 << 20);
-  contents[contents.size() / 2] ^= 1;
-  ASSERT_OK(WriteAll(staged_files_, path, contents));
-  EXPECT_EQ(DeleteDamaged().deleted_files, 1);
-  EXPECT_FALSE(staged_files_.Open(path).ok());
-  ExpectLoads();
-  EXPECT_GT(RemoteReadsOfData(), 0);
 }
 
 // An error says nothing about the bytes of a copy, whatever its code.
@@ -159,33 +138,6 @@ TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
   ASSERT_OK_AND_ASSIGN(const auto verified,
                        VerifyCheckpoint(*storage_, directory_, {.digests = true}));
   EXPECT_TRUE(verified.damage.empty());
-}
-
-TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
-  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  ASSERT_OK(WriteAll(staged_files_, DataFile(staged_files_), "short"));
-  EXPECT_EQ(DeleteDamaged().deleted_files, 1);
-  ExpectLoads();
-}
-
-TEST_F(UploadTest, ARestartElsewhereReadsTheRemoteFiles) {
-  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  ASSERT_OK(DeleteStagedFilesBut(*storage_->staging(), ""));
-  EXPECT_EQ(DeleteDamaged().intact_bytes, 0);
-  ExpectLoads();
-}
-
-// The upload fails: nothing is committed, and the next save succeeds.
-TEST_F(UploadTest, AFailedUploadCommitsNothing) {
-  remote_->FailWhere(
-      [](const Operation& operation) { return operation.kind == OperationKind::kWriteAt; },
-      absl::UnavailableError("injected"));
-  EXPECT_FALSE(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)).ok());
-  EXPECT_TRUE(CheckpointFolder(*storage_).List()->empty());
-  remote_->ClearFaults();
-  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
-  EXPECT_EQ(DeleteDamaged().deleted_files, 0);
-  ExpectLoads();
 }
 
 }  // namespace

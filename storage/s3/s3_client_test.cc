@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/time/clock.h"
 #include "base/testing.h"
@@ -131,17 +128,6 @@ TEST_F(S3ClientTest, ABatchEndsWhatIsNotFinished) {
   EXPECT_OK(http->Perform({.method = "GET", .url = server_.endpoint() + "/bucket/key"}, response));
 }
 
-TEST_F(S3ClientTest, ObjectsComeBack) {
-  const std::string contents = Pattern(100'000);
-  ASSERT_OK(client_.Put("a/b c+%", Bytes(contents)));
-  EXPECT_EQ(server_.contents("a/b c+%"), contents);
-  EXPECT_EQ(ReadBack("a/b c+%"), contents);
-  std::string part(1000, '\0');
-  ASSERT_OK(client_.Get("a/b c+%", "", 777, Bytes(part)));
-  EXPECT_EQ(part, contents.substr(777, 1000));
-  EXPECT_EQ(client_.Head("none").status().code(), absl::StatusCode::kNotFound);
-}
-
 // Each failure that may pass, at each kind of request.
 TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
   const std::vector<Fault> faults = {
@@ -229,16 +215,6 @@ TEST_F(S3ClientTest, AStalledAnswerIsAbandoned) {
   EXPECT_EQ(client_.request_count(), 6) << "three of them to read";
 }
 
-TEST_F(S3ClientTest, ATornAnswerIsContinuedWhereItBroke) {
-  const std::string contents = Pattern(1'000'000);
-  server_.PutObject("key", contents);
-  Fail({.kind = FaultKind::kTear, .method = "GET", .times = 3});
-  std::string out(contents.size(), '\0');
-  ASSERT_OK(client_.Get("key", "", 0, Bytes(out)));
-  EXPECT_EQ(out, contents);
-  EXPECT_EQ(client_.request_count(), 4);
-}
-
 TEST_F(S3ClientTest, AnAnswerWithOtherBytesIsAskedForAgainAFewTimes) {
   const std::string contents = Pattern(1000);
   server_.PutObject("key", contents);
@@ -252,14 +228,6 @@ TEST_F(S3ClientTest, AnAnswerWithOtherBytesIsAskedForAgainAFewTimes) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
   EXPECT_NE(refused.ToString().find("asked for bytes 0-999"), std::string::npos) << refused;
   EXPECT_EQ(server_.fault_count(), 3 + 4) << "bounded";
-}
-
-TEST_F(S3ClientTest, AConditionalPutNeverReplaces) {
-  ASSERT_OK(client_.PutIf("key", Bytes("first"), ""));
-  EXPECT_EQ(client_.PutIf("key", Bytes("first"), "").status().code(),
-            absl::StatusCode::kAlreadyExists)
-      << "not even by the same bytes of another call";
-  EXPECT_EQ(server_.contents("key"), "first");
 }
 
 TEST_F(S3ClientTest, AConditionalPutRecognisesItsOwnObject) {

@@ -43,17 +43,6 @@ const Names kEverything = {"MakeDirectory d",      "Create d/tmp",  "WriteAt d/t
                            "SyncDirectory d",      "List d",        "Open d/file",
                            "ReadAt d/file [2, 6)", "Delete d/file", "DeleteTree d"};
 
-TEST_F(FaultStorageTest, RecordsEveryOperation) {
-  ASSERT_OK(Everything());
-  EXPECT_EQ(storage_.FreeBytes().status().code(), absl::StatusCode::kUnimplemented);
-  Names found;
-  for (const Operation& operation : storage_.operations()) found.push_back(ToString(operation));
-  Names expected = kEverything;
-  expected.push_back("FreeBytes ");
-  EXPECT_EQ(found, expected);
-  EXPECT_EQ(storage_.operation_count(), expected.size());
-}
-
 TEST_F(FaultStorageTest, FailsEachOperationInTurnAndOnlyIt) {
   for (size_t i = 0; i < kEverything.size(); ++i) {
     storage_.FailAt(storage_.operation_count() + i, absl::PermissionDeniedError("no"));
@@ -108,20 +97,6 @@ TEST_F(FaultStorageTest, TornWritesLeaveAPrefix) {
   }
 }
 
-TEST_F(FaultStorageTest, FailsByCondition) {
-  storage_.FailWhere(
-      [](const Operation& operation) {
-        return operation.kind == OperationKind::kSync && operation.path == "bad";
-      },
-      absl::UnavailableError("broken cable"));
-  EXPECT_OK(WriteAll(storage_, "good", "x"));
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(WriteAll(storage_, "bad", "x").code(), absl::StatusCode::kUnavailable);
-  }
-  storage_.ClearFaults();
-  EXPECT_OK(WriteAll(storage_, "bad", "x"));
-}
-
 TEST_F(FaultStorageTest, TheDiskFillsUp) {
   constexpr auto kFull = absl::StatusCode::kResourceExhausted;
   ASSERT_OK(memory_.MakeDirectory("d"));
@@ -145,35 +120,6 @@ TEST_F(FaultStorageTest, TheDiskFillsUp) {
   EXPECT_EQ(*storage_.FreeBytes(), 40);
   ASSERT_OK(storage_.DeleteTree("d"));
   EXPECT_EQ(*storage_.FreeBytes(), 100);
-}
-
-TEST_F(FaultStorageTest, CorruptsWhatIsRead) {
-  ASSERT_OK(WriteAll(memory_, "file", "0123456789"));
-  ASSERT_OK(WriteAll(memory_, "other", "0123456789"));
-  storage_.CorruptReads("file", 3, std::byte{0x04});
-  EXPECT_EQ(*ReadAll(storage_, "file", 100), "0127456789");
-  EXPECT_EQ(*ReadAll(storage_, "other", 100), "0123456789");
-  auto file = storage_.Open("file");
-  std::byte out[2];
-  ASSERT_OK((*file)->ReadAt(2, out));
-  EXPECT_EQ(out[1], std::byte{'7'});
-  ASSERT_OK((*file)->ReadAt(4, out));
-  EXPECT_EQ(out[0], std::byte{'4'});
-  EXPECT_EQ(*ReadAll(memory_, "file", 100), "0123456789");
-}
-
-TEST_F(FaultStorageTest, TruncatesWhatIsRead) {
-  ASSERT_OK(WriteAll(memory_, "file", "0123456789"));
-  auto file = storage_.Open("file");
-  storage_.TruncateReads("file", 6);
-  EXPECT_EQ(*ReadAll(storage_, "file", 100), "012345");
-  EXPECT_EQ((*file)->size_bytes(), 6);
-  std::byte out[4];
-  EXPECT_OK((*file)->ReadAt(2, out));
-  const absl::Status status = (*file)->ReadAt(4, out);
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(status.message(),
-            "ReadAt memory:file: expected 4 bytes at offset 4, found 2: the file ends at 6");
 }
 
 }  // namespace
