@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/text.h"
 #include "checkpoint/c/handles.h"
 
 namespace tessera::ckpt::c {
@@ -36,7 +38,12 @@ class CallbackMessage final : public PendingMessage {
 
 class CallbackGroup final : public ProcessGroup {
  public:
-  explicit CallbackGroup(const tessera_group& group) : group_(group) {}
+  explicit CallbackGroup(const tessera_group& group) : group_(group) {
+    const tessera_abandoned* const earlier = group.abandoned;
+    if (earlier == nullptr || earlier->code == TESSERA_OK) return;
+    const std::string message(earlier->message, strnlen(earlier->message, kMessageBytes));
+    ProcessGroup::Abandon({static_cast<absl::StatusCode>(earlier->code), message});
+  }
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }
 
@@ -75,7 +82,19 @@ class CallbackGroup final : public ProcessGroup {
     return std::make_unique<CallbackMessage>(group_, started, pending);
   }
 
+  void Abandon(const absl::Status& reason) override {
+    ProcessGroup::Abandon(reason);
+    tessera_abandoned* const kept = group_.abandoned;
+    if (kept == nullptr || kept->code != TESSERA_OK) return;
+    const std::string_view message(reason.message().data(), reason.message().size());
+    const size_t bytes = WholeCharacters(message.substr(0, kMessageBytes - 1));
+    std::memcpy(kept->message, message.data(), bytes);
+    kept->message[bytes] = '\0';
+    kept->code = static_cast<int32_t>(reason.code());
+  }
+
  private:
+  static constexpr size_t kMessageBytes = sizeof(tessera_abandoned::message);
   const tessera_group group_;
 };
 

@@ -235,6 +235,13 @@ TESSERA_API int32_t tessera_state_unite_entry(tessera_state* state, const char* 
 
 /* ---- Ranks that save or load together. */
 
+/* Why ranks cannot save or load together any more. All zero at first. The program keeps one for
+ * each communicator, as long as that exists. */
+typedef struct {
+  int32_t code;      /* a tessera_code; TESSERA_OK: they can */
+  char message[508]; /* ends with a zero */
+} tessera_abandoned;
+
 /* The ranks of a job, over the program's own communication; see checkpoint/include/process_group.h.
  *
  * A callback returns a tessera_code. If it is not TESSERA_OK, the callback has set the message by
@@ -262,6 +269,10 @@ typedef struct {
   /* Called once for each transfer that was started, after wait() or instead of it. When it returns,
    * nothing touches the memory of the transfer any more. */
   void (*release)(void* context, void* pending);
+  /* After an error of a callback, or if this rank leaves a collective call for lack of memory,
+   * ranks may be at different operations. The library then writes the error here, and every later
+   * call with it fails at once, with that error. NULL: it is forgotten after each call. */
+  tessera_abandoned* abandoned;
 } tessera_group;
 
 /* ---- Options. A member that is zero has its default, and so has every member if the structure is

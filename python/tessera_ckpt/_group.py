@@ -47,6 +47,13 @@ class Transport(abc.ABC):
     rank: int
     size: int
 
+    @property
+    def abandoned(self) -> _library.Abandoned:
+        """Why the ranks cannot save or load together any more, if they cannot. Kept as long as
+        their communicator."""
+        kept: _library.Abandoned = self.__dict__.setdefault("_abandoned", _library.Abandoned())
+        return kept
+
     def interruptible(self, body: Callable[[], Any]) -> Any:
         """Runs `body`, which waits for messages. A transport whose waits do not end with
         KeyboardInterrupt runs it in another thread."""
@@ -71,8 +78,9 @@ _helper = _interrupt.Helper()
 
 
 class _TorchTransport(Transport):
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, abandoned: _library.Abandoned) -> None:
         import torch
+        self._abandoned = abandoned
         import torch.distributed as dist
         self._torch, self._dist, self._group = torch, dist, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -153,10 +161,11 @@ class _MpiTransport(Transport):
             pause = min(pause + 1e-5, 1e-3)
 
 
-# Gloo groups that stand in for groups which cannot send memory of the host; MPI's communicators by
-# their addresses, with their duplicates. A communicator is kept, so that no other one gets its
-# address.
+# Gloo groups that stand in for groups which cannot send memory of the host, and what is kept with
+# groups of torch; MPI's communicators by their addresses, with their duplicates. A communicator is
+# kept, so that no other one gets its address.
 _stand_ins: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_abandoned: "weakref.WeakKeyDictionary[Any, _library.Abandoned]" = weakref.WeakKeyDictionary()
 _duplicates: Dict[int, Any] = {}
 
 
@@ -197,7 +206,9 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
     if dist is not None and dist.is_available() and isinstance(group, dist.ProcessGroup):
         if dist.get_world_size(group) == 1:
             return None
-        return _TorchTransport(_torch_group(group, own))
+        kept = _library.Abandoned()
+        return _TorchTransport(_torch_group(group, own),
+                               kept if own else _abandoned.setdefault(group, kept))
     if hasattr(group, "Isend") and hasattr(group, "Dup"):
         if group.Get_size() == 1:
             return None
@@ -207,8 +218,9 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
         key = sys.modules["mpi4py.MPI"]._addressof(group) if hasattr(
             sys.modules.get("mpi4py.MPI"), "_addressof") else id(group)
         if key not in _duplicates:
-            _duplicates[key] = (group, group.Dup())
-        return _MpiTransport(_duplicates[key][1])
+            _duplicates[key] = (group, _MpiTransport(group.Dup()))
+        duplicate: Transport = _duplicates[key][1]
+        return duplicate
     raise InvalidArgumentError(
         f"group: {type(group).__name__} is no group of torch.distributed or mpi4py")
 
@@ -240,9 +252,19 @@ class Collectives:
             return b""
         return bytes(self.transport.receive(size, source, _CONTROL)(until - time.monotonic()))
 
+    def _in_step(self, body: Callable[[], Any]) -> Any:
+        """Runs a collective call. After an error the ranks are at different ones, and every later
+        call raises it at once."""
+        self.transport.abandoned.check()
+        try:
+            return self.transport.interruptible(body)
+        except TesseraError as error:
+            self.transport.abandoned.set(error)
+            raise
+
     def gather(self, mine: bytes, seconds: float) -> List[bytes]:
         """All messages, by rank, on rank 0; none elsewhere."""
-        gathered: List[bytes] = self.transport.interruptible(lambda: self._gather(mine, seconds))
+        gathered: List[bytes] = self._in_step(lambda: self._gather(mine, seconds))
         return gathered
 
     def _gather(self, mine: bytes, seconds: float) -> List[bytes]:
@@ -255,7 +277,7 @@ class Collectives:
 
     def broadcast(self, from_rank_0: bytes, seconds: float) -> bytes:
         """Rank 0's message, along a binomial tree."""
-        data: bytes = self.transport.interruptible(lambda: self._broadcast(from_rank_0, seconds))
+        data: bytes = self._in_step(lambda: self._broadcast(from_rank_0, seconds))
         return data
 
     def _broadcast(self, from_rank_0: bytes, seconds: float) -> bytes:
@@ -317,7 +339,9 @@ class Group:
             start_receive=_library.START_TRANSFER(self._start_receive),
             wait=_library.WAIT(self._wait),
             release=_library.RELEASE(self._release))
-        self.struct = _library.Group(rank=transport.rank, size=transport.size, **self._callbacks)
+        self.struct = _library.Group(rank=transport.rank, size=transport.size,
+                                     abandoned=ctypes.pointer(transport.abandoned),
+                                     **self._callbacks)
 
     def pointer(self) -> Any:
         """For the options of a call."""
@@ -325,13 +349,17 @@ class Group:
 
     def _gather(self, _context: Any, mine: Any, size: int, seconds: float, out: Any) -> int:
         def body() -> None:
-            for message in self.collectives.gather(ctypes.string_at(mine, size), seconds):
+            data = ctypes.string_at(mine, size)
+            for message in self._transport.interruptible(
+                    lambda: self.collectives._gather(data, seconds)):
                 lib.messages_add(out, message, len(message))
         return guarded(body)
 
     def _broadcast(self, _context: Any, mine: Any, size: int, seconds: float, out: Any) -> int:
         def body() -> None:
-            message = self.collectives.broadcast(ctypes.string_at(mine, size), seconds)
+            data = ctypes.string_at(mine, size)
+            message = self._transport.interruptible(
+                lambda: self.collectives._broadcast(data, seconds))
             lib.messages_add(out, message, len(message))
         return guarded(body)
 

@@ -146,6 +146,24 @@ class _Struct(ctypes.Structure):
         super().__init__(struct_bytes=ctypes.sizeof(type(self)), **members)
 
 
+class Abandoned(ctypes.Structure):
+    """Why ranks cannot save or load together any more; `code` is OK if they can."""
+    _fields_ = [
+        ("code", c_int32),
+        ("message", ctypes.c_char * 508),
+    ]
+
+    def set(self, error: TesseraError) -> None:
+        if self.code == OK:
+            self.message = str(error).encode("utf-8", "replace")[:507]
+            self.code = error.code
+
+    def check(self) -> None:
+        """Raises the error, if there is one."""
+        if self.code != OK:
+            raise error_of(self.code, self.message.decode("utf-8", "replace"))
+
+
 class Group(_Struct):
     _fields_ = [
         ("struct_bytes", c_size_t),
@@ -158,6 +176,7 @@ class Group(_Struct):
         ("start_receive", START_TRANSFER),
         ("wait", WAIT),
         ("release", RELEASE),
+        ("abandoned", POINTER(Abandoned)),
     ]
 
 

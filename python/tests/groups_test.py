@@ -129,6 +129,31 @@ class GroupTest(Case):
         self.assertIsInstance(results[0], tessera_ckpt.DeadlineExceededError)
         self.assertIn("1", str(results[0]))
 
+    def test_ranks_that_have_left_each_other_stay_apart(self):
+        """The next call fails at once, whether a rank was missed in Python or in the library."""
+        for calls_before_it_leaves in (0, 1):
+            def body(transport):
+                state, errors = {"w": np.ones(3)}, []
+                if transport.rank == 1:
+                    for _ in range(calls_before_it_leaves):
+                        with tessera_ckpt._group.together(tessera_ckpt._group.group_of(transport)):
+                            pass
+                    return errors
+                for seconds in (0.5, 600):
+                    try:
+                        tessera_ckpt.save(self.folder, 1, state, transport,
+                                          timeout_seconds=seconds)
+                    except tessera_ckpt.DeadlineExceededError as error:
+                        errors.append(str(error))
+                return errors
+
+            begin = time.monotonic()
+            errors = run_ranks(2, body)[0]
+            self.assertLess(time.monotonic() - begin, 60)
+            self.assertEqual(len(errors), 2)
+            self.assertTrue(errors[0].endswith(errors[1]), errors)  # which may begin with a phase
+            self.assertIn("missing ranks: 1", errors[0])
+
     def test_ranks_that_do_not_cover_a_tensor(self):
         def body(transport):
             part = Box(np.ones((1, 4)), (transport.rank, 0), (3, 4))
