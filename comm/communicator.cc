@@ -16,12 +16,37 @@
 namespace tessera {
 namespace {
 
-// Kind and first phase of each operation's messages, the same for both sides of a message.
-constexpr std::array<uint32_t, kCommOpCount> kFirstPhase = {
-    /*all-reduce*/ 1, /*reduce-scatter*/ 3,  /*all-gather*/ 4,
-    /*broadcast*/ 6,  /*gather of bytes*/ 8, /*broadcast of bytes*/ 10,
-    /*send*/ 0,
-    /*receive*/ 0,    /*barrier*/ 13,        /*split*/ 12};
+struct Operation {
+  std::string_view name;
+  // The first phase of its messages, the same for both sides of a message.
+  uint32_t first_phase;
+};
+
+Operation OperationOf(CommOp op) {
+  switch (op) {
+    case CommOp::kAllReduce:
+      return {"all-reduce", 1};
+    case CommOp::kReduceScatter:
+      return {"reduce-scatter", 3};
+    case CommOp::kAllGather:
+      return {"all-gather", 4};
+    case CommOp::kBroadcast:
+      return {"broadcast", 6};
+    case CommOp::kGatherBytes:
+      return {"gather of bytes", 8};
+    case CommOp::kBroadcastBytes:
+      return {"broadcast of bytes", 10};
+    case CommOp::kSend:
+      return {"send", 0};
+    case CommOp::kReceive:
+      return {"receive", 0};
+    case CommOp::kBarrier:
+      return {"barrier", 13};
+    case CommOp::kSplit:
+      return {"split", 12};
+  }
+  LOG(FATAL) << "unknown operation " << static_cast<int>(op);
+}
 
 std::vector<int> WholeWorld(int size) {
   std::vector<int> ranks(size);
@@ -83,12 +108,7 @@ int64_t ElementSize(CommType type) {
   LOG(FATAL) << "unknown type " << static_cast<int>(type);
 }
 
-std::string_view CommOpName(CommOp op) {
-  static constexpr std::string_view kNames[kCommOpCount] = {
-      "all-reduce",         "reduce-scatter", "all-gather", "broadcast", "gather of bytes",
-      "broadcast of bytes", "send",           "receive",    "barrier",   "split"};
-  return kNames[static_cast<int>(op)];
-}
+std::string_view CommOpName(CommOp op) { return OperationOf(op).name; }
 
 Buffer::Buffer(const TensorView& tensor)
     : Buffer(tensor.data(), ToCommType(tensor.dtype()), tensor.elements()) {
@@ -165,8 +185,7 @@ Pending Communicator::Launch(CommOp op, std::unique_ptr<Task> task, const CallOp
   task->op_ = op;
   task->number_ = tag >= 0 ? counters_[op].calls : collectives_++;
   const uint32_t number = tag >= 0 ? tag : task->number_ % (uint64_t{1} << kNumberBits);
-  task->match_ =
-      (((group_.id << kNumberBits) | number) << kKindBits) | kFirstPhase[static_cast<int>(op)];
+  task->match_ = (((group_.id << kNumberBits) | number) << kKindBits) | OperationOf(op).first_phase;
   task->what_ = std::string(options.what);
   task->timeout_ = options.timeout;
   if (std::shared_ptr<TraceRecorder> trace = ActiveTrace(); trace != nullptr) {

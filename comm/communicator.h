@@ -122,7 +122,7 @@ enum class CommOp : uint8_t {
   kBarrier,
   kSplit,
 };
-inline constexpr int kCommOpCount = 10;
+inline constexpr int kCommOpCount = static_cast<int>(CommOp::kSplit) + 1;
 std::string_view CommOpName(CommOp op);  // "all-reduce", ...
 
 // Payload bytes that this rank sent, without the transport's own headers. Each operation sends, in

@@ -48,12 +48,12 @@ struct Format {
 // Returns the formats in the order in which they are tried.
 std::span<const Format> Formats();
 
-// Returns the names of the formats that are such.
-template <typename IsSuch>
-std::vector<std::string> NamesOfFormats(const IsSuch& is_such) {
+// Returns the names of the formats for which the predicate is true.
+template <typename Predicate>
+std::vector<std::string> NamesOfFormats(const Predicate& predicate) {
   std::vector<std::string> names;
   for (const Format& format : Formats()) {
-    if (is_such(format)) names.emplace_back(format.name);
+    if (predicate(format)) names.emplace_back(format.name);
   }
   return names;
 }

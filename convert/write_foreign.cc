@@ -346,7 +346,7 @@ void FindLeftOut(const Manifest& manifest, const std::vector<OutputFile>& files,
       left_out.ties.push_back(tensor.name());
   }
   if (options.weights_only || format.holds == Holds::kEverything) return;
-  left_out.plainer.clear();
+  left_out.simplified.clear();
   std::ranges::move(KeysOf(ValuesByName(*options.state)), std::back_inserter(left_out.values));
   const google::protobuf::Reflection& reflection = *manifest.trainer().GetReflection();
   std::vector<const google::protobuf::FieldDescriptor*> fields;
@@ -383,7 +383,7 @@ std::vector<std::string> NotesOf(const LeftOut& left_out, const std::vector<std:
   add(no_place + "these settings of the optimizer", left_out.optimizer);
   add("Have another dtype" + as_the_format + " has it", left_out.dtypes);
   add("Tensors of their own" + as_the_format + " has none that are tied", left_out.ties);
-  add("Types are plainer than they were (namedtuples are tuples) in", left_out.plainer);
+  add("Types are simpler than they were (namedtuples are tuples) in", left_out.simplified);
   add("From the master weights, since the weights were not saved", masters);
   return notes;
 }
@@ -414,7 +414,7 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
   if (plan.state == nullptr) saved = StateOf(source.manifest());
   if (plan.state == nullptr) plan.state = &saved.root;
   lacks.left_out.values = std::move(saved.left_out);
-  lacks.left_out.plainer = std::move(saved.plainer);
+  lacks.left_out.simplified = std::move(saved.simplified);
   plan.left_out = &lacks.left_out.values;
   TESSERA_RETURN_IF_ERROR(CheckTokenizer(plan, *format, source.manifest().model()));
   TESSERA_ASSIGN_OR_RETURN(std::vector<OutputFile> files, format->plan(source.manifest(), plan));

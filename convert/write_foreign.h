@@ -26,9 +26,9 @@ struct LeftOut {
   std::vector<std::string> dtypes;   // names of tensors of another dtype, without a request
   // Second names of tensors that become tensors of their own, because the format has no tied ones.
   std::vector<std::string> ties;
-  std::vector<std::string> values;   // names
-  std::vector<std::string> plainer;  // names of values that are there, with plainer types
-  std::vector<std::string> trainer;  // fields of TrainerState, "step" for example
+  std::vector<std::string> values;      // names
+  std::vector<std::string> simplified;  // names of values of simpler types: tuples for namedtuples
+  std::vector<std::string> trainer;     // fields of TrainerState, "step" for example
   // Options of parameter groups, "weight_decay" for example.
   std::vector<std::string> optimizer;
 };

@@ -65,7 +65,7 @@ struct ForeignTensor {
 // The result of the index pass over the headers of another framework's files. Its numbers come from
 // those files and are not to be trusted: ForeignStorage::Create() checks all of them.
 struct ForeignCheckpoint {
-  std::string format;  // "huggingface", "llmc", ...
+  std::string format;  // "hf", "llmc", ...: a name of Formats()
   // The manifest without tensors and files. Producer, topology, trainer, model and optimizer are
   // set as far as the files tell; an absent message is unknown.
   Manifest description;

@@ -163,8 +163,8 @@ class Decoder {
     return json;
   }
 
-  // Returns whether a type has become a plainer one.
-  bool is_plainer() const { return is_plainer_; }
+  // Returns whether a type has become a simpler one.
+  bool is_simplified() const { return is_simplified_; }
 
  private:
   bool DecodeAll(std::vector<SavedValue>& items) {
@@ -183,9 +183,9 @@ class Decoder {
     if (kind == "tensor" && takes_tensors_) return SavedValue{SavedValue::Tensor{}};
     SavedValue* const value = tagged.Find(kTagged);
     if (value == nullptr) return std::nullopt;
-    for (const char* const plainer :
+    for (const char* const simplified :
          {"numpy", "bytearray", "OrderedDict", "namedtuple", "torch.Size"}) {
-      if (kind == plainer) is_plainer_ = true;
+      if (kind == simplified) is_simplified_ = true;
     }
     if (kind == "numpy") return Decode(std::move(*value));
     if (const auto* text = value->As<std::string>()) return DecodeText(kind, *text);
@@ -224,7 +224,7 @@ class Decoder {
   }
 
   const bool takes_tensors_;
-  bool is_plainer_ = false;
+  bool is_simplified_ = false;
 };
 
 // ---- Structures.
@@ -362,7 +362,7 @@ SavedState StateOf(const Manifest& manifest) {
       state.left_out.push_back(name);
       continue;
     }
-    if (decoder.is_plainer()) state.plainer.push_back(name);
+    if (decoder.is_simplified()) state.simplified.push_back(name);
     values[name] = *std::move(value);
   }
   std::set<std::string> tensors, placed;

@@ -37,7 +37,7 @@ std::optional<SavedValue> ValueOfJson(std::string_view json);
 struct SavedState {
   SavedValue root = {SavedValue::Dict{}};  // empty where the checkpoint has no such entries
   std::vector<std::string> left_out;       // names of values of other kinds than a tree holds
-  std::vector<std::string> plainer;  // names of values of plainer types: a tuple for a namedtuple
+  std::vector<std::string> simplified;  // names of values of simpler types: tuples for namedtuples
 };
 
 // Returns the tree of a checkpoint, whose leaves are its tensors and the values of the entries.

@@ -106,7 +106,7 @@ TEST(SavedValuesTest, KindsOfThePackage) {
   const SavedState state = StateOf(manifest);
   EXPECT_THAT(state.left_out,
               ElementsAre("huge", "hex", "complex", "future", "inside", "tensor", "below"));
-  EXPECT_THAT(state.plainer, ElementsAre("number", "named", "ordered"));
+  EXPECT_THAT(state.simplified, ElementsAre("number", "named", "ordered"));
   const auto values = ValuesByName(state.root);
   EXPECT_TRUE(std::isnan(*values.at("number")->As<double>()));
   const SavedValue pair = {SavedValue::List{{{int64_t{1}}, {int64_t{2}}}, true}};

@@ -28,7 +28,7 @@ ReshardRequest RequestOf(const CommandOptions& options) {
       .open = options.source,
       .topology = options.reshard.topology,
       .layout = options.reshard.layout,
-      .program = "ckpt reshard",
+      .program = converts ? "ckpt convert" : "ckpt reshard",
       .memory_bytes = options.reshard.memory_bytes.value_or(uint64_t{1} << (converts ? 27 : 30)),
       .threads = options.threads};
 }

@@ -31,10 +31,10 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(
     Storage& storage, std::vector<std::string>* notes = nullptr);
 
-// Returns whether the root of the storage, which IsHuggingFace() is not, has what DCP's
-// HuggingFaceStorageWriter writes. That is safetensors files with an index, or with
-// save_distributed=True those of ranks (shard-00001-model-00001-of-00001.safetensors). Headers of
-// the latter say where each part of a tensor belongs.
+// Returns whether DCP's HuggingFaceStorageWriter wrote the root of the storage. Precondition:
+// IsHuggingFace() is false. The writer leaves safetensors files with an index or, with
+// save_distributed=True, a file of each rank (shard-00001-model-00001-of-00001.safetensors), whose
+// header says where each part of a tensor belongs.
 absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage);
 
 // Reads them under the names that they have. The shape of a tensor is what its parts cover, since
