@@ -141,21 +141,23 @@ TEST_F(AsyncUploadTest, AJobThatIsKilledBeforeTheUploadOrTheCommitLosesNothing) 
   }
 }
 
-TEST_F(AsyncUploadTest, WithoutMemoryForAStagingFolderThereNothingIsStaged) {
+TEST_F(AsyncUploadTest, AStagingFolderInMemoryTakesAFileOfHalfOfTheFreeMemory) {
   if (access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "/dev/shm is not writable (needs: shm)";
-  CheckpointManagerOptions options = Options(3);
-  options.async_upload_tmp_folder = "";
-  options.background->available_memory_bytes = [] { return uint64_t{1} << 20; };
-  options.background->save.checksum_chunk_bytes = 64 << 10;
-  options.schedule.last_step = 1000;
-  const std::string staging = StagingFolderOf(folder_);
-  ASSERT_OK_AND_ASSIGN(const auto manager, CheckpointManager::Open(folder_, std::move(options)));
   std::vector<float> weight(1 << 18);
-  ASSERT_OK(manager->TrySave({.step = 1}, OneTensor(weight)));
-  ASSERT_OK(manager->Finish().at(0).report);
-  EXPECT_FALSE(fs::exists(staging + "/step-00000001"));
-  EXPECT_TRUE(fs::exists(folder_ + "/step-00000001/manifest.pb"));
-  fs::remove_all(staging);
+  for (const uint64_t available : {uint64_t{1} << 20, uint64_t{5} << 19}) {
+    fs::remove_all(root_);
+    CheckpointManagerOptions options = Options(1000);
+    options.async_upload_tmp_folder = "";
+    options.background->available_memory_bytes = [available] { return available; };
+    options.background->save.checksum_chunk_bytes = 64 << 10;
+    const std::string staging = StagingFolderOf(folder_);
+    ASSERT_OK_AND_ASSIGN(const auto manager, CheckpointManager::Open(folder_, std::move(options)));
+    ASSERT_OK(manager->TrySave({.step = 1}, OneTensor(weight)));
+    ASSERT_OK(manager->Finish().at(0).report);
+    EXPECT_EQ(fs::exists(staging + "/step-00000001"), available > 2 << 20);
+    EXPECT_TRUE(fs::exists(folder_ + "/step-00000001/manifest.pb"));
+    fs::remove_all(staging);
+  }
 }
 
 TEST_F(AsyncUploadTest, AFolderThatCannotBeUsedIsNamed) {

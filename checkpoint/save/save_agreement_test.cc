@@ -56,6 +56,7 @@ struct Round {
 struct Result {
   std::vector<absl::StatusOr<SaveTask>> tasks;
   int prepared_new = 0, prepared_again = 0;
+  int messages[kRanks] = {};
   uint64_t sent_bytes[kRanks] = {};
   std::string manifest;
   std::map<std::string, std::string> united;
@@ -95,6 +96,7 @@ class SaveAgreementTest : public testing::Test {
             return SaveTarget{.directory = "directory", .attempt = "attempt"};
           },
           absl::Seconds(20));
+      result.messages[r] = group.messages;
       result.sent_bytes[r] = group.sent_bytes;
     });
     return result;
@@ -120,6 +122,7 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
     EXPECT_EQ(again.manifest, first.manifest);
     for (int r = 0; r < kRanks; ++r) {
       EXPECT_EQ(again.tasks[r]->directory, "directory");
+      EXPECT_EQ(again.messages[r], 1);
       EXPECT_LT(again.sent_bytes[r], first.sent_bytes[r] / 4);  // no description
       EXPECT_EQ(again.tasks[r]->plan.SerializeAsString(), first.tasks[r]->plan.SerializeAsString());
     }

@@ -54,14 +54,16 @@ ShardedTensor TensorOf(std::string name, TensorRole role, DType dtype, std::vect
   return tensor;
 }
 
-// Adds up the bytes that its rank sends to rank 0.
+// Counts the messages that its rank sends to rank 0, and their bytes.
 class CountingGroup final : public ForwardingGroup {
  public:
   using ForwardingGroup::ForwardingGroup;
+  int messages = 0;
   uint64_t sent_bytes = 0;
 
   absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
                                                   absl::Duration timeout) override {
+    ++messages;
     sent_bytes += mine.size();
     return ForwardingGroup::Gather(mine, timeout);
   }

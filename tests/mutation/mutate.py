@@ -83,7 +83,7 @@ bool TesseraMutant() {
 """
 BAZEL_FLAGS = ("--noshow_progress", "--test_output=summary", "--build_tests_only",
                "--notest_keep_going", "--test_env=TESSERA_MUTANT", "--test_env=TESSERA_REACHED",
-               "--test_env=GTEST_FAIL_FAST=1")
+               "--test_env=GTEST_FAIL_FAST=1", "--test_timeout=180,600,1800,3600")
 
 Mutant = collections.namedtuple("Mutant", "file line last_line begin end name before after")
 
@@ -279,7 +279,7 @@ def main():
     counts = collections.Counter()
     while left and counts.total() < options.count:
         # Some do not compile.
-        chosen, left = apart(left, (options.count - counts.total()) * 5 // 4 + 1)
+        chosen, left = apart(left, (options.count - counts.total()) * 9 // 8 + 1)
         compile_together(options.copy, chosen, targets)
         tests = find_tests(options.copy, targets)
         for number, mutant in list(chosen.items())[:options.count - counts.total()]:
