@@ -58,12 +58,16 @@ int Enter(int fd, const void* data, size_t* size, size_t longest, off_t offset, 
 
 ssize_t FakeRead(int fd, void* data, size_t size, off_t offset) {
   errno = Enter(fd, data, &size, kernel.longest_read, offset, EIO);
-  return errno == 0 ? ::pread(fd, data, size, offset) : -1;
+  if (errno != 0) return -1;
+  errno = EINTR;  // of an earlier call
+  return ::pread(fd, data, size, offset);
 }
 
 ssize_t FakeWrite(int fd, const void* data, size_t size, off_t offset) {
   errno = Enter(fd, data, &size, kernel.longest_write, offset, ENOSPC);
-  return errno == 0 ? ::pwrite(fd, data, size, offset) : -1;
+  if (errno != 0) return -1;
+  errno = EINTR;  // of an earlier call
+  return ::pwrite(fd, data, size, offset);
 }
 
 int FakeRingResult(size_t size, off_t, int result) {
@@ -404,6 +408,9 @@ TEST_F(DualFileTest, ADiskWithoutRoomForABlockIsFull) {
   EXPECT_EQ(file_->WriteAt(0, memory_.span().first(65'536)), ENOSPC);
   EXPECT_EQ(file_->WriteAt(100'000, memory_.span().first(10)), ENOSPC);
   EXPECT_TRUE(file_->direct());
+  kernel.refuse_direct = true;
+  kernel.longest_write = 0;
+  EXPECT_EQ(file_->WriteAt(0, memory_.span().first(65'536)), EIO);
 }
 
 TEST_F(DualFileTest, ErrorsAreReportedFromEveryPart) {

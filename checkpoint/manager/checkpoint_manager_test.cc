@@ -385,6 +385,20 @@ class LosableFolder {
   int other_ = -1;
 };
 
+TEST(LostFolderTest, AFolderThatAnotherJobHasIsOpenedByNoRank) {
+  LosableFolder folder;
+  fs::create_directories(folder.root());
+  folder.Lose();
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    CheckpointManagerOptions options;
+    options.save.group = &group;
+    const absl::Status opened = JobSaves::Open(folder.root(), std::move(options)).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(opened)) << opened;
+    EXPECT_THAT(std::string(opened.message()),
+                HasSubstr(" is in use: another process saves there"));
+  });
+}
+
 TEST(LostFolderTest, AJobThatLosesItsFolderWhileItWaitsForARankDoesNotCommit) {
   for (const bool in_background : {false, true}) {
     SCOPED_TRACE(in_background);

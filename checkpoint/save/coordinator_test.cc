@@ -85,5 +85,16 @@ TEST(CoordinatorTest, ARequestIsRepeatedOnlyBehindAFence) {
   EXPECT_TRUE(absl::IsNotFound(memory.Open("step-00000000/manifest.pb").status()));
 }
 
+TEST(CoordinatorTest, AStorageThatCannotSayHowMuchRoomItHasIsAnError) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  storage.FailWhere([](const Operation& call) { return call.kind == OperationKind::kFreeBytes; },
+                    absl::UnavailableError("no answer"));
+  const Manifest metadata, layout;
+  Coordinator coordinator(storage, metadata, [](uint64_t) { return ""; });
+  const absl::Status prepared = coordinator.Prepare({.layout = layout, .is_new = true}).status();
+  EXPECT_TRUE(absl::IsUnavailable(prepared)) << prepared;
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

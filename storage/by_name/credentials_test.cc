@@ -228,8 +228,8 @@ TEST_F(RoleCredentialsTest, AnInstanceHasARoleByItsMetadata) {
       return request.method == "PUT" ? Reply(200, "session") : Reply(405, "");
     }
     if (request.headers.at("x-aws-ec2-metadata-token") != "session") return Reply(401, "");
-    if (request.path == roles) return Reply(200, "the-role\n");
-    return request.path == roles + "the-role" ? Json("instance") : Reply(404, "");
+    if (request.path == roles) return Reply(200, "a/role\n");
+    return request.path == roles + "a%2Frole" ? Json("instance") : Reply(404, "");
   };
   EXPECT_EQ(Id(), "instance/s/t");
   failures_ = 1;

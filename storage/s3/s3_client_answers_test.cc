@@ -31,6 +31,10 @@ TEST(S3ClientAnswersTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMet
   EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", kMine));
 }
 
+TEST(S3ClientAnswersTest, AChecksumIsSentFromItsHighestByteOn) {
+  EXPECT_EQ(ChecksumHeader(0x12345678), "EjRWeA==");
+}
+
 TEST(S3ClientPagesTest, ListsHaveManyPages) {
   S3Server server({.max_keys = 3});
   S3Client client(server.ForClient());

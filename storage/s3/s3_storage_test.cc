@@ -158,6 +158,9 @@ TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
   std::string expected(4 * s3::kMinPartBytes + 100, '\0');
   expected.replace(s3::kMinPartBytes, contents.size(), contents).back() = 'x';
   EXPECT_TRUE(server_.contents("run/file") == expected);
+  // Nothing is behind the last part.
+  ASSERT_OK(WriteAll(*storage_, "whole", contents));
+  EXPECT_EQ(CountRequests("PUT run/whole?partNumber="), 2);
 }
 
 TEST_F(S3StorageTest, ASmallFileIsOneRequest) {
