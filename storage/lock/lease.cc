@@ -248,7 +248,7 @@ class Lease final : public FolderLock {
     MutexLock lock(&mutex_);
     while (lost_.ok()) {
       const Clock::time_point next = Clock::now() + pause;
-      while (!stop_ && changed_.WaitUntil(&mutex_, next)) {
+      while (!stop_ && changed_->WaitUntil(&mutex_, next)) {
       }
       if (stop_) break;
       lock.Unlock();
@@ -260,10 +260,10 @@ class Lease final : public FolderLock {
     if (is_held) Free();
     lock.Lock();
     stopped_ = true;
-    changed_.NotifyAll();
+    changed_->NotifyAll();
   }
 
-  const std::unique_ptr<Storage> storage_;
+  std::unique_ptr<Storage> storage_;
   const Options options_;
   const std::string attempt_ = RandomName();
   const pid_t owner_ = getpid();  // a process that it forks has no thread that renews
@@ -273,7 +273,7 @@ class Lease final : public FolderLock {
   absl::Duration written_;
 
   mutable Mutex mutex_;
-  CondVar changed_;
+  std::unique_ptr<CondVar> changed_ = std::make_unique<CondVar>();
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
@@ -284,14 +284,17 @@ Lease::~Lease() {
   if (!thread_.joinable()) return;
   if (getpid() != owner_) {
     thread_.detach();
+    // The thread does not exist here; what it waited for would wait for it to leave.
+    changed_.release();
+    storage_.release();
     return;
   }
   {
     const MutexLock lock(&mutex_);
     stop_ = true;
-    changed_.NotifyAll();
+    changed_->NotifyAll();
     const Clock::time_point deadline = Clock::now() + kPatience;
-    while (!stopped_ && changed_.WaitUntil(&mutex_, deadline)) {
+    while (!stopped_ && changed_->WaitUntil(&mutex_, deadline)) {
     }
   }
   storage_->Abandon();

@@ -108,6 +108,7 @@ TEST_F(LeaseTest, AHolderLearnsThatItsLeaseIsTakenAndLeavesItAlone) {
 // What a process that stood still finds out in the middle of its commit.
 TEST_F(LeaseTest, AForkedProcessKnowsThatItDoesNotHaveTheLease) {
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<FolderLock> lock, Acquire());
+  absl::SleepFor(absl::Milliseconds(100));  // until the thread that renews it waits
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
