@@ -110,6 +110,12 @@ TEST_F(PosixStorageTest, AWriteWhoseNameMayBeLostIsAnError) {
   EXPECT_TRUE(absl::IsUnavailable(written)) << written;
 }
 
+TEST_F(PosixStorageTest, OfABadPathTheBeginningIsShown) {
+  const absl::Status refused = storage_->Delete(std::string(300, 'a'));
+  EXPECT_EQ(refused.message(), absl::StrCat("Delete \"", std::string(200, 'a'),
+                                            "\": the path has a component of more than 255 bytes"));
+}
+
 TEST_F(PosixStorageTest, StaysWithItsDirectory) {
   std::filesystem::rename(root(), directory_.path() + "/renamed");
   ASSERT_OK(WriteAll(*storage_, "file", "x"));

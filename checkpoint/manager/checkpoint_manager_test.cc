@@ -251,6 +251,8 @@ TEST_F(CheckpointManagerTest, LaterStepsAreLookedForOnceTheFolderCanBeListed) {
   const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &faulty);
   ASSERT_OK_AND_ASSIGN(const auto manager,
                        CheckpointManager::Open(storage, nullptr, std::move(options)));
+  manager->Begin(5);
+  EXPECT_OK(manager->TrySave({.step = 6}, OneTensor(weight)));
   manager->Begin(0);
   faulty.FailAt(faulty.operation_count(), absl::UnavailableError("no answer"), 1);
   EXPECT_OK(manager->TrySave({.step = 1}, OneTensor(weight)));
@@ -305,6 +307,9 @@ TEST_F(CheckpointManagerTest, ASaveThatIsDecidedUponIsInFlight) {
   ASSERT_OK_AND_ASSIGN(const auto manager, JobSaves::Open(storage, nullptr, std::move(options)));
   EXPECT_FALSE(manager->save_in_flight());
   EXPECT_EQ(manager->Decide({.step = 6})->save, SaveKind::kNone);
+  EXPECT_FALSE(manager->save_in_flight());
+  const auto fails = [] { return absl::DataLossError("no copy"); };
+  EXPECT_TRUE(absl::IsDataLoss(manager->TrySave({.step = 7}, fails).status()));
   EXPECT_FALSE(manager->save_in_flight());
   // The counts of two ranks of which the other one has a signal.
   int counted = 0;

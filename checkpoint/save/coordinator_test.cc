@@ -85,6 +85,23 @@ TEST(CoordinatorTest, ARequestIsRepeatedOnlyBehindAFence) {
   EXPECT_TRUE(absl::IsNotFound(memory.Open("step-00000000/manifest.pb").status()));
 }
 
+TEST(CoordinatorTest, ACheckpointMayTakeAllTheRoomThatThereIs) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  const Manifest metadata;
+  Manifest layout;
+  DataFile& file = *layout.add_files();
+  file.set_path("model-00001-of-00001.safetensors");
+  file.set_chunk_bytes(64);
+  file.set_size_bytes(100);
+  for (const uint64_t free : {100, 99}) {
+    storage.SetDiskBytes(free);
+    Coordinator coordinator(storage, metadata, [](uint64_t) { return ""; });
+    const absl::Status prepared = coordinator.Prepare({.layout = layout, .is_new = true}).status();
+    EXPECT_EQ(absl::IsResourceExhausted(prepared), free < 100) << prepared;
+  }
+}
+
 TEST(CoordinatorTest, AStorageThatCannotSayHowMuchRoomItHasIsAnError) {
   MemoryStorage memory;
   FaultInjectingStorage storage(memory);

@@ -81,7 +81,8 @@ TEST_F(CredentialsTest, ProfilesAreInTwoFiles) {
         "[other]\naws_access_key_id = o\naws_secret_access_key = a=b/+\naws_session_token = t\n");
   Write("config",
         "[profile other]\nregion = eu-west-9\ns3 =\n  addressing_style = path\n"
-        "endpoint_url = http://localhost:9000\n[profile third]\nregion = x\n");
+        "endpoint_url = http://localhost:9000\n[profile third]\nregion = x\n"
+        "[profile other]\n");
   EXPECT_EQ(Id(), "d/ds/");
   variables_["AWS_PROFILE"] = "other";
   EXPECT_EQ(Id(), "o/a=b/+/t");
@@ -212,6 +213,8 @@ TEST_F(RoleCredentialsTest, AContainersServiceWantsItsToken) {
   variables_["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"] = "/v2/x";
   http_ = std::make_unique<RedirectingClient>("http://169.254.170.2", server_.url());
   EXPECT_EQ(Id(), "/v2/x second/s/t");
+  answer_ = [](const s3::HttpMessage&) { return Reply(200, "{}"); };
+  EXPECT_NE(Error().find("sends no credentials"), std::string::npos) << Error();
   variables_.erase("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
   for (const char* url : {"http://example.org/", "http://127.0.0.1.example.org/"}) {
     variables_["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = url;

@@ -19,6 +19,8 @@ std::string Parse(const std::string& name) {
 TEST(StorageNameTest, Directories) {
   EXPECT_EQ(Parse("/runs/a"), "/runs/a");
   EXPECT_EQ(Parse("runs/a:b"), "runs/a:b");
+  EXPECT_EQ(Parse("runs"), "runs");
+  EXPECT_EQ(Parse("://a"), "://a");
   EXPECT_EQ(Parse("local:/runs/a"), "/runs/a");
   EXPECT_EQ(Parse("my runs://a"), "my runs://a");  // no scheme has a space
   EXPECT_EQ(Parse("local:s3://not/a/bucket"), "s3://not/a/bucket");

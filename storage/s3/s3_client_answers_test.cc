@@ -29,6 +29,14 @@ TEST(S3ClientAnswersTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMet
   S3Server careless({.ignores_conditions = true, .ignores_matches = true});
   careless.PutObject("key", "mine");
   EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", kMine));
+  S3Server without({.vendor = Vendor::kAliyun});
+  EXPECT_FALSE(*S3Client(without.ForClient()).ObeysIfMatch("key", kMine));
+}
+
+TEST(S3ClientAnswersTest, ABucketElsewhereOfNoRegionIsNotNamedByIt) {
+  S3Server server;
+  server.AddFault({.status = 301, .code = "PermanentRedirect"});
+  EXPECT_TRUE(absl::IsUnavailable(S3Client(server.ForClient()).Put("key", kMine)));
 }
 
 TEST(S3ClientAnswersTest, AChecksumIsSentFromItsHighestByteOn) {

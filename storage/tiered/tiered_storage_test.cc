@@ -119,6 +119,8 @@ TEST_F(TieredStorageTest, TheRemoteStorageDecidesWhatExists) {
   ASSERT_OK(storage_->Rename("a", "b"));
   ASSERT_OK(WriteAll(remote_files_, "a", "new"));
   EXPECT_EQ(Get(*storage_, "a"), "new");
+  ASSERT_OK(storage_->DeleteTree("run"));
+  EXPECT_EQ(Get(staged_files_, path_), "none");
 }
 
 TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhereTheStagingTierHasNoRoom) {
