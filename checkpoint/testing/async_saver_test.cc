@@ -434,6 +434,7 @@ TEST_F(AsyncSaverTest, ATimelineHasTheBytesOfCopiesAndWrites) {
     bytes += std::stoull(json.substr(at + kKey.size()));
   }
   EXPECT_EQ(bytes, 2 * report.bytes_written) << "all is copied and written";
+  EXPECT_THAT(json, HasSubstr(R"("args":{"step":1})"));
 }
 
 TEST_F(AsyncSaverTest, DestructionWaitsForTheSaveInFlight) {

@@ -1,11 +1,14 @@
 // Saves that write the state from where it is: what they copy, and when it may be overwritten.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <latch>
 #include <memory>
@@ -17,6 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/async_saver.h"
@@ -336,6 +340,24 @@ TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
     // The last piece is too small to be written in place.
     EXPECT_EQ(staging.present_bytes() <= 1 << 20, in_place);
   }
+}
+
+TEST_F(InPlaceSaveTest, MemoryIsTouchedInTheBackgroundBeforeTheFirstSave) {
+  constexpr int64_t kBytes = 24 << 20, kToleranceBytes = 4 << 20;
+  std::vector<float> weight(kBytes / sizeof(float));
+  const auto resident_bytes = [] {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages >> pages;
+    return pages * sysconf(_SC_PAGESIZE);
+  };
+  MemoryStorage storage;
+  AsyncSaver saver(storage);
+  const int64_t wanted_bytes = resident_bytes() + kBytes - kToleranceBytes;
+  saver.Prepare(OneTensor(weight));
+  for (int i = 0; i < 3000 && resident_bytes() < wanted_bytes; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_GE(resident_bytes(), wanted_bytes);
 }
 
 TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
