@@ -140,5 +140,12 @@ TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
   EXPECT_TRUE(verified.damage.empty());
 }
 
+TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
+  ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
+  ASSERT_OK(WriteAll(staged_files_, DataFile(staged_files_), "short"));
+  EXPECT_EQ(DeleteDamaged().deleted_files, 1);
+  ExpectLoads();
+}
+
 }  // namespace
 }  // namespace tessera::ckpt
