@@ -84,7 +84,10 @@ def pick_saving(random_):
     if random_.random() < 0.5:
         flags.append(f"--non-persistent-save-interval={random_.choice((0, 1, 2))}")
     if random_.random() < 0.6:
-        flags.append(random_.choice(("--async-save", "--async-save", "--async-upload")))
+        # The flags below need --async-save, by its own name.
+        flags.append("--async-save")
+        if random_.random() < 0.3:
+            flags.append("--async-upload")
         if random_.random() < 0.25:
             flags.append("--async-save-skip")
         if random_.random() < 0.25:
@@ -433,7 +436,7 @@ class Campaign:
         counts["victim"][victim] += 1
         counts["moment and victim"][f"{moment}/{victim}"] += 1
         counts["what the killed save left"][left] += 1
-        ways = [way for way in ("async-save", "async-upload") if f"--{way}" in plan.saving]
+        ways = [way for way in ("async-upload", "async-save") if f"--{way}" in plan.saving]
         counts["saving"][ways[0] if ways else "sync"] += 1
 
     def summary(self):

@@ -1,0 +1,42 @@
+"""The trainer accepts whatever the campaign draws: of 2000 draws, those that have a pair of flags
+which none before had, as dry runs.
+
+  plans_test.py TRAIN
+"""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+import campaign
+import settings
+
+
+def main():
+    train, = sys.argv[1:]
+    random_ = random.Random(7)
+    accepted, seen = 0, set()
+    with tempfile.TemporaryDirectory() as folder:
+        data = os.path.join(folder, "tokens.bin")
+        settings.write_tokens(data, random_)
+        for number in range(2000):
+            model = settings.pick_model(number, 60, True, random_)
+            plan = campaign.pick_plan(model, random_)
+            pairs = set(itertools.combinations(sorted(plan.saving), 2)) - seen
+            if not pairs:
+                continue
+            seen |= pairs
+            command = [train, *model.command_flags(data), *plan.saving, f"--save={folder}/saved",
+                       f"--run-dir={folder}", "--dry-run"]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode != 0:
+                sys.exit(f"refused: {' '.join(plan.saving)}\n{result.stderr}")
+            accepted += 1
+    print(f"{accepted} plans with {len(seen)} pairs of flags are accepted")
+
+
+if __name__ == "__main__":
+    main()
