@@ -12,6 +12,7 @@
 
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -84,11 +85,24 @@ absl::Status List(const CheckpointFolder& folder, char** report) {
   return GiveJson(json, report);
 }
 
-absl::StatusOr<Checkpoint> OpenByName(const std::string& name, const OpenStorageOptions& options) {
+// Opens the checkpoint that ChooseToRead() finds.
+absl::StatusOr<Checkpoint> OpenLatest(const CheckpointFolder& folder,
+                                      std::vector<std::string>& notes) {
+  TESSERA_RETURN_IF_ERROR(folder.FindLatest().status());
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, folder.List());
+  if (all.empty()) return folder.Latest();  // deleted meanwhile
+  std::ranges::reverse(all);
+  ChosenCheckpoint chosen = ChooseToRead(folder.storage(), all);
+  notes = std::move(chosen.notes);
+  return folder.At(chosen.checkpoint.step);
+}
+
+absl::StatusOr<Checkpoint> OpenByName(const std::string& name, const OpenStorageOptions& options,
+                                      std::vector<std::string>& notes) {
   TESSERA_ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(name, options));
   absl::StatusOr<Checkpoint> itself = Checkpoint::Open(name, options);
   if (!absl::IsNotFound(itself.status())) return itself;
-  return folder.Latest();
+  return OpenLatest(folder, notes);
 }
 
 absl::Status Describe(const tessera_checkpoint& handle, char** report) {
@@ -154,10 +168,11 @@ absl::Status CreateSaver(const tessera_folder& folder, const tessera_save_option
 
 }  // namespace
 
-absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out) {
+absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out,
+                  std::vector<std::string> notes) {
   TESSERA_RETURN_IF_ERROR(opened.status());
-  auto checkpoint =
-      std::unique_ptr<tessera_checkpoint>(new tessera_checkpoint{.checkpoint = *std::move(opened)});
+  auto checkpoint = std::unique_ptr<tessera_checkpoint>(
+      new tessera_checkpoint{.checkpoint = *std::move(opened), .notes = std::move(notes)});
   checkpoint->metadata = checkpoint->checkpoint.metadata();
   *out = checkpoint.release();
   return absl::OkStatus();
@@ -192,6 +207,7 @@ Json ToJson(const std::vector<SaveOutcome>& outcomes) {
 }  // namespace tessera::ckpt::c
 
 using namespace tessera::ckpt::c;  // NOLINT(google-build-using-namespace)
+using tessera::ckpt::Checkpoint;
 using tessera::ckpt::CheckpointFolder;
 
 extern "C" {
@@ -245,7 +261,9 @@ int32_t tessera_folder_prune(tessera_folder* folder, int32_t keep, int64_t saved
 int32_t tessera_folder_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint) {
   return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
-    return Give(folder->folder.Latest(), checkpoint);
+    std::vector<std::string> notes;
+    absl::StatusOr<Checkpoint> latest = OpenLatest(folder->folder, notes);
+    return Give(std::move(latest), checkpoint, std::move(notes));
   });
 }
 
@@ -263,7 +281,10 @@ int32_t tessera_checkpoint_open(const char* name, const char* s3_endpoint,
   return Run([&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     TESSERA_ASSIGN_OR_RETURN(const std::string text, Text(name, "name"));
-    return Give(OpenByName(text, {.s3_endpoint = TextOrEmpty(s3_endpoint)}), checkpoint);
+    std::vector<std::string> notes;
+    absl::StatusOr<Checkpoint> opened =
+        OpenByName(text, {.s3_endpoint = TextOrEmpty(s3_endpoint)}, notes);
+    return Give(std::move(opened), checkpoint, std::move(notes));
   });
 }
 

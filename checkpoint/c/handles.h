@@ -57,8 +57,8 @@ struct tessera_checkpoint {
   uint32_t kind = kKind;
   std::shared_ptr<tessera::Storage> storage;  // if the checkpoint does not own it
   tessera::ckpt::Checkpoint checkpoint;
-  std::string format;  // empty: this library's, without the next three
   std::vector<std::string> notes;
+  std::string format;                                // empty: this library's, without the next two
   std::map<std::string, std::string> foreign_names;  // by the names of tensors
   nlohmann::ordered_json values = nlohmann::ordered_json::object();
   tessera::ckpt::Metadata metadata;  // whose entries tessera_checkpoint_entry() points to
@@ -214,8 +214,9 @@ absl::Status WaitUntilCopied(Saver& saver, const void* data, size_t bytes) {
   return absl::OkStatus();
 }
 
-// Hands an opened checkpoint to the program.
-absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out);
+// Hands an opened checkpoint to the program, with the notes about it.
+absl::Status Give(absl::StatusOr<Checkpoint> opened, tessera_checkpoint** out,
+                  std::vector<std::string> notes = {});
 
 // Returns [{"step", "directory", ...}, ...].
 nlohmann::ordered_json ToJson(const std::vector<SaveOutcome>& outcomes);

@@ -351,7 +351,9 @@ TESSERA_API int32_t tessera_folder_prune(tessera_folder* folder, int32_t keep, i
 /* ---- A checkpoint. */
 
 /* Open the newest checkpoint of a folder, the checkpoint of a step, or a checkpoint by its name.
- * The name of a folder of checkpoints stands for its newest one. */
+ * The name of a folder of checkpoints stands for its newest one. The newest is that of a run that
+ * had not diverged, unless the folder has no others: tessera_checkpoint_describe() has notes about
+ * those that were skipped. */
 TESSERA_API int32_t tessera_folder_open_latest(tessera_folder* folder,
                                                tessera_checkpoint** checkpoint);
 TESSERA_API int32_t tessera_folder_open_step(tessera_folder* folder, int64_t step,
@@ -367,8 +369,9 @@ TESSERA_API int32_t tessera_checkpoint_step(const tessera_checkpoint* checkpoint
  *
  * Report: {"step", "directory", "program", "format", "entries": [names], "notes": [sentences],
  * "values": {name: value}, "tensors": [{"name", "role", "dtype", "shape", "alias_of",
- * "foreign_name"}, ...]}. Roles and dtypes are the numbers above. Other frameworks' checkpoints
- * have notes and values, and "foreign_name", the framework's name for the tensor's parameter, if
+ * "foreign_name"}, ...]}. Roles and dtypes are the numbers above. Notes say which checkpoints of a
+ * folder were skipped, and what was not understood of another framework's. Other frameworks'
+ * checkpoints have values, and "foreign_name", the framework's name for the tensor's parameter, if
  * the files have it. */
 TESSERA_API int32_t tessera_checkpoint_describe(const tessera_checkpoint* checkpoint,
                                                 char** report);

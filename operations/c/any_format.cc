@@ -54,8 +54,8 @@ absl::Status Open(const std::string& name, const SourceOptions& options, tessera
   auto handle = std::unique_ptr<tessera_checkpoint>(
       new tessera_checkpoint{.storage = named.storage,
                              .checkpoint = *std::move(named.opened),
-                             .format = named.format,
-                             .notes = named.notes});
+                             .notes = named.notes,
+                             .format = named.format});
   if (named.foreign != nullptr) handle->foreign_names = named.foreign->foreign_names();
   for (const auto& [name, value] : convert::ValuesByName(named.state)) {
     handle->values[name] = convert::ValueToPlainJson(*value);

@@ -111,7 +111,7 @@ class Folder:
         LOGGER.info("kept the newest %d checkpoints of %s", keep, self.name)
 
     def latest(self) -> "Checkpoint":
-        """Opens the newest checkpoint."""
+        """Opens the newest checkpoint; see open()."""
         handle = Handle(lib.folder_open_latest, lib.checkpoint_free, self.handle)
         return Checkpoint(handle, self.name)
 
@@ -131,7 +131,8 @@ class Checkpoint:
       step: the step of the training at which it was saved.
       format: "tessera", or the name of another framework's format.
       program: the program that has saved it.
-      notes: sentences about parts of another framework's checkpoint that were not understood.
+      notes: sentences about newer checkpoints of the folder that were skipped, or about parts of
+        another framework's checkpoint that were not understood.
       tensors: descriptions of the tensors by name, second names included.
     """
 
@@ -367,7 +368,8 @@ class Checkpoint:
                             found["unexpected"] + unexpected, found["from_master"],
                             found["bytes_read"], found["seconds"])
         LOGGER.info("loaded %s: %d bytes in %.2f s", self.path, loaded.bytes_read, loaded.seconds)
-        for note in self.notes if is_new else ():  # what the new state does not have
+        # What the new state does not have; open() has logged other notes.
+        for note in self.notes if is_new and self.format != "tessera" else ():
             LOGGER.warning("%s: %s", self.path, note)
         return state if is_new else loaded
 
@@ -411,8 +413,9 @@ def prune(folder: PathLike, keep: int, *, s3_endpoint: str = "") -> None:
 
 
 def latest(folder: PathLike, *, s3_endpoint: str = "") -> Optional[CheckpointInfo]:
-    """The newest committed checkpoint of a folder, or None. An error if a directory of a later step
-    cannot be read, which may be the newest."""
+    """The newest committed checkpoint of a folder, or None, whether or not its run had diverged,
+    which open() and load() look at. An error if a directory of a later step cannot be read, which
+    may be the newest."""
     found = list_checkpoints(folder, s3_endpoint=s3_endpoint)
     if found and found[-1].error is not None:
         raise UnavailableError(found[-1].error)
@@ -420,14 +423,19 @@ def latest(folder: PathLike, *, s3_endpoint: str = "") -> Optional[CheckpointInf
 
 
 def open(name: PathLike, *, s3_endpoint: str = "") -> Checkpoint:
-    """Opens a checkpoint by its name. The name of a folder stands for its newest checkpoint."""
+    """Opens a checkpoint by its name. The name of a folder stands for its newest checkpoint of a
+    run that had not diverged; the log has a warning for each newer one. If the folder has no
+    others, the newest is opened, with a warning."""
     encoded = text(name, "name")
     try:
         handle = Handle(lib.checkpoint_open, lib.checkpoint_free, encoded,
                         text(s3_endpoint, "s3_endpoint"))
     except (InvalidArgumentError, NotFoundError) as error:
         raise type(error)(f"{error}{_advice(encoded)}") from None
-    return Checkpoint(handle, os.fsdecode(encoded))
+    checkpoint = Checkpoint(handle, os.fsdecode(encoded))
+    for note in checkpoint.notes:
+        LOGGER.warning("%s", note)
+    return checkpoint
 
 
 def _advice(name: bytes) -> str:
@@ -657,7 +665,8 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
     one, unless the state has parts of tensors.
 
     Args:
-      folder_or_step: a checkpoint, or a folder of checkpoints, which stands for its newest one.
+      folder_or_step: a checkpoint, or a folder of checkpoints, which stands for the one that open()
+        finds there.
       state: as for save(). Tensors are filled in place, unless they cannot be written to. Values
         are replaced in their dicts.
       framework: "torch" or "numpy", whose tensors a returned state has. By default torch, if the

@@ -248,8 +248,8 @@ class Reader(_Plain, storage.StorageReader):
         """Collective over the group.
 
         Args:
-          path: a checkpoint, or a folder of checkpoints, whose newest is meant. The checkpoint_id
-            of a load replaces it.
+          path: a checkpoint, or a folder of them, which stands for the one that open() finds there.
+            The checkpoint_id of a load replaces it.
           group: the ranks that load; by default all. tessera_ckpt.ALONE goes with no_dist=True.
           verify_digests: compares what is in memory afterwards with the saved digests, too.
         """

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,24 @@ from tessera_ckpt import Box, FlatShard
 
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
           "uint16", "uint32", "uint64")
+
+
+def crc32c(data):
+    value = 0xffffffff
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82f63b78 if value & 1 else 0)
+    return value ^ 0xffffffff
+
+
+def mark_diverged(path):
+    """Makes the manifest say that the state is not finite, as the trainer's would: in protobuf, the
+    bytes of a field are added at the end."""
+    manifest = pathlib.Path(path) / "manifest.pb"
+    payload = manifest.read_bytes()[32:] + bytes([5 << 3 | 2, 4, 8 << 3 | 2, 2, 2 << 3, 1])
+    header = manifest.read_bytes()[:16] + struct.pack("<QI", len(payload), crc32c(payload))
+    manifest.write_bytes(header + struct.pack("<I", crc32c(header)) + payload)
 
 
 def data_file(path):
@@ -143,6 +162,32 @@ class FolderTest(Case):
             tessera_ckpt.load(self.folder + "/step-00000004", state)
         tessera_ckpt.Folder(self.folder).prune(2)
         self.assertEqual([i.step for i in tessera_ckpt.list_checkpoints(self.folder)], [3, 20])
+
+    def test_a_folder_is_its_newest_checkpoint_of_a_run_that_had_not_diverged(self):
+        for step in (1, 2):
+            self.save({"w": np.full(3, step)}, step)
+        path = f"{self.folder}/step-00000002"
+        mark_diverged(path)
+        skipped = f"{path}: the run had diverged at step 2: the state is not finite"
+        state = {"w": np.zeros(3, int)}
+        with self.assertLogs("tessera_ckpt", "WARNING") as logged:
+            self.assertEqual(tessera_ckpt.load(self.folder, state).step, 1)
+        self.assertEqual((state["w"][0], len(logged.output)), (1, 1))
+        self.assertIn(skipped, logged.output[0])
+        with self.assertLogs("tessera_ckpt", "WARNING") as logged:
+            self.assertIn(skipped, tessera_ckpt.open(self.folder).notes[0])
+            tessera_ckpt.load(self.folder)
+            results = run_ranks(2, lambda transport: tessera_ckpt.load(
+                self.folder, {"w": np.zeros(3, int)}, transport).step)
+        self.assertEqual((results, len(logged.output)), ([1, 1], 3))
+        with self.assertLogs("tessera_ckpt") as logged:
+            self.assertEqual(tessera_ckpt.load(path)["w"][0], 2)  # it is named
+        self.assertNotIn("diverged", str(logged.output))
+        self.assertEqual(tessera_ckpt.latest(self.folder).step, 2)
+        mark_diverged(f"{self.folder}/step-00000001")
+        with self.assertLogs("tessera_ckpt", "WARNING") as logged:
+            self.assertEqual(tessera_ckpt.load(self.folder)["w"][0], 2)
+        self.assertIn("holds only checkpoints of a run that had diverged", logged.output[0])
 
     def test_a_later_step_that_cannot_be_read_is_not_ignored(self):
         self.save({"a": np.ones(3)}, 4)
