@@ -263,6 +263,9 @@ absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
 }
 
 absl::StatusOr<void*> FakeDeviceRuntime::AllocatePinned(int64_t bytes) {
+  if (options_.lacks_pinned && options_.lacks_pinned(bytes)) {
+    return absl::ResourceExhaustedError("the host has too little memory to pin");
+  }
   const MutexLock lock(&fabric_->mutex);
   ++calls_.allocations;
   return NewBlock(bytes, /*on_device=*/false);

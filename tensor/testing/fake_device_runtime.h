@@ -47,6 +47,9 @@ struct FakeDeviceOptions {
   // if the program had no such wait. Null: no wait is dropped.
   std::function<bool(int64_t)> drops_wait;
   bool at_once = false;  // work runs when it is queued
+  // Given the bytes of a call of AllocatePinned(), returns whether the host has too little memory
+  // for it. Null: it never has.
+  std::function<bool(int64_t)> lacks_pinned;
 };
 
 // A device whose streams run late and in adversarial order: only the order that event waits and

@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -159,6 +161,29 @@ TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
     for (size_t i = 0; i < on_cpu.size(); ++i)
       EXPECT_NEAR(on_gpus[i], on_cpu[i], bf16 ? 2e-2 : 1e-5);
   }
+}
+
+// The memory of one rank's host is too small for the copy of the first export. The others do not
+// wait for it, and the run goes on.
+TEST_F(SimulatedSessionTest, AnExportThatOneRankCannotCopyIsLeftOut) {
+  std::atomic<int64_t> too_large = -1;
+  SimulatedDevices devices({.count = 2, .lacks_pinned = [&](int index, int64_t bytes) {
+                              int64_t once = bytes;
+                              return index == 1 && too_large.compare_exchange_strong(once, -1);
+                            }});
+  TrainConfig config = Config("run", "dp2", true);
+  config.mutable_parallel()->set_distributed_timeout_minutes(0.5);
+  config.mutable_checkpoint()->set_export_llmc(root_ / "w.bin");
+  config.mutable_checkpoint()->set_export_llmc_interval(1);
+  ASSERT_OK(Run(config, devices, [&](Session& session) {
+    if (!session.first_rank())
+      too_large = session.state().front().parameters->values().view().bytes();
+    return Train(session);
+  }));
+  EXPECT_EQ(LossesOf("run").size(), kLastStep + 1);  // and the evaluation
+  EXPECT_FALSE(std::filesystem::exists(root_ / "w-00000001.bin"));
+  EXPECT_TRUE(std::filesystem::exists(root_ / "w-00000002.bin"));
+  EXPECT_TRUE(std::filesystem::exists(Checkpoints("run") / "step-00000003"));
 }
 
 TEST_F(SimulatedSessionTest, MoreRanksThanGpusAreRefused) {

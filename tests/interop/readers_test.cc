@@ -117,6 +117,25 @@ TEST_F(ReadersTest, UpdatesOfAdamThatDifferFromTheStep) {
   EXPECT_THAT(storage_->notes(), Contains(HasSubstr("updates, which differ between parameters")));
 }
 
+// At most as many of the optimizer's updates as the run has steps are the run's.
+TEST_F(ReadersTest, AStatedStepLeavesTheOptimizerItsUpdates) {
+  const std::string copy = CopyOf(Fixture("megatron/gpt2_tp2_pp2"));
+  Edit(copy, "common.pt", {{std::string("\0\0\xE0\x40", 4), std::string("\0\0\x10\x41", 4)}});
+  const std::pair<int, const char*> kEarlier[] = {{5, "4"}, {7, "2"}, {9, ""}, {20, ""}};
+  for (const auto& [step, earlier] : kEarlier) {
+    SCOPED_TRACE(step);
+    const std::string to = copy + absl::StrCat(".", step);
+    ASSERT_EQ(Run({"convert", copy, to, "--to=tessera", absl::StrCat("--ckpt-step=", step)}),
+              ckpt::kExitOk)
+        << err_;
+    ASSERT_OK_AND_ASSIGN(const auto folder, ckpt::CheckpointFolder::Open(to));
+    ASSERT_OK_AND_ASSIGN(const auto converted, folder.At(step));
+    auto extra = converted.manifest().trainer().extra();
+    EXPECT_EQ(extra["optimizer_updates"], "9");
+    EXPECT_EQ(extra["earlier_updates"], earlier);
+  }
+}
+
 // Names of the same length: a moment without the other one is not AdamW's.
 TEST_F(ReadersTest, StatesOfOtherOptimizersAreNamedAndLeftOut) {
   const std::string copy = CopyOf(Fixture("deepspeed/zero1"));
@@ -132,6 +151,18 @@ TEST_F(ReadersTest, StatesOfOtherOptimizersAreNamedAndLeftOut) {
   Edit(masters + "/global_step3", "bf16_zero", {{"exp_avg_sq", "momentum_b"}});
   Open(masters);
   EXPECT_FALSE(manifest_.has_optimizer());
+  // SGD without momentum has no state: the file of no moment is missing.
+  const std::string plain = CopyOf(Fixture("deepspeed/universal_zero1"));
+  for (const auto& entry : fs::directory_iterator(plain + "/global_step3/zero")) {
+    if (!entry.is_directory()) continue;
+    for (const char* file : {"exp_avg.pt", "exp_avg_sq.pt", "step.pt"}) {
+      fs::remove(entry.path() / file);
+    }
+  }
+  Open(plain);
+  EXPECT_TRUE(manifest_.has_optimizer());
+  EXPECT_EQ(manifest_.optimizer().algorithm(), "");
+  EXPECT_EQ(manifest_.optimizer().parameters_size(), 0);
   const std::string universal = CopyOf(Fixture("deepspeed/universal"));
   const std::string folder = universal + "/global_step3/zero/transformer.ln_f.bias";
   fs::copy_file(folder + "/exp_avg.pt", folder + "/max_exp_avg_sq.pt");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -220,6 +221,40 @@ TEST_F(ResumeTest, ARankMayExportForLongerThanAStepMayTake) {
   EXPECT_TRUE(fs::exists(Checkpoints("run") / "hf-00000002" / "config.json"));
 }
 
+// The first sync of an exported tensor fails, which only the rank that writes it sees.
+class FailedExport final : public FileCallInterceptor {
+ public:
+  FailedExport() { SetFileCallInterceptor(this); }
+  ~FailedExport() override { SetFileCallInterceptor(nullptr); }
+
+  int Sync(int fd, absl::FunctionRef<int()> call) override {
+    std::error_code error;
+    const std::string path = fs::read_symlink(absl::StrCat("/proc/self/fd/", fd), error);
+    const bool exports = path.find(".unfinished/step-") != std::string::npos &&
+                         path.find(".safetensors") != std::string::npos;
+    return exports && !has_failed_.exchange(true) ? EIO : call();
+  }
+  int Rename(absl::FunctionRef<int()> call) override { return call(); }
+
+  bool has_failed() const { return has_failed_; }
+
+ private:
+  std::atomic<bool> has_failed_ = false;
+};
+
+TEST_F(ResumeTest, AnExportThatOneRankCannotWriteIsLeftOut) {
+  TrainConfig config =
+      Config({kGpt2, "parallel { data_parallel_size: 2 distributed_timeout_minutes: 0.5 }"}, "run");
+  config.mutable_training()->set_train_iters(4);
+  config.mutable_checkpoint()->set_export_hf_interval(2);
+  const FailedExport exports;
+  ASSERT_OK(Train(config));
+  EXPECT_TRUE(exports.has_failed());
+  EXPECT_EQ(Losses("run").size(), 4);
+  EXPECT_FALSE(fs::exists(Checkpoints("run") / "hf-00000002"));
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "hf-00000004" / "config.json"));
+}
+
 TEST_F(ResumeTest, TheLimitOfTimeIncludesTheStart) {
   TrainConfig config = Config({kGpt2}, "run");
   config.mutable_training()->set_exit_duration_in_mins(60);
@@ -233,6 +268,12 @@ TEST_F(ResumeTest, TheLimitOfTimeIncludesTheStart) {
   ASSERT_OK(testing::TrainOnProcessors(resolved, began_before(absl::Minutes(61))));
   EXPECT_EQ(Losses("run").size(), 1);
   EXPECT_TRUE(fs::exists(StepDir("run", 1)));
+  // The last step has its evaluation all the same.
+  TrainConfig short_run = Config({kGpt2, "training { train_iters: 1 eval_interval: 1 }"}, "last");
+  short_run.mutable_training()->set_exit_duration_in_mins(60);
+  ASSERT_OK_AND_ASSIGN(short_run, ResolveConfig(short_run));
+  ASSERT_OK(testing::TrainOnProcessors(short_run, began_before(absl::Minutes(61))));
+  EXPECT_EQ(Losses("last", "eval").size(), 1);
   ASSERT_OK(testing::TrainOnProcessors(resolved, began_before(absl::Minutes(30))));
   EXPECT_EQ(Losses("run").size(), kSteps);
 }

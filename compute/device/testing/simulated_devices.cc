@@ -20,6 +20,11 @@ FakeDeviceOptions SimulatedDevices::DeviceOptions(int index) const {
                             .fabric = fabric_,
                             .drops_wait = options_.drops_wait};
   if (options_.memory_bytes) options.memory_bytes = options_.memory_bytes(index);
+  if (options_.lacks_pinned) {
+    options.lacks_pinned = [this, index](int64_t bytes) {
+      return options_.lacks_pinned(index, bytes);
+    };
+  }
   return options;
 }
 

@@ -27,6 +27,8 @@ struct SimulatedDevicesOptions {
   // Memory and type of a device, by its index. Null: 1 GiB each, all of one type.
   std::function<int64_t(int)> memory_bytes;
   std::function<std::string(int)> type;
+  // Given a device's index and a number of bytes; see FakeDeviceOptions.
+  std::function<bool(int, int64_t)> lacks_pinned;
   int64_t shared_bytes_of_block = FakeDeviceOptions().shared_bytes_of_block;
   simt::Arithmetic arithmetic = simt::Arithmetic::kIeee;
 };
