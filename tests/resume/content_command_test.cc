@@ -1,9 +1,11 @@
 // What a run takes from a checkpoint, and what it says about it.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
@@ -300,7 +302,29 @@ TEST_F(ContentCommandTest, AnEvaluationAloneIsRecorded) {
   EXPECT_TRUE(ReadFile(root_ / "run" / "metrics.jsonl").starts_with(before)) << "nothing is lost";
 }
 
-TEST_F(ContentCommandTest, TheBestLossIsTheTrainingsWithoutEvaluations) {
+// The checkpoint of step 3 was saved without an evaluation, that of step 2 with one. Texts of one
+// token have a lower loss than random ones.
+TEST_F(ContentCommandTest, AnEvaluationThatARunOwesMayBeItsBest) {
+  constexpr size_t kHeaderBytes = 1024;
+  std::string one = ReadFile(Tokens());
+  std::fill(one.begin() + kHeaderBytes, one.end(), '\0');
+  std::ofstream(root_ / "one.bin", std::ios::binary) << one;
+  for (const int steps : {2, 3}) {
+    const std::string run = std::to_string(steps);
+    const Words evaluating = {"--eval-interval=2", "--eval-iters=2"};
+    MustTrain(run, steps, Joined(evaluating, {"--valid-data-path=" + Tokens()}));
+    const double before = Records(run)[2]["eval_loss"];
+    const std::string valid = "--valid-data-path=" + (root_ / "one.bin").string();
+    const Result again = MustTrain(run, steps, Joined(evaluating, {valid}));
+    EXPECT_THAT(again.out, HasSubstr("nothing left to train"));
+    const nlohmann::json record = Records(run).back();
+    EXPECT_EQ(record["step"], steps);
+    EXPECT_LT(record["eval_loss"], before);
+    EXPECT_EQ(record["best"], steps == 3);
+  }
+}
+
+TEST_F(ContentCommandTest, TheBestTrainingLossIsApartFromThatOfEvaluations) {
   MustTrain("run", 4);
   double best = 100;
   for (const nlohmann::json& record : Records("run")) {
@@ -308,7 +332,17 @@ TEST_F(ContentCommandTest, TheBestLossIsTheTrainingsWithoutEvaluations) {
   }
   ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(Checkpoints("run").string()));
   ASSERT_OK_AND_ASSIGN(const auto manifest, ckpt::ReadManifest(*storage, "step-00000004"));
-  EXPECT_EQ(manifest.trainer().best_loss(), best);
+  EXPECT_EQ(manifest.trainer().best_loss(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(std::stod(manifest.trainer().extra().at("best_training_loss")), best);
+  // Evaluations that begin later have a best one, though its loss is higher.
+  MustTrain("run", 6, {"--valid-data-path=" + Tokens(), "--eval-interval=6", "--eval-iters=2"});
+  const nlohmann::json record = Records("run").back();
+  ASSERT_EQ(record["kind"], "eval");
+  EXPECT_GT(record["eval_loss"], best);
+  EXPECT_EQ(record["best"], true);
+  ASSERT_OK_AND_ASSIGN(const auto later, ckpt::ReadManifest(*storage, "step-00000006"));
+  EXPECT_EQ(later.trainer().best_loss(), record["eval_loss"].get<double>());
+  EXPECT_LE(std::stod(later.trainer().extra().at("best_training_loss")), best);
 }
 
 }  // namespace

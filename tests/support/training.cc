@@ -220,7 +220,7 @@ absl::StatusOr<StepResult> TrainingRank::Step() {
   progress_.consumed_samples += config_.training().global_batch_size();
   progress_.last_loss = result.loss;
   progress_.last_learning_rate = result.learning_rate;
-  progress_.best_loss = std::min(progress_.best_loss, result.loss);
+  progress_.best_training_loss = std::min(progress_.best_training_loss, result.loss);
   return result;
 }
 
@@ -349,6 +349,9 @@ std::string FirstProgressDifference(const Progress& a, const Progress& b) {
     return differ("last_learning_rate", a.last_learning_rate, b.last_learning_rate);
   }
   if (!Same(a.best_loss, b.best_loss)) return differ("best_loss", a.best_loss, b.best_loss);
+  if (!Same(a.best_training_loss, b.best_training_loss)) {
+    return differ("best_training_loss", a.best_training_loss, b.best_training_loss);
+  }
   if (a.seed != b.seed) return differ("seed", a.seed, b.seed);
   if (a.data_seed != b.data_seed) return differ("data_seed", a.data_seed, b.data_seed);
   return "";

@@ -172,7 +172,11 @@ TEST_F(CkptTest, Inspect) {
                             HasSubstr("weight_decay=0.1"), HasSubstr("= w"), HasSubstr("[4,3]"),
                             HasSubstr("model-00001-of-00001-")));
   }
-  EXPECT_EQ(Run({"inspect", root_, "--json"}), kExitOk);
+  extra_["best_training_loss"] = "2.5";
+  MustSave("", 5, 1);
+  EXPECT_EQ(Run({"inspect", root_}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("best loss: none yet, best of training 2.5\n"));
+  EXPECT_EQ(Run({"inspect", root_ + "/step-00000004", "--json"}), kExitOk);
   const nlohmann::json json = Json();
   EXPECT_EQ(json["step"], 4);
   EXPECT_EQ(json["best_loss"], "Infinity");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -76,9 +77,16 @@ void PrintExtra(const std::string& key, const std::string& value, std::ostream& 
   for (const std::string& line : lines) out << "  " << line << "\n";
 }
 
-// A run starts with the highest loss there is.
-std::string BestLossText(double loss) {
-  return std::isinf(loss) && loss > 0 ? "best loss: none yet" : "best " + NumberText(loss);
+// A run starts with the highest loss there is. `best_loss` is of evaluations.
+std::string BestLossText(const TrainerState& trainer) {
+  const double loss = trainer.best_loss();
+  const auto of_training = trainer.extra().find("best_training_loss");
+  double training = 0;
+  return absl::StrCat(
+      std::isinf(loss) && loss > 0 ? "best loss: none yet" : "best " + NumberText(loss),
+      of_training != trainer.extra().end() && absl::SimpleAtod(of_training->second, &training)
+          ? ", best of training " + NumberText(training)
+          : "");
 }
 
 // Long lists are cut short.
@@ -131,8 +139,8 @@ void PrintTrainer(const Manifest& manifest, std::ostream& out) {
       << ", written by " << manifest.producer().program() << " " << manifest.producer().version()
       << " at " << TimeText(manifest.producer().created_unix_ms()) << "\n";
   out << "topology    " << TopologyText(manifest.topology()) << "\n";
-  out << "losses      last " << NumberText(trainer.last_loss()) << ", "
-      << BestLossText(trainer.best_loss()) << "\n";
+  out << "losses      last " << NumberText(trainer.last_loss()) << ", " << BestLossText(trainer)
+      << "\n";
   out << "data        " << data.consumed_samples() << " samples consumed, epoch " << data.epoch()
       << ", sequence length " << data.sequence_length() << ", " << data.samples_per_epoch()
       << " samples per epoch\n";

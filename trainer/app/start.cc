@@ -24,6 +24,7 @@ Progress TakenOver(const Progress& saved, const LoadContent& content) {
     progress.last_loss = saved.last_loss;
     progress.last_learning_rate = saved.last_learning_rate;
     progress.best_loss = saved.best_loss;
+    progress.best_training_loss = saved.best_training_loss;
   }
   if (content.optimizer) {
     progress.updates = saved.updates;

@@ -168,9 +168,8 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   const int64_t first_sample = progress.consumed_samples;
   progress.consumed_samples += config_.training().global_batch_size();
   progress.last_loss = result.loss;
-  // Without evaluations the training loss takes the place of theirs.
-  if (!session_.valid_data.has_value() && std::isfinite(result.loss)) {
-    progress.best_loss = std::min(progress.best_loss, result.loss);
+  if (std::isfinite(result.loss)) {
+    progress.best_training_loss = std::min(progress.best_training_loss, result.loss);
   }
   progress.last_learning_rate = result.learning_rate;
   progress.ledger = NextLink(progress.ledger, ledger_settings_,

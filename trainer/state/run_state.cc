@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -25,6 +26,7 @@ namespace {
 constexpr char kPhilox[] = "philox4x32-10";
 constexpr char kUpdates[] = "optimizer_updates";
 constexpr char kEarlierUpdates[] = "earlier_updates";
+constexpr char kBestTrainingLoss[] = "best_training_loss";
 constexpr char kMicroBatch[] = "micro_batch_size";
 constexpr char kLedger[] = "ledger";
 
@@ -65,6 +67,10 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   (*state.mutable_extra())[kUpdates] = absl::StrCat(progress.updates);
   if (progress.earlier_updates > 0) {
     (*state.mutable_extra())[kEarlierUpdates] = absl::StrCat(progress.earlier_updates);
+  }
+  if (!std::isinf(progress.best_training_loss)) {
+    (*state.mutable_extra())[kBestTrainingLoss] =
+        absl::StrFormat("%.17g", progress.best_training_loss);
   }
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
   if (!progress.ledger.empty()) (*state.mutable_extra())[kLedger] = progress.ledger;
@@ -138,6 +144,13 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
       return absl::DataLossError(
           absl::StrCat("manifest: trainer.extra.", name, " is not a number: ", entry->second));
     }
+  }
+  const auto best = state.extra().find(kBestTrainingLoss);
+  if (best != state.extra().end() &&
+      (!absl::SimpleAtod(best->second, &progress.best_training_loss) ||
+       std::isnan(progress.best_training_loss))) {
+    return absl::DataLossError(
+        absl::StrCat("manifest: trainer.extra.best_training_loss is no loss: ", best->second));
   }
   if (const auto ledger = state.extra().find(kLedger); ledger != state.extra().end()) {
     progress.ledger = ledger->second;

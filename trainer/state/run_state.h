@@ -27,8 +27,10 @@ struct Progress {
   int64_t consumed_samples = 0;  // sequences read since the first step
   double last_loss = 0;          // of step `step`
   double last_learning_rate = 0;
-  double best_loss = std::numeric_limits<double>::infinity();  // lowest evaluation loss
-  uint64_t seed = 0;                                           // for dropout and sampling
+  // The lowest losses, infinite before the first one: of evaluations, and of steps.
+  double best_loss = std::numeric_limits<double>::infinity();
+  double best_training_loss = std::numeric_limits<double>::infinity();
+  uint64_t seed = 0;       // for dropout and sampling
   uint64_t data_seed = 0;  // for the sample order, kept when `seed` changes
   std::string ledger;      // head of the chain of steps; empty before the first (ledger.h)
 };

@@ -35,6 +35,7 @@ TEST(RunStateTest, ProgressComesBack) {
                         .last_loss = 3.25,
                         .last_learning_rate = 1e-3,
                         .best_loss = 3.5,
+                        .best_training_loss = 10 / 3.0,
                         .seed = 9};
   const ckpt::Manifest manifest = Describe(before);
   EXPECT_EQ(manifest.trainer().data().epoch(), 2);
@@ -47,13 +48,16 @@ TEST(RunStateTest, ProgressComesBack) {
   EXPECT_EQ(after.last_loss, before.last_loss);
   EXPECT_EQ(after.last_learning_rate, before.last_learning_rate);
   EXPECT_EQ(after.best_loss, before.best_loss);
+  EXPECT_EQ(after.best_training_loss, before.best_training_loss);
   EXPECT_EQ(after.seed, before.seed);
 }
 
 TEST(RunStateTest, AProgramThatKnowsNoBestLossHasNone) {
   ckpt::Manifest manifest = Describe({});
   manifest.mutable_trainer()->clear_best_loss();
-  EXPECT_EQ(OrFail(ReadProgress(manifest)).best_loss, std::numeric_limits<double>::infinity());
+  const Progress progress = OrFail(ReadProgress(manifest));
+  EXPECT_EQ(progress.best_loss, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(progress.best_training_loss, std::numeric_limits<double>::infinity());
 }
 
 TEST(RunStateTest, ImpossibleProgressIsRefused) {
@@ -67,6 +71,12 @@ TEST(RunStateTest, ImpossibleProgressIsRefused) {
   (*manifest.mutable_trainer()->mutable_extra())["optimizer_updates"] = "many";
   ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss,
               {"optimizer_updates", "many"});
+  for (const char* loss : {"low", "nan", ""}) {
+    manifest = Describe({});
+    (*manifest.mutable_trainer()->mutable_extra())["best_training_loss"] = loss;
+    ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss,
+                {"best_training_loss", loss});
+  }
 }
 
 // A run that has loaded an optimizer, but not its step, has more updates than steps.
