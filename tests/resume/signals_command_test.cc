@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/support/command.h"
 #include "trainer/app/signals.h"
 
@@ -226,6 +227,34 @@ TEST_F(SignalsCommandTest, StopSignalsToRanks) {
     EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
     EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(SIGINT)));
   }
+}
+
+// To one rank of two. The step is saved at once, and the next process makes the evaluation.
+TEST_F(SignalsCommandTest, AnEvaluationStopsAtASignal) {
+  const std::string valid = (root_ / "valid.bin").string();
+  WriteRandomTokens(valid, /*vocabulary=*/100, /*count=*/2'000'000);
+  const Words flags = {"--data-parallel-size=2", "--valid-data-path=" + valid, "--eval-interval=2",
+                       "--eval-iters=1000", "--save-interval=100"};
+  const auto evaluations = [&](const std::string& run) {
+    std::vector<std::string> bits;
+    for (const nlohmann::json& record : Records(run)) {
+      if (record["kind"] == "eval") bits.push_back(record["eval_loss_bits"]);
+    }
+    return bits;
+  };
+  MustRun(Launcher(Saving("whole", 4, flags)));
+  const Process process(Launcher(Saving("run", 4, flags)), root_);
+  EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("run") == 2; }));
+  kill(FindRank(1), SIGTERM);
+  const Result result = process.Wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("stopped by signal 15 after step 2"));
+  EXPECT_EQ(RecordCount("run"), 2);
+  EXPECT_EQ(Steps("run"), (std::set<int64_t>{2}));
+  MustRun(Launcher(Saving("run", 4, flags)));
+  EXPECT_EQ(evaluations("whole").size(), 2);
+  EXPECT_EQ(evaluations("run"), evaluations("whole"));
+  EXPECT_EQ(Losses("run"), Losses("whole"));
 }
 
 }  // namespace

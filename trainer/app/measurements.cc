@@ -59,6 +59,21 @@ bool TimeIsUp(const Session& session) {
   return minutes > 0 && SteadyNow() - session.began >= absl::Minutes(minutes);
 }
 
+absl::StatusOr<std::optional<EvalMetrics>> EvaluateSession(const Session& session,
+                                                           const StopEvaluation& stop) {
+  const TrainingConfig& training = session.config.training();
+  const absl::Duration start = SteadyNow();
+  TESSERA_ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      session.trainer->Evaluate(*session.valid_data->loader,
+                                training.eval_iters() * training.global_batch_size(), stop));
+  if (result.stopped) return std::nullopt;
+  return EvalMetrics{.step = session.progress.step,
+                     .loss = result.loss,
+                     .tokens = result.tokens,
+                     .seconds = SecondsSince(start)};
+}
+
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
   const TrainingConfig& training = session.config.training();
   RateMeter::Options options = {

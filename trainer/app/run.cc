@@ -26,6 +26,7 @@
 #include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
 #include "storage/lock/folder_lock.h"
+#include "trainer/app/measurements.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/sample_text.h"
 #include "trainer/app/session.h"
@@ -139,7 +140,8 @@ absl::Status EvaluateOnly(Session& session, ProgressLine& progress_line) {
   if (!session.valid_data.has_value() || session.config.training().eval_interval() == 0) {
     return absl::OkStatus();
   }
-  TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, EvaluateSession(session));
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<EvalMetrics> evaluated, EvaluateSession(session));
+  EvalMetrics metrics = *evaluated;  // nothing stops it
   metrics.best = session.owes_evaluation && metrics.loss < session.progress.best_loss;
   progress_line.Eval(metrics);
   const std::string& run_dir = session.config.output().run_dir();

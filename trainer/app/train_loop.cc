@@ -88,7 +88,7 @@ absl::Status TrainLoop::Run() {
 
 absl::Status TrainLoop::Train() {
   const Progress& progress = session_.progress;
-  if (session_.owes_evaluation) TESSERA_RETURN_IF_ERROR(Evaluate());
+  if (session_.owes_evaluation) TESSERA_RETURN_IF_ERROR(Evaluate(/*may_stop=*/false));
   while (progress.step < config_.training().train_iters()) {
     if (timeline_ != nullptr) TESSERA_RETURN_IF_ERROR(timeline_->NextStep(progress.step + 1));
     const absl::Duration start = SteadyNow();
@@ -98,12 +98,12 @@ absl::Status TrainLoop::Train() {
     TESSERA_RETURN_IF_ERROR(CheckMemory("train"));
     ReportSaves(session_.saver->Poll());
     ReportReplicas(session_.saver->PollReplicas());
-    const bool ends = decision_.end != ckpt::EndReason::kNone;
     // A process that is told to end may soon be killed. It saves first; the next process evaluates.
     const bool is_told = stopped_by() != 0 ||
                          (decision_.program_ends && decision_.end != ckpt::EndReason::kLastStep);
-    const bool hurries = decision_.save != ckpt::SaveKind::kNone && ends && is_told;
-    if (!hurries) TESSERA_RETURN_IF_ERROR(Evaluate());
+    const bool hurries = decision_.save != ckpt::SaveKind::kNone && is_told;
+    if (!hurries) TESSERA_RETURN_IF_ERROR(Evaluate(/*may_stop=*/true));
+    const bool ends = decision_.end != ckpt::EndReason::kNone;
     SayEnd();
     // Without checkpoints, what a death costs would grow with each step.
     if (decision_.trouble != ckpt::SaveTrouble::kNone) TESSERA_RETURN_IF_ERROR(CheckSaves());
@@ -226,14 +226,20 @@ bool TrainLoop::HasDiverged() const {
   return session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow;
 }
 
-absl::Status TrainLoop::Evaluate() {
+absl::Status TrainLoop::Evaluate(bool may_stop) {
   if (!session_.valid_data.has_value() || !AtInterval(config_.training().eval_interval())) {
     return absl::OkStatus();
   }
   const TraceSpan span("evaluation", "evaluation");
   Progress& progress = session_.progress;
-  TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, EvaluateSession(session_));
+  StopEvaluation stop;
+  if (may_stop && Saves(config_) && config_.checkpoint().exit_signal_handler()) {
+    stop = [this] { return IsStopped(); };
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::optional<EvalMetrics> evaluated, EvaluateSession(session_, stop));
   TESSERA_RETURN_IF_ERROR(EndTogether(session_.valid_data->loader->kept_error()));
+  if (!evaluated.has_value()) return absl::OkStatus();
+  EvalMetrics& metrics = *evaluated;
   metrics.best = metrics.loss < progress.best_loss;
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
@@ -244,6 +250,19 @@ absl::Status TrainLoop::Evaluate() {
   }
   FollowRecords();
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> TrainLoop::IsStopped() {
+  int64_t signal = StopSignal();
+  if (Communicator* const world = session_.mesh->world(); world != nullptr) {
+    TESSERA_RETURN_IF_ERROR(
+        world->AllReduce(std::span(&signal, 1), ReduceOp::kMax, {.what = "signals"}));
+  }
+  if (signal == 0) return false;
+  decision_.stop_signal = static_cast<int>(signal);
+  if (decision_.end == ckpt::EndReason::kNone) decision_.end = ckpt::EndReason::kSignal;
+  decision_.save = ckpt::SaveKind::kPermanent;
+  return true;
 }
 
 void TrainLoop::FollowRecords() {
@@ -473,23 +492,6 @@ absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
   ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).IgnoreError();
   return with(saved.ok() ? absl::StrCat("step ", step, " is saved (--save-on-exception)")
                          : absl::StrCat("step ", step, " is not saved: ", saved.message()));
-}
-
-absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {
-  const TrainingConfig& training = session.config.training();
-  const absl::Duration start = SteadyNow();
-  TESSERA_ASSIGN_OR_RETURN(
-      const EvaluationResult result,
-      session.trainer->Evaluate(*session.valid_data->loader,
-                                training.eval_iters() * training.global_batch_size()));
-  return EvalMetrics{.step = session.progress.step,
-                     .loss = result.loss,
-                     .tokens = result.tokens,
-                     .seconds = SecondsSince(start)};
-}
-
-bool TrainLoop::AtInterval(int64_t interval) const {
-  return interval > 0 && session_.progress.step % interval == 0;
 }
 
 }  // namespace tessera

@@ -52,8 +52,11 @@ class TrainLoop {
   // Returns how this rank has spent the time since the last call.
   TimeSplit TakeTimeSplit();
   absl::Status Report(const StepMetrics& metrics);
-  // Evaluates, if it is time.
-  absl::Status Evaluate();
+  // Evaluates, if it is time. With `may_stop`, in a run that saves at signals, a signal stops the
+  // evaluation. The run then saves and ends at this step, and the next process evaluates it.
+  absl::Status Evaluate(bool may_stop);
+  // Returns whether a signal has stopped the evaluation. Collective.
+  absl::StatusOr<bool> IsStopped();
   // Copies new records of metrics.jsonl to the event file.
   void FollowRecords();
   void AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
@@ -91,7 +94,9 @@ class TrainLoop {
   bool HasDiverged() const;
   // Returns Aborted if training does not recover from the last loss.
   absl::Status CheckNotDiverged() const;
-  bool AtInterval(int64_t interval) const;
+  bool AtInterval(int64_t interval) const {
+    return interval > 0 && session_.progress.step % interval == 0;
+  }
   // Returns, with save_on_exception, the same error on all ranks if some ranks' `mine` is one; they
   // then end together. Collective.
   absl::Status EndTogether(const absl::Status& mine);
@@ -117,10 +122,6 @@ class TrainLoop {
   std::optional<EvalMetrics> evaluation_;  // the last one
   absl::StatusCode last_replica_ = absl::StatusCode::kUnknown;  // its outcome; unknown: none yet
 };
-
-// Returns the mean loss over the first samples of the validation data, and its time. Collective, as
-// Trainer::Evaluate().
-absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session);
 
 }  // namespace tessera
 

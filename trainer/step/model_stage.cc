@@ -121,7 +121,7 @@ absl::StatusOr<double> EvaluationStage::Forward(const PipelinePass& pass, Tensor
                                                 TensorView output) {
   ModelChunk& chunk = chunks_[pass.chunk];
   const BatchSlot& slot = slots_[pass.chunk];
-  const int64_t first = micro_batches_[pass.micro_batch] * shape_.batch;
+  const int64_t first = micro_batches_[first_ + pass.micro_batch] * shape_.batch;
   if (chunk.reads_data()) {
     const auto fill = [&](std::span<int32_t> ids, std::span<int32_t> targets) {
       return data_.FillEvaluationBatch(first, shape_.batch, ids, targets);

@@ -84,6 +84,9 @@ class EvaluationStage final : public PipelineStage {
   EvaluationStage(std::vector<ModelChunk>& chunks, const BatchLoader& data, const BatchShape& shape,
                   std::span<const int64_t> micro_batches);
 
+  // Sets the position in `micro_batches` at which the next run begins.
+  void set_first(int64_t first) { first_ = first; }
+
   absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
                                  TensorView output) override;
   absl::Status Backward(const PipelinePass& pass, TensorView d_output, TensorView d_input) override;
@@ -93,6 +96,7 @@ class EvaluationStage final : public PipelineStage {
   const BatchLoader& data_;
   const BatchShape shape_;
   const std::span<const int64_t> micro_batches_;
+  int64_t first_ = 0;
   std::vector<BatchSlot> slots_;  // by chunk
 };
 

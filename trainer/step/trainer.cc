@@ -78,7 +78,8 @@ class Trainer::Impl {
   }
 
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
-  absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
+  absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples,
+                                            const StopEvaluation& stop);
 
   void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed) {
     before_overwrite_ = std::move(before);
@@ -326,7 +327,12 @@ absl::StatusOr<bool> Trainer::Impl::Update(double grad_norm, double learning_rat
   return updated;
 }
 
-absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data, int64_t samples) {
+// In an evaluation that may be stopped, a round has so many micro-batches for each pipeline stage:
+// filling the pipeline anew then costs at most an eighth.
+constexpr int64_t kEvaluatedPerStage = 8;
+
+absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data, int64_t samples,
+                                                         const StopEvaluation& stop) {
   const int64_t sequence = config_.training().seq_length();
   // Whole global batches, where there is one: the same samples with micro-batches of any size.
   const int64_t global_batch = config_.training().global_batch_size();
@@ -337,14 +343,27 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
   const MicroBatchesByRank owners = EvaluationOwners(micro_batches, mesh_.topology().data);
   const std::vector<int64_t>& mine = owners[mesh_.coordinate().data];
   std::vector<double> losses;
+  std::optional<EvaluationStage> stage;
   if (!mine.empty()) {
     AllocationScope allocations;
-    EvaluationStage stage(chunks_, data, {batch, sequence}, mine);
+    stage.emplace(chunks_, data, EvaluationStage::BatchShape{batch, sequence}, mine);
     TESSERA_RETURN_IF_ERROR(allocations.End());
+  }
+  const auto most = static_cast<int64_t>(owners.front().size());
+  const int64_t least = mesh_.topology().pipeline * kEvaluatedPerStage;
+  const int64_t round = stop == nullptr ? most : std::max(split_.local(), least);
+  for (int64_t begin = 0; begin < most; begin += round) {
+    if (begin > 0) {
+      TESSERA_ASSIGN_OR_RETURN(const bool stops, stop());
+      if (stops) return EvaluationResult{.stopped = true};
+    }
+    const int64_t count = std::min(round, static_cast<int64_t>(mine.size()) - begin);
+    if (count <= 0) continue;
+    stage->set_first(begin);
     TESSERA_ASSIGN_OR_RETURN(
-        PipelineRun run, pipeline_->Forward(stage, static_cast<int64_t>(mine.size()),
-                                            chunks_.front().model().BoundaryRows(batch, sequence)));
-    losses = std::move(run.losses);
+        const PipelineRun run,
+        pipeline_->Forward(*stage, count, chunks_.front().model().BoundaryRows(batch, sequence)));
+    losses.insert(losses.end(), run.losses.begin(), run.losses.end());
   }
   TESSERA_ASSIGN_OR_RETURN(const double loss_sum, SumLosses(losses, owners, mesh_));
   TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
@@ -408,8 +427,9 @@ void Trainer::set_before_overwrite(BeforeOverwrite before, std::function<bool()>
   impl_->set_before_overwrite(std::move(before), std::move(needed));
 }
 
-absl::StatusOr<EvaluationResult> Trainer::Evaluate(const BatchLoader& data, int64_t samples) {
-  return impl_->Evaluate(data, samples);
+absl::StatusOr<EvaluationResult> Trainer::Evaluate(const BatchLoader& data, int64_t samples,
+                                                   const StopEvaluation& stop) {
+  return impl_->Evaluate(data, samples, stop);
 }
 
 absl::StatusOr<float> Trainer::LogProbability(std::span<const float> logits, int32_t token) {

@@ -44,7 +44,11 @@ struct StepResult {
 struct EvaluationResult {
   double loss = 0;  // mean per token
   int64_t tokens = 0;
+  bool stopped = false;  // before its end: the others are 0
 };
+
+// Returns whether an evaluation stops. Every rank calls it at the same times, and gets the same.
+using StopEvaluation = std::function<absl::StatusOr<bool>()>;
 
 // Trains one model on all ranks of a mesh: implements an optimizer step, an evaluation and a
 // sampled token for any topology. Every rank makes the same calls with the same arguments and gets
@@ -99,8 +103,10 @@ class Trainer {
   void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed = nullptr);
 
   // Returns the mean loss over the first `samples` sequences of `data` (or all, if there are fewer;
-  // whole micro-batches), without dropout; the same sequences every time.
-  absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
+  // whole micro-batches), without dropout; the same sequences every time. With `stop`, asks after
+  // each global batch, or after several, so that the pipeline is not filled anew too often.
+  absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples,
+                                            const StopEvaluation& stop = nullptr);
 
   // Returns the logits [vocab_size] of the token after `context`.
   absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);

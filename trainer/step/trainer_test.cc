@@ -91,23 +91,33 @@ class TrainerTest : public ::testing::Test {
 };
 
 TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
-  for (const int64_t samples : {1, 3, 7, 15}) {
+  for (const int64_t samples : {1, 3, 7, 15, 100}) {
     const std::string tokens = WriteSamples(samples);
     double expected = 0;
     for (const std::string& topology : Topologies()) {
       SCOPED_TRACE(absl::StrCat(samples, " samples, ", topology));
       Mutex mutex;
       std::vector<double> losses;
-      ASSERT_OK(
-          RunRanks(Config(topology, tokens, /*micro_batch_size=*/2),
-                   [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
-                     TESSERA_ASSIGN_OR_RETURN(const EvaluationResult result,
-                                              trainer.Evaluate(data, /*samples=*/1000));
-                     const MutexLock lock(&mutex);
-                     EXPECT_EQ(result.tokens, std::clamp<int64_t>(samples / 2 * 2, 1, 8) * kLength);
-                     losses.push_back(result.loss);
-                     return absl::OkStatus();
-                   }));
+      ASSERT_OK(RunRanks(
+          Config(topology, tokens, /*micro_batch_size=*/2),
+          [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
+            TESSERA_ASSIGN_OR_RETURN(const EvaluationResult result,
+                                     trainer.Evaluate(data, /*samples=*/1000));
+            // In rounds, after which it may be stopped, it has the same bits.
+            int asked = 0, stop_at = -1;
+            const auto stop = [&]() -> absl::StatusOr<bool> { return ++asked == stop_at; };
+            TESSERA_ASSIGN_OR_RETURN(EvaluationResult other, trainer.Evaluate(data, 1000, stop));
+            EXPECT_EQ(other.loss, result.loss);
+            EXPECT_EQ(asked > 0, samples == 100);
+            stop_at = std::exchange(asked, 0);
+            TESSERA_ASSIGN_OR_RETURN(other, trainer.Evaluate(data, 1000, stop));
+            EXPECT_EQ(other.stopped, samples == 100);
+            const MutexLock lock(&mutex);
+            const int64_t whole = samples < 8 ? samples / 2 * 2 : samples / 8 * 8;
+            EXPECT_EQ(result.tokens, std::max<int64_t>(whole, 1) * kLength);
+            losses.push_back(result.loss);
+            return absl::OkStatus();
+          }));
       if (topology == "single") expected = losses[0];
       EXPECT_GT(expected, 0);
       for (const double loss : losses) EXPECT_EQ(loss, expected);
