@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <span>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/no_space.h"
 #include "base/status_macros.h"
@@ -17,8 +20,10 @@ namespace tessera {
 namespace {
 
 constexpr uint64_t kMinUploadBlockBytes = 8 << 20;
+constexpr uint64_t kChunkBytes = 1 << 20;  // of checksums that the writer has not computed
 
-// A file that is written to the staging tier. Sync() uploads what was written since the last one.
+// A file that is written to the staging tier. Sync() uploads what was written since the last one,
+// and compares it with the checksums of what was written.
 class StagedFile final : public WritableFile {
  public:
   StagedFile(Storage& staging, std::string_view path, std::string name,
@@ -32,9 +37,24 @@ class StagedFile final : public WritableFile {
         upload_block_bytes_(upload_block_bytes) {}
 
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
+    return WriteCheckedAt(offset_bytes, data, {});
+  }
+
+  absl::Status WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
+                              const ChunkChecksums& checksums) override {
     TESSERA_RETURN_IF_ERROR(Staged(file_->WriteAt(offset_bytes, data)));
+    const uint64_t chunk_bytes = checksums.chunk_bytes > 0 ? checksums.chunk_bytes : kChunkBytes;
+    Chunks chunks;
+    for (uint64_t at = 0; at < data.size(); at += chunk_bytes) {
+      const uint64_t size = std::min<uint64_t>(chunk_bytes, data.size() - at);
+      const std::span<const uint32_t> known = checksums.From(at).crc32c;
+      chunks[offset_bytes + at] = {offset_bytes + at + size,
+                                   known.empty() ? Crc32c(data.subspan(at, size)) : known[0]};
+    }
     const MutexLock lock(&mutex_);
-    return written_.Claim(name_, offset_bytes, data.size());
+    TESSERA_RETURN_IF_ERROR(written_.Claim(name_, offset_bytes, data.size()));
+    chunks_.merge(chunks);
+    return absl::OkStatus();
   }
 
   absl::Status Sync() override {
@@ -50,32 +70,61 @@ class StagedFile final : public WritableFile {
   }
 
  private:
+  struct Chunk {
+    uint64_t end = 0;
+    uint32_t crc32c = 0;
+  };
+  using Chunks = std::map<uint64_t, Chunk>;  // by their beginnings
+
   absl::Status Upload() {
     WrittenRanges written;
+    Chunks chunks;
     {
       const MutexLock lock(&mutex_);
       std::swap(written, written_);
+      std::swap(chunks, chunks_);
     }
     if (written.ranges().empty()) return absl::OkStatus();
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> source, staging_.Open(path_));
     TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(upload_block_bytes_));
     // Neighbours are uploaded in large blocks, whatever the size of the writes was.
     for (const auto& [begin, end] : written.ranges()) {
-      TESSERA_RETURN_IF_ERROR(UploadRange(*source, begin, end, buffer.span()));
+      TESSERA_RETURN_IF_ERROR(UploadRange(*source, begin, end, chunks, buffer.span()));
     }
     return absl::OkStatus();
   }
 
+  // Uploads a range, which consists of whole chunks.
   absl::Status UploadRange(const ReadableFile& source, uint64_t begin, uint64_t end,
-                           std::span<std::byte> buffer) {
+                           const Chunks& chunks, std::span<std::byte> buffer) {
+    auto chunk = chunks.find(begin);
+    uint32_t crc = 0;  // of what was read of the chunk
     while (begin < end) {
       const std::span<std::byte> block =
           buffer.first(std::min<uint64_t>(end - begin, buffer.size()));
       TESSERA_RETURN_IF_ERROR(Staged(source.ReadAt(begin, block)));
-      TESSERA_RETURN_IF_ERROR(remote_->WriteAt(begin, block));
+      // The remote file gets the checksums of chunks of one size from the block's beginning on.
+      const uint64_t chunk_bytes = chunk->first == begin ? chunk->second.end - begin : 0;
+      std::vector<uint32_t> known;
+      for (uint64_t at = 0; at < block.size();) {
+        const uint64_t size = std::min(block.size() - at, chunk->second.end - (begin + at));
+        crc = ExtendCrc32c(crc, block.subspan(at, size));
+        at += size;
+        if (begin + at < chunk->second.end) break;
+        if (crc != chunk->second.crc32c) return Damaged(chunk->first, chunk->second.end);
+        if (at == (known.size() + 1) * chunk_bytes) known.push_back(crc);
+        crc = 0;
+        ++chunk;
+      }
+      TESSERA_RETURN_IF_ERROR(remote_->WriteCheckedAt(begin, block, {chunk_bytes, known}));
       begin += block.size();
     }
     return absl::OkStatus();
+  }
+
+  absl::Status Damaged(uint64_t begin, uint64_t end) const {
+    return Staged(absl::DataLossError(absl::StrCat(staging_.Describe(path_), ": bytes [", begin,
+                                                   ", ", end, ") are not what was written there")));
   }
 
   // Adds the remote file's name to an error of the staging tier.
@@ -92,6 +141,7 @@ class StagedFile final : public WritableFile {
   const uint64_t upload_block_bytes_;
   Mutex mutex_;
   WrittenRanges written_ ABSL_GUARDED_BY(mutex_);  // and not yet uploaded
+  Chunks chunks_ ABSL_GUARDED_BY(mutex_);          // of these ranges
 };
 
 // Reads a staged file, and the remote file where the staged one cannot be read.

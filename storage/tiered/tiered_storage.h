@@ -24,7 +24,8 @@ namespace tessera {
 // file is durable when it is there. Staged files are an acceleration and may vanish at any time.
 //
 // - Create() writes to the staging tier; Sync() uploads, and then makes the remote file durable. If
-//   the staging tier has no room, the file is written to the remote storage directly.
+//   the staging tier has no room, the file is written to the remote storage directly. Sync()
+//   returns DataLoss if the staged file does not have the checksums of what was written.
 // - Open() reads the staged file if it is as long as the remote one, and the remote file otherwise
 //   or if the staged one cannot be read. They are not compared any further: a program that has
 //   checksums of its own compares them, and reads the original (ReadOriginalAt()) where they

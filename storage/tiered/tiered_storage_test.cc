@@ -2,11 +2,17 @@
 
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/forwarding_storage.h"
 #include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
@@ -16,6 +22,7 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 std::vector<StorageFixture> Fixtures() {
@@ -43,6 +50,49 @@ std::vector<StorageFixture> Fixtures() {
 
 INSTANTIATE_TEST_SUITE_P(Tiered, StorageConformance, testing::ValuesIn(Fixtures()),
                          StorageFixtureName);
+
+// Counts the bytes of whole MiB that arrive with their checksums.
+class PassedOnStorage final : public ForwardingStorage {
+ public:
+  using ForwardingStorage::ForwardingStorage;
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override {
+    auto file = ForwardingStorage::Create(path, size_hint_bytes);
+    if (!file.ok()) return file;
+    return std::make_unique<File>(*std::move(file), checked_bytes_);
+  }
+  uint64_t checked_bytes() const { return checked_bytes_; }
+
+ private:
+  class File final : public WritableFile {
+   public:
+    File(std::unique_ptr<WritableFile> file, uint64_t& checked_bytes)
+        : file_(std::move(file)), checked_bytes_(checked_bytes) {}
+    absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
+      return file_->WriteAt(offset_bytes, data);
+    }
+    absl::Status WriteCheckedAt(uint64_t offset_bytes, std::span<const std::byte> data,
+                                const ChunkChecksums& checksums) override {
+      for (uint64_t at = 0; at + kMiB <= data.size(); at += kMiB) {
+        const std::optional<uint32_t> crc = checksums.OfRange(at, kMiB);
+        if (!crc.has_value()) continue;
+        checked_bytes_ += kMiB;
+        EXPECT_EQ(*crc, Crc32c(data.subspan(at, kMiB)));
+      }
+      return file_->WriteAt(offset_bytes, data);
+    }
+    absl::Status Sync() override { return file_->Sync(); }
+    absl::Status Close() override { return file_->Close(); }
+
+   private:
+    static constexpr uint64_t kMiB = 1 << 20;
+    const std::unique_ptr<WritableFile> file_;
+    uint64_t& checked_bytes_;
+  };
+
+  uint64_t checked_bytes_ = 0;
+};
 
 // Two storages in memory, seen through a TieredStorage and directly.
 class TieredStorageTest : public testing::Test {
@@ -140,6 +190,60 @@ TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhatTheLimitLeavesNoRoomFor) {
   EXPECT_EQ(Get(limited, path_), "abc");
   ASSERT_OK(WriteAll(limited, path_, "ab"));
   EXPECT_EQ(Get(staged_files_, path_), "ab");
+}
+
+// The checksums are the writer's, or those of what it has written.
+TEST_F(TieredStorageTest, ADamagedStagedFileIsNotUploadedInSilence) {
+  const std::string text = "abcdefghijklmnopqrst";
+  const auto bytes = std::as_bytes(std::span<const char>(text));
+  std::vector<uint32_t> crcs;
+  for (size_t at = 0; at < text.size(); at += 8) {
+    crcs.push_back(Crc32c(text.substr(at, 8)));
+  }
+  for (const bool known : {true, false}) {
+    for (uint64_t damaged = 0; damaged <= text.size(); ++damaged) {
+      SCOPED_TRACE(absl::StrCat(known, " ", damaged));
+      auto file = *storage_->Create(path_, text.size());
+      ASSERT_OK(file->WriteAt(20, bytes));
+      ASSERT_OK(known ? file->WriteCheckedAt(0, bytes, {8, crcs}) : file->WriteAt(0, bytes));
+      staging_->ClearFaults();
+      if (damaged < text.size()) staging_->CorruptReads(path_, damaged, std::byte{4});
+      const absl::Status synced = file->Sync();
+      if (damaged == text.size()) {
+        EXPECT_OK(synced);
+        EXPECT_EQ(Get(remote_files_, path_), text + text);
+        continue;
+      }
+      EXPECT_TRUE(absl::IsDataLoss(synced)) << synced;
+      EXPECT_THAT(std::string(synced.message()), HasSubstr(path_));
+    }
+  }
+}
+
+// Large blocks, and chunks that end beside them.
+TEST_F(TieredStorageTest, ChunksOfAnySizeAreComparedAndPassedOn) {
+  for (const uint64_t chunk_bytes : {uint64_t{1} << 20, uint64_t{3000000}, uint64_t{20} << 20}) {
+    SCOPED_TRACE(chunk_bytes);
+    std::string text((uint64_t{20} << 20) + 5, 'x');
+    for (size_t i = 0; i < text.size(); i += 100) text[i] = static_cast<char>(i / 100);
+    std::vector<uint32_t> crcs;
+    for (size_t at = 0; at < text.size(); at += chunk_bytes) {
+      crcs.push_back(Crc32c(std::string_view(text).substr(at, chunk_bytes)));
+    }
+    const auto bytes = std::as_bytes(std::span<const char>(text));
+    PassedOnStorage remote(remote_files_);
+    TieredStorage storage(std::make_unique<FaultInjectingStorage>(staged_files_),
+                          std::make_unique<ForwardingStorage>(static_cast<Storage&>(remote)));
+    auto file = *storage.Create(path_, text.size());
+    ASSERT_OK(file->WriteCheckedAt(0, bytes, {chunk_bytes, crcs}));
+    ASSERT_OK(file->Sync());
+    EXPECT_EQ(ReadAll(remote_files_, path_, text.size()).value_or(""), text);
+    EXPECT_EQ(remote.checked_bytes(), chunk_bytes == 1 << 20 ? uint64_t{20} << 20 : 0);
+    crcs.back() ^= 1;
+    file = *storage.Create(path_, text.size());
+    ASSERT_OK(file->WriteCheckedAt(0, bytes, {chunk_bytes, crcs}));
+    EXPECT_TRUE(absl::IsDataLoss(file->Sync()));
+  }
 }
 
 TEST_F(TieredStorageTest, AFailedUploadIsAnErrorOfTheSync) {
