@@ -35,6 +35,7 @@ absl::StatusOr<LoadOptions> ReadLoadOptions(const tessera_load_options& from) {
   options.verify_digests = from.verify_digests != 0;
   options.convert_dtype = from.exact_dtypes == 0;
   options.allow_overflow = from.allow_overflow != 0;
+  options.allow_shared_memory = from.allow_shared_memory != 0;
   if (from.staging_bytes > 0) options.staging_bytes = from.staging_bytes;
   options.progress = ProgressOf(from.progress, from.progress_context);
   options.is_cancelled = IsSet(from.cancelled);

@@ -314,6 +314,8 @@ typedef struct {
   const int32_t* cancelled;
   /* Make finite elements that the wanted dtype cannot hold infinite; 0: they are an error. */
   int32_t allow_overflow;
+  /* Load also where tensors share memory for which the checkpoint may have different elements. */
+  int32_t allow_shared_memory;
 } tessera_load_options;
 
 /* ---- A folder of checkpoints. */

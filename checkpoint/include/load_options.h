@@ -37,6 +37,10 @@ struct LoadOptions {
   // Whether finite elements that the wanted dtype cannot hold become infinite. Otherwise the first
   // of them ends the load.
   bool allow_overflow = false;
+  // Whether wanted boxes may share memory although the checkpoint may have other elements for each:
+  // the caller knows that their values are the same. Otherwise such loads are refused, except of
+  // boxes that are the same elements under several names, as those of tied weights.
+  bool allow_shared_memory = false;
   int io_threads = 4;
   // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven
   // chunks if ranks read for each other. A load to a device takes up to as much page-locked memory.

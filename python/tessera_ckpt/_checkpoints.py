@@ -356,7 +356,8 @@ class Checkpoint:
                 timeout_seconds=timeout_seconds, allow_missing=allow_missing,
                 allow_unexpected=allow_unexpected, verify_digests=verify_digests,
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback,
-                cancelled=cancelled, allow_overflow=allow_overflow)
+                cancelled=cancelled, allow_overflow=allow_overflow,
+                allow_shared_memory=True)  # whose elements were compared
             found = report(lib.checkpoint_load, self._handle, description.handle,
                            ctypes.byref(options))
         new.update(description.finish_load(found["missing"]))

@@ -224,6 +224,7 @@ class LoadOptions(_Struct):
         ("progress_context", c_void_p),
         ("cancelled", POINTER(c_int32)),
         ("allow_overflow", c_int32),
+        ("allow_shared_memory", c_int32),
     ]
 
 
