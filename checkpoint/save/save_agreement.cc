@@ -109,6 +109,7 @@ class SaveAgreement {
     SaveBegin begin;
     begin.set_step(step_);
     begin.set_overwrite(overwrite_);
+    begin.set_checksum_chunk_bytes(options_.checksum_chunk_bytes);
     if (hit) {
       begin.set_plan_id(cache_.entry_->plan_id);
     } else {
@@ -161,6 +162,11 @@ class SaveAgreement {
         return absl::InvalidArgumentError(
             absl::StrCat("rank ", overwrite_ ? 0 : rank, " overwrites a checkpoint of the step, ",
                          "rank ", overwrite_ ? rank : 0, " does not"));
+      }
+      if (begin.checksum_chunk_bytes() != options_.checksum_chunk_bytes) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("checksum_chunk_bytes is ", options_.checksum_chunk_bytes, " on rank 0, ",
+                         begin.checksum_chunk_bytes(), " on rank ", rank));
       }
       all_hit_ &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
       all_described &= begin.plan_id() == 0;

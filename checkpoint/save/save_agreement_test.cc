@@ -178,7 +178,10 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
       {"one tensor less", [](Round& r, int k) { r.plans[k].mutable_tensors()->RemoveLast(); }},
       {"file size", [](Round& r, int k) { r.options[k].max_file_bytes = 40; }},
       {"split size", [](Round& r, int k) { r.options[k].min_split_bytes = 8; }},
-      {"chunk size", [](Round& r, int k) { r.options[k].checksum_chunk_bytes = 64; }},
+      {"chunk size",
+       [](Round& r, int) {
+         for (auto& o : r.options) o.checksum_chunk_bytes = 64;
+       }},
   };
   for (const auto& [what, change] : changes) {
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -232,6 +235,20 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
         EXPECT_THAT(std::string(task.status().message()), testing::HasSubstr("tensor shared: "));
       }
       EXPECT_TRUE(Run(Round()).from_cache());  // no plan was made, so none was dropped
+    }
+  }
+}
+
+TEST_F(SaveAgreementTest, ChunksOfOtherSizesAreRefusedWhateverIsCached) {
+  for (const bool cached : {false, true}) {
+    SCOPED_TRACE(cached);
+    if (cached) ASSERT_OK(Run(Round()));
+    Round changed;
+    changed.options[2].checksum_chunk_bytes = 64;
+    for (const auto& task : Run(changed).tasks) {
+      EXPECT_TRUE(absl::IsInvalidArgument(task.status())) << task.status();
+      EXPECT_THAT(std::string(task.status().message()),
+                  testing::HasSubstr("checksum_chunk_bytes is 1048576 on rank 0, 64 on rank 2"));
     }
   }
 }
