@@ -50,6 +50,19 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::stri
   return all;
 }
 
+// Returns the directory of the first checkpoint that is intact and healthy; empty: none is. Returns
+// the error of a rolling checkpoint before it that may be good, but cannot be read.
+absl::StatusOr<std::string> FindGood(Storage& storage,
+                                     std::span<const CheckpointInfo> newest_first) {
+  for (const CheckpointInfo& checkpoint : newest_first) {
+    const absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
+    if (manifest.ok() && IsHealthy(*manifest)) return checkpoint.directory;
+    const bool is_known = manifest.ok() || MayBeDamage(manifest.status());
+    if (checkpoint.rolling && !is_known) return manifest.status();
+  }
+  return "";
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(Storage& storage,
@@ -177,21 +190,34 @@ bool IsLinked(Storage& storage, std::string_view directory) {
 
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
   RollingSteps steps;
+  std::array<CheckpointInfo, kRollingSlots.size()> newest_of;
   std::array<std::vector<CheckpointInfo>, kRollingSlots.size()> directories;
   for (size_t slot = 0; slot < kRollingSlots.size(); ++slot) {
     TESSERA_ASSIGN_OR_RETURN(directories[slot], ListSlot(storage, kRollingSlots[slot]));
     for (const CheckpointInfo& dir : directories[slot]) {
       TESSERA_RETURN_IF_ERROR(dir.readable);
-      if (dir.committed) steps[slot] = dir.step;  // ascending
+      if (!dir.committed) continue;
+      steps[slot] = dir.step;  // ascending
+      newest_of[slot] = dir;
+      newest_of[slot].rolling = true;
     }
   }
   int chosen = ChooseRollingSlot(steps);
+  std::string good;
+  if (steps[chosen].has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(good, FindGood(storage, {&newest_of[1 - chosen], 1}));
+    if (good.empty()) {
+      TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, ListForResume(storage));
+      TESSERA_ASSIGN_OR_RETURN(good, FindGood(storage, all));
+    }
+    if (good.starts_with(kRollingSlots[chosen])) chosen = 1 - chosen;
+  }
   // Nothing is deleted through a link.
   if (storage.IsLink(kRollingSlots[chosen])) chosen = 1 - chosen;
   const std::optional<int64_t> newest = std::max(steps[0], steps[1]);
   const std::unique_ptr<Removal> removal = Removal::In(storage);
   for (const CheckpointInfo& dir : directories[chosen]) {
-    if (IsLinked(storage, dir.directory)) continue;
+    if (dir.directory == good || IsLinked(storage, dir.directory)) continue;
     // Another attempt may still commit it, and be the only one to have a checkpoint.
     if (!removal->frees_names() && !dir.committed && dir.step > newest) continue;
     TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, *removal, dir).status());

@@ -58,7 +58,8 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t 
 //   rolling-0/1a2b3c4d/step-00000250/
 //
 // The slot that is replaced is emptied before the new checkpoint is written. The other one stays
-// complete meanwhile.
+// complete meanwhile. The slot of the newest good checkpoint of the run is not replaced: if the
+// newer rolling one was damaged, it is.
 
 inline constexpr std::array<std::string_view, 2> kRollingSlots = {"rolling-0", "rolling-1"};
 
@@ -86,7 +87,8 @@ bool IsLinked(Storage& storage, std::string_view directory);
 // shares it. An incomplete save then stays until a checkpoint of its step or a later one is
 // committed in a slot. Symbolic links are left alone: one in a slot stays beside the next
 // checkpoint; a slot that is a link is used only if the other one is a link, too, and never
-// emptied.
+// emptied. Reads the manifest of the checkpoint that stays, and the sizes and headers of its files;
+// an error other than damage deletes nothing.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage);
 
 }  // namespace tessera::ckpt

@@ -121,6 +121,28 @@ TEST_F(SavedCheckpointsTest, AnIncompleteSlotIsTheNextOne) {
   EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000075/"));
 }
 
+// The newer one was damaged after it was saved.
+TEST_F(SavedCheckpointsTest, TheLastGoodRollingCheckpointIsNotReplaced) {
+  for (const int64_t step : {10, 25, 50}) SaveRolling(step);
+  Damage(Data("rolling-0/step-00000050"), [](std::string& s) { s.pop_back(); });
+  SaveRolling(75);
+  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000075/"));
+  EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000025/"));
+  // A permanent one that is newer is as good.
+  Damage(Data("rolling-0/step-00000075"), [](std::string& s) { s.pop_back(); });
+  Save(60);
+  SaveRolling(80);
+  EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000080/"));
+  // While it is not known which is good, none is deleted.
+  storage_.FailWhere(
+      [&](const Operation& operation) {
+        return operation.kind == OperationKind::kOpen && operation.path.starts_with("rolling-1/");
+      },
+      absl::UnavailableError("no answer"));
+  EXPECT_TRUE(absl::IsUnavailable(EmptyRollingSlot(storage_).status()));
+  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000075/"));
+}
+
 TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
   Save(50);
   Save(100);
@@ -366,20 +388,21 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
   move_away_and_link("rolling-0");
   for (const int64_t step : {150, 175}) save_rolling(step);
   EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000125/"));
-  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000175/"));
+  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000150/", "step-00000175/"))
+      << "the newest good one stays beside the next";
 
   std::filesystem::remove(folder.path() + "/rolling-0");
   std::filesystem::remove_all(folder.path() + "/elsewhere");
   move_away_and_link("rolling-1");
   for (const int64_t step : {200, 225}) save_rolling(step);
-  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000175/"));
-  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000225/"));
+  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000150/", "step-00000175/"));
+  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000200/", "step-00000225/"));
 
   std::filesystem::remove_all(folder.path() + "/rolling-0");
   std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/rolling-0");
   for (const int64_t step : {250, 275}) save_rolling(step);
   EXPECT_THAT(*storage->List("elsewhere"),
-              ElementsAre("step-00000175/", "step-00000250/", "step-00000275/"));
+              ElementsAre("step-00000150/", "step-00000175/", "step-00000250/", "step-00000275/"));
 }
 
 // Readers in other processes hold the same lock.
