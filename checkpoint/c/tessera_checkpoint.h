@@ -531,7 +531,8 @@ typedef struct {
 
 /* Saves if the options say so for this step. Call after each step, on all ranks. A `stop_signal` on
  * any rank (0: none) ends the job. Saves that are due wait for a step that is `healthy` on all
- * ranks. Sets `decision`, which may be NULL.
+ * ranks. A save at the end of the job does not wait, but no restart resumes from it. Sets
+ * `decision`, which may be NULL.
  *
  * Report: {"save": "permanent", "rolling" or null, "end": why the job ends or null, "outcomes":
  * those of tessera_saver_poll()}. */

@@ -53,7 +53,8 @@ struct StepState {
   bool program_ends = false;  // for a reason of its own; saves before
   // Whether the step changed the state, and its loss is plausible. Checkpoints that are due wait
   // for a step that is healthy on every rank, so that retention and rolling slots keep good ones.
-  // Checkpoints at the end of the run or requested by a stop file do not wait.
+  // Checkpoints at the end of the run or requested by a stop file do not wait, but then say that
+  // the run had diverged (SaveRequest::healthy), so that no restart takes them.
   bool healthy = true;
 };
 
@@ -87,8 +88,9 @@ struct SaveDecision {
   // A trouble, unless there is a reason to end, since a job that ends anyway tries to save;
   // kFolderTaken and kLaterSteps in any case. A job that does not save has none but kFolderTaken.
   SaveTrouble trouble = SaveTrouble::kNone;
-  int stop_signal = 0;        // to any rank, whatever ends the run; SIGINT before SIGTERM
-  bool program_ends = false;  // on any rank
+  int stop_signal = 0;           // to any rank, whatever ends the run; SIGINT before SIGTERM
+  bool program_ends = false;     // on any rank
+  bool saves_unhealthy = false;  // `save` is of a step that is not healthy on all ranks
 
   bool operator==(const SaveDecision&) const = default;
 };

@@ -43,6 +43,9 @@ struct SaveRequest {
   bool rolling = false;  // goes to a rolling slot; of a CheckpointManager alone
   Metadata metadata = {};
 };
+  // False: the manifest says that the run had diverged, unless metadata.manifest has a health of
+  // its own. TryResume() skips such a checkpoint, and retention does not count it as good.
+  bool healthy = true;
 
 // The same on all ranks, except for progress, is_cancelled, before_commit, io_threads and
 // staging_bytes.

@@ -258,8 +258,9 @@ class Manager final : public JobSaves {
       const absl::StatusOr<StateToSave> what = describe();
       if (!what.ok()) in_background_.Withdraw();
       TESSERA_RETURN_IF_ERROR(what.status());
-      TESSERA_RETURN_IF_ERROR(
-          Save({now.step, decision.save == SaveKind::kRolling, *what->metadata}, *what->state));
+      TESSERA_RETURN_IF_ERROR(Save({now.step, decision.save == SaveKind::kRolling, *what->metadata,
+                                    /*healthy=*/!decision.saves_unhealthy},
+                                   *what->state));
     }
     if (ends) {
       WaitForSaves();

@@ -144,6 +144,7 @@ SaveDecision SaveSchedule::AfterStep(const KnownFacts& facts) {
   } else if (facts.healthy) {
     decision.save = due_;
   }
+  decision.saves_unhealthy = decision.save != SaveKind::kNone && !facts.healthy;
   if (decision.save != SaveKind::kNone) due_ = SaveKind::kNone;
   if (decision.save == SaveKind::kPermanent) last_permanent_ = facts.elapsed;
   return decision;

@@ -140,6 +140,10 @@ Manifest MakeManifest(const SaveRequest& request) {
   if (!metadata.program.empty()) manifest.mutable_producer()->set_program(metadata.program);
   TrainerState& trainer = *manifest.mutable_trainer();
   trainer.set_step(request.step);
+  if (!request.healthy && !trainer.has_health()) {
+    trainer.mutable_health()->set_state_is_finite(true);  // as far as is known
+    trainer.mutable_health()->set_loss_is_sane(false);
+  }
   for (const auto& [name, bytes] : metadata.entries) (*trainer.mutable_extra())[name] = bytes;
   return manifest;
 }

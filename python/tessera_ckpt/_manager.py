@@ -271,7 +271,8 @@ class CheckpointManager(Finishing):
           stop_signal: the number of a signal that this rank has received, which ends the job with a
             checkpoint; 0: none.
           healthy: False if the state of this step should not be kept, for example after a loss of
-            NaN. A checkpoint that is due waits for a healthy step.
+            NaN. A checkpoint that is due waits for a healthy step. One at the end of the job does
+            not wait, but no restart resumes from it.
           entries, program, per_rank: as for save().
         """
         self._handle.check()

@@ -97,6 +97,18 @@ class ManagerTest(unittest.TestCase):
                 train(manager, new_state())
             self.assertEqual(self.steps(), steps)
 
+    def test_a_state_that_is_not_healthy_is_not_resumed_from(self):
+        state = new_state()
+        with CheckpointManager(self.folder, interval_steps=4, last_step=6, keep=1) as manager:
+            for step in range(1, 7):
+                state["trainer"]["step"] = step
+                manager.try_save_checkpoint(state, healthy=step < 6)
+        self.assertEqual(self.steps(), [4, 6])
+        with CheckpointManager(self.folder) as manager:
+            with self.assertLogs("tessera_ckpt", "WARNING"):
+                self.assertEqual(manager.try_resume(state).step, 4)
+        self.assertEqual(state["trainer"]["step"], 4)
+
     def test_a_damaged_checkpoint_is_skipped_and_renamed(self):
         with CheckpointManager(self.folder, interval_steps=4, last_step=LAST_STEP) as manager:
             train(manager, new_state())
