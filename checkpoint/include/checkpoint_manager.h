@@ -138,7 +138,7 @@ class CheckpointManager {
   // Newer checkpoints, which were skipped, are then quarantined: they get another name, such as
   // "step-00000500.damaged", under which no reader takes them for a checkpoint. A job that does not
   // save leaves them as they are. Without any checkpoint, `state` is unchanged and the result has
-  // no checkpoint.
+  // no checkpoint. Waits for saves in flight first, as AbandonLater() and Begin() do.
   //
   // Errors, the same on every rank, after which nothing is renamed:
   //   NotFound, FailedPrecondition    nothing to resume from; ProblemOf() tells which ResumeProblem

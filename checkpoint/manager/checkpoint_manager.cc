@@ -106,15 +106,16 @@ class ObeyedOnce {
 };
 
 // The search for checkpoints of later steps than the job begins at, on rank 0, until the job saves
-// its first one. From then on, later steps may be the job's own.
+// its first one. From then on, later steps may be the job's own, unless it begins again before one
+// that it has saved.
 class LaterSteps {
  public:
   void Begin(int64_t step) {
     began_at_ = step;
-    may_find_ = !has_saved_;
+    may_find_ = !saved_.has_value() || step < *saved_;
   }
-  void NoteSave() {
-    has_saved_ = true;
+  void NoteSave(int64_t step) {
+    saved_ = step;
     may_find_ = false;
   }
 
@@ -131,7 +132,7 @@ class LaterSteps {
  private:
   std::optional<int64_t> began_at_;  // nullopt: the step before the first one
   bool may_find_ = true;
-  bool has_saved_ = false;
+  std::optional<int64_t> saved_;  // the newest step that the job has saved
   absl::Status found_;
 };
 
@@ -201,6 +202,7 @@ class Manager final : public JobSaves {
 
   absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
                                          const ResumeOptions& options) override {
+    WaitForSaves();  // one could appear among later steps, or read what is loaded
     Hosts hosts;
     if (staging_ != nullptr) {
       TESSERA_ASSIGN_OR_RETURN(hosts, Hosts::Find(group(), *staging_, "", options_.save.timeout));
@@ -227,6 +229,7 @@ class Manager final : public JobSaves {
   }
 
   absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) override {
+    WaitForSaves();
     absl::StatusOr<std::vector<std::string>> moved = std::vector<std::string>();
     if (group().rank() == 0 && storage_ != nullptr && options_.schedule.saves) {
       const absl::Status held = ConfirmFolder(lock_.get());
@@ -238,6 +241,7 @@ class Manager final : public JobSaves {
   }
 
   void Begin(int64_t step, std::optional<int64_t> last_step) override {
+    WaitForSaves();
     if (last_step.has_value()) options_.schedule.last_step = *last_step;
     stop_file_.Begin(step);
     later_steps_.Begin(step);
@@ -289,7 +293,7 @@ class Manager final : public JobSaves {
     if (!housekeeping_.has_value()) {
       return absl::FailedPreconditionError("the job does not save (SaveScheduleOptions::saves)");
     }
-    later_steps_.NoteSave();
+    later_steps_.NoteSave(request.step);
     if (background_ != nullptr) {
       in_background_.Begin();
       background_->Start(request, state);

@@ -4,16 +4,22 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/testing/test_state.h"
+#include "storage/forwarding_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -21,6 +27,24 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+
+// Holds up the files of a step until it is let go, or for half a second.
+class HeldUpStorage final : public ForwardingStorage {
+ public:
+  HeldUpStorage(Storage& base, std::string step)
+      : ForwardingStorage(base), step_(std::move(step)) {}
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override {
+    if (path.starts_with(step_)) let_go_.WaitForNotificationWithTimeout(absl::Milliseconds(500));
+    return ForwardingStorage::Create(path, size_hint_bytes);
+  }
+  void LetGo() { let_go_.Notify(); }
+
+ private:
+  const std::string step_;
+  absl::Notification let_go_;
+};
 
 class LastGoodTest : public ::testing::Test {
  protected:
@@ -81,6 +105,64 @@ TEST_F(LastGoodTest, AStateThatTheJobCallsUnhealthyDoesNotReplaceAGoodOne) {
     ASSERT_OK(TrySave(*next, {.step = 6, .healthy = false}, WithLoss(1)));
     EXPECT_THAT(Steps(memory), ElementsAre(6));
   }
+}
+
+// The job goes back while the save of a later step is in flight.
+TEST_F(LastGoodTest, ASaveInFlightIsOverBeforeTheJobGoesBack) {
+  using GoBack = std::function<absl::Status(CheckpointManager&)>;
+  const std::vector<std::pair<const char*, GoBack>> ways = {
+      {"loads into the state",
+       [&](CheckpointManager& manager) {
+         return manager.TryResume(OneTensor(weight_), {.step = 5}).status();
+       }},
+      {"loads by itself",
+       [&](CheckpointManager& manager) {
+         const auto load = [&](const Checkpoint& checkpoint) {
+           return checkpoint.Load(OneTensor(weight_)).status();
+         };
+         return manager.TryResume(load, {.step = 5}).status();
+       }},
+      {"abandons", [&](CheckpointManager& manager) { return manager.AbandonLater(5).status(); }},
+  };
+  for (const auto& [how, go_back] : ways) {
+    SCOPED_TRACE(how);
+    MemoryStorage memory;
+    HeldUpStorage storage(memory, "step-00000006");
+    CheckpointManagerOptions options;
+    options.background.emplace();
+    options.schedule.interval_steps = 1;
+    const auto manager = Open(storage, options);
+    ASSERT_OK(TrySave(*manager, {.step = 5}));
+    manager->Finish();
+    ASSERT_OK(TrySave(*manager, {.step = 6}));
+    ASSERT_OK(go_back(*manager));
+    storage.LetGo();
+    const std::vector<SaveOutcome> outcomes = manager->Finish();
+    ASSERT_EQ(outcomes.size(), 1u);
+    EXPECT_OK(outcomes[0].report);
+    EXPECT_EQ(CheckpointFolder(memory).FindLatest()->step, 5);
+    std::vector<float> abandoned(300);
+    ASSERT_OK(LoadCheckpoint(memory, "step-00000006.abandoned", OneTensor(abandoned)));
+    EXPECT_THAT(abandoned, Each(6));
+  }
+}
+
+TEST_F(LastGoodTest, AJobThatBeginsBelowItsOwnSavesIsAmongLaterSteps) {
+  MemoryStorage memory;
+  CheckpointManagerOptions options;
+  options.background.emplace();
+  options.schedule.interval_steps = 1;
+  const auto manager = Open(memory, options);
+  for (const int64_t step : {5, 6}) ASSERT_OK(TrySave(*manager, {.step = step}));
+  manager->Begin(5);
+  const absl::Status refused = TrySave(*manager, {.step = 6});
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(*manager->AbandonLater(5), ElementsAre("step-00000006.abandoned"));
+  EXPECT_OK(TrySave(*manager, {.step = 6}));
+  EXPECT_OK(TrySave(*manager, {.step = 7}));
+  manager->Finish();
+  manager->Begin(7);
+  EXPECT_OK(TrySave(*manager, {.step = 8}));
 }
 
 }  // namespace
