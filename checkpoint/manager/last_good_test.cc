@@ -165,5 +165,20 @@ TEST_F(LastGoodTest, AJobThatBeginsBelowItsOwnSavesIsAmongLaterSteps) {
   EXPECT_OK(TrySave(*manager, {.step = 8}));
 }
 
+TEST_F(LastGoodTest, AStepThatIsSavedAgainIsJudgedAgain) {
+  MemoryStorage memory;
+  CheckpointManagerOptions options;
+  options.schedule.interval_steps = 1;
+  options.keep = {.newest = 1, .best = 1};
+  const auto manager = Open(memory, options);
+  ASSERT_OK(TrySave(*manager, {.step = 5}, WithLoss(2)));
+  ASSERT_OK(TrySave(*manager, {.step = 6}, WithLoss(3)));
+  EXPECT_THAT(Steps(memory), ElementsAre(5, 6));
+  ASSERT_OK(manager->TryResume(OneTensor(weight_), {.step = 5}));
+  ASSERT_OK(TrySave(*manager, {.step = 6}, WithLoss(1)));
+  ASSERT_OK(TrySave(*manager, {.step = 7}, WithLoss(4)));
+  EXPECT_THAT(Steps(memory), ElementsAre(6, 7));
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

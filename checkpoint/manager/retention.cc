@@ -102,6 +102,7 @@ Retention::Retention(Storage& storage, const RetentionOptions& options)
     : storage_(storage), removal_(Removal::In(storage)), options_(options) {}
 
 absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step) {
+  if (saved_step.has_value()) described_.erase(StepDirectoryName(*saved_step));
   if (!options_.deletes()) return absl::OkStatus();
   absl::Status first_error = SettleDiscarded(storage_, "");
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
@@ -140,6 +141,7 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
 
 absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& coming,
                                                              absl::Time now) {
+  described_.erase(StepDirectoryName(coming.step));
   const auto lacking = [&]() -> uint64_t {
     const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
     return free.ok() && *free < coming.needed_bytes ? coming.needed_bytes - *free : 0;
