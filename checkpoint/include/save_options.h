@@ -33,7 +33,8 @@ struct Metadata {
   std::map<std::string, UniteEntry> unite = {};
 
   // Fields of the manifest that the program fills in itself (topology, model, optimizer). Tensors
-  // and files must be empty, the step is ignored, and the fields above are added. May be null.
+  // and files must be empty, the step is ignored, and the fields above are added. A time of 0, and
+  // any time in a save of a CheckpointManager, becomes that of the save. May be null.
   std::shared_ptr<const Manifest> manifest = {};
 };
 
@@ -42,10 +43,10 @@ struct SaveRequest {
   int64_t step = 0;
   bool rolling = false;  // goes to a rolling slot; of a CheckpointManager alone
   Metadata metadata = {};
-};
   // False: the manifest says that the run had diverged, unless metadata.manifest has a health of
   // its own. TryResume() skips such a checkpoint, and retention does not count it as good.
   bool healthy = true;
+};
 
 // The same on all ranks, except for progress, is_cancelled, before_commit, io_threads and
 // staging_bytes.

@@ -180,5 +180,23 @@ TEST_F(LastGoodTest, AStepThatIsSavedAgainIsJudgedAgain) {
   EXPECT_THAT(Steps(memory), ElementsAre(6, 7));
 }
 
+// The program fills in fields of the manifest, but no time, or the time of an earlier save.
+TEST_F(LastGoodTest, ACheckpointIsAsOldAsItsSave) {
+  for (const int64_t created_unix_ms : {0, 1000}) {
+    SCOPED_TRACE(created_unix_ms);
+    MemoryStorage memory;
+    CheckpointManagerOptions options;
+    options.schedule.interval_steps = 1;
+    options.keep = {.newest = 1, .within = absl::Hours(2)};
+    const auto manager = Open(memory, options);
+    Manifest manifest;
+    manifest.mutable_topology()->set_tensor_parallel(1);
+    manifest.mutable_producer()->set_created_unix_ms(created_unix_ms);
+    const Metadata metadata = ToMetadata(std::move(manifest));
+    for (const int64_t step : {1, 2}) ASSERT_OK(TrySave(*manager, {.step = step}, metadata));
+    EXPECT_THAT(Steps(memory), ElementsAre(1, 2));
+  }
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

@@ -128,13 +128,13 @@ absl::StatusOr<std::string> Write(
   return report.SerializeAsString();
 }
 
-// Returns the initial manifest of a save, without tensors and files.
-Manifest MakeManifest(const SaveRequest& request) {
+// Returns the initial manifest of a save, without tensors and files. Retention needs the time of
+// the save itself, `by_manager`.
+Manifest MakeManifest(const SaveRequest& request, bool by_manager) {
   const Metadata& metadata = request.metadata;
   Manifest manifest;
-  if (metadata.manifest != nullptr) {
-    manifest = *metadata.manifest;
-  } else {
+  if (metadata.manifest != nullptr) manifest = *metadata.manifest;
+  if (by_manager || manifest.producer().created_unix_ms() == 0) {
     manifest.mutable_producer()->set_created_unix_ms(absl::ToUnixMillis(absl::Now()));
   }
   if (!metadata.program.empty()) manifest.mutable_producer()->set_program(metadata.program);
@@ -164,7 +164,7 @@ absl::StatusOr<SaveReport> RunSave(
   Manifest manifest;
   std::optional<Coordinator> coordinator;
   const absl::StatusOr<RankState> local = CatchNoMemory(kDescribing, [&] {
-    manifest = MakeManifest(request);
+    manifest = MakeManifest(request, /*by_manager=*/context.choose_root != nullptr);
     coordinator.emplace(context.storage, manifest, choose_root, context.options.overwrite,
                         context.may_commit);
     if (request.rolling && !context.choose_root) {
