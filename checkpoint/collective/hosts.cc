@@ -32,6 +32,7 @@ absl::StatusOr<std::string> PlaceOf(int rank, const Storage& folder, const std::
   if (!path.has_value()) {
     place.set_volume_id(absl::StrCat("rank ", rank));
     place.set_folder_id(place.volume_id());
+    place.set_machine_id(place.volume_id());
     return place.SerializeAsString();
   }
   // A folder that is gone must not count as a host of its own: copies for another host would then
@@ -40,6 +41,7 @@ absl::StatusOr<std::string> PlaceOf(int rank, const Storage& folder, const std::
   if (stat(path->c_str(), &found) != 0) return Named("Find", *path, ErrnoStatus(errno));
   std::string boot = BootId();
   if (boot.empty()) boot = SystemName();
+  place.set_machine_id(boot);
   place.set_volume_id(absl::StrCat(boot, " ", found.st_dev));
   place.set_folder_id(absl::StrCat(place.volume_id(), " ", found.st_ino));
   return place.SerializeAsString();
@@ -60,14 +62,22 @@ absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, join, timeout));
   TESSERA_ASSIGN_OR_RETURN(const HostPlaces places, MessageFrom<HostPlaces>(0, bytes));
   if (places.ranks_size() != group.size()) return BadMessageFrom(0);
+  return Of(places);
+}
+
+Hosts Hosts::Of(const HostPlaces& places) {
   Hosts hosts;
   std::map<std::string, int> by_folder;
+  std::map<std::string, size_t> by_machine;
   for (const RankPlace& place : places.ranks()) {
     const auto [at, is_new] = by_folder.try_emplace(place.folder_id(), hosts.count());
     if (is_new) {
       hosts.ranks_.emplace_back();
       hosts.names_.push_back(place.host());
       hosts.volumes_.push_back(place.volume_id());
+      const auto machine = by_machine.try_emplace(place.machine_id(), by_machine.size()).first;
+      hosts.machines_.resize(by_machine.size());
+      hosts.machines_[machine->second].push_back(hosts.count() - 1);
     }
     hosts.ranks_[at->second].push_back(static_cast<uint32_t>(hosts.host_of_.size()));
     hosts.host_of_.push_back(at->second);
@@ -82,8 +92,15 @@ int Hosts::index_on_host(int rank) const {
 
 std::optional<int> Hosts::peer(int rank) const {
   if (count() < 2) return std::nullopt;
-  const std::vector<uint32_t>& next = ranks_[(of(rank) + 1) % count()];
-  return static_cast<int>(next[index_on_host(rank) % next.size()]);
+  int next = (of(rank) + 1) % count();
+  for (size_t m = 0; m < machines_.size() && machines_.size() > 1; ++m) {
+    const auto host = std::ranges::find(machines_[m], of(rank));
+    if (host == machines_[m].end()) continue;
+    const std::vector<int>& others = machines_[(m + 1) % machines_.size()];
+    next = others[(host - machines_[m].begin()) % others.size()];
+  }
+  const std::vector<uint32_t>& ranks = ranks_[next];
+  return static_cast<int>(ranks[index_on_host(rank) % ranks.size()]);
 }
 
 std::string Hosts::Names(const std::vector<uint32_t>& hosts) const {
@@ -93,8 +110,12 @@ std::string Hosts::Names(const std::vector<uint32_t>& hosts) const {
 }
 
 std::string Hosts::Describe() const {
+  const size_t machines = machines_.size();
+  const std::string on = machines == names_.size() ? ""
+                         : machines == 1           ? " on one machine: its loss loses the copies"
+                                                   : absl::StrCat(" on ", machines, " machines");
   return absl::StrCat(count(), count() == 1 ? " host (" : " hosts (", JoinFirst(names_, ", "), ")",
-                      count() == 1 ? ": no copies" : "");
+                      on, count() == 1 ? ": no copies" : "");
 }
 
 }  // namespace tessera::ckpt

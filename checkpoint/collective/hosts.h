@@ -14,8 +14,11 @@
 
 namespace tessera::ckpt {
 
+class HostPlaces;  // checkpoint/collective/rank_message.proto
+
 // The hosts of a job, in the order of their first ranks, and the ranks of each. Ranks that see the
 // same folder are on one host; a rank whose folder is not in the file system is alone on its host.
+// Several hosts can be containers of one machine.
 class Hosts {
  public:
   Hosts() = default;
@@ -23,6 +26,7 @@ class Hosts {
   // on every rank: a folder of a file system cannot be found; those of the group.
   static absl::StatusOr<Hosts> Find(ProcessGroup& group, const Storage& folder,
                                     const std::string& name, absl::Duration timeout);
+  static Hosts Of(const HostPlaces& places);
 
   int count() const { return static_cast<int>(ranks_.size()); }
   int of(int rank) const { return host_of_[rank]; }
@@ -38,8 +42,8 @@ class Hosts {
   }
   bool is_first(int rank) const { return ranks_[of(rank)].front() == static_cast<uint32_t>(rank); }
   int index_on_host(int rank) const;
-  // Returns the rank of the next host that keeps copies of the files that `rank` writes; nullopt
-  // with one host.
+  // Returns the rank that keeps copies of the files that `rank` writes; nullopt with one host. It is
+  // on the next host or, if a machine has several hosts, on one of the next machine.
   std::optional<int> peer(int rank) const;
 
   std::string Names(const std::vector<uint32_t>& hosts) const;
@@ -50,6 +54,7 @@ class Hosts {
   std::vector<std::vector<uint32_t>> ranks_;  // by host
   std::vector<std::string> names_;
   std::vector<std::string> volumes_;
+  std::vector<std::vector<int>> machines_;  // the hosts of each
 };
 
 }  // namespace tessera::ckpt

@@ -73,7 +73,8 @@ struct FoundReplica {
 // Keeps replicas of a job's state. A replica is a checkpoint, with the same plan, files, manifest,
 // checksums and digests, in a directory of each host's folder. Every rank writes its part there, in
 // the background (AsyncSaver). Then it sends the part to a rank of the next host, which keeps the
-// copy. After the last host comes the first. Once every host has its parts, its copies and the
+// copy. After the last host comes the first. Hosts that are containers of one machine send their
+// parts to hosts of the next machine. Once every host has its parts, its copies and the
 // manifest, the previous replica is deleted. So at any time at least one complete replica exists,
 // and at most two. No replica becomes a permanent checkpoint.
 //
@@ -134,7 +135,7 @@ class PeerReplicas {
   // without replicating. Called on one rank, with `store` locked.
   static absl::Status Disown(Storage& store);
 
-  // Returns "2 hosts (a, b)" or "1 host (a): no copies".
+  // Returns "2 hosts (a, b)" or "1 host (a): no copies". Says if several are on one machine.
   virtual std::string DescribeHosts() const = 0;
 };
 
