@@ -45,8 +45,8 @@ class ProcessGroup;  // process_group.h
 
 struct PeerReplicaOptions {
   // A folder in memory (in /dev/shm, or another tmpfs) that outlives the processes, used by this
-  // job alone on each host. Created with access for this user only. Ranks that see the same folder
-  // are on one host.
+  // job alone on each host. Created with access for this user only. A folder that others can open
+  // and that holds anything else is refused. Ranks that see the same folder are on one host.
   std::string folder = {};
   // The host's name in messages. Empty: the system's.
   std::string host = {};
@@ -99,8 +99,8 @@ struct FoundReplica {
 class PeerReplicas {
  public:
   // Opens the folders and locks them until this object is destroyed. FailedPrecondition, on every
-  // rank, while another process replicates there; PermissionDenied if a folder belongs to another
-  // user.
+  // rank, while another process replicates there, or if others use a folder; PermissionDenied if
+  // one belongs to another user.
   static absl::StatusOr<std::unique_ptr<PeerReplicas>> Open(const PeerReplicaOptions& options);
 
   // Waits for a replica in flight.

@@ -1,5 +1,6 @@
 #include "checkpoint/include/peer_replicas.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -81,7 +82,26 @@ std::string NewName() {
   return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
 }
 
+// Refuses a folder that others use, too: it would become private to this user.
+absl::Status CheckNotShared(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0 || (info.st_mode & (S_IRWXG | S_IRWXO)) == 0) {
+    return absl::OkStatus();
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> folder, OpenPosixStorage(path));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, folder->List(""));
+  for (const std::string& name : names) {
+    if (name == FolderLock::kFileName) continue;
+    if (name.ends_with('/') && IsReplicasName(name.substr(0, name.size() - 1))) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is open to others and holds ", name,
+                     ": replicas need a folder that this job alone uses"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Storage>> OpenFolder(const std::string& path) {
+  TESSERA_RETURN_IF_ERROR(CheckNotShared(path));
   return OpenPosixStorage(path, {.create_root = true, .private_to = geteuid()});
 }
 

@@ -401,6 +401,28 @@ TEST_F(PeerReplicasTest, OneHostKeepsWhatItsProcessesLose) {
   EXPECT_EQ(RestartOn({0, 0, 0}).step, 10);
 }
 
+TEST_F(PeerReplicasTest, WhatOthersHaveInTheFolderStays) {
+  const fs::path folder = Host(0), theirs = folder / "theirs", file = theirs / "data";
+  fs::create_directories(theirs);
+  std::ofstream(file) << "data";
+  fs::permissions(folder, fs::perms::all);
+  const auto open = [&] {
+    return PeerReplicas::Open({.folder = folder.string(), .store = job_store_}).status();
+  };
+  const absl::Status refused = open();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("holds theirs/"));
+  EXPECT_EQ(fs::status(folder).permissions(), fs::perms::all);
+  // A folder of this user alone, in which something else is.
+  fs::permissions(folder, fs::perms::owner_all);
+  Job({0}, [&](Rank rank) {
+    State state(rank.group);
+    ASSERT_OK(rank.replicas.Begin(state.dict(), {}, /*resumed=*/false));
+    ASSERT_OK(rank.replicas.Remove());
+  });
+  EXPECT_TRUE(fs::exists(file));
+}
+
 TEST_F(PeerReplicasTest, AnotherJobInTheSameFolderIsRefused) {
   Job({0, 1}, [&](Rank rank) {
     if (rank.group.rank() != 0) {

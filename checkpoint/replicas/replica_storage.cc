@@ -199,6 +199,10 @@ absl::Status VerifyCopies(Storage& folder, const std::string& directory, const S
 
 }  // namespace
 
+bool IsReplicasName(std::string_view name) {
+  return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == name.npos;
+}
+
 absl::StatusOr<std::unique_ptr<WritableFile>> ReplicaStorage::Create(std::string_view path,
                                                                      uint64_t size_hint_bytes) {
   const auto [directory, name] = SplitPath(path);
@@ -269,6 +273,7 @@ absl::Status ReplicaStorage::DeleteOthers(const std::string& also_kept) {
   };
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> runs, ListFolders(base(), ""));
   for (const std::string& run : runs) {
+    if (!IsReplicasName(run)) continue;
     if (!is_kept(run)) {
       TESSERA_RETURN_IF_ERROR(base().DeleteTree(run));
       continue;

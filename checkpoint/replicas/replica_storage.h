@@ -20,6 +20,10 @@
 
 namespace tessera::ckpt {
 
+// Returns whether a name in a host's folder is that of an incarnation's replicas: 16 hexadecimal
+// digits. Nothing else is deleted there.
+bool IsReplicasName(std::string_view name);
+
 // The folder of one host, as the storage of a save that spreads its files over all hosts. Each rank
 // finds its own files; rank 0, when it commits, also finds the files of the manifest, whose
 // existence Spread() then ensures.
