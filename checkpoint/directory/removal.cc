@@ -42,6 +42,12 @@ std::string FreeName(const std::vector<std::string>& names, std::string_view nam
   return candidate;
 }
 
+// Returns the name of the signature of a quarantined manifest: "manifest.sig.abandoned".
+std::string SignatureOf(std::string_view quarantined) {
+  return absl::StrCat(View(kManifestSignatureFileName),
+                      View(quarantined.substr(kManifestFileName.size())));
+}
+
 // Returns the quarantined names among `names`, and those of all files that belong to them. Nullopt
 // if that is not known, so that everything in the directory must stay.
 absl::StatusOr<std::optional<Names>> FindQuarantined(Storage& storage, std::string_view dir,
@@ -50,6 +56,7 @@ absl::StatusOr<std::optional<Names>> FindQuarantined(Storage& storage, std::stri
   for (const std::string& name : names) {
     if (!IsQuarantinedName(name)) continue;
     quarantined.insert(name);
+    quarantined.insert(SignatureOf(name));
     const absl::StatusOr<std::string> bytes =
         ReadAll(storage, JoinPath(dir, name), kMaxManifestBytes);
     const bool unreadable = absl::IsNotFound(bytes.status()) || absl::IsDataLoss(bytes.status()) ||
@@ -377,6 +384,16 @@ class FencingRemoval final : public InPlaceRemoval {
 
   bool frees_names() const override { return false; }
 
+    if (Contains(names, kManifestSignatureFileName)) {
+      constexpr uint64_t kMaxSignatureBytes = 4096;
+      const std::string signature = JoinPath(checkpoint_dir, kManifestSignatureFileName);
+      TESSERA_ASSIGN_OR_RETURN(const std::string signed_by,
+                               ReadAll(storage_, signature, kMaxSignatureBytes));
+      const std::string copy =
+          JoinPath(checkpoint_dir, SignatureOf(std::string_view(to).substr(to.rfind('/') + 1)));
+      const absl::Status copied = storage_.Write(copy, signed_by, {}).status();
+      if (!absl::IsAlreadyExists(copied)) TESSERA_RETURN_IF_ERROR(copied);
+    }
  private:
   // Replaces the manifest by a tombstone if files in `names` say that a commit may still arrive, of
   // another attempt or a repeated one.

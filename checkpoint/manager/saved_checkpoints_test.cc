@@ -192,6 +192,22 @@ TEST_F(ObjectStoreTest, AStorageThatCannotRenameDirectoriesRenamesTheManifest) {
                                                   "manifest.pb.fenced", HasSubstr("model-")));
 }
 
+TEST_F(ObjectStoreTest, TheSignatureOfAQuarantinedCheckpointStays) {
+  Save(50);
+  for (const char* word : {"abandoned", "abandoned-2"}) {
+    Save(100);
+    ASSERT_OK(WriteAll(memory_, "step-00000100/manifest.sig", word));
+    EXPECT_OK(AbandonLater(storage_, 50));
+  }
+  Save(100);
+  Save(150);
+  ASSERT_OK(Retention(storage_, {.newest = 1}).Apply(absl::Now()));
+  EXPECT_THAT(Steps(), ElementsAre(150));
+  EXPECT_EQ(Contents("step-00000100/manifest.sig"), "(nothing)");
+  EXPECT_EQ(Contents("step-00000100/manifest.sig.abandoned"), "abandoned");
+  EXPECT_EQ(Contents("step-00000100/manifest.sig.abandoned-2"), "abandoned-2");
+}
+
 TEST_F(SavedCheckpointsTest, NoLaterCheckpointIsForgottenBecauseItCannotBeListed) {
   for (const int64_t step : {20, 40, 60}) Save(step);
   storage_.FailWhere(
