@@ -147,6 +147,18 @@ class InPlaceRemoval : public Removal {
     return deleted;
   }
 
+  absl::Status DeleteAttempt(std::string_view checkpoint_dir, const Manifest& attempt) override {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                             ListIfThere(storage_, checkpoint_dir));
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> quarantined,
+                             FindQuarantined(storage_, checkpoint_dir, names));
+    for (const DataFile& file : attempt.files()) {
+      if (!quarantined.has_value() || quarantined->contains(file.path())) continue;
+      storage_.Delete(JoinPath(checkpoint_dir, file.path())).IgnoreError();
+    }
+    return absl::OkStatus();
+  }
+
  protected:
   // Takes the manifest away, durably. `names`: what is in the directory.
   virtual absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
@@ -241,11 +253,16 @@ class RenamingRemoval final : public InPlaceRemoval {
  public:
   using InPlaceRemoval::InPlaceRemoval;
 
-  absl::Status TakeBack(std::string_view checkpoint_dir, std::string_view manifest_bytes) override {
+  absl::StatusOr<bool> TakeBack(std::string_view checkpoint_dir,
+                                std::string_view manifest_bytes) override {
     TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
                              ReadInPlace(storage_, checkpoint_dir));
-    const bool is_ours = there.has_value() && there->contents == manifest_bytes;
-    return is_ours ? DeleteManifest(storage_, checkpoint_dir) : absl::OkStatus();
+    if (!there.has_value() || there->contents != manifest_bytes) return there.has_value();
+    const absl::Status deleted = storage_.Delete(ManifestPath(checkpoint_dir));
+    if (absl::IsNotFound(deleted)) return false;
+    TESSERA_RETURN_IF_ERROR(deleted);
+    TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.SyncDirectory(checkpoint_dir)));
+    return true;
   }
 
   absl::StatusOr<std::string> Quarantine(std::string_view checkpoint_dir, std::string_view word,
@@ -334,13 +351,15 @@ class FencingRemoval final : public InPlaceRemoval {
  public:
   using InPlaceRemoval::InPlaceRemoval;
 
-  absl::Status TakeBack(std::string_view checkpoint_dir, std::string_view manifest_bytes) override {
+  absl::StatusOr<bool> TakeBack(std::string_view checkpoint_dir,
+                                std::string_view manifest_bytes) override {
     TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, checkpoint_dir));
     TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
                              ReadInPlace(storage_, checkpoint_dir));
-    if (!there.has_value() || there->contents != manifest_bytes) return absl::OkStatus();
+    if (!there.has_value() || there->contents != manifest_bytes) return true;
     const absl::Status taken = ReplaceByTombstone(ManifestPath(checkpoint_dir), there->version);
-    return absl::IsAborted(taken) ? absl::OkStatus() : taken;
+    if (!absl::IsAborted(taken)) TESSERA_RETURN_IF_ERROR(taken);
+    return true;
   }
 
   // Copies the manifest and replaces it by a tombstone. Once the copy is there, the checkpoint is
@@ -365,6 +384,16 @@ class FencingRemoval final : public InPlaceRemoval {
       to = JoinPath(checkpoint_dir, FreeName(names, kManifestFileName, word));
       TESSERA_RETURN_IF_ERROR(storage_.Write(to, manifest.contents, {}).status());
     }
+    if (Contains(names, kManifestSignatureFileName)) {
+      constexpr uint64_t kMaxSignatureBytes = 4096;
+      const std::string signature = JoinPath(checkpoint_dir, kManifestSignatureFileName);
+      TESSERA_ASSIGN_OR_RETURN(const std::string signed_by,
+                               ReadAll(storage_, signature, kMaxSignatureBytes));
+      const std::string copy =
+          JoinPath(checkpoint_dir, SignatureOf(std::string_view(to).substr(to.rfind('/') + 1)));
+      const absl::Status copied = storage_.Write(copy, signed_by, {}).status();
+      if (!absl::IsAlreadyExists(copied)) TESSERA_RETURN_IF_ERROR(copied);
+    }
     // A transfer may have damaged what was read, and the copy with it.
     TESSERA_ASSIGN_OR_RETURN(const std::string again, ReadAll(storage_, from, kMaxManifestBytes));
     if (again != manifest.contents) {
@@ -384,16 +413,6 @@ class FencingRemoval final : public InPlaceRemoval {
 
   bool frees_names() const override { return false; }
 
-    if (Contains(names, kManifestSignatureFileName)) {
-      constexpr uint64_t kMaxSignatureBytes = 4096;
-      const std::string signature = JoinPath(checkpoint_dir, kManifestSignatureFileName);
-      TESSERA_ASSIGN_OR_RETURN(const std::string signed_by,
-                               ReadAll(storage_, signature, kMaxSignatureBytes));
-      const std::string copy =
-          JoinPath(checkpoint_dir, SignatureOf(std::string_view(to).substr(to.rfind('/') + 1)));
-      const absl::Status copied = storage_.Write(copy, signed_by, {}).status();
-      if (!absl::IsAlreadyExists(copied)) TESSERA_RETURN_IF_ERROR(copied);
-    }
  private:
   // Replaces the manifest by a tombstone if files in `names` say that a commit may still arrive, of
   // another attempt or a repeated one.

@@ -58,9 +58,14 @@ class Removal {
                                            const Manifest& committed,
                                            const std::vector<std::string>& names) = 0;
 
-  // Takes back a manifest that was committed with these bytes; OK if other bytes are there by now.
-  virtual absl::Status TakeBack(std::string_view checkpoint_dir,
-                                std::string_view manifest_bytes) = 0;
+  // Takes back a manifest that was committed with these bytes. Returns whether it is committed no
+  // more: it was taken back, or other bytes are there by now. False: it is gone, perhaps with a
+  // directory that gets its name back.
+  virtual absl::StatusOr<bool> TakeBack(std::string_view checkpoint_dir,
+                                        std::string_view manifest_bytes) = 0;
+
+  // Deletes the files of an attempt that is not committed, unless a quarantined manifest has them.
+  virtual absl::Status DeleteAttempt(std::string_view checkpoint_dir, const Manifest& attempt) = 0;
 
   // Quarantines a checkpoint: readers no longer find it, but all of it is still there. In a file
   // system, renames "step-00000500" to "step-00000500.damaged" if `word` is "damaged", or to

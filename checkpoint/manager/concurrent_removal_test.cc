@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/testing.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/testing/test_state.h"
@@ -21,6 +22,7 @@ namespace tessera::ckpt {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Calls a function before each operation that changes a name.
 class WatchedStorage final : public ForwardingStorage {
@@ -30,6 +32,10 @@ class WatchedStorage final : public ForwardingStorage {
   absl::Status Rename(std::string_view from, std::string_view to) override {
     before_("rename " + std::string(from));
     return ForwardingStorage::Rename(from, to);
+  }
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
+    before_("list " + std::string(path));
+    return ForwardingStorage::List(path);
   }
   absl::Status Delete(std::string_view path) override {
     before_("delete " + std::string(path));
@@ -98,6 +104,58 @@ TEST(ConcurrentRemovalTest, ACheckpointThatIsCommittedWhileItIsDiscardedDoesNotS
               manifest);
     EXPECT_EQ(ReadAll(memory, path, 1 << 20).value_or(""), "another");
   }
+}
+
+// A save commits in a directory that another process is about to discard. The directory gets its
+// name back while the save fails.
+TEST(ConcurrentRemovalTest, ASaveThatMayBeCommittedKeepsItsFiles) {
+  MemoryStorage memory;
+  const std::string directory = "step-00000010", discarded = "step-00000010.discarded-00000001";
+  bool gone = false;
+  WatchedStorage watched(memory, [&](const std::string& operation) {
+    const bool committed = memory.Open("step-00000010/manifest.pb").ok();
+    if (operation == "list " + directory && committed && !gone) {
+      gone = true;
+      ASSERT_OK(memory.Rename(directory, discarded));
+    } else if (gone && operation.starts_with("delete step-00000010")) {
+      ASSERT_OK(SettleDiscarded(memory, ""));
+    }
+  });
+  std::vector<float> elements(64, 10);
+  const absl::Status saved = CheckpointFolder(watched).Save(10, OneTensor(elements)).status();
+  EXPECT_TRUE(gone);
+  EXPECT_TRUE(absl::IsUnavailable(saved)) << saved;
+  EXPECT_THAT(std::string(saved.message()), HasSubstr("not known whether it is committed"));
+  ASSERT_OK(SettleDiscarded(memory, ""));
+  EXPECT_OK(LoadCheckpoint(memory, directory, OneTensor(elements)));
+}
+
+// Commits manifests and reports that others were there before, as to a repeated request whose first
+// answer was lost; another process quarantines the checkpoint meanwhile.
+class QuarantiningStorage final : public ForwardingStorage {
+ public:
+  using ForwardingStorage::ForwardingStorage;
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override {
+    auto written = ForwardingStorage::Write(path, contents, condition);
+    if (!written.ok() || !path.ends_with("/manifest.pb")) return written;
+    EXPECT_OK(Removal::In(base())->Quarantine(FolderOf(path), "abandoned", nullptr));
+    return absl::AlreadyExistsError("412");
+  }
+};
+
+TEST(ConcurrentRemovalTest, ASaveThatIsQuarantinedAsItCommitsKeepsItsFiles) {
+  MemoryStorage memory(/*renames_directories=*/false);
+  QuarantiningStorage storage(static_cast<Storage&>(memory));
+  std::vector<float> elements(64, 10);
+  const absl::Status saved = CheckpointFolder(storage).Save(10, OneTensor(elements)).status();
+  EXPECT_TRUE(absl::IsAborted(saved)) << saved;
+  ASSERT_OK_AND_ASSIGN(const std::string manifest,
+                       ReadAll(memory, "step-00000010/manifest.pb.abandoned", 1 << 20));
+  ASSERT_OK(memory.Delete("step-00000010/manifest.pb"));
+  ASSERT_OK(memory.Delete("step-00000010/manifest.pb.abandoned"));
+  ASSERT_OK(WriteAll(memory, "step-00000010/manifest.pb", manifest));
+  EXPECT_OK(LoadCheckpoint(memory, "step-00000010", OneTensor(elements)));
 }
 
 }  // namespace

@@ -129,32 +129,35 @@ absl::Status Coordinator::TakeBackIfFilesAreGone(const std::string& encoded) {
   const absl::Status gone = CheckFilesAreThere().status();
   // They were there a moment ago.
   if (!absl::IsAborted(gone)) return absl::OkStatus();
-  const absl::Status taken_back = TakeBack(encoded);
-  may_be_committed_ = !taken_back.ok();
-  if (taken_back.ok()) return gone;
-  return absl::AbortedError(
-      absl::StrCat(gone.message(), "; its manifest is still there: ", taken_back.message()));
+  const absl::StatusOr<bool> taken_back = TakeBack(encoded);
+  may_be_committed_ = !taken_back.value_or(false);
+  if (!may_be_committed_) return gone;
+  if (taken_back.ok()) {
+    return absl::UnavailableError(absl::StrCat(
+        gone.message(), "; it is not known whether it is committed: its manifest is gone, too"));
+  }
+  return absl::AbortedError(absl::StrCat(
+      gone.message(), "; its manifest is still there: ", taken_back.status().message()));
 }
 
 // Takes back a manifest that was committed: the one that it has replaced returns.
-absl::Status Coordinator::TakeBack(const std::string& encoded) {
+absl::StatusOr<bool> Coordinator::TakeBack(const std::string& encoded) {
   if (!replaced_.has_value() || IsTombstone(replaced_->contents)) {
     return removal_->TakeBack(directory_, encoded);
   }
   TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
                            ReadInPlace(storage_, directory_));
-  if (!there.has_value() || there->contents != encoded) return absl::OkStatus();
-  return storage_
-      .Write(JoinPath(directory_, kManifestFileName), replaced_->contents,
-             {.version = there->version})
-      .status();
+  if (!there.has_value() || there->contents != encoded) return there.has_value();
+  TESSERA_RETURN_IF_ERROR(storage_
+                              .Write(JoinPath(directory_, kManifestFileName), replaced_->contents,
+                                     {.version = there->version})
+                              .status());
+  return true;
 }
 
 void Coordinator::Abandon() {
   if (!directory_is_made_ || may_be_committed_) return;
-  for (const DataFile& file : manifest_.files()) {
-    storage_.Delete(JoinPath(directory_, file.path())).IgnoreError();
-  }
+  removal_->DeleteAttempt(directory_, manifest_).IgnoreError();
   // Fails where another attempt has files there.
   storage_.Delete(directory_).IgnoreError();
 }

@@ -52,7 +52,7 @@ class Coordinator {
   absl::StatusOr<std::vector<std::string>> CheckFilesAreThere();
   absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);
   absl::Status TakeBackIfFilesAreGone(const std::string& encoded);
-  absl::Status TakeBack(const std::string& encoded);
+  absl::StatusOr<bool> TakeBack(const std::string& encoded);
   absl::Status CheckRoom();
   uint64_t DataBytes() const;
   void AddDigest(const TensorReport& report);
