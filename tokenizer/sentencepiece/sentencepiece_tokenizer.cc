@@ -214,7 +214,13 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_
 }
 
 size_t SentencePieceTokenizer::EncodablePrefix(std::string_view text) const {
-  return dummy_prefix_ || !user_defined_.empty() ? 0 : Tokenizer::EncodablePrefix(text);
+  if (dummy_prefix_ || !user_defined_.empty()) return 0;
+  for (size_t end = text.size(); end > 0; --end) {
+    if (cut_at_newline_ && text[end - 1] == '\n') return end;
+    const bool at_space = end < text.size() && text[end] == ' ' && text[end - 1] != ' ';
+    if (cut_before_space_ && at_space) return end;
+  }
+  return 0;
 }
 
 absl::StatusOr<std::string> SentencePieceTokenizer::Decode(std::span<const int32_t> ids) const {

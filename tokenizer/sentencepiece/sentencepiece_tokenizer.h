@@ -42,7 +42,8 @@ class SentencePieceTokenizer : public Tokenizer {
   int32_t end_of_text() const override { return end_of_text_; }
   std::optional<int32_t> begin_of_text() const override { return begin_of_text_; }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
-  // Returns 0 with a dummy prefix or user-defined pieces: only whole texts can be encoded then.
+  // Cuts where no piece continues: after a line, or between a word and a space. Returns 0 with a
+  // dummy prefix or user-defined pieces: only whole texts can be encoded then.
   size_t EncodablePrefix(std::string_view text) const override;
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;

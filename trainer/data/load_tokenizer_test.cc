@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -204,6 +205,36 @@ TEST(SentencePieceTokenizerTest, ADummyPrefixAsTheLibraryAddsIt) {
   EXPECT_FALSE(tokenizer->begin_of_text().has_value());
 }
 
+// A piece of ModelProto: its text, and its type's number.
+std::string PieceField(const std::string& text, char type) {
+  const std::string piece =
+      std::string("\x0A") + static_cast<char>(text.size()) + text + "\x18" + type;
+  return std::string("\x0A") + static_cast<char>(piece.size()) + piece;
+}
+
+TEST(SentencePieceTokenizerTest, APrefixEncodesOnItsOwn) {
+  const std::string text = RealText().substr(0, 3000) + " \n\n \xE2\x96\x81 \xFF  x\n";
+  // The others have pieces with the end of a line, and with a space after another character.
+  for (const std::string& suffix :
+       {std::string(), PieceField("\n\n", '\1'), PieceField("e\xE2\x96\x81", '\1')}) {
+    ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                         SentencePieceTokenizer::Parse("model", Model() + suffix));
+    const std::vector<int32_t> whole = *tokenizer->Encode(text);
+    int cuts = 0;
+    for (size_t size = 0; size <= text.size(); ++size) {
+      const size_t prefix = tokenizer->EncodablePrefix(std::string_view(text).substr(0, size));
+      ASSERT_LE(prefix, size);
+      if (prefix == 0) continue;
+      std::vector<int32_t> ids = *tokenizer->Encode(text.substr(0, prefix));
+      const std::vector<int32_t> rest = *tokenizer->Encode(text.substr(prefix));
+      ids.insert(ids.end(), rest.begin(), rest.end());
+      ASSERT_EQ(ids, whole) << prefix << " with " << suffix;
+      ++cuts;
+    }
+    EXPECT_GT(cuts, 2000);
+  }
+}
+
 TEST(SentencePieceTokenizerTest, SaveAndLoad) {
   const TestFolder folder;
   folder.Write("m", (*SentencePieceTokenizer::Parse("model", Model()))->Files().at(0).contents);
@@ -259,13 +290,6 @@ TEST(SentencePieceTokenizerTest, DamagedModelsGiveErrorsNotCrashes) {
     const auto parsed = SentencePieceTokenizer::Parse("model", damaged);
     if (parsed.ok()) EXPECT_OK((*parsed)->Encode("some text"));
   }
-}
-
-// A piece of ModelProto: its text, and its type's number.
-std::string PieceField(const std::string& text, char type) {
-  const std::string piece =
-      std::string("\x0A") + static_cast<char>(text.size()) + text + "\x18" + type;
-  return std::string("\x0A") + static_cast<char>(piece.size()) + piece;
 }
 
 TEST(SentencePieceTokenizerTest, PiecesThatTheUserDefinedAsInTheLibrary) {
