@@ -2,6 +2,7 @@
 #define TESSERA_TOKENIZER_BYTE_TOKENIZER_H_
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +22,9 @@ class ByteTokenizer : public Tokenizer {
   std::string_view kind() const override { return "byte"; }
   int64_t vocab_size() const override { return kVocabSize; }
   int32_t end_of_text() const override { return 256; }
+  std::vector<SpecialToken> special_tokens() const override {
+    return {{std::string(kEndOfTextMarker), end_of_text()}};
+  }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   std::string_view TokenText(int32_t id) const override;
   std::vector<TokenizerFile> Files() const override;

@@ -2,8 +2,32 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace tessera {
+
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodeWithSpecialTokens(
+    std::string_view text) const {
+  const std::vector<SpecialToken> tokens = special_tokens();
+  std::vector<int32_t> ids;
+  size_t done = 0;
+  for (size_t at = 0; at <= text.size();) {
+    const SpecialToken* longest = nullptr;
+    for (const SpecialToken& token : tokens) {
+      const size_t size = longest == nullptr ? 0 : longest->text.size();
+      if (token.text.size() > size && text.substr(at).starts_with(token.text)) longest = &token;
+    }
+    if (longest == nullptr && at++ < text.size()) continue;
+    const size_t end = longest == nullptr ? text.size() : at;
+    TESSERA_ASSIGN_OR_RETURN(const auto part, Encode(text.substr(done, end - done)));
+    ids.insert(ids.end(), part.begin(), part.end());
+    if (longest == nullptr) break;
+    ids.push_back(longest->id);
+    done = at += longest->text.size();
+  }
+  return ids;
+}
+
 size_t Tokenizer::EncodablePrefix(std::string_view text) const { return LastCut(text); }
 
 absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids) const {

@@ -48,11 +48,9 @@ class Tokenizer {
   // Encodes a text. Special tokens are not recognised: their characters are ordinary text.
   // Unimplemented if the tokenizer can only decode.
   virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const = 0;
-  // Encodes a text, and special tokens in it as their ids.
-  virtual absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
-      std::string_view text) const {
-    return Encode(text);
-  }
+  // Encodes a text, and special tokens in it as their ids: the longest one that begins at a place.
+  // By default the text between them is encoded as texts of their own.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(std::string_view text) const;
   // Returns how many bytes of `text`, which will continue, may be encoded on their own, so that
   // their ids and the rest's ids are the ids of the whole. 0 if more of the text must be known
   // first.

@@ -93,6 +93,7 @@ absl::Status SentencePieceTokenizer::AddPiece(const std::string& path,
     user_defined_.Add(piece.text, id);
   } else {
     text = piece.type == SentencePieceType::kUnknown ? kReplacementCharacter : "";
+    special_.push_back({piece.text, id});
   }
   texts_.push_back(std::move(text));
   return absl::OkStatus();
@@ -110,6 +111,7 @@ absl::Status SentencePieceTokenizer::TakeEndsOfText(const std::string& path,
   if (is_control(model.bos_id)) begin_of_text_ = static_cast<int32_t>(model.bos_id);
   end_of_text_ = static_cast<int32_t>(model.eos_id);
   texts_[end_of_text_] = kEndOfTextMarker;
+  special_.push_back({texts_[end_of_text_], end_of_text_});
   return absl::OkStatus();
 }
 

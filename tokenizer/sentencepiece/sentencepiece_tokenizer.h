@@ -41,6 +41,8 @@ class SentencePieceTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return static_cast<int64_t>(texts_.size()); }
   int32_t end_of_text() const override { return end_of_text_; }
   std::optional<int32_t> begin_of_text() const override { return begin_of_text_; }
+  // Returns the control pieces and the unknown one, and the end of text as it is decoded.
+  std::vector<SpecialToken> special_tokens() const override { return special_; }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   // Cuts where no piece continues: after a line, or between a word and a space. Returns 0 with a
   // dummy prefix or user-defined pieces: only whole texts can be encoded then.
@@ -72,6 +74,7 @@ class SentencePieceTokenizer : public Tokenizer {
 
   std::string model_;
   std::vector<std::string> texts_;
+  std::vector<SpecialToken> special_;
   absl::flat_hash_map<std::string, Piece> pieces_;
   StringFinder user_defined_;  // as they are in the model; values: ids
   std::vector<int32_t> byte_ids_;

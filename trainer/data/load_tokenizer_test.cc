@@ -105,6 +105,12 @@ TEST(ByteTokenizerTest, LosslessForAnyBytes) {
   EXPECT_TRUE(absl::IsInvalidArgument(tokenizer.Decode(std::vector<int32_t>{-1}).status()));
 }
 
+TEST(ByteTokenizerTest, SpecialTokens) {
+  const ByteTokenizer tokenizer;
+  const std::vector<int32_t> ids = {'a', 256, '<', '|', 256};
+  EXPECT_EQ(*tokenizer.EncodeWithSpecialTokens("a<|endoftext|><|<|endoftext|>"), ids);
+}
+
 TEST(ByteTokenizerTest, SavedFileLoadsAsWhatItIs) {
   const TestFolder folder;
   folder.Write("t", ByteTokenizer().Files().at(0).contents);
@@ -253,8 +259,8 @@ TEST(SentencePieceTokenizerTest, SaveAndLoad) {
 // What is exported for Hugging Face is read here, too.
 TEST(SentencePieceTokenizerTest, WrittenAsTokenizerJsonItHasTheSameIds) {
   for (const std::string suffix : {"", "\x1A\x02\x18\x01"}) {  // the other has a dummy prefix
-    ASSERT_OK_AND_ASSIGN(const auto original,
-                         SentencePieceTokenizer::Parse("model", Model() + suffix));
+    const std::string model = Model() + PieceField("<user>", '\3') + suffix;
+    ASSERT_OK_AND_ASSIGN(const auto original, SentencePieceTokenizer::Parse("model", model));
     const TestFolder folder;
     ASSERT_OK_AND_ASSIGN(const auto files, HuggingFaceFiles(*original));
     for (const TokenizerFile& file : files) folder.Write(file.name, file.contents);
@@ -270,6 +276,13 @@ TEST(SentencePieceTokenizerTest, WrittenAsTokenizerJsonItHasTheSameIds) {
       EXPECT_EQ(ids, *original->Encode(text)) << text.substr(0, 40);
       EXPECT_EQ(*read->Decode(ids), text);
     }
+    for (const std::string text : {"", "a<user> <user><user> b <unk>", "<use", "<user>\n x"}) {
+      EXPECT_EQ(*read->EncodeWithSpecialTokens(text), *original->EncodeWithSpecialTokens(text));
+    }
+    // A prompt may have the name that is printed for the end of a text.
+    EXPECT_EQ(*original->EncodeWithSpecialTokens("<|endoftext|>"),
+              std::vector<int32_t>{original->end_of_text()});
+    EXPECT_EQ(original->EncodeWithSpecialTokens("a<user>")->back(), 1500);
   }
 }
 
