@@ -75,6 +75,8 @@ absl::Status ReadSplit(const JsonSection& step, std::optional<SplitRules>& rules
   if (!isolated && !(behavior == "Removed" && inverted)) return step["behavior"].NotSupported();
   const JsonSection regex = step["pattern"]["Regex"];
   if (regex.is_null()) return step["pattern"].NotSupported();
+  // In these programs (Oniguruma) {1,3}+ is a repetition of a repetition: any number of digits.
+  if (regex.text() == kCl100kRegex) return regex.NotSupported();
   rules = FindSplitRules(regex.text());
   return rules.has_value() ? absl::OkStatus() : regex.NotSupported();
 }
