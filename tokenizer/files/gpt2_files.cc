@@ -71,6 +71,7 @@ absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::
     result.added.push_back({.text = text, .id = found->second, .special = true});
   }
   TESSERA_ASSIGN_OR_RETURN(result.end_of_text, FindEndOfText(path, result.added, config));
+  TESSERA_RETURN_IF_ERROR(CheckConfig(path, result, config));
   result.files = {{kGpt2VocabularyName, vocabulary}, {kGpt2MergesName, merges}};
   if (!config.contents.empty()) result.files.push_back({kTokenizerConfigName, config.contents});
   return result;

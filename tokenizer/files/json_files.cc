@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 #include "tokenizer/bpe/alphabet.h"
@@ -153,7 +154,54 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& path,
   TokenizerConfig config{.contents = contents};
   config.tokenizer_class = TokenIn(json, "tokenizer_class");
   config.eos_token = TokenIn(json, "eos_token");
+  const JsonSection file(path, "", json);
+  const JsonSection prefix = file["add_prefix_space"];
+  if (prefix.json().is_boolean()) config.add_prefix_space = prefix.is_true();
+  const JsonSection added = file["added_tokens_decoder"];
+  if (!added.is_null() && !added.json().is_object()) return added.Bad("an object");
+  for (const auto& [id, unused] : added.json().items()) {
+    const JsonSection token = added[id.c_str()];
+    SpecialToken read{token["content"].text()};
+    if (read.text.empty() || !absl::SimpleAtoi(id, &read.id)) return token.Bad("a token by its id");
+    config.added.push_back(std::move(read));
+    for (const char* setting : {"single_word", "lstrip", "rstrip"}) {
+      if (!token[setting].is_off()) return token[setting].NotSupported();
+    }
+  }
   return config;
+}
+
+absl::Status ParseAddedTokens(const std::string& path, const std::string& contents,
+                              TokenizerConfig& config) {
+  const Json json = Json::parse(contents, nullptr, /*allow_exceptions=*/false);
+  const JsonSection file(path, "", json);
+  if (!json.is_object()) return file.Bad("an object");
+  for (const auto& [text, id] : json.items()) {
+    if (!id.is_number_integer()) return file[text.c_str()].Bad("an id");
+    config.added.push_back({text, id.get<int32_t>()});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckConfig(const std::string& path, const BpeVocabulary& vocabulary,
+                         const TokenizerConfig& config) {
+  const auto refuse = [&](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", what...));
+  };
+  const bool adds_prefix = vocabulary.drops_first_space;
+  if (config.add_prefix_space.value_or(adds_prefix) != adds_prefix) {
+    return refuse("add_prefix_space is ", adds_prefix ? "false" : "true",
+                  " in tokenizer_config.json, but not in the vocabulary, which is not supported");
+  }
+  for (const SpecialToken& token : config.added) {
+    const auto found = std::ranges::find(vocabulary.added, token.text, &AddedToken::text);
+    if (found == vocabulary.added.end() || found->id != token.id) {
+      return refuse("added token ", token.text, " of id ", token.id,
+                    " in tokenizer_config.json or added_tokens.json is not an added token here, "
+                    "which is not supported: a tokenizer.json with it would be");
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int32_t> FindEndOfText(const std::string& path, std::span<const AddedToken> added,

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -22,6 +23,7 @@
 #include "tokenizer/bpe/added_tokens.h"
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/merges.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tessera {
 
@@ -89,16 +91,29 @@ absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_
 
 inline constexpr char kTokenizerConfigName[] = "tokenizer_config.json";  // in Tokenizer::Files()
 
-// The fields of tokenizer_config.json beside a vocabulary that are used here. Empty: not set.
+// The fields of tokenizer_config.json and added_tokens.json beside a vocabulary that are used here.
+// Empty: not set.
 struct TokenizerConfig {
   std::string contents;
   std::string tokenizer_class;
   std::string eos_token;
+  std::optional<bool> add_prefix_space;
+  std::vector<SpecialToken> added;  // must be among the vocabulary's added tokens
 };
 
-// Parses tokenizer_config.json. Errors: DataLoss, naming the file.
+// Parses tokenizer_config.json. Errors: DataLoss, naming the file; InvalidArgument for added tokens
+// that are found in another way than here.
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& path,
                                                      const std::string& contents);
+
+// Adds the tokens of added_tokens.json to `config`. Errors: DataLoss, naming the file.
+absl::Status ParseAddedTokens(const std::string& path, const std::string& contents,
+                              TokenizerConfig& config);
+
+// Returns InvalidArgument, naming the field, if transformers would give text other ids because of
+// the configuration: with a space before it, or with tokens that the vocabulary does not add.
+absl::Status CheckConfig(const std::string& path, const BpeVocabulary& vocabulary,
+                         const TokenizerConfig& config);
 
 // Returns the id of <|endoftext|> or <|end_of_text|>, whichever is among the added tokens; without
 // either, the id of the configuration's eos_token, or else of </s>. InvalidArgument if all of them

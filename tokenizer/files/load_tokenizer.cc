@@ -55,10 +55,16 @@ absl::StatusOr<fs::path> FindInFolder(const fs::path& folder) {
 }
 
 absl::StatusOr<TokenizerConfig> ConfigBeside(const fs::path& path) {
-  const fs::path name = path.parent_path() / "tokenizer_config.json";
-  if (!Exists(name)) return TokenizerConfig();
-  TESSERA_ASSIGN_OR_RETURN(const std::string contents, Read(name));
-  return ParseTokenizerConfig(name.string(), contents);
+  TokenizerConfig config;
+  if (const fs::path name = path.parent_path() / kTokenizerConfigName; Exists(name)) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string contents, Read(name));
+    TESSERA_ASSIGN_OR_RETURN(config, ParseTokenizerConfig(name.string(), contents));
+  }
+  if (const fs::path name = path.parent_path() / "added_tokens.json"; Exists(name)) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string contents, Read(name));
+    TESSERA_RETURN_IF_ERROR(ParseAddedTokens(name.string(), contents, config));
+  }
+  return config;
 }
 
 // Returns the names of GPT-2's files, if `path` is one of the two.

@@ -17,9 +17,9 @@ namespace tessera {
 //   an llm.c tokenizer file
 // Of a folder that holds several, the first of these counts: tokenizer.json, vocab.json,
 // encoder.json, *.tiktoken, tokenizer.model, tokenizer.bin. tokenizer_config.json beside the file
-// is read for its end-of-text token. Errors: those of the file system; NotFound listing what a
-// folder lacks; DataLoss with the file and what was expected; InvalidArgument naming what is not
-// supported.
+// is read for its end-of-text token; one that changes ids is refused. Errors: those of the file
+// system; NotFound listing what a folder lacks; DataLoss with the file and what was expected;
+// InvalidArgument naming what is not supported.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path);
 
 }  // namespace tessera
