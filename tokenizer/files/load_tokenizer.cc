@@ -93,7 +93,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFile(const fs::path& path) {
     TESSERA_ASSIGN_OR_RETURN(const TokenizerConfig config, ConfigBeside(path));
     return ParseTokenizerJson(name, contents, config);
   }
-  if (IsTiktokenFile(contents)) return ParseTiktoken(name, contents);
+  if (IsTiktokenFile(contents)) {
+    TESSERA_ASSIGN_OR_RETURN(const TokenizerConfig config, ConfigBeside(path));
+    TESSERA_RETURN_IF_ERROR(CheckTiktokenClass(name, config.tokenizer_class));
+    return ParseTiktoken(name, contents);
+  }
   if (!IsLlmcTokenizerFile(contents)) {
     return SentencePieceTokenizer::Parse(name, std::move(contents));
   }

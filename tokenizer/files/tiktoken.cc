@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/crc32c.h"
 #include "base/text.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/files/json_files.h"
@@ -73,7 +74,7 @@ bool ParseLine(std::string_view line, std::string& token, int32_t& rank) {
 
 // Reads every line into tokens[rank].
 absl::Status ReadRanks(const std::string& path, std::string_view contents,
-                       std::vector<std::string>& tokens, size_t& count) {
+                       std::vector<std::string>& tokens) {
   const int64_t limit = std::ranges::count(contents, '\n') + 1 + kMaxIdGap;
   int64_t number = 0;
   while (!contents.empty()) {
@@ -93,7 +94,6 @@ absl::Status ReadRanks(const std::string& path, std::string_view contents,
           absl::StrCat(path, " line ", number, ": rank ", rank, " belongs to two tokens"));
     }
     tokens[rank] = std::move(token);
-    ++count;
   }
   return absl::OkStatus();
 }
@@ -132,32 +132,41 @@ bool IsTiktokenFile(std::string_view contents) {
                    token, rank);
 }
 
-std::optional<TiktokenEncoding> FindTiktokenEncoding(size_t tokens) {
-  switch (tokens) {
-    case 50256:  // r50k_base
-    case 50280:  // p50k_base: the same with more tokens for spaces, which follow end of text
+std::optional<TiktokenEncoding> FindTiktokenEncoding(uint32_t crc32c) {
+  switch (crc32c) {
+    case 0x70D99C18:  // r50k_base
+    case 0xF7DEE75C:  // p50k_base: the same with more tokens for spaces, which follow end of text
       return Gpt2();
-    case 100256:
+    case 0x2C0261B3:  // cl100k_base
       return Cl100k();
-    case 128000:
+    case 0x40871396:  // Llama-3's tokenizer.model
       return Llama3();
     default:
       return std::nullopt;
   }
 }
 
+absl::Status CheckTiktokenClass(const std::string& path, const std::string& tokenizer_class) {
+  for (const char* known : {"", "GPT2Tokenizer", "GPT2TokenizerFast", "PreTrainedTokenizer",
+                            "PreTrainedTokenizerFast"}) {
+    if (tokenizer_class == known) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": a tiktoken file does not say how text is split, and tokenizer_config.json names ",
+      tokenizer_class, ", which is not known; tokenizer.json would say it"));
+}
+
 absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::string& contents,
                                            std::optional<TiktokenEncoding> encoding) {
   BpeVocabulary vocabulary;
-  size_t count = 0;
-  absl::Status status = ReadRanks(path, contents, vocabulary.tokens, count);
+  absl::Status status = ReadRanks(path, contents, vocabulary.tokens);
   if (!status.ok()) return status;
-  if (!encoding.has_value()) encoding = FindTiktokenEncoding(count);
+  if (!encoding.has_value()) encoding = FindTiktokenEncoding(Crc32c(contents));
   if (!encoding.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, ": a tiktoken file does not say how text is split, and one of ", count,
-        " tokens is not known; known are GPT-2 (50256), p50k (50280), cl100k (100256) and Llama-3 "
-        "(128000)"));
+        path,
+        ": a tiktoken file does not say how text is split, and this one is none of those "
+        "that are known: r50k_base (GPT-2), p50k_base, cl100k_base and Llama-3's"));
   }
   vocabulary.merges = TokenMerges(vocabulary.tokens);
   vocabulary.split = encoding->split;

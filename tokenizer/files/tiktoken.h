@@ -3,9 +3,8 @@
 
 // The vocabularies of tiktoken: a line "BASE64 RANK" for each token. A file specifies neither how
 // text is split nor which special tokens there are; the programs that use the well-known files
-// know, and these files are recognised by their number of tokens.
+// know, and these files are recognised by their contents.
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/split_rules.h"
@@ -32,9 +32,13 @@ struct TiktokenEncoding {
 // Returns whether `contents` begins with a line of a tiktoken file.
 bool IsTiktokenFile(std::string_view contents);
 
-// Returns the encoding with this many tokens: GPT-2 (r50k), p50k, cl100k or Llama-3; nullopt for
-// another number.
-std::optional<TiktokenEncoding> FindTiktokenEncoding(size_t tokens);
+// Returns the encoding of the file whose contents have this CRC-32C: GPT-2 (r50k), p50k, cl100k or
+// Llama-3; nullopt for another one.
+std::optional<TiktokenEncoding> FindTiktokenEncoding(uint32_t crc32c);
+
+// Returns InvalidArgument if tokenizer_config.json beside a tiktoken file names a class that is not
+// known to split text as the file's own program does.
+absl::Status CheckTiktokenClass(const std::string& path, const std::string& tokenizer_class);
 
 inline constexpr char kTiktokenName[] = "tokenizer.tiktoken";  // in Tokenizer::Files()
 

@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
+#include "tokenizer/files/load_tokenizer.h"
 
 namespace tessera {
 namespace {
@@ -23,25 +24,45 @@ std::string TiktokenFile(int64_t tokens) {
   return file;
 }
 
+// Reads a file with the number of tokens of a well-known one as that one, which has this CRC-32C.
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> Made(int64_t tokens, uint32_t crc32c) {
+  return ParseTiktoken("FILE", TiktokenFile(tokens), FindTiktokenEncoding(crc32c));
+}
+
 TEST(TiktokenTest, WellKnownFilesAreRecognised) {
   EXPECT_TRUE(IsTiktokenFile(TiktokenFile(300)));
   EXPECT_FALSE(IsTiktokenFile("#version: 0.2\n"));
   EXPECT_FALSE(IsTiktokenFile(""));
-  ASSERT_OK_AND_ASSIGN(const auto llama3, ParseTiktoken("FILE", TiktokenFile(128000)));
+  ASSERT_OK_AND_ASSIGN(const auto llama3, Made(128000, 0x40871396));
   EXPECT_EQ(llama3->vocab_size(), 128256);
   EXPECT_EQ(llama3->end_of_text(), 128001);
   EXPECT_EQ(llama3->begin_of_text(), 128000);
   EXPECT_EQ(llama3->TokenText(128009), "<|eot_id|>");
   EXPECT_EQ(llama3->TokenText(128255), "<|reserved_special_token_245|>");
-  ASSERT_OK_AND_ASSIGN(const auto cl100k, ParseTiktoken("FILE", TiktokenFile(100256)));
+  ASSERT_OK_AND_ASSIGN(const auto cl100k, Made(100256, 0x2C0261B3));
   EXPECT_EQ(cl100k->vocab_size(), 100277);
   EXPECT_EQ(cl100k->end_of_text(), 100257);
   EXPECT_EQ(cl100k->TokenText(100256), "");
-  ASSERT_OK_AND_ASSIGN(const auto gpt2, ParseTiktoken("FILE", TiktokenFile(50256)));
+  ASSERT_OK_AND_ASSIGN(const auto gpt2, Made(50256, 0x70D99C18));
   EXPECT_EQ(gpt2->vocab_size(), 50257);
-  const absl::Status unknown = ParseTiktoken("FILE", TiktokenFile(1000)).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(unknown));
-  EXPECT_NE(unknown.message().find("1000 tokens is not known"), std::string::npos) << unknown;
+}
+
+// Other programs' files have as many tokens, but split text in another way.
+TEST(TiktokenTest, AFileIsKnownByItsContents) {
+  for (const int64_t tokens : {1000, 50256, 50280, 100256, 128000}) {
+    const absl::Status unknown = ParseTiktoken("FILE", TiktokenFile(tokens)).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << tokens;
+    EXPECT_NE(unknown.message().find("none of those that are known"), std::string::npos) << unknown;
+  }
+}
+
+TEST(TiktokenTest, AnotherClassInTheConfigurationIsRefused) {
+  const TestFolder folder;
+  folder.Write("arcade100k.tiktoken", TiktokenFile(300));
+  folder.Write("tokenizer_config.json", R"({"tokenizer_class": "Arcade100kTokenizer"})");
+  const absl::Status named = LoadTokenizer(folder.path()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(named)) << named;
+  EXPECT_NE(named.message().find("Arcade100kTokenizer"), std::string::npos) << named;
 }
 
 TEST(TiktokenTest, DamagedLinesAreNamed) {
