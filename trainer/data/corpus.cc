@@ -35,28 +35,35 @@ absl::StatusOr<bool> LooksBinary(const std::string& path) {
   return std::find(bytes.begin(), bytes.begin() + read, 0) != bytes.begin() + read;
 }
 
+// Adds a file, or the reason why it is left out.
+absl::Status AddFile(const std::string& path, DocumentList& list) {
+  std::error_code not_there;  // a dangling link is not a regular file
+  if (!fs::is_regular_file(path, not_there)) {
+    list.skipped.push_back({path, "not a regular file"});
+    return absl::OkStatus();
+  }
+  TESSERA_ASSIGN_OR_RETURN(const bool binary, LooksBinary(path));
+  if (binary) {
+    list.skipped.push_back({path, "not text: a zero byte in its first 4 KiB"});
+  } else {
+    list.paths.push_back(path);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AddDirectory(const std::string& directory, DocumentList& list) {
   std::error_code error;
   fs::recursive_directory_iterator it(directory, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     const std::string path = it->path().string();
-    std::error_code not_there;  // a dangling link is not a regular file
+    std::error_code not_there;
     if (it->path().filename().string().starts_with(".")) {
       it.disable_recursion_pending();
       list.skipped.push_back({path, "hidden"});
       continue;
     }
     if (it->is_directory(not_there) && !it->is_symlink(not_there)) continue;
-    if (!it->is_regular_file(not_there)) {
-      list.skipped.push_back({path, "not a regular file"});
-      continue;
-    }
-    TESSERA_ASSIGN_OR_RETURN(const bool binary, LooksBinary(path));
-    if (binary) {
-      list.skipped.push_back({path, "not text: a zero byte in its first 4 KiB"});
-    } else {
-      list.paths.push_back(path);
-    }
+    TESSERA_RETURN_IF_ERROR(AddFile(path, list));
   }
   return error ? DirectoryError(directory, error) : absl::OkStatus();
 }
@@ -104,18 +111,17 @@ absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs) {
   DocumentList list;
   for (const std::string& input : inputs) {
-    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> matches, Glob(input));
-    const size_t before = list.paths.size();
-    for (std::string& match : matches) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> matches, Glob(input));
+    const size_t before = list.paths.size(), skipped = list.skipped.size();
+    for (const std::string& match : matches) {
       std::error_code error;
-      if (!fs::is_directory(match, error)) {
-        list.paths.push_back(std::move(match));
-      } else if (absl::Status status = AddDirectory(match, list); !status.ok()) {
-        return status;
-      }
+      TESSERA_RETURN_IF_ERROR(fs::is_directory(match, error) ? AddDirectory(match, list)
+                                                             : AddFile(match, list));
     }
     if (list.paths.size() == before) {
-      return absl::NotFoundError(absl::StrCat("no text file under \"", input, "\""));
+      return absl::NotFoundError(absl::StrCat(
+          "no text file under \"", input, "\"", list.skipped.size() == skipped ? "" : ": skipped, ",
+          list.skipped.size() == skipped ? "" : list.skipped.back().reason));
     }
   }
   TESSERA_RETURN_IF_ERROR(RemoveDuplicates(list.paths));

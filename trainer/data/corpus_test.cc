@@ -19,6 +19,25 @@ TEST(FindDocumentsTest, OneFileByTwoNamesIsOneDocument) {
   EXPECT_EQ(list.paths.size(), 1);
 }
 
+// A pattern and a name are as likely to mean an archive as a folder is to hold one.
+TEST(FindDocumentsTest, BinaryFilesAreSkippedHoweverTheyAreNamed) {
+  const TestFolder folder;
+  folder.Write("text.txt", "text");
+  folder.Write("archive.gz", std::string("a\0b", 3));
+  for (const std::string input : {"", "*"}) {
+    ASSERT_OK_AND_ASSIGN(const auto list,
+                         FindDocuments({folder.File("text.txt"), folder.File(input)}));
+    EXPECT_EQ(list.paths, std::vector<std::string>{folder.File("text.txt")}) << input;
+    ASSERT_EQ(list.skipped.size(), 1u) << input;
+    EXPECT_EQ(std::filesystem::path(list.skipped[0].path).filename(), "archive.gz");
+    EXPECT_EQ(list.skipped[0].reason, "not text: a zero byte in its first 4 KiB");
+  }
+  std::filesystem::create_symlink("nowhere", folder.File("link.txt"));
+  EXPECT_OK(FindDocuments({folder.File("text.txt"), folder.File("*")}));
+  ExpectError(FindDocuments({folder.File("archive.gz")}).status(), absl::StatusCode::kNotFound,
+              "archive.gz\": skipped, not text");
+}
+
 TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
   const TestFolder folder;
   std::string lines, characters;
