@@ -43,13 +43,25 @@ bool AddRecord(const std::string& line, RunRecords& records) {
   const int64_t step = *found;
   bool is_new = true;
   if (kind == "step") {
-    const StepRecord numbers = {.loss = LossOf(record, "loss"),
-                                .grad_norm = NumberOf(record, "grad_norm"),
+    const StepRecord numbers = {.loss = ExactNumberOf(record, "loss"),
+                                .grad_norm = ExactNumberOf(record, "grad_norm"),
                                 .lr = NumberOf(record, "lr"),
                                 .tokens_per_second = NumberOf(record, "tokens_per_second")};
     is_new = records.steps.insert_or_assign(step, numbers).second;
+    const auto rounding = [&record](const char* name) {
+      return record.contains(name) ? 0.0 : kNotRecorded;
+    };
+    const StepRecord missing = {.loss = rounding("loss"),
+                                .grad_norm = rounding("grad_norm"),
+                                .lr = rounding("lr"),
+                                .tokens_per_second = rounding("tokens_per_second")};
+    records.roundings.erase(step);
+    if (missing.loss + missing.grad_norm + missing.lr + missing.tokens_per_second > 0) {
+      records.roundings[step] = missing;
+    }
   } else {
-    is_new = records.evaluation_losses.insert_or_assign(step, LossOf(record, "eval_loss")).second;
+    is_new =
+        records.evaluation_losses.insert_or_assign(step, ExactNumberOf(record, "eval_loss")).second;
   }
   if (!is_new) {
     records.Note(

@@ -37,7 +37,7 @@ struct RunRecords {
   // llm.c". Empty: metrics.jsonl.
   std::string foreign;
   // Half a unit of the last printed digit, for each number in `steps`: 0 for an exact number,
-  // kNotRecorded for a missing one. Empty for metrics.jsonl, which has every number exactly.
+  // kNotRecorded for a missing one.
   std::map<int64_t, StepRecord> roundings;
   std::map<int64_t, double> evaluation_roundings;
 

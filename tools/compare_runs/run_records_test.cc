@@ -43,10 +43,12 @@ TEST_F(RunRecordsTest, ReadsWhatARunWrites) {
   ASSERT_OK(writer->Write(StepMetrics{
       .step = 1, .loss = 1.0 / 3, .lr = 1e-3, .grad_norm = 0.1, .tokens_per_second = 1234.5}));
   ASSERT_OK(writer->Write(StepMetrics{.step = 2, .loss = infinity, .grad_norm = NAN}));
+  ASSERT_OK(writer->Write(StepMetrics{.step = 3, .grad_norm = -infinity}));
   ASSERT_OK(writer->Write(EvalMetrics{.step = 2, .loss = 2.0 / 3}));
 
   ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(folder_.string()));
-  ASSERT_EQ(run.steps.size(), 2);
+  ASSERT_EQ(run.steps.size(), 3);
+  EXPECT_EQ(run.steps.at(3).grad_norm, -infinity);
   EXPECT_EQ(run.steps.at(1).loss, 1.0 / 3);
   EXPECT_EQ(run.steps.at(1).lr, 1e-3);
   EXPECT_EQ(run.steps.at(1).grad_norm, 0.1);
@@ -69,6 +71,17 @@ TEST_F(RunRecordsTest, LeavesOutDamagedLinesWithANote) {
   EXPECT_EQ(run.steps.at(3).loss, 2);
   EXPECT_THAT(run.notes,
               ElementsAre(HasSubstr("line 2 "), HasSubstr("step 3 is recorded more than once")));
+}
+
+TEST_F(RunRecordsTest, AFieldThatIsMissingIsNotCompared) {
+  WriteMetrics("{\"kind\":\"step\",\"step\":1,\"loss\":3,\"lr\":null}\n");
+  ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords(folder_.string()));
+  const RunComparison comparison = CompareRuns(run, run, {.exact = true});
+  EXPECT_TRUE(comparison.equal());
+  for (const ComparedQuantity& quantity : comparison.quantities) {
+    EXPECT_EQ(quantity.compared, quantity.name == "loss" || quantity.name == "lr" ? 1 : 0)
+        << quantity.name;
+  }
 }
 
 TEST_F(RunRecordsTest, TakesThePrecisionFromTheConfig) {

@@ -29,6 +29,11 @@ std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
+// Returns the bits of a number that JSON cannot express, as a field.
+std::string BitsUnlessFinite(const char* name, double value) {
+  return std::isfinite(value) ? "" : absl::StrCat("\"", name, "\":\"", LossBits(value), "\",");
+}
+
 // Returns the last fields of a record: memory, those of the ledger, the split of the time, and
 // those that only runs with several ranks have.
 std::string LastFields(const StepMetrics& metrics) {
@@ -144,10 +149,11 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Append(const std::
 absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
   return file_->Write(absl::StrFormat(
       "{\"kind\":\"step\",\"step\":%d,\"loss\":%s,\"loss_bits\":\"%s\",\"lr\":%s,"
-      "\"grad_norm\":%s,\"skipped\":%s,\"consumed_samples\":%d,\"step_seconds\":%s,"
+      "\"grad_norm\":%s,%s\"skipped\":%s,\"consumed_samples\":%d,\"step_seconds\":%s,"
       "\"tokens_per_second\":%s,\"peak_share\":%s%s}\n",
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), JsonNumber(metrics.lr),
-      JsonNumber(metrics.grad_norm), metrics.skipped ? "true" : "false", metrics.consumed_samples,
+      JsonNumber(metrics.grad_norm), BitsUnlessFinite("grad_norm_bits", metrics.grad_norm),
+      metrics.skipped ? "true" : "false", metrics.consumed_samples,
       JsonNumber(metrics.step_seconds), JsonNumber(metrics.tokens_per_second),
       JsonNumber(metrics.peak_share), LastFields(metrics)));
 }

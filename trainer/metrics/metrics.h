@@ -116,9 +116,10 @@ class RateMeter {
 // {"kind":"step","step":N,"loss":...} or {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17
 // significant digits; "loss_bits" (and "eval_loss_bits") holds the fp64 loss as 16 hexadecimal
 // digits, so that a text tool can compare two runs bit for bit. A number that JSON cannot express
-// (NaN, infinity) is null. Steps of several ranks add "wire_bytes", their sum by axis and operation
-// in "wire", and, with a pipeline, "pipeline_wait_share". "time" has the seconds of TimeSplit by
-// their names. The links of the run's ledger are "first_sample", "settings" and "ledger".
+// (NaN, infinity) is null; "grad_norm_bits" is there for such a gradient norm. Steps of several
+// ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
+// "pipeline_wait_share". "time" has the seconds of TimeSplit by their names. The links of the run's
+// ledger are "first_sample", "settings" and "ledger".
 //
 // Every line is written to the operating system before the call returns: a killed process loses
 // none. A power loss may lose the lines since the last Sync().

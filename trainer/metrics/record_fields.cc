@@ -41,7 +41,7 @@ double NumberOf(const nlohmann::json& record, std::string_view name) {
   return field->get<double>();
 }
 
-double LossOf(const nlohmann::json& record, std::string_view name) {
+double ExactNumberOf(const nlohmann::json& record, std::string_view name) {
   const auto field = record.find(std::string(name) + "_bits");
   if (field == record.end() || !field->is_string()) return NumberOf(record, name);
   const auto& digits = field->get_ref<const std::string&>();

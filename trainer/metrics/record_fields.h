@@ -25,9 +25,8 @@ std::optional<int64_t> StepOf(const nlohmann::json& record);
 // Returns a number; NaN unless the field is one.
 double NumberOf(const nlohmann::json& record, std::string_view name);
 
-// Returns "loss" or "eval_loss", exactly: from the 16 hexadecimal digits of "loss_bits" or
-// "eval_loss_bits" if the record has them.
-double LossOf(const nlohmann::json& record, std::string_view name);
+// Returns a number exactly: from the 16 hexadecimal digits of NAME_bits if the record has them.
+double ExactNumberOf(const nlohmann::json& record, std::string_view name);
 
 // Returns the median of the finite numbers; NaN without any.
 double MedianOfFinite(std::vector<double> numbers);
