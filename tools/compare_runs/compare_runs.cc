@@ -221,7 +221,7 @@ absl::StatusOr<int> Compare(const Arguments& arguments) {
   Print(is_array ? absl::StrCat("[", absl::StrJoin(reports, ","), "]\n")
                  : absl::StrJoin(reports, "\n"));
   if (!arguments.svg.empty()) {
-    TESSERA_RETURN_IF_ERROR(ReplaceFile(arguments.svg, ComparisonSvg(runs)));
+    TESSERA_RETURN_IF_ERROR(ReplaceFile(arguments.svg, ComparisonSvg(runs, comparisons)));
     if (!arguments.json && !arguments.markdown) Print(absl::StrCat("plot: ", arguments.svg, "\n"));
   }
   return exit_code;

@@ -21,6 +21,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -77,6 +78,29 @@ TEST_F(CompareRunsTest, EqualRunsExitWithZero) {
   const Result result = MustCompare("--exact " + Path("a") + " " + Path("b/metrics.jsonl"), 0);
   EXPECT_THAT(result.out, HasSubstr("the runs are equal, bit for bit"));
   EXPECT_THAT(result.out, HasSubstr("30 steps (1 to 30)"));
+}
+
+TEST_F(CompareRunsTest, ReportsAreOfTheStepsThatAreCompared) {
+  fs::create_directories(root_ / "b");
+  {
+    ASSERT_OK_AND_ASSIGN(auto writer, MetricsWriter::Open(Path("b/metrics.jsonl"), std::nullopt));
+    for (int64_t step = 1; step <= 4; ++step) {
+      ASSERT_OK(writer->Write(StepMetrics{.step = step,
+                                          .loss = step < 3 ? 9 : 4.0 / static_cast<double>(step),
+                                          .lr = 1e-3,
+                                          .grad_norm = 0.5,
+                                          .tokens_per_second = step < 4 ? 1000.0 * step : 1000}));
+    }
+  }
+  const std::string compared = Path("a") + " " + Path("b") + " --first-step=3 --last-step=4 ";
+  const Result text = MustCompare(compared + "--svg=" + Path("plot.svg"), 0);
+  EXPECT_THAT(text.out, AllOf(HasSubstr("\n       3 "), HasSubstr("\n       4 "),
+                              Not(HasSubstr("\n       2 ")), Not(HasSubstr("\n       5 "))));
+  const auto json = nlohmann::json::parse(MustCompare(compared + "--json", 0).out);
+  EXPECT_EQ(json["steps"].size(), 2);
+  EXPECT_EQ(json["steps"][0]["step"], 3);
+  // The median of two steps lies between them.
+  EXPECT_THAT(MustCompare(compared + "--markdown", 0).out, HasSubstr("| 2.00 | equal"));
 }
 
 TEST_F(CompareRunsTest, ADifferenceExitsWithOneAndNamesItsStep) {

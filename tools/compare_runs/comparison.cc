@@ -118,20 +118,31 @@ double Difference(double a, double b, bool absolute) {
   return absolute && std::isfinite(relative) ? std::abs(a - b) : relative;
 }
 
-double SpeedRatio(const RunRecords& a, const RunRecords& b) {
-  std::vector<double> of_a, of_b;
+std::vector<int64_t> CommonSteps(const RunRecords& a, const RunRecords& b,
+                                 const RunComparison& comparison) {
+  std::vector<int64_t> steps;
   for (const auto& [step, record] : a.steps) {
-    const auto other = b.steps.find(step);
-    if (other == b.steps.end()) continue;
-    of_a.push_back(record.tokens_per_second);
-    of_b.push_back(other->second.tokens_per_second);
+    const bool in_range = comparison.first_step <= step && step <= comparison.last_step;
+    if (in_range && b.steps.contains(step)) steps.push_back(step);
+  }
+  return steps;
+}
+
+double SpeedRatio(const RunRecords& a, const RunRecords& b, const RunComparison& comparison) {
+  std::vector<double> of_a, of_b;
+  for (const int64_t step : CommonSteps(a, b, comparison)) {
+    of_a.push_back(a.steps.at(step).tokens_per_second);
+    of_b.push_back(b.steps.at(step).tokens_per_second);
   }
   return MedianOfFinite(std::move(of_b)) / MedianOfFinite(std::move(of_a));
 }
 
 RunComparison CompareRuns(const RunRecords& a, const RunRecords& b, const CompareOptions& options) {
-  RunComparison result{
-      .tolerance = Tolerance(a, b, options), .absolute = options.absolute, .exact = options.exact};
+  RunComparison result{.first_step = options.first_step,
+                       .last_step = options.last_step,
+                       .tolerance = Tolerance(a, b, options),
+                       .absolute = options.absolute,
+                       .exact = options.exact};
   const Comparer comparer(result);
   struct Column {
     const char* name;

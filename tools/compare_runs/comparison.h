@@ -50,6 +50,9 @@ struct ComparedQuantity {
 };
 
 struct RunComparison {
+  // The range of steps that were compared, inclusive.
+  int64_t first_step = 0;
+  int64_t last_step = std::numeric_limits<int64_t>::max();
   double tolerance = 0;  // 0 with `exact`
   bool absolute = false;
   bool exact = false;
@@ -69,9 +72,12 @@ struct RunComparison {
   const ComparedQuantity* first_difference() const;
 };
 
-// Returns the tokens/s of `b` divided by those of `a`: medians over their common steps; NaN if
-// unknown.
-double SpeedRatio(const RunRecords& a, const RunRecords& b);
+// Returns the steps of the comparison's range that both runs have recorded.
+std::vector<int64_t> CommonSteps(const RunRecords& a, const RunRecords& b,
+                                 const RunComparison& comparison);
+
+// Returns the tokens/s of `b` divided by those of `a`: medians over CommonSteps(); NaN if unknown.
+double SpeedRatio(const RunRecords& a, const RunRecords& b, const RunComparison& comparison);
 
 // Returns |a - b| / max(|a|, |b|): 0 for equal numbers and for two NaNs, infinity if a or b is
 // otherwise not finite.

@@ -38,14 +38,6 @@ std::string DescribeRecords(const char* name, const RunRecords& run) {
   return text;
 }
 
-std::vector<int64_t> CommonSteps(const RunRecords& a, const RunRecords& b) {
-  std::vector<int64_t> steps;
-  for (const auto& [step, record] : a.steps) {
-    if (b.steps.contains(step)) steps.push_back(step);
-  }
-  return steps;
-}
-
 // Returns about `rows` of `steps`, evenly spaced, with both ends and every first difference.
 std::set<int64_t> ShownSteps(const std::vector<int64_t>& steps, const RunComparison& comparison,
                              int rows) {
@@ -84,7 +76,7 @@ std::string DifferenceCell(const RunRecords& a, const RunRecords& b, int64_t ste
 
 std::string StepTable(const RunRecords& a, const RunRecords& b, const RunComparison& comparison,
                       int rows) {
-  const std::set<int64_t> shown = ShownSteps(CommonSteps(a, b), comparison, rows);
+  const std::set<int64_t> shown = ShownSteps(CommonSteps(a, b, comparison), comparison, rows);
   if (shown.empty()) return "";
   const char* difference = comparison.absolute ? "abs.diff." : "rel.diff.";
   std::string text = absl::StrFormat("\n%8s %12s %12s %9s %11s %11s %9s %10s %10s %10s %10s\n",
@@ -239,12 +231,13 @@ Panel Values(const char* title, std::span<const RunRecords> runs, double StepRec
   return panel;
 }
 
-Panel Differences(const char* title, std::span<const RunRecords> runs, double StepRecord::*value) {
+Panel Differences(const char* title, std::span<const RunRecords> runs,
+                  std::span<const RunComparison> comparisons, double StepRecord::*value) {
   Panel panel{title, "step", "relative difference", true, {}};
   for (size_t run = 1; run < runs.size(); ++run) {
     Curve& curve = panel.curves.emplace_back();
     curve.name = runs.size() == 2 ? "difference" : NameOf(runs, run);
-    for (const int64_t step : CommonSteps(runs[0], runs[run])) {
+    for (const int64_t step : CommonSteps(runs[0], runs[run], comparisons[run - 1])) {
       if (runs[0].Rounding(step, value) == kNotRecorded ||
           runs[run].Rounding(step, value) == kNotRecorded) {
         continue;
@@ -326,7 +319,7 @@ std::string MarkdownRow(const RunRecords& baseline, const RunRecords& run,
                         const RunComparison& comparison) {
   const ComparedQuantity& loss = comparison.quantities[0];
   const ComparedQuantity* first = comparison.first_difference();
-  const double speed = SpeedRatio(baseline, run);
+  const double speed = SpeedRatio(baseline, run, comparison);
   return absl::StrCat("| ", MarkdownName(run.path), " | ", loss.compared, " | ",
                       first == nullptr ? "-" : absl::StrCat(*first->first_step), " | ",
                       loss.largest_absolute_difference == 0
@@ -365,7 +358,7 @@ std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
     quantities[quantity.name] = QuantityObject(quantity);
   }
   Json& steps = json["steps"] = Json::array();
-  for (const int64_t step : CommonSteps(a, b)) {
+  for (const int64_t step : CommonSteps(a, b, comparison)) {
     steps.push_back(StepObject(step, a.steps.at(step), b.steps.at(step)));
   }
   return json.dump(2) + "\n";
@@ -391,15 +384,16 @@ std::string ComparisonMarkdown(std::span<const RunRecords> runs,
   return absl::StrCat(text, notes.empty() ? "" : "\n", notes);
 }
 
-std::string ComparisonSvg(std::span<const RunRecords> runs) {
+std::string ComparisonSvg(std::span<const RunRecords> runs,
+                          std::span<const RunComparison> comparisons) {
   std::vector<Panel> panels = {Values("loss", runs, &StepRecord::loss),
-                               Differences("loss", runs, &StepRecord::loss)};
+                               Differences("loss", runs, comparisons, &StepRecord::loss)};
   if (runs.size() > 2) {
     return PlotSvg(absl::StrCat(NameOf(runs, 0), ", and the differences of others from it"), panels,
                    /*columns=*/2);
   }
   panels.push_back(Values("gradient norm", runs, &StepRecord::grad_norm));
-  panels.push_back(Differences("gradient norm", runs, &StepRecord::grad_norm));
+  panels.push_back(Differences("gradient norm", runs, comparisons, &StepRecord::grad_norm));
   panels.push_back(Values("learning rate", runs, &StepRecord::lr));
   panels.push_back(Values("tokens/s", runs, &StepRecord::tokens_per_second));
   return PlotSvg(absl::StrCat("A: ", runs[0].path, "   B: ", runs[1].path), panels, /*columns=*/2);

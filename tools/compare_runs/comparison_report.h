@@ -17,8 +17,8 @@ namespace tessera {
 std::string ComparisonText(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison, int rows);
 
-// Returns one object with the contents of ComparisonText() and every step that both runs have
-// recorded. A number that JSON cannot express is null.
+// Returns one object with the contents of ComparisonText() and every step of CommonSteps(). A
+// number that JSON cannot express is null.
 std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
                            const RunComparison& comparison);
 
@@ -29,8 +29,10 @@ std::string ComparisonMarkdown(std::span<const RunRecords> runs,
 
 // Returns a plot. For two runs: loss, gradient norm, learning rate and tokens/s, and the relative
 // differences of the first two, on logarithmic axes. For more runs: the losses of all, and their
-// differences from those of the first. Precondition: at least two runs.
-std::string ComparisonSvg(std::span<const RunRecords> runs);
+// differences from those of the first. Preconditions: at least two runs; comparisons of the first
+// run with each of the others.
+std::string ComparisonSvg(std::span<const RunRecords> runs,
+                          std::span<const RunComparison> comparisons);
 
 }  // namespace tessera
 

@@ -176,8 +176,8 @@ TEST(ComparisonTest, OptionsOfTheJudgement) {
   EXPECT_FALSE(CompareRuns(a, b, {.bf16_tolerance = 1e-6}).equal());
   a.steps[1].tokens_per_second = b.steps[1].tokens_per_second = NAN;
   for (auto& [step, record] : b.steps) record.tokens_per_second *= 2;
-  EXPECT_EQ(SpeedRatio(a, b), 2);
-  EXPECT_TRUE(std::isnan(SpeedRatio(a, {})));
+  EXPECT_EQ(SpeedRatio(a, b, {}), 2);
+  EXPECT_TRUE(std::isnan(SpeedRatio(a, {}, {})));
 }
 
 TEST(ComparisonTest, RelativeDifferences) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -57,7 +58,8 @@ double MedianOfFinite(std::vector<double> numbers) {
   if (numbers.empty()) return std::numeric_limits<double>::quiet_NaN();
   const auto middle = numbers.begin() + static_cast<ptrdiff_t>(numbers.size() / 2);
   std::nth_element(numbers.begin(), middle, numbers.end());
-  return *middle;
+  if (numbers.size() % 2 == 1) return *middle;
+  return std::midpoint(*std::max_element(numbers.begin(), middle), *middle);
 }
 
 }  // namespace tessera
