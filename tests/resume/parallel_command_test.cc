@@ -150,6 +150,20 @@ TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
   }
 }
 
+// A scheduler that restarts a job which has ended with 128 + signal relies on its checkpoint.
+TEST_F(ParallelCommandTest, AStopWhoseSaveFailsIsAFailure) {
+  const Process process(
+      Launcher(Saving("run", 1000000, {"--data-parallel-size=2", "--save-interval=1000000"})),
+      root_);
+  ASSERT_TRUE(process.WaitUntil([&] { return RecordCount("run") > 1; }));
+  fs::remove_all(Checkpoints("run"));
+  std::ofstream(Checkpoints("run")) << "no folder";
+  process.Kill(SIGTERM);
+  const Result result = process.Wait();
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(Checkpoints("run").string()));
+}
+
 // Only the rank that reads the byte sees the damage. The message names the place and a remedy,
 // once; a run that resumes by itself discards what all ranks have loaded and continues from the
 // checkpoint before, under another topology too.

@@ -235,6 +235,7 @@ class Job:
     def __init__(self, command):
         self.asked_to_stop = None  # the first signal
         self.asked_twice = False
+        self.terminated = False  # mpirun has got SIGTERM
         self.process = None
         for number in (*FORWARDED, *MEANT):
             signal.signal(number, self.on_signal)
@@ -243,14 +244,21 @@ class Job:
                                         stderr=subprocess.PIPE, start_new_session=True,
                                         preexec_fn=die_with_parent)
         if self.asked_to_stop is not None:
-            self.process.terminate()
+            self.terminate()
+
+    def terminate(self):
+        self.terminated = True
+        self.process.terminate()
 
     def on_signal(self, number, _frame):
         number = MEANT.get(number, number)
         first, self.asked_to_stop = self.asked_to_stop is None, self.asked_to_stop or number
         self.asked_twice = not first
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(FORWARDED[number] if first else signal.SIGTERM)
+            if first:
+                self.process.send_signal(FORWARDED[number])
+            else:
+                self.terminate()
 
     def wait_for_mpirun(self):
         while True:
@@ -282,7 +290,10 @@ class Job:
         output.close()
         if code < 0:
             code = 128 - code
-        if self.asked_to_stop is not None:
+        # The codes of a rank that has saved, or that the signal has met before it could. mpirun,
+        # once it was terminated itself, ends with any code. Other codes are those of failures.
+        stopped = {0, *(128 + number for number in (*FORWARDED, *MEANT))}
+        if self.asked_to_stop is not None and (self.terminated or code in stopped):
             return 128 + self.asked_to_stop if code != 0 else 0
         for rank, node, number in output.deaths:
             say(f"rank {rank} on {node} was killed by signal {number} ({signal_name(int(number))})")
