@@ -137,6 +137,11 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
                     HasSubstr(StepDir("run", 4).string() + ", at step 4"),
                     HasSubstr(HumanBytes(kStateBytes) + " each, to " + Checkpoints("run").string()),
                     HasSubstr("every 2 steps: 4 of them")));
+  EXPECT_THAT(dry_run({"--save-interval=5"}),
+              HasSubstr("every 5 steps: 3 of them, and every 2 steps a rolling one"));
+  EXPECT_THAT(
+      dry_run({"--save-interval=5", "--save-last-step=false", "--non-persistent-save-interval=0"}),
+      HasSubstr("every 5 steps: 2 of them; "));
   EXPECT_THAT(dry_run({"--no-save-optim"}), HasSubstr(HumanBytes(kStateBytes / 3) + " each, to "));
   EXPECT_TRUE(files() == before);
 

@@ -153,8 +153,12 @@ std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
   std::string text = absl::StrCat(HumanBytes(bytes), " each, to ", checkpoint.save());
   if (const int64_t interval = checkpoint.save_interval(); interval > 0) {
     const int64_t last = config.training().train_iters();
-    const int64_t saves = (last + interval - 1) / interval - first_step / interval;
+    const bool adds_last = checkpoint.save_last_step() && last % interval != 0;
+    const int64_t saves = last / interval - first_step / interval + (adds_last ? 1 : 0);
     absl::StrAppend(&text, ", every ", interval, " steps: ", saves, " of them");
+  }
+  if (const int64_t rolling = checkpoint.non_persistent_save_interval(); rolling > 0) {
+    absl::StrAppend(&text, ", and every ", rolling, " steps a rolling one, of which two are kept");
   }
   const auto storage = OpenStorage(checkpoint.save(), StoresOf(checkpoint));
   const absl::StatusOr<uint64_t> free = storage.ok() ? (*storage)->FreeBytes() : storage.status();
