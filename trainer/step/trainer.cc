@@ -1,6 +1,7 @@
 #include "trainer/step/trainer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -338,7 +339,8 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
   const int64_t global_batch = config_.training().global_batch_size();
   samples = std::min(samples, data.order().num_samples());
   if (samples >= global_batch) samples -= samples % global_batch;
-  const int64_t batch = std::min(config_.training().micro_batch_size(), samples);
+  // The size also divides fewer samples, so that none of them is left out.
+  const int64_t batch = std::gcd(config_.training().micro_batch_size(), samples);
   const int64_t micro_batches = samples / batch;
   const MicroBatchesByRank owners = EvaluationOwners(micro_batches, mesh_.topology().data);
   const std::vector<int64_t>& mine = owners[mesh_.coordinate().data];
