@@ -13,7 +13,7 @@ FSDP2 need none of this: their parameters are DTensors.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, Mapping, MutableMapping, NamedTuple, Tuple
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -62,6 +62,19 @@ def _ranges(model: Any) -> Iterator[_Range]:
         raise InvalidArgumentError("the model has no flat parameters of FSDP1")
 
 
+class _Live(dict):  # type: ignore[type-arg]
+    """A dict of a state whose values, once a load replaces them, are replaced in the optimizer,
+    too. Tensors need no such thing: they are loaded in place."""
+
+    def __init__(self, items: Mapping[str, Any], optimizers: MutableMapping[str, Any]) -> None:
+        super().__init__(items)
+        self._optimizers = optimizers
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._optimizers[key] = value
+
+
 def _part(shard: Any, part: _Range) -> FlatShard:
     """A parameter's part of a tensor that is sharded as its flat parameter is."""
     return FlatShard(shard.detach().reshape(-1)[part.first:part.first + part.elements], part.begin,
@@ -83,8 +96,9 @@ def model_state(model: Any) -> Dict[str, Any]:
 
 
 def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
-    """The optimizer's state by the names of the parameters, and its groups. An optimizer that has
-    taken no step yet has none: to load into it, take one with learning rate 0 before."""
+    """The optimizer's state by the names of the parameters, and its groups. A load into it changes
+    the optimizer, learning rates and other numbers included. An optimizer that has taken no step
+    yet has none: to load into it, take one with learning rate 0 before."""
     state: Dict[str, Dict[str, Any]] = {}
     names: Dict[int, str] = {}
     for part in _ranges(model):
@@ -94,16 +108,17 @@ def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
         if not saved and part.elements == 0:
             # This rank takes no part in the parameter; the others have its state.
             saved = _like_others(optimizer, part)
-        state[part.name] = {}
+        items: Dict[str, Any] = {}
         for key, value in saved.items():
             if not isinstance(value, torch.Tensor) or value.dim() == 0:
-                state[part.name][key] = value
+                items[key] = value
             elif part.original is None:
-                state[part.name][key] = _part(value, part)
+                items[key] = _part(value, part)
             else:
                 elements = value.detach().reshape(-1)
-                state[part.name][key] = FlatShard(elements, part.begin, part.shape)
-    groups = [{key: value for key, value in group.items() if key != "params"}
+                items[key] = FlatShard(elements, part.begin, part.shape)
+        state[part.name] = _Live(items, saved)
+    groups = [_Live({key: value for key, value in group.items() if key != "params"}, group)
               for group in optimizer.param_groups]
     return {"state": state, "param_groups": groups}
 

@@ -101,6 +101,8 @@ def flat_parameters(folder):
     run(3, "flat_save", "fsdp1", f"{folder}/a", "")
     run(2, "flat_load", "fsdp1", f"{folder}/a", "")
     run(4, "flat_load", "fsdp2_tp2", f"{folder}/a", "")
+    run(2, "flat_rest", "", f"{folder}/b", "save")
+    run(2, "flat_rest", "", f"{folder}/b", "load")
 
 
 def titan(folder):

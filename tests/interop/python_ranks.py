@@ -242,6 +242,27 @@ def flat_load(mesh, folder, _):
               f"{len(golden)} tensors equal", flush=True)
 
 
+def flat_rest(_, folder, phase):
+    """What is no flat tensor: the groups' numbers, and those of the state."""
+    torch.manual_seed(phase == "load")
+    model = Model()
+    model = FullyShardedDataParallel(model, use_orig_params=True,
+                                     device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4 if phase == "save" else 0.0)
+    train(model, optimizer, 3 if phase == "save" else 1)
+    for state in optimizer.state.values():
+        state["count"] = 3 if phase == "save" else 1
+    if phase == "save":
+        tessera_ckpt.save(folder, 5, flat_state(model, optimizer))
+        return
+    report = tessera_ckpt.load(folder, flat_state(model, optimizer))
+    assert report.missing == report.unexpected == []
+    assert optimizer.param_groups[0]["lr"] == 1e-4, optimizer.param_groups[0]["lr"]
+    assert all(state["count"] == 3 for state in optimizer.state.values())
+    if dist.get_rank() == 0:
+        print("flat parameters: groups and numbers are loaded", flush=True)
+
+
 def endless(mesh, folder, _):
     """Saves until it is killed."""
     model, optimizer = build(mesh)
