@@ -13,12 +13,12 @@ FSDP2 need none of this: their parameters are DTensors.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Mapping, MutableMapping, NamedTuple, Tuple
+from typing import Any, Container, Dict, Iterator, Mapping, MutableMapping, NamedTuple, Tuple
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from ._library import InvalidArgumentError
+from ._library import InvalidArgumentError, UnimplementedError
 from ._state import FlatShard
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
@@ -81,18 +81,34 @@ def _part(shard: Any, part: _Range) -> FlatShard:
                      part.shape)
 
 
-def model_state(model: Any) -> Dict[str, Any]:
-    """The parameters, and, replicated on every rank, what FSDP does not shard: buffers."""
+def model_state(model: Any, leave_out_extra_state: bool = False) -> Dict[str, Any]:
+    """The parameters, and, replicated on every rank, what FSDP does not shard: buffers, and
+    parameters of modules that it ignores.
+
+    Args:
+      leave_out_extra_state: whether modules may have state of get_extra_state(), which is not
+        among this, and which the program saves and puts back by itself.
+    """
     state: Dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state and (
+                not leave_out_extra_state):
+            raise UnimplementedError(
+                f"{_clean(name)}: what get_extra_state() of {type(module).__name__} returns is not "
+                "loaded into the module: save it by yourself, and give leave_out_extra_state=True")
     for part in _ranges(model):
         state[part.name] = _part(part.flat._local_shard, part)
     for name, value in model.named_buffers():
         state[_clean(name)] = value
-    for name, value in model.named_parameters():
-        clean = _clean(name)
-        if clean not in state and not clean.split(".")[-1].startswith("_flat_param"):
-            state[clean] = value  # of modules that are ignored
+    state.update(_ignored(model, state))
     return state
+
+
+def _ignored(model: Any, flat: Container[str]) -> Dict[str, Any]:
+    """The parameters that are in no flat one, by name."""
+    named = ((_clean(name), value) for name, value in model.named_parameters())
+    return {name: value for name, value in named
+            if name not in flat and not name.split(".")[-1].startswith("_flat_param")}
 
 
 def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
@@ -100,10 +116,10 @@ def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
     the optimizer, learning rates and other numbers included. An optimizer that has taken no step
     yet has none: to load into it, take one with learning rate 0 before."""
     state: Dict[str, Dict[str, Any]] = {}
-    names: Dict[int, str] = {}
+    owners = set()
     for part in _ranges(model):
         owner = part.flat if part.original is None else part.original
-        names[id(owner)] = part.name
+        owners.add(owner)
         saved = optimizer.state.get(owner, {})
         if not saved and part.elements == 0:
             # This rank takes no part in the parameter; the others have its state.
@@ -118,6 +134,15 @@ def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
                 elements = value.detach().reshape(-1)
                 items[key] = FlatShard(elements, part.begin, part.shape)
         state[part.name] = _Live(items, saved)
+    for name, parameter in _ignored(model, state).items():
+        owners.add(parameter)
+        saved = optimizer.state.get(parameter, {})
+        state[name] = _Live(saved, saved)
+    for other in optimizer.state.keys() - owners:
+        what = (f"a parameter of shape {tuple(other.shape)}" if isinstance(other, torch.Tensor)
+                else repr(other))
+        raise InvalidArgumentError(
+            f"the optimizer has state of {what} that the model does not have")
     groups = [_Live({key: value for key, value in group.items() if key != "params"}, group)
               for group in optimizer.param_groups]
     return {"state": state, "param_groups": groups}

@@ -243,10 +243,10 @@ def flat_load(mesh, folder, _):
 
 
 def flat_rest(_, folder, phase):
-    """What is no flat tensor: the groups' numbers, and those of the state."""
+    """What is no flat tensor: the groups' numbers, those of the state, and ignored modules."""
     torch.manual_seed(phase == "load")
     model = Model()
-    model = FullyShardedDataParallel(model, use_orig_params=True,
+    model = FullyShardedDataParallel(model, use_orig_params=True, ignored_modules=[model.head],
                                      device_id=torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4 if phase == "save" else 0.0)
     train(model, optimizer, 3 if phase == "save" else 1)
@@ -254,13 +254,44 @@ def flat_rest(_, folder, phase):
         state["count"] = 3 if phase == "save" else 1
     if phase == "save":
         tessera_ckpt.save(folder, 5, flat_state(model, optimizer))
+        if dist.get_rank() == 0:
+            torch.save(optimizer.state[model.module.head.weight], folder + ".head")
         return
     report = tessera_ckpt.load(folder, flat_state(model, optimizer))
     assert report.missing == report.unexpected == []
     assert optimizer.param_groups[0]["lr"] == 1e-4, optimizer.param_groups[0]["lr"]
     assert all(state["count"] == 3 for state in optimizer.state.values())
+    head = optimizer.state[model.module.head.weight]
+    for key, value in torch.load(folder + ".head").items():
+        assert head[key] == value if key == "count" else torch.equal(head[key], value), key
+    stray = nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [stray]})
+    optimizer.state[stray]["exp_avg"] = torch.ones(3)
+    for call, error, words in (
+            (lambda: fsdp1.optimizer_state(model, optimizer), tessera_ckpt.InvalidArgumentError,
+             "a parameter of shape (3,) that the model does not have"),
+            (lambda: fsdp1.model_state(model), tessera_ckpt.UnimplementedError,
+             "blocks.0.norm")):
+        model.module.blocks[0].norm.__class__ = Scaled
+        try:
+            call()
+        except error as found:
+            assert words in str(found), found
+        else:
+            raise AssertionError(words)
+    assert "blocks.0.norm.weight" in fsdp1.model_state(model, leave_out_extra_state=True)
     if dist.get_rank() == 0:
-        print("flat parameters: groups and numbers are loaded", flush=True)
+        print("flat parameters: groups, numbers and ignored modules are loaded", flush=True)
+
+
+class Scaled(nn.LayerNorm):
+    """With state of its own, as FP8's scales are."""
+
+    def get_extra_state(self):
+        return {"scale": 2.0}
+
+    def set_extra_state(self, state):
+        pass
 
 
 def endless(mesh, folder, _):
