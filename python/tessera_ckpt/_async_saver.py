@@ -90,8 +90,32 @@ def _finish_all() -> None:
 _Self = TypeVar("_Self", bound="Finishing")
 
 
+def free_after_log(free: Callable[[Any], None], poll: Callable[..., Any], folder: Optional[Folder],
+                   keep: Optional[int] = None) -> Callable[[Any], None]:
+    """A function that frees a saver, or a manager, once the outcomes of its saves are logged: a
+    program may drop it without having asked for them."""
+    def call(pointer: Any) -> None:
+        try:
+            for found in report(poll, pointer, True):
+                assert folder is not None
+                outcome_of(folder, found, keep)
+        except Exception as error:
+            LOGGER.error("the last saves may have failed: %s", error)
+        free(pointer)
+
+    return call
+
+
 class Finishing:
     """What finishes its saves at the end of a block, and raises the error of one that failed."""
+
+    _handle: Handle
+    _folder: Optional[Folder]
+    _cancelled: ctypes.c_int32
+    _keep: Optional[int] = None
+    # By step, in the order of the calls: they keep the memory of saves in flight alive.
+    _descriptions: List[Tuple[int, Any]]
+    _over: List[SaveOutcome]  # of saves that are over, and that the program does not know of
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -108,8 +132,32 @@ class Finishing:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Waits for the saves in flight, and frees everything."""
-        raise NotImplementedError
+        """Waits like finish(), and frees everything; nothing else can be called afterwards. In a
+        process that was forked from this one's, does nothing."""
+        with contextlib.suppress(TesseraError):  # closed already, or the parent's
+            self.finish()
+        self._handle.close()
+        self._descriptions.clear()
+        _open.discard(self)
+
+    def _note(self, outcomes: List[Mapping[str, Any]]) -> None:
+        """Logs saves that are over, and keeps their outcomes for the program."""
+        for each in outcomes:
+            assert self._folder is not None
+            self._over.append(outcome_of(self._folder, each, self._keep))
+            forget(self._descriptions, each)
+
+    def _outcomes(self, poll: Callable[..., Any], wait: bool) -> List[SaveOutcome]:
+        """What the program does not know of yet. SIGINT loses none of it: the next call has it."""
+        self._handle.check()
+        take = lambda: self._note(report(poll, self._handle, wait))  # noqa: E731
+        if wait:
+            wait_for_saves(self._cancelled, take)
+        else:
+            with cancelling():
+                take()
+        over, self._over = self._over, []
+        return over
 
 
 class AsyncSaver(Finishing):
@@ -147,7 +195,7 @@ class AsyncSaver(Finishing):
           skip_when_busy: whether a save that begins while another one runs is skipped; by default,
             it waits.
           keep: how many checkpoints stay in the folder, as for tessera_ckpt.save(). Others are
-            deleted when poll(), finish() or close() find that a save has succeeded.
+            deleted when the next call finds that a save has succeeded.
           overwrite: as for tessera_ckpt.save().
           staging_bytes: the limit of the memory for the copy of the state; by default, none.
           progress: a function that is called with the bytes done so far and in total.
@@ -157,7 +205,7 @@ class AsyncSaver(Finishing):
         with together(self._group):
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
             self._progress = _callback(progress)
-            self._keep = check_keep(keep)
+            self._keep = check_keep(keep) if is_first(self._group) else None
             self._cancelled = ctypes.c_int32(0)
             options = SaveOptions(
                 group=None if self._group is None else self._group.pointer(),
@@ -165,9 +213,9 @@ class AsyncSaver(Finishing):
                 staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
                 progress=self._progress, cancelled=ctypes.pointer(self._cancelled),
                 overwrite=bool(overwrite))
-        # By step, in the order of the calls: they keep the memory of saves in flight alive.
-        self._descriptions: List[Tuple[int, Any]] = []
-        self._handle = Handle(lib.saver_create, lib.saver_free, self._folder.handle,
+        self._descriptions, self._over = [], []
+        free = free_after_log(lib.saver_free, lib.saver_poll, self._folder, self._keep)
+        self._handle = Handle(lib.saver_create, free, self._folder.handle,
                               ctypes.byref(options), of_process="AsyncSaver",
                               keeps=(self._descriptions, self._group, options))
         finish_at_exit(self)
@@ -178,6 +226,7 @@ class AsyncSaver(Finishing):
         this call. Arguments as for tessera_ckpt.save()."""
         self._handle.check()
         number = integer(step, "step")
+        self._over = self.poll()  # so that a failure is logged soon
         try:
             description = describe(state, entries, program, per_rank, self._group)
         except Exception as error:
@@ -231,30 +280,11 @@ class AsyncSaver(Finishing):
 
     def poll(self) -> List[SaveOutcome]:
         """The saves that have finished since the last call. Never waits."""
-        return self._outcomes(False)
+        return self._outcomes(lib.saver_poll, False)
 
     def finish(self) -> List[SaveOutcome]:
         """Waits for the saves in flight, and returns those that were not polled."""
-        return self._outcomes(True)
-
-    def close(self) -> None:
-        """Waits like finish(), and frees everything; nothing else can be called afterwards. In a
-        process that was forked from the saver's, does nothing."""
-        with contextlib.suppress(TesseraError):  # closed already, or the parent's
-            self._outcomes(True)
-        self._handle.close()
-        self._descriptions.clear()
-        _open.discard(self)
-
-    def _outcomes(self, wait: bool) -> List[SaveOutcome]:
-        self._handle.check()
-        outcomes = []
-        keep = self._keep if is_first(self._group) else None
-        poll = functools.partial(report, lib.saver_poll, self._handle, wait)
-        for found in self._wait(poll) if wait else poll():
-            outcomes.append(outcome_of(self._folder, found, keep))
-            forget(self._descriptions, found)
-        return outcomes
+        return self._outcomes(lib.saver_poll, True)
 
 
 def forget(descriptions: List[Tuple[int, Any]], found: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
 
 from . import _checkpoints
-from ._async_saver import (Finishing, SaveOutcome, finish_at_exit, forget, outcome_of,
+from ._async_saver import (Finishing, SaveOutcome, finish_at_exit, free_after_log,
                            wait_for_saves)
 from ._checkpoints import Checkpoint, Folder, LoadReport, PathLike, describe
 from ._group import TIMEOUT_SECONDS, group_of, together
@@ -86,8 +86,7 @@ class CheckpointManager(Finishing):
         self._load, self._load_content, self._load_format = load, list(load_content), load_format
         self._s3_endpoint, self._timeout_seconds = s3_endpoint, timeout_seconds
         self.step = 0  # the steps that are done
-        # By step, in the order of the calls: they keep the memory of saves in flight alive.
-        self._descriptions: List[Tuple[int, Any]] = []
+        self._descriptions, self._over = [], []
         self._cancelled = ctypes.c_int32(0)
         background = background or async_upload
         background_group = group_of(group, own=True, timeout_seconds=timeout_seconds) if (
@@ -123,7 +122,8 @@ class CheckpointManager(Finishing):
                 async_upload=bool(async_upload),
                 async_upload_tmp_folder=text(async_upload_tmp_folder, "async_upload_tmp_folder"),
                 keep_within_seconds=60.0 * keep_within_minutes)
-        self._handle = Handle(lib.manager_open, lib.manager_free, text(folder, "folder"),
+        free = free_after_log(lib.manager_free, lib.manager_poll, self._folder)
+        self._handle = Handle(lib.manager_open, free, text(folder, "folder"),
                               ctypes.byref(options), of_process="CheckpointManager",
                               keeps=(self._descriptions, self._group, background_group, options,
                                      save, behind))
@@ -286,20 +286,25 @@ class CheckpointManager(Finishing):
                 to[0] = description.handle._as_parameter_
             return guarded(ended.by(body))
 
+        def save() -> Any:
+            made = report(lib.manager_save_by, self._handle, number, signal, bool(healthy),
+                          DESCRIBE_STATE(give), None, None)
+            self._note(made["outcomes"])
+            return made
+
         ended = _Ended()
         signal = integer(stop_signal, "stop_signal", 32)
         self.step = number  # it is done, whether or not it can be saved
         try:
             with ended:
-                found = wait_for_saves(self._cancelled, lambda: report(
-                    lib.manager_save_by, self._handle, number, signal, bool(healthy),
-                    DESCRIBE_STATE(give), None, None))
+                found = wait_for_saves(self._cancelled, save)
         finally:
             if not self._is_background:
                 self._descriptions.clear()
         if found["save"] is not None and self._is_background and not self._lazy_copy:
             self.wait_copied()
-        return Decision(found["save"], found["end"], self._outcomes(found["outcomes"]))
+        over, self._over = self._over, []
+        return Decision(found["save"], found["end"], over)
 
     def wait_copied(self) -> None:
         """Waits until the state may change, after a save with lazy_copy; see
@@ -311,23 +316,11 @@ class CheckpointManager(Finishing):
 
     def poll(self) -> List[SaveOutcome]:
         """Returns the saves that have finished since the last call. Never waits."""
-        return self._outcomes(report(lib.manager_poll, self._handle, False))
+        return self._outcomes(lib.manager_poll, False)
 
     def finish(self) -> List[SaveOutcome]:
         """Waits for the saves in flight, and returns those that were not reported yet."""
-        return self._outcomes(wait_for_saves(self._cancelled, lambda: report(
-            lib.manager_poll, self._handle, True)))
-
-    def close(self) -> None:
-        """Waits for saves in flight, and unlocks the folder. Nothing else can be called then."""
-        self._handle.close()
-        self._descriptions.clear()
-
-    def _outcomes(self, found: List[Mapping[str, Any]]) -> List[SaveOutcome]:
-        assert self._folder is not None or not found
-        for each in found:
-            forget(self._descriptions, each)
-        return [outcome_of(self._folder, each) for each in found if self._folder is not None]
+        return self._outcomes(lib.manager_poll, True)
 
     def _save_options(self, group: Any) -> SaveOptions:
         return SaveOptions(group=None if group is None else group.pointer(),

@@ -1,18 +1,27 @@
 #!/usr/bin/env python3
 """The package with numpy: saves in the background."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import unittest
+from unittest import mock
 
 import numpy as np
 import tessera_ckpt
 from ranks import run_ranks
 from scratch import Case
 from tessera_ckpt import Box
+from tessera_ckpt._async_saver import outcome_of
+
+
+def interrupted(*arguments):
+    """The outcome, and SIGINT meanwhile."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return outcome_of(*arguments)
 
 
 class AsyncTest(Case):
@@ -51,6 +60,32 @@ class AsyncTest(Case):
         saver.close()
         with self.assertRaises(tessera_ckpt.InvalidArgumentError):
             saver.save(3, {"w": np.ones(3)})
+
+    def test_a_failure_is_logged_by_a_later_save(self):
+        """In a program that never polls."""
+        saver = tessera_ckpt.AsyncSaver(self.folder)
+        with self.assertLogs("tessera_ckpt", "ERROR") as logs:
+            saver.save(1, {"w": np.ones(3)})
+            for step in range(1, 6):  # each waits for the one before
+                saver.save(step, {"w": np.ones(3)})
+            self.assertIn("the save of step 1 failed: ", logs.output[0])
+        steps = [outcome.step for outcome in saver.finish()]
+        self.assertEqual(steps, [1, 1, 2, 3, 4, 5])  # none is lost
+        saver.close()
+
+    def test_an_interruption_loses_no_outcome(self):
+        for background in (False, True):
+            saver = tessera_ckpt.CheckpointManager(
+                self.folder + "m", interval_steps=1, background=True) if background else (
+                    tessera_ckpt.AsyncSaver(self.folder))
+            save = saver.try_save_checkpoint if background else functools.partial(saver.save, 1)
+            save({"w": np.ones(3)})
+            with mock.patch.object(tessera_ckpt._async_saver, "outcome_of",
+                                   side_effect=interrupted), (
+                    self.assertRaises(KeyboardInterrupt)):
+                saver.finish()
+            self.assertEqual([outcome.step for outcome in saver.finish()], [1])
+            saver.close()
 
     def test_a_save_is_skipped_while_another_runs(self):
         with tessera_ckpt.AsyncSaver(self.folder, lazy_copy=True, skip_when_busy=True) as saver:

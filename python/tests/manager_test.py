@@ -314,6 +314,28 @@ class ManagerTest(unittest.TestCase):
             finish_freeing()
             self.assertEqual(self.steps(), [1])
 
+    def test_the_failure_of_what_is_closed_or_dropped_is_logged(self):
+        def saver(folder):
+            made = tessera_ckpt.AsyncSaver(folder)
+            return made, lambda: [made.save(2, {"w": np.ones(3)}) for _ in range(2)]
+
+        def manager(folder):
+            made = CheckpointManager(folder, interval_steps=1, background=True)
+            state = {"w": np.ones(3)}
+            return made, lambda: [made.try_save_checkpoint(state, 2) for _ in range(2)]
+
+        for make in (saver, manager):
+            for close in (True, False):
+                made, save = make(f"{self.folder}/{make.__name__}/{close}")
+                with self.assertLogs("tessera_ckpt", "ERROR") as logs:
+                    save()
+                    if close:
+                        made.close()
+                    del made, save
+                    gc.collect()
+                    finish_freeing()
+                self.assertIn("the save of step 2 failed: ", logs.output[0])
+
     def test_the_ckpt_of_internevo(self):
         ckpt = dict(
             enable_save_ckpt=True, save_ckpt_folder="local:" + self.folder, auto_resume=True,
