@@ -7,6 +7,9 @@ import contextlib
 import ctypes
 import functools
 import logging
+import multiprocessing.process
+import multiprocessing.util
+import os
 import threading
 import weakref
 from dataclasses import dataclass
@@ -71,14 +74,16 @@ _open: "weakref.WeakSet[Any]" = weakref.WeakSet()
 def finish_at_exit(saver: Any) -> None:
     """Closes a saver, or a manager, before the interpreter ends."""
     _open.add(saver)
-    _finish_at_exit()
+    _finish_at_exit(os.getpid())
 
 
 @functools.lru_cache(maxsize=None)
-def _finish_at_exit() -> None:
+def _finish_at_exit(_process: int) -> None:
     """To be called once there is a Handle: what is registered last runs first, and that would free
     the handles before."""
     atexit.register(_finish_all)
+    if multiprocessing.process.parent_process() is not None:  # which may end without atexit's
+        multiprocessing.util.Finalize(None, _finish_all, exitpriority=100)
 
 
 def _finish_all() -> None:

@@ -3,6 +3,7 @@
 
 import functools
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -148,6 +149,28 @@ class AsyncTest(Case):
         subprocess.run([sys.executable, "-c", program, self.folder], check=True, timeout=300)
         for step in range(7):
             self.assertEqual(tessera_ckpt.latest(f"{self.folder}/{step}").step, 2)
+
+    def test_processes_of_multiprocessing_finish_their_saves(self):
+        """They may end without what atexit has registered."""
+        program = textwrap.dedent("""
+            import multiprocessing, sys, numpy as np, tessera_ckpt
+            folder = sys.argv[1]
+            def work(name):
+                saver = tessera_ckpt.AsyncSaver(f"{folder}/{name}")
+                saver.save(1, {"w": np.ones(6_000_000)})
+            if __name__ == "__main__":
+                with tessera_ckpt.AsyncSaver(f"{folder}/parent") as saver:  # it uses the package
+                    saver.save(1, {"w": np.ones(3)})
+                for name in ("fork", "forkserver", "spawn"):
+                    process = multiprocessing.get_context(name).Process(target=work, args=(name,))
+                    process.start()
+                    process.join()
+                    assert process.exitcode == 0, name
+                    assert tessera_ckpt.latest(f"{folder}/{name}").step == 1, name
+        """)
+        path = pathlib.Path(f"{self.folder}.py")
+        path.write_text(program, encoding="utf-8")
+        subprocess.run([sys.executable, path, self.folder], check=True, timeout=300)
 
     def test_the_state_may_go_at_once(self):
         with tessera_ckpt.AsyncSaver(self.folder) as saver:
