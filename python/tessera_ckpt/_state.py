@@ -249,14 +249,36 @@ def _is_sharded(value: Any) -> bool:
                 hasattr(value, "local_shards") and callable(getattr(value, "metadata", None)))
 
 
-def is_part(value: Any) -> bool:
-    """Whether a leaf says which part of a tensor it is."""
-    return isinstance(value, (FlatShard, Box, Boxes)) or _is_sharded(value)
-
-
 class _Part(NamedTuple):
     data: Any
     offset: Tuple[int, ...]
+
+
+# What a plain tensor of torch that has shards of another one says of them, by
+# torch.distributed.checkpoint.CheckpointableTensor.
+_SHARDS = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+
+
+def _says_shards(value: Any) -> bool:
+    return _tensors.torch_of(value) is not None and all(hasattr(value, each) for each in _SHARDS)
+
+
+def _shards_of(value: Any, name: str) -> Iterator[_Part]:
+    """The parts that a tensor says it has. A place () is all of the local tensor."""
+    if not len(value.global_offsets) == len(value.local_offsets) == len(value.local_sizes):
+        raise InvalidArgumentError(f"{name}: global_offsets, local_offsets and local_sizes have "
+                                   "other lengths")
+    for offset, place, size in zip(value.global_offsets, value.local_offsets, value.local_sizes):
+        data = value.detach()[tuple(slice(o, o + n) for o, n in zip(place, size))]
+        if tuple(data.shape) != tuple(size):
+            raise InvalidArgumentError(f"{name}: local_sizes has {tuple(size)} where local_offsets "
+                                       f"leaves {tuple(data.shape)}")
+        yield _Part(data, tuple(offset))
+
+
+def is_part(value: Any) -> bool:
+    """Whether a leaf says which part of a tensor it is."""
+    return isinstance(value, (FlatShard, Box, Boxes)) or _is_sharded(value) or _says_shards(value)
 
 
 def _parts(value: Any, name: str) -> Tuple[Tuple[int, ...], List[_Part], Any]:
@@ -288,6 +310,10 @@ def _parts(value: Any, name: str) -> Tuple[Tuple[int, ...], List[_Part], Any]:
         parts = [_Part(shard.tensor, tuple(shard.metadata.shard_offsets)) for shard in shards]
         dtype_of = parts[0].data if parts else _NoElements(metadata.tensor_properties.dtype)
         return tuple(metadata.size), parts, dtype_of
+    if _says_shards(value):
+        parts = list(_shards_of(value, name))
+        return tuple(value.global_shape), parts, parts[0].data if parts else (
+            _NoElements(value.dtype))
     return tuple(value.shape), [_Part(value, (0,) * len(value.shape))], value
 
 

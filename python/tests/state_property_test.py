@@ -483,6 +483,41 @@ class TorchTest(FolderCase):
         found = tessera_ckpt.open(self.folder).tensors.values()
         self.assertEqual({info.alias_of for info in found}, {None})
 
+    def test_plain_tensors_that_say_which_shards_they_are(self):
+        """As torch.distributed.checkpoint.CheckpointableTensor has it."""
+        def shard(elements, offsets, places, sizes, shape=(4, 2)):
+            elements.global_shape, elements.global_offsets = shape, offsets
+            elements.local_offsets, elements.local_sizes = places, sizes
+            return elements
+
+        def states(rank, dtype, sign=1):
+            of = sign * torch.arange(8).reshape(4, 2).to(dtype)
+            padded = torch.zeros(3, 2, dtype=dtype)  # rows 0 and 3, or 1 and 2
+            rows = (0, 3) if rank == 0 else (1, 2)
+            padded[1], padded[2] = of[rows[0]], of[rows[1]]
+            return {"halves": shard(of[2 * rank:2 * rank + 2].clone(), ((2 * rank, 0),), ((),),
+                                    ((2, 2),)),
+                    "rows": shard(padded, tuple((row, 0) for row in rows), ((1, 0), (2, 0)),
+                                  ((1, 2), (1, 2))),
+                    "none": shard(of[:4 - 4 * rank].clone(), ((0, 0),) * (1 - rank),
+                                  ((0, 0),) * (1 - rank), ((4, 2),) * (1 - rank))}
+
+        def body(transport):
+            saved = states(transport.rank, dtype)
+            tessera_ckpt.save(self.folder, 1, saved, transport, overwrite=True)
+            loaded = states(transport.rank, dtype, -1)
+            tessera_ckpt.load(self.folder, loaded, transport)
+            return all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+        for dtype in (torch.float32, torch.int64):  # small tensors of integers are compared
+            self.assertEqual(run_ranks(2, body), [True, True])
+            for name, tensor in tessera_ckpt.load(self.folder, framework="torch").items():
+                self.assertEqual(tensor.tolist(), [[0, 1], [2, 3], [4, 5], [6, 7]], name)
+        for wrong in (shard(torch.ones(2, 2), ((0, 0),), ((1, 0),), ((2, 2),)),
+                      shard(torch.ones(2, 2), ((0, 0), (2, 0)), ((0, 0),), ((2, 2),))):
+            with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "w: .*local_"):
+                tessera_ckpt.save(self.folder, 2, {"w": wrong})
+
     def test_tensors_that_consist_of_others(self):
         """As torchao's quantized weights and optimizers do."""
         class Scaled(torch.Tensor):
