@@ -116,6 +116,7 @@ absl::Status Save(CheckpointManager& manager, const StepState& now, const GiveSt
     to->save = static_cast<int32_t>(decision.save);
     to->end = static_cast<int32_t>(decision.end);
   }
+  if (report == nullptr) return absl::OkStatus();  // outcomes stay for tessera_manager_poll()
   constexpr const char* kSaves[] = {nullptr, "rolling", "permanent"};
   constexpr const char* kEnds[] = {nullptr,     "last step", "signal",       "program",
                                    "stop file", "duration",  "exit interval"};
@@ -213,6 +214,7 @@ int32_t tessera_manager_save_by(tessera_manager* manager, int64_t step, int32_t 
 
 int32_t tessera_manager_poll(tessera_manager* manager, int32_t wait, char** report) {
   return RunOn(manager, "manager", [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(CheckPointer(report, "report"));
     return GiveJson(ToJson(wait != 0 ? manager->manager->Finish() : manager->manager->Poll()),
                     report);
   });

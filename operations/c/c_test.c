@@ -239,6 +239,34 @@ static int Upload(const char* folder_name, const char* tmp_folder) {
   return 0;
 }
 
+/* What a program does not ask for stays until it does: outcomes of saves in the background. */
+static int AskLater(const char* folder_name) {
+  const int64_t shape[] = {2}, all[] = {0};
+  float memory[2] = {0};
+  tessera_state* state = NULL;
+  tessera_manager* manager = NULL;
+  char* report = NULL;
+  const tessera_save_options background = {.struct_bytes = sizeof(background)};
+  const tessera_manager_options options = {
+      .struct_bytes = sizeof(options), .background = &background, .interval_steps = 1};
+  CHECK(tessera_state_create(&state) == TESSERA_OK);
+  CHECK(tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F32, 1, shape) == TESSERA_OK);
+  CHECK(tessera_state_add_shard(state, memory, 2, all, shape, NULL, 0) == TESSERA_OK);
+  CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
+  for (int step = 1; step <= 4; ++step) { /* step 1 is saved twice, the second time in vain */
+    CHECK(tessera_manager_save(manager, step < 3 ? 1 : step, 0, 1, state, NULL, NULL) ==
+          TESSERA_OK);
+    CHECK(tessera_manager_wait_copied(manager, NULL, 0) == TESSERA_OK);
+  }
+  CHECK(tessera_manager_poll(manager, 1, NULL) == TESSERA_INVALID_ARGUMENT);
+  CHECK(tessera_manager_poll(manager, 1, &report) == TESSERA_OK);
+  CHECK(strstr(report, "\"error\"") != NULL && strstr(report, "\"step\":4") != NULL);
+  tessera_text_free(report);
+  tessera_manager_free(manager);
+  tessera_state_free(state);
+  return 0;
+}
+
 /* A device whose memory is the heap: handles are arrays of 4 x 3 floats. */
 static int allocations, copies_in_flight, copies_started;
 
@@ -393,6 +421,8 @@ int main(void) {
   if (Manage(folder)) return 1;
   char uploads[1100];
   snprintf(uploads, sizeof(uploads), "%.1024s-uploads", folder);
+  strcat(folder, "-asked");
+  if (AskLater(folder)) return 1;
   strcat(folder, "-remote");
   return Upload(folder, uploads);
 }
