@@ -1,33 +1,41 @@
 #include "checkpoint/c/handles.h"
 
 #include <cstdlib>
+#include <utility>
 
 namespace tessera::ckpt::c {
 namespace {
 
-thread_local std::string error_message;
-thread_local absl::Status last_error;  // of that message
+thread_local LastError of_program;
+thread_local LastError* of_callback = nullptr;  // while this thread is in one
+
+LastError& Last() { return of_callback == nullptr ? of_program : *of_callback; }
 
 }  // namespace
 
 int32_t Report(const absl::Status& status) noexcept {
   if (status.ok()) return TESSERA_OK;
+  LastError& last = Last();
   try {
-    error_message = std::string(status.message());
+    last.message = std::string(status.message());
     // It is a C string.
-    std::ranges::replace(error_message, '\0', ' ');
-    last_error = status;
+    std::ranges::replace(last.message, '\0', ' ');
+    last.status = status;
   } catch (...) {
-    error_message.clear();
+    last.message.clear();
   }
   return static_cast<int32_t>(status.code());
 }
 
-absl::Status ErrorOf(int32_t code) {
-  if (last_error.raw_code() == code && !error_message.empty()) return last_error;
+CallbackErrors::CallbackErrors() : outer_(std::exchange(of_callback, &last_)) {}
+CallbackErrors::~CallbackErrors() { of_callback = outer_; }
+
+absl::Status CallbackErrors::Of(int32_t code) const {
+  if (code == TESSERA_OK) return absl::OkStatus();
+  if (last_.status.raw_code() == code && !last_.message.empty()) return last_.status;
   const bool known = code > TESSERA_OK && code <= TESSERA_UNAUTHENTICATED;
   return {known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-          error_message.empty() ? absl::StrCat("a callback returned ", code) : error_message};
+          last_.message.empty() ? absl::StrCat("a callback returned ", code) : last_.message};
 }
 
 absl::Status CheckPointer(const void* pointer, std::string_view name) {
@@ -83,18 +91,18 @@ absl::Status SetSeconds(double value, std::string_view name, absl::Duration& to)
 
 }  // namespace tessera::ckpt::c
 
-using tessera::ckpt::c::error_message;
-
 extern "C" {
 
 int32_t tessera_abi_version(void) { return TESSERA_ABI_VERSION; }
 
-const char* tessera_error_message(void) { return error_message.c_str(); }
+const char* tessera_error_message(void) { return tessera::ckpt::c::Last().message.c_str(); }
 
 void tessera_set_error_message(const char* message) {
   const char* const text = message == nullptr ? "" : message;
   // A callback hands the error of a function on that it has called.
-  if (*text == 0 || text != error_message) tessera::ckpt::c::Report(absl::UnknownError(text));
+  if (*text == 0 || text != tessera::ckpt::c::Last().message) {
+    tessera::ckpt::c::Report(absl::UnknownError(text));
+  }
 }
 
 void tessera_text_free(char* text) { std::free(text); }

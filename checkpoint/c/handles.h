@@ -98,15 +98,34 @@ int32_t Run(const Body& body) noexcept {
   }
 }
 
-// Returns the error with the message that was kept last, of which a callback has returned the code.
-absl::Status ErrorOf(int32_t code);
+// The error of the last call that failed.
+struct LastError {
+  std::string message;  // for tessera_error_message()
+  absl::Status status;
+};
+
+// Keeps the errors of this thread while it is in a callback, so that the program's own last one
+// stays as it is.
+class CallbackErrors {
+ public:
+  CallbackErrors();
+  ~CallbackErrors();
+  CallbackErrors(const CallbackErrors&) = delete;
+  CallbackErrors& operator=(const CallbackErrors&) = delete;
+
+  // Returns the error of which the callback has returned the code.
+  absl::Status Of(int32_t code) const;
+
+ private:
+  LastError last_;
+  LastError* const outer_;
+};
 
 // Calls a function of the program. Returns what went wrong there.
 template <typename Call>
 absl::Status CallBack(const Call& call) {
-  tessera_set_error_message("");
-  const int32_t code = call();
-  return code == TESSERA_OK ? absl::OkStatus() : ErrorOf(code);
+  const CallbackErrors errors;
+  return errors.Of(call());
 }
 
 template <typename Handle>

@@ -239,12 +239,14 @@ static int Upload(const char* folder_name, const char* tmp_folder) {
   return 0;
 }
 
-/* What a program does not ask for stays until it does: outcomes of saves in the background. */
+/* What a program does not ask for stays until it does: outcomes of saves in the background, and the
+ * message of a call that failed before others succeeded. */
 static int AskLater(const char* folder_name) {
   const int64_t shape[] = {2}, all[] = {0};
   float memory[2] = {0};
   tessera_state* state = NULL;
   tessera_manager* manager = NULL;
+  tessera_folder* folder = NULL;
   char* report = NULL;
   const tessera_save_options background = {.struct_bytes = sizeof(background)};
   const tessera_manager_options options = {
@@ -253,16 +255,21 @@ static int AskLater(const char* folder_name) {
   CHECK(tessera_state_add_tensor(state, "w", TESSERA_WEIGHT, TESSERA_F32, 1, shape) == TESSERA_OK);
   CHECK(tessera_state_add_shard(state, memory, 2, all, shape, NULL, 0) == TESSERA_OK);
   CHECK(tessera_manager_open(folder_name, &options, &manager) == TESSERA_OK);
+  CHECK(tessera_folder_open(folder_name, 0, "", &folder) == TESSERA_OK);
+  CHECK(tessera_folder_prune(folder, 0, -1) == TESSERA_INVALID_ARGUMENT);
+  const char* const message = tessera_error_message();
   for (int step = 1; step <= 4; ++step) { /* step 1 is saved twice, the second time in vain */
     CHECK(tessera_manager_save(manager, step < 3 ? 1 : step, 0, 1, state, NULL, NULL) ==
           TESSERA_OK);
     CHECK(tessera_manager_wait_copied(manager, NULL, 0) == TESSERA_OK);
   }
+  CHECK(strstr(message, "keep") != NULL && strcmp(message, tessera_error_message()) == 0);
   CHECK(tessera_manager_poll(manager, 1, NULL) == TESSERA_INVALID_ARGUMENT);
   CHECK(tessera_manager_poll(manager, 1, &report) == TESSERA_OK);
   CHECK(strstr(report, "\"error\"") != NULL && strstr(report, "\"step\":4") != NULL);
   tessera_text_free(report);
   tessera_manager_free(manager);
+  tessera_folder_free(folder);
   tessera_state_free(state);
   return 0;
 }
