@@ -184,7 +184,9 @@ def children(node: Any, prefix: str, per_rank: PerRank) -> Iterator[Tuple[Any, s
 
 
 def child_name(prefix: str, key: Any) -> str:
-    """The name of what stands under a key, or at a position, of the branch `prefix`."""
+    """The name of what stands under a key, or at a position, of the branch `prefix`. Members of an
+    Enum count as the plain keys that they equal; their format() may be another one."""
+    key = str.__str__(key) if isinstance(key, str) else int(key)
     return f"{prefix}.{key}" if prefix else f"{key}"
 
 

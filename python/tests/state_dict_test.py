@@ -3,6 +3,7 @@
 of optimizers, how many checkpoints stay, paths, logs and errors."""
 
 import collections
+import enum
 import glob
 import json
 import logging
@@ -47,6 +48,25 @@ class LoadWithoutAStateTest(Case):
             self.assertIs(type(found["pair"]), Pair)
         with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "framework: expected"):
             tessera_ckpt.load(self.folder, framework="jax")
+
+    def test_keys_that_are_members_of_enums(self):
+        """Whatever their format() is, their names are those of the plain keys, which equal them."""
+        class Stage(str, enum.Enum):
+            TRAIN = "train"
+
+        class Number(enum.IntEnum):
+            ONE = 1
+
+        state = {"metrics": {Stage.TRAIN: np.ones(2), "lr": {Stage.TRAIN: 0.5}},
+                 Number.ONE: {Number.ONE: np.zeros(1)}}
+        self.save(state)
+        self.assertEqual(sorted(tessera_ckpt.open(self.folder).tensors), ["1.1", "metrics.train"])
+        plain = {"metrics": {"train": np.ones(2), "lr": {"train": 0.5}}, 1: {1: np.zeros(1)}}
+        self.assertEqual(difference(plain, tessera_ckpt.load(self.folder, framework="numpy")), "")
+        state["metrics"][Stage.TRAIN][:] = 7
+        tessera_ckpt.load(self.folder, state)
+        self.assertEqual(state["metrics"][Stage.TRAIN].tolist(), [1, 1])
+        tessera_ckpt.load(self.folder, plain)
 
     def test_a_namedtuple_of_another_program(self):
         gone = collections.namedtuple("Gone", "a b", module="no.such.module")
