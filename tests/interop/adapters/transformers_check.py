@@ -39,10 +39,10 @@ class Watch(transformers.TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make(folder, kill_at=-1, **more):
+def make(folder, kill_at=-1, layers=2, **more):
     torch.manual_seed(0)
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=61,
-                                     bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(n_layer=layers, n_head=2, n_embd=32, n_positions=16,
+                                     vocab_size=61, bos_token_id=0, eos_token_id=0)
     model = transformers.GPT2LMHeadModel(config)  # with dropout: the generators count
     ids = torch.randint(0, 61, (24, 16))
     data = [{"input_ids": row, "labels": row} for row in ids]
@@ -100,6 +100,23 @@ def main():
         assert torch.equal(again.transformer.h[0].mlp.c_fc.weight,
                            best["transformer.h.0.mlp.c_fc.weight"])
         print(f"the best model is loaded: {pathlib.Path(trainer.state.best_model_checkpoint).name}")
+        # What the program does not want is no part of its training: it is refused by name.
+        smaller = make(f"{folder}/smaller", layers=1)
+        without = make(f"{folder}/without")
+        without.create_optimizer_and_scheduler(STEPS)
+        del without.lr_scheduler.base_lrs
+        checkpoint = str(place / "checkpoint-12")
+        for call, name in (
+                (lambda: smaller.train(resume_from_checkpoint=checkpoint),
+                 "model.transformer.h.1.attn.c_attn.bias"),
+                (lambda: without._load_optimizer_and_scheduler(checkpoint),
+                 "scheduler.base_lrs")):
+            try:
+                call()
+            except tessera_ckpt.MismatchError as error:
+                assert name in str(error), error
+            else:
+                raise AssertionError(f"{name} was left out")
         try:
             make(f"{folder}/none").train(resume_from_checkpoint=True)
         except tessera_ckpt.NotFoundError as error:
