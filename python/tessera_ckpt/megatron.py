@@ -110,12 +110,14 @@ class LoadStrategy(base.LoadShardedStrategy):
     @staticmethod
     def _add(state: Dict[str, Any], each: Any, saved: Any) -> None:
         """A part; of one whose tensor may have another shape, such as a vocabulary with padding,
-        what both have."""
+        what both have, beside zeros."""
         shape, part = tuple(each.global_shape), _box(each, each.data)
         if each.allow_shape_mismatch and each.key in saved:
             shape = saved[each.key].shape
             for dim, (extent, offset) in enumerate(zip(shape, each.global_offset)):
                 part = part.narrow(dim, 0, max(0, min(part.shape[dim], extent - offset)))
+            if part.numel() < each.data.numel():
+                each.data.detach().zero_()
         boxes = state.setdefault(each.key, Boxes([], shape))
         if part.numel() > 0 or not boxes.parts:
             boxes.parts.append((part, tuple(each.global_offset)))
