@@ -343,6 +343,7 @@ class Checkpoint:
             # Files of other frameworks also have values that no state has: arguments, versions.
             for name in self._packed.keys() & leaves.tensors.keys():
                 raise MismatchError(f"tensor {name}: wanted, saved was a {self._kinds[name]}")
+            self._check_outer(leaves.outer)
             _check_names([] if allow_missing else missing,
                          [] if allow_unexpected or self.format != "tessera" else unexpected)
             _shared_memory.check(description.parts,
@@ -373,6 +374,14 @@ class Checkpoint:
         for note in self.notes if is_new and self.format != "tessera" else ():
             LOGGER.warning("%s: %s", self.path, note)
         return state if is_new else loaded
+
+    def _check_outer(self, wanted: Mapping[str, Any]) -> None:
+        """Refuses a tensor that consists of others as another one does."""
+        saved = _values.stored_values(self.entry(_OUTER)) if _OUTER in self._entry_names else {}
+        for name in sorted(saved.keys() & wanted.keys()):
+            if saved[name] != _values.encode(wanted[name], name):
+                raise MismatchError(f"tensor {name}: saved as {_values.decode(saved[name], name)}, "
+                                    f"wanted as {wanted[name]}")
 
     def _contents(self, saved: Mapping[str, Any]) -> _new_state.Contents:
         entries = {name: self.entry(name) for name in (_structure.STRUCTURE, _structure.PLACES)
@@ -572,10 +581,14 @@ def _unite_alike(by_rank: Mapping[int, bytes]) -> bytes:
     return json.dumps(united).encode()
 
 
+# The entry of a checkpoint that says what tensors are that consist of others.
+_OUTER = "tessera_ckpt.outer"
+
 # What all ranks have is united in these entries.
 _UNITED = {name: uniting(unite) for name, unite in (
     (_state.VALUES, _values.unite), (_structure.STRUCTURE, _structure.unite),
-    (_packed.PACKED, _packed.unite), (_PER_RANK, _unite_names), (_ALIKE, _unite_alike))}
+    (_packed.PACKED, _packed.unite), (_PER_RANK, _unite_names), (_ALIKE, _unite_alike),
+    (_OUTER, _values.unite))}
 
 
 def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
@@ -588,7 +601,7 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
     packed = {name: found for name, value in leaves.values.items()
               if (found := _packed.pack(value, name)) is not None}
     all_entries.setdefault(_structure.STRUCTURE, _structure.encode(state, names, packed))
-    for own in (_state.VALUES, _packed.PACKED, _PER_RANK, _ALIKE):
+    for own in (_state.VALUES, _packed.PACKED, _PER_RANK, _ALIKE, _OUTER):
         if own in all_entries:
             raise InvalidArgumentError(f"the entry {own} is this package's own")
     all_entries[_state.VALUES] = _values.encode_all(
@@ -596,6 +609,8 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
     if packed:
         all_entries[_packed.PACKED] = _packed.encode(
             {name: found.kind for name, found in packed.items()})
+    if leaves.outer:
+        all_entries[_OUTER] = _values.encode_all(leaves.outer)
     if names.found:
         all_entries[_PER_RANK] = json.dumps(sorted(names.found)).encode()
     description = _state.Description(leaves.tensors, entries=all_entries, program=program,

@@ -111,6 +111,7 @@ class Leaves(NamedTuple):
 
     tensors: Dict[str, Any]
     values: Dict[str, Any]
+    outer: Dict[str, Any]  # of branches that are tensors: _tensors.outer_of()
 
 
 # ---- From nested dicts to names, and back.
@@ -122,7 +123,7 @@ def flatten(state: Any, per_rank: PerRank = _OF_ALL, beside: Optional[Leaves] = 
     which those of the branch `prefix` are added."""
     if not isinstance(state, MutableMapping):
         raise InvalidArgumentError(f"state: expected a dict, not {type(state).__name__}")
-    leaves = Leaves({}, {}) if beside is None else beside
+    leaves = Leaves({}, {}, {}) if beside is None else beside
     _walk(state, prefix, leaves, set(), per_rank)
     return leaves
 
@@ -155,6 +156,8 @@ def _walk(node: Any, prefix: str, leaves: Leaves, above: Set[int], per_rank: Per
         raise InvalidArgumentError(
             f"state: {prefix or 'it'} contains itself, or is nested too deeply")
     _check_branch(node, prefix)
+    if _tensors.inner_tensors(node) is not None:
+        leaves.outer[prefix] = _tensors.outer_of(node)
     above.add(id(node))
     for _, name, child in children(node, prefix, per_rank):
         if not is_leaf_tensor(child) and is_branch(child):

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import enum
 import hashlib
 import importlib
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ._library import InvalidArgumentError, UnimplementedError
@@ -84,6 +87,29 @@ def inner_tensors(value: Any) -> Optional[Dict[str, Any]]:
             hasattr(kind, "wait")):  # for a collective: it is a tensor by then
         return None
     return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
+
+
+def outer_of(value: Any) -> Dict[str, Any]:
+    """What a tensor that consists of others is besides these, as values. Of what its class adds,
+    which may be anything, what is the same in every process counts."""
+    torch: Any = torch_of(value)
+    exact = (enum.Enum, torch.dtype, torch.layout)
+
+    def told(each: Any) -> Any:
+        if dataclasses.is_dataclass(each) and not isinstance(each, type):
+            each = vars(each)
+        if isinstance(each, Mapping):
+            return {str(key): told(item) for key, item in each.items()}
+        if isinstance(each, (list, tuple)):
+            return [told(item) for item in each]
+        if each is None or type(each) in (bool, int, float, str):
+            return each
+        return str(each) if isinstance(each, exact) else type(each).__qualname__
+
+    strides = value.stride() if value.layout == torch.strided else ()
+    return {"class": type(value).__qualname__, "shape": list(value.shape),
+            "strides": list(strides), "dtype": str(value.dtype),
+            "context": told(value.__tensor_flatten__()[1])}
 
 
 def is_tensor(value: Any) -> bool:

@@ -522,14 +522,15 @@ class TorchTest(FolderCase):
         """As torchao's quantized weights and optimizers do."""
         class Scaled(torch.Tensor):
             @staticmethod
-            def __new__(cls, codes, scale):
-                return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
+            def __new__(cls, codes, scale, shape=None, context=None):
+                return torch.Tensor._make_wrapper_subclass(cls, shape or codes.shape,
+                                                           dtype=scale.dtype)
 
-            def __init__(self, codes, scale):
-                self.codes, self.scale = codes, scale
+            def __init__(self, codes, scale, shape=None, context=None):
+                self.codes, self.scale, self.context = codes, scale, context
 
             def __tensor_flatten__(self):
-                return ["codes", "scale"], None
+                return ["codes", "scale"], self.context
 
             @classmethod
             def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -551,6 +552,23 @@ class TorchTest(FolderCase):
         self.assertEqual(sorted(tessera_ckpt.open(self.folder).tensors), [
             "pair.0", "pair.1.codes", "pair.1.scale", "states.0.codes", "states.0.scale", "w.codes",
             "w.scale"])
+
+        # The others alone do not tell what the tensor is.
+        def flat(number, shape=(2, 3), scale=1.0, context=(8, {"of": torch.int4})):
+            return {"w": Scaled(torch.full((6,), number, dtype=torch.uint8), torch.tensor(scale),
+                                shape, (*context, torch.device("cpu"), object()))}
+
+        tessera_ckpt.save(self.folder, 2, flat(6))
+        tessera_ckpt.load(self.folder, state := flat(0))
+        self.assertEqual(state["w"].codes.tolist(), [6] * 6)
+        for other in (flat(0, (3, 2)), flat(0, context=(8, {"of": torch.uint4})),
+                      flat(0, context=(4, {"of": torch.int4}))):
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, r"tensor w: saved as .*int4"):
+                tessera_ckpt.load(self.folder, other)
+            self.assertEqual(other["w"].codes.tolist(), [0] * 6)
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "w: the ranks have different"):
+            raise run_ranks(2, lambda transport: tessera_ckpt.save(
+                self.folder, 3, flat(6, (2 + transport.rank, 3)), transport))[0]
 
     def test_tensors_without_memory_of_their_own_are_refused_by_their_class(self):
         from torch._subclasses.fake_tensor import FakeTensorMode
