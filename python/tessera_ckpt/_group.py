@@ -120,6 +120,10 @@ class _TorchTransport(Transport):
                 f"rank {peer} is missing: {error}") from error
 
 
+# Requests of MPI until they are over, with their memory, to which MPI writes whoever still waits.
+_requests: Dict[int, Any] = {}
+
+
 class _MpiTransport(Transport):
     """A communicator of mpi4py, of its own."""
 
@@ -130,8 +134,9 @@ class _MpiTransport(Transport):
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         copy = bytearray(data)
         request = self._comm.Isend([copy, len(copy), self._byte()], dest=destination, tag=tag)
+        _requests[id(request)] = (request, copy)
 
-        def wait(seconds: float, _keep: Any = copy) -> None:
+        def wait(seconds: float) -> None:
             self._wait(request, seconds, destination)
 
         return wait
@@ -139,6 +144,7 @@ class _MpiTransport(Transport):
     def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
         buffer = bytearray(size)
         request = self._comm.Irecv([buffer, size, self._byte()], source=source, tag=tag)
+        _requests[id(request)] = (request, buffer)
 
         def wait(seconds: float) -> Any:
             self._wait(request, seconds, source)
@@ -159,6 +165,7 @@ class _MpiTransport(Transport):
                 raise DeadlineExceededError(f"missing ranks: {peer}")
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
+        _requests.pop(id(request), None)
 
 
 # Gloo groups that stand in for groups which cannot send memory of the host, and what is kept with

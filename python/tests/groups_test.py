@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The package with numpy: state that ranks save and load together."""
 
+import gc
 import random
 import socket
 import sys
@@ -9,6 +10,7 @@ import time
 import types
 import unittest
 import unittest.mock
+import weakref
 
 import numpy as np
 import tessera_ckpt
@@ -28,6 +30,33 @@ class GroupTest(Case):
                         results)
         self.assertIn("rank 1: w: a set", str(results[0]))
         self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def test_memory_of_messages_that_mpi_has_not_ended_stays(self):
+        """Of a communicator whose other rank never comes: MPI may still write to it."""
+        class Request:
+            def __init__(self, memory, is_over):
+                self.memory, self.Test = memory, lambda: is_over
+
+        class Communicator:
+            sent, received = [], []
+            Get_rank, Get_size, Dup = (lambda self: 0), (lambda self: 2), (lambda self: self)
+
+            def Isend(self, message, dest, tag):
+                self.sent.append(weakref.ref(made := Request(message, True)))
+                return made
+
+            def Irecv(self, message, source, tag):
+                self.received.append(weakref.ref(made := Request(message, False)))
+                return made
+
+        with unittest.mock.patch.dict(sys.modules, {"mpi4py.MPI": types.SimpleNamespace(BYTE=1)}):
+            with self.assertRaises(tessera_ckpt.DeadlineExceededError):
+                tessera_ckpt.save(self.folder, 1, {"w": np.ones(3)}, Communicator(),
+                                  timeout_seconds=0.1)
+        gc.collect()
+        self.assertGreater(len(Communicator.received), 0)
+        self.assertTrue(all(request() is not None for request in Communicator.received))
+        self.assertTrue(all(request() is None for request in Communicator.sent))
 
     def save_on(self, size, state_of, **options):
         """Saves state_of(rank) on so many ranks, and returns what they raised."""
