@@ -3,15 +3,19 @@ format of nested dicts (convert/core/saved_values.h)."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import OrderedDict
 from typing import Any, Callable, Container, Dict, Mapping
 
 from . import _state, _values
-from ._library import DataLossError, MismatchError
+from ._library import LOGGER, DataLossError, MismatchError, TesseraError
 
 # The entry of a checkpoint that holds them.
 STRUCTURE = "tessera_ckpt.structure"
+
+# An attribute of an OrderedDict, and where it is beside the items.
+_METADATA = "_metadata"
 
 # That of a save by torch.distributed.checkpoint: the places of the names in nested dicts.
 PLACES = "torch.distributed.checkpoint"
@@ -51,10 +55,23 @@ def _skeleton(node: Any, name: str, per_rank: _state.PerRank, packed: Container[
         if per_rank.begins_at(name, child_name):
             skeleton = _dict([[f"rank_{per_rank.rank}", skeleton]])
         items.append([key, skeleton])
+    if isinstance(node, OrderedDict):
+        return {**_dict(items, "OrderedDict"), **_metadata(node, name)}
     if not isinstance(node, (list, tuple)):
-        return _dict(items, "OrderedDict" if isinstance(node, OrderedDict) else "dict")
+        return _dict(items)
     values = [skeleton for _, skeleton in items]
     return _values.tagged_tuple(type(node), values) if isinstance(node, tuple) else values
+
+
+def _metadata(node: Any, name: str) -> Dict[str, Any]:
+    """The versions of modules, which torch has as an attribute of a state_dict()."""
+    found, kept = getattr(node, "__dict__", {}), {}
+    with contextlib.suppress(TesseraError):
+        kept = {key: _values.encode(found[key], name) for key in found if key == _METADATA}
+    if lost := sorted(map(str, found.keys() - kept)):
+        LOGGER.warning("%s: the attributes %s of an OrderedDict are not saved",
+                       name or "state", ", ".join(lost))
+    return kept
 
 
 _DICTS, _TUPLES = ("dict", "OrderedDict"), ("tuple", "namedtuple")
@@ -69,7 +86,10 @@ def _united(a: Any, b: Any, name: str) -> Any:
             mine = children.get(json.dumps(key))
             children[json.dumps(key)] = [key, child if mine is None else _united(
                 mine[1], child, f"{name}.{key}")]
-        return _dict(list(children.values()), a["!"])
+        united = {**a, "value": list(children.values())}
+        if _METADATA in b:
+            united[_METADATA] = _united(a.get(_METADATA, b[_METADATA]), b[_METADATA], name)
+        return united
     if isinstance(a, dict) and isinstance(b, dict) and a["!"] in _TUPLES and b["!"] in _TUPLES:
         return {**a, "value": _united(a["value"], b["value"], name)}
     if isinstance(a, list) and isinstance(b, list):
@@ -138,6 +158,8 @@ def _made(skeleton: Any, name: str, leaf: _Leaf, per_rank: _state.PerRank) -> An
             item = _child(child, name, key, leaf, per_rank)
             if item is not ABSENT:
                 made[key] = item
+        if _METADATA in skeleton:
+            setattr(made, _METADATA, _values.decode(skeleton[_METADATA], name))
         return made
     values = [_child(child, name, i, leaf, per_rank) for i, child in enumerate(items)]
     values = [None if value is ABSENT else value for value in values]

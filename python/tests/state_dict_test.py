@@ -49,6 +49,32 @@ class LoadWithoutAStateTest(Case):
         with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "framework: expected"):
             tessera_ckpt.load(self.folder, framework="jax")
 
+    def test_the_versions_of_modules_come_back(self):
+        """torch.nn.Module.state_dict() has them as an attribute, and load_state_dict() reads it."""
+        def weights(key, version):
+            made = collections.OrderedDict({key: np.ones(2)})
+            made._metadata = collections.OrderedDict(
+                {"": {"version": 1}, key.split(".")[0]: {"version": version}})
+            return made
+
+        self.save({"model": weights("a.w", 2)})
+        found = tessera_ckpt.load(self.folder, framework="numpy")["model"]
+        self.assertEqual(found._metadata, weights("a.w", 2)._metadata)
+        self.assertIs(type(found._metadata), collections.OrderedDict)
+        # Ranks have the modules of their stage.
+        run_ranks(2, lambda transport: tessera_ckpt.save(self.folder, 2, {
+            "model": weights("ab"[transport.rank] + ".w", 2 + transport.rank)}, transport))
+        found = tessera_ckpt.load(self.folder, framework="numpy")["model"]
+        self.assertEqual(dict(found._metadata), {
+            "": {"version": 1}, "a": {"version": 2}, "b": {"version": 3}})
+        other = weights("a.w", 2)
+        other._metadata["a"]["made by"], other.more = object(), 1
+        with self.assertLogs("tessera_ckpt", "WARNING") as logs:
+            self.save({"model": other}, step=3)
+        self.assertIn("model: the attributes _metadata, more of an OrderedDict are not saved",
+                      logs.output[0])
+        self.assertFalse(vars(tessera_ckpt.load(self.folder, framework="numpy")["model"]))
+
     def test_keys_that_are_members_of_enums(self):
         """Whatever their format() is, their names are those of the plain keys, which equal them."""
         class Stage(str, enum.Enum):
