@@ -77,13 +77,21 @@ class Transport(abc.ABC):
 _helper = _interrupt.Helper()
 
 
+# How many transports a gloo group has had: ranks make the same calls in the same order.
+_transports: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+
+
 class _TorchTransport(Transport):
-    def __init__(self, group: Any, abandoned: _library.Abandoned) -> None:
+    """A gloo group. Each transport has tags of its own: what an interrupted call has left, such as
+    a message that nobody received, meets none of the next call's."""
+
+    def __init__(self, group: Any) -> None:
         import torch
-        self._abandoned = abandoned
         import torch.distributed as dist
         self._torch, self._dist, self._group = torch, dist, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        _transports[group] = number = _transports.get(group, 0) % (1 << 24) + 1
+        self._tags = 4 * number
         self._global = [dist.get_global_rank(group, rank) if group is not dist.group.WORLD else rank
                         for rank in range(self.size)]
 
@@ -92,7 +100,8 @@ class _TorchTransport(Transport):
 
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         tensor = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
-        work = self._dist.isend(tensor, self._global[destination], group=self._group, tag=tag)
+        work = self._dist.isend(tensor, self._global[destination], group=self._group,
+                                tag=self._tags + tag)
 
         def wait(seconds: float, _keep: Any = tensor) -> None:
             self._wait(work, seconds, destination)
@@ -102,7 +111,8 @@ class _TorchTransport(Transport):
     def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
         buffer = bytearray(size)
         tensor = self._torch.frombuffer(buffer, dtype=self._torch.uint8)
-        work = self._dist.irecv(tensor, self._global[source], group=self._group, tag=tag)
+        work = self._dist.irecv(tensor, self._global[source], group=self._group,
+                                tag=self._tags + tag)
 
         def wait(seconds: float) -> Any:
             self._wait(work, seconds, source)
@@ -168,11 +178,10 @@ class _MpiTransport(Transport):
         _requests.pop(id(request), None)
 
 
-# Gloo groups that stand in for groups which cannot send memory of the host, and what is kept with
-# groups of torch; MPI's communicators by their addresses, with their duplicates. A communicator is
-# kept, so that no other one gets its address.
+# Gloo groups that stand in for groups which cannot send memory of the host; MPI's communicators by
+# their addresses, with their duplicates. A communicator is kept, so that no other one gets its
+# address.
 _stand_ins: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
-_abandoned: "weakref.WeakKeyDictionary[Any, _library.Abandoned]" = weakref.WeakKeyDictionary()
 _duplicates: Dict[int, Any] = {}
 
 
@@ -213,9 +222,7 @@ def transport_of(group: Any, own: bool = False) -> Optional[Transport]:
     if dist is not None and dist.is_available() and isinstance(group, dist.ProcessGroup):
         if dist.get_world_size(group) == 1:
             return None
-        kept = _library.Abandoned()
-        return _TorchTransport(_torch_group(group, own),
-                               kept if own else _abandoned.setdefault(group, kept))
+        return _TorchTransport(_torch_group(group, own))
     if hasattr(group, "Isend") and hasattr(group, "Dup"):
         if group.Get_size() == 1:
             return None

@@ -2,8 +2,8 @@
 
     ./bazelw test --test_env=TESSERA_PYTHON=/path/to/python //tests/interop:torch_check
 
-Where a check "installs" packages, --test_env=TESSERA_PIP_INSTALL=1 lets it install them in a virtual
-environment of its own instead.
+Where a check "installs" packages, --test_env=TESSERA_PIP_INSTALL=1 lets it install them in a
+virtual environment of its own instead.
 """
 
 def python_check(name, args, data = [], size = "medium", tags = []):

@@ -180,6 +180,20 @@ def kills(folder):
         assert tessera_ckpt.latest(folder + "/x") is None
 
 
+def interrupt(folder):
+    """SIGINT to all processes in a save, after which they save again."""
+    processes = start(2, "interrupted", "", folder, "", stdout=subprocess.PIPE)
+    processes[0].stdout.readline()
+    time.sleep(2)  # the other process is done with its part
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    codes = [process.wait(timeout=300) for process in processes]
+    assert codes == [0, 0], codes
+    assert [found.step for found in tessera_ckpt.list_checkpoints(folder)] == [2]
+    assert tessera_ckpt.verify(folder, digests=True)
+    print("interrupted in a save, both processes have saved again")
+
+
 def damage(folder):
     """A flipped byte is refused by both calls, with its file and offset."""
     state = {"w": torch.arange(500_000.0), "b": torch.ones(3, dtype=torch.bfloat16)}
@@ -341,8 +355,8 @@ def types(folder):
     assert "LoadReport" in wrong.stdout and wrong.stdout.count(": error:") == 1, wrong.stdout
 
 
-SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, devices, kills, damage,
-             types, speed, value_speed)
+SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, devices, kills,
+             interrupt, damage, types, speed, value_speed)
 
 
 def main():

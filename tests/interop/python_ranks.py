@@ -318,6 +318,25 @@ def survivors(_, folder, __):
     os._exit(1)
 
 
+def interrupted(_, folder, __):
+    """SIGINT ends a save of which rank 0 still writes its part while rank 1 waits for the end. The
+    next save of the program succeeds."""
+    state = {f"w{dist.get_rank()}": torch.ones(1 << 20)}
+    slow = [dist.get_rank() == 0]
+
+    def progress(*_):
+        if slow.pop() if slow else False:
+            print("writes", flush=True)
+            time.sleep(5)
+
+    try:
+        tessera_ckpt.save(folder, 1, state, progress=progress, timeout_seconds=100)
+    except KeyboardInterrupt:
+        tessera_ckpt.save(folder, 2, state, timeout_seconds=100)
+        os._exit(0)
+    os._exit(1)
+
+
 def refused(_, folder, __):
     """A tensor that cannot be saved, on one rank, ends the save of all at once."""
     rank = dist.get_rank()
