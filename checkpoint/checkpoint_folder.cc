@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/internal/damage.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
 #include "storage/storage.h"
@@ -69,12 +71,31 @@ absl::StatusOr<VerifyReport> CheckpointFolder::Verify(std::string_view directory
 }
 
 absl::Status CheckpointFolder::Prune(int keep, std::optional<int64_t> saved_step) const {
-  const auto check = [&](const CheckpointInfo& dir) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
-                             VerifyCheckpoint(*storage_, dir.directory, {.contents = false}));
-    return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.directory);
-  };
-  return PruneStepDirectories(*storage_, "", keep, saved_step, check);
+  absl::Status first_error = SettleDiscarded(*storage_, "");
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
+                           ListStepDirectories(*storage_, ""));
+  std::erase_if(directories, [&](const CheckpointInfo& dir) {
+    return !dir.readable.ok() || storage_->IsLink(dir.directory);
+  });
+  int64_t newest = -1, oldest_kept = -1;
+  for (auto dir = directories.rbegin(); dir != directories.rend() && oldest_kept < 0; ++dir) {
+    if (!dir->committed) continue;
+    newest = std::max(newest, dir->step);
+    const absl::StatusOr<VerifyReport> report =
+        VerifyCheckpoint(*storage_, dir->directory, {.contents = false});
+    if (!report.ok() && !MayBeDamage(report.status())) first_error.Update(report.status());
+    if (report.ok() && report->damage.empty() && --keep <= 0) oldest_kept = dir->step;
+  }
+  bool removed = false;
+  const std::unique_ptr<Removal> removal = Removal::In(*storage_);
+  for (const CheckpointInfo& dir : directories) {
+    if (dir.step >= (dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
+    const absl::StatusOr<bool> deleted = RemoveUnlessRead(*storage_, *removal, dir);
+    first_error.Update(deleted.status());
+    removed |= deleted.value_or(true);
+  }
+  if (removed) first_error.Update(storage_->SyncDirectory(""));
+  return first_error;
 }
 
 }  // namespace tessera::ckpt

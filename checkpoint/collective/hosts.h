@@ -42,8 +42,8 @@ class Hosts {
   }
   bool is_first(int rank) const { return ranks_[of(rank)].front() == static_cast<uint32_t>(rank); }
   int index_on_host(int rank) const;
-  // Returns the rank that keeps copies of the files that `rank` writes; nullopt with one host. It is
-  // on the next host or, if a machine has several hosts, on one of the next machine.
+  // Returns the rank that keeps copies of what `rank` writes; nullopt with one host. It is on the
+  // next host or, if a machine has several hosts, on one of the next machine.
   std::optional<int> peer(int rank) const;
 
   std::string Names(const std::vector<uint32_t>& hosts) const;

@@ -481,33 +481,4 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
   return absl::OkStatus();
 }
 
-absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
-                                  std::optional<int64_t> saved_step,
-                                  absl::FunctionRef<absl::Status(const CheckpointInfo&)> check) {
-  absl::Status first_error = SettleDiscarded(storage, root);
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
-                           ListStepDirectories(storage, root));
-  std::erase_if(directories, [&](const CheckpointInfo& dir) {
-    return !dir.readable.ok() || storage.IsLink(dir.directory);
-  });
-  int64_t newest = -1, oldest_kept = -1;
-  for (auto dir = directories.rbegin(); dir != directories.rend() && oldest_kept < 0; ++dir) {
-    if (!dir->committed) continue;
-    newest = std::max(newest, dir->step);
-    const absl::Status intact = check(*dir);
-    if (!intact.ok() && !MayBeDamage(intact)) first_error.Update(intact);
-    if (intact.ok() && --keep <= 0) oldest_kept = dir->step;
-  }
-  bool removed = false;
-  const std::unique_ptr<Removal> removal = Removal::In(storage);
-  for (const CheckpointInfo& dir : directories) {
-    if (dir.step >= (dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
-    const absl::StatusOr<bool> deleted = RemoveUnlessRead(storage, *removal, dir);
-    first_error.Update(deleted.status());
-    removed |= deleted.value_or(true);
-  }
-  if (removed) first_error.Update(storage.SyncDirectory(root));
-  return first_error;
-}
-
 }  // namespace tessera::ckpt

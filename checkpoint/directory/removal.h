@@ -9,7 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/directory/directory.h"
@@ -93,12 +92,6 @@ absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
 // in which another attempt had just committed gets its name back. If the step has been saved again
 // since, it is quarantined as "step-N.abandoned".
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
-
-// Prunes as CheckpointFolder::Prune() does. `check` returns OK for an intact committed checkpoint,
-// an error for which MayBeDamage() holds for a damaged one, and another error if it cannot tell.
-absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
-                                  std::optional<int64_t> saved_step,
-                                  absl::FunctionRef<absl::Status(const CheckpointInfo&)> check);
 
 }  // namespace tessera::ckpt
 

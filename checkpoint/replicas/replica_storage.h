@@ -20,8 +20,8 @@
 
 namespace tessera::ckpt {
 
-// Returns whether a name in a host's folder is that of an incarnation's replicas: 16 hexadecimal
-// digits. Nothing else is deleted there.
+// Returns whether this is the name of a folder of replicas: 16 hexadecimal digits. Nothing else is
+// deleted in a host's folder.
 bool IsReplicasName(std::string_view name);
 
 // The folder of one host, as the storage of a save that spreads its files over all hosts. Each rank

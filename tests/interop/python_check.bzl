@@ -16,7 +16,7 @@ def python_check(name, args, data = [], size = "medium", tags = []):
       size: of the test.
       tags: further tags.
     """
-    labels = [arg for arg in args if arg.endswith(".py") or arg.startswith("//") or arg.startswith(":")]
+    labels = [arg for arg in args if arg[0] in "/:" or arg.endswith(".py") or arg.endswith(".md")]
     native.sh_test(
         name = name,
         size = size,
