@@ -532,9 +532,8 @@ typedef struct {
 /* Saves if the options say so for this step. Call after each step, on all ranks. A `stop_signal` on
  * any rank (0: none) ends the job. Saves that are due wait for a step that is `healthy` on all
  * ranks. A save at the end of the job does not wait, but no restart resumes from it. Sets
- * `decision`, which may be NULL. In the background, neither the code nor the decision tells whether
- * a save has succeeded, the last one included: its outcome does. Without a report, outcomes stay for
- * tessera_manager_poll().
+ * `decision`, which may be NULL. In the background, only its outcome tells whether a save has
+ * succeeded, the last one included. Without a report, outcomes stay for tessera_manager_poll().
  *
  * Report: {"save": "permanent", "rolling" or null, "end": why the job ends or null, "outcomes":
  * those of tessera_saver_poll()}. */
