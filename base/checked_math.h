@@ -29,8 +29,8 @@ std::optional<To> CheckedCast(From value) {
   return static_cast<To>(value);
 }
 
-// Returns a / b rounded up, and `a` rounded up to a multiple. Preconditions: a >= 0, b > 0; for
-// RoundUp() the result fits T.
+// Returns a / b rounded up, and `a` rounded up or down to a multiple. Preconditions: a >= 0, b > 0;
+// for RoundUp() the result fits T.
 template <std::integral T>
 constexpr T CeilDivide(T a, std::type_identity_t<T> b) {
   return a / b + (a % b != 0 ? 1 : 0);
@@ -39,6 +39,11 @@ constexpr T CeilDivide(T a, std::type_identity_t<T> b) {
 template <std::integral T>
 constexpr T RoundUp(T a, std::type_identity_t<T> multiple) {
   return CeilDivide(a, multiple) * multiple;
+}
+
+template <std::integral T>
+constexpr T RoundDown(T a, std::type_identity_t<T> multiple) {
+  return a / multiple * multiple;
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <string>
 #include <system_error>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/no_space.h"
 #include "base/text.h"
@@ -52,6 +53,14 @@ absl::Status ReadErrnoStatus(int error) {
   const bool is_lost = error == EBADMSG || error == EUCLEAN || error == ENODATA;
   const absl::Status status = ErrnoStatus(error);
   return is_lost ? absl::DataLossError(status.message()) : status;
+}
+
+absl::Status WithMessage(const absl::Status& status, std::string_view message) {
+  absl::Status changed(status.code(), View(message));
+  status.ForEachPayload([&](absl::string_view name, const absl::Cord& payload) {
+    changed.SetPayload(name, payload);
+  });
+  return changed;
 }
 
 absl::Status Named(std::string_view operation, std::string_view where, const absl::Status& reason) {

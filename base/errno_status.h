@@ -1,7 +1,7 @@
 #ifndef TESSERA_BASE_ERRNO_STATUS_H_
 #define TESSERA_BASE_ERRNO_STATUS_H_
 
-// Errors of system calls.
+// Errors of system calls, and errors with other messages.
 
 #include <string_view>
 
@@ -25,6 +25,9 @@ absl::Status ReadErrnoStatus(int error);
 // Returns the error with what has failed before the reason: "Rename /runs/a to /runs/b: File
 // exists". OK is returned unchanged.
 absl::Status Named(std::string_view operation, std::string_view where, const absl::Status& reason);
+
+// Returns a status with the same code and payloads and another message.
+absl::Status WithMessage(const absl::Status& status, std::string_view message);
 
 }  // namespace tessera
 

@@ -20,12 +20,4 @@ void MarkNoSpace(absl::Status& status) { status.SetPayload(kNoSpace, absl::Cord(
 
 bool IsNoSpace(const absl::Status& status) { return status.GetPayload(kNoSpace).has_value(); }
 
-absl::Status WithMessage(const absl::Status& status, std::string_view message) {
-  absl::Status changed(status.code(), View(message));
-  status.ForEachPayload([&](absl::string_view name, const absl::Cord& payload) {
-    changed.SetPayload(name, payload);
-  });
-  return changed;
-}
-
 }  // namespace tessera

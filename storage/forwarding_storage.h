@@ -17,9 +17,9 @@ namespace tessera {
 // Passes every call on to another storage. Derive from this class to change some operations of a
 // storage, and override those.
 //
-// Write(), Read() and DeleteFiles() are passed on as a whole. A class that must see their steps, as
-// calls of its own Create(), Open(), Rename(), Replace() and Delete(), overrides them with those of
-// Storage.
+// Write(), Read() and DeleteFiles() are passed on as a whole. If a class must see their steps as
+// calls of its own Create(), Open(), Rename(), Replace() and Delete(), it overrides them with
+// Storage's implementations.
 class ForwardingStorage : public Storage {
  public:
   // `base` must outlive the storage.

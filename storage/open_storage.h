@@ -23,9 +23,9 @@ struct OpenStorageOptions {
   // Empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon's own.
   std::string s3_endpoint = {};
 
-  // Processes that die leave uploads to an object store behind. With create_root, the program
-  // removes those whose whole path below the root matches this regular expression (ECMAScript), a
-  // day after they began. Empty: none.
+  // Processes that die leave unfinished uploads in an object store. With create_root, opening
+  // removes an upload a day after it began if its whole path below the root matches this regular
+  // expression (ECMAScript). Empty: removes no upload.
   std::string own_uploads = {};
 
   // Returns these options with create_root.

@@ -10,21 +10,14 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/errno_status.h"
 #include "base/file_calls.h"
-#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
 
 namespace tessera::internal {
 namespace {
-
-IoCalls current_calls;
-
-constexpr uint64_t kMask = kIoAlignmentBytes - 1;
-
-uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
-uint64_t RoundUp(uint64_t value) { return (value + kMask) & ~kMask; }
 
 absl::Status ClosedStatus(std::string_view operation, const std::string& name) {
   return absl::FailedPreconditionError(
@@ -32,9 +25,6 @@ absl::Status ClosedStatus(std::string_view operation, const std::string& name) {
 }
 
 }  // namespace
-
-void SetIoCalls(const IoCalls& calls) { current_calls = calls; }
-const IoCalls& CurrentIoCalls() { return current_calls; }
 
 BouncePool::Lease::~Lease() {
   if (pool_ == nullptr) return;
@@ -77,22 +67,23 @@ size_t DirectMemoryAlignment(int direct_fd) {
 }
 
 DualFile::DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& options,
-                   BouncePool* bounce, IoCalls calls)
+                   BouncePool* bounce)
     : buffered_(std::move(buffered)),
       direct_(std::move(direct)),
       options_(options),
       bounce_(bounce),
-      calls_(calls),
       direct_usable_(direct_.valid()) {}
 
 bool DualFile::Fits(uint64_t offset_bytes, uint64_t size_bytes) {
-  constexpr uint64_t kMax = std::numeric_limits<off_t>::max() - kMask;
+  constexpr uint64_t kMax = std::numeric_limits<off_t>::max() - (kIoAlignmentBytes - 1);
   return offset_bytes <= kMax && size_bytes <= kMax - offset_bytes;
 }
 
 DualFile::Blocks DualFile::BlocksOf(uint64_t offset_bytes, size_t size_bytes) {
-  const uint64_t begin = std::min<uint64_t>(RoundUp(offset_bytes) - offset_bytes, size_bytes);
-  const uint64_t end = std::max(RoundDown(offset_bytes + size_bytes), offset_bytes + begin);
+  const uint64_t begin =
+      std::min<uint64_t>(RoundUp(offset_bytes, kIoAlignmentBytes) - offset_bytes, size_bytes);
+  const uint64_t end =
+      std::max(RoundDown(offset_bytes + size_bytes, kIoAlignmentBytes), offset_bytes + begin);
   return {begin, end - offset_bytes};
 }
 
@@ -121,9 +112,9 @@ int DualFile::Finish(RingTransfer* started, uint64_t offset_bytes, size_t size_b
   *done_bytes = 0;
   if (started == nullptr) return 0;
   const int result =
-      calls_.ring_result(size_bytes, static_cast<off_t>(offset_bytes), started->Wait());
+      options_.calls.ring_result(size_bytes, static_cast<off_t>(offset_bytes), started->Wait());
   // A short transfer is continued at a block, where it can be direct again.
-  if (result >= 0) *done_bytes = RoundDown(result);
+  if (result >= 0) *done_bytes = RoundDown(result, kIoAlignmentBytes);
   const bool was_refused = result == -EINTR || result == -EAGAIN || result == -EINVAL ||
                            result == -EOPNOTSUPP || result == -ECANCELED;
   return result >= 0 || was_refused ? 0 : -result;
@@ -147,7 +138,7 @@ int DualFile::FinishWrite(RingTransfer* started, uint64_t offset_bytes,
 
 int DualFile::WriteBuffered(uint64_t offset_bytes, std::span<const std::byte> data) {
   while (!data.empty()) {
-    const ssize_t n = calls_.pwrite(fd(), data.data(), data.size(), offset_bytes);
+    const ssize_t n = options_.calls.pwrite(fd(), data.data(), data.size(), offset_bytes);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
     if (n == 0) return EIO;
@@ -161,15 +152,16 @@ int DualFile::WriteDirect(uint64_t offset_bytes, std::span<const std::byte> bloc
                           size_t* done_bytes) {
   *done_bytes = 0;
   while (*done_bytes < blocks.size()) {
-    const ssize_t n = calls_.pwrite(direct_.get(), blocks.data() + *done_bytes,
-                                    blocks.size() - *done_bytes, offset_bytes + *done_bytes);
+    const ssize_t n =
+        options_.calls.pwrite(direct_.get(), blocks.data() + *done_bytes,
+                              blocks.size() - *done_bytes, offset_bytes + *done_bytes);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EINVAL) direct_usable_.store(false, std::memory_order_relaxed);
     if (n < 0) return errno;
     // A short transfer may end inside a block, which is written again from its begin. Where not
     // even one fits, the disk is full.
-    if (RoundDown(n) == 0) return ENOSPC;
-    *done_bytes += RoundDown(n);
+    if (n < kIoAlignmentBytes) return ENOSPC;
+    *done_bytes += RoundDown(n, kIoAlignmentBytes);
   }
   return 0;
 }
@@ -204,7 +196,7 @@ int DualFile::WritePart(uint64_t offset_bytes, std::span<const std::byte> data) 
   if (data.empty()) return 0;
   const MutexLock lock(&partial_mutex_);
   if (!direct()) return WriteBuffered(offset_bytes, data);
-  const uint64_t begin = RoundDown(offset_bytes);
+  const uint64_t begin = RoundDown(offset_bytes, kIoAlignmentBytes);
   PartialBlock& block = partial_[begin];
   if (block.written_bytes == 0) {
     absl::StatusOr<AlignedBuffer> bytes = AlignedBuffer::Allocate(kIoAlignmentBytes);
@@ -250,14 +242,14 @@ int DualFile::ReadFrom(int fd, uint64_t offset_bytes, std::span<std::byte> out,
                        size_t* read_bytes) const {
   *read_bytes = 0;
   while (*read_bytes < out.size()) {
-    const ssize_t n = calls_.pread(fd, out.data() + *read_bytes, out.size() - *read_bytes,
-                                   offset_bytes + *read_bytes);
+    const ssize_t n = options_.calls.pread(fd, out.data() + *read_bytes, out.size() - *read_bytes,
+                                           offset_bytes + *read_bytes);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
     if (n == 0) return 0;
     *read_bytes += n;
     // The next direct call would be misaligned; the caller continues through the cache.
-    if (fd == direct_.get() && (n & kMask) != 0) return 0;
+    if (fd == direct_.get() && n % kIoAlignmentBytes != 0) return 0;
   }
   return 0;
 }
@@ -281,8 +273,9 @@ int DualFile::ReadBounced(uint64_t offset_bytes, std::span<std::byte> out,
   if (!lease.ok()) return ReadFrom(fd(), offset_bytes, out, read_bytes);
   const uint64_t end_bytes = offset_bytes + out.size();
   // Whole blocks around the range, one bounce buffer at a time.
-  for (uint64_t at = RoundDown(offset_bytes); at < end_bytes;) {
-    const size_t chunk_bytes = std::min<uint64_t>(lease->span().size(), RoundUp(end_bytes) - at);
+  for (uint64_t at = RoundDown(offset_bytes, kIoAlignmentBytes); at < end_bytes;) {
+    const size_t chunk_bytes =
+        std::min(lease->span().size(), RoundUp(end_bytes, kIoAlignmentBytes) - at);
     size_t filled_bytes = 0;
     const int error = ReadDirect(at, lease->span().first(chunk_bytes), &filled_bytes);
     if (error != 0) return error;
@@ -316,7 +309,7 @@ absl::Status PosixWritableFile::Claim(uint64_t offset_bytes, uint64_t size_bytes
 }
 
 absl::Status PosixWritableFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
-  if (absl::Status status = Claim(offset_bytes, data.size()); !status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(Claim(offset_bytes, data.size()));
   return FinishWriteAt(nullptr, offset_bytes, data);
 }
 
@@ -363,7 +356,7 @@ absl::Status PosixWritableFile::Sync() {
     WriterMutexLock lock(&mutex_);
     if (closed_) return ClosedStatus("Sync", name_);
     if (!sync_status_.ok()) return sync_status_;
-    if (absl::Status status = CutToLength(); !status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(CutToLength());
   }
   // Not locked, so that writes can continue meanwhile.
   const absl::Status synced = SyncContents(file_.fd());
@@ -408,8 +401,8 @@ absl::Status PosixReadableFile::FinishReadAt(RingTransfer* started, uint64_t off
   size_t read_bytes = 0;
   if (const int error = file_.FinishRead(started, offset_bytes, out, &read_bytes); error != 0) {
     const absl::Status status = Named("ReadAt", name_, ReadErrnoStatus(error));
-    return absl::Status(status.code(), absl::StrCat(status.message(), " (", out.size(),
-                                                    " bytes at offset ", offset_bytes, ")"));
+    return WithMessage(status, absl::StrCat(status.message(), " (", out.size(), " bytes at offset ",
+                                            offset_bytes, ")"));
   }
   if (read_bytes < out.size()) {
     return ShortReadStatus(name_, offset_bytes, out.size(), offset_bytes + read_bytes);

@@ -72,10 +72,6 @@ struct IoCalls {
   };
 };
 
-// Sets the calls of files that are opened afterwards, for tests.
-void SetIoCalls(const IoCalls& calls);
-const IoCalls& CurrentIoCalls();
-
 struct DualFileOptions {
   // The size below which reads always go through the cache.
   size_t direct_min_bytes = size_t{64} << 10;
@@ -83,6 +79,7 @@ struct DualFileOptions {
   size_t memory_alignment_bytes = kIoAlignmentBytes;
   // Whether to start transfers through io_uring, if it is available.
   bool io_uring = true;
+  IoCalls calls = {};
 };
 
 // Returns the alignment of memory that the file system demands for direct transfers;
@@ -108,8 +105,7 @@ size_t DirectMemoryAlignment(int direct_fd);
 class DualFile {
  public:
   // `direct` may be invalid.
-  DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& options, BouncePool* bounce,
-           IoCalls calls = CurrentIoCalls());
+  DualFile(ScopedFd buffered, ScopedFd direct, const DualFileOptions& options, BouncePool* bounce);
 
   // Returns whether the offsets of a range, in whole blocks, fit the system's type.
   static bool Fits(uint64_t offset_bytes, uint64_t size_bytes);
@@ -178,7 +174,6 @@ class DualFile {
   ScopedFd direct_;
   const DualFileOptions options_;
   BouncePool* const bounce_;
-  const IoCalls calls_;
   // Whether direct transfers work: some file systems accept the flag, but refuse the transfer.
   mutable std::atomic<bool> direct_usable_;
 

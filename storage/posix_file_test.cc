@@ -87,8 +87,10 @@ class DualFileTest : public testing::Test {
     ScopedFd buffered(open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600));
     ScopedFd direct(open(path_.c_str(), O_RDWR));
     kernel.direct_fd = direct.get();
-    file_.emplace(std::move(buffered), std::move(direct), DualFileOptions{.direct_min_bytes = 8192},
-                  &bounce_, IoCalls{&FakeRead, &FakeWrite, &FakeRingResult});
+    file_.emplace(std::move(buffered), std::move(direct),
+                  DualFileOptions{.direct_min_bytes = 8192,
+                                  .calls = {&FakeRead, &FakeWrite, &FakeRingResult}},
+                  &bounce_);
   }
 
   // What a transfer is, whether it was started or not.
@@ -343,9 +345,10 @@ TEST_F(DualFileTest, MemoryThatTheFileSystemAcceptsIsNotCopied) {
   ScopedFd buffered(open(path_.c_str(), O_RDWR)), direct(open(path_.c_str(), O_RDWR));
   kernel.direct_fd = direct.get();
   kernel.memory_alignment = 512;
-  DualFile file(std::move(buffered), std::move(direct),
-                {.direct_min_bytes = 8192, .memory_alignment_bytes = 512}, nullptr,
-                {&FakeRead, &FakeWrite});
+  DualFile file(
+      std::move(buffered), std::move(direct),
+      {.direct_min_bytes = 8192, .memory_alignment_bytes = 512, .calls = {&FakeRead, &FakeWrite}},
+      nullptr);
   ASSERT_EQ(file.WriteAt(4096, memory_.span().subspan(512, 65'536)), 0);
   size_t found = 0;
   ASSERT_EQ(file.ReadAt(4096, memory_.span().subspan(1536, 65'536), &found), 0);

@@ -21,7 +21,6 @@
 #include "base/errno_status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
-#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
 #include "storage/posix_file.h"
@@ -40,24 +39,24 @@ const char* AtPath(const std::string& path) { return path.empty() ? "." : path.c
 
 std::string LastName(const std::string& path) { return std::string(SplitPath(path).second); }
 
-// Takes ownership of `fd`. Returns 0 or an errno, and the entries without "." and "..".
-int ReadEntries(ScopedFd fd, std::vector<std::pair<std::string, unsigned char>>* entries) {
-  DIR* stream = fdopendir(fd.get());
-  if (stream == nullptr) return errno;
+// Returns the names and types (DT_DIR, ...) of the entries of an open directory, without "." and
+// "..".
+absl::StatusOr<std::vector<std::pair<std::string, unsigned char>>> ListEntries(int directory) {
+  ScopedFd fd(openat(directory, ".", kDirectoryFlags));  // closedir() closes it
+  DIR* const stream = fd.valid() ? fdopendir(fd.get()) : nullptr;
+  if (stream == nullptr) return ErrnoStatus(errno);
   fd.release();
-  int error = 0;
-  while (true) {
-    errno = 0;
-    const dirent* entry = readdir(stream);
-    if (entry == nullptr) {
-      error = errno;
-      break;
-    }
+  std::vector<std::pair<std::string, unsigned char>> entries;
+  errno = 0;
+  while (const dirent* const entry = readdir(stream)) {
     const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") entries->emplace_back(name, entry->d_type);
+    if (name != "." && name != "..") entries.emplace_back(name, entry->d_type);
+    errno = 0;
   }
+  const absl::Status status = ErrnoStatus(errno);
   closedir(stream);
-  return error;
+  if (!status.ok()) return status;
+  return entries;
 }
 
 // Deletes `name` in the directory `parent`, with everything below it, without following links.
@@ -72,11 +71,9 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
     const int error = errno == ENOTDIR || errno == ELOOP ? unlink_error : errno;
     return Named("DeleteTree", where, ErrnoStatus(error));
   }
-  ScopedFd listed(openat(directory.get(), ".", kDirectoryFlags));
-  std::vector<std::pair<std::string, unsigned char>> entries;
-  const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
-  if (error != 0) return Named("DeleteTree", where, ErrnoStatus(error));
-  for (const auto& [entry, type] : entries) {
+  const auto entries = ListEntries(directory.get());
+  if (!entries.ok()) return Named("DeleteTree", where, entries.status());
+  for (const auto& [entry, type] : *entries) {
     TESSERA_RETURN_IF_ERROR(RemoveBelow(directory.get(), entry, absl::StrCat(where, "/", entry)));
   }
   if (unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
@@ -122,16 +119,16 @@ class PosixStorage final : public Storage {
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path_view,
                                                        uint64_t size_hint_bytes) override {
-    absl::Status status = CheckPath("Create", path_view, /*root_allowed=*/false);
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(CheckPath("Create", path_view, /*root_allowed=*/false));
     const std::string path(path_view);
     absl::StatusOr<ScopedFd> created = CreateExclusively(path);
     if (!created.ok()) return Named("Create", Describe(path), created.status());
     ScopedFd fd = *std::move(created);
-    if (size_hint_bytes > 0) status = Reserve(fd.get(), path, size_hint_bytes);
-    if (!status.ok()) {
+    absl::Status reserved;
+    if (size_hint_bytes > 0) reserved = Reserve(fd.get(), path, size_hint_bytes);
+    if (!reserved.ok()) {
       unlinkat(root_fd_.get(), path.c_str(), 0);
-      return status;
+      return reserved;
     }
     ScopedFd direct;
     if (size_hint_bytes >= options_.direct_min_bytes) direct = OpenDirect(path, O_WRONLY, fd.get());
@@ -205,12 +202,10 @@ class PosixStorage final : public Storage {
     const std::string path(path_view);
     const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
     if (!fd.valid()) return Named("List", Describe(path), ErrnoStatus(errno));
-    ScopedFd listed(openat(fd.get(), ".", kDirectoryFlags));
-    std::vector<std::pair<std::string, unsigned char>> entries;
-    const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
-    if (error != 0) return Named("List", Describe(path), ErrnoStatus(error));
+    auto entries = ListEntries(fd.get());
+    if (!entries.ok()) return Named("List", Describe(path), entries.status());
     std::vector<std::string> names;
-    for (auto& [name, type] : entries) {
+    for (auto& [name, type] : *entries) {
       struct stat info;
       const bool unclear = type == DT_LNK || type == DT_UNKNOWN;
       if (type == DT_DIR ||
@@ -293,7 +288,7 @@ class PosixStorage final : public Storage {
     }
   }
 
-  // Opens the same file again for direct I/O; invalid where that is not possible.
+  // Opens the same file again for direct I/O; invalid if that is not possible.
   ScopedFd OpenDirect(const std::string& path, int access, int fd) {
     if (!options_.direct_io) return ScopedFd();
     absl::StatusOr<ScopedFd> direct = OpenRegularFile(root_fd_.get(), path, access | O_DIRECT);
@@ -348,7 +343,8 @@ class PosixStorage final : public Storage {
   internal::DualFileOptions FileOptions(const ScopedFd& direct) const {
     return {options_.direct_min_bytes,
             direct.valid() ? internal::DirectMemoryAlignment(direct.get()) : kIoAlignmentBytes,
-            options_.io_uring};
+            options_.io_uring,
+            options_.io_calls != nullptr ? *options_.io_calls : internal::IoCalls()};
   }
 
   const std::string root_;

@@ -11,6 +11,10 @@
 #include "absl/status/statusor.h"
 #include "storage/storage.h"
 
+namespace tessera::internal {
+struct IoCalls;  // storage/posix_file.h
+}
+
 namespace tessera {
 
 struct PosixStorageOptions {
@@ -39,6 +43,9 @@ struct PosixStorageOptions {
   // kIoAlignmentBytes in the file. 4 MiB at any offset touch one block more.
   size_t bounce_buffer_bytes = (size_t{4} << 20) + kIoAlignmentBytes;
   int max_bounce_buffers = 8;
+
+  // For tests: the system calls of the files. Must outlive the storage. Null: the system's own.
+  const internal::IoCalls* io_calls = nullptr;
 };
 
 // Opens a directory of a local or network file system.

@@ -180,14 +180,12 @@ TEST_F(PosixStorageTest, WhatTheDiskHasLostIsDataLossAndAnInputErrorIsNot) {
     errno = read_errno;
     return -1;
   };
-  internal::SetIoCalls(calls);
-  const auto file = storage_->Open("file");
-  internal::SetIoCalls({});
-  ASSERT_OK(file);
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenPosixStorage(root(), {.io_calls = &calls}));
+  ASSERT_OK_AND_ASSIGN(const auto file, storage->Open("file"));
   std::vector<std::byte> out(100);
   for (const int error : {EIO, EBADMSG, EUCLEAN, ENODATA, ESTALE}) {
     read_errno = error;
-    const absl::Status status = (*file)->ReadAt(4321, out);
+    const absl::Status status = file->ReadAt(4321, out);
     EXPECT_EQ(status.code(), error == ESTALE || error == EIO ? absl::StatusCode::kUnavailable
                                                              : absl::StatusCode::kDataLoss)
         << status;
@@ -209,13 +207,11 @@ TEST_F(PosixStorageTest, AMisalignedReadIsOneCall) {
     ++reads;
     return ::pread(fd, data, size, offset);
   };
-  internal::SetIoCalls(calls);
-  const auto file = storage_->Open("file");
-  internal::SetIoCalls({});
-  ASSERT_OK(file);
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenPosixStorage(root(), {.io_calls = &calls}));
+  ASSERT_OK_AND_ASSIGN(const auto file, storage->Open("file"));
   std::vector<char> out(kBytes);
   reads = 0;
-  ASSERT_OK((*file)->ReadAt(4321, std::as_writable_bytes(std::span(out))));
+  ASSERT_OK(file->ReadAt(4321, std::as_writable_bytes(std::span(out))));
   EXPECT_EQ(reads, 1);
   EXPECT_TRUE(std::equal(out.begin(), out.end(), contents.begin() + 4321));
 }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kTemporarySuffix[] = ".tmp-";
 
-// Returns what tells contents from others within this process.
+// Returns a version that differs, in this process, from the versions of other contents.
 std::string VersionOf(std::string_view contents) {
   return absl::StrCat(contents.size(), "-", std::hash<std::string_view>()(contents));
 }
@@ -150,27 +150,24 @@ absl::StatusOr<uint64_t> Storage::FreeBytes() {
 }
 
 absl::StatusOr<std::string> ReadAll(Storage& storage, std::string_view path, uint64_t max_bytes) {
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
-  if (!file.ok()) return file.status();
-  const uint64_t size_bytes = (*file)->size_bytes();
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
+  const uint64_t size_bytes = file->size_bytes();
   if (size_bytes > max_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(storage.Describe(path), ": file has ",
                                                      size_bytes, " bytes, at most ", max_bytes,
                                                      " are accepted"));
   }
   std::string contents(size_bytes, '\0');
-  absl::Status status = (*file)->ReadAt(0, std::as_writable_bytes(std::span<char>(contents)));
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(contents))));
   return contents;
 }
 
 absl::Status WriteAll(Storage& storage, std::string_view path, std::string_view contents) {
-  absl::StatusOr<std::unique_ptr<WritableFile>> file = storage.Create(path, contents.size());
-  if (!file.ok()) return file.status();
-  absl::Status status = (*file)->WriteAt(0, std::as_bytes(std::span<const char>(contents)));
-  if (status.ok()) status = (*file)->Sync();
-  if (!status.ok()) return status;
-  return (*file)->Close();
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file,
+                           storage.Create(path, contents.size()));
+  TESSERA_RETURN_IF_ERROR(file->WriteAt(0, AsBytes(contents)));
+  TESSERA_RETURN_IF_ERROR(file->Sync());
+  return file->Close();
 }
 
 }  // namespace tessera

@@ -136,8 +136,8 @@ struct StorageTraits {
   bool renames_directories = true;
 
   // Whether Write() replaces a file under the condition that it has a given version. A store may
-  // still turn out to ignore conditions, which Write() detects. A storage whose files it replaces
-  // by Replace() finds the versions of a file in its contents.
+  // still turn out to ignore conditions, which Write() detects. If Write() works by Replace(), the
+  // version of a file is a function of its contents.
   bool replaces_versions = false;
 
   // Whether this process makes the files from files of another format. Their names mean nothing to

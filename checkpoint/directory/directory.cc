@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
 
@@ -59,8 +60,8 @@ std::string LastComponent(std::string path) {
 absl::Status WithPath(const std::string& path, const absl::Status& status) {
   if (status.ok()) return status;
   const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");
-  return absl::Status(status.code(),
-                      absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
+  return WithMessage(status,
+                     absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::string_view root,

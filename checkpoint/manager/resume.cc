@@ -11,6 +11,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
@@ -194,7 +195,7 @@ class Decision {
     if (found == saved.end()) {
       const absl::Status none = NoSuchCheckpoint(*storage_, saved);
       return WithProblem(
-          absl::Status(none.code(), absl::StrCat("step ", *rules_.step, ": ", none.message())),
+          WithMessage(none, absl::StrCat("step ", *rules_.step, ": ", none.message())),
           kNoSuchStep);
     }
     TESSERA_RETURN_IF_ERROR(Choose(*found));

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/errno_status.h"
 #include "base/text.h"
 #include "layout/elements/copy_elements.h"
 
@@ -14,7 +15,7 @@ namespace tessera::ckpt::convert {
 
 absl::Status In(const absl::AlphaNum& what, const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
+  return WithMessage(status, absl::StrCat(what, ": ", status.message()));
 }
 
 absl::Status At(const Storage& storage, std::string_view path, const absl::Status& status) {
@@ -128,8 +129,8 @@ absl::Status WithNotes(const absl::Status& status, const std::vector<std::string
                            absl::IsNotFound(status) || absl::IsUnimplemented(status);
   if (!may_explain || notes.empty()) return status;
   const std::string message(status.message());
-  return absl::Status(status.code(), absl::StrCat(message, message.ends_with('.') ? " " : ". ",
-                                                  JoinFirst(notes, " ")));
+  return WithMessage(
+      status, absl::StrCat(message, message.ends_with('.') ? " " : ". ", JoinFirst(notes, " ")));
 }
 
 namespace {

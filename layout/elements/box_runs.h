@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "layout/box.h"
@@ -13,9 +12,18 @@
 
 namespace tessera {
 
-// Translates between two storages of one region: `outer`'s own row-major storage, which a data file
-// holds and which is split at arbitrary elements, and a strided one (a caller's memory, or the
-// global index space). Immutable; thread-safe.
+// Translates between two storages of the elements of a region: "outer" is the row-major storage of
+// a box that contains the region, as in a data file; "strided" is any other storage with strides,
+// such as a caller's memory. A run is a part of a row. Immutable; thread-safe.
+//
+// For example, a file holds a box of 4 x 6 elements, and memory with rows of 8 elements holds a
+// region of 2 x 3 of them:
+//
+//   elements of outer        of strided        ForEach(0, 24): {8, 0, 3}, {14, 8, 3}
+//    .  .  .  .  .  .                          ForEach(9, 15): {9, 1, 2}, {14, 8, 1}
+//    .  .  8  9 10  .        0  1  2
+//    .  . 14 15 16  .        8  9 10
+//    .  .  .  .  .  .
 class BoxRuns {
  public:
   struct Run {
@@ -27,36 +35,14 @@ class BoxRuns {
   // `strides` are in elements, one per dim; element 0 of the strided storage has the global
   // coordinates `strided_offset`. Precondition: outer contains region; the region is not empty.
   BoxRuns(const Box& outer, const Box& region, const std::vector<int64_t>& strided_offset,
-          const std::vector<int64_t>& strides) {
-    const std::vector<int64_t> outer_strides = ContiguousStrides(outer.shape);
-    std::vector<StridedDim> dims;
-    for (size_t d = 0; d < region.shape.size(); ++d) {
-      outer_base_ += (region.global_offset[d] - outer.global_offset[d]) * outer_strides[d];
-      strided_base_ += (region.global_offset[d] - strided_offset[d]) * strides[d];
-      dims.push_back({region.shape[d], outer_strides[d], strides[d]});
-    }
-    dims = MergeDims(dims);
-    if (!dims.empty() && dims.back().from_stride == 1) {
-      run_ = dims.back().extent;
-      run_stride_ = dims.back().to_stride;
-      dims.pop_back();
-    }
-    dims_ = std::move(dims);
-  }
+          const std::vector<int64_t>& strides);
 
   // Returns the distance between neighbours of a run in the strided storage; in outer's it is 1.
   int64_t run_stride() const { return run_stride_; }
 
   // Returns the first element, in the strided storage, of the elements [begin, end) of outer's
   // storage, if they are contiguous there, too. Precondition: the region contains all of them.
-  std::optional<int64_t> Contiguous(int64_t begin, int64_t end) const {
-    if (run_stride_ != 1 && end - begin > 1) return std::nullopt;
-    std::optional<int64_t> first;
-    ForEach(begin, end, [&](const Run& run) {
-      if (run.count == end - begin) first = run.strided_element;
-    });
-    return first;
-  }
+  std::optional<int64_t> Contiguous(int64_t begin, int64_t end) const;
 
   // Calls fn(Run) for the region's elements within [begin, end) of outer's storage, in ascending
   // order. Cost: O(dims + runs visited).
@@ -89,27 +75,10 @@ class BoxRuns {
 
  private:
   // Moves `index` to the first run that ends after `begin`; returns false if no run does.
-  bool Seek(int64_t begin, std::vector<int64_t>& index) const {
-    int64_t rest = begin - outer_base_;
-    if (rest <= 0) return true;
-    for (size_t d = 0; d < dims_.size(); ++d) {
-      index[d] = rest / dims_[d].from_stride;
-      if (index[d] >= dims_[d].extent) return Carry(index, d);
-      rest -= index[d] * dims_[d].from_stride;
-    }
-    return rest < run_ || Carry(index, dims_.size());
-  }
+  bool Seek(int64_t begin, std::vector<int64_t>& index) const;
 
   // Increments the dims before `d` by one step and resets the others.
-  bool Carry(std::vector<int64_t>& index, size_t d) const {
-    std::fill(index.begin() + d, index.end(), 0);
-    while (d > 0) {
-      --d;
-      if (++index[d] < dims_[d].extent) return true;
-      index[d] = 0;
-    }
-    return false;
-  }
+  bool Carry(std::vector<int64_t>& index, size_t d) const;
 
   std::vector<StridedDim> dims_;  // outermost first, without the dims inside a run
   int64_t run_ = 1;

@@ -1,6 +1,7 @@
 #include "layout/elements/box_runs.h"
 
 #include <random>
+#include <utility>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "storage/by_name/credentials.h"
 #include "storage/by_name/storage_name.h"
@@ -70,8 +71,8 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenStorage(std::string_view name,
   }
   const absl::StatusOr<S3StorageOptions> resolved = Resolve(std::get<S3Name>(parsed), options);
   if (!resolved.ok()) {
-    return absl::Status(resolved.status().code(),
-                        absl::StrCat(std::string(name), ": ", resolved.status().message()));
+    return WithMessage(resolved.status(),
+                       absl::StrCat(std::string(name), ": ", resolved.status().message()));
   }
   return OpenS3Storage(*resolved);
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/errno_status.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
@@ -37,8 +38,8 @@ absl::StatusOr<s3::HttpResponse> Send(const std::string& service, const s3::Http
     if (status.ok() && response.status != 429 && response.status < 500) return response;
     if (status.ok()) status = absl::UnavailableError(absl::StrCat("answers ", response.status));
     if (attempt == kAttempts || !absl::IsUnavailable(status)) {
-      return absl::Status(status.code(),
-                          absl::StrCat(service, " at ", request.url, ": ", status.message()));
+      return WithMessage(status,
+                         absl::StrCat(service, " at ", request.url, ": ", status.message()));
     }
     absl::SleepFor(kPause * attempt);
   }

@@ -126,7 +126,7 @@ class FileLock final : public FolderLock {
     holder.resize(std::max<ssize_t>(bytes, 0));
     const std::pair<std::string, std::string> lines =
         absl::StrSplit(holder, absl::MaxSplits('\n', 1));
-    // The present holder has yet to write its name over that of the one before.
+    // A new holder may not have replaced the previous holder's name yet.
     return IsKnownToBeDead(lines.second, "/proc") ? "" : lines.first;
   }
   bool IsInPlace(const LockedFd& fd) const {

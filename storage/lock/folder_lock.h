@@ -17,11 +17,10 @@ namespace tessera {
 // in one folder would each delete what the other one wants to keep, and neither would know which
 // files are its own.
 //
-// In a file system: advisory locks on the folder itself and on the file ".lock" in it. The system
-// releases them however the process ends; the file stays. NFS has only locks on files that are open
-// for writing. Elsewhere the folder remains locked even if the file is deleted, and Check() creates
-// and locks the file again. A process that the holder forks does not have the lock, and Check()
-// says so there.
+// In a file system: advisory locks on the folder itself and on the file ".lock" in it. When the
+// process ends, even by a crash, the system releases them; the file stays. On NFS, only the file
+// can be locked. Elsewhere the folder remains locked even if the file is deleted, and Check()
+// creates and locks the file again. A forked child does not have the lock, and its Check() says so.
 //
 // In an object store: a lease, the object ".lease", which names its holder. A thread replaces the
 // lease several times in each period, on condition that nobody else has. Other processes that want

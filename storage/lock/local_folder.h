@@ -15,9 +15,9 @@ namespace tessera {
 
 // A new folder, or file, on a local disk that gets its name when it is complete. Until then it is
 // the folder NAME.unfinished-XXXXXXXX beside it, or a file in that folder. A lock file in the
-// folder shows that its process is alive. A process that dies leaves that folder. The next process
-// that writes to the same name removes the folder if its lock file is not held; nothing else is
-// ever removed.
+// unfinished folder shows that its process is alive. If the process dies, the unfinished folder
+// stays, and the next process that writes to the same name removes it. Nothing else is ever
+// removed.
 class LocalFolder {
  public:
   // Creates the unfinished folder. Errors, then and later, name `path` as `described`;

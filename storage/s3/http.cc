@@ -138,8 +138,8 @@ bool IsTransient(CURLcode code) {
   }
 }
 
-// Returns whether TLS failed because a certificate is signed with another key than that of the
-// authority of this name, which libcurl does not distinguish from transient failures.
+// Returns whether TLS failed because a certificate names an authority, but is signed with another
+// key. libcurl does not distinguish this from transient failures.
 bool IsWronglySigned(const std::string& reason) {
   return reason.find("asn1 encoding routines") != reason.npos ||
          reason.find("rsa routines") != reason.npos;

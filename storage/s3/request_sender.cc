@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/errno_status.h"
 #include "base/no_memory.h"
 #include "base/no_space.h"
 #include "base/steady_time.h"
@@ -206,7 +207,7 @@ std::string RequestSender::PathOf(const std::string& key) const {
 Credentials RequestSender::CurrentCredentials() {
   const MutexLock lock(&mutex_);
   if (options_.read_credentials == nullptr) return credentials_;
-  // While one thread reads them, the others go on with those that are there.
+  // While one thread reads new ones, the others use the old ones.
   while (reading_ && absl::Now() >= credentials_.expiration) changed_.Wait(&mutex_);
   if (!reading_ && absl::Now() >= renewal_) ReadCredentials();
   return credentials_;
@@ -339,7 +340,7 @@ void RequestSender::Judge(Attempts& attempts, absl::Status status) {
     attempts.answer = std::string(status.message());
   } else if (!absl::IsUnavailable(status)) {
     return attempts.End(
-        absl::Status(status.code(), absl::StrCat(options_.endpoint, ": ", status.message())));
+        WithMessage(status, absl::StrCat(options_.endpoint, ": ", status.message())));
   }
   const absl::Duration pause = attempts.backoff * (0.5 + 0.5 * (RandomNumber() >> 11) * 0x1p-53);
   attempts.due = SteadyNow() + pause;

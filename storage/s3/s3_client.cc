@@ -194,7 +194,7 @@ absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<co
       const std::string stored = Header(*response, checksum_name);
       const std::string etag = Header(*response, std::string(dialect().version));
       if (stored.empty() || absl::StrContains(stored, checksum)) return etag;
-      // What is there is this call's, and damaged.
+      // This call wrote the object, but its bytes were damaged on the way.
       for (const auto& [name, value] : conditions) request.headers.erase(name);
       replaces = !conditions.empty() && !etag.empty();
       if (replaces) request.headers.insert(IfVersion(etag));

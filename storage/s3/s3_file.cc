@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "base/no_space.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "storage/checks.h"
@@ -339,9 +339,8 @@ absl::Status S3ReadableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> 
   }
   const absl::Status status = client_.Get(key_, info_.etag, offset_bytes, out);
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("ReadAt ", name_, ": ", out.size(), " bytes at offset ",
-                                   offset_bytes, ": ", status.message()));
+  return WithMessage(status, absl::StrCat("ReadAt ", name_, ": ", out.size(), " bytes at offset ",
+                                          offset_bytes, ": ", status.message()));
 }
 
 }  // namespace tessera::s3

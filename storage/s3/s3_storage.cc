@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "storage/checks.h"
@@ -317,8 +318,7 @@ absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   S3Client client(impatient);
   const std::string below = options.prefix.empty() ? "" : options.prefix + "/";
   const auto cannot = [&](const char* what, const absl::Status& status) {
-    return absl::Status(status.code(),
-                        absl::StrCat("cannot ", what, " ", name, ": ", status.message()));
+    return WithMessage(status, absl::StrCat("cannot ", what, " ", name, ": ", status.message()));
   };
   if (const auto listed = client.List(below, /*delimiter=*/true, /*max_keys=*/1); !listed.ok()) {
     return cannot("list what is in", listed.status());

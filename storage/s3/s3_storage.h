@@ -23,8 +23,9 @@ struct S3StorageOptions {
   bool create_root = false;
   absl::Duration ping_timeout = absl::Seconds(15);
 
-  // A regular expression (ECMAScript). With create_root, uploads that began stale_upload_age ago
-  // are removed if it matches their whole path below the prefix. Empty: none are.
+  // A regular expression (ECMAScript). With create_root, removes an upload that began
+  // stale_upload_age ago if the expression matches its whole path below the prefix. Empty: removes
+  // no upload.
   std::string own_uploads;
   absl::Duration stale_upload_age = absl::Hours(24);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
