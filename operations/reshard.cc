@@ -37,8 +37,8 @@ absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const OpenStorageO
 }
 
 // `name` is the folder, or the checkpoint's directory in it, which must be named for its step.
-absl::StatusOr<ReshardDestination> FindPlace(const std::string& name, int64_t step,
-                                             const OpenStorageOptions& stores) {
+absl::StatusOr<ReshardDestination> ChooseDestination(const std::string& name, int64_t step,
+                                                     const OpenStorageOptions& stores) {
   std::string_view folder = name;
   while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);  // "a/b/"
   ReshardDestination place = {name, StepDirectoryName(step)};
@@ -133,7 +133,8 @@ absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request) {
   TESSERA_ASSIGN_OR_RETURN(plan.source, FindCheckpoint(request.source, request.open));
   TESSERA_RETURN_IF_ERROR(plan.source.opened.status());
   TESSERA_ASSIGN_OR_RETURN(
-      plan.place, FindPlace(request.destination, plan.source.opened->step(), request.open.stores));
+      plan.place,
+      ChooseDestination(request.destination, plan.source.opened->step(), request.open.stores));
   plan.metadata = NewMetadata(plan.source, plan.topology, request.program, plan.source.notes);
   const Manifest& manifest = plan.source.opened->manifest();
   absl::StatusOr<RankLayout> layout = LayOutRanks(manifest, plan.topology, request.layout);

@@ -9,6 +9,7 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "layout/box.h"
+#include "layout/byte_range.h"
 
 namespace tessera::ckpt {
 
@@ -27,12 +28,6 @@ struct Placement {
   uint64_t shard_begin = 0;
   uint64_t shard_end = 0;
   Box region;
-};
-
-struct ByteRange {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-  bool operator==(const ByteRange&) const = default;
 };
 
 struct FileReads {

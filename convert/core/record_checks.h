@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "layout/byte_range.h"
 #include "storage/read_only_storage.h"
 #include "storage/stated_checksums.h"
 #include "storage/storage.h"
@@ -20,12 +21,6 @@ namespace tessera::ckpt::convert {
 
 // A part of a file whose CRC-32 (zlib's, as in zip archives) the file contains.
 using StoredRecord = StatedChecksums::Part;
-
-// Bytes [begin, end) of a file.
-struct ByteRange {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
 
 // Reads a whole record. Returns DataLoss if its contents do not match its checksum.
 absl::Status CheckRecord(const ReadableFile& file, const StoredRecord& record);
