@@ -31,6 +31,8 @@ class Storage;  // storage/storage.h
 
 namespace tessera::ckpt {
 
+struct SaveHooks;  // internal
+
 struct AsyncSaveOptions {
   // save.staging_bytes limits the memory for the copy of this process's part of the state, which is
   // kept between saves. The default sets no limit. In any case the copy takes at most half of the
@@ -137,7 +139,10 @@ class AsyncSaver {
   std::vector<SaveOutcome> Finish();
 
  private:
-  friend class HookedSavers;  // makes the library's own savers
+  // For the library's own savers.
+  friend std::unique_ptr<AsyncSaver> MakeAsyncSaver(Storage&, const AsyncSaveOptions&,
+                                                    const SaveHooks&);
+  friend void StartSave(AsyncSaver&, const SaveRequest&, const StateDict&, bool rolling);
   class Background;
   explicit AsyncSaver(std::unique_ptr<Background> background);
 

@@ -2,7 +2,6 @@
 #define TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_MANAGER_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/process_group.h"
@@ -21,62 +19,6 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
-
-struct CheckpointManagerOptions {
-  // The ranks of the job, the timeout, the layout of the files, before_commit.
-  SaveOptions save = {};
-
-  // If set, saves are in the background. `background.save.group` must be a group of the same ranks
-  // as save.group that nothing else uses.
-  std::optional<AsyncSaveOptions> background = {};
-
-  // Whether saves in the background go through a staging folder of the rank's machine
-  // (StagingFolderOf()), from which files are uploaded to a slow or remote folder. The memory of
-  // their copies is then free early. Only for a folder that is opened by its name.
-  //
-  // A checkpoint still exists only once all of it is in the remote folder. A job that is started
-  // again reads the files that are staged and intact. The staging folder holds the newest
-  // checkpoint and the one that is being saved; the job deletes it after its last step. Files for
-  // which it has no room, or that would take more than half of the available memory, are written to
-  // the remote folder directly.
-  bool async_upload = false;
-  // The folder in which the staging folder is made. Empty: in memory, "/dev/shm". InvalidArgument
-  // if it is, contains or lies in the folder of checkpoints.
-  std::string async_upload_tmp_folder = {};
-
-  SaveScheduleOptions schedule = {};  // when the job saves and ends
-  FailedSavesOptions failures = {};   // when it ends because it cannot save
-  RetentionOptions keep = {};         // which permanent checkpoints stay; by default all
-
-  // A file of the local file system by which a person asks the job to save or to end. It contains a
-  // number N. N > 0: save at step N and end. N < 0: save at step -N and continue. 0: nothing.
-  // Set it on one rank, whose requests count for all; empty: none. The folder records in
-  // ".stop_file" the request that ended the job, so that it does not end a later one.
-  std::string stop_file_path = {};
-
-  absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder
-  // Receives sentences for the user, on the rank that has news. May be null.
-  std::function<void(const std::string&)> notes = {};
-  // Called on rank 0 by the saving thread once a checkpoint is committed, before superfluous ones
-  // are deleted. May be null.
-  std::function<void(const SaveReport&)> on_commit = {};
-};
-
-// A function that loads a checkpoint on this rank. Collective; returns the same status on all
-// ranks, as Checkpoint::Load() does. A rank that fails on its own first agrees with the others
-// (AgreeOnStatus()), or leaves the group, so that the others' waits end. If all ranks return the
-// same error, and it is damage that Checkpoint::Load() has found, TryResume() goes on to the next
-// checkpoint. Any other error ends TryResume() without another call of the group.
-using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
-
-// A function that describes this rank's state, and what is saved beside it, for a step that is
-// saved. The memory of the result must stay valid as long as that of TrySave()'s arguments. Returns
-// the same status on all ranks, as LoadOnThisRank does.
-struct StateToSave {
-  const StateDict* state;
-  const Metadata* metadata;
-};
-using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 
 // Returns the path of the staging folder that ranks of this user make for the folder `name` with
 // async_upload: "/dev/shm/tessera-1000-89abcdef_tmp_ckpt". It may be deleted while no job uses it.
@@ -100,8 +42,8 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 //   }
 //
 // TryResume() or Begin() says at which step a job begins. If the folder holds checkpoints of later
-// steps, the job is refused at its first decision (SaveTrouble::kLaterSteps): a restart would
-// resume from those instead of its own. Call AbandonLater() before, or save to another folder.
+// steps, the first TrySave() returns an error, because a restart would resume from those instead of
+// the job's own. Call AbandonLater() before, or save to another folder.
 //
 // checkpoint/example/manager.cc is a complete program.
 //
@@ -150,8 +92,14 @@ class CheckpointManager {
   // Saves if the schedule asks for it after this step, and returns whether the job ends.
   // Collective: call once after each step, on all ranks. In the foreground, returns when the
   // checkpoint is committed, or with the error of the save. In the background, returns immediately,
-  // and outcomes come from Poll(). A decision that ends the job waits for all saves. A SaveTrouble
-  // is returned as an error.
+  // and outcomes come from Poll(). A decision that ends the job waits for all saves.
+  //
+  // Errors, with which a job should end, the same on every rank:
+  //   ResourceExhausted     the last save failed for lack of disk space or quota
+  //   Aborted               the limits of FailedSavesOptions are reached
+  //   FailedPrecondition    another job has taken over the folder, or the folder holds checkpoints
+  //                         of later steps than the job begins at
+  //   other codes           of a save in the foreground, and of the group
   //
   // Cost: one exchange of about 100 bytes for each rank; for the first decision after Begin(), rank
   // 0 also lists the folder.

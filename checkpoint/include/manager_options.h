@@ -5,13 +5,18 @@
 // saves, which checkpoints it keeps, and where it resumes.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/save_options.h"
+#include "checkpoint/include/state_dict.h"
 
 namespace tessera::ckpt {
 
@@ -27,11 +32,11 @@ struct SaveScheduleOptions {
   absl::Duration interval = absl::ZeroDuration();  // since the last permanent one
   bool continuous = false;                         // the next one begins when the last one is done
 
-  // Rolling checkpoints: frequent ones, of which only the last two are kept. If a permanent one is
+  // Rolling checkpoints: frequent checkpoints. Only the last two are kept. If a permanent one is
   // due at the same step, only the permanent one is saved. 0: no rolling checkpoints.
   int64_t rolling_interval_steps = 0;
 
-  // Ends of the run, each of which saves a permanent checkpoint.
+  // Ends of the run. Each end saves a permanent checkpoint.
   int64_t last_step = 0;            // 0: none
   bool saves_last_step = true;      // false: it is saved like any other step
   int64_t exit_interval_steps = 0;  // at the first step that is a multiple of this; 0: never
@@ -49,7 +54,7 @@ struct FailedSavesOptions {
 // The state of a rank after an optimizer step.
 struct StepState {
   int64_t step = 0;           // completed; the same on every rank
-  int stop_signal = 0;        // SIGINT or SIGTERM, for which every other signal counts; 0: none
+  int stop_signal = 0;        // SIGINT, or any other signal, which counts as SIGTERM; 0: none
   bool program_ends = false;  // for a reason of its own; saves before
   // Whether the step changed the state, and its loss is plausible. Checkpoints that are due wait
   // for a step that is healthy on every rank, so that retention and rolling slots keep good ones.
@@ -70,30 +75,27 @@ enum class EndReason {
   kExitInterval
 };
 
-// The reason why a job should end with an error. Ranks agree on a number: never renumber within a
-// release.
-enum class SaveTrouble {
-  kNone = 0,
-  kNoRoom = 1,       // the last save has failed for lack of disk space or quota
-  kFailures = 2,     // max_failed_saves in a row
-  kTooLong = 3,      // no checkpoint for max_without_checkpoint
-  kFolderTaken = 4,  // another job saves to the folder
-  kLaterSteps = 5,   // the folder holds checkpoints of later steps than the job begins at
-};
-
 // The decision of all ranks after a step.
 struct SaveDecision {
   SaveKind save = SaveKind::kNone;
   EndReason end = EndReason::kNone;
-  // A trouble, unless there is a reason to end, since a job that ends anyway tries to save;
-  // kFolderTaken and kLaterSteps in any case. A job that does not save has none but kFolderTaken.
-  SaveTrouble trouble = SaveTrouble::kNone;
-  int stop_signal = 0;           // to any rank, whatever ends the run; SIGINT before SIGTERM
+  int stop_signal = 0;           // to any rank, even if `end` has another reason; SIGINT if both
   bool program_ends = false;     // on any rank
   bool saves_unhealthy = false;  // `save` is of a step that is not healthy on all ranks
 
   bool operator==(const SaveDecision&) const = default;
 };
+
+// This rank's state, and what is saved beside it.
+struct StateToSave {
+  const StateDict* state;
+  const Metadata* metadata;
+};
+
+// Describes this rank's state at a step that is saved. The memory of the result must stay valid as
+// long as that of TrySave()'s arguments. Returns the same status on all ranks, as LoadOnThisRank
+// does.
+using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 
 // ---- Which checkpoints it keeps.
 
@@ -120,6 +122,13 @@ struct ResumeOptions {
   // Whether to begin without a checkpoint if there have been some but none is valid.
   bool ignore_no_valid = false;
 };
+
+// Loads a checkpoint on this rank. Collective; returns the same status on all ranks, as
+// Checkpoint::Load() does. A rank that fails on its own first agrees with the others
+// (AgreeOnStatus()), or leaves the group, so that the others' waits end. If all ranks return the
+// same error, and it is damage that Checkpoint::Load() has found, TryResume() goes on to the next
+// checkpoint. Any other error ends TryResume() without another call of the group.
+using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
 // The reason why TryResume() found no checkpoint. Its error carries it, and ProblemOf() reads it.
 enum class ResumeProblem {
@@ -150,6 +159,48 @@ struct ResumeResult {
 
 // Returns "skipped /runs/a/step-00000500: why; it is now called step-00000500.damaged".
 std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped);
+
+// ---- All options of a job.
+
+struct CheckpointManagerOptions {
+  // The ranks of the job, the timeout, the layout of the files, before_commit.
+  SaveOptions save = {};
+
+  // If set, saves are in the background. `background.save.group` must be a group of the same ranks
+  // as save.group that nothing else uses.
+  std::optional<AsyncSaveOptions> background = {};
+
+  // Whether saves in the background go through a staging folder of the rank's machine
+  // (StagingFolderOf()), from which files are uploaded to a slow or remote folder. The memory of
+  // their copies is then free early. Only for a folder that is opened by its name.
+  //
+  // A checkpoint still exists only once all of it is in the remote folder. A job that is started
+  // again reads the files that are staged and intact. The staging folder holds the newest
+  // checkpoint and the one that is being saved; the job deletes it after its last step. Files for
+  // which it has no room, or that would take more than half of the available memory, are written to
+  // the remote folder directly.
+  bool async_upload = false;
+  // The folder in which the staging folder is made. Empty: in memory, "/dev/shm". InvalidArgument
+  // if it is, contains or lies in the folder of checkpoints.
+  std::string async_upload_tmp_folder = {};
+
+  SaveScheduleOptions schedule = {};  // when the job saves and ends
+  FailedSavesOptions failures = {};   // when it ends because it cannot save
+  RetentionOptions keep = {};         // which permanent checkpoints stay; by default all
+
+  // A file of the local file system by which a person asks the job to save or to end. It contains a
+  // number N. N > 0: save at step N and end. N < 0: save at step -N and continue. 0: nothing.
+  // Set it on one rank, whose requests count for all; empty: none. The folder records in
+  // ".stop_file" the request that ended the job, so that it does not end a later one.
+  std::string stop_file_path = {};
+
+  absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder
+  // Receives sentences for the user, on the rank that has news. May be null.
+  std::function<void(const std::string&)> notes = {};
+  // Called on rank 0 by the saving thread once a checkpoint is committed, before superfluous ones
+  // are deleted. May be null.
+  std::function<void(const SaveReport&)> on_commit = {};
+};
 
 }  // namespace tessera::ckpt
 

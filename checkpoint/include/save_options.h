@@ -38,10 +38,9 @@ struct Metadata {
   std::shared_ptr<const Manifest> manifest = {};
 };
 
-// One save: its step, its kind, and what is stored with the tensors.
+// One save: its step, and what is stored with the tensors.
 struct SaveRequest {
   int64_t step = 0;
-  bool rolling = false;  // goes to a rolling slot; of a CheckpointManager alone
   Metadata metadata = {};
   // False: the manifest says that the run had diverged, unless metadata.manifest has a health of
   // its own. TryResume() skips such a checkpoint, and retention does not count it as good.

@@ -18,6 +18,23 @@
 
 namespace tessera::ckpt {
 
+// The reason why a job should end with an error. Ranks agree on a number: never renumber within a
+// release.
+enum class SaveTrouble {
+  kNone = 0,
+  kNoRoom = 1,       // the last save failed for lack of disk space or quota
+  kFailures = 2,     // max_failed_saves in a row
+  kTooLong = 3,      // no checkpoint for max_without_checkpoint
+  kFolderTaken = 4,  // another job saves to the folder
+  kLaterSteps = 5,   // the folder holds checkpoints of later steps than the job begins at
+};
+
+struct JobDecision : SaveDecision {
+  // kNone if there is a reason to end, since a job that ends anyway tries to save; but kFolderTaken
+  // and kLaterSteps in any case. A job that does not save has kFolderTaken only.
+  SaveTrouble trouble = SaveTrouble::kNone;
+};
+
 // Adds up each count over all ranks, in place, as an all-reduce does. The meaning of each count is
 // internal to the library.
 using SumOverRanks = std::function<absl::Status(std::span<int64_t> counts)>;
@@ -47,18 +64,19 @@ class JobSaves : public CheckpointManager {
 
   // Returns what all ranks do after this step; equal on every rank. `sum` is called once; null: the
   // ranks of save.group exchange the counts.
-  virtual absl::StatusOr<SaveDecision> Decide(const StepState& now,
-                                              const SumOverRanks& sum = nullptr) = 0;
-  // Saves now, in the foreground or background. In the background, the call for a decision may come
-  // after later steps, when the state is in memory; until then, the save counts as in flight.
-  // FailedPrecondition in a job that does not save.
-  virtual absl::Status Save(const SaveRequest& request, const StateDict& state) = 0;
+  virtual absl::StatusOr<JobDecision> Decide(const StepState& now,
+                                             const SumOverRanks& sum = nullptr) = 0;
+  // Saves now, in the foreground or background. `kind` is not kNone. In the background, the call
+  // for a decision may come after later steps, when the state is in memory; until then, the save
+  // counts as in flight. FailedPrecondition in a job that does not save.
+  virtual absl::Status Save(const SaveRequest& request, const StateDict& state,
+                            SaveKind kind = SaveKind::kPermanent) = 0;
   // Replaces Save() on a rank that cannot save, as AsyncSaver::Refuse() replaces Start(): the save
   // fails on all ranks. Poll() returns the error as the outcome.
   virtual void Refuse(int64_t step, const absl::Status& error) = 0;
 
-  // Returns whether a save was decided upon in the background whose outcome Decide(), Poll() and
-  // Finish() have not seen yet.
+  // Returns whether a background save was decided whose outcome Decide(), Poll() and Finish() have
+  // not seen yet.
   virtual bool save_in_flight() const = 0;
   // Returns the outcome of the newest finished save that was not skipped.
   virtual const absl::Status& last_save() const = 0;

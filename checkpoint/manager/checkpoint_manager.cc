@@ -1,5 +1,6 @@
 #include "checkpoint/include/checkpoint_manager.h"
 
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -183,7 +184,7 @@ class Manager final : public JobSaves {
     if (!saves) return;
     housekeeping_.emplace(*storage_, staging_, lock_.get(), options_, group().rank() == 0);
     if (!options_.background.has_value()) return;
-    background_ = HookedSavers::Make(*storage_, *options_.background, housekeeping_->Hooks());
+    background_ = MakeAsyncSaver(*storage_, *options_.background, housekeeping_->Hooks());
   }
 
   ~Manager() override {
@@ -254,7 +255,7 @@ class Manager final : public JobSaves {
 
   absl::StatusOr<SaveDecision> TrySave(const StepState& now,
                                        const GiveStateToSave& describe) override {
-    TESSERA_ASSIGN_OR_RETURN(const SaveDecision decision, Decide(now, nullptr));
+    TESSERA_ASSIGN_OR_RETURN(const JobDecision decision, Decide(now, nullptr));
     TESSERA_RETURN_IF_ERROR(ErrorOf(decision.trouble));
     const bool ends = decision.end != EndReason::kNone;
     if (ends) WaitForSaves();  // so that the last save is not skipped
@@ -262,9 +263,9 @@ class Manager final : public JobSaves {
       const absl::StatusOr<StateToSave> what = describe();
       if (!what.ok()) in_background_.Withdraw();
       TESSERA_RETURN_IF_ERROR(what.status());
-      TESSERA_RETURN_IF_ERROR(Save({now.step, decision.save == SaveKind::kRolling, *what->metadata,
-                                    /*healthy=*/!decision.saves_unhealthy},
-                                   *what->state));
+      const bool healthy = !decision.saves_unhealthy;
+      TESSERA_RETURN_IF_ERROR(
+          Save({now.step, *what->metadata, healthy}, *what->state, decision.save));
     }
     if (ends) {
       WaitForSaves();
@@ -273,7 +274,7 @@ class Manager final : public JobSaves {
     return decision;
   }
 
-  absl::StatusOr<SaveDecision> Decide(const StepState& now, const SumOverRanks& sum) override {
+  absl::StatusOr<JobDecision> Decide(const StepState& now, const SumOverRanks& sum) override {
     StepFacts facts = Observe(now);
     if (sum != nullptr) {
       TESSERA_RETURN_IF_ERROR(sum(facts.counts));
@@ -282,25 +283,28 @@ class Manager final : public JobSaves {
     }
     const KnownFacts known = Decode(now.step, facts);
     elapsed_ = known.elapsed;
-    const SaveDecision decision = schedule_.AfterStep(known);
+    const JobDecision decision = schedule_.AfterStep(known);
     end_ = decision.end;
     const bool saves = decision.save != SaveKind::kNone && decision.trouble == SaveTrouble::kNone;
     if (background_ != nullptr && saves) in_background_.Announce();
     return decision;
   }
 
-  absl::Status Save(const SaveRequest& request, const StateDict& state) override {
+  absl::Status Save(const SaveRequest& request, const StateDict& state, SaveKind kind) override {
     if (!housekeeping_.has_value()) {
       return absl::FailedPreconditionError("the job does not save (SaveScheduleOptions::saves)");
     }
     later_steps_.NoteSave(request.step);
+    const bool rolling = kind == SaveKind::kRolling;
     if (background_ != nullptr) {
       in_background_.Begin();
-      background_->Start(request, state);
+      StartSave(*background_, request, state, rolling);
       return absl::OkStatus();
     }
-    TESSERA_ASSIGN_OR_RETURN(SaveReport report, SaveNow(*storage_, request, state, options_.save,
-                                                        housekeeping_->Hooks()));
+    SaveHooks hooks = housekeeping_->Hooks();
+    hooks.rolling = rolling;
+    TESSERA_ASSIGN_OR_RETURN(SaveReport report,
+                             SaveNow(*storage_, request, state, options_.save, hooks));
     housekeeping_->AfterCommit(report);
     Add({.step = request.step, .report = std::move(report)});
     return absl::OkStatus();

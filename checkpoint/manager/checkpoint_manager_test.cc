@@ -11,6 +11,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <span>
 #include <utility>
 
@@ -450,13 +451,13 @@ TEST(LostFolderTest, AJobThatHasLostItsFolderDeletesNothing) {
   std::vector<float> weight(kRows);
   const StateDict state = OneTensor(weight);
   for (const int64_t step : {1, 2}) {
-    ASSERT_OK(manager->Save({.step = step, .rolling = true}, state));
+    ASSERT_OK(manager->Save({.step = step}, state, SaveKind::kRolling));
   }
   for (const int64_t step : {3, 4}) ASSERT_OK(manager->Save({.step = step}, state));
   const std::vector<SaveOutcome> outcomes = manager->Poll();
   EXPECT_THAT(outcomes.back().report->note, HasSubstr("older checkpoints are still there"));
   EXPECT_TRUE(fs::exists(folder.root() + "/step-00000003/manifest.pb"));
-  LosableFolder::Lost(manager->Save({.step = 5, .rolling = true}, state)).IgnoreError();
+  LosableFolder::Lost(manager->Save({.step = 5}, state, SaveKind::kRolling)).IgnoreError();
   for (const char* kept : {"rolling-0/step-00000001", "rolling-1/step-00000002"}) {
     EXPECT_TRUE(fs::exists(folder.root() + "/" + kept + "/manifest.pb")) << kept;
   }

@@ -123,9 +123,9 @@ void SaveSchedule::NoteDue(const KnownFacts& facts) {
   }
 }
 
-SaveDecision SaveSchedule::AfterStep(const KnownFacts& facts) {
-  SaveDecision decision{
-      .end = End(facts), .stop_signal = facts.stop_signal, .program_ends = facts.program_ends};
+JobDecision SaveSchedule::AfterStep(const KnownFacts& facts) {
+  JobDecision decision{
+      {.end = End(facts), .stop_signal = facts.stop_signal, .program_ends = facts.program_ends}};
   const bool ends = decision.end != EndReason::kNone;
   const bool is_taken = facts.trouble == SaveTrouble::kFolderTaken;
   if (!options_.saves) {

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/process_group.h"
+#include "checkpoint/internal/job_saves.h"
 #include "checkpoint/manager/stop_file.h"
 
 namespace tessera::ckpt {
@@ -79,7 +80,7 @@ class SaveSchedule {
   explicit SaveSchedule(const SaveScheduleOptions& options) : options_(options) {}
 
   // Call once after each step, in order. Ranks that pass equal facts decide equally.
-  SaveDecision AfterStep(const KnownFacts& facts);
+  JobDecision AfterStep(const KnownFacts& facts);
 
  private:
   EndReason End(const KnownFacts& facts) const;
@@ -104,7 +105,7 @@ class FailedSaves {
 
   SaveTrouble Judge(absl::Duration elapsed) const;
 
-  const absl::Status& last() const { return last_; }  // of those that were not skipped
+  const absl::Status& last() const { return last_; }  // outcome that was not skipped
 
  private:
   const FailedSavesOptions options_;

@@ -171,11 +171,10 @@ class Replicas final : public PeerReplicas {
     TESSERA_RETURN_IF_ERROR(CheckRoom(state));
     background_group_ = background.save.group != nullptr ? background.save.group : &alone_;
     background_timeout_ = background.save.timeout;
-    saver_ =
-        HookedSavers::Make(*storage_, background,
-                           {.choose_root = [this](const PlannedSave&) { return run_; },
-                            .may_commit = [this] { return lock_->Confirm(); },  // on rank 0
-                            .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
+    saver_ = MakeAsyncSaver(*storage_, background,
+                            {.choose_root = [this](const PlannedSave&) { return run_; },
+                             .may_commit = [this] { return lock_->Confirm(); },  // on rank 0
+                             .on_committed = [this](SaveReport& report) { AfterCommit(report); }});
     saver_->Prepare(state);
     return absl::OkStatus();
   }

@@ -67,7 +67,7 @@ class AsyncSaver::Background {
 
   void Prepare(const StateDict& state) { Enqueue({.kind = Kind::kPrepare, .state = state}); }
 
-  void Start(const SaveRequest& request, const StateDict& state) {
+  void Start(const SaveRequest& request, const StateDict& state, bool rolling) {
     const absl::Duration start = SteadyNow();
     const TraceSpan span("save", "start of a save");
     MutexLock lock(&mutex_);
@@ -80,7 +80,11 @@ class AsyncSaver::Background {
                .save = {.step = request.step},
                .error = absl::CancelledError("skipped: the save before is still in flight")});
     } else {
-      Enqueue({.kind = Kind::kSave, .save = request, .state = state, .start = start});
+      Enqueue({.kind = Kind::kSave,
+               .save = request,
+               .rolling = rolling,
+               .state = state,
+               .start = start});
     }
     AddBlocked(start);
   }
@@ -122,6 +126,7 @@ class AsyncSaver::Background {
   struct Request {
     Kind kind;
     SaveRequest save = {};
+    bool rolling = false;
     StateDict state = {};
     absl::Duration start = {};                       // of kSave
     absl::Status error = absl::OkStatus();           // of kRefuse
@@ -216,6 +221,7 @@ class AsyncSaver::Background {
     }
     const absl::Status valid = CheckAsyncOptions(options_);
     if (!valid.ok()) return RefuseSave(context_, step, valid);
+    context_.rolling = request.rolling;
     absl::StatusOr<SaveReport> report =
         RunSave(context_, request.save, request.state, [&](std::shared_ptr<DataWriter> writer) {
           const MutexLock lock(&mutex_);
@@ -287,7 +293,7 @@ class AsyncSaver::Background {
   ProcessGroup& group_;
   PlanCache plan_cache_;
   StagingPool staging_;
-  const SaveContext context_;
+  SaveContext context_;
 
   Mutex mutex_;
   CondVar changed_;  // any guarded member, or reads_state_
@@ -316,8 +322,8 @@ AsyncSaver::AsyncSaver(std::unique_ptr<Background> background)
 
 AsyncSaver::~AsyncSaver() = default;
 
-std::unique_ptr<AsyncSaver> HookedSavers::Make(Storage& storage, const AsyncSaveOptions& options,
-                                               const SaveHooks& hooks) {
+std::unique_ptr<AsyncSaver> MakeAsyncSaver(Storage& storage, const AsyncSaveOptions& options,
+                                           const SaveHooks& hooks) {
   auto background = std::make_unique<AsyncSaver::Background>(storage, options, hooks);
   return std::unique_ptr<AsyncSaver>(new AsyncSaver(std::move(background)));
 }
@@ -325,7 +331,12 @@ std::unique_ptr<AsyncSaver> HookedSavers::Make(Storage& storage, const AsyncSave
 void AsyncSaver::Prepare(const StateDict& state) { background_->Prepare(state); }
 
 void AsyncSaver::Start(const SaveRequest& request, const StateDict& state) {
-  background_->Start(request, state);
+  background_->Start(request, state, /*rolling=*/false);
+}
+
+void StartSave(AsyncSaver& saver, const SaveRequest& request, const StateDict& state,
+               bool rolling) {
+  saver.background_->Start(request, state, rolling);
 }
 
 void AsyncSaver::Refuse(int64_t step, const absl::Status& error) {

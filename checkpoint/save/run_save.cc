@@ -158,7 +158,7 @@ absl::StatusOr<SaveReport> RunSave(
   span.Add("step", request.step);
   const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
     if (!context.choose_root) return "";
-    return context.choose_root({request.step, request.rolling, data_bytes});
+    return context.choose_root({request.step, context.rolling, data_bytes});
   };
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
   Manifest manifest;
@@ -167,10 +167,6 @@ absl::StatusOr<SaveReport> RunSave(
     manifest = MakeManifest(request, /*by_manager=*/context.choose_root != nullptr);
     coordinator.emplace(context.storage, manifest, choose_root, context.options.overwrite,
                         context.may_commit);
-    if (request.rolling && !context.choose_root) {
-      return absl::StatusOr<RankState>(
-          absl::InvalidArgumentError("rolling: only a CheckpointManager has rolling checkpoints"));
-    }
     return Describe(manifest, state, context.options);
   });
   const absl::StatusOr<SaveTask> task =

@@ -44,14 +44,15 @@ struct SaveHooks {
   // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
   // checkpoints.
   std::function<void(SaveReport&)> on_committed;
+  bool rolling = false;  // PlannedSave::rolling of SaveNow()
 };
 
-// Makes AsyncSavers that call hooks.
-class HookedSavers {
- public:
-  static std::unique_ptr<AsyncSaver> Make(Storage& storage, const AsyncSaveOptions& options,
-                                          const SaveHooks& hooks);
-};
+// Makes an AsyncSaver that calls hooks.
+std::unique_ptr<AsyncSaver> MakeAsyncSaver(Storage& storage, const AsyncSaveOptions& options,
+                                           const SaveHooks& hooks);
+
+// Calls saver.Start() for a save with this PlannedSave::rolling.
+void StartSave(AsyncSaver& saver, const SaveRequest& request, const StateDict& state, bool rolling);
 
 // State that the saves of one rank share.
 struct SaveContext {
@@ -64,6 +65,7 @@ struct SaveContext {
   StagingPool& staging;
   uint64_t copy_ahead_bytes = 0;                       // see DataWriterOptions::ahead_bytes
   std::function<absl::Status()> may_commit = nullptr;  // see SaveHooks
+  bool rolling = false;                                // see PlannedSave
 };
 
 // Saves on the calling thread. The checkpoint exists if and only if its manifest is committed; see

@@ -379,7 +379,7 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
     EXPECT_OK(CheckpointFolder(storage_).Prune(1));
     report.note = "pruned";
   };
-  const std::unique_ptr<AsyncSaver> saver = HookedSavers::Make(faulty_, SmallPieces(), hooks);
+  const std::unique_ptr<AsyncSaver> saver = MakeAsyncSaver(faulty_, SmallPieces(), hooks);
   saver->Start(1, state.dict);
   Overwrite(*saver, state.dict);  // returns, although on_committed() does not
   EXPECT_TRUE(saver->Poll().empty());

@@ -136,7 +136,7 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode, bool ov
                    .status();
     } else {
       const std::unique_ptr<AsyncSaver> saver =
-          HookedSavers::Make(storage, {.save = On(group, options)}, {.choose_root = In("run")});
+          MakeAsyncSaver(storage, {.save = On(group, options)}, {.choose_root = In("run")});
       saver->Start(step, state.dict);
       status = saver->Finish()[0].report.status();
     }

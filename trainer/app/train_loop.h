@@ -113,9 +113,9 @@ class TrainLoop {
   std::unique_ptr<Timeline> timeline_;  // set by Run(); null without trace_steps
   absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
   ckpt::JobSaves& manager_;
-  ckpt::SaveDecision decision_;  // after the last step
-  bool time_is_up_ = false;      // on rank 0, when ranks decided last
-  bool healthy_ = true;          // the last step changed the state, with a plausible loss
+  ckpt::JobDecision decision_;  // after the last step
+  bool time_is_up_ = false;     // on rank 0, when ranks decided last
+  bool healthy_ = true;         // the last step changed the state, with a plausible loss
   // Whether all ranks have the same error, with the state of the last whole step.
   bool ends_together_ = false;
   int64_t kept_step_;                      // the last one that is in a checkpoint

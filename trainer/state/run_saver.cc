@@ -144,15 +144,14 @@ ckpt::SaveRequest RunSaver::RequestOf(ckpt::Manifest run) const {
 absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
   const TimeSpent spent(TimeUse::kSaving);
   ckpt::SaveRequest request = RequestOf(std::move(run));
-  request.rolling = kind == ckpt::SaveKind::kRolling;
-  if (mirror() == nullptr) return manager_->Save(request, State());
+  if (mirror() == nullptr) return manager_->Save(request, State(), kind);
   TESSERA_RETURN_IF_ERROR(StartMirror());
   if (config_.checkpoint().async_save()) {
-    mirrored_ = {.request = std::move(request), .saves = true};
+    mirrored_ = {.request = std::move(request), .save = kind};
     return absl::OkStatus();
   }
   TESSERA_RETURN_IF_ERROR(mirror()->FinishDownload());
-  return manager_->Save(request, State());
+  return manager_->Save(request, State(), kind);
 }
 
 absl::Status RunSaver::Replicate(ckpt::Manifest run) {
@@ -182,10 +181,10 @@ absl::Status RunSaver::StartMirror() {
 void RunSaver::StartMirrored() {
   const Mirrored mirrored = *std::exchange(mirrored_, std::nullopt);
   const absl::Status copied = mirror()->FinishDownload();
-  if (mirrored.saves) {
+  if (mirrored.save != ckpt::SaveKind::kNone) {
     if (copied.ok()) {
       // In the background: errors are outcomes.
-      manager_->Save(mirrored.request, State()).IgnoreError();
+      manager_->Save(mirrored.request, State(), mirrored.save).IgnoreError();
     } else {
       manager_->Refuse(mirrored.request.step, copied);
     }

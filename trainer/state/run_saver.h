@@ -153,7 +153,7 @@ class RunSaver {
   // A save, a replica, or both, that begin once the mirror has the state.
   struct Mirrored {
     ckpt::SaveRequest request;
-    bool saves = false;
+    ckpt::SaveKind save = ckpt::SaveKind::kNone;
     bool replicates = false;
   };
   std::optional<Mirrored> mirrored_;
