@@ -134,7 +134,7 @@ absl::Status AddFlatRange(tessera_state& state, void* data, const int64_t* offse
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Unite(tessera_unite unite, void* context,
+absl::StatusOr<std::string> Merge(tessera_merge merge, void* context,
                                   const std::map<int, std::string>& by_rank) {
   std::vector<int32_t> ranks;
   std::vector<const void*> entries;
@@ -145,10 +145,10 @@ absl::StatusOr<std::string> Unite(tessera_unite unite, void* context,
     bytes.push_back(entry.size());
   }
   TESSERA_ASSIGN_OR_RETURN(
-      std::vector<std::string> united, CollectMessages(1, [&](tessera_messages* messages) {
-        return unite(context, ranks.size(), ranks.data(), entries.data(), bytes.data(), messages);
+      std::vector<std::string> merged, CollectMessages(1, [&](tessera_messages* messages) {
+        return merge(context, ranks.size(), ranks.data(), entries.data(), bytes.data(), messages);
       }));
-  return std::move(united[0]);
+  return std::move(merged[0]);
 }
 
 }  // namespace
@@ -232,13 +232,13 @@ int32_t tessera_state_set_entry(tessera_state* state, const char* name, const vo
   });
 }
 
-int32_t tessera_state_unite_entry(tessera_state* state, const char* name, tessera_unite unite,
+int32_t tessera_state_merge_entry(tessera_state* state, const char* name, tessera_merge merge,
                                   void* context) {
   return RunOn(state, "state", [&]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::string entry, Text(name, "name"));
-    if (unite == nullptr) return absl::InvalidArgumentError("unite is NULL");
-    state->metadata.unite[entry] = [unite, context](const std::map<int, std::string>& by_rank) {
-      return Unite(unite, context, by_rank);
+    if (merge == nullptr) return absl::InvalidArgumentError("merge is NULL");
+    state->metadata.merge[entry] = [merge, context](const std::map<int, std::string>& by_rank) {
+      return Merge(merge, context, by_rank);
     };
     return absl::OkStatus();
   });

@@ -219,19 +219,18 @@ typedef struct tessera_messages tessera_messages;
 TESSERA_API int32_t tessera_messages_add(tessera_messages* messages, const void* data,
                                          size_t bytes);
 
-/* Unites the bytes that the ranks of a group have under one name: adds to `united` the bytes that
- * are saved. Called on rank 0, by the saving thread, if a rank has other bytes than rank 0.
- * `ranks`, `entries` and `bytes` have `count` elements each: rank 0, and the ranks that differ from
- * it. Returns a tessera_code; any but TESSERA_OK, of which the callback has set the message, ends
- * the save. */
-typedef int32_t (*tessera_unite)(void* context, size_t count, const int32_t* ranks,
+/* Merges the ranks' bytes of one entry: adds the bytes to save to `merged`. Called on rank 0, by
+ * the saving thread, if another rank's bytes differ from rank 0's. `ranks`, `entries` and `bytes`
+ * have `count` elements each: rank 0, and the ranks that differ from it. Returns a tessera_code;
+ * any but TESSERA_OK, for which the callback has set the message, ends the save. */
+typedef int32_t (*tessera_merge)(void* context, size_t count, const int32_t* ranks,
                                  const void* const* entries, const size_t* bytes,
-                                 tessera_messages* united);
+                                 tessera_messages* merged);
 
-/* Sets the function that unites an entry. Call on every rank. The function and its context must
+/* Sets the function that merges an entry. Call on every rank. The function and its context must
  * live until the saves of this state are over. */
-TESSERA_API int32_t tessera_state_unite_entry(tessera_state* state, const char* name,
-                                              tessera_unite unite, void* context);
+TESSERA_API int32_t tessera_state_merge_entry(tessera_state* state, const char* name,
+                                              tessera_merge merge, void* context);
 
 /* ---- Ranks that save or load together. */
 

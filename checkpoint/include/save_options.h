@@ -17,20 +17,20 @@ namespace tessera::ckpt {
 class Manifest;      // checkpoint/include/manifest.h
 class ProcessGroup;  // checkpoint/include/process_group.h
 
-// Unites what the ranks of a group have as one entry, and returns the bytes that are saved, or an
-// error, which fails the save. `by_rank` has the bytes of rank 0, and of each rank whose bytes
-// differ from them; a rank without such an entry has none.
-using UniteEntry =
+// Merges the ranks' bytes of one entry, and returns the bytes to save, or an error, which fails the
+// save. `by_rank` has the bytes of rank 0, and of each rank whose bytes differ from them. The bytes
+// of a rank without the entry are empty.
+using MergeEntry =
     std::function<absl::StatusOr<std::string>(const std::map<int, std::string>& by_rank)>;
 
 // The data of a checkpoint besides its tensors. In a group, rank 0's metadata is saved.
 struct Metadata {
   std::string program = {};  // the saving program, for people: "my_trainer 1.2"
   std::map<std::string, std::string> entries = {};  // the program's own data: any bytes by name
-  // By name, the entries of which not only rank 0's counts; the same names on all ranks. If a rank
-  // has other bytes than rank 0, the saving thread of rank 0 calls the function before anything is
-  // written. The bytes that it returns are saved.
-  std::map<std::string, UniteEntry> unite = {};
+  // Functions that merge the ranks' entries, by the entries' names; the same names on all ranks. If
+  // another rank's entry differs from rank 0's, rank 0 calls the entry's function on the saving
+  // thread, before anything is written. Entries without a function are rank 0's.
+  std::map<std::string, MergeEntry> merge = {};
 
   // Fields of the manifest that the program fills in itself (topology, model, optimizer). Tensors
   // and files must be empty, the step is ignored, and the fields above are added. A time of 0, and

@@ -30,7 +30,7 @@ Coordinator::Coordinator(Storage& storage, const Manifest& metadata,
 
 absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) {
   manifest_ = metadata_;
-  for (const auto& [name, bytes] : planned.united) {
+  for (const auto& [name, bytes] : planned.merged) {
     (*manifest_.mutable_trainer()->mutable_extra())[name] = bytes;
   }
   *manifest_.mutable_tensors() = planned.layout.tensors();

@@ -33,8 +33,8 @@
 // 4. Otherwise some ranks have changed and the descriptions of the others are needed again: rank 0
 //    asks for them, all ranks send their descriptions, and 3 follows.
 //
-// The first message has a digest of the entries that are united (Metadata::unite), too. Ranks whose
-// digest is not rank 0's are asked for those entries, in the same message as in 4.
+// The first message also has a digest of the entries to merge (Metadata::merge). If a rank's digest
+// differs from rank 0's, rank 0 asks for the entries, in the same message as in 4.
 //
 // An error on any rank ends the save on all ranks.
 
@@ -90,7 +90,7 @@ class SaveAgreement {
     TESSERA_ASSIGN_OR_RETURN(
         SaveVerdict verdict,
         Round(message, [&](const std::vector<std::string>& all) { return Answer(all); }));
-    if (verdict.send_description() || verdict.send_entries()) {
+    if (verdict.wants_description() || verdict.wants_entries()) {
       TESSERA_ASSIGN_OR_RETURN(
           verdict, Round(Details(verdict),
                          [&](const std::vector<std::string>& all) { return AnswerDetails(all); }));
@@ -115,21 +115,21 @@ class SaveAgreement {
     } else {
       begin.set_description(description_);
     }
-    begin.set_shared_entries(SharedEntriesDigest());
+    begin.set_entries_digest(EntriesDigest());
     return begin.SerializeAsString();
   }
 
-  // This rank's bytes of an entry that is united.
-  std::string SharedEntry(const std::string& name) const {
+  // Returns this rank's bytes of an entry.
+  std::string Entry(const std::string& name) const {
     const auto found = metadata_.entries.find(name);
     return found == metadata_.entries.end() ? "" : found->second;
   }
 
-  std::string SharedEntriesDigest() const {
-    if (metadata_.unite.empty()) return "";
+  std::string EntriesDigest() const {
+    if (metadata_.merge.empty()) return "";
     std::string all;
-    for (const auto& [name, unite] : metadata_.unite) {
-      const std::string entry = SharedEntry(name);
+    for (const auto& [name, merge] : metadata_.merge) {
+      const std::string entry = Entry(name);
       absl::StrAppend(&all, name.size(), " ", entry.size(), " ", name, entry);
     }
     const LogicalDigest sum = DigestRun(0, all.data(), all.size(), 1);
@@ -138,10 +138,10 @@ class SaveAgreement {
 
   std::string Details(const SaveVerdict& asked) const {
     SaveDetails details;
-    if (asked.send_description()) details.set_description(description_);
-    if (asked.send_entries() && asked.shared_entries() != SharedEntriesDigest()) {
-      for (const auto& [name, unite] : metadata_.unite) {
-        (*details.mutable_entries())[name] = SharedEntry(name);
+    if (asked.wants_description()) details.set_description(description_);
+    if (asked.wants_entries() && asked.entries_digest() != EntriesDigest()) {
+      for (const auto& [name, merge] : metadata_.merge) {
+        (*details.mutable_entries())[name] = Entry(name);
       }
     }
     return details.SerializeAsString();
@@ -150,7 +150,7 @@ class SaveAgreement {
   // Returns rank 0's answers to the first message of every rank.
   absl::StatusOr<std::vector<std::string>> Answer(const std::vector<std::string>& all) {
     SaveVerdict verdict;
-    verdict.set_shared_entries(SharedEntriesDigest());
+    verdict.set_entries_digest(EntriesDigest());
     bool all_described = true;
     for (size_t rank = 0; rank < all.size(); ++rank) {
       TESSERA_ASSIGN_OR_RETURN(auto begin, MessageFrom<SaveBegin>(rank, all[rank]));
@@ -171,11 +171,11 @@ class SaveAgreement {
       all_hit_ &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
       all_described &= begin.plan_id() == 0;
       descriptions_.push_back(std::move(*begin.mutable_description()));
-      if (begin.shared_entries() != verdict.shared_entries()) verdict.set_send_entries(true);
+      if (begin.entries_digest() != verdict.entries_digest()) verdict.set_wants_entries(true);
     }
-    verdict.set_send_description(!all_hit_ && !all_described);
-    if (!verdict.send_description() && !verdict.send_entries()) return AnswerWithPlan();
-    if (verdict.send_description()) descriptions_.clear();
+    verdict.set_wants_description(!all_hit_ && !all_described);
+    if (!verdict.wants_description() && !verdict.wants_entries()) return AnswerWithPlan();
+    if (verdict.wants_description()) descriptions_.clear();
     return std::vector<std::string>(all.size(), verdict.SerializeAsString());
   }
 
@@ -183,7 +183,7 @@ class SaveAgreement {
   absl::StatusOr<std::vector<std::string>> AnswerDetails(const std::vector<std::string>& all) {
     const bool takes_descriptions = descriptions_.empty();
     std::map<std::string, std::map<int, std::string>> entries;
-    for (const auto& [name, unite] : metadata_.unite) entries[name][0] = SharedEntry(name);
+    for (const auto& [name, merge] : metadata_.merge) entries[name][0] = Entry(name);
     for (size_t rank = 0; rank < all.size(); ++rank) {
       TESSERA_ASSIGN_OR_RETURN(auto details, MessageFrom<SaveDetails>(rank, all[rank]));
       if (takes_descriptions) descriptions_.push_back(std::move(*details.mutable_description()));
@@ -193,18 +193,18 @@ class SaveAgreement {
     }
     for (const auto& [name, by_rank] : entries) {
       if (by_rank.size() == 1) continue;
-      const auto unite = metadata_.unite.find(name);
-      if (unite == metadata_.unite.end()) {
+      const auto merge = metadata_.merge.find(name);
+      if (merge == metadata_.merge.end()) {
         return absl::InvalidArgumentError(
-            absl::StrCat("the entry ", name, " is united on other ranks than rank 0"));
+            absl::StrCat("the entry ", name, " is merged on other ranks than rank 0"));
       }
-      TESSERA_ASSIGN_OR_RETURN(united_[name], unite->second(by_rank));
+      TESSERA_ASSIGN_OR_RETURN(merged_[name], merge->second(by_rank));
     }
     return AnswerWithPlan();
   }
 
   absl::Status Prepare(const Manifest& layout, bool is_new, SaveVerdict& verdict) {
-    TESSERA_ASSIGN_OR_RETURN(SaveTarget target, prepare_({layout, is_new, std::move(united_)}));
+    TESSERA_ASSIGN_OR_RETURN(SaveTarget target, prepare_({layout, is_new, std::move(merged_)}));
     verdict.set_directory(std::move(target.directory));
     verdict.set_attempt(std::move(target.attempt));
     return absl::OkStatus();
@@ -259,7 +259,7 @@ class SaveAgreement {
   // On rank 0.
   bool all_hit_ = true;                        // all ranks have the cached plan
   std::vector<std::string> descriptions_;      // by rank; empty: asked for
-  std::map<std::string, std::string> united_;  // entries
+  std::map<std::string, std::string> merged_;  // entries
   Manifest planned_;
 };
 

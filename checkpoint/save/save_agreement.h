@@ -44,18 +44,18 @@ struct SaveTask {
 struct PlannedManifest {
   const Manifest& layout;                     // tensors and files alone
   bool is_new;                                // false if the same layout was prepared before
-  std::map<std::string, std::string> united;  // entries, as far as ranks have had different ones
+  std::map<std::string, std::string> merged;  // entries that differed between ranks
 };
 
 // Returns where to write. Called on rank 0.
 using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const PlannedManifest& planned)>;
 
 // Agrees on one plan for a save, or on the cached one. `local` is this rank's description, or the
-// reason why it has none. The step and `overwrite` must be the same on all ranks. Also unites
+// reason why it has none. The step and `overwrite` must be the same on all ranks. Also merges
 // entries of the metadata, and uses nothing else of it.
 //
 // Collective; every rank returns OK or the same error: InvalidArgument (PlanSave's, different steps
-// or `overwrite`), those of unite functions and of prepare(), of other ranks and of the group.
+// or `overwrite`), and errors of merge functions, of prepare(), of other ranks and of the group.
 // Bytes on the wire: some tens per rank for a cached plan. Otherwise all descriptions go to rank 0,
 // and its part of the plan to each rank. In both cases ranks send the entries that differ from rank
 // 0's.

@@ -21,9 +21,9 @@ constexpr int kRanks = 4;
 
 // Rows of two tensors, a quarter on each rank, and one tensor that all ranks hold.
 RankState Describe(int rank) {
-  RankState plan;
+  RankState state;
   for (const char* name : {"a", "b"}) {
-    LogicalTensor& tensor = *plan.add_tensors();
+    LogicalTensor& tensor = *state.add_tensors();
     tensor.set_name(name);
     tensor.set_role(ToProto(TensorRole::kWeight));
     tensor.set_dtype(ToProto(DType::kF32));
@@ -31,16 +31,34 @@ RankState Describe(int rank) {
     tensor.add_global_shape(6);
     AddShard({{2 * rank, 0}, {2, 6}}, 0, 0, tensor);
   }
-  LogicalTensor& shared = *plan.add_tensors();
+  LogicalTensor& shared = *state.add_tensors();
   shared.set_name("shared");
   shared.set_role(ToProto(TensorRole::kBuffer));
   shared.set_dtype(ToProto(DType::kF32));
   AddShard({}, 0, 0, shared);
-  return plan;
+  return state;
 }
 
+// Changes of tensor "shared": an error on one rank, a new plan on all.
+const std::pair<const char*, void (*)(LogicalTensor&)> kChangesOfShared[] = {
+    {"role", [](LogicalTensor& t) { t.set_role(ToProto(TensorRole::kWeight)); }},
+    {"dtype", [](LogicalTensor& t) { t.set_dtype(ToProto(DType::kBF16)); }},
+    {"shape",
+     [](LogicalTensor& t) {
+       t.add_global_shape(1);
+       t.clear_shards();
+       AddShard(WholeBox({1}), 0, 0, t);
+     }},
+    {"padded shape", [](LogicalTensor& t) { t.add_padded_shape(2); }},
+    {"alias",
+     [](LogicalTensor& t) {
+       t.set_alias_of("a");
+       t.clear_shards();
+     }},
+};
+
 struct Round {
-  std::vector<RankState> plans;
+  std::vector<RankState> states;
   Metadata metadata[kRanks];
   SavePlanOptions options[kRanks];
   int64_t step[kRanks] = {7, 7, 7, 7};
@@ -49,7 +67,7 @@ struct Round {
   absl::Status prepare_error;
 
   Round() {
-    for (int r = 0; r < kRanks; ++r) plans.push_back(Describe(r));
+    for (int r = 0; r < kRanks; ++r) states.push_back(Describe(r));
   }
 };
 
@@ -59,7 +77,7 @@ struct Result {
   int messages[kRanks] = {};
   uint64_t sent_bytes[kRanks] = {};
   std::string manifest;
-  std::map<std::string, std::string> united;
+  std::map<std::string, std::string> merged;
 
   bool ok() const { return StatusIn(*this).ok(); }
   // The first error, for ASSERT_OK().
@@ -84,14 +102,14 @@ class SaveAgreementTest : public testing::Test {
       CountingGroup group(base);
       const int r = group.rank();
       const absl::StatusOr<RankState> local =
-          round.error[r].ok() ? absl::StatusOr<RankState>(round.plans[r]) : round.error[r];
+          round.error[r].ok() ? absl::StatusOr<RankState>(round.states[r]) : round.error[r];
       result.tasks[r] = AgreeOnSave(
           group, local, round.step[r], round.overwrite[r], round.metadata[r], round.options[r],
           caches_[r],
           [&](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
             ++(planned.is_new ? result.prepared_new : result.prepared_again);
             result.manifest = planned.layout.SerializeAsString();
-            result.united = planned.united;
+            result.merged = planned.merged;
             if (!round.prepare_error.ok()) return round.prepare_error;
             return SaveTarget{.directory = "directory", .attempt = "attempt"};
           },
@@ -110,7 +128,7 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
   ASSERT_OK(first);
   EXPECT_FALSE(first.from_cache());
   EXPECT_EQ(first.prepared_new, 1);
-  EXPECT_LT(first.sent_bytes[1], 2 * Round().plans[1].ByteSizeLong()) << "described once";
+  EXPECT_LT(first.sent_bytes[1], 2 * Round().states[1].ByteSizeLong()) << "described once";
   for (int save = 0; save < 3; ++save) {
     Round round;
     for (int64_t& step : round.step) step = 8 + save;  // progress does not change the structure
@@ -131,51 +149,20 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
 
 TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
   using Change = std::function<void(Round&, int rank)>;
-  const std::vector<std::pair<const char*, Change>> changes = {
-      {"name", [](Round& r, int k) { r.plans[k].mutable_tensors(2)->set_name("other"); }},
-      {"role",
-       [](Round& r, int) {
-         for (auto& p : r.plans) p.mutable_tensors(2)->set_role(ToProto(TensorRole::kWeight));
-       }},
-      {"dtype",
-       [](Round& r, int) {
-         for (auto& p : r.plans) p.mutable_tensors(2)->set_dtype(ToProto(DType::kBF16));
-       }},
-      {"shape",
-       [](Round& r, int k) {
-         LogicalTensor& t = *r.plans[k].mutable_tensors(2);
-         t.set_name("longer");
-         t.add_global_shape(3);
-         t.clear_shards();
-         AddShard(WholeBox({3}), 0, 0, t);
-       }},
-      {"padded shape",
-       [](Round& r, int) {
-         for (auto& p : r.plans) {
-           p.mutable_tensors(0)->add_padded_shape(9);
-           p.mutable_tensors(0)->add_padded_shape(6);
-         }
-       }},
-      {"alias",
-       [](Round& r, int k) {
-         LogicalTensor& t = *r.plans[k].add_tensors();
-         t = r.plans[k].tensors(0);
-         t.set_name("alias");
-         t.set_alias_of("a");
-         t.clear_shards();
-       }},
+  std::vector<std::pair<const char*, Change>> changes = {
+      {"name", [](Round& r, int k) { r.states[k].mutable_tensors(2)->set_name("other"); }},
       {"box",
        [](Round& r, int k) {  // one rank holds all of it
-         LogicalTensor& t = *r.plans[k].mutable_tensors(0);
+         LogicalTensor& t = *r.states[k].mutable_tensors(0);
          t.clear_shards();
          AddShard(WholeBox({8, 6}), 0, 0, t);
        }},
       {"one box more",
        [](Round& r, int k) {
-         AddShard({{2 * ((k + 1) % kRanks), 0}, {2, 6}}, 0, 0, *r.plans[k].mutable_tensors(1));
+         AddShard({{2 * ((k + 1) % kRanks), 0}, {2, 6}}, 0, 0, *r.states[k].mutable_tensors(1));
        }},
-      {"order", [](Round& r, int k) { r.plans[k].mutable_tensors()->SwapElements(0, 1); }},
-      {"one tensor less", [](Round& r, int k) { r.plans[k].mutable_tensors()->RemoveLast(); }},
+      {"order", [](Round& r, int k) { r.states[k].mutable_tensors()->SwapElements(0, 1); }},
+      {"one tensor less", [](Round& r, int k) { r.states[k].mutable_tensors()->RemoveLast(); }},
       {"file size", [](Round& r, int k) { r.options[k].max_file_bytes = 40; }},
       {"split size", [](Round& r, int k) { r.options[k].min_split_bytes = 8; }},
       {"chunk size",
@@ -183,6 +170,11 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
          for (auto& o : r.options) o.checksum_chunk_bytes = 64;
        }},
   };
+  for (const auto& [what, change] : kChangesOfShared) {
+    changes.push_back({what, [change = change](Round& r, int) {
+                         for (RankState& state : r.states) change(*state.mutable_tensors(2));
+                       }});
+  }
   for (const auto& [what, change] : changes) {
     for (int rank = 0; rank < kRanks; ++rank) {
       SCOPED_TRACE(absl::StrCat(what, " on rank ", rank));
@@ -196,7 +188,9 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
       EXPECT_EQ(result.prepared_new, 1);
       // The part in use is the one that a save without any cache would use.
       std::vector<std::string> descriptions;
-      for (const RankState& plan : changed.plans) descriptions.push_back(plan.SerializeAsString());
+      for (const RankState& state : changed.states) {
+        descriptions.push_back(state.SerializeAsString());
+      }
       ASSERT_OK_AND_ASSIGN(const auto fresh, PlanSave(descriptions, changed.options[0]));
       EXPECT_EQ(result.manifest, fresh.manifest.SerializeAsString());
       for (int r = 0; r < kRanks; ++r) {
@@ -212,24 +206,12 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
 }
 
 TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
-  const std::vector<std::pair<const char*, std::function<void(LogicalTensor&)>>> changes = {
-      {"role", [](LogicalTensor& t) { t.set_role(ToProto(TensorRole::kWeight)); }},
-      {"dtype", [](LogicalTensor& t) { t.set_dtype(ToProto(DType::kBF16)); }},
-      {"shape",
-       [](LogicalTensor& t) {
-         t.add_global_shape(1);
-         t.clear_shards();
-         AddShard(WholeBox({1}), 0, 0, t);
-       }},
-      {"padded shape", [](LogicalTensor& t) { t.add_padded_shape(2); }},
-      {"alias", [](LogicalTensor& t) { t.set_alias_of("a"); }},
-  };
-  for (const auto& [what, change] : changes) {
+  for (const auto& [what, change] : kChangesOfShared) {
     for (int rank = 0; rank < kRanks; ++rank) {
       SCOPED_TRACE(absl::StrCat(what, " on rank ", rank));
       ASSERT_OK(Run(Round()));
       Round changed;
-      change(*changed.plans[rank].mutable_tensors(2));
+      change(*changed.states[rank].mutable_tensors(2));
       for (const auto& task : Run(changed).tasks) {
         EXPECT_TRUE(absl::IsInvalidArgument(task.status()));
         EXPECT_THAT(std::string(task.status().message()), testing::HasSubstr("tensor shared: "));
@@ -285,7 +267,7 @@ Round WithEntries(const std::vector<std::string>& by_rank) {
   Round round;
   for (int r = 0; r < kRanks; ++r) {
     if (!by_rank[r].empty()) round.metadata[r].entries["v"] = by_rank[r];
-    round.metadata[r].unite["v"] =
+    round.metadata[r].merge["v"] =
         [](const std::map<int, std::string>& entries) -> absl::StatusOr<std::string> {
       std::string list;
       for (const auto& [rank, bytes] : entries) absl::StrAppend(&list, rank, ":", bytes, " ");
@@ -295,29 +277,29 @@ Round WithEntries(const std::vector<std::string>& by_rank) {
   return round;
 }
 
-TEST_F(SaveAgreementTest, EntriesThatDifferAreUnitedWhateverIsCached) {
-  using United = std::map<std::string, std::string>;
+TEST_F(SaveAgreementTest, EntriesThatDifferAreMergedWhateverIsCached) {
+  using Merged = std::map<std::string, std::string>;
   for (const char* cached : {"nothing", "everything", "a part"}) {
     SCOPED_TRACE(cached);
     if (cached == std::string("a part")) caches_[2] = PlanCache();
     const Result result = Run(WithEntries({"a", "a", "b", ""}));
     ASSERT_OK(result);
-    EXPECT_EQ(result.united, (United{{"v", "0:a 2:b 3: "}}));
+    EXPECT_EQ(result.merged, (Merged{{"v", "0:a 2:b 3: "}}));
     EXPECT_EQ(result.from_cache(), cached == std::string("everything"));
   }
   const Result equal = Run(WithEntries({"a", "a", "a", "a"}));
   ASSERT_OK(equal);
-  EXPECT_EQ(equal.united, United());
+  EXPECT_EQ(equal.merged, Merged());
   const Result only = Run(WithEntries({"", "", "", "x"}));
   ASSERT_OK(only);
-  EXPECT_EQ(only.united, (United{{"v", "0: 3:x "}}));
+  EXPECT_EQ(only.merged, (Merged{{"v", "0: 3:x "}}));
 }
 
-TEST_F(SaveAgreementTest, EntriesThatCannotBeUnitedEndTheSave) {
+TEST_F(SaveAgreementTest, EntriesThatCannotBeMergedEndTheSave) {
   Round refused = WithEntries({"a", "b", "a", "a"});
-  refused.metadata[0].unite["v"] = [](const auto&) { return absl::AbortedError("no union"); };
+  refused.metadata[0].merge["v"] = [](const auto&) { return absl::AbortedError("no union"); };
   Round unknown = WithEntries({"a", "a", "b", "a"});
-  unknown.metadata[0].unite.clear();
+  unknown.metadata[0].merge.clear();
   for (const Round& round : {refused, unknown}) {
     const Result result = Run(round);
     EXPECT_EQ(result.prepared_new + result.prepared_again, 0);
@@ -325,7 +307,7 @@ TEST_F(SaveAgreementTest, EntriesThatCannotBeUnitedEndTheSave) {
       EXPECT_EQ(task.status(), result.tasks[0].status());
       EXPECT_THAT(task.status().message(),
                   testing::AnyOf(testing::HasSubstr("no union"),
-                                 testing::HasSubstr("united on other ranks than rank 0")));
+                                 testing::HasSubstr("merged on other ranks than rank 0")));
     }
   }
 }
@@ -344,7 +326,7 @@ TEST_F(SaveAgreementTest, PartsOfDifferentPlansAreNeverMixed) {
   ASSERT_OK(Run(Round()));
   const PlanCache old = caches_[3];
   Round other;
-  for (RankState& plan : other.plans) plan.mutable_tensors(2)->set_name("other");
+  for (RankState& state : other.states) state.mutable_tensors(2)->set_name("other");
   ASSERT_OK(Run(other));
   ASSERT_OK(Run(Round()));
   caches_[3] = old;  // the same structure, planned at another time
@@ -382,7 +364,7 @@ TEST_F(SaveAgreementTest, ErrorsReachAllAndLeaveTheCacheUsable) {
   prepare.plans[1].mutable_tensors(2)->set_name("other");  // of a new plan
   for (const auto& task : Run(prepare).tasks) EXPECT_TRUE(absl::IsAlreadyExists(task.status()));
   Round gap;
-  gap.plans[1].mutable_tensors(0)->mutable_shards()->set_shape(0, 1);
+  gap.states[1].mutable_tensors(0)->mutable_shards()->set_shape(0, 1);
   for (const auto& task : Run(gap).tasks) {
     EXPECT_THAT(std::string(task.status().message()),
                 testing::AllOf(testing::HasSubstr("tensor a [8,6]"), testing::HasSubstr("[3,0]")));

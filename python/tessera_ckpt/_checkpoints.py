@@ -19,7 +19,7 @@ from ._group import TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, ReadOptions, SaveOptions, TesseraError,
-                       UnavailableError, integer, lib, numbers, report, text, uniting)
+                       UnavailableError, integer, lib, merging, numbers, report, text)
 from ._progress import Progress, shown
 from ._state import TensorInfo
 
@@ -557,7 +557,7 @@ def is_first(group: Optional[Group]) -> bool:
 _PER_RANK = "tessera_ckpt.per_rank"
 
 
-def _unite_names(by_rank: Mapping[int, bytes]) -> bytes:
+def _merge_names(by_rank: Mapping[int, bytes]) -> bytes:
     return json.dumps(sorted(set().union(*(json.loads(names or b"[]")
                                            for names in by_rank.values())))).encode()
 
@@ -567,28 +567,28 @@ def _unite_names(by_rank: Mapping[int, bytes]) -> bytes:
 _ALIKE = "tessera_ckpt.alike"
 
 
-def _unite_alike(by_rank: Mapping[int, bytes]) -> bytes:
-    united: Dict[str, str] = {}
+def _merge_alike(by_rank: Mapping[int, bytes]) -> bytes:
+    merged: Dict[str, str] = {}
     first: Dict[str, int] = {}
     for rank, stored in by_rank.items():
         for name, digest in json.loads(stored or b"{}").items():
-            if united.setdefault(name, digest) != digest:
+            if merged.setdefault(name, digest) != digest:
                 raise MismatchError(
                     f"tensor {name}: ranks {first[name]} and {rank} have different elements, of "
                     "which one copy would be saved: name it in per_rank=, or save it under a key "
                     "of each rank")
             first.setdefault(name, rank)
-    return json.dumps(united).encode()
+    return json.dumps(merged).encode()
 
 
 # The entry of a checkpoint that says what tensors are that consist of others.
 _OUTER = "tessera_ckpt.outer"
 
-# What all ranks have is united in these entries.
-_UNITED = {name: uniting(unite) for name, unite in (
-    (_state.VALUES, _values.unite), (_structure.STRUCTURE, _structure.unite),
-    (_packed.PACKED, _packed.unite), (_PER_RANK, _unite_names), (_ALIKE, _unite_alike),
-    (_OUTER, _values.unite))}
+# What all ranks have is merged in these entries.
+_MERGED = {name: merging(merge) for name, merge in (
+    (_state.VALUES, _values.merge), (_structure.STRUCTURE, _structure.merge),
+    (_packed.PACKED, _packed.merge), (_PER_RANK, _merge_names), (_ALIKE, _merge_alike),
+    (_OUTER, _values.merge))}
 
 
 def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
@@ -614,7 +614,7 @@ def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
     if names.found:
         all_entries[_PER_RANK] = json.dumps(sorted(names.found)).encode()
     description = _state.Description(leaves.tensors, entries=all_entries, program=program,
-                                     unite=None if group is None else _UNITED)
+                                     merge=None if group is None else _MERGED)
     for name, found in packed.items():
         description.add_packed(name, found.memory)
     if description.alike:

@@ -114,7 +114,7 @@ START_TRANSFER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_int32
 WAIT = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_double)
 RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 PROGRESS = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
-UNITE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_size_t, POINTER(c_int32), POINTER(c_void_p),
+MERGE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_size_t, POINTER(c_int32), POINTER(c_void_p),
                          POINTER(c_size_t), c_void_p)
 
 
@@ -296,7 +296,7 @@ _FUNCTIONS = {
         [c_void_p, c_void_p, _NUMBERS, _NUMBERS, c_int64, c_int64, c_int32],
     "state_set_entry": [c_void_p, c_char_p, c_char_p, c_size_t],
     "state_set_program": [c_void_p, c_char_p],
-    "state_unite_entry": [c_void_p, c_char_p, UNITE, c_void_p],
+    "state_merge_entry": [c_void_p, c_char_p, MERGE, c_void_p],
     "folder_open": [c_char_p, c_int32, c_char_p, _OUT],
     "folder_save": [c_void_p, c_int64, c_void_p, POINTER(SaveOptions), _OUT],
     "folder_list": [c_void_p, _OUT],
@@ -411,14 +411,14 @@ def guarded(body: Callable[[], None], interruptible: bool = True) -> int:
         return error.code if isinstance(error, TesseraError) else UNAVAILABLE
 
 
-def uniting(unite: Callable[[Dict[int, bytes]], bytes]) -> Any:
+def merging(merge: Callable[[Dict[int, bytes]], bytes]) -> Any:
     """A function of what ranks have as one entry, as the library calls it. Keep it."""
-    def call(_context: Any, count: int, ranks: Any, entries: Any, sizes: Any, united: Any) -> int:
+    def call(_context: Any, count: int, ranks: Any, entries: Any, sizes: Any, merged: Any) -> int:
         def body() -> None:
-            made = unite({ranks[i]: ctypes.string_at(entries[i], sizes[i]) for i in range(count)})
-            lib.messages_add(united, made, len(made))
+            made = merge({ranks[i]: ctypes.string_at(entries[i], sizes[i]) for i in range(count)})
+            lib.messages_add(merged, made, len(made))
         return guarded(body)
-    return UNITE(call)
+    return MERGE(call)
 
 
 class Handle:

@@ -151,12 +151,12 @@ def decode(stored: bytes) -> Dict[str, str]:
     return kinds
 
 
-def unite(by_rank: Mapping[int, bytes]) -> bytes:
+def merge(by_rank: Mapping[int, bytes]) -> bytes:
     """The types of all ranks."""
-    united: Dict[str, str] = {}
+    merged: Dict[str, str] = {}
     for rank, stored in by_rank.items():
         for name, kind in (decode(stored) if stored else {}).items():
-            if united.setdefault(name, kind) != kind:
-                raise MismatchError(f"value {name}: a {kind} on rank {rank}, and a {united[name]} "
+            if merged.setdefault(name, kind) != kind:
+                raise MismatchError(f"value {name}: a {kind} on rank {rank}, and a {merged[name]} "
                                     "on another")
-    return encode(united)
+    return encode(merged)

@@ -363,7 +363,7 @@ class Description:
 
     def __init__(self, leaves: Mapping[str, Any], *,
                  entries: Optional[Mapping[str, bytes]] = None, program: str = "",
-                 unite: Optional[Mapping[str, Any]] = None,
+                 merge: Optional[Mapping[str, Any]] = None,
                  saved: Optional[Mapping[str, TensorInfo]] = None) -> None:
         self.handle = Handle(lib.state_create, lib.state_free)
         self._memory_of = _tensors.memory_of if saved is None else _tensors.memory_to_fill
@@ -373,7 +373,7 @@ class Description:
         self._owners: List[Any] = []
         self.on_devices = _device.Shards()
         self._names: Dict[Tuple[Any, ...], str] = {}
-        self._unites = bool(unite)
+        self._merges = bool(merge)
         self.alike: Dict[str, str] = {}  # digests of small tensors that all ranks have alike
         self._alike_on_devices: Dict[str, Any] = {}  # these tensors, where devices have them
         for name, value in leaves.items():
@@ -390,8 +390,8 @@ class Description:
                       _device.read(list(self._alike_on_devices.values())))
         self.alike.update(zip(self._alike_on_devices, digests))
         self.set_entries(entries or {})
-        for key, function in (unite or {}).items():
-            lib.state_unite_entry(self.handle, _name(key), function, None)
+        for key, function in (merge or {}).items():
+            lib.state_merge_entry(self.handle, _name(key), function, None)
         if program:
             lib.state_set_program(self.handle, program.encode("utf-8", "replace"))
 
@@ -412,7 +412,7 @@ class Description:
         lib.state_add_shard(self.handle, memory.address, -1, numbers((0,)), numbers(memory.shape),
                             None, 0)
         self._owners.append(memory.owner)
-        if self._unites:
+        if self._merges:
             self.alike[name] = _tensors.digest_of_all(memory)
 
     def _is_alias(self, name: str, other: str) -> bool:
@@ -434,7 +434,7 @@ class Description:
         else:
             first = self._memory_of(dtype_of, name)
             dtype = first.dtype
-            if self._unites and getattr(dtype_of, "whole", dtype_of) is value and (
+            if self._merges and getattr(dtype_of, "whole", dtype_of) is value and (
                     _tensors.is_digested(first)):
                 self._digest(name, first)
             memories = [first if part.data is dtype_of else self._memory_of(part.data, name)

@@ -27,13 +27,13 @@ def encode(state: Any, per_rank: _state.PerRank, packed: Container[str] = ()) ->
     return _encoded(_skeleton(state, "", per_rank, packed))
 
 
-def unite(by_rank: Mapping[int, bytes]) -> bytes:
+def merge(by_rank: Mapping[int, bytes]) -> bytes:
     """The containers of all ranks."""
     each = [json.loads(stored) for stored in by_rank.values() if stored]
-    united = each[0] if each else {"!": "dict", "value": []}
+    merged = each[0] if each else {"!": "dict", "value": []}
     for other in each[1:]:
-        united = _united(united, other, "")
-    return _encoded(united)
+        merged = _merged(merged, other, "")
+    return _encoded(merged)
 
 
 def _encoded(skeleton: Any) -> bytes:
@@ -77,23 +77,23 @@ def _metadata(node: Any, name: str) -> Dict[str, Any]:
 _DICTS, _TUPLES = ("dict", "OrderedDict"), ("tuple", "namedtuple")
 
 
-def _united(a: Any, b: Any, name: str) -> Any:
+def _merged(a: Any, b: Any, name: str) -> Any:
     if a == b:
         return a
     if isinstance(a, dict) and isinstance(b, dict) and a["!"] in _DICTS and b["!"] in _DICTS:
         children = {json.dumps(key): [key, child] for key, child in a["value"]}
         for key, child in b["value"]:
             mine = children.get(json.dumps(key))
-            children[json.dumps(key)] = [key, child if mine is None else _united(
+            children[json.dumps(key)] = [key, child if mine is None else _merged(
                 mine[1], child, f"{name}.{key}")]
-        united = {**a, "value": list(children.values())}
+        merged = {**a, "value": list(children.values())}
         if _METADATA in b:
-            united[_METADATA] = _united(a.get(_METADATA, b[_METADATA]), b[_METADATA], name)
-        return united
+            merged[_METADATA] = _merged(a.get(_METADATA, b[_METADATA]), b[_METADATA], name)
+        return merged
     if isinstance(a, dict) and isinstance(b, dict) and a["!"] in _TUPLES and b["!"] in _TUPLES:
-        return {**a, "value": _united(a["value"], b["value"], name)}
+        return {**a, "value": _merged(a["value"], b["value"], name)}
     if isinstance(a, list) and isinstance(b, list):
-        both = [_united(*pair, f"{name}.{i}") for i, pair in enumerate(zip(a, b))]
+        both = [_merged(*pair, f"{name}.{i}") for i, pair in enumerate(zip(a, b))]
         return both + (a if len(a) > len(b) else b)[len(both):]
     raise MismatchError(f"{name[1:]}: is a leaf, or a container of another kind, on another rank")
 

@@ -141,21 +141,21 @@ def _refusal(value: Any, name: str) -> str:
             f"tuples, namedtuples and dicts of them can{advice}")
 
 
-def unite(by_rank: Mapping[int, bytes]) -> bytes:
+def merge(by_rank: Mapping[int, bytes]) -> bytes:
     """The values of all ranks. Those that have one of the same name must have the same one."""
-    united: Dict[str, Any] = {}
+    merged: Dict[str, Any] = {}
     first: Dict[str, int] = {}
     for rank, values in by_rank.items():
         for name, stored in (stored_values(values) if values else {}).items():
-            if name not in united:
-                united[name], first[name] = stored, rank
-            elif json.dumps(stored) != json.dumps(united[name]):
+            if name not in merged:
+                merged[name], first[name] = stored, rank
+            elif json.dumps(stored) != json.dumps(merged[name]):
                 each = [f"rank {of}: {_shown(value)}"
-                        for of, value in ((first[name], united[name]), (rank, stored))]
+                        for of, value in ((first[name], merged[name]), (rank, stored))]
                 raise MismatchError(
                     f"value {name}: the ranks have different ones ({'; '.join(each)}): name it in "
                     "per_rank=, or save it under a key of each rank")
-    return json.dumps(united, ensure_ascii=False).encode("utf-8")
+    return json.dumps(merged, ensure_ascii=False).encode("utf-8")
 
 
 def _shown(stored: Any) -> str:

@@ -37,8 +37,8 @@ class Fuzz:
         self.handles = {kind: [] for kind in ("state", "folder", "checkpoint", "saver",
                                               "manager")}
         self.kept = []  # of structures
-        self.unites = (_library.UNITE(), _library.UNITE(lambda *_: 9),
-                       _library.uniting(lambda by_rank: by_rank[0]))
+        self.merges = (_library.MERGE(), _library.MERGE(lambda *_: 9),
+                       _library.merging(lambda by_rank: by_rank[0]))
         self.loads = (_library.LOAD_CHECKPOINT(), _library.LOAD_CHECKPOINT(lambda *_: 9),
                       _library.LOAD_CHECKPOINT(lambda *_: 0))
         self.describes = (_library.DESCRIBE_STATE(), _library.DESCRIBE_STATE(lambda *_: 9),
@@ -140,8 +140,8 @@ class Fuzz:
                 else:  # memory, of which boxes of at most 3 extents of 3 dims are read and written
                     arguments.append(ctypes.c_void_p(self.memory.ctypes.data)
                                      if self.random.random() < 0.9 else None)
-            elif kind is _library.UNITE:
-                arguments.append(self.random.choice(self.unites))
+            elif kind is _library.MERGE:
+                arguments.append(self.random.choice(self.merges))
             elif kind is _library.LOAD_CHECKPOINT:
                 arguments.append(self.random.choice(self.loads))
             elif kind is _library.DESCRIBE_STATE:
