@@ -12,6 +12,7 @@
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/damage.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
 #include "storage/storage.h"
@@ -58,11 +59,11 @@ absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest() const {
 
 absl::StatusOr<Checkpoint> CheckpointFolder::Latest() const {
   TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, FindLatest());
-  return Checkpoint::Read(storage_, latest.directory);
+  return OpenCheckpoint(storage_, latest.directory);
 }
 
 absl::StatusOr<Checkpoint> CheckpointFolder::At(int64_t step) const {
-  return Checkpoint::Read(storage_, StepDirectoryName(step));
+  return OpenCheckpoint(storage_, StepDirectoryName(step));
 }
 
 absl::StatusOr<VerifyReport> CheckpointFolder::Verify(std::string_view directory,

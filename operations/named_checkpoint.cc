@@ -118,7 +118,7 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
   } else {
     convert::SetProgress(step, std::nullopt, manifest);
   }
-  checkpoint.opened = KnownCheckpoint::Of(
+  checkpoint.opened = CheckpointOfManifest(
       checkpoint.storage, checkpoint.directory, std::move(manifest),
       std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
 }

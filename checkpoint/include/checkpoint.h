@@ -60,8 +60,7 @@ class Storage;  // storage/storage.h
 
 namespace tessera::ckpt {
 
-class NamedTensors;  // checkpoint/load/load.h
-class ReadLock;
+struct OpenedCheckpoint;  // internal
 
 // The description of a tensor in a checkpoint.
 struct TensorInfo {
@@ -84,15 +83,15 @@ class Checkpoint {
   // storage must outlive the checkpoint.
   static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
 
-  Storage& storage() const { return *storage_; }
-  const std::string& directory() const { return directory_; }  // within the storage
+  Storage& storage() const;
+  const std::string& directory() const;  // within the storage
   // Returns whether the checkpoint is marked as being read, by a lock on its directory. Object
   // stores and most network file systems have no such locks (docs/checkpoints.md).
   bool is_kept() const;
   int64_t step() const;
-  Metadata metadata() const;                               // program and entries
-  std::vector<TensorInfo> tensors() const;                 // aliases included
-  const Manifest& manifest() const { return *manifest_; }  // see checkpoint/include/manifest.h
+  Metadata metadata() const;                // program and entries
+  std::vector<TensorInfo> tensors() const;  // aliases included
+  const Manifest& manifest() const;         // see checkpoint/include/manifest.h
 
   // Returns the description of a tensor. NotFound if there is no such tensor.
   absl::StatusOr<TensorInfo> Find(std::string_view name) const;
@@ -112,11 +111,10 @@ class Checkpoint {
   //   NotFound              a file is missing
   //   DataLoss              a file is truncated, or a checksum or a digest is wrong
   //   other codes           of the storage and of the group
-  // Before anything is placed, files are opened and compared: `state` is unchanged after an error
-  // up to then. Every byte is verified before it is placed, but after a wrong checksum other
-  // tensors may already be new. After an element that a dtype cannot hold, it may be infinite in
-  // `state`. Discard the state then, or load it again, and also after a wrong digest
-  // (verify_digests).
+  // All files are opened, and their sizes compared, before any memory changes: `state` is unchanged
+  // after an error up to then. Every byte is verified before it is placed, but after a wrong
+  // checksum other tensors may already be new. After a wrong checksum or digest (verify_digests),
+  // or an element that a dtype cannot hold, discard the state or load it again.
   //
   // Collective over options.group. The manifest of rank 0 counts, and every rank returns the same
   // status. Memory: staging_bytes per process plus the plan. Cost: only checksum chunks with wanted
@@ -149,19 +147,12 @@ class Checkpoint {
   // not be read, and says nothing about its bytes.
   absl::StatusOr<VerifyReport> Verify(const VerifyOptions& options = {}) const;
 
+  // For the library's own use.
+  explicit Checkpoint(std::shared_ptr<const OpenedCheckpoint> opened)
+      : opened_(std::move(opened)) {}
+
  private:
-  friend class CheckpointFolder;
-  friend class KnownCheckpoint;  // for the library's own use
-  Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory, Manifest manifest,
-             std::shared_ptr<const ReadLock> reading, std::vector<std::vector<uint32_t>> readers);
-  static absl::StatusOr<Checkpoint> Read(std::shared_ptr<Storage> storage,
-                                         std::string_view directory);
-  std::shared_ptr<Storage> storage_;
-  std::string directory_;
-  std::shared_ptr<const Manifest> manifest_;
-  std::shared_ptr<const NamedTensors> names_;
-  std::shared_ptr<const ReadLock> reading_;
-  std::vector<std::vector<uint32_t>> readers_;
+  std::shared_ptr<const OpenedCheckpoint> opened_;
 };
 
 // A directory that is named for a step: a complete or incomplete checkpoint.
@@ -244,12 +235,12 @@ class CheckpointFolder {
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
-  // Deletes all checkpoints but the `keep` ones of the highest steps, of which one always stays.
-  // After a save, pass its step as `saved_step`: its checkpoint stays, too, since its step may be
-  // lower than others. Each checkpoint is uncommitted before its files are deleted, so that a crash
-  // halfway leaves none that looks complete. Also removes incomplete directories older than the
-  // newest committed one, and directories that an interrupted save renamed to discard them.
-  // Symbolic links and unreadable directories are left alone and do not count. Tries all, and
+  // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. After a
+  // save, pass its step as `saved_step`: its checkpoint stays, too, since its step may be lower
+  // than others. Each checkpoint is uncommitted before its files are deleted, so that a crash
+  // halfway leaves no checkpoint that looks complete. Also removes incomplete directories older
+  // than the newest committed one, and directories that an interrupted save renamed to discard
+  // them. Symbolic links and unreadable directories are left alone and do not count. Tries all, and
   // returns the first error.
   absl::Status Prune(int keep, std::optional<int64_t> saved_step = std::nullopt) const;
 

@@ -13,19 +13,16 @@
 
 namespace tessera::ckpt {
 
-// Makes checkpoints of manifests that were read already, for example by another rank. Precondition:
-// the manifest is valid, as ReadManifest() returns it.
-class KnownCheckpoint {
- public:
-  // If `reading` is null, nothing keeps the checkpoint from being deleted. `readers` has, for each
-  // data file, the ranks that can read it, ascending; they read it for the others in Load(). Empty:
-  // all ranks can read all files.
-  static Checkpoint Of(std::shared_ptr<Storage> storage, std::string_view directory,
-                       Manifest manifest, std::shared_ptr<const ReadLock> reading = nullptr,
-                       std::vector<std::vector<uint32_t>> readers = {});
-  // The storage must outlive the checkpoint.
-  static Checkpoint Of(Storage& storage, std::string_view directory, Manifest manifest);
-};
+// Makes a checkpoint of a manifest that was read already, for example by another rank. If `reading`
+// is null, nothing keeps the checkpoint from being deleted. `readers` has, for each data file, the
+// ranks that can read it, ascending; they read it for the others in Load(). Empty: all ranks can
+// read all files. Precondition: the manifest is valid, as ReadManifest() returns it.
+Checkpoint CheckpointOfManifest(std::shared_ptr<Storage> storage, std::string_view directory,
+                                Manifest manifest,
+                                std::shared_ptr<const ReadLock> reading = nullptr,
+                                std::vector<std::vector<uint32_t>> readers = {});
+// The storage must outlive the checkpoint.
+Checkpoint CheckpointOfManifest(Storage& storage, std::string_view directory, Manifest manifest);
 
 }  // namespace tessera::ckpt
 

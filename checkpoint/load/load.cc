@@ -329,64 +329,74 @@ Manifest NamedTensors::ManifestOf(std::span<const std::string> names) const {
   return part;
 }
 
-absl::StatusOr<Checkpoint> Checkpoint::Read(std::shared_ptr<Storage> storage,
-                                            std::string_view directory) {
+// What Checkpoint shares among its copies. Must not be moved: `names` refers to `manifest`.
+struct OpenedCheckpoint {
+  std::shared_ptr<Storage> storage;
+  std::string directory;
+  Manifest manifest;
+  std::shared_ptr<const ReadLock> reading;  // may be null
+  std::vector<RankList> readers;            // see CheckpointOfManifest()
+  NamedTensors names{manifest};
+};
+
+Checkpoint CheckpointOfManifest(std::shared_ptr<Storage> storage, std::string_view directory,
+                                Manifest manifest, std::shared_ptr<const ReadLock> reading,
+                                std::vector<std::vector<uint32_t>> readers) {
+  return Checkpoint(std::shared_ptr<const OpenedCheckpoint>(
+      new OpenedCheckpoint{std::move(storage), std::string(directory), std::move(manifest),
+                           std::move(reading), std::move(readers)}));
+}
+
+Checkpoint CheckpointOfManifest(Storage& storage, std::string_view directory, Manifest manifest) {
+  return CheckpointOfManifest(Borrow(storage), directory, std::move(manifest));
+}
+
+absl::StatusOr<Checkpoint> OpenCheckpoint(std::shared_ptr<Storage> storage,
+                                          std::string_view directory) {
   auto reading = std::make_shared<const ReadLock>(*storage, directory);
   TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(*storage, directory));
-  return Checkpoint(std::move(storage), directory, std::move(manifest), std::move(reading), {});
+  return CheckpointOfManifest(std::move(storage), directory, std::move(manifest),
+                              std::move(reading));
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(std::string_view name,
                                             const OpenStorageOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(name, options));
-  return Read(std::move(storage), "");
+  return OpenCheckpoint(std::move(storage), "");
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {
-  return Read(Borrow(storage), checkpoint_dir);
+  return OpenCheckpoint(Borrow(storage), checkpoint_dir);
 }
 
-Checkpoint::Checkpoint(std::shared_ptr<Storage> storage, std::string_view directory,
-                       Manifest manifest, std::shared_ptr<const ReadLock> reading,
-                       std::vector<std::vector<uint32_t>> readers)
-    : storage_(std::move(storage)),
-      directory_(directory),
-      manifest_(std::make_shared<const Manifest>(std::move(manifest))),
-      names_(std::make_shared<const NamedTensors>(*manifest_)),
-      reading_(std::move(reading)),
-      readers_(std::move(readers)) {}
+Storage& Checkpoint::storage() const { return *opened_->storage; }
 
-Checkpoint KnownCheckpoint::Of(std::shared_ptr<Storage> storage, std::string_view directory,
-                               Manifest manifest, std::shared_ptr<const ReadLock> reading,
-                               std::vector<std::vector<uint32_t>> readers) {
-  return Checkpoint(std::move(storage), directory, std::move(manifest), std::move(reading),
-                    std::move(readers));
+const std::string& Checkpoint::directory() const { return opened_->directory; }
+
+const Manifest& Checkpoint::manifest() const { return opened_->manifest; }
+
+bool Checkpoint::is_kept() const {
+  return opened_->reading != nullptr && opened_->reading->holds();
 }
 
-Checkpoint KnownCheckpoint::Of(Storage& storage, std::string_view directory, Manifest manifest) {
-  return Of(Borrow(storage), directory, std::move(manifest));
-}
-
-bool Checkpoint::is_kept() const { return reading_ != nullptr && reading_->holds(); }
-
-int64_t Checkpoint::step() const { return manifest_->trainer().step(); }
+int64_t Checkpoint::step() const { return manifest().trainer().step(); }
 
 Metadata Checkpoint::metadata() const {
-  const auto& extra = manifest_->trainer().extra();
-  return {.program = manifest_->producer().program(), .entries = {extra.begin(), extra.end()}};
+  const auto& extra = manifest().trainer().extra();
+  return {.program = manifest().producer().program(), .entries = {extra.begin(), extra.end()}};
 }
 
 std::vector<TensorInfo> Checkpoint::tensors() const {
   std::vector<TensorInfo> tensors;
-  for (const LogicalTensor& tensor : manifest_->tensors()) tensors.push_back(ToInfo(tensor));
+  for (const LogicalTensor& tensor : manifest().tensors()) tensors.push_back(ToInfo(tensor));
   return tensors;
 }
 
 absl::StatusOr<TensorInfo> Checkpoint::Find(std::string_view name) const {
-  if (const LogicalTensor* found = names_->Find(name)) return ToInfo(*found);
+  if (const LogicalTensor* found = opened_->names.Find(name)) return ToInfo(*found);
   return absl::NotFoundError(absl::StrCat("no tensor ", std::string(name), " in ",
-                                          storage_->Describe(directory_), ", which has ",
-                                          manifest_->tensors_size()));
+                                          storage().Describe(directory()), ", which has ",
+                                          manifest().tensors_size()));
 }
 
 absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional<Box>& box) const {
@@ -399,12 +409,12 @@ absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional
 
 absl::StatusOr<LoadReport> Checkpoint::Load(const StateDict& state,
                                             const LoadOptions& options) const {
-  return LoadWithManifest(*storage_, directory_, *manifest_, state, options, /*buffers=*/nullptr,
-                          readers_);
+  return LoadWithManifest(storage(), directory(), manifest(), state, options, /*buffers=*/nullptr,
+                          opened_->readers);
 }
 
 absl::StatusOr<VerifyReport> Checkpoint::Verify(const VerifyOptions& options) const {
-  return VerifyCheckpoint(*storage_, directory_, options);
+  return VerifyCheckpoint(storage(), directory(), options);
 }
 
 absl::Status Checkpoint::LoadTensor(std::string_view name, const Shard& destination,
@@ -416,8 +426,8 @@ absl::Status Checkpoint::LoadTensor(std::string_view name, const Shard& destinat
   if (destination.dtype == DType::kUnspecified) wanted.dtype = saved.dtype;
   LoadOptions alone = options;
   alone.group = nullptr;
-  const Manifest part = names_->ManifestOf({&saved.name, 1});
-  return LoadWithManifest(*storage_, directory_, part, {{std::move(wanted)}}, alone).status();
+  const Manifest part = opened_->names.ManifestOf({&saved.name, 1});
+  return LoadWithManifest(storage(), directory(), part, {{std::move(wanted)}}, alone).status();
 }
 
 }  // namespace tessera::ckpt

@@ -321,7 +321,7 @@ absl::StatusOr<std::optional<Checkpoint>> Decode(const std::string& bytes,
         "no folder, in which rank 0 finds checkpoints: make sure that every rank sees the same "
         "files there");
   }
-  return KnownCheckpoint::Of(storage, offer.directory(), std::move(manifest));
+  return CheckpointOfManifest(storage, offer.directory(), std::move(manifest));
 }
 
 }  // namespace

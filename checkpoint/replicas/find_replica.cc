@@ -319,7 +319,7 @@ class Finder {
       }
       std::ranges::sort(readers[f]);
     }
-    found.checkpoint = KnownCheckpoint::Of(
+    found.checkpoint = CheckpointOfManifest(
         std::make_shared<HeldStorage>(
             folder_, std::move(files),
             hosts_.Names(std::vector<uint32_t>(all_hosts.begin(), all_hosts.end()))),

@@ -95,7 +95,7 @@ class RewriteTest : public testing::Test {
     Manifest metadata = saved_;
     metadata.clear_tensors();
     metadata.clear_files();
-    return Rewrite(KnownCheckpoint::Of(faulty_source_, kDirectory, saved_), {ranks_, plan_},
+    return Rewrite(CheckpointOfManifest(faulty_source_, kDirectory, saved_), {ranks_, plan_},
                    faulty_, "", metadata,
                    {.memory_bytes = LeastRewriteMemory(saved_, plan_.manifest), .io_threads = 2});
   }
@@ -293,7 +293,7 @@ TEST_F(RewriteTest, WrongPlansAreRefused) {
   Manifest metadata = saved_;
   metadata.clear_tensors();
   metadata.clear_files();
-  const auto report = Rewrite(KnownCheckpoint::Of(source_, kDirectory, saved_), {ranks_, plan_},
+  const auto report = Rewrite(CheckpointOfManifest(source_, kDirectory, saved_), {ranks_, plan_},
                               storage_, "", metadata, {.memory_bytes = 100});
   EXPECT_TRUE(absl::IsInvalidArgument(report.status()));
   EXPECT_THAT(std::string(report.status().message()), HasSubstr("100 B of memory are too little"));

@@ -45,7 +45,7 @@ class Source {
 
   Checkpoint output() { return output(storage_); }
   Checkpoint output(Storage& through) {
-    return KnownCheckpoint::Of(through, StepDirectoryName(7), manifest_);
+    return CheckpointOfManifest(through, StepDirectoryName(7), manifest_);
   }
   MemoryStorage& storage() { return storage_; }
   const std::vector<float>& large() const { return large_; }
@@ -232,10 +232,10 @@ TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
   ASSERT_OK_AND_ASSIGN(
       const auto digests,
-      WriteOutput(KnownCheckpoint::Of(from, directory, manifest), files, to, "", {}));
+      WriteOutput(CheckpointOfManifest(from, directory, manifest), files, to, "", {}));
   EXPECT_LT(bytes_read, 2 * kTensors * kElements * sizeof(float));
   ASSERT_OK_AND_ASSIGN(const auto expected,
-                       ReadDigests(KnownCheckpoint::Of(storage, directory, manifest), {}));
+                       ReadDigests(CheckpointOfManifest(storage, directory, manifest), {}));
   EXPECT_EQ(digests, expected);
   ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
   for (int64_t t = 0; t < kTensors; ++t) {
@@ -286,11 +286,11 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
   ASSERT_OK_AND_ASSIGN(
       const auto digests,
-      WriteOutput(KnownCheckpoint::Of(from, directory, manifest), files, counted, "", {}));
+      WriteOutput(CheckpointOfManifest(from, directory, manifest), files, counted, "", {}));
   EXPECT_LT(bytes_read, 2 * files[0].size_bytes);
   EXPECT_LE(writes, 3);  // the header, the tensors with their checksums but for the last, and that
   ASSERT_OK_AND_ASSIGN(const auto expected,
-                       ReadDigests(KnownCheckpoint::Of(storage, directory, manifest), {}));
+                       ReadDigests(CheckpointOfManifest(storage, directory, manifest), {}));
   EXPECT_EQ(digests, expected);
   ASSERT_OK_AND_ASSIGN(const auto file, to.Open("file"));
   for (int64_t p = 0; p < kParts; ++p) {
@@ -339,7 +339,7 @@ TEST(OutputTest, DamageIsFoundWhereDigestsAreRead) {
   DataFile& file = *manifest.mutable_files(0);
   file.set_chunk_crc32c(1, file.chunk_crc32c(1) + 1);
   const auto digests =
-      ReadDigests(KnownCheckpoint::Of(source.storage(), source.output().directory(), manifest),
+      ReadDigests(CheckpointOfManifest(source.storage(), source.output().directory(), manifest),
                   {.io_threads = 3});
   EXPECT_EQ(digests.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_NE(digests.status().message().find("large"), std::string::npos) << digests.status();
@@ -433,7 +433,7 @@ TEST(OutputTest, TensorsOfAnySizesAndDtypesAreReadBackAndGapsAreZeros) {
 
     const TestFolder folder;
     ASSERT_OK_AND_ASSIGN(const auto to, OpenPosixStorage(folder.path(), {.direct_min_bytes = 1}));
-    const Checkpoint source = KnownCheckpoint::Of(saved, directory, manifest);
+    const Checkpoint source = CheckpointOfManifest(saved, directory, manifest);
     ASSERT_OK_AND_ASSIGN(const auto written, WriteOutput(source, {file}, *to, "", {}));
     EXPECT_EQ(written.size(), file.tensors.size());
     ASSERT_OK_AND_ASSIGN(const auto found, ReadAll(*to, "file", end + 1));

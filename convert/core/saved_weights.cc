@@ -182,7 +182,7 @@ Checkpoint WithStatesNamedByMapping(const Checkpoint& checkpoint) {
   for (OptimizerParameter& parameter : *manifest.mutable_optimizer()->mutable_parameters()) {
     for (auto& [state, tensor] : *parameter.mutable_states()) Rename(names, tensor);
   }
-  return KnownCheckpoint::Of(checkpoint.storage(), checkpoint.directory(), std::move(manifest));
+  return CheckpointOfManifest(checkpoint.storage(), checkpoint.directory(), std::move(manifest));
 }
 
 }  // namespace tessera::ckpt::convert

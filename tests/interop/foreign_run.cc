@@ -109,7 +109,7 @@ absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::M
       ckpt::convert::OpenForeign(folder, {.parameter_names_file = names, .model = model}));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
   return SavedRun{.checkpoint =
-                      ckpt::KnownCheckpoint::Of(std::move(storage), "", std::move(manifest))};
+                      ckpt::CheckpointOfManifest(std::move(storage), "", std::move(manifest))};
 }
 
 absl::StatusOr<LogicalState> ReadFp32State(const std::string& path) {

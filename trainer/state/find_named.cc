@@ -54,7 +54,7 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
                                             " is a single checkpoint, of step ",
                                             manifest->trainer().step()));
   }
-  return SavedRun{.checkpoint = ckpt::KnownCheckpoint::Of(
+  return SavedRun{.checkpoint = ckpt::CheckpointOfManifest(
                       std::move(storage), "", *std::move(manifest), std::move(reading))};
 }
 
@@ -175,9 +175,10 @@ absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> 
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*storage, chosen->directory);
   if (!manifest.ok()) return WithOlderStep(manifest.status(), older_step);
   StateWhatIsUnknown(config, *manifest);
-  return SavedRun{.checkpoint = ckpt::KnownCheckpoint::Of(std::move(storage), chosen->directory,
-                                                          *std::move(manifest), std::move(reading)),
-                  .older_step = older_step};
+  return SavedRun{
+      .checkpoint = ckpt::CheckpointOfManifest(std::move(storage), chosen->directory,
+                                               *std::move(manifest), std::move(reading)),
+      .older_step = older_step};
 }
 
 // Finds the checkpoint that `load` names.
@@ -229,8 +230,8 @@ absl::StatusOr<SavedRun> Decode(const std::string& bytes, const TrainConfig& set
   } else {
     TESSERA_ASSIGN_OR_RETURN(storage, OpenStorage(config.load(), StoresOf(config)));
   }
-  SavedRun run = {.checkpoint = ckpt::KnownCheckpoint::Of(std::move(storage), message.directory(),
-                                                          std::move(manifest)),
+  SavedRun run = {.checkpoint = ckpt::CheckpointOfManifest(std::move(storage), message.directory(),
+                                                           std::move(manifest)),
                   .foreign_name = message.foreign_name(),
                   .foreign_format = message.foreign_format()};
   if (message.has_older_step()) run.older_step = message.older_step();

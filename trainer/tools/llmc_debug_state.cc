@@ -130,8 +130,8 @@ absl::Status LoadWeights(const OpenedFile& file, uint64_t offset_bytes, DType dt
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<convert::ForeignStorage> storage,
                            convert::ForeignStorage::Create(file.folder, std::move(tensors)));
   TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
-  const SavedRun run = {.checkpoint =
-                            ckpt::KnownCheckpoint::Of(std::move(storage), "", std::move(manifest))};
+  const SavedRun run = {
+      .checkpoint = ckpt::CheckpointOfManifest(std::move(storage), "", std::move(manifest))};
   const StateChunk chunk = {.parameters = &parameters};
   const std::unique_ptr<ckpt::ProcessGroup> ranks = MakeProcessGroup(nullptr);
   return LoadTensors(run, {&chunk, 1}, {.with_optimizer = false}, {.ranks = *ranks}).status();

@@ -73,7 +73,7 @@ class Source {
     }
   }
 
-  Checkpoint output() { return KnownCheckpoint::Of(storage_, StepDirectoryName(7), manifest_); }
+  Checkpoint output() { return CheckpointOfManifest(storage_, StepDirectoryName(7), manifest_); }
   const Manifest& manifest() const { return manifest_; }
 
  private:
@@ -114,7 +114,7 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
     }
   }
   EXPECT_TRUE((*foreign)->notes().empty());
-  auto digests = ReadDigests(KnownCheckpoint::Of(**foreign, "", *manifest), {});
+  auto digests = ReadDigests(CheckpointOfManifest(**foreign, "", *manifest), {});
   EXPECT_OK(digests);
   return *std::move(digests);
 }

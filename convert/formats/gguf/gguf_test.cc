@@ -161,7 +161,7 @@ TEST(GgufTest, ScalingOfRotaryFrequenciesIsReadBackAsItWas) {
   *manifest.mutable_model() = DescribeModel(config).config;
   ASSERT_OK_AND_ASSIGN(const auto files, PlanGguf(manifest, {}));
   MemoryStorage storage;
-  ASSERT_OK(WriteOutput(KnownCheckpoint::Of(*source, "", manifest), files, storage, "", {}));
+  ASSERT_OK(WriteOutput(CheckpointOfManifest(*source, "", manifest), files, storage, "", {}));
   ASSERT_OK_AND_ASSIGN(const auto read, ReadGguf(storage, kFile));
   EXPECT_EQ(read.description.model().text(), manifest.model().text());
 }

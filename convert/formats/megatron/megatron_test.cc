@@ -98,8 +98,8 @@ class SavedRun {
     return files.ok() ? *std::move(files) : std::vector<OutputFile>();
   }
   absl::StatusOr<ForeignCheckpoint> WriteAndRead() {
-    const auto written = WriteOutput(KnownCheckpoint::Of(storage_, StepDirectoryName(7), manifest_),
-                                     Plan(), written_, "", {});
+    const auto written = WriteOutput(
+        CheckpointOfManifest(storage_, StepDirectoryName(7), manifest_), Plan(), written_, "", {});
     EXPECT_OK(written);
     return ReadMegatron(written_);
   }
