@@ -144,7 +144,7 @@ class RankBuilder {
  public:
   void Add(const HeldTensor& held, const std::vector<Box>& boxes) {
     const LogicalTensor& saved = *held.tensor->tensor;
-    LogicalTensor& tensor = *plan_.add_tensors();
+    LogicalTensor& tensor = *description_.add_tensors();
     tensor.set_name(saved.name());
     tensor.set_role(saved.role());
     tensor.set_dtype(saved.dtype());
@@ -156,12 +156,12 @@ class RankBuilder {
     for (const Box& box : boxes) AddShard(box, /*file_index=*/0, /*file_offset=*/0, tensor);
   }
 
-  void AddAlias(const LogicalTensor& alias) { *plan_.add_tensors() = alias; }
+  void AddAlias(const LogicalTensor& alias) { *description_.add_tensors() = alias; }
 
-  std::string Finish() const { return plan_.SerializeAsString(); }
+  std::string Finish() const { return description_.SerializeAsString(); }
 
  private:
-  RankState plan_;
+  RankState description_;
 };
 
 // Part `rank` of `ranks` of optimizer state: for each kind of state the neighbouring rows of

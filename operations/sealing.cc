@@ -21,6 +21,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/source_place.h"
 

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/elements/box_runs.h"

@@ -64,9 +64,9 @@ absl::Status WithPath(const std::string& path, const absl::Status& status) {
                      absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::string_view root,
-                                                      bool committed,
-                                                      std::vector<CheckpointInfo>* unreadable) {
+absl::StatusOr<std::vector<CheckpointInfo>> ListByState(Storage& storage, std::string_view root,
+                                                        bool committed,
+                                                        std::vector<CheckpointInfo>* unreadable) {
   if (unreadable != nullptr) unreadable->clear();
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
                            ListStepDirectories(storage, root));
@@ -240,12 +240,12 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage
 
 absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(Storage& storage, std::string_view root,
                                                           std::vector<CheckpointInfo>* unreadable) {
-  return ListThose(storage, root, /*committed=*/true, unreadable);
+  return ListByState(storage, root, /*committed=*/true, unreadable);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
                                                             std::string_view root) {
-  return ListThose(storage, root, /*committed=*/false, nullptr);
+  return ListByState(storage, root, /*committed=*/false, nullptr);
 }
 
 absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir) {

@@ -169,6 +169,15 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes, Checksums checks
   return manifest;
 }
 
+std::map<std::string_view, std::string_view> MasterNames(const Manifest& manifest) {
+  std::map<std::string_view, std::string_view> names;
+  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const auto master = parameter.states().find(kMasterState);
+    if (master != parameter.states().end()) names[parameter.parameter()] = master->second;
+  }
+  return names;
+}
+
 std::vector<Box> ShardBoxes(const LogicalTensor& tensor) {
   std::vector<Box> boxes;
   boxes.reserve(ShardCount(tensor));

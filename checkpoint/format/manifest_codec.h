@@ -5,6 +5,7 @@
 // no I/O.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,8 +53,8 @@ absl::StatusOr<std::string> EncodeManifest(Manifest manifest,
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes,
                                         Checksums checksums = Checksums::kRequired);
 
-// Checks the header as DecodeManifest() does, for a reader before it reads on or allocates memory:
-// given the file's first bytes and its length, which must be that of header and payload.
+// Checks the header as DecodeManifest() does, before a reader reads on or allocates memory.
+// `first_bytes` are the file's first bytes, `file_bytes` its length, which the header must match.
 absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_bytes);
 
 // Checks the rules that hold for every manifest (FORMAT.md, "Rules"), except coverage.
@@ -68,6 +69,12 @@ absl::Status ValidateMetadata(const Manifest& manifest);
 // tensor, element and shards.
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
+
+// The state of an optimizer that is a parameter's master weight.
+inline constexpr char kMasterState[] = "master";
+
+// Returns the names of the master weights, by parameter. The manifest must outlive the result.
+std::map<std::string_view, std::string_view> MasterNames(const Manifest& manifest);
 
 // Returns the boxes of all shards of a tensor.
 std::vector<Box> ShardBoxes(const LogicalTensor& tensor);

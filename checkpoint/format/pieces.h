@@ -4,14 +4,28 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
 namespace tessera::ckpt {
 
 // The unit of work of saving and loading: large enough that a disk runs at full speed with a few in
 // flight, small enough that several fit into the staging limit.
 inline constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 
+// The unit of copying, digesting and checksumming: well within the second-level cache. A multiple
+// of every element size, as are all chunk sizes, so that no element crosses a boundary.
+inline constexpr uint64_t kDigestBlockBytes = 128 << 10;
+
 // Limit of checksum chunks; larger ones would make staging buffers unbounded.
 inline constexpr uint64_t kMaxChunkBytes = uint64_t{256} << 20;
+
+// Returns InvalidArgument unless there is at least one thread.
+inline absl::Status CheckIoThreads(int io_threads) {
+  if (io_threads >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("io_threads must be at least 1, not ", io_threads));
+}
 
 struct PieceLayout {
   uint64_t piece_bytes;  // a multiple of the chunk size

@@ -72,53 +72,6 @@ absl::StatusOr<std::string> MetadataJson(const std::map<std::string, std::string
   return json += '}';
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
-  std::set<std::string_view> keys;
-  for (SafetensorsEntry& entry : header.entries) {
-    TESSERA_RETURN_IF_ERROR(CheckEntry(entry));
-    if (!keys.insert(entry.key).second) {
-      return absl::InvalidArgumentError(absl::StrCat("key ", entry.key, " occurs twice"));
-    }
-  }
-  std::string json = "{";
-  if (!header.metadata.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string metadata, MetadataJson(header.metadata));
-    json += metadata;
-  }
-  const std::vector<SafetensorsEntry*> order = DataOrder(header.entries);
-  uint64_t end = 0;
-  for (SafetensorsEntry* entry : order) {
-    entry->file_offset = end;  // relative to the data; the header is added below
-    const std::optional<uint64_t> next = CheckedAdd(end, entry->length_bytes);
-    if (!next || *next > uint64_t{INT64_MAX}) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("key ", entry->key, ": the file is too large"));
-    }
-    if (json.size() > 1) json += ',';
-    absl::StrAppend(&json, Quoted(entry->key), ":{\"dtype\":\"", ProtoName(entry->dtype),
-                    "\",\"shape\":", ShapeToString(entry->shape), ",\"data_offsets\":[", end, ",",
-                    *next, "]}");
-    end = *next;
-  }
-  json += '}';
-  header.data_offset = RoundUp(kLengthBytes + json.size(), kSafetensorsDataAlignment);
-  if (header.data_offset - kLengthBytes > kMaxSafetensorsHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a safetensors header of ", json.size(),
-                                                   " bytes, at most ", kMaxSafetensorsHeaderBytes,
-                                                   " are allowed: use more files"));
-  }
-  json.resize(header.data_offset - kLengthBytes, ' ');
-  for (SafetensorsEntry& entry : header.entries) entry.file_offset += header.data_offset;
-  header.file_size_bytes = header.data_offset + end;
-  std::string bytes;
-  AppendLittleEndian(static_cast<uint64_t>(json.size()), bytes);
-  return bytes += json;
-}
-
-namespace {
-
 absl::Status DamagedHeader(uint64_t offset_bytes, absl::string_view message) {
   return absl::DataLossError(
       absl::StrCat("safetensors header: offset ", offset_bytes, ": ", message));
@@ -296,6 +249,49 @@ absl::Status CheckData(SafetensorsHeader& header) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
+  std::set<std::string_view> keys;
+  for (SafetensorsEntry& entry : header.entries) {
+    TESSERA_RETURN_IF_ERROR(CheckEntry(entry));
+    if (!keys.insert(entry.key).second) {
+      return absl::InvalidArgumentError(absl::StrCat("key ", entry.key, " occurs twice"));
+    }
+  }
+  std::string json = "{";
+  if (!header.metadata.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string metadata, MetadataJson(header.metadata));
+    json += metadata;
+  }
+  const std::vector<SafetensorsEntry*> order = DataOrder(header.entries);
+  uint64_t end = 0;
+  for (SafetensorsEntry* entry : order) {
+    entry->file_offset = end;  // relative to the data; the header is added below
+    const std::optional<uint64_t> next = CheckedAdd(end, entry->length_bytes);
+    if (!next || *next > uint64_t{INT64_MAX}) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("key ", entry->key, ": the file is too large"));
+    }
+    if (json.size() > 1) json += ',';
+    absl::StrAppend(&json, Quoted(entry->key), ":{\"dtype\":\"", ProtoName(entry->dtype),
+                    "\",\"shape\":", ShapeToString(entry->shape), ",\"data_offsets\":[", end, ",",
+                    *next, "]}");
+    end = *next;
+  }
+  json += '}';
+  header.data_offset = RoundUp(kLengthBytes + json.size(), kSafetensorsDataAlignment);
+  if (header.data_offset - kLengthBytes > kMaxSafetensorsHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a safetensors header of ", json.size(),
+                                                   " bytes, at most ", kMaxSafetensorsHeaderBytes,
+                                                   " are allowed: use more files"));
+  }
+  json.resize(header.data_offset - kLengthBytes, ' ');
+  for (SafetensorsEntry& entry : header.entries) entry.file_offset += header.data_offset;
+  header.file_size_bytes = header.data_offset + end;
+  std::string bytes;
+  AppendLittleEndian(static_cast<uint64_t>(json.size()), bytes);
+  return bytes += json;
+}
 
 absl::StatusOr<uint64_t> SafetensorsHeaderBytes(std::string_view first_8_bytes,
                                                 uint64_t file_size_bytes) {

@@ -15,9 +15,6 @@
 namespace tessera::ckpt {
 namespace {
 
-// The name under which an optimizer state holds a parameter's master weight.
-constexpr char kMasterState[] = "master";
-
 // Returns whether devices convert these dtypes, to the bits to which FindCopy() does.
 bool DeviceConverts(DType from, DType to) {
   const auto is_half = [](DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; };
@@ -151,13 +148,12 @@ class PlacedMemory {
 class Comparer {
  public:
   Comparer(const Manifest& manifest, const LoadOptions& options)
-      : manifest_(manifest), options_(options), memory_(manifest) {
+      : manifest_(manifest),
+        options_(options),
+        masters_(MasterNames(manifest)),
+        memory_(manifest) {
     result_.used.resize(manifest.tensors_size());
     for (int t = 0; t < manifest.tensors_size(); ++t) index_[manifest.tensors(t).name()] = t;
-    for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
-      const auto master = parameter.states().find(kMasterState);
-      if (master != parameter.states().end()) master_[parameter.parameter()] = master->second;
-    }
   }
 
   void Add(const ShardedTensor& wanted) {
@@ -202,9 +198,9 @@ class Comparer {
   }
 
   std::optional<uint32_t> FindMaster(const std::string& weight) const {
-    const auto master = master_.find(weight);
-    if (master == master_.end()) return std::nullopt;
-    return Find(master->second);
+    const auto master = masters_.find(weight);
+    if (master == masters_.end()) return std::nullopt;
+    return Find(std::string(master->second));
   }
 
   // Returns the tensor that holds the shards of a name, which may be an alias.
@@ -260,8 +256,12 @@ class Comparer {
       }
       result_.wanted.push_back({saved, shard.box});
       result_.destinations.push_back(
-          {shard.box, static_cast<std::byte*>(shard.data), ShardStrides(shard),
-           static_cast<size_t>(ElementSize(wanted_dtype)), copy, wanted_dtype});
+          {.box = shard.box,
+           .data = static_cast<std::byte*>(shard.data),
+           .strides = ShardStrides(shard),
+           .element_bytes = static_cast<size_t>(ElementSize(wanted_dtype)),
+           .copy = copy,
+           .dtype = wanted_dtype});
       Destination& to = result_.destinations.back();
       if (!options_.allow_overflow) {
         to.find_overflow = FindOverflowOf(FromProto(tensor.dtype()), wanted_dtype);
@@ -280,7 +280,7 @@ class Comparer {
   const Manifest& manifest_;
   const LoadOptions& options_;
   std::map<std::string, uint32_t> index_;
-  std::map<std::string, std::string> master_;  // weight -> its master
+  const std::map<std::string_view, std::string_view> masters_;
   PlacedMemory memory_;
   Comparison result_;
 };

@@ -17,6 +17,7 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
@@ -287,12 +288,9 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
   });
 }
 
-NamedTensors::NamedTensors(const Manifest& manifest) : manifest_(manifest) {
+NamedTensors::NamedTensors(const Manifest& manifest)
+    : manifest_(manifest), masters_(MasterNames(manifest)) {
   for (const LogicalTensor& tensor : manifest.tensors()) tensors_[tensor.name()] = &tensor;
-  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
-    const auto master = parameter.states().find("master");
-    if (master != parameter.states().end()) masters_[parameter.parameter()] = &master->second;
-  }
 }
 
 const LogicalTensor* NamedTensors::Find(std::string_view name) const {
@@ -312,9 +310,9 @@ Manifest NamedTensors::ManifestOf(std::span<const std::string> names) const {
     if (master != masters_.end() && from_masters.insert(name).second) {
       OptimizerParameter& parameter = *part.mutable_optimizer()->add_parameters();
       parameter.set_parameter(name);
-      (*parameter.mutable_states())["master"] = *master->second;
+      (*parameter.mutable_states())[kMasterState] = std::string(master->second);
     }
-    const std::string& saved = master == masters_.end() ? name : *master->second;
+    const std::string_view saved = master == masters_.end() ? name : master->second;
     for (const LogicalTensor* tensor = Find(saved);
          tensor != nullptr && added.insert(tensor).second; tensor = Find(tensor->alias_of())) {
       LogicalTensor& copy = *part.add_tensors();

@@ -48,7 +48,7 @@ class NamedTensors {
  private:
   const Manifest& manifest_;
   std::map<std::string_view, const LogicalTensor*> tensors_;
-  std::map<std::string_view, const std::string*> masters_;  // their names, by parameter
+  std::map<std::string_view, std::string_view> masters_;  // see MasterNames()
 };
 
 }  // namespace tessera::ckpt

@@ -33,7 +33,7 @@ class DeviceSlots {
     // A start of copies costs as much as copying some hundred KiB.
     constexpr uint64_t kLeastBytes = uint64_t{1} << 20, kMostBytes = uint64_t{16} << 20;
     const uint64_t most = 2 * static_cast<uint64_t>(threads);
-    limit_bytes = std::max(limit_bytes / kIoAlignmentBytes * kIoAlignmentBytes, kIoAlignmentBytes);
+    limit_bytes = std::max(RoundDown(limit_bytes, kIoAlignmentBytes), kIoAlignmentBytes);
     const uint64_t wanted =
         std::clamp(std::min(limit_bytes, total_bytes) / most, kLeastBytes, kMostBytes);
     const uint64_t slot_bytes = RoundUp(std::min(wanted, limit_bytes), kIoAlignmentBytes);

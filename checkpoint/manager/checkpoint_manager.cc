@@ -65,8 +65,8 @@ void CheckStagedFiles(const Storage& storage, Storage& staging, const Checkpoint
   }
 }
 
-// The stop file of a job, each request of which ends one job only.
-class ObeyedOnce {
+// The stop file of a job. Each of its requests ends one job only.
+class StopFileOnce {
  public:
   // `storage` remembers the request that was obeyed; null in a job that does not save.
   void Open(const std::string& path, Storage* storage) {
@@ -455,7 +455,7 @@ class Manager final : public JobSaves {
 
   SaveSchedule schedule_;
   LaterSteps later_steps_;
-  ObeyedOnce stop_file_;
+  StopFileOnce stop_file_;
   FailedSaves failed_saves_;
   absl::Duration began_;
   absl::Duration elapsed_;            // since then, when ranks decided last

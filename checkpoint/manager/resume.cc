@@ -90,9 +90,9 @@ absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
 }
 
 // The state of a resume on rank 0.
-class Decision {
+class ResumeSearch {
  public:
-  Decision(Storage* storage, const ResumeRules& rules) : storage_(storage), rules_(rules) {}
+  ResumeSearch(Storage* storage, const ResumeRules& rules) : storage_(storage), rules_(rules) {}
 
   // Returns the next checkpoint to load as a message, which is empty if none is left.
   absl::StatusOr<std::string> FindLatestValid() {
@@ -343,7 +343,7 @@ std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped) {
 absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
                                               ProcessGroup& group, const ResumeRules& rules,
                                               const LoadOnThisRank& load) {
-  Decision decision(storage.get(), rules);
+  ResumeSearch decision(storage.get(), rules);
   absl::Status loaded;
   std::vector<DamagedPart> damaged;  // what `loaded` says
   PartsOfLoads all_damaged;

@@ -151,52 +151,6 @@ absl::Status Check(const StateDict& state, bool check_writable) {
   return checker.Finish();
 }
 
-}  // namespace
-
-DType DTypeOf(const ShardedTensor& tensor) {
-  if (tensor.dtype != DType::kUnspecified) return tensor.dtype;
-  for (const Shard& shard : tensor.shards) {
-    if (shard.dtype != DType::kUnspecified) return shard.dtype;
-  }
-  return DType::kUnspecified;
-}
-
-absl::Status CheckStateDict(const StateDict& state) {
-  return Check(state, /*check_writable=*/false);
-}
-
-absl::Status CheckDestinations(const StateDict& state) {
-  return Check(state, /*check_writable=*/true);
-}
-
-RankState DescribeState(const StateDict& state) {
-  RankState plan;
-  for (const ShardedTensor& tensor : state.tensors) {
-    LogicalTensor& local = *plan.add_tensors();
-    local.set_name(tensor.name);
-    local.set_role(ToProto(tensor.role));
-    local.set_dtype(ToProto(DTypeOf(tensor)));
-    local.set_alias_of(tensor.alias_of);
-    local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
-    local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
-    if (tensor.partition) *local.mutable_partition() = ToProto(*tensor.partition);
-    Shards& shards = *local.mutable_shards();
-    for (const Shard& shard : tensor.shards) {
-      const auto& [offset, shape] = shard.box;
-      shards.mutable_global_offset()->Add(offset.begin(), offset.end());
-      shards.mutable_shape()->Add(shape.begin(), shape.end());
-      shards.add_file_index(0);
-    }
-  }
-  return plan;
-}
-
-std::vector<int64_t> ShardStrides(const Shard& shard) {
-  return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
-}
-
-namespace {
-
 std::string Describe(const LogicalTensor& tensor) {
   std::string text =
       absl::StrCat(RoleProto_Name(tensor.role()), " ", DTypeProto_Name(tensor.dtype()), " ",
@@ -228,10 +182,10 @@ bool ColumnsFit(const LogicalTensor& tensor) {
 // Calls fn(serialized LogicalTensor) for each tensor of a serialized RankState; false where it
 // cannot be parsed. Copies nothing: few of the descriptions of thousands of ranks differ.
 template <typename Function>
-bool ForEachTensor(const std::string& plan, Function&& fn) {
+bool ForEachTensor(const std::string& description, Function&& fn) {
   using google::protobuf::internal::WireFormatLite;
-  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(plan.data()),
-                                            static_cast<int>(plan.size()));
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(description.data()),
+                                            static_cast<int>(description.size()));
   constexpr uint32_t kTensors = WireFormatLite::MakeTag(RankState::kTensorsFieldNumber,
                                                         WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
   while (const uint32_t tag = in.ReadTag()) {
@@ -239,17 +193,17 @@ bool ForEachTensor(const std::string& plan, Function&& fn) {
     if (tag != kTensors || !in.ReadVarint32(&length)) return false;
     const size_t begin = in.CurrentPosition();
     if (!in.Skip(static_cast<int>(length))) return false;
-    fn(std::string_view(plan).substr(begin, length));
+    fn(std::string_view(description).substr(begin, length));
   }
   return in.ConsumedEntireMessage();
 }
 
 class Merger {
  public:
-  absl::Status AddRank(uint32_t rank, const std::string& plan) {
+  absl::Status AddRank(uint32_t rank, const std::string& description) {
     uint32_t local_tensor = 0;
     bool readable = true;
-    const bool complete = ForEachTensor(plan, [&](std::string_view bytes) {
+    const bool complete = ForEachTensor(description, [&](std::string_view bytes) {
       const auto [at, is_new] =
           by_bytes_.try_emplace(bytes, static_cast<uint32_t>(state_.descriptions.size()));
       if (is_new) {
@@ -262,7 +216,8 @@ class Merger {
       ++local_tensor;
     });
     if (complete && readable) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("rank ", rank, " sent a plan that cannot be parsed"));
+    return absl::InternalError(
+        absl::StrCat("rank ", rank, " sent a description that cannot be parsed"));
   }
 
   MergedState Finish(std::vector<std::string>& problems) && {
@@ -270,6 +225,7 @@ class Merger {
     for (MergedTensor& tensor : state_.tensors) {
       for (HeldBox& held : tensor.boxes) held.rank_set = RankSetOf(held);
     }
+    state_.rank_sets = std::move(rank_sets_.sets);
     return std::move(state_);
   }
 
@@ -297,7 +253,7 @@ class Merger {
     std::vector<uint32_t> ranks;
     ranks.reserve(description.describers.size());
     for (const Describer& describer : description.describers) ranks.push_back(describer.rank);
-    description.rank_set = Intern(std::move(ranks));
+    description.rank_set = rank_sets_.Add(std::move(ranks));
     AddShards(d, tensor, at->second);
   }
 
@@ -316,19 +272,12 @@ class Merger {
     if (held.shards.size() == 1) return state_.descriptions[held.shards[0].description].rank_set;
     std::vector<uint32_t> ranks;
     for (const ShardRef& shard : held.shards) {
-      const auto& more = state_.rank_sets[state_.descriptions[shard.description].rank_set];
+      const auto& more = rank_sets_.sets[state_.descriptions[shard.description].rank_set];
       ranks.insert(ranks.end(), more.begin(), more.end());
     }
     std::ranges::sort(ranks);
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-    return Intern(std::move(ranks));
-  }
-
-  uint32_t Intern(std::vector<uint32_t> ranks) {
-    const auto [at, is_new] =
-        rank_sets_.try_emplace(ranks, static_cast<uint32_t>(state_.rank_sets.size()));
-    if (is_new) state_.rank_sets.push_back(std::move(ranks));
-    return at->second;
+    return rank_sets_.Add(std::move(ranks));
   }
 
   MergedState state_;
@@ -336,8 +285,7 @@ class Merger {
   std::pmr::unordered_map<std::string_view, uint32_t> by_bytes_{
       &nodes_};                                                         // indices of descriptions
   std::pmr::unordered_map<std::string_view, size_t> by_name_{&nodes_};  // indices of tensors
-  std::pmr::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
-      rank_sets_{&nodes_};
+  RankSets rank_sets_;
   std::vector<BoxMap> boxes_;  // per tensor
 };
 
@@ -441,6 +389,48 @@ absl::Status ProblemsStatus(const std::vector<std::string>& problems) {
 }
 
 }  // namespace
+
+DType DTypeOf(const ShardedTensor& tensor) {
+  if (tensor.dtype != DType::kUnspecified) return tensor.dtype;
+  for (const Shard& shard : tensor.shards) {
+    if (shard.dtype != DType::kUnspecified) return shard.dtype;
+  }
+  return DType::kUnspecified;
+}
+
+absl::Status CheckStateDict(const StateDict& state) {
+  return Check(state, /*check_writable=*/false);
+}
+
+absl::Status CheckDestinations(const StateDict& state) {
+  return Check(state, /*check_writable=*/true);
+}
+
+RankState DescribeState(const StateDict& state) {
+  RankState description;
+  for (const ShardedTensor& tensor : state.tensors) {
+    LogicalTensor& local = *description.add_tensors();
+    local.set_name(tensor.name);
+    local.set_role(ToProto(tensor.role));
+    local.set_dtype(ToProto(DTypeOf(tensor)));
+    local.set_alias_of(tensor.alias_of);
+    local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
+    local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
+    if (tensor.partition) *local.mutable_partition() = ToProto(*tensor.partition);
+    Shards& shards = *local.mutable_shards();
+    for (const Shard& shard : tensor.shards) {
+      const auto& [offset, shape] = shard.box;
+      shards.mutable_global_offset()->Add(offset.begin(), offset.end());
+      shards.mutable_shape()->Add(shape.begin(), shape.end());
+      shards.add_file_index(0);
+    }
+  }
+  return description;
+}
+
+std::vector<int64_t> ShardStrides(const Shard& shard) {
+  return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
+}
 
 absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) {
   Merger merger;

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory_resource>
 #include <span>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -34,8 +37,8 @@ struct BoxHash {
   size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
 };
 
-// Returns the dtype that a tensor names or, if it names none, the dtype of its first shard that has
-// one; DType::kUnspecified if no shard has one.
+// Returns the dtype of a tensor. If it is unspecified, returns the first dtype that a shard
+// specifies; DType::kUnspecified if no shard does.
 DType DTypeOf(const ShardedTensor& tensor);
 
 // Checks a state dict by itself: names, roles, dtypes, shapes, strides and aliases. Boxes must lie
@@ -52,6 +55,24 @@ RankState DescribeState(const StateDict& state);
 
 // Returns the strides of a shard, in elements.
 std::vector<int64_t> ShardStrides(const Shard& shard);
+
+// Distinct sets of ranks, numbered in the order in which they were added.
+class RankSets {
+ public:
+  // Adds a set, ascending, and returns its number.
+  uint32_t Add(std::vector<uint32_t> ranks) {
+    const auto [at, is_new] = numbers_.try_emplace(ranks, static_cast<uint32_t>(sets.size()));
+    if (is_new) sets.push_back(std::move(ranks));
+    return at->second;
+  }
+
+  std::vector<std::vector<uint32_t>> sets;  // by number
+
+ private:
+  std::pmr::monotonic_buffer_resource nodes_;
+  std::pmr::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
+      numbers_{&nodes_};
+};
 
 // A rank that sent a certain description of a tensor, and its index in the rank's list.
 struct Describer {

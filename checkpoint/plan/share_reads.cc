@@ -9,11 +9,11 @@
 #include <unordered_map>
 #include <utility>
 
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/plan/least_loaded.h"
+#include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -87,7 +87,7 @@ class ReadAssigner {
     for (const auto& [rank, segment] : private_) Send(rank, segment);
     for (const Shared& shared : shared_) {
       const std::string bytes = AsField(shared.segment);
-      for (const uint32_t rank : Union(rank_sets_[shared.all_receivers], shared.readers)) {
+      for (const uint32_t rank : Union(rank_sets_.sets[shared.all_receivers], shared.readers)) {
         for (const Receivers& receivers : shared.segment.receivers()) {
           sets_to_send_[rank].push_back(receivers.rank_set());
         }
@@ -115,13 +115,6 @@ class ReadAssigner {
     return at->second;
   }
 
-  uint32_t InternSet(std::vector<uint32_t> ranks) {
-    const auto [at, is_new] =
-        rank_set_ids_.try_emplace(ranks, static_cast<uint32_t>(rank_sets_.size()));
-    if (is_new) rank_sets_.push_back(std::move(ranks));
-    return at->second;
-  }
-
   std::vector<SharedNeed> MergeNeeds(std::vector<Need>& needs) {
     std::ranges::sort(needs);
     std::vector<SharedNeed> joint;
@@ -133,7 +126,7 @@ class ReadAssigner {
            ++i) {
         if (ranks.empty() || ranks.back() != needs[i].rank) ranks.push_back(needs[i].rank);
       }
-      joint.push_back({first.begin, first.end, first.region, InternSet(std::move(ranks))});
+      joint.push_back({first.begin, first.end, first.region, rank_sets_.Add(std::move(ranks))});
     }
     return joint;
   }
@@ -170,8 +163,8 @@ class ReadAssigner {
     std::vector<uint32_t> all_receivers;
     for (const SharedNeed& need : active) {
       std::vector<uint32_t>& ranks = by_region[need.region];
-      ranks = Union(ranks, rank_sets_[need.rank_set]);
-      all_receivers = Union(all_receivers, rank_sets_[need.rank_set]);
+      ranks = Union(ranks, rank_sets_.sets[need.rank_set]);
+      all_receivers = Union(all_receivers, rank_sets_.sets[need.rank_set]);
     }
     ReadSegment segment;
     segment.set_file_index(file);
@@ -194,9 +187,9 @@ class ReadAssigner {
       if (rest.empty()) continue;
       Receivers& receivers = *segment.add_receivers();
       if (region != kEverything) *receivers.mutable_region() = regions_[region];
-      receivers.set_rank_set(InternSet(std::move(rest)));
+      receivers.set_rank_set(rank_sets_.Add(std::move(rest)));
     }
-    shared_.push_back({std::move(segment), InternSet(std::move(all_receivers)), {}});
+    shared_.push_back({std::move(segment), rank_sets_.Add(std::move(all_receivers)), {}});
   }
 
   bool CanOpen(uint32_t file, uint32_t rank) const {
@@ -208,8 +201,9 @@ class ReadAssigner {
   uint32_t ReadersFor(uint32_t file, uint32_t receivers) {
     if (openers_.empty()) return receivers;
     RankList able;
-    std::ranges::set_intersection(rank_sets_[receivers], openers_[file], std::back_inserter(able));
-    return InternSet(able.empty() ? openers_[file] : std::move(able));
+    std::ranges::set_intersection(rank_sets_.sets[receivers], openers_[file],
+                                  std::back_inserter(able));
+    return rank_sets_.Add(able.empty() ? openers_[file] : std::move(able));
   }
 
   void AddPrivate(uint32_t rank, const ReadSegment& segment) {
@@ -247,7 +241,7 @@ class ReadAssigner {
       ReadSegment& segment = shared_[s].segment;
       const uint64_t bytes = std::min(segment.piece_bytes(), segment.end() - begin);
       const uint32_t set = ReadersFor(file, shared_[s].all_receivers);
-      LeastLoaded& queue = queues.try_emplace(set, rank_sets_[set], load_).first->second;
+      LeastLoaded& queue = queues.try_emplace(set, rank_sets_.sets[set], load_).first->second;
       const uint32_t reader = queue.Take(bytes, load_);
       segment.add_reader(reader);
       if (!openers_.empty()) shared_[s].readers = Union(shared_[s].readers, {reader});
@@ -270,7 +264,7 @@ class ReadAssigner {
     for (const uint32_t set : sets) {
       RankSet& reply = *share.add_rank_sets();
       reply.set_id(set);
-      reply.mutable_rank()->Add(rank_sets_[set].begin(), rank_sets_[set].end());
+      reply.mutable_rank()->Add(rank_sets_.sets[set].begin(), rank_sets_.sets[set].end());
     }
     answers_[rank] += share.SerializeAsString();
   }
@@ -280,11 +274,9 @@ class ReadAssigner {
   uint64_t staging_bytes_ = std::numeric_limits<uint64_t>::max();
   std::map<uint32_t, std::vector<Need>> needs_;  // by file
   std::vector<ShardRegion> regions_;
-  std::pmr::monotonic_buffer_resource nodes_;  // of the tables
+  std::pmr::monotonic_buffer_resource nodes_;  // of the table
   std::pmr::unordered_map<std::string, uint32_t> region_ids_{&nodes_};
-  std::vector<std::vector<uint32_t>> rank_sets_;  // each ascending
-  std::pmr::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
-      rank_set_ids_{&nodes_};
+  RankSets rank_sets_;
   std::vector<std::pair<uint32_t, ReadSegment>> private_;  // rank and segment
   std::vector<size_t> last_private_;                       // by rank
   std::vector<Shared> shared_;

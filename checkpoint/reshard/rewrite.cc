@@ -48,10 +48,6 @@ constexpr uint64_t kWorkerBytes = uint64_t{64} << 20;
 // Returns the memory for chunks of the source that neighbouring windows share.
 uint64_t EndBytes(const RewriteOptions& options) { return options.memory_bytes / 8; }
 
-// The unit of checksumming and digesting: fits into the second-level cache. A multiple of every
-// element size.
-constexpr uint64_t kBlockBytes = 128 << 10;
-
 // One box that fills bytes of a file. `tensor` is an index into the planned manifest.
 struct Item : StoredBox {
   uint32_t saved_tensor;  // into the source's manifest
@@ -367,8 +363,8 @@ class Rewriter {
     TargetFile& file = *piece.file;
     for (uint64_t begin = piece.begin; begin < piece.end;) {
       const uint64_t chunk = begin / file.chunk_bytes;
-      const uint64_t end =
-          std::min({piece.end, begin + kBlockBytes, (chunk + 1) * uint64_t{file.chunk_bytes}});
+      const uint64_t end = std::min(
+          {piece.end, begin + kDigestBlockBytes, (chunk + 1) * uint64_t{file.chunk_bytes}});
       const std::byte* const bytes = piece.data + (begin - piece.begin);
       file.crcs[chunk] = ExtendCrc32c(file.crcs[chunk], {bytes, end - begin});
       DigestStored(file.items, begin, end, bytes, digests);
@@ -422,7 +418,7 @@ class Rewriter {
   SaveTarget target_;
   std::vector<uint32_t> saved_tensor_;  // by planned tensor
   std::vector<PlannedFile> files_;      // by index into Manifest.files
-  EndChunks ends_;
+  EdgeChunkCache ends_;
   std::vector<Worker> workers_;
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;

@@ -12,6 +12,7 @@
 #include "base/trace.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/digest_elements.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "layout/box.h"
@@ -23,10 +24,6 @@ namespace {
 
 // Fewer bytes cost less to copy than a write of their own does.
 constexpr uint64_t kLeastInPlaceBytes = uint64_t{64} << 10;
-
-// The unit of copying, digesting and checksumming: well within the second-level cache. A multiple
-// of every element size, as are all chunk sizes, so that no element crosses a boundary.
-constexpr uint64_t kBlockBytes = 128 << 10;
 
 // A range with more bytes than these that are not in place is copied as a whole.
 constexpr uint64_t kMaxBetweenBytes = 1 << 20;
@@ -244,8 +241,8 @@ void FileWriter::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& dig
       bytes = bytes.subspan(next.size());
     }
   };
-  for (uint64_t block = begin; block < end; block += kBlockBytes) {
-    contents_.CopyAndDigest(block, std::min(end, block + kBlockBytes), out + (block - begin),
+  for (uint64_t block = begin; block < end; block += kDigestBlockBytes) {
+    contents_.CopyAndDigest(block, std::min(end, block + kDigestBlockBytes), out + (block - begin),
                             digests, extend_checksums);
   }
 }

@@ -13,6 +13,7 @@
 #include "base/steady_time.h"
 #include "base/threads.h"
 #include "base/trace.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 
 namespace tessera::ckpt {
@@ -428,8 +429,7 @@ WriteReport DataWriter::Report() const {
     for (const Digests& digests : waiter_digests_) digest += digests[slot];
     TensorReport& tensor_report = *report.add_tensors();
     tensor_report.set_manifest_tensor(tensor);
-    tensor_report.mutable_digest()->set_lo(digest.lo);
-    tensor_report.mutable_digest()->set_hi(digest.hi);
+    *tensor_report.mutable_digest() = ToProto(digest);
   }
   const double threads = std::max(1.0, static_cast<double>(workers_.size()));
   report.set_copying(absl::ToDoubleSeconds(spent_.copying / threads));

@@ -47,11 +47,7 @@ absl::Status CheckOptions(const SaveOptions& options) {
                      "], not ", options.checksum_chunk_bytes));
   }
   if (options.max_file_bytes == 0) return absl::InvalidArgumentError("max_file_bytes is 0");
-  if (options.io_threads < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
-  }
-  return absl::OkStatus();
+  return CheckIoThreads(options.io_threads);
 }
 
 absl::Status CheckMetadata(const Manifest& manifest) {

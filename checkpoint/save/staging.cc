@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/system_memory.h"
 #include "base/units.h"
@@ -15,8 +16,6 @@ namespace {
 
 // Prefaulted per call: about what a slow machine touches in a hundredth of a second.
 constexpr size_t kPrefaultBytes = size_t{4} << 20;
-
-uint64_t WholePages(uint64_t bytes) { return bytes / kIoAlignmentBytes * kIoAlignmentBytes; }
 
 std::string Explain(const StagingRequest& request, uint64_t available, uint64_t granted) {
   return absl::StrCat(
@@ -37,8 +36,9 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
   if (request.device != device_) Free();
   device_ = request.device;
   // Never more than the limit, rounded down to a page.
-  const uint64_t permitted = std::max(
-      std::min(request.wanted_bytes, WholePages(request.limit_bytes)), request.least_bytes);
+  const uint64_t permitted =
+      std::max(std::min(request.wanted_bytes, RoundDown(request.limit_bytes, kIoAlignmentBytes)),
+               request.least_bytes);
   if (reserved_.size() < permitted) {
     const uint64_t available = available_bytes_() + present_bytes_;
     if (available < request.least_bytes) {
@@ -46,8 +46,8 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
                                                        HumanBytes(request.least_bytes), ": ",
                                                        Explain(request, available, 0)));
     }
-    const uint64_t granted =
-        std::max(std::min(permitted, WholePages(available / 2)), request.least_bytes);
+    const uint64_t granted = std::max(
+        std::min(permitted, RoundDown(available / 2, kIoAlignmentBytes)), request.least_bytes);
     if (reserved_.size() < granted) {
       TESSERA_RETURN_IF_ERROR(Allocate(granted, request.least_bytes));
     }
@@ -76,7 +76,7 @@ absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
     const absl::Status allocated = AllocateOnce(bytes);
     if (allocated.ok()) return absl::OkStatus();
     if (bytes <= least_bytes) return allocated;
-    bytes = std::max(WholePages(bytes / 2), least_bytes);
+    bytes = std::max(RoundDown(bytes / 2, kIoAlignmentBytes), least_bytes);
   }
 }
 

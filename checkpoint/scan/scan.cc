@@ -28,8 +28,8 @@ bool IsDamage(const absl::Status& status) {
 
 }  // namespace
 
-std::shared_ptr<const std::string> EndChunks::Find(const std::string& file,
-                                                   const FilePiece& chunk) {
+std::shared_ptr<const std::string> EdgeChunkCache::Find(const std::string& file,
+                                                        const FilePiece& chunk) {
   const MutexLock lock(&mutex_);
   for (const Kept& kept : kept_) {
     if (kept.begin != chunk.begin || kept.bytes->size() != chunk.size() || kept.file != file) {
@@ -41,7 +41,7 @@ std::shared_ptr<const std::string> EndChunks::Find(const std::string& file,
   return nullptr;
 }
 
-void EndChunks::Keep(const std::string& file, const FilePiece& chunk, const std::byte* data) {
+void EdgeChunkCache::Keep(const std::string& file, const FilePiece& chunk, const std::byte* data) {
   if (chunk.size() > max_bytes_) return;
   std::shared_ptr<std::string> bytes;
   {
@@ -59,7 +59,7 @@ void EndChunks::Keep(const std::string& file, const FilePiece& chunk, const std:
   kept_.push_back({file, chunk.begin, std::move(bytes)});
 }
 
-uint64_t EndChunks::found_bytes() const {
+uint64_t EdgeChunkCache::found_bytes() const {
   const MutexLock lock(&mutex_);
   return found_bytes_;
 }
@@ -188,7 +188,7 @@ FilePiece Scanner::LastChunk(const FilePiece& range) const {
   return {range.file_index, (range.end - 1) / chunk_bytes * chunk_bytes, range.end};
 }
 
-absl::Status Scanner::TakeEnds(EndChunks& ends, const ChunkFunction& function,
+absl::Status Scanner::TakeEnds(EdgeChunkCache& ends, const ChunkFunction& function,
                                FilePiece& range) const {
   const std::string& file = manifest_.files(range.file_index).path();
   const auto take = [&](const FilePiece& chunk) -> absl::StatusOr<bool> {
@@ -220,7 +220,7 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
                           ScanBuffers* kept) const {
   ScanBuffers own;
   ScanBuffers& left = kept != nullptr ? *kept : own;
-  EndChunks* const ends = left.ends;
+  EdgeChunkCache* const ends = left.ends;
   std::set<std::pair<uint32_t, uint64_t>> to_keep;  // files and beginnings of chunks
   const ChunkFunction keep = [&](int worker, const FilePiece& chunk, const std::byte* data) {
     if (to_keep.contains({chunk.file_index, chunk.begin})) {
@@ -377,12 +377,6 @@ std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_in
   return Damage{file.path(), shard_begin, tensor.name(),
                 absl::StrCat("elements of ", size, " bytes are not aligned, or checksum chunks of ",
                              file.chunk_bytes(), " bytes cut them")};
-}
-
-absl::Status CheckIoThreads(int io_threads) {
-  if (io_threads >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("io_threads must be at least 1, not ", io_threads));
 }
 
 }  // namespace tessera::ckpt

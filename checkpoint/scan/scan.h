@@ -76,9 +76,9 @@ inline constexpr size_t kPiecesPerWorker = 2;
 // A cache of checked chunks at the ends of ranges, for other scans of the same checkpoint: if
 // ranges end within chunks, neighbouring ranges share these chunks. The oldest chunks make room for
 // others. Thread-safe.
-class EndChunks {
+class EdgeChunkCache {
  public:
-  explicit EndChunks(uint64_t max_bytes) : max_bytes_(max_bytes) {}
+  explicit EdgeChunkCache(uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Returns the chunk of a file; null if it is not kept.
   std::shared_ptr<const std::string> Find(const std::string& file, const FilePiece& chunk);
@@ -104,7 +104,7 @@ class EndChunks {
 // reading into it. Concurrent scans must not share the buffers; they may share the chunks.
 struct ScanBuffers {
   std::vector<AlignedBuffer> buffers;
-  EndChunks* ends = nullptr;
+  EdgeChunkCache* ends = nullptr;
 };
 
 // Reads data files of one checkpoint: every requested byte once, in pieces of 4 MiB or one chunk,
@@ -172,8 +172,9 @@ class Scanner {
   // Reads pieces into the buffers, of which there are more afterwards if they do not suffice.
   absl::Status ReadPieces(const Pieces& all, std::vector<AlignedBuffer>& buffers,
                           const ChunkFunction& function) const;
-  // Hands over the chunks at the ends of a range that are kept, and cuts them off.
-  absl::Status TakeEnds(EndChunks& ends, const ChunkFunction& function, FilePiece& range) const;
+  // Passes the cached chunks at the ends of a range to `function`, and removes them from the range.
+  absl::Status TakeEnds(EdgeChunkCache& ends, const ChunkFunction& function,
+                        FilePiece& range) const;
   absl::Status CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const;
 
   Storage& storage_;
@@ -190,9 +191,6 @@ class Scanner {
 // chunk by chunk; nullopt if they do not cut elements.
 std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_index,
                                       uint64_t shard_begin, const LogicalTensor& tensor);
-
-// Returns InvalidArgument unless there is at least one thread.
-absl::Status CheckIoThreads(int io_threads);
 
 }  // namespace tessera::ckpt
 

@@ -25,6 +25,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr uint32_t kChunkBytes = 64;
+constexpr uint64_t kFirstFileBytes = 600;
 
 // Two files, each with one shard of one tensor, of different lengths and without headers.
 class ScanTest : public testing::Test {
@@ -36,7 +37,7 @@ class ScanTest : public testing::Test {
     tensor.set_dtype(ToProto(DType::kF32));
     tensor.add_global_shape(250);
     int64_t element = 0;
-    for (const int64_t count : {150, 100}) {
+    for (const int64_t count : {int64_t{kFirstFileBytes / sizeof(float)}, int64_t{100}}) {
       std::string contents(count * sizeof(float), '\0');
       for (char& byte : contents)
         byte = static_cast<char>(all_.size() + (&byte - &contents[0]) * 7);
@@ -71,7 +72,7 @@ class ScanTest : public testing::Test {
                          EXPECT_LT(worker, options.io_threads);
                          EXPECT_EQ(chunk.begin % kChunkBytes, 0);
                          EXPECT_LE(chunk.size(), kChunkBytes);
-                         const uint64_t at = chunk.file_index * 600 + chunk.begin;
+                         const uint64_t at = chunk.file_index * kFirstFileBytes + chunk.begin;
                          std::memcpy(seen.data() + at, data, chunk.size());
                          digests_->Add(worker, chunk, data);
                          return absl::OkStatus();
@@ -107,7 +108,8 @@ TEST_F(ScanTest, DamageEndsTheScanAndNamesFileOffsetTensorAndParts) {
   const auto parts = FindDamagedParts(damaged);
   ASSERT_TRUE(parts.has_value());
   EXPECT_EQ(*parts, (std::vector<DamagedPart>{{"file-1", 64, 128}}));
-  EXPECT_EQ(seen.substr(600 + 64, 64), std::string(64, '?')) << "delivered a damaged chunk";
+  EXPECT_EQ(seen.substr(kFirstFileBytes + 64, 64), std::string(64, '?'))
+      << "delivered a damaged chunk";
 }
 
 TEST_F(ScanTest, ReportedDamageDoesNotEndTheScan) {
@@ -122,8 +124,8 @@ TEST_F(ScanTest, ReportedDamageDoesNotEndTheScan) {
   EXPECT_EQ(damage[0].offset_bytes, 100);
   EXPECT_EQ(damage[1].file, "file-0");
   EXPECT_EQ(damage[1].offset_bytes, 130);
-  EXPECT_EQ(seen.substr(700), std::string(300, '?'));
-  EXPECT_EQ(seen.substr(600, 100), all_.substr(600, 100));
+  EXPECT_EQ(seen.substr(kFirstFileBytes),
+            all_.substr(kFirstFileBytes, 100) + std::string(300, '?'));
 }
 
 // Counts the reads that were started and not ended, and looks whether their memory is still there.
@@ -181,13 +183,13 @@ TEST_F(ScanTest, EachThreadHasItsNextReadInFlightAsFarAsMemoryGoes) {
                     {.io_threads = threads, .staging_bytes = staging_bytes, .read_original = true});
     ASSERT_OK(scanner.OpenAll());
     std::vector<FilePiece> chunks;
-    for (uint64_t at = 0; at < 600; at += kChunkBytes) {
-      chunks.push_back({0, at, std::min<uint64_t>(600, at + kChunkBytes)});
+    for (uint64_t at = 0; at < kFirstFileBytes; at += kChunkBytes) {
+      chunks.push_back({0, at, std::min<uint64_t>(kFirstFileBytes, at + kChunkBytes)});
     }
     const auto take = [&, threads = threads, next = next](int, const FilePiece& chunk,
                                                           const std::byte*) {
       EXPECT_LE(reads.now(), next);
-      if (threads == 1) EXPECT_EQ(reads.now(), chunk.end < 600 ? next : 0);
+      if (threads == 1) EXPECT_EQ(reads.now(), chunk.end < kFirstFileBytes ? next : 0);
       return absl::OkStatus();
     };
     ASSERT_OK(scanner.Run(chunks, take));
@@ -203,7 +205,7 @@ TEST_F(ScanTest, EachThreadHasItsNextReadInFlightAsFarAsMemoryGoes) {
 
 TEST_F(ScanTest, ChunksAtTheEndsOfRangesAreKeptForOtherScans) {
   for (const uint64_t max_bytes : {uint64_t{2} * kChunkBytes, uint64_t{kChunkBytes}, uint64_t{1}}) {
-    EndChunks ends(max_bytes);
+    EdgeChunkCache ends(max_bytes);
     std::string seen(all_.size(), '?');
     for (const FilePiece& range :
          {FilePiece{0, 0, 256}, {0, 192, 320}, {0, 192, 256}, {1, 192, 256}}) {
@@ -212,7 +214,8 @@ TEST_F(ScanTest, ChunksAtTheEndsOfRangesAreKeptForOtherScans) {
       ASSERT_OK(scanner.OpenAll());
       ScanBuffers buffers = {.ends = &ends};
       const auto see = [&](int, const FilePiece& chunk, const std::byte* data) {
-        std::memcpy(seen.data() + chunk.file_index * 600 + chunk.begin, data, chunk.size());
+        std::memcpy(seen.data() + chunk.file_index * kFirstFileBytes + chunk.begin, data,
+                    chunk.size());
         chunks.push_back(chunk.begin);
         return absl::OkStatus();
       };
@@ -220,14 +223,15 @@ TEST_F(ScanTest, ChunksAtTheEndsOfRangesAreKeptForOtherScans) {
       EXPECT_EQ(chunks.size(), range.size() / kChunkBytes);
     }
     EXPECT_EQ(seen.substr(0, 320), all_.substr(0, 320));
-    EXPECT_EQ(seen.substr(792, 64), all_.substr(792, 64));
+    EXPECT_EQ(seen.substr(kFirstFileBytes + 192, 64), all_.substr(kFirstFileBytes + 192, 64));
     // The second range pushes a chunk out, without which the third one's is read where one is kept.
     EXPECT_EQ(ends.found_bytes() / kChunkBytes, max_bytes / kChunkBytes);
   }
 }
 
 TEST_F(ScanTest, TheErrorIsThatOfTheFirstPieceThatFailed) {
-  for (const uint64_t at : {600 - 1, 300, 100}) faulty_.CorruptReads("c/file-0", at, std::byte{4});
+  for (const uint64_t at : {kFirstFileBytes - 1, uint64_t{300}, uint64_t{100}})
+    faulty_.CorruptReads("c/file-0", at, std::byte{4});
   std::string seen;
   const absl::Status damaged = Scan({.io_threads = 3, .staging_bytes = 3 * kChunkBytes}, seen);
   EXPECT_THAT(std::string(damaged.message()), HasSubstr("[64, 128)"));

@@ -41,7 +41,7 @@ bool IsRange(const Shape& shape, const StoredPiece& piece) {
   return true;
 }
 
-BlockReader::BlockReader(const Checkpoint& source, EndChunks& ends, bool allow_overflow)
+BlockReader::BlockReader(const Checkpoint& source, EdgeChunkCache& ends, bool allow_overflow)
     : source_(source), tensors_(source.manifest()) {
   staging_.ends = &ends;
   options_.io_threads = 1;

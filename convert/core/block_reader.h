@@ -48,7 +48,7 @@ struct BlockPart {
 class BlockReader {
  public:
   // `allow_overflow` as in LoadOptions.
-  BlockReader(const Checkpoint& source, EndChunks& ends, bool allow_overflow = false);
+  BlockReader(const Checkpoint& source, EdgeChunkCache& ends, bool allow_overflow = false);
 
   // Reads the elements of `pieces`, whose offsets are relative to `block`, and adds their digests.
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,

@@ -16,6 +16,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "checkpoint/format/pieces.h"
 #include "checkpoint/scan/verify.h"
 #include "convert/core/block_reader.h"
 #include "layout/dtype.h"
@@ -39,7 +40,7 @@ uint64_t EndOf(const OutputTensor& tensor) {
 // What one thread keeps from one block to the next.
 class Worker {
  public:
-  Worker(const Checkpoint& source, EndChunks& ends, bool allow_overflow)
+  Worker(const Checkpoint& source, EdgeChunkCache& ends, bool allow_overflow)
       : reader_(source, ends, allow_overflow) {}
 
   // Reads elements [begin, end) of the tensor as they are in its file, and adds their digest. The
@@ -200,7 +201,7 @@ class Workers {
   }
 
  private:
-  EndChunks ends_{kEndBytes};
+  EdgeChunkCache ends_{kEndBytes};
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 

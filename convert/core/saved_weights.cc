@@ -22,10 +22,9 @@ std::map<std::string, std::string> MastersWithoutWeights(const Manifest& manifes
   absl::flat_hash_set<std::string> saved;
   for (const LogicalTensor& tensor : manifest.tensors()) saved.insert(tensor.name());
   std::map<std::string, std::string> masters;
-  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
-    const auto master = parameter.states().find("master");
-    if (master == parameter.states().end() || saved.contains(parameter.parameter())) continue;
-    if (saved.contains(master->second)) masters[parameter.parameter()] = master->second;
+  for (const auto& [parameter, master] : MasterNames(manifest)) {
+    if (saved.contains(View(parameter)) || !saved.contains(View(master))) continue;
+    masters.emplace(parameter, master);
   }
   return masters;
 }
