@@ -64,10 +64,10 @@ LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last, con
   return digest;
 }
 
-LogicalDigest CheckRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
-                        int64_t element_bytes, uint32_t& crc32c) {
+LogicalDigest ChecksumRuns(const BoxRuns& global, int64_t first, int64_t last,
+                           const std::byte* data, int64_t element_bytes, uint32_t& crc32c) {
   if (const std::optional<int64_t> at = global.Contiguous(first, last)) {
-    return CheckRun(*at, data, last - first, element_bytes, crc32c);
+    return ChecksumRun(*at, data, last - first, element_bytes, crc32c);
   }
   crc32c = ExtendCrc32c(crc32c, {data, static_cast<size_t>((last - first) * element_bytes)});
   return DigestRuns(global, first, last, data, element_bytes);

@@ -25,8 +25,8 @@ LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last, con
                          int64_t element_bytes);
 
 // Returns the digest of DigestRuns(), and extends the checksum `crc32c` by the elements' bytes.
-LogicalDigest CheckRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
-                        int64_t element_bytes, uint32_t& crc32c);
+LogicalDigest ChecksumRuns(const BoxRuns& global, int64_t first, int64_t last,
+                           const std::byte* data, int64_t element_bytes, uint32_t& crc32c);
 
 // Returns the digest of DigestRuns(), and copies the elements from `data` to `to`.
 LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t last,

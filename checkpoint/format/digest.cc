@@ -168,7 +168,7 @@ HWY_INLINE uint64_t AddWord(uint64_t state, const std::byte* from) {
 // The CRC instruction runs beside the vector units. Its latency is three cycles, less than the
 // digest of as many bytes takes: two chains suffice, one for each half of a strip.
 template <typename Word>
-LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& crc32c) {
+LogicalDigest ChecksumStrip(uint64_t first_index, const std::byte* data, uint32_t& crc32c) {
   constexpr size_t kHalf = kStripBytes / 2;
   uint64_t front = ~crc32c, back = 0;
   const LogicalDigest digest = DigestWords<Word>(
@@ -188,7 +188,7 @@ LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& 
 #else
 
 template <typename Word>
-LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& crc32c) {
+LogicalDigest ChecksumStrip(uint64_t first_index, const std::byte* data, uint32_t& crc32c) {
   crc32c = ExtendCrc32c(crc32c, {data, kStripBytes});
   return DigestOnly<Word>(first_index, data, kStripBytes / sizeof(Word));
 }
@@ -196,12 +196,12 @@ LogicalDigest CheckStrip(uint64_t first_index, const std::byte* data, uint32_t& 
 #endif
 
 template <typename Word>
-LogicalDigest CheckWords(uint64_t first_index, const std::byte* at, size_t count,
-                         uint32_t& crc32c) {
+LogicalDigest ChecksumWords(uint64_t first_index, const std::byte* at, size_t count,
+                            uint32_t& crc32c) {
   constexpr size_t kStripElements = kStripBytes / sizeof(Word);
   LogicalDigest digest;
   for (; count >= kStripElements; count -= kStripElements, at += kStripBytes) {
-    digest += CheckStrip<Word>(first_index, at, crc32c);
+    digest += ChecksumStrip<Word>(first_index, at, crc32c);
     first_index += kStripElements;
   }
   crc32c = ExtendCrc32c(crc32c, {at, count * sizeof(Word)});
@@ -237,10 +237,10 @@ LogicalDigest CopyAndDigest(uint64_t first_index, const std::byte* data, std::by
   });
 }
 
-LogicalDigest Check(uint64_t first_index, const std::byte* data, size_t count, size_t element_bytes,
-                    uint32_t& crc32c) {
+LogicalDigest Checksum(uint64_t first_index, const std::byte* data, size_t count,
+                       size_t element_bytes, uint32_t& crc32c) {
   return WithWord(element_bytes, [&]<typename Word>(Word) {
-    return CheckWords<Word>(first_index, data, count, crc32c);
+    return ChecksumWords<Word>(first_index, data, count, crc32c);
   });
 }
 
@@ -253,7 +253,7 @@ namespace internal {
 namespace {
 HWY_EXPORT(Digest);
 HWY_EXPORT(CopyAndDigest);
-HWY_EXPORT(Check);
+HWY_EXPORT(Checksum);
 }  // namespace
 }  // namespace internal
 
@@ -264,11 +264,11 @@ LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count,
                                   element_bytes);
 }
 
-LogicalDigest CheckRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes,
-                       uint32_t& crc32c) {
+LogicalDigest ChecksumRun(uint64_t first_index, const void* data, size_t count,
+                          size_t element_bytes, uint32_t& crc32c) {
   using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
-  return TESSERA_DISPATCH(Check)(first_index, static_cast<const std::byte*>(data), count,
-                                 element_bytes, crc32c);
+  return TESSERA_DISPATCH(Checksum)(first_index, static_cast<const std::byte*>(data), count,
+                                    element_bytes, crc32c);
 }
 
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,

@@ -35,8 +35,8 @@ LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to,
 // Returns the digest of DigestRun(), and extends `crc32c` (base/crc32c.h) by the elements' bytes,
 // in one pass. The checksum takes hardly any time beside the digest if the processor has the
 // instruction (from SSE4 on).
-LogicalDigest CheckRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes,
-                       uint32_t& crc32c);
+LogicalDigest ChecksumRun(uint64_t first_index, const void* data, size_t count,
+                          size_t element_bytes, uint32_t& crc32c);
 
 }  // namespace tessera::ckpt
 

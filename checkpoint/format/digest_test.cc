@@ -68,7 +68,7 @@ TEST(Digest, WithTheChecksumOnEveryInstructionSet) {
         const size_t count = random() % ((39 << 10) / element_bytes);
         const uint32_t before = static_cast<uint32_t>(random());
         uint32_t crc32c = before;
-        ASSERT_EQ(CheckRun(first, data, count, element_bytes, crc32c),
+        ASSERT_EQ(ChecksumRun(first, data, count, element_bytes, crc32c),
                   Oracle(first, data, count, element_bytes))
             << target << " " << element_bytes << " bytes, " << count << " from " << first;
         uint32_t expected = ~before;

@@ -71,7 +71,7 @@ absl::Status ReadSchedule::AddGroups(const Manifest& manifest, const ReadSegment
   for (const Receivers& receivers : segment.receivers()) {
     const auto ranks = rank_sets_.find(receivers.rank_set());
     if (ranks == rank_sets_.end()) return absl::InternalError("an unknown set of ranks");
-    ReceiverGroup& group = groups.emplace_back(ReceiverGroup{nullptr, nullptr, &ranks->second});
+    ReceiverGroup& group = groups.emplace_back(ReceiverGroup{.ranks = &ranks->second});
     if (!receivers.has_region()) continue;
     group.region = &receivers.region();
     TESSERA_ASSIGN_OR_RETURN(PackedRegion packed,
@@ -139,24 +139,37 @@ void ReadSchedule::AddShared(const SharedPiece& shared, const std::function<bool
       const uint64_t bytes = BytesFor(rank, piece, *shared.groups);
       if (bytes == 0) continue;
       mine.mapped_by.push_back({rank, bytes});
-      incoming.push_back({piece, rank, nullptr, 0, false, Carries::kAnswer});
+      incoming.push_back({.piece = piece, .source = rank, .carries = Carries::kAnswer});
     }
     return;
   }
   if (maps(reader)) {
     const uint64_t bytes = BytesFor(rank_, piece, *shared.groups);
-    if (bytes > 0) AddIncoming({piece, reader, nullptr, bytes, true, Carries::kOffset});
+    if (bytes == 0) return;
+    AddIncoming({.piece = piece,
+                 .source = reader,
+                 .bytes = bytes,
+                 .marked = true,
+                 .carries = Carries::kOffset});
     return;
   }
   for (const ReceiverGroup& group : *shared.groups) {
     if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
     if (group.packed != nullptr) {
       const uint64_t bytes = group.packed->BytesIn(piece);
-      if (bytes > 0) AddIncoming({piece, reader, group.region, bytes, true});
+      if (bytes == 0) continue;
+      AddIncoming({.piece = piece,
+                   .source = reader,
+                   .region = group.region,
+                   .bytes = bytes,
+                   .marked = true});
       continue;
     }
     ForEachMessage(piece, [&](const FilePiece& part) {
-      AddIncoming({part, reader, nullptr, part.size(), part.begin == piece.begin});
+      AddIncoming({.piece = part,
+                   .source = reader,
+                   .bytes = part.size(),
+                   .marked = part.begin == piece.begin});
     });
   }
 }

@@ -27,16 +27,16 @@ struct ReadSchedule {
   // element crosses a boundary.
   static constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
 
-  // Space for the mark in front of the contents. Contents that are copied begin at a cache line,
-  // and those that the disk delivers at a page.
+  // Space for the mark in front of the contents. Copied contents begin at a cache line, contents
+  // from the disk at a page.
   static constexpr uint64_t kCopyRoomBytes = 64;
   static constexpr uint64_t kReadRoomBytes = kIoAlignmentBytes;
 
   // The receivers of one part of a piece.
   struct ReceiverGroup {
-    const ShardRegion* region;  // null: the whole piece
-    std::shared_ptr<const PackedRegion> packed;
-    const std::vector<uint32_t>* ranks;  // ascending
+    const ShardRegion* region = nullptr;                   // null: the whole piece
+    std::shared_ptr<const PackedRegion> packed = nullptr;  // of the region
+    const std::vector<uint32_t>* ranks;                    // ascending
   };
   // A piece that this rank reads and others need, too.
   struct OwnPiece {
@@ -55,9 +55,9 @@ struct ReadSchedule {
   struct Incoming {
     FilePiece piece;  // the piece that the message is part of
     uint32_t source;
-    const ShardRegion* region;  // null: the whole piece
-    uint64_t bytes;             // without the mark
-    bool marked;
+    const ShardRegion* region = nullptr;  // null: the whole piece
+    uint64_t bytes = 0;                   // without the mark
+    bool marked = false;
     Carries carries = Carries::kContents;
   };
   // A step in the processing of all pieces.

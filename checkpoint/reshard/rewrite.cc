@@ -26,7 +26,6 @@
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/save/coordinator.h"
-#include "checkpoint/save/data_writer.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/box.h"
@@ -268,7 +267,7 @@ class Rewriter {
       files.push_back(std::move(file));
     }
     const uint64_t unit = RoundUp(ChunkOf(first), kIoAlignmentBytes);
-    // A multiple of the chunk size, and aligned where that is.
+    // A multiple of the chunk size, and aligned if the chunk size is.
     const uint64_t each = std::max<uint64_t>(WindowBytes() / count / unit, 1) *
                           (unit == ChunkOf(first) ? unit : ChunkOf(first));
     const uint64_t stride = RoundUp(std::min(each, longest), kIoAlignmentBytes);
@@ -313,20 +312,23 @@ class Rewriter {
         std::memcpy(window.data, header.data() + window.begin,
                     std::min<uint64_t>(header.size(), window.end) - window.begin);
       }
-      ForEachStored(window.file->items, window.begin, window.end,
-                    [&](const Item& item, int64_t first, int64_t last) {
-                      std::byte* at =
-                          window.data + (item.begin + first * item.element_bytes - window.begin);
-                      for (Box& box : FlatRangeToBoxes(item.box, first, last)) {
-                        wanted.push_back({item.saved_tensor, box});
-                        std::byte* const data =
-                            std::exchange(at, at + ElementCount(box.shape) * item.element_bytes);
-                        std::vector<int64_t> strides = ContiguousStrides(box.shape);
-                        destinations.push_back({std::move(box), data, std::move(strides),
-                                                static_cast<size_t>(item.element_bytes),
-                                                FindCopy(item.dtype, item.dtype), item.dtype});
-                      }
-                    });
+      ForEachStored(
+          window.file->items, window.begin, window.end,
+          [&](const Item& item, int64_t first, int64_t last) {
+            std::byte* at = window.data + (item.begin + first * item.element_bytes - window.begin);
+            for (Box& box : FlatRangeToBoxes(item.box, first, last)) {
+              wanted.push_back({item.saved_tensor, box});
+              std::byte* const data =
+                  std::exchange(at, at + ElementCount(box.shape) * item.element_bytes);
+              std::vector<int64_t> strides = ContiguousStrides(box.shape);
+              destinations.push_back({.box = std::move(box),
+                                      .data = data,
+                                      .strides = std::move(strides),
+                                      .element_bytes = static_cast<size_t>(item.element_bytes),
+                                      .copy = FindCopy(item.dtype, item.dtype),
+                                      .dtype = item.dtype});
+            }
+          });
     }
     TESSERA_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(source_.manifest(), wanted));
     Scanner scanner(source_.storage(), source_.directory(), source_.manifest(),
@@ -346,7 +348,7 @@ class Rewriter {
       for (uint64_t begin = window.begin; begin < window.end; begin += size) {
         const Window piece = {window.file, begin, std::min(window.end, begin + size),
                               window.data + (begin - window.begin)};
-        Check(piece, worker.digests);
+        Checksum(piece, worker.digests);
         writes.push_back(
             piece.file->file->StartWriteAt(begin, {piece.data, piece.end - begin}, {}));
       }
@@ -359,7 +361,7 @@ class Rewriter {
   }
 
   // Computes checksums and digests. Precondition: the piece begins at a chunk.
-  static void Check(const Window& piece, Digests& digests) {
+  static void Checksum(const Window& piece, Digests& digests) {
     TargetFile& file = *piece.file;
     for (uint64_t begin = piece.begin; begin < piece.end;) {
       const uint64_t chunk = begin / file.chunk_bytes;

@@ -50,7 +50,7 @@ class AsyncSaver::Background {
                  .choose_root = hooks.choose_root,
                  .group = group_,
                  .options = options.save,
-                 .copy_ahead_threads = options.copy_threads,
+                 .copy_threads = options.copy_threads,
                  .plan_cache = plan_cache_,
                  .staging = staging_,
                  .copy_ahead_bytes = options.copy_ahead_bytes,

@@ -45,10 +45,10 @@ absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) 
   return SaveTarget{.directory = directory_, .attempt = attempt_};
 }
 
-absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& payloads) {
+absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& reports) {
   uint64_t bytes = 0;
-  for (size_t r = 0; r < payloads.size(); ++r) {
-    TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<WriteReport>(r, payloads[r]));
+  for (size_t r = 0; r < reports.size(); ++r) {
+    TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<WriteReport>(r, reports[r]));
     const auto unplanned = [&](const char* what) {
       return absl::InternalError(
           absl::StrCat("rank ", r, " sent a report of a ", what, " that is not in the plan"));
@@ -74,28 +74,27 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
   const std::string path = JoinPath(directory_, kManifestFileName);
-  std::vector<std::string> names;
   absl::Status may;
-  const auto ready = [&] { return may = CheckMayCommit(names); };
+  const auto ready = [&] { return may = CheckMayCommit(); };
   const std::string version = replaced_.has_value() ? replaced_->version : "";
   const absl::Status published =
       storage_.Write(path, encoded, {.version = version, .ready = ready}).status();
-  if (!may.ok()) return published;
+  if (!may.ok()) return published;  // ready() refused: Write() has returned its error
   TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
   TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
   if (other_attempts_left_) {
-    removal_->DeleteOtherAttempts(directory_, manifest_, names).IgnoreError();
+    removal_->DeleteOtherAttempts(directory_, manifest_, names_at_commit_).IgnoreError();
   }
   return std::to_string(bytes);
 }
 
-// Is called immediately before each request that commits. `names`: what is in the directory.
-absl::Status Coordinator::CheckMayCommit(std::vector<std::string>& names) {
+// Is called immediately before each request that commits.
+absl::Status Coordinator::CheckMayCommit() {
   if (may_be_committed_) {
     // The request is repeated: it may arrive a second time when the checkpoint is deleted again.
     TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, directory_));
   } else {
-    TESSERA_ASSIGN_OR_RETURN(names, CheckFilesAreThere());
+    TESSERA_ASSIGN_OR_RETURN(names_at_commit_, CheckFilesAreThere());
   }
   if (may_commit_) TESSERA_RETURN_IF_ERROR(may_commit_());
   may_be_committed_ = true;

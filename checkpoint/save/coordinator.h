@@ -10,6 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/errno_status.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/save_options.h"
@@ -19,12 +22,24 @@
 
 namespace tessera::ckpt {
 
+// The phases of a save, as named in error messages.
+inline constexpr absl::string_view kPlanning = "planning";
+inline constexpr absl::string_view kStaging = "staging";
+inline constexpr absl::string_view kWriting = "writing";
+inline constexpr absl::string_view kSyncing = "syncing";
+inline constexpr absl::string_view kCommitting = "committing";
+
+inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
+  if (status.ok()) return status;
+  return WithMessage(status, absl::StrCat(phase, ": ", status.message()));
+}
+
 // Rank 0's side of one save: the steps of the commit protocol (run_save.cc) that it does for all
 // ranks. `metadata` must outlive this object.
 class Coordinator {
  public:
-  // `choose_root` returns the folder to save in, given the bytes of all data files. `overwrite` is
-  // that of SaveOptions, `may_commit` that of SaveHooks.
+  // `choose_root` returns the folder to save in, given the bytes of all data files. See SaveOptions
+  // for `overwrite`, and SaveHooks for `may_commit`.
   Coordinator(Storage& storage, const Manifest& metadata,
               std::function<absl::StatusOr<std::string>(uint64_t data_bytes)> choose_root,
               bool overwrite = false, std::function<absl::Status()> may_commit = nullptr);
@@ -34,12 +49,12 @@ class Coordinator {
   absl::StatusOr<SaveTarget> Prepare(const PlannedManifest& planned);
 
   // Does steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
-  absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
+  absl::StatusOr<std::string> Commit(const std::vector<std::string>& reports);
 
   // Returns what the reports that Commit() took say, by rank.
   const std::vector<SavePhases>& phases() const { return phases_; }
 
-  // Makes the checks of Prepare() for a new plan, except those of the metadata.
+  // Checks the tensors and files of a new plan, as Prepare() does.
   static absl::Status CheckPlan(const Manifest& planned);
 
   // Frees the space of a failed save. No rank may be writing. Best effort: the next save of the
@@ -48,7 +63,7 @@ class Coordinator {
 
  private:
   absl::Status PrepareDirectory();
-  absl::Status CheckMayCommit(std::vector<std::string>& names);
+  absl::Status CheckMayCommit();
   absl::StatusOr<std::vector<std::string>> CheckFilesAreThere();
   absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);
   absl::Status TakeBackIfFilesAreGone(const std::string& encoded);
@@ -71,6 +86,7 @@ class Coordinator {
   bool other_attempts_left_ = false;  // files in the directory that could not be discarded
   // The tombstone that the manifest replaces or, with overwrite_, the manifest.
   std::optional<VersionedContents> replaced_;
+  std::vector<std::string> names_at_commit_;  // in the directory before the first request
   bool may_be_committed_ = false;
   std::vector<SavePhases> phases_;
 };

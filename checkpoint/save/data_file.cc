@@ -37,18 +37,18 @@ FileContents::Source FileContents::MakeSource(const WriteItem& item, const State
   const Box box = ItemBox(item);
   const size_t element_bytes = ElementSize(DTypeOf(tensor));
   const std::vector<int64_t> origin(tensor.global_shape.size(), 0);
-  return {item.file_offset(),
-          item.file_offset() + ElementCount(box.shape) * element_bytes,
-          element_bytes,
-          digest_slot,
-          static_cast<const std::byte*>(shard.data),
-          BoxRuns(box, box, shard.box.global_offset, ShardStrides(shard)),
-          BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape)),
-          shard.device,
-          shard.handle,
-          DTypeOf(tensor),
-          box,
-          shard.box.global_offset};
+  return {.begin = item.file_offset(),
+          .end = item.file_offset() + ElementCount(box.shape) * element_bytes,
+          .element_bytes = element_bytes,
+          .digest_slot = digest_slot,
+          .data = static_cast<const std::byte*>(shard.data),
+          .memory = BoxRuns(box, box, shard.box.global_offset, ShardStrides(shard)),
+          .global = BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape)),
+          .device = shard.device,
+          .handle = shard.handle,
+          .dtype = DTypeOf(tensor),
+          .box = box,
+          .origin = shard.box.global_offset};
 }
 
 absl::StatusOr<FileContents> FileContents::Make(const StateDict& state, const RankState& local,
@@ -114,8 +114,8 @@ const std::byte* FileContents::InMemory(const Source& source, int64_t first, int
   return at ? source.data + *at * static_cast<int64_t>(source.element_bytes) : nullptr;
 }
 
-uint32_t FileContents::Check(uint64_t begin, uint64_t end, const std::byte* copy,
-                             std::vector<LogicalDigest>& digests, uint32_t crc) const {
+uint32_t FileContents::Checksum(uint64_t begin, uint64_t end, const std::byte* copy,
+                                std::vector<LogicalDigest>& digests, uint32_t crc) const {
   if (begin < header_.size()) {
     const uint64_t size = std::min<uint64_t>(end, header_.size()) - begin;
     crc = ExtendCrc32c(crc, std::as_bytes(std::span(header_).subspan(begin, size)));
@@ -130,7 +130,7 @@ uint32_t FileContents::Check(uint64_t begin, uint64_t end, const std::byte* copy
       CopySource(source, first, last, packed.data());
       from = packed.data();
     }
-    digests[source.digest_slot] += CheckRuns(source.global, first, last, from, size, crc);
+    digests[source.digest_slot] += ChecksumRuns(source.global, first, last, from, size, crc);
   });
   return crc;
 }
@@ -156,12 +156,13 @@ void FileContents::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
   });
 }
 
-std::vector<FileContents::Segment> FileContents::Segments(uint64_t begin, uint64_t end,
-                                                          uint64_t alignment) const {
-  std::vector<Segment> runs;  // contiguous in memory, as tensors in one buffer can be
+// Returns the bytes in [begin, end) that lie in memory as they do in the file. A run is contiguous
+// in memory; several tensors in one buffer can be one run.
+std::vector<FileContents::Segment> FileContents::RunsInMemory(uint64_t begin, uint64_t end) const {
+  std::vector<Segment> runs;
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const std::byte* const data = InMemory(source, first, last);
-    if (data == nullptr || alignment == 0) return;
+    if (data == nullptr) return;
     const Segment run = {source.begin + first * source.element_bytes,
                          source.begin + last * source.element_bytes, data};
     if (!runs.empty() && runs.back().end == run.begin &&
@@ -171,13 +172,25 @@ std::vector<FileContents::Segment> FileContents::Segments(uint64_t begin, uint64
       runs.push_back(run);
     }
   });
+  return runs;
+}
+
+// Cuts at the whole blocks [first, last) in the middle of each run:
+//
+//   begin        run.begin  first                     last  run.end        end
+//     |..............|########|#########################|######|............|
+//     | assembled             | in place                | assembled         |
+//
+// An assembled segment takes more of the run if it would be too small for a write of its own.
+std::vector<FileContents::Segment> FileContents::Segments(uint64_t begin, uint64_t end,
+                                                          uint64_t alignment) const {
+  if (alignment == 0) return {{begin, end, nullptr}};
   std::vector<Segment> segments;
   uint64_t at = begin;
-  for (const Segment& run : runs) {
-    // What is put together before the run takes so much of it that it is worth a write, too.
-    const uint64_t least = run.begin > at ? at + kLeastInPlaceBytes : at;
-    const uint64_t first = RoundUp(std::max(run.begin, least), kIoAlignmentBytes);
-    const uint64_t last = run.end / kIoAlignmentBytes * kIoAlignmentBytes;
+  for (const Segment& run : RunsInMemory(begin, end)) {
+    const uint64_t least_first = run.begin > at ? at + kLeastInPlaceBytes : at;
+    const uint64_t first = RoundUp(std::max(run.begin, least_first), kIoAlignmentBytes);
+    const uint64_t last = RoundDown(run.end, kIoAlignmentBytes);
     if (last < first + kLeastInPlaceBytes) continue;
     const std::byte* const data = run.in_place + (first - run.begin);
     if (reinterpret_cast<uintptr_t>(data) % alignment != 0) continue;
@@ -247,12 +260,12 @@ void FileWriter::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& dig
   }
 }
 
-void FileWriter::Check(uint64_t begin, uint64_t end, const std::byte* copy, Digests& digests) {
+void FileWriter::Checksum(uint64_t begin, uint64_t end, const std::byte* copy, Digests& digests) {
   const TraceSpan span("save", "check");
   for (uint64_t next; begin < end; begin = next) {
     uint32_t& crc = crcs_[begin / place_.chunk_bytes];
     next = std::min<uint64_t>(end, (begin / place_.chunk_bytes + 1) * place_.chunk_bytes);
-    crc = contents_.Check(begin, next, copy, digests, crc);
+    crc = contents_.Checksum(begin, next, copy, digests, crc);
     if (copy != nullptr) copy += next - begin;
   }
 }

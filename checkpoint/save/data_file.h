@@ -40,7 +40,7 @@ class FileContents {
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; }
 
-  // Copies bytes [begin, end) of the file from the state, elements of devices apart. Neither end
+  // Copies bytes [begin, end) of the file from the state, except elements on devices. Neither end
   // may split an element: multiples of 8 never do.
   void Copy(uint64_t begin, uint64_t end, std::byte* out) const;
 
@@ -51,9 +51,9 @@ class FileContents {
   absl::Status StartCopy(uint64_t begin, uint64_t end, std::byte* out, DeviceCopies& copies) const;
 
   // Adds the digests of the tensors' elements in bytes [begin, end), and returns the checksum `crc`
-  // extended by these bytes. Reads them once, from `copy` or, where that is null, from the state.
-  uint32_t Check(uint64_t begin, uint64_t end, const std::byte* copy,
-                 std::vector<LogicalDigest>& digests, uint32_t crc) const;
+  // extended by these bytes. Reads each byte once: from `copy` or, if it is null, from the state.
+  uint32_t Checksum(uint64_t begin, uint64_t end, const std::byte* copy,
+                    std::vector<LogicalDigest>& digests, uint32_t crc) const;
 
   // Copies and digests in a single pass. Then passes the range to fn(bytes), in order and in parts
   // of any length, still in the cache if the range fits; the memory at `out` may not be.
@@ -67,9 +67,9 @@ class FileContents {
     uint64_t end;
     const std::byte* in_place;  // its bytes in the state; null: they must be assembled
   };
-  // Returns bytes [begin, end) in segments. Segments in place are whole blocks, large enough to be
-  // worth a write of their own, whose memory is a multiple of `alignment`; 0: no segment is in
-  // place.
+  // Returns bytes [begin, end) in segments. A segment in place consists of whole blocks, is large
+  // enough for a write of its own, and its memory is aligned to `alignment`; 0: no segment is in
+  // place. Precondition: begin < end.
   std::vector<Segment> Segments(uint64_t begin, uint64_t end, uint64_t alignment) const;
 
   // Calls fn(first, last) for ranges of memory that contain everything that Copy() reads for the
@@ -94,6 +94,7 @@ class FileContents {
     Box box;
     std::vector<int64_t> origin;  // of the shard
   };
+  std::vector<Segment> RunsInMemory(uint64_t begin, uint64_t end) const;
   // Returns the place in memory of elements that are contiguous there; null if they are not.
   static const std::byte* InMemory(const Source& source, int64_t first, int64_t last);
   static Source MakeSource(const WriteItem& item, const StateDict& state, size_t digest_slot);
@@ -133,7 +134,7 @@ class FileWriter {
   // Copies the range to `out`, and computes its checksums and digests in the same pass.
   void Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& digests);
   // Computes the checksums and digests of the range, in place or, unless it is null, in a copy.
-  void Check(uint64_t begin, uint64_t end, const std::byte* copy, Digests& digests);
+  void Checksum(uint64_t begin, uint64_t end, const std::byte* copy, Digests& digests);
 
   // Start to write the range, from a copy or in place, and add the writes in flight. `between` is
   // memory for the bytes between those in place, kept from call to call.

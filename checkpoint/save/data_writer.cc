@@ -15,6 +15,7 @@
 #include "base/trace.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
+#include "checkpoint/save/coordinator.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -76,8 +77,7 @@ StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& opti
           ? threads
           : std::clamp(options.staging_bytes / std::max<uint64_t>(layout.stride_bytes, 1), threads,
                        2 * threads);
-  const uint64_t buffers =
-      options.copy_ahead_threads > 0 ? layout.pieces : std::min(layout.pieces, most);
+  const uint64_t buffers = options.copy_threads > 0 ? layout.pieces : std::min(layout.pieces, most);
   const uint64_t chunk_bytes = RoundUp<uint64_t>(options.chunk_bytes, kIoAlignmentBytes);
   return {.wanted_bytes = buffers * layout.stride_bytes,
           .limit_bytes = options.staging_bytes,
@@ -131,8 +131,8 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
       ++pieces_left_.back();
     }
   }
-  if (options_.copy_ahead_threads > 0) OrderPieces(memory, in_place);
-  ahead_bytes_ = std::min(in_place_bytes, options_.ahead_bytes);
+  if (options_.copy_threads > 0) OrderPieces(memory, in_place);
+  ahead_bytes_ = std::min(in_place_bytes, options_.copy_ahead_bytes);
   progress_.emplace(options_.progress, total_bytes);
   memory_ = MemoryIndex(std::move(memory));
   released_ = pieces_.empty();
@@ -141,10 +141,9 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   for (const Piece& piece : pieces_) {
     on_device.push_back(piece.file->contents().OnDevice(piece.begin, piece.end));
   }
-  table_ = PieceTable(
-      std::move(in_place), CutBuffers(layout.stride_bytes),
-      {.io_threads = options_.io_threads, .copy_ahead_threads = options_.copy_ahead_threads},
-      on_device);
+  table_ = PieceTable(std::move(in_place), CutBuffers(layout.stride_bytes),
+                      {.io_threads = options_.io_threads, .copy_threads = options_.copy_threads},
+                      on_device);
   return absl::OkStatus();
 }
 
@@ -208,7 +207,7 @@ void DataWriter::Help(PieceTable::Waiter waiter) {
       changed_.Wait(&mutex_);
     } else {
       const double processor_start = ThreadProcessorSeconds();
-      KeepFirstError(CopyOrCheck(task, nullptr, digests));
+      KeepFirstError(CopyOrChecksum(task, nullptr, digests));
       processor_seconds_ += ThreadProcessorSeconds() - processor_start;
     }
   }
@@ -331,13 +330,13 @@ absl::Status DataWriter::DoTask(const PieceTable::Task& task, Worker& worker) {
     case Do::kFinishWrite:
       return FinishWrite(task, worker);
     default:
-      return CopyOrCheck(task, &worker.table, worker.digests);
+      return CopyOrChecksum(task, &worker.table, worker.digests);
   }
 }
 
 // Ends the task, whatever happens.
-absl::Status DataWriter::CopyOrCheck(const PieceTable::Task& task, PieceTable::Worker* worker,
-                                     Digests& digests) {
+absl::Status DataWriter::CopyOrChecksum(const PieceTable::Task& task, PieceTable::Worker* worker,
+                                        Digests& digests) {
   Piece& piece = pieces_[task.piece];
   const bool starts = task.what == Do::kCopy && table_.on_device(task.piece);
   absl::Status read;
@@ -357,7 +356,7 @@ absl::Status DataWriter::CopyOrCheck(const PieceTable::Task& task, PieceTable::W
         return absl::OkStatus();
       }
       TESSERA_RETURN_IF_ERROR(InPhase(kStaging, piece.copies.Wait()));
-      piece.file->Check(piece.begin, piece.end, task.buffer, digests);
+      piece.file->Checksum(piece.begin, piece.end, task.buffer, digests);
       return absl::OkStatus();
     });
     used = ThreadProcessorSeconds() - processor_start;
@@ -371,7 +370,7 @@ absl::Status DataWriter::CopyOrCheck(const PieceTable::Task& task, PieceTable::W
 
 absl::Status DataWriter::StartWrite(const PieceTable::Task& task, Worker& worker) {
   const Piece& piece = pieces_[task.piece];
-  if (task.what == Do::kWriteInPlace) changed_.NotifyAll();  // another thread may check
+  if (task.what == Do::kWriteInPlace) changed_.NotifyAll();  // another thread may compute checksums
   const absl::Duration start = SteadyNow();
   absl::Status started;
   {

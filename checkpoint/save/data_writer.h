@@ -15,11 +15,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/byte_progress.h"
-#include "base/errno_status.h"
 #include "base/mutex.h"
 #include "checkpoint/elements/device_copies.h"
 #include "checkpoint/include/save_options.h"
@@ -37,16 +34,15 @@ namespace tessera::ckpt {
 struct DataWriterOptions {
   uint32_t chunk_bytes;  // of a checksum chunk
   int io_threads;
-  // 0: a buffer for each thread, which copies a piece and writes it. Otherwise there are buffers
-  // for everything; this many threads copy at once while nobody waits, and new buffers are touched
-  // only while somebody waits for the copy.
-  int copy_ahead_threads;
+  // 0: a save in the foreground; each thread copies a piece to its buffer, and writes it. Otherwise
+  // see AsyncSaveOptions::copy_threads; there are buffers for all pieces.
+  int copy_threads;
   uint64_t staging_bytes;    // at most, or one chunk
   uint64_t write_bytes = 0;  // of a piece where there is room, see StorageTraits
   std::function<void(uint64_t, uint64_t)> progress = nullptr;  // see SaveOptions
   std::function<bool()> is_cancelled = nullptr;                // see SaveOptions
   uint64_t in_place_alignment = 0;                             // see StorageTraits
-  uint64_t ahead_bytes = 0;  // see AsyncSaveOptions::copy_ahead_bytes
+  uint64_t copy_ahead_bytes = 0;  // see AsyncSaveOptions::copy_ahead_bytes
 };
 
 // The layout of the pieces of a rank's data files in staging memory.
@@ -60,22 +56,10 @@ struct StagingLayout {
 StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
                             uint64_t limit_bytes);
 
-// Returns the memory that a DataWriter requests from its pool. `device`: of a state that is not all
-// in host memory.
+// Returns the memory that a DataWriter requests from its pool. `device` is a device of the state;
+// null: the state is in host memory.
 StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options,
                              std::shared_ptr<DeviceMemory> device = nullptr);
-
-// The phases of a save, as named in error messages.
-inline constexpr absl::string_view kPlanning = "planning";
-inline constexpr absl::string_view kStaging = "staging";
-inline constexpr absl::string_view kWriting = "writing";
-inline constexpr absl::string_view kSyncing = "syncing";
-inline constexpr absl::string_view kCommitting = "committing";
-
-inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
-  if (status.ok()) return status;
-  return WithMessage(status, absl::StrCat(phase, ": ", status.message()));
-}
 
 // Writes the data files that a plan gives to one rank, and makes their contents and names durable.
 //
@@ -83,9 +67,9 @@ inline absl::Status InPhase(absl::string_view phase, const absl::Status& status)
 //   TESSERA_ASSIGN_OR_RETURN(WriteReport report, writer->Run());   // on one thread
 //   writer->WaitUntilCopied(data, size);                           // on any other
 //
-// The files are cut into pieces; PieceTable decides when each is copied, checked and written. Run()
-// starts threads, or fewer if the system has no more. A thread that is about to change the state
-// calls WaitUntilCopied() first, and helps while it waits.
+// The files are cut into pieces; PieceTable decides when each is copied, checksummed and written.
+// Run() starts threads, or fewer if the system has no more. A thread that is about to change the
+// state calls WaitUntilCopied() first, and helps while it waits.
 //
 // The state's memory, the storage and the pool must outlive the writer; the other arguments of
 // Make() need not. An update of memory that is being written in place waits for the disk.
@@ -102,13 +86,13 @@ class DataWriter {
   absl::StatusOr<WriteReport> Run();
 
   // Waits until Run() no longer reads bytes [data, data + size_bytes), because it has copied or
-  // written them or has returned. The calling thread helps to copy and to check. Thread-safe; may
-  // also be called before and after Run().
+  // written them or has returned. The calling thread helps with copies and checksums. Thread-safe;
+  // may also be called before and after Run().
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
   // Returns the staging memory to touch before the save: of all pieces that are not written in
-  // place, and DataWriterOptions::ahead_bytes of the others.
+  // place, and DataWriterOptions::copy_ahead_bytes of the others.
   uint64_t staged_bytes() const { return staged_bytes_ + ahead_bytes_; }
 
   // Returns the time at which the last piece was copied, or written in place; nullopt before that.
@@ -117,8 +101,8 @@ class DataWriter {
     return copied_at_;
   }
 
-  // Returns the processor time of the threads that Run() started, and of the copies and checks by
-  // waiting threads. Valid once Run() has returned.
+  // Returns the processor time of the threads that Run() started, and of the copies and checksums
+  // by waiting threads. Valid once Run() has returned.
   double processor_seconds() const {
     const MutexLock lock(&mutex_);
     return processor_seconds_;
@@ -171,8 +155,8 @@ class DataWriter {
   // Do a task, and release the mutex meanwhile. DoTasks() does what the table gives to a worker.
   absl::Status DoTask(const PieceTable::Task& task, Worker& worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CopyOrCheck(const PieceTable::Task& task, PieceTable::Worker* worker,
-                           Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyOrChecksum(const PieceTable::Task& task, PieceTable::Worker* worker,
+                              Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartWrite(const PieceTable::Task& task, Worker& worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FinishWrite(const PieceTable::Task& task, Worker& worker)

@@ -7,11 +7,11 @@
 namespace tessera::ckpt {
 namespace {
 
-// The number of pieces that a thread copies or checks during its own write while an update waits;
+// The number of copies and checksums of a thread during its own write while an update waits;
 // otherwise it is one.
 constexpr int kTasksPerWrite = 4;
 
-// Ratio of idle time to the time of checks while the program wants the processors.
+// Ratio of idle time to the time of checksums while the program wants the processors.
 constexpr int kRestRatio = 20;
 
 }  // namespace
@@ -22,17 +22,17 @@ PieceTable::PieceTable(std::vector<bool> in_place, StagingBuffers buffers, const
       buffers_(std::move(buffers)),
       unreleased_(in_place.size()),
       unwritten_(in_place.size()),
-      unchecked_(in_place.size()) {
+      unsummed_(in_place.size()) {
   for (const bool piece : in_place) pieces_.push_back({.in_place = piece});
   for (size_t i = 0; i < on_device.size(); ++i) pieces_[i].on_device = on_device[i];
   pending_in_place_ = std::ranges::count(in_place, true);
-  for (PieceQueue* const queue : {&to_check_, &started_, &copied_}) queue->reserve(size());
+  for (PieceQueue* const queue : {&to_checksum_, &started_, &copied_}) queue->reserve(size());
   for (CopyOrder* const order : {&to_stage_, &in_place_, &ahead_}) order->set_count(size());
 }
 
 bool PieceTable::MayRead() const {
-  const bool by_all = options_.copy_ahead_threads == 0 || waiters_ > 0;
-  return reading_ < (by_all ? options_.io_threads : options_.copy_ahead_threads);
+  const bool by_all = options_.copy_threads == 0 || waiters_ > 0;
+  return reading_ < (by_all ? options_.io_threads : options_.copy_threads);
 }
 
 // Copies go ahead of writes in memory that was touched before and, while a thread waits, in new
@@ -41,12 +41,11 @@ bool PieceTable::MayCopy() const {
   return (waiters_ > 0 ? buffers_.has_any() : buffers_.has_present()) && MayRead();
 }
 
-// A check takes as much from the program's threads as a copy, but is not needed until a thread
+// A checksum takes as much from the program's threads as a copy, but is not needed until a thread
 // waits for the memory.
-bool PieceTable::MayCheck(Clock::time_point now) const {
+bool PieceTable::MayChecksum(Clock::time_point now) const {
   if (had_waiters_) return reading_ < options_.io_threads;
-  const int threads =
-      options_.copy_ahead_threads == 0 ? options_.io_threads : options_.copy_ahead_threads;
+  const int threads = options_.copy_threads == 0 ? options_.io_threads : options_.copy_threads;
   return now >= rests_until_ && reading_ < threads;
 }
 
@@ -63,7 +62,7 @@ bool PieceTable::CanCopyTheRest() const {
 // 3. a write of a copy;
 // 4. the end of a device's copy;
 // 5. a copy of what an update will reach next;
-// 6. a check of a piece in place.
+// 6. the checksums of a piece in place.
 PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
   if (worker.writing.has_value()) {
     const size_t index = *worker.writing;
@@ -72,9 +71,9 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
     if (!is_waited_for && worker.tasks_meanwhile < (waiters_ > 0 ? kTasksPerWrite : 1) && !over()) {
       ++worker.tasks_meanwhile;
       if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
-      if (const auto started = NextToFinish()) return BeginCheck(*started, Do::kFinishCopy);
-      if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
-        return BeginCheck(*check);
+      if (const auto started = NextToFinish()) return BeginChecksum(*started, Do::kFinishCopy);
+      if (const auto check = MayChecksum(now) ? NextToChecksum(/*wanted=*/false) : std::nullopt) {
+        return BeginChecksum(*check);
       }
     }
     worker.writing.reset();
@@ -89,10 +88,10 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
     copied_.pop_front();
     return BeginWrite(piece, worker);
   }
-  if (const auto started = NextToFinish()) return BeginCheck(*started, Do::kFinishCopy);
+  if (const auto started = NextToFinish()) return BeginChecksum(*started, Do::kFinishCopy);
   if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
-  if (const auto check = MayCheck(now) ? NextToCheck(/*wanted=*/false) : std::nullopt) {
-    return BeginCheck(*check);
+  if (const auto check = MayChecksum(now) ? NextToChecksum(/*wanted=*/false) : std::nullopt) {
+    return BeginChecksum(*check);
   }
   return {.what = now < rests_until_ ? Do::kRest : Do::kWait};
 }
@@ -103,7 +102,7 @@ void PieceTable::Arrive(const Waiter& waiter) {
     pieces_[piece].wanted = true;
     if (piece + 1 < size()) ahead_.Want(piece + 1);
   }
-  wanted_checks_.insert(wanted_checks_.begin(), waiter.pieces.begin(), waiter.pieces.end());
+  wanted_checksums_.insert(wanted_checksums_.begin(), waiter.pieces.begin(), waiter.pieces.end());
   if (!std::exchange(had_waiters_, true)) updated_first_ = pending_in_place_;
   ++waiters_;
 }
@@ -116,9 +115,9 @@ PieceTable::Task PieceTable::TakeAsWaiter(Waiter& waiter) {
   if (released == pieces.size()) return {.what = Do::kReleased};
   while (started < pieces.size() && !IsPending(pieces[started])) ++started;
   if (started < pieces.size() && buffers_.has_any() && !over()) return BeginCopy(pieces[started]);
-  if (const auto wanted = NextToCheck(/*wanted=*/true)) return BeginCheck(*wanted);
+  if (const auto wanted = NextToChecksum(/*wanted=*/true)) return BeginChecksum(*wanted);
   if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
-  if (const auto check = NextToCheck(/*wanted=*/false)) return BeginCheck(*check);
+  if (const auto check = NextToChecksum(/*wanted=*/false)) return BeginChecksum(*check);
   return {.what = Do::kWait};
 }
 
@@ -152,18 +151,18 @@ std::optional<size_t> PieceTable::NextAhead() {
   return ahead_.Next(is_pending);
 }
 
-std::optional<size_t> PieceTable::NextToCheck(bool wanted) {
+std::optional<size_t> PieceTable::NextToChecksum(bool wanted) {
   const auto next = [&](auto& queue) -> std::optional<size_t> {
-    while (!queue.empty() && !NeedsCheck(pieces_[queue.front()])) queue.pop_front();
+    while (!queue.empty() && !NeedsChecksum(pieces_[queue.front()])) queue.pop_front();
     return queue.empty() ? std::nullopt : std::optional(queue.front());
   };
   if (over()) return std::nullopt;
-  if (const std::optional<size_t> piece = next(wanted_checks_)) return piece;
-  const std::optional<size_t> piece = next(to_check_);
+  if (const std::optional<size_t> piece = next(wanted_checksums_)) return piece;
+  const std::optional<size_t> piece = next(to_checksum_);
   return piece.has_value() && wanted && !pieces_[*piece].wanted ? std::nullopt : piece;
 }
 
-// The oldest copy ends first. Its check takes as much from the program's threads as a copy.
+// The oldest copy ends first. Its checksums take as much from the program's threads as a copy.
 std::optional<size_t> PieceTable::NextToFinish() {
   if (started_.empty() || !MayRead()) return std::nullopt;
   const size_t piece = started_.front();
@@ -185,10 +184,10 @@ PieceTable::Task PieceTable::BeginCopy(size_t index) {
   return {.what = Do::kCopy, .piece = index, .buffer = piece.buffer, .touches = touches};
 }
 
-// Precondition: NeedsCheck(), or the piece is a copy that was started.
-PieceTable::Task PieceTable::BeginCheck(size_t index, Do what) {
+// Precondition: NeedsChecksum(), or the copy of the piece was started.
+PieceTable::Task PieceTable::BeginChecksum(size_t index, Do what) {
   Piece& piece = pieces_[index];
-  piece.check = Check::kChecking;
+  piece.checksum = Checksum::kBusy;
   ++reading_;
   ++piece.readers;
   return {.what = what, .piece = index, .buffer = piece.buffer};
@@ -202,7 +201,7 @@ PieceTable::Task PieceTable::BeginWrite(size_t index, Worker& worker) {
   piece.state = State::kBusy;
   --pending_in_place_;
   ++piece.readers;
-  to_check_.push_back(index);
+  to_checksum_.push_back(index);
   return {.what = Do::kWriteInPlace, .piece = index};
 }
 
@@ -214,19 +213,19 @@ void PieceTable::End(const Task& task, Worker* worker, const Result& result,
     case Do::kCopy:
     case Do::kFinishCopy:
       EndRead(task);
-      (piece.check == Check::kChecked ? copied_ : started_).push_back(task.piece);
+      (piece.checksum == Checksum::kDone ? copied_ : started_).push_back(task.piece);
       break;
-    case Do::kCheck:
+    case Do::kChecksum:
       EndRead(task);
       if (worker == nullptr) break;
-      // Checks ahead of time only if the program leaves the processors to it: otherwise the thread
-      // takes longer than it computes, and rests.
-      worker->check_seconds += result.processor_seconds;
-      if (result.seconds > 1.5 * result.processor_seconds && options_.copy_ahead_threads > 0 &&
+      // Computes checksums ahead of time only if the program leaves the processors to it: otherwise
+      // the thread takes longer than it computes, and rests.
+      worker->checksum_seconds += result.processor_seconds;
+      if (result.seconds > 1.5 * result.processor_seconds && options_.copy_threads > 0 &&
           !had_waiters_) {
         rests_until_ =
             now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
-                      kRestRatio * std::exchange(worker->check_seconds, 0)));
+                      kRestRatio * std::exchange(worker->checksum_seconds, 0)));
       }
       break;
     case Do::kFinishWrite:
@@ -253,15 +252,15 @@ void PieceTable::EndRead(const Task& task) {
   --reading_;
   --piece.readers;
   if (task.what != Do::kCopy || !piece.on_device) {
-    piece.check = Check::kChecked;
-    --unchecked_;
+    piece.checksum = Checksum::kDone;
+    --unsummed_;
   }
   TryToRelease(piece);
 }
 
 void PieceTable::TryToRelease(Piece& piece) {
   if (piece.state == State::kReleased) return;
-  if (!piece.staged && !(piece.written && piece.check == Check::kChecked)) return;
+  if (!piece.staged && !(piece.written && piece.checksum == Checksum::kDone)) return;
   piece.state = State::kReleased;
   --unreleased_;
 }

@@ -13,8 +13,8 @@
 
 namespace tessera::ckpt {
 
-// The order of `count` pieces: first those that are waited for, then the others in their own order.
-// Not thread-safe.
+// An order of pieces: first the pieces that a thread waits for, then the others by their index. Not
+// thread-safe.
 class CopyOrder {
  public:
   void set_count(size_t count) { end_ = count; }
@@ -52,7 +52,7 @@ class CopyOrder {
 // A queue that takes no memory once it has room for all that it will ever hold. Not thread-safe.
 class PieceQueue {
  public:
-  // Makes room for `count` pieces, those that have left included.
+  // Makes room for `count` calls of push_back().
   void reserve(size_t count) { pieces_.reserve(count); }
   bool empty() const { return next_ == pieces_.size(); }
   size_t front() const { return pieces_[next_]; }
@@ -75,19 +75,20 @@ class PieceQueue {
 //     table.End(task, worker, result, now);
 //   }
 //
-// Every piece is either copied to staging memory and then written, or written in place and checked
-// meanwhile. To check is to compute checksums and digests, which a copy does, too. A piece is
-// released once its memory may change, because it is copied, or written and checked.
+// Every piece is either copied to staging memory and then written, or written in place. A copy also
+// computes the checksums and digests of the piece. In place, a task of its own (kChecksum) computes
+// them while the piece is written. A piece is released once its memory may change, because it is
+// copied, or written with its checksums computed.
 //
 // A device copies by itself, in the order of its other work. So a piece of its memory is released
-// when its copy is started; the copy is finished and checked later, by workers alone.
+// when its copy is started. Workers finish the copy and compute its checksums later.
 //
-// The choice depends on the threads that wait to change memory. Until one waits, pieces that can be
-// are written in place, others are copied ahead of the disk as far as staging memory has been
-// touched before, and checks wait for idle processors. A thread that waits for a piece has it
-// copied, unless the disk has begun it, and helps with copies and checks; then all threads work on
-// the pieces that it will change next. If there is memory for all remaining pieces, they are copied
-// in the order of the update, and the disk begins at the other end.
+// The choice depends on the threads that wait to change memory. Until one waits, pieces are written
+// in place if they can be. Others are copied ahead of the disk, to staging memory that was touched
+// before. Checksums wait for idle processors. If a thread waits for a piece, it is copied, unless
+// the disk has begun it; the thread helps with copies and checksums. Then all threads work on the
+// pieces that it will change next. If there is memory for all remaining pieces, they are copied in
+// the order of the update, and the disk begins at the other end.
 //
 // Not thread-safe: DataWriter calls it under a lock. Reads no clock: callers pass the time. Only
 // the constructor and Arrive() take memory, so that a task that was taken can always be ended.
@@ -96,9 +97,9 @@ class PieceTable {
   using Clock = std::chrono::steady_clock;
 
   enum class Do {
-    kCopy,          // copy and check the piece, to `buffer`; on a device, start to copy it
-    kCheck,         // check the piece in place
-    kFinishCopy,    // wait for the device's copy, and check it in `buffer`
+    kCopy,          // copy the piece to `buffer` with checksums; on a device, start to copy it
+    kChecksum,      // compute checksums of the piece in place
+    kFinishCopy,    // wait for the device's copy, and compute the checksums of `buffer`
     kWriteCopy,     // start to write `buffer`
     kWriteInPlace,  // start to write the piece in place
     kFinishWrite,   // wait for the write of this worker
@@ -116,15 +117,15 @@ class PieceTable {
   // The cost of a task.
   struct Result {
     bool ok = true;
-    double processor_seconds = 0;  // of the thread, for kCheck
-    double seconds = 0;            // that passed meanwhile, for kCheck
+    double processor_seconds = 0;  // of the thread, for kChecksum
+    double seconds = 0;            // that passed meanwhile, for kChecksum
   };
 
   // A thread of the save.
   struct Worker {
     std::optional<size_t> writing;  // one piece at a time
-    int tasks_meanwhile = 0;        // copies and checks since the write began
-    double check_seconds = 0;       // of the processor, since the last rest
+    int tasks_meanwhile = 0;        // copies and checksums since the write began
+    double checksum_seconds = 0;    // of the processor, since the last rest
   };
 
   // A thread that waits to change the memory of some pieces.
@@ -135,9 +136,7 @@ class PieceTable {
 
   struct Options {
     int io_threads = 1;
-    // The number of threads that copy ahead of the disk while nobody waits. 0: each thread copies a
-    // piece and writes it.
-    int copy_ahead_threads = 0;
+    int copy_threads = 0;  // see DataWriterOptions
   };
 
   PieceTable() = default;
@@ -162,27 +161,26 @@ class PieceTable {
 
   size_t size() const { return pieces_.size(); }
   // Returns whether nothing is left to begin.
-  bool over() const { return failed_ || (unwritten_ == 0 && unchecked_ == 0); }
-  // Returns whether copies and checks are in progress.
+  bool over() const { return failed_ || (unwritten_ == 0 && unsummed_ == 0); }
+  // Returns whether copies and checksums are in progress.
   bool reads() const { return reading_ > 0; }
   bool all_released() const { return unreleased_ == 0; }
   bool on_device(size_t piece) const { return pieces_[piece].on_device; }
   Clock::time_point rests_until() const { return rests_until_; }
   const StagingBuffers& buffers() const { return buffers_; }
-  // Returns the number of pieces in place for which an update waited before the disk had begun
-  // them.
+  // Returns how many pieces in place the disk had not begun when the first thread waited.
   size_t updated_first() const { return updated_first_; }
 
  private:
-  // kBusy: being copied, or written in place and checked.
+  // kBusy: being copied, or being written in place.
   enum class State : uint8_t { kPending, kBusy, kReleased };
-  enum class Check : uint8_t { kUnchecked, kChecking, kChecked };
+  enum class Checksum : uint8_t { kMissing, kBusy, kDone };
 
   struct Piece {
     bool in_place;
     bool on_device = false;
     State state = State::kPending;
-    Check check = Check::kUnchecked;
+    Checksum checksum = Checksum::kMissing;
     bool wanted = false;  // a thread waits, or has waited, for it
     bool staged = false;  // copied, or being copied
     bool written = false;
@@ -196,25 +194,25 @@ class PieceTable {
   bool IsReleased(size_t piece) const {
     return pieces_[piece].state == State::kReleased || (over() && pieces_[piece].readers == 0);
   }
-  // Returns whether the piece is written, or being written, in place, and nobody has checked it.
-  static bool NeedsCheck(const Piece& piece) {
-    return piece.state == State::kBusy && !piece.staged && piece.check == Check::kUnchecked;
+  // Returns whether the piece is written, or being written, in place, without checksums yet.
+  static bool NeedsChecksum(const Piece& piece) {
+    return piece.state == State::kBusy && !piece.staged && piece.checksum == Checksum::kMissing;
   }
   bool MayRead() const;
   bool MayCopy() const;
-  bool MayCheck(Clock::time_point now) const;
+  bool MayChecksum(Clock::time_point now) const;
   // Returns whether there is memory to copy everything that the disk has not begun to write.
   bool CanCopyTheRest() const;
 
   std::optional<size_t> NextToCopy();
   std::optional<size_t> NextInPlace();
-  std::optional<size_t> NextToCheck(bool wanted);
+  std::optional<size_t> NextToChecksum(bool wanted);
   std::optional<size_t> NextToFinish();
   // Returns the piece that a waiting update will change next.
   std::optional<size_t> NextAhead();
 
   Task BeginCopy(size_t piece);
-  Task BeginCheck(size_t piece, Do what = Do::kCheck);
+  Task BeginChecksum(size_t piece, Do what = Do::kChecksum);
   Task BeginWrite(size_t piece, Worker& worker);
   void EndRead(const Task& task);
   void TryToRelease(Piece& piece);
@@ -223,18 +221,19 @@ class PieceTable {
   std::vector<Piece> pieces_;
   StagingBuffers buffers_;
   CopyOrder to_stage_;
-  CopyOrder in_place_;  // without those that are waited for
+  CopyOrder in_place_;  // pieces that no thread waits for
   CopyOrder ahead_;     // in place
-  // Pieces in place: first those that were waited for by the time, then as they are written.
-  std::deque<size_t> wanted_checks_;
-  PieceQueue to_check_;
+  // Pieces in place whose checksums are missing: the pieces that threads wait for, and all in the
+  // order of their writes.
+  std::deque<size_t> wanted_checksums_;
+  PieceQueue to_checksum_;
   PieceQueue started_;  // copies by a device, to be finished
   PieceQueue copied_;   // to be written
   size_t pending_in_place_ = 0;
-  size_t unreleased_ = 0, unwritten_ = 0, unchecked_ = 0;  // pieces
+  size_t unreleased_ = 0, unwritten_ = 0, unsummed_ = 0;  // pieces
   int waiters_ = 0;
   bool had_waiters_ = false;        // an update has begun, which will come to the rest, too
-  int reading_ = 0, touching_ = 0;  // copies and checks in progress
+  int reading_ = 0, touching_ = 0;  // copies and checksums in progress
   size_t updated_first_ = 0;
   bool failed_ = false;
   Clock::time_point rests_until_;

@@ -37,7 +37,7 @@ class PieceTableTest : public testing::Test {
   // Pieces of which those in place are 'i', those of a device 'd' and others 'c'; buffers that have
   // been touched, and new ones.
   void Make(const std::string& pieces, size_t present, size_t untouched,
-            PieceTable::Options options = {.io_threads = 4, .copy_ahead_threads = 2}) {
+            PieceTable::Options options = {.io_threads = 4, .copy_threads = 2}) {
     std::vector<bool> in_place, on_device;
     for (const char piece : pieces) {
       in_place.push_back(piece == 'i');
@@ -160,7 +160,7 @@ TEST_F(PieceTableTest, AllThreadsCopyWhileSomebodyWaits) {
 }
 
 TEST_F(PieceTableTest, WithoutCopyingAheadEveryThreadCopiesAndWrites) {
-  Make("cccccccc", 8, 0, {.io_threads = 4, .copy_ahead_threads = 0});
+  Make("cccccccc", 8, 0, {.io_threads = 4, .copy_threads = 0});
   std::array<Worker, 5> workers;
   for (int w = 0; w < 4; ++w) EXPECT_EQ(ToString(Take(workers[w])), absl::StrCat("copy ", w));
   EXPECT_EQ(ToString(Take(workers[4])), "wait");
@@ -273,7 +273,7 @@ TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
     const int threads = 1 + static_cast<int>(random() % 4);
     const bool only_in_place = pieces.find_first_of("cd") == pieces.npos;
     Make(pieces, random() % 4 + (only_in_place ? 0 : 1), random() % 4,
-         {.io_threads = threads, .copy_ahead_threads = static_cast<int>(random() % 3)});
+         {.io_threads = threads, .copy_threads = static_cast<int>(random() % 3)});
     std::vector<int> checks(pieces.size()), writes(pieces.size());
     std::vector<Worker> workers(threads);
     std::vector<std::optional<Task>> tasks(threads + 1);  // the last is the waiter's
@@ -285,7 +285,7 @@ TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
       Worker* const worker = is_waiter ? nullptr : &workers[thread];
       if (tasks[thread].has_value()) {
         const Task task = *std::exchange(tasks[thread], std::nullopt);
-        checks[task.piece] += task.what == Do::kCheck || task.what == Do::kFinishCopy ||
+        checks[task.piece] += task.what == Do::kChecksum || task.what == Do::kFinishCopy ||
                               (task.what == Do::kCopy && !table_.on_device(task.piece));
         writes[task.piece] += task.what == Do::kFinishWrite;
         End(task, worker, {.processor_seconds = 1.0 * (random() % 2), .seconds = 1});

@@ -60,7 +60,7 @@ TEST(StagingLayoutTest, PiecesAreWhatTheStorageWritesBest) {
   RankPlan plan;
   plan.add_files()->set_size_bytes(100 * kMiB);
   DataWriterOptions options = {
-      .chunk_bytes = kMiB, .io_threads = 4, .copy_ahead_threads = 0, .staging_bytes = 64 * kMiB};
+      .chunk_bytes = kMiB, .io_threads = 4, .copy_threads = 0, .staging_bytes = 64 * kMiB};
   EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).piece_bytes, 4 * kMiB);
   options.write_bytes = 8 * kMiB;
   EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).piece_bytes, 8 * kMiB);

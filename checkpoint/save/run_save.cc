@@ -78,13 +78,13 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
   const StorageTraits traits = context.storage.Traits();
   return {.chunk_bytes = context.options.checksum_chunk_bytes,
           .io_threads = context.options.io_threads,
-          .copy_ahead_threads = context.copy_ahead_threads,
+          .copy_threads = context.copy_threads,
           .staging_bytes = context.options.staging_bytes,
           .write_bytes = traits.preferred_write_bytes,
           .progress = context.options.progress,
           .is_cancelled = context.options.is_cancelled,
           .in_place_alignment = traits.in_place_alignment_bytes,
-          .ahead_bytes = context.copy_ahead_bytes};
+          .copy_ahead_bytes = context.copy_ahead_bytes};
 }
 
 // Performs steps 1 and 2.
@@ -142,6 +142,26 @@ Manifest MakeManifest(const SaveRequest& request, bool by_manager) {
   }
   for (const auto& [name, bytes] : metadata.entries) (*trainer.mutable_extra())[name] = bytes;
   return manifest;
+}
+
+// Calls call(context) with the context of a save in the foreground.
+template <typename Call>
+auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks& hooks,
+                  const Call& call) {
+  SingleProcessGroup alone;
+  PlanCache plan_cache;
+  StagingPool staging;
+  const SaveContext context = {
+      .storage = storage,
+      .choose_root = hooks.choose_root,
+      .group = options.group != nullptr ? *options.group : alone,
+      .options = options,
+      .copy_threads = 0,
+      .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
+      .staging = staging,
+      .may_commit = hooks.may_commit,
+      .rolling = hooks.rolling};
+  return CatchNoMemoryIn(context.group, "save", [&] { return call(context); });
 }
 
 }  // namespace
@@ -205,29 +225,6 @@ absl::StatusOr<SaveReport> RunSave(
   return report;
 }
 
-namespace {
-
-// Calls call(context) with the context of a save in the foreground.
-template <typename Call>
-auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks& hooks,
-                  const Call& call) {
-  SingleProcessGroup alone;
-  PlanCache plan_cache;
-  StagingPool staging;
-  const SaveContext context = {
-      .storage = storage,
-      .choose_root = hooks.choose_root,
-      .group = options.group != nullptr ? *options.group : alone,
-      .options = options,
-      .copy_ahead_threads = 0,
-      .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
-      .staging = staging,
-      .may_commit = hooks.may_commit};
-  return CatchNoMemoryIn(context.group, "save", [&] { return call(context); });
-}
-
-}  // namespace
-
 absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
                                    const StateDict& state, const SaveOptions& options,
                                    const SaveHooks& hooks) {
@@ -250,13 +247,12 @@ absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::St
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
   const absl::StatusOr<RankState> local =
       CatchNoMemory(kDescribing, [&] { return Describe(Manifest(), state, context.options); });
+  const auto check_plan = [](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
+    if (planned.is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned.layout));
+    return SaveTarget();
+  };
   TESSERA_ASSIGN_OR_RETURN(const SaveTask task,
-                           Plan(context, local, {.step = kNoStep},
-                                [](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
-                                  if (planned.is_new)
-                                    TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned.layout));
-                                  return SaveTarget();
-                                }));
+                           Plan(context, local, {.step = kNoStep}, check_plan));
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<DataWriter> writer,
                            MakeWriter(context, state, *local, task));
   context.staging.Want(writer->staged_bytes());

@@ -60,10 +60,10 @@ struct SaveContext {
   ChooseRoot choose_root;  // see SaveHooks
   ProcessGroup& group;
   SaveOptions options;
-  int copy_ahead_threads;  // see DataWriterOptions
+  int copy_threads;  // see DataWriterOptions
   PlanCache& plan_cache;
   StagingPool& staging;
-  uint64_t copy_ahead_bytes = 0;                       // see DataWriterOptions::ahead_bytes
+  uint64_t copy_ahead_bytes = 0;                       // see AsyncSaveOptions
   std::function<absl::Status()> may_commit = nullptr;  // see SaveHooks
   bool rolling = false;                                // see PlannedSave
 };

@@ -22,7 +22,7 @@ struct StagingRequest {
   uint64_t wanted_bytes = 0;  // for the whole state at once
   uint64_t limit_bytes = 0;   // SaveOptions::staging_bytes
   uint64_t least_bytes = 0;   // the minimum with which a save can run
-  // Whose page-locked memory is needed, which counts as touched; null: ordinary memory.
+  // The device whose page-locked memory is needed; null: ordinary memory. It counts as touched.
   std::shared_ptr<DeviceMemory> device = nullptr;
 };
 

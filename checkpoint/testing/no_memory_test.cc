@@ -260,7 +260,7 @@ TEST_F(NoMemoryTest, ARankThatCannotDescribeItsStateEndsTheSaveOfAll) {
                                    .choose_root = nullptr,
                                    .group = group,
                                    .options = options_.save,
-                                   .copy_ahead_threads = 0,
+                                   .copy_threads = 0,
                                    .plan_cache = plan_cache,
                                    .staging = staging};
       std::optional<FailAllocation> fail;

@@ -45,7 +45,7 @@ void BM_Check(benchmark::State& state) {
   uint32_t crc32c = 0;
   for (auto _ : state) {
     benchmark::DoNotOptimize(
-        CheckRun(5, data.data(), data.size() / element_bytes, element_bytes, crc32c));
+        ChecksumRun(5, data.data(), data.size() / element_bytes, element_bytes, crc32c));
   }
   benchmark::DoNotOptimize(crc32c);
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(data.size()));

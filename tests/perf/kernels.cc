@@ -85,8 +85,8 @@ class KernelBenchmark {
       for (const Tensor* tensor : {&m, &v, &param, &master}) {
         if (tensor == &master && !rounded) continue;
         const TensorView memory = part(*tensor, begin, end);
-        digest +=
-            ckpt::CheckRun(begin, memory.data(), end - begin, ElementSize(memory.dtype()), crc32c);
+        digest += ckpt::ChecksumRun(begin, memory.data(), end - begin, ElementSize(memory.dtype()),
+                                    crc32c);
       }
     };
     const auto seconds = [&](int64_t step, bool fused) {

@@ -163,15 +163,31 @@ TEST_P(MatrixTest, EveryTopologyLoadsWhatEveryOtherSaved) {
   EXPECT_GE(pairs, GetParam().all_layouts ? 400 : 49);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, MatrixTest,
-                         ::testing::Values(Kind{"Gpt2Fp32", testing::kGpt2, 8, false, false},
-                                           Kind{"Gpt2Bf16", testing::kGpt2, 8, true, true, true},
-                                           Kind{"LlamaBf16", testing::kLlama, 4, true, true},
-                                           Kind{"TiedLlamaFp32", testing::kTiedLlama, 8, false,
-                                                false},
-                                           Kind{"LlamaFp32ToBf16", testing::kLlama, 4, false, true},
-                                           Kind{"Gpt2Bf16ToFp32", testing::kGpt2, 8, true, false}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, MatrixTest,
+    ::testing::Values(
+        Kind{.name = "Gpt2Fp32", .model = testing::kGpt2, .max_tensor_ranks = 8},
+        Kind{.name = "Gpt2Bf16",
+             .model = testing::kGpt2,
+             .max_tensor_ranks = 8,
+             .saved_bf16 = true,
+             .loaded_bf16 = true,
+             .all_layouts = true},
+        Kind{.name = "LlamaBf16",
+             .model = testing::kLlama,
+             .max_tensor_ranks = 4,
+             .saved_bf16 = true,
+             .loaded_bf16 = true},
+        Kind{.name = "TiedLlamaFp32", .model = testing::kTiedLlama, .max_tensor_ranks = 8},
+        Kind{.name = "LlamaFp32ToBf16",
+             .model = testing::kLlama,
+             .max_tensor_ranks = 4,
+             .loaded_bf16 = true},
+        Kind{.name = "Gpt2Bf16ToFp32",
+             .model = testing::kGpt2,
+             .max_tensor_ranks = 8,
+             .saved_bf16 = true}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace tessera
