@@ -113,7 +113,7 @@ class CallbackErrors {
   CallbackErrors(const CallbackErrors&) = delete;
   CallbackErrors& operator=(const CallbackErrors&) = delete;
 
-  // Returns the error of which the callback has returned the code.
+  // Returns the error whose code the callback has returned.
   absl::Status Of(int32_t code) const;
 
  private:

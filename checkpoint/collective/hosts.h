@@ -22,8 +22,8 @@ class HostPlaces;  // checkpoint/collective/rank_message.proto
 class Hosts {
  public:
   Hosts() = default;
-  // Finds the hosts. `name` is this host's, for messages; empty: the system's. Collective. Errors,
-  // on every rank: a folder of a file system cannot be found; those of the group.
+  // Finds the hosts. `name` is this host's name in messages; empty: the system's. Collective.
+  // Returns an error, on every rank, if a rank's folder is missing or the group fails.
   static absl::StatusOr<Hosts> Find(ProcessGroup& group, const Storage& folder,
                                     const std::string& name, absl::Duration timeout);
   static Hosts Of(const HostPlaces& places);

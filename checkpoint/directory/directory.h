@@ -70,10 +70,9 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
 // condition of its version). Each deletion makes a new tombstone, which fences the attempts that
 // found the one before.
 
-// Name of the mark of a fenced directory. The mark means that manifest.pb may be a tombstone, so
-// that only then manifest.pb must be read to know whether a checkpoint is committed. It also means
-// that a commit may still arrive, of another attempt or of the one that has committed, which had to
-// repeat its request.
+// The name of the file that marks a fenced directory. In a directory with the mark, manifest.pb may
+// be a tombstone, and must be read to know whether a checkpoint is committed. A commit may still
+// arrive there, from another attempt, or from the committed one, which had to repeat its request.
 inline constexpr std::string_view kFencedFileName = "manifest.pb.fenced";
 
 absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir);
@@ -90,11 +89,11 @@ int64_t TombstoneTime(std::string_view tombstone);
 // manifest nor the files that it names are deleted or replaced.
 bool IsQuarantinedName(std::string_view name);
 
-// Reads the manifest of a directory, or the tombstone in its place; nullopt if there is neither.
+// Reads the manifest of a directory, or its tombstone; nullopt if the directory has neither.
 absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,
                                                              std::string_view checkpoint_dir);
 
-// Does the same for a tombstone alone: AlreadyExists for a manifest.
+// Reads the tombstone of a directory; nullopt if it has none, AlreadyExists for a manifest.
 absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,
                                                                std::string_view checkpoint_dir);
 

@@ -76,7 +76,7 @@ absl::StatusOr<std::optional<Names>> FindQuarantined(Storage& storage, std::stri
   return quarantined;
 }
 
-// Data files, those of temporary manifests included, that are not quarantined.
+// Returns the data files and temporary manifests that are not quarantined.
 std::vector<std::string> FindData(const std::vector<std::string>& names, const Names& quarantined) {
   std::vector<std::string> data;
   for (const std::string& name : names) {

@@ -50,9 +50,9 @@ class Removal {
   // complete and is not. Precondition: dir.readable is OK.
   virtual absl::StatusOr<bool> Delete(const CheckpointInfo& dir) = 0;
 
-  // Deletes files of other attempts beside a committed checkpoint, unless it is being read, and
-  // fences them. `names`: what was in the directory when nothing but the commit was missing, since
-  // an attempt that began afterwards may replace the checkpoint.
+  // Fences other attempts beside a committed checkpoint, and deletes their files unless the
+  // checkpoint is being read. `names` are the files that were in the directory immediately before
+  // the commit. Files of an attempt that began later stay, because it may replace the checkpoint.
   virtual absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir,
                                            const Manifest& committed,
                                            const std::vector<std::string>& names) = 0;

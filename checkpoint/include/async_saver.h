@@ -48,19 +48,19 @@ struct AsyncSaveOptions {
   // The behavior of Start() while another save is in flight.
   enum class WhenBusy {
     kWait,  // Start() returns once the other one is over
-    kSkip,  // no rank saves; the outcome is Cancelled, as of no other save
+    kSkip,  // no rank saves; the outcome is Cancelled, which no other save returns
   };
   WhenBusy when_busy = WhenBusy::kWait;
 
   // Limits on what the background takes from the program.
   //
-  // The most of the save.io_threads that copy, or checksum data that they write in place, at the
-  // same time before a caller waits. Checksums in place are computed as far as the program leaves
-  // processors idle, and the rest once a caller waits for the memory. With two threads, copies
-  // still advance when one of them has taken the processor for which a thread of the program waits.
+  // While no caller waits, at most this many of the save.io_threads copy memory, or compute
+  // checksums of memory that is written in place. The threads compute these checksums only on idle
+  // processors. Once a caller waits, all io_threads help. Two threads are better than one: if the
+  // program needs the processor of one thread, the other one goes on.
   int copy_threads = 2;
-  // The memory that Prepare() prefaults for tensors that are written in place, since the first save
-  // does not know yet whether an update comes before the disk.
+  // The memory for copies that Prepare() prefaults although the tensors can be written in place.
+  // The first save needs it if the program updates tensors before the disk has written them.
   uint64_t copy_ahead_bytes = uint64_t{56} << 20;
   int nice = 5;  // added to the niceness of the background's threads
 

@@ -78,15 +78,16 @@ struct FoundReplica {
 // manifest, the previous replica is deleted. So at any time at least one complete replica exists,
 // and at most two. No replica becomes a permanent checkpoint.
 //
-// After a restart, any number of ranks on any hosts offer the files in their folders. The job takes
-// the newest replica of which, for every file, some host has an intact copy; the ranks of its hosts
-// verify each file's checksums first. So the loss of one host, of hosts that are not neighbours, or
-// of one of two copies costs nothing; the loss of two neighbours costs the replica.
+// After a restart, any number of ranks on any hosts offer the files in their folders. Each host's
+// ranks verify the checksums of its files. A replica is usable if some host has an intact copy of
+// each of its files, and the job takes the newest usable one. So the loss of one host, of hosts
+// that are not neighbours, or of one of two copies costs nothing; the loss of two neighbours costs
+// the replica.
 //
 // A replica is taken only if the store's file ".replicas" names it. Begin() writes a new name
-// there, so that replicas of an earlier incarnation of the job, or of another job, are never taken,
-// on whatever host they turn up later. The replica from which the job has resumed remains valid
-// until a newer one is complete. A job that does not replicate calls Disown() before it saves.
+// there, so that replicas of an earlier incarnation of the job, or of another job, are never taken.
+// The replica from which the job has resumed remains valid until a newer one is complete. A job
+// that does not replicate calls Disown() before it saves.
 //
 // With one host there are no copies: the replica survives the processes, but not the host.
 //

@@ -32,7 +32,7 @@ class PendingMessage {
 // was read) is built on them.
 //
 // Gather() and Broadcast() are collective: every rank makes the same calls in the same order. They
-// carry descriptions and plans, which grow with the number of ranks times that of their tensors, so
+// carry descriptions and plans. The size of a plan grows with the product of ranks and tensors, so
 // a binomial tree pays. Transfers carry the contents of tensors.
 //
 // Collective calls of the library: save_options.h and load_options.h say which options are the same

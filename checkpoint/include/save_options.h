@@ -80,14 +80,14 @@ struct SaveOptions {
   // within the time of a few writes of 4 MiB.
   std::function<bool()> is_cancelled = {};
 
-  // Makes durable what the checkpoint depends on, for example a log. Called by the saving thread,
-  // on every rank that set it, once this rank's data is durable and before the checkpoint is
-  // committed. An error fails the save.
+  // Makes durable what the checkpoint depends on, for example a log. The saving thread calls it, on
+  // every rank that set it, once the rank's data is durable and before the commit. An error fails
+  // the save.
   std::function<absl::Status()> before_commit = {};
 };
 
-// The time that a rank spent on its part of a save. Its io_threads copy, write and sync at the same
-// time: their mean.
+// The time that a rank spent on its part of a save. The times of copying, writing and syncing are
+// means over its io_threads.
 struct SavePhases {
   absl::Duration planning;  // until it knew what to write, and where
   absl::Duration copying;   // with checksums and digests

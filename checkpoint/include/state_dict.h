@@ -78,9 +78,8 @@ struct Shard {
     return {.box = std::move(box), .data = data, .strides = std::move(strides), .dtype = dtype};
   }
 
-  // Makes a view of memory of a device, which `device` alone copies. `data` is an address that is
-  // never dereferenced: it and the strides say for which bytes AsyncSaver::WaitUntilCopied() is
-  // called.
+  // Makes a view of memory of a device, which only `device` copies. `data` is never dereferenced:
+  // AsyncSaver::WaitUntilCopied() compares its argument with `data` and the strides.
   static Shard OnDevice(std::shared_ptr<DeviceMemory> device, void* handle, void* data, DType dtype,
                         Box box, std::vector<int64_t> strides = {}) {
     Shard shard = Untyped(data, dtype, std::move(box), std::move(strides));
@@ -97,18 +96,18 @@ struct ShardedTensor {
   TensorRole role = TensorRole::kWeight;
   DType dtype = DType::kUnspecified;  // unspecified: that of the shards
   Shape global_shape = {};
-  Shape padded_shape = {};    // in memory, where rows pad it; never saved. Empty: none
+  Shape padded_shape = {};    // with padding rows, which are never saved; empty: no padding
   std::string alias_of = {};  // not empty: a second name of that tensor; carries no shards
-  // How it may be cut, where that is known; not of an alias.
+  // How the tensor may be split; nullopt: unknown, or the tensor is an alias.
   std::optional<Partition> partition = {};
   std::vector<Shard> shards = {};
 };
 
-// A process's contribution to a save, or its wants of a load. Boxes of one tensor must not overlap
-// within a process; across processes they may (replicas), and must cover the tensor.
+// The tensors that a process saves or loads. Boxes of one tensor must not overlap within a process.
+// The boxes of all processes may overlap (replicas), and must cover the tensor.
 //
-// Files have the tensors in this order. If it is the order of memory, tensors that are parts of one
-// buffer are written together, in place.
+// Files have the tensors in this order. If tensors are parts of one buffer, list them in the order
+// of the buffer: then they are written together, in place.
 struct StateDict {
   std::vector<ShardedTensor> tensors = {};
 };

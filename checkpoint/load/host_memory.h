@@ -16,7 +16,7 @@
 namespace tessera::ckpt {
 
 // Memory that other processes of this host may map, to use in place the data that its owner has
-// read. Has no name, and is released with the last process that maps it, however that ends.
+// read. Has no name: the system releases it when the last process that maps it has ended.
 // Move-only.
 class HostMemory {
  public:

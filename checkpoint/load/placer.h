@@ -25,8 +25,8 @@ class DeviceSlots;  // placer.cc
 
 // Places the wanted elements of pieces that a scan has read, or another process has sent, in this
 // process's memory or, by way of page-locked memory, in that of its devices. All arguments of
-// Create() must outlive the placer. Thread-safe for pieces that share no byte. Errors: those of the
-// devices; FailedPrecondition for an element that its destination's dtype cannot hold.
+// Create() must outlive the placer. Thread-safe for pieces that share no byte. Errors: errors of
+// the devices; FailedPrecondition for an element that its destination's dtype cannot hold.
 class Placer {
  public:
   // Creates a placer. Of `options`, it uses the memory, the threads and the progress. The

@@ -27,8 +27,8 @@ void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison);
 // the digest in the manifest, and digests of replicas must be equal. Boxes of different ranks that
 // overlap in part are digested again, in parts that do not overlap.
 //
-// A tensor that was converted, of which the ranks together hold only a part, or for which the
-// manifest has no digest, is listed in `unverified`.
+// `unverified` lists the tensors that cannot be verified: they were converted, the ranks hold only
+// a part of them, or the manifest has no digest.
 //
 // Errors: DataLoss, naming the tensor and the ranks as far as they are known. Collective; every
 // rank returns the same status. Bytes on the wire: some tens from each rank to rank 0 for each of

@@ -164,7 +164,7 @@ class BackgroundSaves {
  private:
   int64_t started_ = 0;  // announced ones included
   int64_t finished_ = 0;
-  int64_t announced_ = 0;  // those that have not begun
+  int64_t announced_ = 0;  // and not begun
 };
 
 // Everything of a job but the work on its saving thread, which is housekeeping_.
@@ -408,7 +408,7 @@ class Manager final : public JobSaves {
     return Encode(known, /*is_rank_0=*/group().rank() == 0);
   }
 
-  // Returns the trouble that this rank knows of; that of rank 0 counts.
+  // Returns the trouble that this rank knows of; rank 0's counts.
   SaveTrouble FindTrouble(const KnownFacts& known) {
     if (!CheckFolder().ok()) return SaveTrouble::kFolderTaken;
     if (!options_.schedule.saves) return SaveTrouble::kNone;

@@ -32,7 +32,7 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
 // The words in the names of quarantined checkpoints.
 inline constexpr std::string_view kDamaged = "damaged", kDiverged = "diverged";
 
-// Returns that the checkpoint, which is not IsHealthy(), is skipped, and why.
+// Returns a sentence that says why a checkpoint that is not IsHealthy() is skipped.
 SkippedCheckpoint Diverged(const CheckpointInfo& checkpoint, const Manifest& manifest);
 
 // Returns a message about the contents of `directory`, for a sentence that has already named the
@@ -45,8 +45,8 @@ std::string WithoutDirectory(const Storage& storage, std::string_view directory,
 // error, if a directory of a later step cannot be listed.
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t step);
 
-// Rolling checkpoints: frequent ones of which only the last two are kept, beside the permanent ones
-// of the same run. Each of two slots is a folder of its own that holds one ordinary checkpoint:
+// Rolling checkpoints are frequent. Only the last two are kept, beside the permanent checkpoints of
+// the run. Each of two slots is a folder of its own that holds one ordinary checkpoint:
 //
 //   step-00000200/            permanent
 //   rolling-0/step-00000250/

@@ -31,7 +31,7 @@ struct SavePlan {
   std::vector<RankPlan> ranks;  // which box goes to which bytes, one entry per rank
 };
 
-// Makes one plan for all ranks from the description of each: serialized RankStates, by rank.
+// Makes one plan for all ranks. `ranks` are their descriptions: serialized RankStates, by rank.
 //
 // Every element of every tensor is written exactly once. Identical boxes on several ranks are
 // written by one of them, chosen so that bytes are balanced. If boxes of different ranks overlap in

@@ -29,7 +29,7 @@
 #include "storage/read_only_storage.h"
 
 // Rank 0 asks, and all ranks answer, until it has found a replica or has none left:
-// 1. every host lists what it has of the accepted replicas;
+// 1. every host lists its files of the accepted replicas;
 // 2. newest first: some rank that has the manifest of one sends it to rank 0, which sees whether
 //    every file is on some host in its full size;
 // 3. the ranks of each host share its files, read them and verify their checksums; a damaged copy
@@ -140,7 +140,7 @@ class Finder {
   }
 
  private:
-  // What the first rank of a host has of one replica.
+  // The files of one replica on a host, as its first rank lists them.
   struct Offer {
     uint32_t rank;
     HeldReplica replica;
@@ -264,7 +264,7 @@ class Finder {
     return held.SerializeAsString();
   }
 
-  // Adds the replica with those of its files that can be read.
+  // Adds the replica and its readable files.
   void Add(const std::string& directory, HeldReplicas& held) const {
     const absl::StatusOr<std::vector<std::string>> names = folder_->List(directory);
     if (!names.ok() || !ParseStepDirectoryName(StepOf(directory)).has_value()) return;

@@ -12,16 +12,16 @@
 
 namespace tessera::ckpt {
 
-// The replicas that belong to the present job: all of one incarnation, and the one from which it
-// has resumed.
+// The replicas that belong to the present job: those of its incarnation, and the replica from which
+// it resumed.
 struct AcceptedReplicas {
-  std::string run;             // the incarnation's name; empty: none
-  std::string base_directory;  // of the one replica; empty: none
+  std::string run;             // the incarnation's name; empty: no such replicas
+  std::string base_directory;  // of the replica from which it resumed; empty: no such replica
 };
 
-// Finds the newest accepted replica of which, for every file, some host's `folder` has an intact
-// copy. Collective; the same result on all ranks. `accepted` is rank 0's, whose error all ranks
-// return.
+// Finds the newest accepted replica that is complete: some host has an intact copy of each of its
+// files in `folder`. Collective; the same result on all ranks. If rank 0's `accepted` is an error,
+// all ranks return it; other ranks' values are not used.
 absl::StatusOr<FoundReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>& accepted,
                                          const std::shared_ptr<Storage>& folder, const Hosts& hosts,
                                          ProcessGroup& group, absl::Duration timeout);

@@ -29,8 +29,8 @@ bool IsReplicasName(std::string_view name);
 // existence Spread() then ensures.
 class ReplicaStorage final : public ForwardingStorage {
  public:
-  // `lock`: that of the folder, on the rank that deletes files for its host, which it confirms
-  // first. Null on other ranks. Must outlive the storage.
+  // `lock` is the folder's lock on the rank that deletes files for its host, which confirms it
+  // before it deletes; null on other ranks. It must outlive the storage.
   ReplicaStorage(Storage& folder, FolderLock* lock) : ForwardingStorage(folder), lock_(lock) {}
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,

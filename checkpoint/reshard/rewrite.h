@@ -15,8 +15,8 @@
 
 namespace tessera::ckpt {
 
-// The plan of the new files: PlanSave() of the descriptions that the ranks of another topology
-// would send of the same tensors.
+// The plan of the new files: the result of PlanSave() for the descriptions that the ranks of the
+// new topology would send.
 struct RewritePlan {
   std::span<const std::string> ranks;  // serialized RankStates
   const SavePlan& save;
@@ -50,8 +50,7 @@ uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned);
 // Every byte read is verified against its checksum, and the digests of the written tensors against
 // those in the source's manifest, before anything is committed. The source is only read. After an
 // error of the plan or of a read nothing is committed, and no file remains if the storage still
-// works. Where the commit itself fails, the checkpoint may exist, as after
-// CheckpointFolder::Save().
+// works. If the commit itself fails, the checkpoint may exist, as after CheckpointFolder::Save().
 //
 // Errors: InvalidArgument (a plan for other tensors, too little memory, metadata), AlreadyExists
 // (the step is committed), ResourceExhausted, and those of the storages. DataLoss names file,

@@ -205,7 +205,7 @@ class AsyncSaver::Background {
     changed_.NotifyAll();
   }
 
-  // Returns the outcome, which counts for nothing if the request is not that of a save.
+  // Returns the outcome of a save; the result of other requests is ignored.
   absl::StatusOr<SaveReport> Handle(const Request& request) {
     const int64_t step = request.save.step;
     const TraceThread traced(request.trace, "saver");

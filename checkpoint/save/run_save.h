@@ -19,7 +19,7 @@
 
 namespace tessera::ckpt {
 
-// A planned save, of which nothing has been written yet.
+// A save that is planned. Nothing of it is written yet.
 struct PlannedSave {
   int64_t step = 0;
   bool rolling = false;
@@ -78,9 +78,10 @@ absl::StatusOr<SaveReport> SaveNow(Storage& storage, const SaveRequest& request,
 absl::Status RefuseNow(Storage& storage, int64_t step, const absl::Status& reason,
                        const SaveOptions& options, const SaveHooks& hooks);
 
-// Runs one save, from the plan to the commit, on the calling thread and those of the DataWriter,
-// which is passed to `on_planned` (may be null) before the first element is read. Collective; every
-// rank returns the same, except for the parts of a report that concern the rank itself.
+// Runs one save, from the plan to the commit, on the calling thread and the threads of a
+// DataWriter. Passes the writer to `on_planned` (may be null) before the first element is read.
+// Collective; every rank returns the same, except for the parts of a report that concern the rank
+// itself.
 absl::StatusOr<SaveReport> RunSave(
     const SaveContext& context, const SaveRequest& request, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned);

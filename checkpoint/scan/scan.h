@@ -169,7 +169,7 @@ class Scanner {
     int workers;
   };
   void AddPieces(const FilePiece& range, Pieces& to) const;
-  // Reads pieces into the buffers, of which there are more afterwards if they do not suffice.
+  // Reads pieces into the buffers. Adds buffers if there are too few.
   absl::Status ReadPieces(const Pieces& all, std::vector<AlignedBuffer>& buffers,
                           const ChunkFunction& function) const;
   // Passes the cached chunks at the ends of a range to `function`, and removes them from the range.
@@ -187,8 +187,8 @@ class Scanner {
   mutable std::map<uint32_t, size_t> damage_per_file_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Returns the damage of a shard whose elements checksum chunks may cut, so that it cannot be read
-// chunk by chunk; nullopt if they do not cut elements.
+// Returns the damage of a shard that cannot be read chunk by chunk, because an element may lie in
+// two checksum chunks; nullopt if every element lies in one.
 std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_index,
                                       uint64_t shard_begin, const LogicalTensor& tensor);
 

@@ -26,8 +26,8 @@ class TensorDigests {
  public:
   TensorDigests(const Manifest& manifest, const FileMap& map, int workers);
 
-  // Returns the shards whose elements chunks may cut, see FindCutElements(), with the indices of
-  // their files. Such shards are left out.
+  // Returns the shards with elements in two chunks, see FindCutElements(), with the indices of
+  // their files. Their elements are not in the sums.
   const std::vector<std::pair<uint32_t, Damage>>& cut() const { return cut_; }
 
   // Adds the elements of a chunk. Calls with different workers may overlap.
@@ -63,7 +63,7 @@ absl::StatusOr<bool> HasSavedBytes(Storage& storage, std::string_view checkpoint
                                    const Manifest& manifest, uint32_t file_index,
                                    ScanBuffers& buffers);
 
-// What is known of copies in a staging tier.
+// The result of checking the copies in a staging tier.
 struct StagedFiles {
   uint64_t intact_bytes = 0;   // in files that a load reads from there
   int64_t deleted_files = 0;   // of another size, or with a wrong checksum
@@ -71,8 +71,8 @@ struct StagedFiles {
   absl::Status first_unknown;  // why
 };
 
-// Reads those of the data files of a committed checkpoint that are in the staging tier, and deletes
-// the damaged ones. Call before a load, which then reads the originals of these.
+// Reads the copies of data files in the staging tier, and deletes the damaged ones. Call before a
+// load, which then reads the originals instead.
 StagedFiles DeleteDamagedStagedFiles(Storage& staging, std::string_view checkpoint_dir,
                                      const Manifest& manifest,
                                      std::span<const uint32_t> file_indices);
