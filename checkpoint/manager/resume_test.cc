@@ -290,6 +290,10 @@ TEST_F(ResumeTest, AStepThatIsAskedForIsTakenAndLaterOnesAreAbandoned) {
   EXPECT_EQ(ProblemOf(none), ResumeProblem::kNoSuchStep);
   EXPECT_THAT(std::string(none.message()),
               HasSubstr("step 5: no such checkpoint in memory:; there are steps 4, 6"));
+  ASSERT_OK(memory_.Delete("step-00000004/" + memory_.List("step-00000004")->back()));
+  const absl::Status damaged = Resume({.step = 4}).status();
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  EXPECT_THAT(std::string(damaged.message()), Not(HasSubstr("more")));
   DamageManifest("step-00000004");
   EXPECT_TRUE(absl::IsDataLoss(Resume({.step = 4}).status()));
   EXPECT_EQ(Step(), 6);

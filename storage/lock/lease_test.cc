@@ -176,6 +176,7 @@ TEST_F(LeaseTest, AProcessThatProcDoesNotShowIsAliveUnlessTheSystemKnowsNone) {
   waitpid(child, nullptr, 0);
   EXPECT_TRUE(IsKnownToBeDead(identity, "/proc"));
   EXPECT_TRUE(IsKnownToBeDead(identity, empty.path()));
+  EXPECT_FALSE(IsKnownToBeDead(identity + "/1", empty.path()));
   EXPECT_FALSE(
       IsKnownToBeDead(absl::StrReplaceAll(identity, {{absl::StrCat(child), "-1"}}), empty.path()));
 }

@@ -24,6 +24,8 @@ TEST(S3ClientAnswersTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMet
   EXPECT_OK(client.PutIf("key", kMine, ""));
   EXPECT_EQ(server.fault_count(), 1);
   EXPECT_EQ(client.PutIf("key", kMore, "").status().code(), absl::StatusCode::kAlreadyExists);
+  server.AddFault({.status = 403, .code = "AccessDenied", .method = "GET"});
+  EXPECT_TRUE(absl::IsPermissionDenied(client.PutIf("key", kMine, "").status()));
   EXPECT_TRUE(*client.ObeysIfMatch("key", kMine));
   EXPECT_EQ(server.contents("key"), "mine");
   S3Server careless({.ignores_conditions = true, .ignores_matches = true});
