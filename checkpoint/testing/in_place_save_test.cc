@@ -342,6 +342,27 @@ TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
   }
 }
 
+TEST_F(InPlaceSaveTest, TheEndOfAFileAndMemoryWithGapsAreCopied) {
+  std::mt19937_64 random(TestSeed());
+  tensors_ = {RandomTensor("a", TensorRole::kWeight, DType::kU8, {700'000}, random)};
+  state_ = LocalState();
+  state_.Add(tensors_[0], {WholeBox(tensors_[0].shape)}, true);
+  for (int i = 0; i < 20; ++i) {  // some of them with gaps
+    tensors_.push_back(
+        RandomTensor(absl::StrCat("b", i), TensorRole::kWeight, DType::kF32, {16, 16}, random));
+    state_.Add(tensors_.back(), {WholeBox({16, 16})}, true, &random);
+  }
+  uint64_t in_place = 0;
+  WatchedStorage watched(storage_, [&](std::span<const std::byte> bytes) {
+    const auto* const memory = static_cast<std::byte*>(state_.dict.tensors[0].shards[0].data);
+    if (bytes.data() >= memory && bytes.data() < memory + 700'000) in_place += bytes.size();
+    return absl::OkStatus();
+  });
+  ASSERT_OK(CheckpointFolder(watched).Save(1, state_.dict));
+  EXPECT_GT(in_place, 500'000);
+  ExpectSaved();
+}
+
 TEST_F(InPlaceSaveTest, MemoryIsTouchedInTheBackgroundBeforeTheFirstSave) {
   constexpr int64_t kBytes = 24 << 20, kToleranceBytes = 4 << 20;
   std::vector<float> weight(kBytes / sizeof(float));
