@@ -142,7 +142,7 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const Mode
     const std::string prefix(known.hugging_face->format->prefix);
     known.namings.push_back(LogicalNaming(known.description, order, prefix));
   }
-  for (const char* const other : {kMeta, kNanoGpt}) {
+  for (const char* const other : {kMeta, kTorchtitan, kTorchtitanGateUp, kNanoGpt}) {
     absl::StatusOr<Parameters> parameters = ForeignParameters(other, known.description.config);
     if (parameters.ok()) known.namings.push_back(*std::move(parameters));
   }

@@ -300,6 +300,79 @@ TEST(StateDictLayoutTest, TorchtitansNamesOfLlama) {
   EXPECT_THAT(checkpoint.notes, ::testing::IsEmpty());
 }
 
+// Queries, keys and values by query group in one matrix, whose rows have Meta's order, and gate and
+// up stacked.
+TEST(StateDictLayoutTest, TorchtitansFusedMatricesOfLlama) {
+  constexpr int64_t kWidth = 16, kSize = 4, kQueries = 2, kGroups = 2, kInner = 6;
+  ModelProto model;
+  model.set_architecture("llama3");
+  model.set_text(
+      "architecture: LLAMA3 num_layers: 1 hidden_size: 16 num_attention_heads: 4 num_query_groups: "
+      "2 vocab_size: 11 ffn_hidden_size: 6 max_position_embeddings: 5 "
+      "untie_embeddings_and_output_weights: true");
+  for (const bool fuses_qkv : {true, false}) {
+    ForeignCheckpoint checkpoint = {.format = "dcp"};
+    std::vector<std::pair<std::string, Shape>> tensors = {
+        {"tok_embeddings.weight", {11, kWidth}},
+        {"layers.0.attention.wo.weight", {kWidth, kWidth}},
+        {"layers.0.feed_forward.w13.weight", {2, kInner, kWidth}},
+        {"layers.0.feed_forward.w2.weight", {kWidth, kInner}},
+        {"layers.0.attention_norm.weight", {kWidth}},
+        {"layers.0.ffn_norm.weight", {kWidth}},
+        {"norm.weight", {kWidth}},
+        {"lm_head.weight", {11, kWidth}}};
+    const std::string prefix = "layers.0.attention.qkv_linear.";
+    if (fuses_qkv) {
+      tensors.emplace_back(prefix + "wqkv.weight", Shape{32, kWidth});
+    } else {
+      for (const auto& [name, rows] : {std::pair("wq", 16), std::pair("wk", 8), std::pair("wv", 8)})
+        tensors.emplace_back(absl::StrCat(prefix, name, ".weight"), Shape{rows, kWidth});
+    }
+    for (const auto& [name, shape] : tensors) {
+      checkpoint.tensors.push_back(
+          {.name = name,
+           .dtype = DType::kF32,
+           .shape = shape,
+           .pieces = {
+               {.box = WholeBox(shape), .file = name, .strides = ContiguousStrides(shape)}}});
+    }
+    ASSERT_OK(Name(&model, checkpoint));
+    ASSERT_TRUE(checkpoint.description.has_model());
+    // Returns the file's row of a row of a logical tensor.
+    const auto row_of = [&](const std::string& tensor, int64_t row) -> int64_t {
+      for (const StoredPiece& piece : Find(checkpoint, tensor)->pieces) {
+        const int64_t begin = piece.box.global_offset[0];
+        if (row < begin || row >= begin + piece.box.shape[0]) continue;
+        return (static_cast<int64_t>(piece.offset_bytes) / 4 + (row - begin) * piece.strides[0]) /
+               kWidth;
+      }
+      return -1;
+    };
+    const std::string layer = "model.layers.0.";
+    for (int64_t row = 0; row < kInner; ++row) {
+      EXPECT_EQ(row_of(layer + "mlp.gate_proj.weight", row), row);
+      EXPECT_EQ(row_of(layer + "mlp.up_proj.weight", row), kInner + row);
+    }
+    if (!fuses_qkv) continue;
+    for (int64_t group = 0; group < kGroups; ++group) {
+      const int64_t first = group * (kQueries + 2) * kSize;
+      for (int64_t i = 0; i < kSize; ++i) {
+        const int64_t paired = 2 * (i % 2) + i / 2;  // the halves of a head alternate
+        for (int64_t query = 0; query < kQueries; ++query) {
+          EXPECT_EQ(
+              row_of(layer + "self_attn.q_proj.weight", (group * kQueries + query) * kSize + i),
+              first + query * kSize + paired);
+        }
+        const int64_t row = group * kSize + i;
+        EXPECT_EQ(row_of(layer + "self_attn.k_proj.weight", row),
+                  first + kQueries * kSize + paired);
+        EXPECT_EQ(row_of(layer + "self_attn.v_proj.weight", row),
+                  first + (kQueries + 1) * kSize + i);
+      }
+    }
+  }
+}
+
 TEST(WrappedNamesTest, WrappersAreLeftOutWhereTheyAreAdded) {
   const std::string name = "transformer.h.0.attn.c_attn.weight";
   for (const std::string wrapper :

@@ -25,6 +25,8 @@ inline constexpr char kMegatron[] = "megatron";
 inline constexpr char kMeta[] = "meta";
 inline constexpr char kNanoGpt[] = "nanogpt";
 inline constexpr char kPaddle[] = "paddle";
+inline constexpr char kTorchtitan[] = "torchtitan";
+inline constexpr char kTorchtitanGateUp[] = "torchtitan.w13";
 
 // The rules of another framework's files of an architecture.
 struct ForeignFormat {

@@ -134,9 +134,15 @@ constexpr DecoderFamily kFamily = {.normalization = Normalization::kRmsNorm,
                                    .down_dropout = "mlp.residual_dropout",
                                    .norms_come_last = true};
 
-constexpr const ForeignFormat* kForeignFormats[] = {
-    &kGgufFormat,     &kInfiniTrainFormat, &kInternEvoFormat, &kInternEvoPairedFormat,
-    &kMegatronFormat, &kMetaFormat,        &kPaddleFormat};
+constexpr const ForeignFormat* kForeignFormats[] = {&kGgufFormat,
+                                                    &kInfiniTrainFormat,
+                                                    &kInternEvoFormat,
+                                                    &kInternEvoPairedFormat,
+                                                    &kMegatronFormat,
+                                                    &kMetaFormat,
+                                                    &kPaddleFormat,
+                                                    &kTorchtitanFormat,
+                                                    &kTorchtitanGateUpFormat};
 
 }  // namespace
 

@@ -39,6 +39,9 @@ extern const ForeignFormat kMegatronFormat;
 // The names of Meta's own files and of torchtitan's, and params.json. Rows of queries and keys
 // alternate between the halves of a head that the rotary embedding pairs.
 extern const ForeignFormat kMetaFormat;
+// The parameters of torchtitan as its modules have them, under Meta's names: gate and up stacked in
+// one tensor, and queries, keys and values fused by query group, or, in releases before, not fused.
+extern const ForeignFormat kTorchtitanFormat, kTorchtitanGateUpFormat;
 
 // PaddleNLP's LlamaForCausalLM. Linear weights are [in, out]; the rows of q and k are in the same
 // order as here. Queries, keys and values, and gate and up, are matrices of their own or fused.

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,6 +18,9 @@ namespace {
 // The longest sequences that Meta trained with, before and since Llama 3.1.
 constexpr int64_t kPositions = 8192;
 constexpr int64_t kScaledPositions = 131072;
+
+// No file of torchtitan describes the model.
+bool DescribesNothing(const JsonFields&) { return false; }
 
 bool Describes(const JsonFields& fields) { return fields.Has("n_layers") && fields.Has("dim"); }
 
@@ -61,6 +65,9 @@ constexpr std::pair<const char*, const char*> kLayerTensors[] = {
     {"feed_forward.w3.weight", kUp},   {"attention_norm.weight", kNorm1},
     {"ffn_norm.weight", kNorm2}};
 
+enum class Fused { kNothing, kGateUp, kAll };
+
+template <Fused kFused>
 std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), v = config.vocab_size();
   std::vector<ForeignParameter> parameters;
@@ -68,11 +75,23 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   const bool tied = !config.untie_embeddings_and_output_weights();
   if (tied) parameters.back().other_names = {"output.weight", "lm_head.weight"};
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    const std::string prefix = absl::StrCat("layers.", layer, ".");
+    if (kFused == Fused::kAll) {
+      parameters.push_back(FusedQkv(config, prefix + "attention.qkv_linear.wqkv.weight", layer,
+                                    RotaryRows::kPairs, /*transposed=*/false));
+    }
     for (const auto& [name, tensor] : kLayerTensors) {
-      parameters.push_back(
-          PairedTensor(config, layer, tensor, absl::StrCat("layers.", layer, ".", name)));
+      const std::string_view kind = tensor;
+      const bool is_qkv = kind == kQuery || kind == kKey || kind == kValue;
+      if (kFused == Fused::kAll && is_qkv) continue;
+      if (kFused != Fused::kNothing && kind == kUp) continue;
+      parameters.push_back(PairedTensor(config, layer, tensor, prefix + name));
+      if (kFused != Fused::kNothing && kind == kGate) {
+        parameters.back() = StackLayers(prefix + "feed_forward.w13.weight",
+                                        {parameters.back(), PairedTensor(config, layer, kUp, "")});
+      }
       // torchtitan has queries, keys and values in a module of their own.
-      if (const std::string_view kind = tensor; kind == kQuery || kind == kKey || kind == kValue) {
+      if (is_qkv) {
         parameters.back().other_names.push_back(
             absl::StrReplaceAll(parameters.back().name, {{"attention.", "attention.qkv_linear."}}));
       }
@@ -92,6 +111,13 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 constinit const ForeignFormat kMetaFormat = {.framework = kMeta,
                                              .describes = Describes,
                                              .read_config = ReadConfig,
-                                             .parameters = Parameters};
+                                             .parameters = Parameters<Fused::kNothing>};
+
+constinit const ForeignFormat kTorchtitanFormat = {
+    .framework = kTorchtitan, .describes = DescribesNothing, .parameters = Parameters<Fused::kAll>};
+
+constinit const ForeignFormat kTorchtitanGateUpFormat = {.framework = kTorchtitanGateUp,
+                                                         .describes = DescribesNothing,
+                                                         .parameters = Parameters<Fused::kGateUp>};
 
 }  // namespace tessera::llama3
