@@ -148,10 +148,7 @@ class PlacedMemory {
 class Comparer {
  public:
   Comparer(const Manifest& manifest, const LoadOptions& options)
-      : manifest_(manifest),
-        options_(options),
-        masters_(MasterNames(manifest)),
-        memory_(manifest) {
+      : manifest_(manifest), options_(options), masters_(MasterNames(manifest)), memory_(manifest) {
     result_.used.resize(manifest.tensors_size());
     for (int t = 0; t < manifest.tensors_size(); ++t) index_[manifest.tensors(t).name()] = t;
   }
