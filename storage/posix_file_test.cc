@@ -410,9 +410,10 @@ TEST_F(DualFileTest, ADiskWithoutRoomForABlockIsFull) {
   kernel.longest_write = 1'000;
   EXPECT_EQ(file_->WriteAt(0, memory_.span().first(65'536)), ENOSPC);
   EXPECT_EQ(file_->WriteAt(100'000, memory_.span().first(10)), ENOSPC);
+  kernel.longest_write = 0;
+  EXPECT_EQ(file_->WriteAt(0, memory_.span().first(65'536)), ENOSPC);
   EXPECT_TRUE(file_->direct());
   kernel.refuse_direct = true;
-  kernel.longest_write = 0;
   EXPECT_EQ(file_->WriteAt(0, memory_.span().first(65'536)), EIO);
 }
 

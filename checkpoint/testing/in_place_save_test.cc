@@ -394,6 +394,7 @@ TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
                                  if (updates) writer->WaitUntilCopied(Memory(0).data(), 4096);
                                });
     ASSERT_OK(saved);
+    EXPECT_GT(staging.present_bytes(), 0) << "what the save has touched";
     while (staging.Prefault()) {
     }
     EXPECT_EQ(staging.present_bytes() >= 3 << 20, updates);

@@ -2,10 +2,12 @@
 // condition, and those of servers that are not S3.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "storage/s3/s3_client.h"
@@ -43,6 +45,46 @@ TEST(S3ClientAnswersTest, ABucketElsewhereOfNoRegionIsNotNamedByIt) {
 
 TEST(S3ClientAnswersTest, AChecksumIsSentFromItsHighestByteOn) {
   EXPECT_EQ(ChecksumHeader(0x12345678), "EjRWeA==");
+}
+
+// Answers every request at once, and remembers it.
+class Remembering final : public HttpClient {
+ public:
+  absl::Status Perform(const HttpRequest& request, HttpResponse& response) override {
+    requests.push_back(request);
+    response.status = 200;
+    return absl::OkStatus();
+  }
+  std::unique_ptr<HttpBatch> NewBatch() override { return std::make_unique<Batch>(*this); }
+
+  std::vector<HttpRequest> requests;
+
+ private:
+  class Batch final : public HttpBatch {
+   public:
+    explicit Batch(Remembering& client) : client_(client) {}
+    void Start(size_t id, HttpRequest request, HttpResponse& response) override {
+      finished_ = {id, client_.Perform(request, response)};
+    }
+    std::optional<Finished> Wait(absl::Duration /*timeout*/) override { return finished_; }
+
+   private:
+    Remembering& client_;
+    std::optional<Finished> finished_;
+  };
+};
+
+TEST(S3ClientAnswersTest, TheAnswerAboutACompleteUploadMayTakeAllTheTime) {
+  const auto http = std::make_shared<Remembering>();
+  S3Client client({.endpoint = "http://store",
+                   .bucket = "b",
+                   .timeout = absl::Minutes(2),
+                   .stall_timeout = absl::Seconds(3),
+                   .http = http});
+  ASSERT_OK(client.CompleteUpload({.key = "key", .id = "1", .writer = "w"}, {}));
+  ASSERT_OK(client.Put("key", kMine));
+  EXPECT_GT(http->requests.at(0).stall_timeout, absl::Minutes(1));
+  EXPECT_EQ(http->requests.at(1).stall_timeout, absl::Seconds(3));
 }
 
 TEST(S3ClientPagesTest, ListsHaveManyPages) {
