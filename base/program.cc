@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -39,6 +40,27 @@ void SetSignal(int signal, void (*handler)(int)) {
   action.sa_handler = handler;
   action.sa_flags = SA_RESTART;
   sigaction(signal, &action, nullptr);
+}
+
+Program running;                                // for EndWithoutMemory()
+std::terminate_handler usual_end = std::abort;  // without it
+
+// Ends the program with a sentence if memory is missing in a destructor or another function that
+// may not throw, as nlohmann's values allocate while they are destroyed. Other exceptions end it as
+// usual.
+[[noreturn]] void EndWithoutMemory() {
+  try {
+    if (std::current_exception() != nullptr) std::rethrow_exception(std::current_exception());
+  } catch (const std::bad_alloc& error) {
+    try {
+      PrintError(running.name, std::string(NoMemoryStatus(error, "").message()));
+    } catch (...) {  // the sentence needs memory, too
+    }
+    _exit(running.failure_code);
+  } catch (...) {
+  }
+  usual_end();
+  std::abort();
 }
 
 // Writes what is still in buffers. Returns 0, or the error.
@@ -79,6 +101,8 @@ int RunProgram(const Program& program, const std::function<int()>& body) {
   if (!OpenMissingStandardStreams(program.prints_result ? O_RDONLY : O_RDWR)) {
     return program.failure_code;
   }
+  running = program;
+  if (std::get_terminate() != EndWithoutMemory) usual_end = std::set_terminate(EndWithoutMemory);
   SetSignal(SIGXFSZ, SIG_IGN);
   SetSignal(SIGPIPE, program.prints_result ? EndIfUnread : SIG_IGN);
   int exit_code = program.failure_code;

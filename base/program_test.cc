@@ -150,6 +150,16 @@ TEST(RunProgramTest, MissingMemoryIsASentence) {
   EXPECT_EQ(known.err.substr(0, 38), "tool: not enough memory: 5 bytes; the ");
 }
 
+int LackMemory() { throw std::bad_alloc(); }
+
+// As in a destructor, from which no exception may come.
+TEST(RunProgramTest, MissingMemoryIsASentenceWhereNothingMayBeThrown) {
+  const End end = RunInAChild(
+      kResult, [] {}, []() noexcept { return LackMemory(); });
+  EXPECT_EQ(end.exit_code, 2);
+  EXPECT_EQ(end.err.substr(0, 42), "tool: not enough memory: the system gives ");
+}
+
 TEST(RunProgramTest, AnExceptionIsASentence) {
   const End end = RunInAChild(
       kResult, [] {}, []() -> int { throw std::out_of_range("map::at"); });
