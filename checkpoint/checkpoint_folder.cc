@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/damage.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
@@ -44,7 +46,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::ListUncommitted() 
   return ckpt::ListUncommitted(*storage_, "");
 }
 
-absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest() const {
+absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest(std::vector<std::string>* notes) const {
   std::vector<CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints, List(&unreadable));
   if (!unreadable.empty() &&
@@ -54,11 +56,14 @@ absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest() const {
   if (checkpoints.empty()) {
     return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage_->Describe("")));
   }
-  return std::move(checkpoints.back());
+  std::ranges::reverse(checkpoints);
+  ChosenCheckpoint chosen = ChooseToRead(*storage_, checkpoints);
+  if (notes != nullptr) *notes = std::move(chosen.notes);
+  return std::move(chosen.checkpoint);
 }
 
-absl::StatusOr<Checkpoint> CheckpointFolder::Latest() const {
-  TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, FindLatest());
+absl::StatusOr<Checkpoint> CheckpointFolder::Latest(std::vector<std::string>* notes) const {
+  TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, FindLatest(notes));
   return OpenCheckpoint(storage_, latest.directory);
 }
 

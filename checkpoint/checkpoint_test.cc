@@ -187,6 +187,26 @@ TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
   EXPECT_EQ(folder_->List()->size(), 1);
 }
 
+TEST_F(PublicInterfaceTest, TheLatestIsOfARunThatHadNotDiverged) {
+  Manifest diverged;
+  diverged.mutable_trainer()->mutable_health()->set_loss_is_sane(true);
+  std::vector<std::string> notes;
+  ASSERT_OK(folder_->Save({.step = 3, .metadata = ToMetadata(diverged)}, Matrix()));
+  ASSERT_OK_AND_ASSIGN(const auto only, folder_->Latest(&notes));
+  EXPECT_EQ(only.step(), 3);
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("holds only checkpoints of a run that had diverged")));
+  ASSERT_OK(folder_->Save(2, Matrix()));
+  ASSERT_OK_AND_ASSIGN(const auto healthy, folder_->Latest(&notes));
+  EXPECT_EQ(healthy.step(), 2);
+  EXPECT_THAT(notes, ElementsAre(AllOf(HasSubstr("step-00000003"),
+                                       HasSubstr("the run had diverged at step 3"))));
+  ASSERT_OK(folder_->Save(4, Matrix()));
+  ASSERT_OK_AND_ASSIGN(const auto newest, folder_->FindLatest(&notes));
+  EXPECT_EQ(newest.step, 4);
+  EXPECT_THAT(notes, ElementsAre());
+  EXPECT_EQ(folder_->At(3)->step(), 3);
+}
+
 TEST_F(PublicInterfaceTest, AnAsynchronousSaveNeedsNoGroup) {
   AsyncSaver saver(folder_->storage());
   saver.Start({.step = 3, .metadata = {.entries = {{"note", "in the background"}}}}, Matrix());

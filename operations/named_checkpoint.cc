@@ -123,16 +123,15 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
       std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
 }
 
-// Returns the checkpoint of the step in a folder, or the one that ChooseToRead() finds.
+// Returns the checkpoint of the step in a folder, or the one that FindLatest() finds.
 absl::StatusOr<ChosenCheckpoint> FindInFolder(Storage& storage, std::optional<int64_t> step) {
   const CheckpointFolder folder(storage);
-  if (!step.has_value()) TESSERA_RETURN_IF_ERROR(folder.FindLatest().status());
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, folder.List());
   if (!step.has_value()) {
-    if (all.empty()) return absl::NotFoundError("");
-    std::ranges::reverse(all);
-    return ChooseToRead(storage, all);
+    ChosenCheckpoint latest;
+    TESSERA_ASSIGN_OR_RETURN(latest.checkpoint, folder.FindLatest(&latest.notes));
+    return latest;
   }
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, folder.List());
   const auto found = std::ranges::find(all, *step, &CheckpointInfo::step);
   if (found != all.end()) return ChosenCheckpoint{*found, {}};
   if (all.empty()) return absl::NotFoundError("");

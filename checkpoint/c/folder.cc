@@ -12,7 +12,6 @@
 
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
-#include "checkpoint/internal/saved_checkpoints.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -86,24 +85,12 @@ absl::Status List(const CheckpointFolder& folder, char** report) {
   return GiveJson(json, report);
 }
 
-// Opens the checkpoint that ChooseToRead() finds.
-absl::StatusOr<Checkpoint> OpenLatest(const CheckpointFolder& folder,
-                                      std::vector<std::string>& notes) {
-  TESSERA_RETURN_IF_ERROR(folder.FindLatest().status());
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, folder.List());
-  if (all.empty()) return folder.Latest();  // deleted meanwhile
-  std::ranges::reverse(all);
-  ChosenCheckpoint chosen = ChooseToRead(folder.storage(), all);
-  notes = std::move(chosen.notes);
-  return folder.At(chosen.checkpoint.step);
-}
-
 absl::StatusOr<Checkpoint> OpenByName(const std::string& name, const OpenStorageOptions& options,
                                       std::vector<std::string>& notes) {
   TESSERA_ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(name, options));
   absl::StatusOr<Checkpoint> itself = Checkpoint::Open(name, options);
   if (!absl::IsNotFound(itself.status())) return itself;
-  return OpenLatest(folder, notes);
+  return folder.Latest(&notes);
 }
 
 absl::Status Describe(const tessera_checkpoint& handle, char** report) {
@@ -263,7 +250,7 @@ int32_t tessera_folder_open_latest(tessera_folder* folder, tessera_checkpoint** 
   return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
     std::vector<std::string> notes;
-    absl::StatusOr<Checkpoint> latest = OpenLatest(folder->folder, notes);
+    absl::StatusOr<Checkpoint> latest = folder->folder.Latest(&notes);
     return Give(std::move(latest), checkpoint, std::move(notes));
   });
 }

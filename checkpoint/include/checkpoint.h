@@ -223,11 +223,14 @@ class CheckpointFolder {
   // Returns the directories of saves that were started but not committed, ascending by step.
   absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted() const;
 
-  // Returns the newest committed checkpoint, without reading its manifest. NotFound if there is no
-  // checkpoint; the error of an unreadable directory of a later step, which may be the newest.
-  absl::StatusOr<CheckpointInfo> FindLatest() const;
-  // Open the newest checkpoint, or the checkpoint of a step.
-  absl::StatusOr<Checkpoint> Latest() const;
+  // Returns the newest committed checkpoint, but skips those whose manifest says that the run had
+  // diverged, unless the folder has no others. `notes` (may be null) receives a sentence for each
+  // that is skipped, or one that there are no others. Reads manifests; one that cannot be read is
+  // not skipped. NotFound if there is no checkpoint; the error of an unreadable directory of a
+  // later step, which may be the newest.
+  absl::StatusOr<CheckpointInfo> FindLatest(std::vector<std::string>* notes = nullptr) const;
+  // Open the checkpoint that FindLatest() returns, or the checkpoint of a step.
+  absl::StatusOr<Checkpoint> Latest(std::vector<std::string>* notes = nullptr) const;
   absl::StatusOr<Checkpoint> At(int64_t step) const;
 
   // Verifies a checkpoint as Checkpoint::Verify() does, without opening it: a damaged manifest is
