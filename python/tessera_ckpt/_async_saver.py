@@ -83,7 +83,8 @@ def _finish_at_exit(_process: int) -> None:
     the handles before."""
     atexit.register(_finish_all)
     if multiprocessing.process.parent_process() is not None:  # which may end without atexit's
-        multiprocessing.util.Finalize(None, _finish_all, exitpriority=100)
+        finalize: Any = multiprocessing.util.Finalize
+        finalize(None, _finish_all, exitpriority=100)
 
 
 def _finish_all() -> None:
@@ -155,7 +156,10 @@ class Finishing:
     def _outcomes(self, poll: Callable[..., Any], wait: bool) -> List[SaveOutcome]:
         """What the program does not know of yet. SIGINT loses none of it: the next call has it."""
         self._handle.check()
-        take = lambda: self._note(report(poll, self._handle, wait))  # noqa: E731
+
+        def take() -> None:
+            self._note(report(poll, self._handle, wait))
+
         if wait:
             wait_for_saves(self._cancelled, take)
         else:
