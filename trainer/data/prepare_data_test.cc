@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <map>
 
-#include "absl/strings/escaping.h"
 #include "base/file_descriptor.h"
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
@@ -351,26 +350,22 @@ TEST_F(PrepareDataTest, AGivenTokenizerEncodesWholeDocumentsOnAnyNumberOfThreads
 }
 
 TEST_F(PrepareDataTest, TheFormatFollowsFromTheVocabulary) {
-  // All bytes, all pairs and some triples: as many tokens as cl100k.
-  std::string file;
-  for (int rank = 0; rank < 100256; ++rank) {
-    const int number = rank < 256 ? rank : rank < 65792 ? rank - 256 : rank - 65792;
-    std::string token = {static_cast<char>(number >> 16), static_cast<char>(number >> 8),
-                         static_cast<char>(number)};
-    token.erase(0, rank < 256 ? 2 : rank < 65792 ? 1 : 0);
-    file += absl::Base64Escape(token) + " " + std::to_string(rank) + "\n";
-  }
-  options_.tokenizer = out_.Write("cl100k.tiktoken", file);
+  auto vocabulary = nlohmann::json::parse(Slurp(kGpt2Folder + "/vocab.json"));
+  const int64_t end_of_text = vocabulary["<|endoftext|>"];
+  for (size_t id = vocabulary.size(); id < 70000; ++id)
+    vocabulary["token" + std::to_string(id)] = id;
+  out_.Write("tokenizer/merges.txt", Slurp(kGpt2Folder + "/merges.txt"));
+  options_.tokenizer = out_.Write("tokenizer/vocab.json", vocabulary.dump());
   ASSERT_OK_AND_ASSIGN(const auto result, Prepare(options_));
   EXPECT_EQ(result.summary.format, "llama3");
-  EXPECT_EQ(result.summary.vocab_size, 100277);
-  EXPECT_EQ(result.summary.end_of_text, 100257);
+  EXPECT_EQ(result.summary.vocab_size, 70000);
+  EXPECT_EQ(result.summary.end_of_text, end_of_text);
   EXPECT_TRUE(Prepare(options_)->up_to_date);
   options_.format = TokenFormat::kGpt2;
   ExpectError(Prepare(options_).status(), absl::StatusCode::kInvalidArgument, "format is gpt2");
   // Another tokenizer at the same path is another request.
   options_.format.reset();
-  out_.Write("cl100k.tiktoken", file + "\n");
+  out_.Write("tokenizer/vocab.json", vocabulary.dump() + "\n");
   EXPECT_FALSE(Prepare(options_)->up_to_date);
 }
 

@@ -69,7 +69,7 @@ TEST_F(ReportTest, TakesWhatTheTrainerRecords) {
   EXPECT_EQ(run["skipped"], 1);
   EXPECT_EQ(run["seconds"], 2.0);
   EXPECT_EQ(run["mean_step_seconds"], 0.5);
-  EXPECT_EQ(run["tokens_per_second"], 300);
+  EXPECT_EQ(run["tokens_per_second"], 250);
   EXPECT_EQ(run["columns"]["step"], Json({1, 2, 3, 4}));
   EXPECT_EQ(run["columns"]["loss"], Json({1, 2, 3, 4}));
   EXPECT_EQ(run["columns"]["wire_bytes"], Json({31, 32, 33, 34}));
