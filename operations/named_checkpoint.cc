@@ -123,21 +123,22 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
       std::make_shared<const ReadLock>(*checkpoint.storage, checkpoint.directory));
 }
 
-// Returns the checkpoint of the step in a folder, or the one that FindLatest() finds.
+// Returns the checkpoint of the step in a folder, or the one that ChooseToRead() finds.
 absl::StatusOr<ChosenCheckpoint> FindInFolder(Storage& storage, std::optional<int64_t> step) {
-  const CheckpointFolder folder(storage);
-  if (!step.has_value()) {
-    ChosenCheckpoint latest;
-    TESSERA_ASSIGN_OR_RETURN(latest.checkpoint, folder.FindLatest(&latest.notes));
-    return latest;
+  std::vector<CheckpointInfo> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all,
+                           ListForResume(storage, &unreadable));
+  for (const CheckpointInfo& checkpoint : unreadable) {
+    const bool is_newest = all.empty() || all.front().step < checkpoint.step;
+    if (!step.has_value() && is_newest) return checkpoint.readable;
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, folder.List());
+  if (all.empty()) return absl::NotFoundError("");
+  if (!step.has_value()) return ChooseToRead(storage, all);
   const auto found = std::ranges::find(all, *step, &CheckpointInfo::step);
   if (found != all.end()) return ChosenCheckpoint{*found, {}};
-  if (all.empty()) return absl::NotFoundError("");
   return absl::FailedPreconditionError(
       absl::StrCat(storage.Describe(""), ": no checkpoint of step ", *step,
-                   "; the newest one is that of step ", all.back().step));
+                   "; the newest one is that of step ", all.front().step));
 }
 
 absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const SourceOptions& options) {

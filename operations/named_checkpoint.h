@@ -67,7 +67,7 @@ struct SourceOptions {
 bool IsForeignName(const std::string& name, const SourceOptions& options);
 
 // Finds a checkpoint. `name` (see OpenStorage()) names a checkpoint's directory, or a folder of
-// checkpoints, of which CheckpointFolder::FindLatest() chooses (see SourceOptions::step), or
+// checkpoints, rolling ones included, of which ChooseToRead() chooses (see SourceOptions::step), or
 // another framework's checkpoint. NotFound for any other place, and for a folder without a
 // checkpoint of the step.
 absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,

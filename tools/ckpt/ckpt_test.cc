@@ -90,7 +90,9 @@ TEST_F(CkptTest, DefaultsThatTheHelpNamesAreAccepted) {
         arguments.push_back(root_ + "/other");
       }
       if (command == "reshard") arguments.push_back("--topology=single");
-      if (command == "convert") arguments.push_back("--to=hf");
+      if (command == "convert") {
+        arguments.push_back(flag.starts_with("--memory") ? "--to=tessera" : "--to=hf");
+      }
       EXPECT_EQ(Run(arguments), kExitUsage);
       EXPECT_THAT(err_, AllOf(HasSubstr("nothing"), Not(HasSubstr("--help")))) << flag;
     }
@@ -268,6 +270,31 @@ TEST_F(CkptTest, VerifySaysWhatOfAFolderItHasRead) {
   EXPECT_EQ(Run({"verify", root_, "--all"}), kExitDifferent);
   EXPECT_THAT(out_, Not(HasSubstr("no checkpoint here is good")));
   FlipByte("step-00000003/manifest.pb", 40);
+  EXPECT_EQ(Run({"verify", root_, "--all"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("no checkpoint here is good"));
+}
+
+// Rolling ones are a run's checkpoints, too: it resumes from the newest of all.
+TEST_F(CkptTest, RollingCheckpointsCount) {
+  MustSave("rolling-1/", 2, 1);
+  EXPECT_EQ(Run({"ls", root_}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("rolling-1/step-00000002"));
+  EXPECT_EQ(Run({"verify", root_, "--all"}), kExitOk);
+  MustSave("", 3, 1);
+  MustSave("rolling-0/", 4, 1);
+  EXPECT_EQ(Run({"inspect", root_, "--json"}), kExitOk);
+  EXPECT_EQ(Json()["step"], 4);
+  EXPECT_EQ(Run({"verify", root_}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("the newest of 3 checkpoints"));
+  FlipByte("step-00000003/manifest.pb", 40);
+  EXPECT_EQ(Run({"verify", root_, "--all"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("rolling-0/step-00000004: good"),
+                          Not(HasSubstr("no checkpoint here is good"))));
+  EXPECT_EQ(Run({"ls", root_, "--json"}), kExitDifferent);
+  EXPECT_EQ(Json().size(), 3);
+  EXPECT_EQ(Json()[2]["directory"], "rolling-0/step-00000004");
+  FlipByte("rolling-0/step-00000004/manifest.pb", 40);
+  FlipByte("rolling-1/step-00000002/manifest.pb", 40);
   EXPECT_EQ(Run({"verify", root_, "--all"}), kExitDifferent);
   EXPECT_THAT(out_, HasSubstr("no checkpoint here is good"));
 }

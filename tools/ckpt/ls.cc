@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "operations/summary.h"
@@ -118,7 +119,8 @@ absl::StatusOr<int> RunLs(const CommandOptions& options, const CommandOutput& ou
   if (IsForeignName(path, options.source)) return ListForeign(options, output);
   TESSERA_ASSIGN_OR_RETURN(const auto storage, OpenStorage(path, options.source.stores));
   std::vector<CheckpointInfo> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(const auto checkpoints, CheckpointFolder(*storage).List(&unreadable));
+  TESSERA_ASSIGN_OR_RETURN(auto checkpoints, ListForResume(*storage, &unreadable));
+  std::ranges::reverse(checkpoints);
   Listing listing(*storage, output);
   for (const CheckpointInfo& checkpoint : unreadable) listing.AddUnreadable(checkpoint);
   for (const CheckpointInfo& info : checkpoints) listing.Add(info);

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "operations/signature.h"
@@ -32,7 +33,7 @@ std::string Verdict(const VerifyReport& report) {
 // Says that a folder holds more than the checkpoint that was looked at. Empty if it does not.
 std::string OthersText(const NamedCheckpoint& named, bool is_good) {
   if (named.directory.empty()) return "";
-  const auto checkpoints = CheckpointFolder(*named.storage).List();
+  const auto checkpoints = ListForResume(*named.storage);
   if (!checkpoints.ok() || checkpoints->size() < 2) return "";
   const std::string which = named.notes.empty() ? "the newest of " : "one of ";
   return which + std::to_string(checkpoints->size()) +
@@ -66,7 +67,8 @@ class FolderVerifier {
     TESSERA_ASSIGN_OR_RETURN(const auto storage,
                              OpenStorage(options_.paths[0], options_.source.stores));
     std::vector<CheckpointInfo> unreadable;
-    TESSERA_ASSIGN_OR_RETURN(const auto checkpoints, CheckpointFolder(*storage).List(&unreadable));
+    TESSERA_ASSIGN_OR_RETURN(auto checkpoints, ListForResume(*storage, &unreadable));
+    std::ranges::reverse(checkpoints);
     if (checkpoints.empty() && unreadable.empty()) {
       return absl::NotFoundError("no checkpoints in " + options_.paths[0]);
     }
