@@ -1,6 +1,7 @@
 #include "operations/diff.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/damage.h"
+#include "convert/core/foreign_checkpoint.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "operations/summary.h"
 
@@ -141,10 +143,21 @@ bool HasOptimizerState(const Manifest& manifest) {
 }
 
 // Metadata of another framework is only as much as its files tell, and optimizer state that a side
-// does not have at all was not converted: neither counts as a difference.
-void ExcuseForeign(const Manifest& a, const Manifest& b, Differences& differences) {
-  for (std::string& line : differences.metadata) differences.notes.push_back(std::move(line));
-  differences.metadata.clear();
+// does not have at all was not converted: neither counts as a difference. But two checkpoints of
+// one format tell the same fields, and a step is the same number in every format.
+void ExcuseForeign(const Manifest& a, const Manifest& b, bool same_format,
+                   Differences& differences) {
+  const bool tell_steps = convert::TellsStep(a) && convert::TellsStep(b);
+  const auto told_by_both = [&](const std::string& line) {
+    if (absl::StartsWith(line, "modified: trainer.step: ")) return tell_steps;
+    return same_format && !absl::StartsWith(line, "added: ") &&
+           !absl::StartsWith(line, "deleted: ") && !absl::StrContains(line, "(not set)") &&
+           !absl::StrContains(line, ".foreign_names[");
+  };
+  std::vector<std::string>& lines = differences.metadata;
+  const auto excused = std::stable_partition(lines.begin(), lines.end(), told_by_both);
+  std::move(excused, lines.end(), std::back_inserter(differences.notes));
+  lines.erase(excused, lines.end());
   if (HasOptimizerState(a) == HasOptimizerState(b)) return;
   const Manifest& with = HasOptimizerState(a) ? a : b;
   std::set<std::string> states;
@@ -266,7 +279,9 @@ absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint
   CompareMetadata(manifest_a, manifest_b, differences);
   const std::vector<std::string> by_contents =
       CompareTensors(manifest_a, manifest_b, options, differences);
-  if (!a.format.empty() || !b.format.empty()) ExcuseForeign(manifest_a, manifest_b, differences);
+  if (!a.format.empty() || !b.format.empty()) {
+    ExcuseForeign(manifest_a, manifest_b, a.format == b.format, differences);
+  }
   if (!by_contents.empty()) {
     TESSERA_RETURN_IF_ERROR(CompareContents(a, b, by_contents, options, differences));
     AddDataDifferences(differences);

@@ -212,6 +212,25 @@ TEST_F(ConvertCommandTest, LooksAtForeignCheckpoints) {
   EXPECT_THAT(err_, HasSubstr("unknown format \"dvd\""));
 }
 
+// Files of other frameworks tell less, but what both tell is compared.
+TEST_F(ConvertCommandTest, MetadataThatBothTellIsCompared) {
+  const std::string hf = Fixture("llama3_untied.hf"), other = In("other");
+  fs::copy(hf, other);
+  auto config = nlohmann::json::parse(ReadFile(hf + "/config.json"));
+  config["rope_parameters"]["rope_theta"] = 12345.0;
+  WriteFile(other + "/config.json", config.dump());
+  EXPECT_EQ(Run({"diff", hf, other}), ckpt::kExitDifferent) << out_ << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("metadata  model.rotary_base: "), HasSubstr(" -> 12345"),
+                          Not(HasSubstr("the two hold the same state"))));
+
+  const std::string llmc = MakeLlmcFolder("gpt2", 1, false);
+  for (const std::string step : {"7", "8"}) {
+    ASSERT_EQ(Run({"convert", llmc, In(step), "--to=torch", "--ckpt-step=" + step}), 0) << err_;
+  }
+  EXPECT_EQ(Run({"diff", In("7"), In("8")}), ckpt::kExitDifferent) << out_ << err_;
+  EXPECT_THAT(out_, HasSubstr("metadata  modified: trainer.step: 7 -> 8"));
+}
+
 // Which checkpoint of a run it is, and what of it is not taken.
 TEST_F(ConvertCommandTest, EveryCommandSaysWhatItReads) {
   const std::string llmc = MakeLlmcFolder("gpt2", 1, false), run = In("run");
