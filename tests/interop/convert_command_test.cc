@@ -309,6 +309,8 @@ TEST_F(ConvertCommandTest, RoundTrips) {
     ASSERT_EQ(
         Run({"convert", sharded, written, "--to=" + format, "--dtype=bf16", "--weights-only"}), 0)
         << err_;
+    EXPECT_THAT(out_, AllOf(HasSubstr("tensors, read back, are those of " + sharded),
+                            HasSubstr(", rounded to bfloat16"), Not(HasSubstr("to the last bit"))));
     EXPECT_EQ(Run({"inspect", written, "--json"}), 0) << err_;
     EXPECT_EQ(Json()["step"], 0) << "not known";
     for (const auto& tensor : Json()["tensors"]) {

@@ -2,9 +2,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "convert/write_foreign.h"
+#include "layout/dtype.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "tokenizer/files/load_tokenizer.h"
@@ -51,7 +54,10 @@ void PrintConversion(const CommandOptions& options, const NamedCheckpoint& sourc
       << HumanBytes(report.bytes) << " in " << report.files.size()
       << (report.files.size() == 1 ? " file, " : " files, ") << HumanSeconds(report.seconds) << "\n"
       << "all " << report.tensors << " tensors, read back, are those of " << source.Describe()
-      << ", to the last bit";
+      << (options.convert.dtype == DType::kUnspecified
+              ? ", to the last bit"
+              : absl::StrCat(", rounded to ", View(DTypeName(options.convert.dtype)),
+                             " where they have another dtype"));
   if (report.digests_compared > 0) {
     out << "; " << report.digests_compared << " match the digests there, too";
   }
