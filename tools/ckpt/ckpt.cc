@@ -304,7 +304,8 @@ std::vector<Flag> FlagsOf(CommandOptions& o) {
       {"convert", "--allow-overflow", &o.convert.allow_overflow},
       {"convert", "--weights-only", &o.convert.weights_only},
       {"convert", "--tokenizer", &o.convert.tokenizer, "a path"},
-      {"convert", "--max-file-size", [&](V v) { return ParseSize(v, o.convert.max_file_bytes); }},
+      {"convert", "--max-file-size",
+       [&](V v) { return ParseSize(v, o.convert.max_file_bytes.emplace()); }},
   };
 }
 
@@ -347,7 +348,13 @@ std::string CompleteConvert(CommandOptions& options) {
       std::ranges::find(with_tokenizer, convert.format) == with_tokenizer.end()) {
     return absl::StrCat("--tokenizer is for --to=", absl::StrJoin(with_tokenizer, " and --to="));
   }
+  const std::vector<std::string> of_files = {"hf", "megatron", "dcp", "paddle"};
+  if (convert.max_file_bytes.has_value() &&
+      std::ranges::find(of_files, convert.format) == of_files.end()) {
+    return absl::StrCat("--max-file-size is for --to=", absl::StrJoin(of_files, " and --to="));
+  }
   if (convert.format != "tessera") {
+    if (options.reshard.memory_bytes.has_value()) return "--memory is for --to=tessera";
     return options.reshard.topology.empty() ? "" : "--topology is for --to=tessera";
   }
   if (convert.dtype != DType::kUnspecified) return "--dtype is not for --to=tessera";

@@ -8,6 +8,7 @@
 #include <map>
 #include <regex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/text.h"
@@ -99,6 +100,19 @@ TEST_F(CkptTest, DefaultsThatTheHelpNamesAreAccepted) {
   }
   EXPECT_THAT(found, IsSupersetOf({"verify --threads=4", "reshard --memory=1GiB",
                                    "convert --memory=128MiB", "convert --max-file-size=5GB"}));
+}
+
+TEST_F(CkptTest, FlagsOfOtherFormatsAreRefused) {
+  for (const auto& [format, flag, problem] :
+       {std::tuple("torch", "--max-file-size=2GB", "--max-file-size is for --to=hf"),
+        {"gguf", "--max-file-size=2GB", "--max-file-size is for --to=hf"},
+        {"tessera", "--max-file-size=2GB", "--max-file-size is for --to=hf"},
+        {"hf", "--memory=1GiB", "--memory is for --to=tessera"},
+        {"hf", "--topology=single", "--topology is for --to=tessera"}}) {
+    EXPECT_EQ(Run({"convert", root_, root_ + "/x", absl::StrCat("--to=", format), flag}),
+              kExitUsage);
+    EXPECT_THAT(err_, HasSubstr(problem)) << format;
+  }
 }
 
 TEST_F(CkptTest, AnErrorIsAnObjectForMachines) {

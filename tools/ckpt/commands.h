@@ -35,8 +35,8 @@ struct ConvertOptions {
   DType dtype = DType::kUnspecified;
   bool allow_overflow = false;
   bool weights_only = false;
-  uint64_t max_file_bytes = 5'000'000'000;
-  std::string tokenizer;  // a path; empty: none
+  std::optional<uint64_t> max_file_bytes;  // unset: 5 GB
+  std::string tokenizer;                   // a path; empty: none
 };
 
 struct CommandOptions {

@@ -30,7 +30,8 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
                 {.format = options.convert.format,
                  .plan = {.dtype = options.convert.dtype,
                           .weights_only = options.convert.weights_only,
-                          .max_file_bytes = options.convert.max_file_bytes,
+                          .max_file_bytes = options.convert.max_file_bytes.value_or(
+                              convert::PlanOptions().max_file_bytes),
                           .state = source.foreign_state(),
                           .tokenizer = tokenizer.get(),
                           .tokenizer_path = tokenizer_path},

@@ -112,7 +112,11 @@ class FolderVerifier {
     if (!report->damage.empty()) worst_ = std::max(worst_, kExitDifferent);
     json_.push_back(ToJson(name, *report, options_.digests));
     if (options_.json) return;
-    output_.out << name << ": " << Verdict(*report) << "\n";
+    output_.out << name << ": " << Verdict(*report);
+    if (options_.digests && report->digests_missing > 0) {
+      output_.out << "; " << report->digests_missing << " tensors have no digest";
+    }
+    output_.out << "\n";
     PrintDamage(report->damage, "  ", output_.out);
   }
 
