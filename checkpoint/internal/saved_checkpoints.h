@@ -31,6 +31,10 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListForResume(
 // come from listing the folder.
 absl::Status CheckLaterSteps(Storage& storage, int64_t step, std::string_view advice);
 
+// The entry of TrainerState.extra that identifies the data of StateHealth.validation_loss. Losses
+// of other data are not compared.
+inline constexpr char kValidationData[] = "validation_data";
+
 // Returns whether the saved state was finite and its loss plausible, as far as is known.
 bool IsHealthy(const Manifest& manifest);
 

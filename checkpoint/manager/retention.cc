@@ -54,9 +54,10 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
               (options.every_steps > 0 && candidate.step % options.every_steps == 0) ||
               (options.within > absl::ZeroDuration() && candidate.saved_at >= now - options.within);
   }
-  const std::vector<size_t> best = ByLoss(candidates);
-  for (size_t i = 0; i < best.size() && static_cast<int64_t>(i) < options.best; ++i) {
-    kept[best[i]] = true;
+  // The best of each data, since losses of different data do not compare.
+  std::map<std::string_view, int64_t> kept_by_data;
+  for (const size_t i : ByLoss(candidates)) {
+    if (kept_by_data[candidates[i].validation_data]++ < options.best) kept[i] = true;
   }
   if (const std::optional<size_t> good = NewestGood(candidates)) kept[*good] = true;
   std::vector<size_t> deleted;
@@ -210,6 +211,8 @@ Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
   candidate.good = IsHealthy(*manifest);
   if (trainer.health().has_validation_loss()) {
     candidate.validation_loss = trainer.health().validation_loss();
+    const auto data = trainer.extra().find(kValidationData);
+    if (data != trainer.extra().end()) candidate.validation_data = data->second;
   }
   for (const DataFile& file : manifest->files()) described.bytes += file.size_bytes();
   return described;

@@ -32,6 +32,7 @@ struct RetentionCandidate {
   bool rolling = false;
   absl::Time saved_at = absl::InfiniteFuture();
   std::optional<double> validation_loss;  // measured at this step
+  std::string validation_data;            // kValidationData
   // Whether the checkpoint is complete, its state finite and its loss plausible, as far as is
   // known.
   bool good = true;

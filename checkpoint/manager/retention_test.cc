@@ -56,6 +56,11 @@ TEST(RetentionTest, AnyCombination) {
   EXPECT_EQ(
       Kept({.newest = 1, .every_steps = 50, .best = 1, .within = absl::Minutes(10)}, measured),
       (Steps{50, 60, 90, 100}));
+  // Losses of other data are not compared.
+  measured[8].validation_loss = 3.0;
+  measured[8].validation_data = "other";
+  EXPECT_EQ(Kept({.best = 1}, measured), (Steps{60, 90, 100}));
+  measured[8].validation_loss.reset();
   // Checkpoints without a loss are not the best.
   EXPECT_EQ(Kept({.best = 5}, measured), (Steps{20, 60, 100}));
 }

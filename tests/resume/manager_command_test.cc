@@ -24,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 #define SKIP_WITHOUT(disk) \
   if (!(disk).is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)"
@@ -95,6 +96,19 @@ TEST_F(ManagerCommandTest, SaveTopKKeepsTheBestByValidationLoss) {
   ASSERT_EQ(by_loss.size(), 8u);
   std::sort(by_loss.begin(), by_loss.end());
   EXPECT_EQ(Steps("run"), (std::set<int64_t>{by_loss[0].second, by_loss[1].second, 8}));
+}
+
+TEST_F(ManagerCommandTest, LossesOfOtherValidationDataAreNotCompared) {
+  const auto train = [&](int steps, const std::string& iterations) {
+    return MustTrain("run", steps,
+                     {"--save-interval=1", "--save-top-k=1", "--eval-interval=1",
+                      "--eval-iters=" + iterations, "--valid-data-path=" + Tokens()});
+  };
+  train(3, "1");
+  EXPECT_THAT(train(4, "1").out, Not(HasSubstr("other validation data")));
+  EXPECT_THAT(train(5, "2").out, HasSubstr("other validation data"));
+  EXPECT_EQ(Records("run").back()["best"], true);
+  EXPECT_EQ(Steps("run").size(), 2);  // the best of each data, of which one is the newest
 }
 
 // The same command: without room it ends with one sentence, with room it continues.

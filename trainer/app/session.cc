@@ -1,6 +1,8 @@
 #include "trainer/app/session.h"
 
 #include <algorithm>
+#include <limits>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -335,6 +337,18 @@ struct RunParts {
   std::shared_ptr<RunReplicas> replicas;  // null without replicate_to_peers
 };
 
+// Losses of other validation data say nothing about those to come.
+void ForgetOtherEvaluations(const ckpt::Manifest& manifest, const NoteSink& notes,
+                            Session& session) {
+  const auto saved = manifest.trainer().extra().find(ckpt::kValidationData);
+  const std::string mine = session.data_identity().validation;
+  if (saved == manifest.trainer().extra().end() || mine.empty() || saved->second == mine) return;
+  session.progress.best_loss = std::numeric_limits<double>::infinity();
+  notes(
+      "evaluations are of other validation data than the saved run's: losses are not compared "
+      "with its own");
+}
+
 // Continues the session from `saved`. An error of damage is the same on every rank.
 absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run, Session* session) {
   const TrainConfig& config = session->config;
@@ -356,6 +370,7 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run,
   session->trains = session->progress.step < config.training().train_iters();
   const bool from_own = saved.has_value() && saved->is_own;
   TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, run.notes));
+  if (session->resumed) ForgetOtherEvaluations(saved->manifest(), run.notes, *session);
 
   const bool loads = saved.has_value() || !config.checkpoint().llmc_filepath().empty();
   run.saving->session = session;
@@ -413,10 +428,19 @@ SaveRecord RecordOf(const ckpt::Manifest& manifest, const Progress& progress) {
 }
 
 DataIdentity Session::data_identity() const {
-  if (!train_data.has_value()) return {};
-  return {.fingerprint = train_data->dataset->fingerprint(),
-          .sequence_length = train_data->dataset->sequence_length(),
-          .samples_per_epoch = train_data->dataset->num_samples()};
+  DataIdentity identity;
+  if (train_data.has_value()) {
+    identity = {.fingerprint = train_data->dataset->fingerprint(),
+                .sequence_length = train_data->dataset->sequence_length(),
+                .samples_per_epoch = train_data->dataset->num_samples()};
+  }
+  if (valid_data.has_value()) {
+    const TrainingConfig& training = config.training();
+    identity.validation = absl::StrCat(absl::Hex(valid_data->dataset->fingerprint().sampled), ", ",
+                                       training.eval_iters() * training.global_batch_size(), " of ",
+                                       training.seq_length());
+  }
+  return identity;
 }
 
 std::vector<StateChunk> Session::state() const {

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/version.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "compute/parallel/micro_batches.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
@@ -74,6 +75,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   }
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
   if (!progress.ledger.empty()) (*state.mutable_extra())[kLedger] = progress.ledger;
+  if (!data.validation.empty()) (*state.mutable_extra())[ckpt::kValidationData] = data.validation;
   SaveSettings(config, progress.seed, state);
   *state.mutable_numerics() = ToProto(numerics);
   ckpt::DataState& position = *state.mutable_data();

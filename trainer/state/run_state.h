@@ -41,6 +41,8 @@ struct DataIdentity {
   DataFingerprint fingerprint;
   int64_t sequence_length = 0;
   int64_t samples_per_epoch = 0;
+  // Identifies the samples of evaluations. Empty in a run without evaluations.
+  std::string validation;
 };
 
 // Returns a manifest without tensors and files: progress, data position, schedule, topology, model,
