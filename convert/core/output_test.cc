@@ -8,10 +8,12 @@
 #include <span>
 #include <utility>
 
+#include "base/no_space.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/known_checkpoint.h"
+#include "convert/core/reading.h"
 #include "gtest/gtest.h"
 #include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
@@ -453,6 +455,10 @@ TEST(OutputTest, TensorsOfAnySizesAndDtypesAreReadBackAndGapsAreZeros) {
         << refused;
     EXPECT_TRUE(unused.List("")->empty());
   }
+}
+
+TEST(InTest, AFullDiskIsStillKnownAsOne) {
+  EXPECT_TRUE(IsNoSpace(In("model.bin", NoSpaceError("full"))));
 }
 
 }  // namespace
