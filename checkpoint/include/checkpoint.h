@@ -106,8 +106,9 @@ class Checkpoint {
   // Errors:
   //   InvalidArgument       options or state are wrong, or options differ that must not
   //   FailedPrecondition    tensors are missing or unexpected, or differ in role, shape or dtype,
-  //                         or their shards do not cover them; or the wanted dtype cannot hold an
-  //                         element (LoadOptions::allow_overflow)
+  //                         or their shards do not cover them; or wanted boxes share memory
+  //                         (allow_shared_memory); or the wanted dtype cannot hold an element
+  //                         (allow_overflow)
   //   NotFound              a file is missing
   //   DataLoss              a file is truncated, or a checksum or a digest is wrong
   //   other codes           of the storage and of the group

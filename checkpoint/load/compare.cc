@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <span>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -21,8 +21,8 @@ bool DeviceConverts(DType from, DType to) {
   return (from == DType::kF32 && is_half(to)) || (is_half(from) && to == DType::kF32);
 }
 
-// The memory into which a load places, in which no element may get two values. n log n in the
-// shards and, where strided ones interleave, in their runs of elements.
+// The memory into which a load places, where no element may get two values. Cost: n log n in the
+// runs of elements that are contiguous there.
 class PlacedMemory {
  public:
   explicit PlacedMemory(const Manifest& manifest) : manifest_(manifest) {}
@@ -30,77 +30,74 @@ class PlacedMemory {
   // Adds a shard that is not empty, and gets elements of the saved tensor `saved`. `wanted` must
   // outlive this object. Returns a problem of the shard, or nothing.
   std::string Add(const ShardedTensor& wanted, const Shard& shard, uint32_t saved) {
-    Part part = {.wanted = &wanted, .shard = &shard, .saved = saved};
-    const auto element_bytes = static_cast<uint64_t>(ElementSize(DTypeOf(wanted)));
-    part.run_bytes = element_bytes;
-    part.begin = reinterpret_cast<uintptr_t>(shard.data);
+    const uint64_t element_bytes = ElementSize(DTypeOf(wanted));
+    auto begin = reinterpret_cast<uintptr_t>(shard.data);
+    std::vector<std::pair<uint64_t, uint64_t>> steps;  // of each dim: the distance, and how many
     const std::vector<int64_t> strides = ShardStrides(shard);
     for (size_t d = 0; d < strides.size(); ++d) {
-      const auto more = static_cast<uint64_t>(shard.box.shape[d] - 1);
-      uint64_t step = static_cast<uint64_t>(strides[d]) * element_bytes;
-      if (strides[d] < 0) part.begin += more * step;
-      if (strides[d] < 0) step = -step;
-      if (more > 0) part.steps.push_back({step, more});
+      const auto count = static_cast<uint64_t>(shard.box.shape[d] - 1);
+      const uint64_t bytes = static_cast<uint64_t>(strides[d]) * element_bytes;
+      if (strides[d] < 0) begin += count * bytes;
+      if (count > 0) steps.emplace_back(strides[d] < 0 ? -bytes : bytes, count);
     }
-    std::ranges::sort(part.steps);
-    unsigned __int128 size_bytes = element_bytes;
-    for (const auto& [step, more] : part.steps) {
-      if (step < size_bytes) {
+    std::ranges::sort(steps);
+    uint64_t run_bytes = element_bytes;
+    unsigned __int128 reach_bytes = element_bytes;
+    for (const auto& [bytes, count] : steps) {
+      if (bytes < reach_bytes) {
         return absl::StrCat("box ", ToString(shard.box), " has several elements in one place");
       }
-      size_bytes += static_cast<unsigned __int128>(step) * more;
+      reach_bytes += static_cast<unsigned __int128>(bytes) * count;
+      if (bytes == run_bytes) run_bytes *= count + 1;
     }
-    part.end = part.begin + static_cast<uint64_t>(size_bytes);
-    size_t inner = 0;
-    for (; inner < part.steps.size() && part.steps[inner].first == part.run_bytes; ++inner) {
-      part.run_bytes *= part.steps[inner].second + 1;
+    const size_t first = runs_.size();
+    runs_.push_back({shard.device.get(), begin, begin + run_bytes, &wanted, &shard, saved});
+    for (const auto& [bytes, count] : steps) {
+      const size_t end = runs_.size();
+      if (bytes < run_bytes) continue;  // within a run
+      if (count >= kMaxRuns || (end - first) * count + end > kMaxRuns) break;
+      for (uint64_t distance = bytes; distance <= bytes * count; distance += bytes) {
+        for (size_t r = first; r < end; ++r) {
+          Run& next = runs_.emplace_back(runs_[r]);
+          next.begin += distance;
+          next.end += distance;
+        }
+      }
     }
-    part.steps.erase(part.steps.begin(), part.steps.begin() + static_cast<std::ptrdiff_t>(inner));
-    parts_.push_back(std::move(part));
     return "";
   }
 
-  // Calls report(wanted tensor, mismatch) for parts that overlap.
+  // Calls report(wanted tensor, mismatch) for shards that share memory.
   template <typename Report>
   void Check(const Report& report) {
-    std::ranges::sort(parts_, {}, [](const Part& part) {
-      return std::tuple(part.shard->device.get(), part.begin, part.end);
-    });
-    for (size_t first = 0, next = 0; first < parts_.size(); first = next) {
-      uintptr_t end = parts_[first].end;
-      for (++next; next < parts_.size() && parts_[next].begin < end &&
-                   parts_[next].shard->device == parts_[first].shard->device;
-           ++next) {
-        end = std::max(end, parts_[next].end);
+    std::ranges::sort(runs_, {}, [](const Run& r) { return std::tuple(r.device, r.begin, r.end); });
+    const Run* last = nullptr;  // that ends last
+    std::set<const Shard*> reported;
+    for (const Run& run : runs_) {
+      const bool behind = last == nullptr || run.device != last->device || run.begin >= last->end;
+      if (!behind && run.shard != last->shard && !AreTied(*last, run) &&
+          reported.insert(run.shard).second) {
+        report(*run.wanted,
+               absl::StrCat("box ", ToString(run.shard->box), " shares memory with box ",
+                            ToString(last->shard->box), " of tensor ", last->wanted->name,
+                            ", and the checkpoint has other elements for it"));
       }
-      const auto overlap = FindOverlap(std::span(parts_).subspan(first, next - first));
-      if (!overlap.has_value()) continue;
-      const auto& [a, b] = *overlap;
-      report(*b->wanted, absl::StrCat("box ", ToString(b->shard->box), " shares memory with box ",
-                                      ToString(a->shard->box), " of tensor ", a->wanted->name,
-                                      ", and the checkpoint has other elements for it"));
+      if (behind || run.end > last->end) last = &run;
     }
   }
 
  private:
-  struct Part {
+  struct Run {
+    const DeviceMemory* device;
+    uintptr_t begin, end;
     const ShardedTensor* wanted;
     const Shard* shard;
     uint32_t saved;
-    uintptr_t begin = 0, end = 0;
-    uint64_t run_bytes = 0;
-    // The distances of the runs, ascending, and how many there are of each after the first run.
-    std::vector<std::pair<uint64_t, uint64_t>> steps;
   };
-  struct Run {
-    uintptr_t begin, end;
-    const Part* part;
-  };
-  static constexpr size_t kMaxRuns = size_t{1} << 20;
+  static constexpr size_t kMaxRuns = size_t{1} << 20;  // others are not looked at
 
-  // Returns whether the checkpoint has the same elements for two parts of the same memory, as of
-  // tied weights.
-  bool AreTied(const Part& a, const Part& b) const {
+  // Returns whether the checkpoint has the same elements for two shards of the same memory.
+  bool AreTied(const Run& a, const Run& b) const {
     const LogicalTensor& first = manifest_.tensors(static_cast<int>(a.saved));
     const LogicalTensor& second = manifest_.tensors(static_cast<int>(b.saved));
     const bool same_elements =
@@ -113,36 +110,8 @@ class PlacedMemory {
            DTypeOf(*a.wanted) == DTypeOf(*b.wanted);
   }
 
-  // Returns two parts that have a byte in common and are not tied. Gives up on too many runs.
-  std::optional<std::pair<const Part*, const Part*>> FindOverlap(std::span<const Part> parts) {
-    if (parts.size() == 1) return std::nullopt;
-    std::vector<Run> runs;
-    for (const Part& part : parts) {
-      size_t begin = runs.size();
-      runs.push_back({part.begin, part.begin + part.run_bytes, &part});
-      for (const auto& [step, more] : part.steps) {
-        const size_t end = runs.size();
-        if (more >= kMaxRuns || (end - begin) * more + end > kMaxRuns) return std::nullopt;
-        for (uint64_t times = 1; times <= more; ++times) {
-          for (size_t r = begin; r < end; ++r) {
-            runs.push_back({runs[r].begin + times * step, runs[r].end + times * step, &part});
-          }
-        }
-      }
-    }
-    std::ranges::sort(runs, {}, [](const Run& run) { return std::pair(run.begin, run.end); });
-    const Run* last = &runs.front();
-    for (const Run& run : runs) {
-      if (run.begin < last->end && run.part != last->part && !AreTied(*last->part, *run.part)) {
-        return std::pair(last->part, run.part);
-      }
-      if (run.end > last->end) last = &run;
-    }
-    return std::nullopt;
-  }
-
   const Manifest& manifest_;
-  std::vector<Part> parts_;
+  std::vector<Run> runs_;
 };
 
 class Comparer {
