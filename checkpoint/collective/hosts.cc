@@ -112,7 +112,7 @@ std::string Hosts::Names(const std::vector<uint32_t>& hosts) const {
 std::string Hosts::Describe() const {
   const size_t machines = machines_.size();
   const std::string on = machines == names_.size() ? ""
-                         : machines == 1           ? " on one machine: its loss loses the copies"
+                         : machines == 1           ? " on one machine"
                                                    : absl::StrCat(" on ", machines, " machines");
   return absl::StrCat(count(), count() == 1 ? " host (" : " hosts (", JoinFirst(names_, ", "), ")",
                       on, count() == 1 ? ": no copies" : "");

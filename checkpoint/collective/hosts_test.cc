@@ -77,8 +77,7 @@ TEST(HostsTest, CopiesGoToAnotherMachineWhateverTheContainers) {
   EXPECT_EQ(Containers({0, 0, 1}).Describe(), "3 hosts (pod0, pod1, pod2) on 2 machines");
   // They survive the loss of a container.
   EXPECT_EQ(Containers({0, 0}).peer(1), 0);
-  EXPECT_EQ(Containers({0, 0}).Describe(),
-            "2 hosts (pod0, pod1) on one machine: its loss loses the copies");
+  EXPECT_EQ(Containers({0, 0}).Describe(), "2 hosts (pod0, pod1) on one machine");
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/internal/damage.h"
 
 namespace tessera::ckpt {
 namespace {
