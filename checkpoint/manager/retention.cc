@@ -205,9 +205,8 @@ Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
   if (!manifest.ok()) return described;
   const TrainerState& trainer = manifest->trainer();
   RetentionCandidate& candidate = described.candidate;
-  if (const int64_t created = manifest->producer().created_unix_ms(); created != 0) {
-    candidate.saved_at = absl::FromUnixMillis(created);
-  }
+  const int64_t created = manifest->producer().created_unix_ms();
+  if (created != 0) candidate.saved_at = absl::FromUnixMillis(created);
   candidate.good = IsHealthy(*manifest);
   if (trainer.health().has_validation_loss()) {
     candidate.validation_loss = trainer.health().validation_loss();

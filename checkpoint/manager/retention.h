@@ -63,8 +63,7 @@ struct ComingSave {
   uint64_t needed_bytes = 0;
 };
 
-// Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once for each save
-// of their step.
+// Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once after a save.
 // A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
 // again the next time. Symbolic links, directories that cannot be listed, and quarantined
 // checkpoints are left alone and do not count. A checkpoint that is being read (read_lock.h) stays

@@ -124,8 +124,7 @@ absl::StatusOr<std::string> Write(
   return report.SerializeAsString();
 }
 
-// Returns the initial manifest of a save, without tensors and files. Retention needs the time of
-// the save itself, `by_manager`.
+// Returns the initial manifest of a save, without tensors and files.
 Manifest MakeManifest(const SaveRequest& request, bool by_manager) {
   const Metadata& metadata = request.metadata;
   Manifest manifest;
