@@ -2,6 +2,7 @@
 
 load("//third_party:bazel_rules.bzl", "bazel_rules")
 load("//third_party/arm64:repository.bzl", "arm64_repository")
+load("//third_party/compiler:repository.bzl", "compiler_repository")
 load("//third_party/cuda:repository.bzl", "cuda_repository")
 
 def _libraries_impl(ctx):
@@ -33,4 +34,5 @@ def tessera_repositories(absl = None):
             path = "/usr",
         )
     arm64_repository(name = "arm64")
+    compiler_repository(name = "compiler")
     cuda_repository(name = "cuda")

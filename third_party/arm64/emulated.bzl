@@ -6,7 +6,7 @@ load("@arm64//:root.bzl", "EMULATOR", "ROOT")
 _OPTIONS = {
     "//command_line_option:cpu": "aarch64",
     "//command_line_option:crosstool_top": "@arm64//:toolchain",
-    "//command_line_option:host_crosstool_top": "@bazel_tools//tools/cpp:toolchain",
+    "//command_line_option:host_crosstool_top": "@compiler//:toolchain",
 }
 
 def _for_arm64_impl(_settings, _attr):
