@@ -107,16 +107,15 @@ class StopFileOnce {
 };
 
 // The search for checkpoints of later steps than the job begins at, on rank 0, until the job saves
-// its first one. From then on, later steps may be the job's own, unless it begins again before one
-// that it has saved.
+// its first one. From then on, later steps may be the job's own.
 class LaterSteps {
  public:
   void Begin(int64_t step) {
     began_at_ = step;
-    may_find_ = !saved_.has_value() || step < *saved_;
+    may_find_ = !has_saved_;
   }
-  void NoteSave(int64_t step) {
-    saved_ = step;
+  void NoteSave() {
+    has_saved_ = true;
     may_find_ = false;
   }
 
@@ -133,7 +132,7 @@ class LaterSteps {
  private:
   std::optional<int64_t> began_at_;  // nullopt: the step before the first one
   bool may_find_ = true;
-  std::optional<int64_t> saved_;  // the newest step that the job has saved
+  bool has_saved_ = false;
   absl::Status found_;
 };
 
@@ -294,7 +293,7 @@ class Manager final : public JobSaves {
     if (!housekeeping_.has_value()) {
       return absl::FailedPreconditionError("the job does not save (SaveScheduleOptions::saves)");
     }
-    later_steps_.NoteSave(request.step);
+    later_steps_.NoteSave();
     const bool rolling = kind == SaveKind::kRolling;
     if (background_ != nullptr) {
       in_background_.Begin();

@@ -147,24 +147,6 @@ TEST_F(LastGoodTest, ASaveInFlightIsOverBeforeTheJobGoesBack) {
   }
 }
 
-TEST_F(LastGoodTest, AJobThatBeginsBelowItsOwnSavesIsAmongLaterSteps) {
-  MemoryStorage memory;
-  CheckpointManagerOptions options;
-  options.background.emplace();
-  options.schedule.interval_steps = 1;
-  const auto manager = Open(memory, options);
-  for (const int64_t step : {5, 6}) ASSERT_OK(TrySave(*manager, {.step = step}));
-  manager->Begin(5);
-  const absl::Status refused = TrySave(*manager, {.step = 6});
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(*manager->AbandonLater(5), ElementsAre("step-00000006.abandoned"));
-  EXPECT_OK(TrySave(*manager, {.step = 6}));
-  EXPECT_OK(TrySave(*manager, {.step = 7}));
-  manager->Finish();
-  manager->Begin(7);
-  EXPECT_OK(TrySave(*manager, {.step = 8}));
-}
-
 TEST_F(LastGoodTest, AStepThatIsSavedAgainIsJudgedAgain) {
   MemoryStorage memory;
   CheckpointManagerOptions options;
