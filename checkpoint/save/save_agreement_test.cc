@@ -361,7 +361,7 @@ TEST_F(SaveAgreementTest, ErrorsReachAllAndLeaveTheCacheUsable) {
   prepare.prepare_error = absl::AlreadyExistsError("committed");
   for (const auto& task : Run(prepare).tasks) EXPECT_TRUE(absl::IsAlreadyExists(task.status()));
   EXPECT_TRUE(Run(Round()).from_cache());
-  prepare.plans[1].mutable_tensors(2)->set_name("other");  // of a new plan
+  prepare.states[1].mutable_tensors(2)->set_name("other");  // a new plan
   for (const auto& task : Run(prepare).tasks) EXPECT_TRUE(absl::IsAlreadyExists(task.status()));
   Round gap;
   gap.states[1].mutable_tensors(0)->mutable_shards()->set_shape(0, 1);
