@@ -31,6 +31,7 @@
 #include "tests/device/simulated_session.h"
 #include "tests/support/session_run.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/measurements.h"
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"
 #include "trainer/config/config.pb.h"

@@ -436,9 +436,11 @@ DataIdentity Session::data_identity() const {
   }
   if (valid_data.has_value()) {
     const TrainingConfig& training = config.training();
+    const int64_t samples =
+        EvaluatedSamples(training.eval_iters() * training.global_batch_size(),
+                         training.global_batch_size(), valid_data->dataset->num_samples());
     identity.validation = absl::StrCat(absl::Hex(valid_data->dataset->fingerprint().sampled), ", ",
-                                       training.eval_iters() * training.global_batch_size(), " of ",
-                                       training.seq_length());
+                                       samples, " of ", training.seq_length());
   }
   return identity;
 }

@@ -25,6 +25,7 @@ Progress TakenOver(const Progress& saved, const LoadContent& content) {
     progress.last_learning_rate = saved.last_learning_rate;
     progress.best_loss = saved.best_loss;
     progress.best_training_loss = saved.best_training_loss;
+    progress.best_loss_data = saved.best_loss_data;
   }
   if (content.optimizer) {
     progress.updates = saved.updates;

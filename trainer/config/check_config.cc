@@ -110,17 +110,7 @@ absl::Status CheckSchedule(const OptimizerConfig& optimizer) {
     return Wrong("lr_warmup_iters=", optimizer.lr_warmup_iters(),
                  " must be less than lr_decay_iters=", optimizer.lr_decay_iters());
   }
-  if (optimizer.lr_decay_style() != LrDecayStyle::WSD) {
-    const auto* descriptor = optimizer.GetDescriptor();
-    for (const char* name : {"lr_wsd_decay_iters", "lr_wsd_decay_style"}) {
-      const auto* field = descriptor->FindFieldByName(name);
-      const std::string text = FieldText(optimizer, *field);
-      if (text == FieldText(OptimizerConfig::default_instance(), *field)) continue;
-      return Wrong(name, "=", text, " but lr_decay_style=",
-                   FieldText(optimizer, *descriptor->FindFieldByName("lr_decay_style")));
-    }
-    return absl::OkStatus();
-  }
+  if (optimizer.lr_decay_style() != LrDecayStyle::WSD) return absl::OkStatus();
   if (optimizer.lr_wsd_decay_iters() == 0) {
     return Wrong("lr_decay_style=wsd but lr_wsd_decay_iters is not set");
   }

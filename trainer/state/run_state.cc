@@ -75,7 +75,9 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   }
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
   if (!progress.ledger.empty()) (*state.mutable_extra())[kLedger] = progress.ledger;
-  if (!data.validation.empty()) (*state.mutable_extra())[ckpt::kValidationData] = data.validation;
+  const std::string& evaluated =
+      data.validation.empty() ? progress.best_loss_data : data.validation;
+  if (!evaluated.empty()) (*state.mutable_extra())[ckpt::kValidationData] = evaluated;
   SaveSettings(config, progress.seed, state);
   *state.mutable_numerics() = ToProto(numerics);
   ckpt::DataState& position = *state.mutable_data();
@@ -153,6 +155,9 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
        std::isnan(progress.best_training_loss))) {
     return absl::DataLossError(
         absl::StrCat("manifest: trainer.extra.best_training_loss is no loss: ", best->second));
+  }
+  if (const auto data = state.extra().find(ckpt::kValidationData); data != state.extra().end()) {
+    progress.best_loss_data = data->second;
   }
   if (const auto ledger = state.extra().find(kLedger); ledger != state.extra().end()) {
     progress.ledger = ledger->second;

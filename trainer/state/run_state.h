@@ -30,9 +30,10 @@ struct Progress {
   // The lowest losses, infinite before the first one: of evaluations, and of steps.
   double best_loss = std::numeric_limits<double>::infinity();
   double best_training_loss = std::numeric_limits<double>::infinity();
-  uint64_t seed = 0;       // for dropout and sampling
-  uint64_t data_seed = 0;  // for the sample order, kept when `seed` changes
-  std::string ledger;      // head of the chain of steps; empty before the first (ledger.h)
+  std::string best_loss_data;  // DataIdentity::validation of best_loss; empty if it is not known
+  uint64_t seed = 0;           // for dropout and sampling
+  uint64_t data_seed = 0;      // for the sample order, kept when `seed` changes
+  std::string ledger;          // head of the chain of steps; empty before the first (ledger.h)
 };
 
 // The data to which consumed_samples refers. A position is meaningless in other data, or in samples

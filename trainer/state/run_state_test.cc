@@ -36,6 +36,7 @@ TEST(RunStateTest, ProgressComesBack) {
                         .last_learning_rate = 1e-3,
                         .best_loss = 3.5,
                         .best_training_loss = 10 / 3.0,
+                        .best_loss_data = "its data",
                         .seed = 9};
   const ckpt::Manifest manifest = Describe(before);
   EXPECT_EQ(manifest.trainer().data().epoch(), 2);
@@ -49,6 +50,7 @@ TEST(RunStateTest, ProgressComesBack) {
   EXPECT_EQ(after.last_learning_rate, before.last_learning_rate);
   EXPECT_EQ(after.best_loss, before.best_loss);
   EXPECT_EQ(after.best_training_loss, before.best_training_loss);
+  EXPECT_EQ(after.best_loss_data, before.best_loss_data) << "of a run without evaluations";
   EXPECT_EQ(after.seed, before.seed);
 }
 

@@ -335,10 +335,8 @@ constexpr int64_t kEvaluatedPerStage = 8;
 absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data, int64_t samples,
                                                          const StopEvaluation& stop) {
   const int64_t sequence = config_.training().seq_length();
-  // Whole global batches, where there is one: the same samples with micro-batches of any size.
-  const int64_t global_batch = config_.training().global_batch_size();
-  samples = std::min(samples, data.order().num_samples());
-  if (samples >= global_batch) samples -= samples % global_batch;
+  samples =
+      EvaluatedSamples(samples, config_.training().global_batch_size(), data.order().num_samples());
   // The size also divides fewer samples, so that none of them is left out.
   const int64_t batch = std::gcd(config_.training().micro_batch_size(), samples);
   const int64_t micro_batches = samples / batch;
@@ -371,6 +369,11 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
   TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   const int64_t tokens = micro_batches * batch * sequence;
   return EvaluationResult{loss_sum / static_cast<double>(tokens), tokens};
+}
+
+int64_t EvaluatedSamples(int64_t wanted, int64_t global_batch, int64_t there) {
+  const int64_t samples = std::min(wanted, there);
+  return samples < global_batch ? samples : samples - samples % global_batch;
 }
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {

@@ -47,6 +47,10 @@ struct EvaluationResult {
   bool stopped = false;  // before its end: the others are 0
 };
 
+// Returns how many of `there` samples an evaluation of `wanted` takes: whole global batches, or all
+// if there are fewer. They are the same with micro-batches of any size.
+int64_t EvaluatedSamples(int64_t wanted, int64_t global_batch, int64_t there);
+
 // Returns whether an evaluation stops. Every rank calls it at the same times, and gets the same.
 using StopEvaluation = std::function<absl::StatusOr<bool>()>;
 
@@ -102,9 +106,9 @@ class Trainer {
   // at once, not in pieces.
   void set_before_overwrite(BeforeOverwrite before, std::function<bool()> needed = nullptr);
 
-  // Returns the mean loss over the first `samples` sequences of `data` (or all, if there are fewer;
-  // whole micro-batches), without dropout; the same sequences every time. With `stop`, asks after
-  // each global batch, or after several, so that the pipeline is not filled anew too often.
+  // Returns the mean loss over the first EvaluatedSamples() sequences of `data`, the same every
+  // time, without dropout. With `stop`, asks after each global batch, or after several, so that the
+  // pipeline is not filled anew too often.
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples,
                                             const StopEvaluation& stop = nullptr);
 
