@@ -86,16 +86,35 @@ def _merged(a: Any, b: Any, name: str) -> Any:
             mine = children.get(json.dumps(key))
             children[json.dumps(key)] = [key, child if mine is None else _merged(
                 mine[1], child, f"{name}.{key}")]
-        merged = {**a, "value": list(children.values())}
-        if _METADATA in b:
-            merged[_METADATA] = _merged(a.get(_METADATA, b[_METADATA]), b[_METADATA], name)
-        return merged
+        kind = "OrderedDict" if "OrderedDict" in (a["!"], b["!"]) else "dict"
+        return {**a, **_dict(list(children.values()), kind), **_merged_metadata(a, b)}
     if isinstance(a, dict) and isinstance(b, dict) and a["!"] in _TUPLES and b["!"] in _TUPLES:
         return {**a, "value": _merged(a["value"], b["value"], name)}
     if isinstance(a, list) and isinstance(b, list):
         both = [_merged(*pair, f"{name}.{i}") for i, pair in enumerate(zip(a, b))]
         return both + (a if len(a) > len(b) else b)[len(both):]
     raise MismatchError(f"{name[1:]}: is a leaf, or a container of another kind, on another rank")
+
+
+def _merged_metadata(a: Any, b: Any) -> Dict[str, Any]:
+    """Of two state_dict()s. A rank may have something of its own in the place of a module that it
+    lacks, so nothing is refused here: the first rank's entry of a module stays, unless another one
+    has a higher version."""
+    both = [each[_METADATA] for each in (a, b) if _METADATA in each]
+    if not all(isinstance(each, dict) and each["!"] in _DICTS for each in both):
+        return {_METADATA: both[0]}
+    modules: Dict[str, Any] = {}
+    for key, entry in (item for each in both for item in each["value"]):
+        mine = modules.setdefault(json.dumps(key), [key, entry])
+        if _version(entry) > _version(mine[1]):
+            mine[1] = entry
+    return {_METADATA: {**both[0], "value": list(modules.values())}} if both else {}
+
+
+def _version(entry: Any) -> int:
+    """That of a module's entry; -1 if it has none."""
+    items = entry["value"] if isinstance(entry, dict) and entry["!"] in _DICTS else []
+    return next((item for key, item in items if key == "version" and isinstance(item, int)), -1)
 
 
 # ---- From the stored containers to a state.
@@ -158,7 +177,7 @@ def _made(skeleton: Any, name: str, leaf: _Leaf, per_rank: _state.PerRank) -> An
             item = _child(child, name, key, leaf, per_rank)
             if item is not ABSENT:
                 made[key] = item
-        if _METADATA in skeleton:
+        if kind == "OrderedDict" and _METADATA in skeleton:
             setattr(made, _METADATA, _values.decode(skeleton[_METADATA], name))
         return made
     values = [_child(child, name, i, leaf, per_rank) for i, child in enumerate(items)]

@@ -67,10 +67,22 @@ class LoadWithoutAStateTest(Case):
         found = tessera_ckpt.load(self.folder, framework="numpy")["model"]
         self.assertEqual(dict(found._metadata), {
             "": {"version": 1}, "a": {"version": 2}, "b": {"version": 3}})
+        # A rank may have nothing in the place of a module, and a plain dict in that of a state.
+        for step, (mine, theirs) in enumerate(((1, 2), (2, 1)), 4):
+            run_ranks(2, lambda transport: tessera_ckpt.save(self.folder, step, {
+                "model": weights("a.w", (mine, theirs)[transport.rank]), "ema": {} if (
+                    transport.rank == step % 2) else weights("a.w", 2)}, transport))
+            found = tessera_ckpt.load(self.folder, framework="numpy")
+            for name in ("model", "ema"):
+                self.assertIs(type(found[name]), collections.OrderedDict)
+                self.assertEqual(found[name]._metadata["a"], {"version": 2})
+        self.assertEqual(tessera_ckpt._structure.decode(
+            b'{"!": "dict", "value": [], "_metadata": 3}', lambda *_: None,
+            tessera_ckpt._state.PerRank()), {})
         other = weights("a.w", 2)
         other._metadata["a"]["made by"], other.more = object(), 1
         with self.assertLogs("tessera_ckpt", "WARNING") as logs:
-            self.save({"model": other}, step=3)
+            self.save({"model": other}, step=6)
         self.assertIn("model: the attributes _metadata, more of an OrderedDict are not saved",
                       logs.output[0])
         self.assertFalse(vars(tessera_ckpt.load(self.folder, framework="numpy")["model"]))
