@@ -30,6 +30,9 @@ DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
 _ITEM_BYTES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 8, 6: 4, 7: 2, 8: 1, 9: 1, 10: 1, 11: 2, 12: 4, 13: 8,
                14: 1, 15: 1}
 
+# What the context of a tensor that consists of others may have that is not of its elements.
+_OF_THE_TENSOR = ("device", "requires_grad", "storage_offset")
+
 # A DLPack dtype's code and bits, to the numbers of the library.
 _DLPACK_DTYPES = {(0, 64): 5, (0, 32): 6, (0, 16): 7, (0, 8): 8, (1, 64): 13, (1, 32): 12,
                   (1, 16): 11, (1, 8): 9, (2, 64): 1, (2, 32): 2, (2, 16): 3, (4, 16): 4,
@@ -99,7 +102,8 @@ def outer_of(value: Any) -> Dict[str, Any]:
         if dataclasses.is_dataclass(each) and not isinstance(each, type):
             each = vars(each)
         if isinstance(each, Mapping):
-            return {str(key): told(item) for key, item in each.items()}
+            return {str(key): told(item) for key, item in each.items()
+                    if key not in _OF_THE_TENSOR}
         if isinstance(each, (list, tuple)):
             return [told(item) for item in each]
         if each is None or type(each) in (bool, int, float, str):

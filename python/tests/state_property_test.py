@@ -566,6 +566,14 @@ class TorchTest(FolderCase):
             with self.assertRaisesRegex(tessera_ckpt.MismatchError, r"tensor w: saved as .*int4"):
                 tessera_ckpt.load(self.folder, other)
             self.assertEqual(other["w"].codes.tolist(), [0] * 6)
+        # Of NF4's context, some is that of the tensor and not of its elements.
+        def told(offset, trains):
+            return ({"bits": 4, "storage_offset": offset, "requires_grad": trains,
+                     "device": f"cuda:{offset}"},)
+
+        tessera_ckpt.save(self.folder, 4, flat(7, context=told(0, False)))
+        tessera_ckpt.load(self.folder, state := flat(0, context=told(6, True)))
+        self.assertEqual(state["w"].codes.tolist(), [7] * 6)
         with self.assertRaisesRegex(tessera_ckpt.MismatchError, "w: the ranks have different"):
             raise run_ranks(2, lambda transport: tessera_ckpt.save(
                 self.folder, 3, flat(6, (2 + transport.rank, 3)), transport))[0]
