@@ -77,13 +77,16 @@ class Transport(abc.ABC):
 _helper = _interrupt.Helper()
 
 
-# How many transports a gloo group has had: ranks make the same calls in the same order.
+# How many transports a gloo group has had, which each rank counts for itself: after a call that a
+# rank left out, the numbers differ for good.
 _transports: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
 
 class _TorchTransport(Transport):
     """A gloo group. Each transport has tags of its own: what an interrupted call has left, such as
-    a message that nobody received, meets none of the next call's."""
+    a message that nobody received, meets none of the next call's. All ranks must make the same
+    calls in the same order: if one leaves out a call, later calls fail, at the latest at their
+    timeout."""
 
     def __init__(self, group: Any) -> None:
         import torch
@@ -100,30 +103,40 @@ class _TorchTransport(Transport):
 
     def send(self, data: bytes, destination: int, tag: int) -> Callable[[float], None]:
         tensor = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
-        work = self._dist.isend(tensor, self._global[destination], group=self._group,
-                                tag=self._tags + tag)
+        with self._errors_of(destination):
+            work: Any = self._dist.isend(tensor, self._global[destination], group=self._group,
+                                         tag=self._tags + tag)
 
         def wait(seconds: float, _keep: Any = tensor) -> None:
-            self._wait(work, seconds, destination)
+            with self._errors_of(destination):
+                work.wait(self._timeout(seconds))
 
         return wait
 
     def receive(self, size: int, source: int, tag: int) -> Callable[[float], Any]:
         buffer = bytearray(size)
         tensor = self._torch.frombuffer(buffer, dtype=self._torch.uint8)
-        work = self._dist.irecv(tensor, self._global[source], group=self._group,
-                                tag=self._tags + tag)
+        with self._errors_of(source):
+            work: Any = self._dist.irecv(tensor, self._global[source], group=self._group,
+                                         tag=self._tags + tag)
 
         def wait(seconds: float) -> Any:
-            self._wait(work, seconds, source)
+            with self._errors_of(source):
+                work.wait(self._timeout(seconds))
             return buffer
 
         return wait
 
     @staticmethod
-    def _wait(work: Any, seconds: float, peer: int) -> None:
+    def _timeout(seconds: float) -> datetime.timedelta:
+        return datetime.timedelta(seconds=min(seconds, 1e8))
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _errors_of(peer: int) -> Iterator[None]:
+        """Gloo refuses a message at its start, too, after one that came too late."""
         try:
-            work.wait(datetime.timedelta(seconds=min(seconds, 1e8)))
+            yield
         except Exception as error:
             late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
             raise (DeadlineExceededError if late else UnavailableError)(

@@ -183,6 +183,40 @@ class InterruptTest(unittest.TestCase):
         for rank in ranks:
             rank.communicate()
 
+    def test_after_a_call_that_a_rank_leaves_out_a_new_group_is_needed(self):
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            self.skipTest("no torch (needs: torch)")
+        program = textwrap.dedent("""
+            import sys
+            import torch, torch.distributed as dist
+            import tessera_ckpt
+            store = dist.FileStore(sys.argv[1] + "/meet", 2)
+            dist.init_process_group("gloo", store=store, rank=int(sys.argv[2]), world_size=2)
+
+            def save(step, group=None):
+                try:
+                    tessera_ckpt.save(sys.argv[1] + "/c", step, {"x": torch.zeros(3)}, group,
+                                      timeout_seconds=1)
+                    print("saved", step)
+                except (tessera_ckpt.DeadlineExceededError, tessera_ckpt.UnavailableError):
+                    print("failed", step)
+
+            save(1)
+            if sys.argv[2] == "0":
+                save(2)
+                store.set("left", "out")
+            store.wait(["left"])
+            save(3)
+            save(4, dist.new_group(backend="gloo"))
+            """)
+        ranks = [subprocess.Popen([sys.executable, "-c", program, str(self.folder), str(rank)],
+                                  stdout=subprocess.PIPE, text=True) for rank in range(2)]
+        self.assertEqual([rank.communicate()[0].split("\n") for rank in ranks], [
+            ["saved 1", "failed 2", "failed 3", "saved 4", ""],
+            ["saved 1", "failed 3", "saved 4", ""]])
+
 
 if __name__ == "__main__":
     unittest.main()
