@@ -199,7 +199,8 @@ typedef struct {
  *           from save to save
  *   handle  by which the device knows the part
  *   data    the address on the device, which is never dereferenced, but compared by
- *           tessera_saver_wait_copied()
+ *           tessera_saver_wait_copied(). Loads do not compare it, so they do not find parts that
+ *           share memory of a device
  *   dtype   of the part; 0: the tensor's */
 TESSERA_API int32_t tessera_state_add_device_shard(tessera_state* state,
                                                    const tessera_device* device, void* handle,
@@ -313,7 +314,8 @@ typedef struct {
   const int32_t* cancelled;
   /* Make finite elements that the wanted dtype cannot hold infinite; 0: they are an error. */
   int32_t allow_overflow;
-  /* Load also where tensors share memory for which the checkpoint may have different elements. */
+  /* Load also where tensors share host memory for which the checkpoint may have different
+   * elements. */
   int32_t allow_shared_memory;
 } tessera_load_options;
 

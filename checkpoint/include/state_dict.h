@@ -79,7 +79,8 @@ struct Shard {
   }
 
   // Makes a view of memory of a device, which only `device` copies. `data` is never dereferenced:
-  // AsyncSaver::WaitUntilCopied() compares its argument with `data` and the strides.
+  // AsyncSaver::WaitUntilCopied() compares its argument with `data` and the strides. Loads do not
+  // compare it, so they do not find shards that share memory of a device.
   static Shard OnDevice(std::shared_ptr<DeviceMemory> device, void* handle, void* data, DType dtype,
                         Box box, std::vector<int64_t> strides = {}) {
     Shard shard = Untyped(data, dtype, std::move(box), std::move(strides));

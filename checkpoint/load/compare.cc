@@ -21,8 +21,9 @@ bool DeviceConverts(DType from, DType to) {
   return (from == DType::kF32 && is_half(to)) || (is_half(from) && to == DType::kF32);
 }
 
-// The memory into which a load places, where no element may get two values. Cost: n log n in the
-// runs of elements that are contiguous there.
+// The host memory into which a load places, where no element may get two values. Memory of devices
+// is not compared: an address there may be any token. Cost: n log n in the runs of elements that
+// are contiguous there.
 class PlacedMemory {
  public:
   explicit PlacedMemory(const Manifest& manifest) : manifest_(manifest) {}
@@ -50,8 +51,9 @@ class PlacedMemory {
       reach_bytes += static_cast<unsigned __int128>(bytes) * count;
       if (bytes == run_bytes) run_bytes *= count + 1;
     }
+    if (shard.device != nullptr) return "";
     const size_t first = runs_.size();
-    runs_.push_back({shard.device.get(), begin, begin + run_bytes, &wanted, &shard, saved});
+    runs_.push_back({begin, begin + run_bytes, &wanted, &shard, saved});
     for (const auto& [bytes, count] : steps) {
       const size_t end = runs_.size();
       if (bytes < run_bytes) continue;  // within a run
@@ -70,11 +72,11 @@ class PlacedMemory {
   // Calls report(wanted tensor, mismatch) for shards that share memory.
   template <typename Report>
   void Check(const Report& report) {
-    std::ranges::sort(runs_, {}, [](const Run& r) { return std::tuple(r.device, r.begin, r.end); });
+    std::ranges::sort(runs_, {}, [](const Run& r) { return std::tuple(r.begin, r.end); });
     const Run* last = nullptr;  // that ends last
     std::set<const Shard*> reported;
     for (const Run& run : runs_) {
-      const bool behind = last == nullptr || run.device != last->device || run.begin >= last->end;
+      const bool behind = last == nullptr || run.begin >= last->end;
       if (!behind && run.shard != last->shard && !AreTied(*last, run) &&
           reported.insert(run.shard).second) {
         report(*run.wanted,
@@ -88,7 +90,6 @@ class PlacedMemory {
 
  private:
   struct Run {
-    const DeviceMemory* device;
     uintptr_t begin, end;
     const ShardedTensor* wanted;
     const Shard* shard;
