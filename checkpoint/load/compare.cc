@@ -82,7 +82,10 @@ class PlacedMemory {
         report(*run.wanted,
                absl::StrCat("box ", ToString(run.shard->box), " shares memory with box ",
                             ToString(last->shard->box), " of tensor ", last->wanted->name,
-                            ", and the checkpoint has other elements for it"));
+                            AreKnown(*last, run)
+                                ? ", and the checkpoint has other elements for it"
+                                : ", and the checkpoint does not tell that its elements are the "
+                                  "same (allow_shared_memory)"));
       }
       if (behind || run.end > last->end) last = &run;
     }
@@ -97,14 +100,22 @@ class PlacedMemory {
   };
   static constexpr size_t kMaxRuns = size_t{1} << 20;  // others are not looked at
 
+  const LogicalTensor& SavedOf(const Run& run) const {
+    return manifest_.tensors(static_cast<int>(run.saved));
+  }
+
+  // Returns whether the checkpoint tells if two shards have the same elements.
+  bool AreKnown(const Run& a, const Run& b) const {
+    return a.saved == b.saved || (SavedOf(a).has_digest() && SavedOf(b).has_digest());
+  }
+
   // Returns whether the checkpoint has the same elements for two shards of the same memory.
   bool AreTied(const Run& a, const Run& b) const {
-    const LogicalTensor& first = manifest_.tensors(static_cast<int>(a.saved));
-    const LogicalTensor& second = manifest_.tensors(static_cast<int>(b.saved));
+    const LogicalTensor& first = SavedOf(a);
+    const LogicalTensor& second = SavedOf(b);
     const bool same_elements =
         a.saved == b.saved ||
-        (first.has_digest() && second.has_digest() &&
-         FromProto(first.digest()) == FromProto(second.digest()) &&
+        (AreKnown(a, b) && FromProto(first.digest()) == FromProto(second.digest()) &&
          GlobalShape(first) == GlobalShape(second) && first.dtype() == second.dtype());
     return same_elements && a.shard->data == b.shard->data && a.shard->box == b.shard->box &&
            ShardStrides(*a.shard) == ShardStrides(*b.shard) &&

@@ -10,7 +10,10 @@
 #include <vector>
 
 #include "base/testing.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/testing/simulated_device.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
@@ -103,6 +106,23 @@ TEST_F(SharedDestinationTest, StridesThatFoldABoxOntoItselfAreRefused) {
     SCOPED_TRACE(testing::PrintToString(strides));
     EXPECT_OK(Load({At("a", at_, strides)}));
   }
+}
+
+// Equal bytes of files without digests, as other programs write them.
+TEST_F(SharedDestinationTest, WithoutDigestsNothingTellsThatElementsAreTheSame) {
+  ASSERT_OK_AND_ASSIGN(Manifest manifest, ReadManifest(storage_, kSharedStep));
+  manifest.mutable_tensors(2)->clear_digest();
+  ASSERT_OK_AND_ASSIGN(const std::string bytes, EncodeManifest(manifest));
+  const std::string path = JoinPath(kSharedStep, kManifestFileName);
+  ASSERT_OK(storage_.Delete(path));
+  ASSERT_OK(WriteAll(storage_, path, bytes));
+  const absl::Status status = Load({At("a", at_), At("c", at_)});
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("does not tell that its elements are the same (allow_shared_memory)"));
+  EXPECT_THAT(std::string(Load({At("a", at_), At("b", at_)}).message()),
+              HasSubstr("has other elements for it"));
+  EXPECT_OK(Load({At("a", at_), At("c", at_)}, {.allow_shared_memory = true}));
 }
 
 // Buffers that the device knows by their handles, and whose addresses mean nothing.
