@@ -12,12 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/forwarding_storage.h"
 #include "storage/testing/memory_storage.h"
@@ -160,6 +162,55 @@ TEST_F(LastGoodTest, AStepThatIsSavedAgainIsJudgedAgain) {
   ASSERT_OK(TrySave(*manager, {.step = 6}, WithLoss(1)));
   ASSERT_OK(TrySave(*manager, {.step = 7}, WithLoss(4)));
   EXPECT_THAT(Steps(memory), ElementsAre(6, 7));
+}
+
+// Counts the files that are opened in the slot that is not written.
+class CountingStorage final : public ForwardingStorage {
+ public:
+  using ForwardingStorage::ForwardingStorage;
+
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    if (path.starts_with(slot)) ++opened;
+    return ForwardingStorage::Open(path);
+  }
+
+  std::string slot;
+  int opened = 0;
+};
+
+// A look at each file of the other slot would hold up all ranks.
+TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatItHasCommittedItself) {
+  MemoryStorage memory;
+  CountingStorage storage(memory);
+  CheckpointManagerOptions options;
+  options.schedule = {.interval_steps = 100, .rolling_interval_steps = 1};
+  Manifest diverged;
+  diverged.mutable_trainer()->mutable_health()->set_state_is_finite(true);
+  const auto save = [&](CheckpointManager& manager, int64_t step, const Metadata& metadata = {}) {
+    storage.slot = absl::StrCat("rolling-", step % 2);
+    storage.opened = 0;
+    ASSERT_OK(TrySave(manager, {.step = step}, metadata));
+  };
+  {
+    const auto manager = Open(storage, options);
+    for (const int64_t step : {1, 2, 3, 4}) {
+      save(*manager, step);
+      EXPECT_EQ(storage.opened, 0) << step;
+    }
+  }
+  const auto next = Open(storage, options);
+  ASSERT_OK(next->TryResume(OneTensor(weight_)));
+  save(*next, 5);
+  EXPECT_GT(storage.opened, 0) << "it may have been damaged since";
+  save(*next, 6);
+  EXPECT_EQ(storage.opened, 0);
+  save(*next, 7, ToMetadata(diverged));
+  save(*next, 8);
+  EXPECT_GT(storage.opened, 0);
+  const std::vector<CheckpointInfo> left = *ListForResume(memory);
+  ASSERT_EQ(left.size(), 2u);
+  EXPECT_EQ(left[0].step, 8);
+  EXPECT_EQ(left[1].step, 6) << "the last good one";
 }
 
 // The program fills in fields of the manifest, but no time, or the time of an earlier save.

@@ -143,7 +143,9 @@ class SaveHousekeeping {
   const CheckpointManagerOptions& options_;
   const bool is_rank_0_;
   Retention retention_;
-  std::string room_note_;  // what was deleted to make room for the save in progress
+  bool coming_is_healthy_ = false;  // the save in progress
+  std::string good_rolling_;        // the last rolling checkpoint, if it is healthy
+  std::string room_note_;           // what was deleted to make room for the save in progress
   PlanCache plan_cache_;
 };
 

@@ -50,15 +50,14 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::stri
   return all;
 }
 
-// Returns the directory of the first checkpoint that is intact and healthy; empty: none is. Returns
-// the error of a rolling checkpoint before it that may be good, but cannot be read.
-absl::StatusOr<std::string> FindGood(Storage& storage,
-                                     std::span<const CheckpointInfo> newest_first) {
+// Returns the directory of the first checkpoint that is intact and healthy; empty: none is. A
+// rolling one that cannot be read, for another reason than damage, counts as such.
+std::string FindGood(Storage& storage, std::span<const CheckpointInfo> newest_first) {
   for (const CheckpointInfo& checkpoint : newest_first) {
     const absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
     if (manifest.ok() && IsHealthy(*manifest)) return checkpoint.directory;
     const bool is_known = manifest.ok() || MayBeDamage(manifest.status());
-    if (checkpoint.rolling && !is_known) return manifest.status();
+    if (checkpoint.rolling && !is_known) return checkpoint.directory;
   }
   return "";
 }
@@ -188,7 +187,7 @@ bool IsLinked(Storage& storage, std::string_view directory) {
   return storage.IsLink(directory) || storage.IsLink(FolderOf(directory));
 }
 
-absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
+absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good) {
   RollingSteps steps;
   std::array<CheckpointInfo, kRollingSlots.size()> newest_of;
   std::array<std::vector<CheckpointInfo>, kRollingSlots.size()> directories;
@@ -204,11 +203,11 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage) {
   }
   int chosen = ChooseRollingSlot(steps);
   std::string good;
-  if (steps[chosen].has_value()) {
-    TESSERA_ASSIGN_OR_RETURN(good, FindGood(storage, {&newest_of[1 - chosen], 1}));
+  if (steps[chosen].has_value() && newest_of[1 - chosen].directory != known_good) {
+    good = FindGood(storage, {&newest_of[1 - chosen], 1});
     if (good.empty()) {
       TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, ListForResume(storage));
-      TESSERA_ASSIGN_OR_RETURN(good, FindGood(storage, all));
+      good = FindGood(storage, all);
     }
     if (good.starts_with(kRollingSlots[chosen])) chosen = 1 - chosen;
   }

@@ -87,9 +87,13 @@ bool IsLinked(Storage& storage, std::string_view directory);
 // shares it. An incomplete save then stays until a checkpoint of its step or a later one is
 // committed in a slot. Symbolic links are left alone: one in a slot stays beside the next
 // checkpoint; a slot that is a link is used only if the other one is a link, too, and never
-// emptied. Reads the manifest of the checkpoint that stays, and the sizes and headers of its files;
-// an error other than damage deletes nothing.
-absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage);
+// emptied.
+//
+// `known_good` is the directory of a healthy rolling checkpoint that this process has committed. If
+// it is the one that stays, nothing is read. Otherwise reads the manifest of the checkpoint that
+// stays, and the sizes and headers of its files, one after the other. A rolling checkpoint that
+// cannot be read, for another reason than damage, counts as good.
+absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good = "");
 
 }  // namespace tessera::ckpt
 

@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 
@@ -133,14 +132,29 @@ TEST_F(SavedCheckpointsTest, TheLastGoodRollingCheckpointIsNotReplaced) {
   Save(60);
   SaveRolling(80);
   EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000080/"));
-  // While it is not known which is good, none is deleted.
-  storage_.FailWhere(
-      [&](const Operation& operation) {
-        return operation.kind == OperationKind::kOpen && operation.path.starts_with("rolling-1/");
-      },
-      absl::UnavailableError("no answer"));
-  EXPECT_TRUE(absl::IsUnavailable(EmptyRollingSlot(storage_).status()));
-  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000075/"));
+}
+
+// Another user's file, which stays so.
+TEST_F(SavedCheckpointsTest, ARollingCheckpointThatCannotBeReadStaysAndSavesGoOn) {
+  for (const int64_t step : {25, 50}) SaveRolling(step);
+  const auto deny = [&](const std::string& slot) {
+    storage_.ClearFaults();
+    storage_.FailWhere(
+        [slot](const Operation& operation) {
+          return operation.kind == OperationKind::kOpen && operation.path.starts_with(slot);
+        },
+        absl::PermissionDeniedError("403"));
+  };
+  deny("rolling-1/");
+  EXPECT_EQ(*EmptyRollingSlot(storage_), "rolling-0");
+  EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000050/"));
+  storage_.ClearFaults();
+  SaveRolling(75);
+  // It may be the only good one.
+  Damage(Data("rolling-0/step-00000075"), [](std::string& s) { s.pop_back(); });
+  deny("rolling-1/");
+  EXPECT_EQ(*EmptyRollingSlot(storage_), "rolling-0");
+  EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000050/"));
 }
 
 TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
@@ -377,50 +391,6 @@ TEST_F(SavedCheckpointsTest, RoomIsMadeWithoutTheNewestGoodOne) {
   EXPECT_EQ(Take(), 25);
 }
 
-// A slot's checkpoint that a user has moved to another disk, and linked; then the slot itself.
-TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
-  const TestFolder folder;
-  const auto storage = *OpenPosixStorage(folder.path());
-  const auto save_rolling = [&](int64_t step) {
-    ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(*storage));
-    std::vector<float> elements(64, static_cast<float>(step));
-    const auto saved =
-        SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.choose_root = In(slot)});
-    ASSERT_OK(saved);
-  };
-  const auto move_away_and_link = [&](const std::string& path) {
-    std::filesystem::rename(folder.path() + "/" + path, folder.path() + "/elsewhere");
-    std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/" + path);
-  };
-  for (const int64_t step : {25, 50}) save_rolling(step);
-  move_away_and_link("rolling-0/step-00000025");
-  for (const int64_t step : {75, 100, 125}) save_rolling(step);
-  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000025/", "step-00000125/"));
-  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000100/"));
-  EXPECT_OK(ReadIntact(*storage, "elsewhere"));
-
-  std::filesystem::remove(folder.path() + "/rolling-0/step-00000025");
-  std::filesystem::remove_all(folder.path() + "/elsewhere");
-  move_away_and_link("rolling-0");
-  for (const int64_t step : {150, 175}) save_rolling(step);
-  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000125/"));
-  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000150/", "step-00000175/"))
-      << "the newest good one stays beside the next";
-
-  std::filesystem::remove(folder.path() + "/rolling-0");
-  std::filesystem::remove_all(folder.path() + "/elsewhere");
-  move_away_and_link("rolling-1");
-  for (const int64_t step : {200, 225}) save_rolling(step);
-  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000150/", "step-00000175/"));
-  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000200/", "step-00000225/"));
-
-  std::filesystem::remove_all(folder.path() + "/rolling-0");
-  std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/rolling-0");
-  for (const int64_t step : {250, 275}) save_rolling(step);
-  EXPECT_THAT(*storage->List("elsewhere"),
-              ElementsAre("step-00000150/", "step-00000175/", "step-00000250/", "step-00000275/"));
-}
-
 // Readers in other processes hold the same lock.
 TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   const TestFolder folder;
@@ -473,20 +443,6 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   save(7, *EmptyRollingSlot(*storage));
   save(8, *EmptyRollingSlot(*storage));
   EXPECT_THAT(steps(), ElementsAre(8, 7, 3));
-}
-
-TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {
-  EXPECT_EQ(ChooseRollingSlot({}), 0);
-  EXPECT_EQ(ChooseRollingSlot({7, std::nullopt}), 1);
-  EXPECT_EQ(ChooseRollingSlot({std::nullopt, 7}), 0);
-  EXPECT_EQ(ChooseRollingSlot({7, 9}), 0);
-  EXPECT_EQ(ChooseRollingSlot({9, 7}), 1);
-  EXPECT_EQ(ChooseRollingSlot({7, 7}), 0);
-  EXPECT_EQ(ChooseRollingSlot({0, std::nullopt}), 1);
-  for (const char* attempt : {"01234567", "89abcdef"}) EXPECT_TRUE(IsRollingAttempt(attempt));
-  for (const char* other : {"0123456g", "0123456/", "0123456:", "0123456`", "0123456"}) {
-    EXPECT_FALSE(IsRollingAttempt(other)) << other;
-  }
 }
 
 }  // namespace

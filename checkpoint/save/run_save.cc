@@ -171,12 +171,12 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::Duration start = SteadyNow();
   TraceSpan span("save", "save");
   span.Add("step", request.step);
+  Manifest manifest;
   const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
     if (!context.choose_root) return "";
-    return context.choose_root({request.step, context.rolling, data_bytes});
+    return context.choose_root({request.step, context.rolling, data_bytes, &manifest});
   };
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
-  Manifest manifest;
   std::optional<Coordinator> coordinator;
   const absl::StatusOr<RankState> local = CatchNoMemory(kDescribing, [&] {
     manifest = MakeManifest(request, /*by_manager=*/context.choose_root != nullptr);

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/save_options.h"
 #include "checkpoint/include/state_dict.h"
@@ -23,7 +24,8 @@ namespace tessera::ckpt {
 struct PlannedSave {
   int64_t step = 0;
   bool rolling = false;
-  uint64_t data_bytes = 0;  // of the data files, all ranks
+  uint64_t data_bytes = 0;             // of the data files, all ranks
+  const Manifest* manifest = nullptr;  // with what the request says; valid during the call
 };
 
 // Returns the folder of the storage in which to save, and may delete the checkpoint that the new

@@ -1,0 +1,82 @@
+// Which slot the next rolling checkpoint takes, also where slots are links.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/testing.h"
+#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/save/run_save.h"
+#include "checkpoint/testing/test_state.h"
+#include "storage/posix_storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::ElementsAre;
+
+// A slot's checkpoint that a user has moved to another disk, and linked; then the slot itself.
+TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
+  const TestFolder folder;
+  const auto storage = *OpenPosixStorage(folder.path());
+  const auto save_rolling = [&](int64_t step) {
+    ASSERT_OK_AND_ASSIGN(const std::string slot, EmptyRollingSlot(*storage));
+    std::vector<float> elements(64, static_cast<float>(step));
+    const auto saved =
+        SaveNow(*storage, {.step = step}, OneTensor(elements), {}, {.choose_root = In(slot)});
+    ASSERT_OK(saved);
+  };
+  const auto move_away_and_link = [&](const std::string& path) {
+    std::filesystem::rename(folder.path() + "/" + path, folder.path() + "/elsewhere");
+    std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/" + path);
+  };
+  for (const int64_t step : {25, 50}) save_rolling(step);
+  move_away_and_link("rolling-0/step-00000025");
+  for (const int64_t step : {75, 100, 125}) save_rolling(step);
+  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000025/", "step-00000125/"));
+  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000100/"));
+  EXPECT_OK(ReadIntact(*storage, "elsewhere"));
+
+  std::filesystem::remove(folder.path() + "/rolling-0/step-00000025");
+  std::filesystem::remove_all(folder.path() + "/elsewhere");
+  move_away_and_link("rolling-0");
+  for (const int64_t step : {150, 175}) save_rolling(step);
+  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000125/"));
+  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000150/", "step-00000175/"))
+      << "the newest good one stays beside the next";
+
+  std::filesystem::remove(folder.path() + "/rolling-0");
+  std::filesystem::remove_all(folder.path() + "/elsewhere");
+  move_away_and_link("rolling-1");
+  for (const int64_t step : {200, 225}) save_rolling(step);
+  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000150/", "step-00000175/"));
+  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000200/", "step-00000225/"));
+
+  std::filesystem::remove_all(folder.path() + "/rolling-0");
+  std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/rolling-0");
+  for (const int64_t step : {250, 275}) save_rolling(step);
+  EXPECT_THAT(*storage->List("elsewhere"),
+              ElementsAre("step-00000150/", "step-00000175/", "step-00000250/", "step-00000275/"));
+}
+
+TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {
+  EXPECT_EQ(ChooseRollingSlot({}), 0);
+  EXPECT_EQ(ChooseRollingSlot({7, std::nullopt}), 1);
+  EXPECT_EQ(ChooseRollingSlot({std::nullopt, 7}), 0);
+  EXPECT_EQ(ChooseRollingSlot({7, 9}), 0);
+  EXPECT_EQ(ChooseRollingSlot({9, 7}), 1);
+  EXPECT_EQ(ChooseRollingSlot({7, 7}), 0);
+  EXPECT_EQ(ChooseRollingSlot({0, std::nullopt}), 1);
+  for (const char* attempt : {"01234567", "89abcdef"}) EXPECT_TRUE(IsRollingAttempt(attempt));
+  for (const char* other : {"0123456g", "0123456/", "0123456:", "0123456`", "0123456"}) {
+    EXPECT_FALSE(IsRollingAttempt(other)) << other;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
