@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,9 +13,11 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/internal/damage.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "checkpoint/load/load.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
 #include "storage/storage.h"
@@ -84,18 +87,25 @@ absl::Status CheckpointFolder::Prune(int keep, std::optional<int64_t> saved_step
     return !dir.readable.ok() || storage_->IsLink(dir.directory);
   });
   int64_t newest = -1, oldest_kept = -1;
-  for (auto dir = directories.rbegin(); dir != directories.rend() && oldest_kept < 0; ++dir) {
+  bool found_healthy = false;
+  std::set<int64_t> also_kept;  // the newest healthy one, and what may be it
+  for (auto dir = directories.rbegin(); dir != directories.rend(); ++dir) {
+    if (oldest_kept >= 0 && found_healthy) break;
     if (!dir->committed) continue;
     newest = std::max(newest, dir->step);
-    const absl::StatusOr<VerifyReport> report =
-        VerifyCheckpoint(*storage_, dir->directory, {.contents = false});
-    if (!report.ok() && !MayBeDamage(report.status())) first_error.Update(report.status());
-    if (report.ok() && report->damage.empty() && --keep <= 0) oldest_kept = dir->step;
+    const absl::StatusOr<Manifest> manifest = ReadIntact(*storage_, dir->directory);
+    const bool is_unknown = !manifest.ok() && !MayBeDamage(manifest.status());
+    if (is_unknown) first_error.Update(manifest.status());
+    const bool is_healthy = manifest.ok() && IsHealthy(*manifest);
+    if (!found_healthy && (is_healthy || is_unknown)) also_kept.insert(dir->step);
+    found_healthy |= is_healthy;
+    if (manifest.ok() && --keep <= 0 && oldest_kept < 0) oldest_kept = dir->step;
   }
   bool removed = false;
   const std::unique_ptr<Removal> removal = Removal::In(*storage_);
   for (const CheckpointInfo& dir : directories) {
     if (dir.step >= (dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
+    if (dir.committed && also_kept.contains(dir.step)) continue;
     const absl::StatusOr<bool> deleted = RemoveUnlessRead(*storage_, *removal, dir);
     first_error.Update(deleted.status());
     removed |= deleted.value_or(true);

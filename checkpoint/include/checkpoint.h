@@ -239,13 +239,14 @@ class CheckpointFolder {
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
-  // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. After a
-  // save, pass its step as `saved_step`: its checkpoint stays, too, since its step may be lower
-  // than others. Each checkpoint is uncommitted before its files are deleted, so that a crash
-  // halfway leaves no checkpoint that looks complete. Also removes incomplete directories older
-  // than the newest committed one, and directories that an interrupted save renamed to discard
-  // them. Symbolic links and unreadable directories are left alone and do not count. Tries all, and
-  // returns the first error.
+  // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. The
+  // newest one whose manifest does not say that the run had diverged stays, too; so does one that
+  // may be it, but cannot be read. After a save, pass its step as `saved_step`: its checkpoint
+  // stays, too, since its step may be lower than others. Each checkpoint is uncommitted before its
+  // files are deleted, so that a crash halfway leaves no checkpoint that looks complete. Also
+  // removes incomplete directories older than the newest committed one, and directories that an
+  // interrupted save renamed to discard them. Symbolic links and unreadable directories are left
+  // alone and do not count. Tries all, and returns the first error.
   absl::Status Prune(int keep, std::optional<int64_t> saved_step = std::nullopt) const;
 
  private:

@@ -251,6 +251,23 @@ TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
   EXPECT_THAT(Steps(), ElementsAre(60));
 }
 
+TEST_F(SavedCheckpointsTest, PruneKeepsTheNewestHealthyOne) {
+  SaveWithHealth(5, true, true);
+  SaveWithHealth(10, true, true);
+  SaveWithHealth(20, false, true);
+  SaveWithHealth(30, true, false);
+  const CheckpointFolder saved(storage_);
+  ASSERT_OK(saved.Prune(2));
+  EXPECT_THAT(Steps(), ElementsAre(10, 20, 30));
+  ASSERT_OK(saved.Prune(1));
+  EXPECT_THAT(Steps(), ElementsAre(10, 30));
+  EXPECT_EQ(saved.FindLatest()->step, 10);
+  ASSERT_OK(memory_.DeleteTree("step-00000010"));
+  SaveWithHealth(20, false, true);
+  ASSERT_OK(saved.Prune(1));
+  EXPECT_THAT(Steps(), ElementsAre(30)) << "none is healthy";
+}
+
 // The best one cannot be read for a while: it stays, that is said, and it counts again afterwards.
 TEST_F(SavedCheckpointsTest, RetentionKeepsWhatItCannotReadAndReadsItAgain) {
   SaveWithHealth(10, true, true, 1.0);

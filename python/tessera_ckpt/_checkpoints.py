@@ -103,8 +103,8 @@ class Folder:
     def prune(self, keep: int, saved_step: Optional[int] = None) -> None:
         """Deletes all but the `keep` checkpoints of the highest steps; damaged ones do not count.
         An interruption leaves no checkpoint that looks complete and is not. A checkpoint that is
-        open, here or in another process of this machine, stays, and so does that of `saved_step`,
-        which was just saved."""
+        open, here or in another process of this machine, stays, and so do that of `saved_step`,
+        which was just saved, and the newest one that does not say that the run had diverged."""
         number = integer(keep, "keep", 32)
         saved = -1 if saved_step is None else integer(saved_step, "saved_step")
         lib.folder_prune(self.handle, number, saved)
