@@ -38,10 +38,9 @@ struct LoadOptions {
   // of them ends the load.
   bool allow_overflow = false;
   // Whether wanted boxes may share memory although the checkpoint may have other elements for each:
-  // the caller knows that their values are the same. Otherwise such loads are refused, except of
-  // boxes that are the same elements under several names, as those of tied weights, which the
-  // digests of the checkpoint show. Only host memory is compared. Of boxes that would exceed 2^20
-  // contiguous runs of elements in all, only a part is compared.
+  // the caller knows that their values are the same. Otherwise such loads are refused. Tied weights
+  // are allowed: one box of elements under several names, as the checkpoint's digests show. Only
+  // host memory is compared, and at most 2^20 contiguous runs of elements.
   bool allow_shared_memory = false;
   int io_threads = 4;
   // Memory for reading, in bytes; never less than one checksum chunk of the checkpoint, or seven
