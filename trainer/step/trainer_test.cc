@@ -91,6 +91,8 @@ class TrainerTest : public ::testing::Test {
 };
 
 TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
+  EXPECT_EQ(EvaluatedSamples(/*wanted=*/6400, /*global_batch=*/64, /*there=*/1000), 960);
+  EXPECT_EQ(EvaluatedSamples(6400, 64, 4096), EvaluatedSamples(12800, 128, 4096));
   for (const int64_t samples : {1, 3, 7, 15, 100}) {
     const std::string tokens = WriteSamples(samples);
     double expected = 0;
