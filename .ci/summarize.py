@@ -12,6 +12,8 @@ Cases say why they are skipped, and what they need (conditions.py). GoogleTest's
 GTEST_SKIP() << "REASON (needs: X)"; other tests print a line "SKIPPED: REASON (needs: X)" for all
 of the target, or "SKIPPED NAME: REASON (needs: X)" for a part of it, and succeed. A case that is
 skipped though the run has what it needs, or that is disabled, counts as failed.
+
+Before that last line stand the ends of the logs of the targets that failed.
 """
 
 import dataclasses
@@ -29,6 +31,7 @@ PASSED = ("PASSED", "FLAKY")
 HARMLESS = ("SKIPPED", "NO_BUILD")
 SKIPPED_LINE = re.compile(r"^SKIPPED(?: (\S+))?: (.*)$", re.MULTILINE)
 NEEDS = re.compile(r"\(needs: ([a-z0-9_, ]*)\)")
+LINES_OF_A_FAILURE = 60
 
 
 @dataclasses.dataclass
@@ -47,8 +50,11 @@ class Target:
     passed: int = 0
     failed: int = 0
     skips: list = dataclasses.field(default_factory=list)
+    logs: list = dataclasses.field(default_factory=list)  # of its shards that ended badly
 
-    def add_report(self, cases, log):
+    def add_report(self, status, cases, log):
+        if status not in PASSED:
+            self.logs.append(log)
         for case in cases:
             if case.find("failure") is not None or case.find("error") is not None:
                 self.failed += 1
@@ -144,7 +150,7 @@ def read_run(events, logs):
             targets[label] = Target("FAILED TO BUILD")
     for (label, _, _), result in reports.items():
         if label in targets and targets[label].status != "FAILED TO BUILD":
-            targets[label].add_report(*read_outputs(result, logs))
+            targets[label].add_report(result.get("status", "PASSED"), *read_outputs(result, logs))
     for target in targets.values():
         target.end()
     return targets, options
@@ -153,6 +159,7 @@ def read_run(events, logs):
 class Totals:
     def __init__(self):
         self.passed = self.failed = self.skipped = 0
+        self.failures = []  # texts
 
     def add_run(self, name, rc, events, logs):
         targets, options = read_run(events, logs)
@@ -163,6 +170,9 @@ class Totals:
         for label, target in sorted(targets.items()):
             for skip in target.skips:
                 self.add_skip(label, skip, settings)
+            for log in target.logs:
+                lines = log.rstrip("\n").split("\n")[-LINES_OF_A_FAILURE:]
+                self.failures.append("\n  ".join([f"\n{name}: {label} ended so:", *lines]))
         passed = sum(target.passed for target in targets.values())
         failed = sum(target.failed for target in targets.values())
         if failed == 0 and (rc != 0 or not targets):
@@ -193,6 +203,8 @@ def main(directory):
                         conditions.Settings([]))
     if totals.passed + totals.failed == 0:
         totals.failed = 1
+    for text in totals.failures:
+        print(text)
     print(f"{totals.passed} passed, {totals.failed} failed, {totals.skipped} skipped")
     return 0 if totals.failed == 0 else 1
 

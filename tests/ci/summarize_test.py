@@ -48,10 +48,11 @@ class SummarizeTest(unittest.TestCase):
     def options(self, *options):
         self.events.append({"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": options}})
 
-    def result(self, label, report, log="", shard=1, attempt=1):
+    def result(self, label, report, log="", shard=1, attempt=1, status="PASSED"):
         self.events.append({
             "id": {"testResult": {"label": label, "run": 1, "shard": shard, "attempt": attempt}},
-            "testResult": {"testActionOutput": [self.output("test.log", log),
+            "testResult": {"status": status,
+                           "testActionOutput": [self.output("test.log", log),
                                                 self.output("test.xml", report)]}})
 
     def summary(self, label, status):
@@ -63,7 +64,7 @@ class SummarizeTest(unittest.TestCase):
         self.summary(label, status)
 
     def shell(self, label, log, status="PASSED"):
-        self.result(label, SHELL, log)
+        self.result(label, SHELL, log, status=status)
         self.summary(label, status)
 
     def end_run(self, name="host", rc=0):
@@ -104,11 +105,12 @@ class SummarizeTest(unittest.TestCase):
     def test_failures(self):
         self.target("//a:a_test", PASSED.format("X"), FAILED.format("Y"), FAILED.format("Z"),
                     status="FAILED")
-        self.shell("//b:b_test", "", status="TIMEOUT")
+        self.shell("//b:b_test", "\n".join(f"line {i}" for i in range(100)), status="TIMEOUT")
         self.events.append({"id": {"targetCompleted": {"label": "//c:c_test"}},
                             "completed": {"success": False}})
         self.end_run(rc=1)
-        self.expect("1 passed, 4 failed, 0 skipped", 1, "FAILED TO BUILD  //c:c_test")
+        self.expect("1 passed, 4 failed, 0 skipped", 1, "FAILED TO BUILD  //c:c_test",
+                    "host: //b:b_test ended so:\n  line 40\n", "  line 99\n1 passed")
 
     def test_a_target_that_dies_is_a_failure(self):
         # The test had written a report of its earlier cases.

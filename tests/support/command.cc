@@ -9,12 +9,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <random>
 #include <system_error>
 #include <thread>
 
+#include "absl/time/time.h"
 #include "base/files.h"
+#include "base/steady_time.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {
@@ -79,6 +82,42 @@ void WriteRandomTokens(const fs::path& path, int vocabulary, int count) {
   ASSERT_OK(writer->Close());
 }
 
+namespace {
+
+const absl::Duration kTestBegan = SteadyNow();
+
+// Returns the time half a minute before Bazel ends this test without a word.
+absl::Duration TestDeadline() {
+  const char* const seconds = getenv("TEST_TIMEOUT");
+  if (seconds == nullptr) return absl::InfiniteDuration();
+  return kTestBegan + absl::Seconds(std::atoi(seconds) - 30);
+}
+
+bool IsNumber(const std::string& text) {
+  return text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// Returns what runs on this machine: the command lines, and where in the kernel each thread waits.
+std::string DescribeProcesses() {
+  std::string text;
+  std::error_code error;
+  for (const fs::directory_entry& process : fs::directory_iterator("/proc")) {
+    const std::string id = process.path().filename();
+    std::string command = ReadFile(process.path() / "cmdline");
+    if (!IsNumber(id) || command.empty()) continue;
+    std::replace(command.begin(), command.end(), '\0', ' ');
+    text += id + ": " + command + "\n";
+    for (const auto& thread : fs::directory_iterator(process.path() / "task", error)) {
+      text += "  thread " + thread.path().filename().string() + " in " +
+              ReadFile(thread.path() / "wchan") + ", call " + ReadFile(thread.path() / "syscall") +
+              "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
 Process::Process(const Words& command, const fs::path& scratch)
     : out_(scratch / "stdout"), err_(scratch / "stderr") {
   const fs::path temporary = scratch / "tmp";
@@ -107,6 +146,11 @@ bool Process::Ended() const {
 }
 
 Result Process::Wait() const {
+  while (!Ended() && SteadyNow() < TestDeadline()) SleepTwoMilliseconds();
+  if (!Ended()) {
+    ADD_FAILURE() << "does not end:\n" << DescribeProcesses() << ReadFile(out_) << ReadFile(err_);
+    Kill(SIGKILL);
+  }
   int status = 0;
   waitpid(pid_, &status, 0);
   return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
@@ -231,7 +275,7 @@ pid_t CommandTest::FindRank(int rank) const {
   const std::string variable = '\0' + ("OMPI_COMM_WORLD_RANK=" + std::to_string(rank)) + '\0';
   for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (!IsNumber(name)) continue;
     const std::string environment = '\0' + ReadFile(entry.path() / "environ");
     if (environment.find(variable) == std::string::npos) continue;
     if (ReadFile(entry.path() / "cmdline").find(root_.string()) == std::string::npos) continue;

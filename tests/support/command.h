@@ -60,6 +60,8 @@ class Process {
   void Kill(int signal) const;
   // Returns whether the process has ended. Valid until Wait().
   bool Ended() const;
+  // Expects that the process ends before Bazel ends the test. Kills it if it does not, and tells
+  // what it waits for.
   Result Wait() const;
   // Waits until the condition holds, the process has ended or a minute has passed; returns whether
   // the condition holds.
