@@ -97,18 +97,17 @@ def begin_process(command, said):
 
 
 def end_process(process):
-    """Ends a replay at once, which takes two signals, and waits for all of its processes."""
-    for seconds in (0.3, SECONDS_TO_END):
+    """Ends a replay at once, which takes two signals, and waits for all of its processes. A wait
+    without a limit could last for ever: a signal may have met Python as it waited before."""
+    for send, seconds in ((process.terminate, 0.3), (process.terminate, SECONDS_TO_END),
+                          (process.kill, SECONDS_TO_END)):
         if process.poll() is not None:
             return
-        process.terminate()
+        send()
         try:
             process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             pass
-    if process.poll() is None:
-        process.kill()
-        process.wait()
 
 
 def is_same_place(load, save):
