@@ -107,7 +107,7 @@ bool AddMetrics(const Json& record, Reading& reading) {
   if (KindOf(record) == "eval") {
     RecordedStep evaluation{.step = step};
     evaluation.values.fill(kNone);
-    evaluation.values[0] = NumberOf(record, "eval_loss");
+    evaluation.values[CurveIndex("loss")] = NumberOf(record, "eval_loss");
     reading.evaluations.push_back(evaluation);
   } else if (KindOf(record) == "step") {
     reading.steps.push_back(ReadStep(step, record));
@@ -372,7 +372,7 @@ absl::StatusOr<Json> ReadRunData(const std::string& run_dir, const RunDataLimits
   Json& evaluations = run["eval"] = {{"step", Json::array()}, {"loss", Json::array()}};
   for (const size_t i : ThinSteps(reading.evaluations, limits.points)) {
     evaluations["step"].push_back(reading.evaluations[i].step);
-    evaluations["loss"].push_back(RoundedNumber(reading.evaluations[i].values[0]));
+    evaluations["loss"].push_back(RoundedNumber(reading.evaluations[i].values[CurveIndex("loss")]));
   }
   run["wire"] = Json::array();
   for (const auto& [part, bytes] : reading.wire) {

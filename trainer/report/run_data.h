@@ -27,13 +27,13 @@ struct RunDataLimits {
 };
 
 // Reads config.textproto, metrics.jsonl, saves.jsonl and events.jsonl, any of which may be missing.
-// Lines that are not records are counted and left out; of two records of one step the later counts.
+// Lines that are not records are counted and left out. The later of two records of a step is used.
 // Every value has the type that report_page.html expects, whatever the files hold:
 //
 //   name         the folder's own name
 //   settings     the text of config.textproto; "" without one
-//   steps        number of steps that were read, every one or one of read_every; skipped: of how
-//                many of all the gradients were not finite, so that nothing was updated
+//   steps        number of steps that were read, every one or one of read_every; skipped: the
+//                number of all steps that updated nothing, as their gradients were not finite
 //   seconds      the sum of all steps; mean_step_seconds: their mean, or null; tokens_per_second:
 //                their median, or null
 //   columns      by name, one number or null a point: "step" and the fields of the records; columns

@@ -40,9 +40,9 @@ RecordedStep ReadStep(int64_t number, const Json& record) {
   step.skipped = skipped != record.end() && *skipped == true;
   for (size_t i = 0; i < kCurves.size(); ++i) step.values[i] = NumberOf(record, kCurves[i]);
   if (const auto memory = record.find("memory_bytes"); memory != record.end()) {
-    step.values[3] = Sum(*memory);
+    constexpr size_t kMemory = CurveIndex("memory_bytes");
+    step.values[kMemory] = Sum(*memory);
   }
-  static_assert(kCurves[3] == "memory_bytes");
   const auto time = record.find("time");
   const bool has_time = time != record.end() && time->is_object();
   for (size_t i = 0; i < kTimes.size(); ++i) {
@@ -111,7 +111,7 @@ Json CurveColumns(const std::vector<RecordedStep>& steps, const std::vector<size
 }
 
 std::vector<double> CurveValues(const std::vector<RecordedStep>& steps, std::string_view curve) {
-  const size_t index = static_cast<size_t>(std::ranges::find(kCurves, curve) - kCurves.begin());
+  const size_t index = CurveIndex(curve);
   std::vector<double> values;
   for (const RecordedStep& step : steps) {
     if (std::isfinite(step.values[index])) values.push_back(step.values[index]);

@@ -22,6 +22,14 @@ inline constexpr std::array<std::string_view, 9> kCurves = {
     "loss",       "grad_norm",    "tokens_per_second", "memory_bytes",       "lr",
     "peak_share", "step_seconds", "wire_bytes",        "pipeline_wait_share"};
 inline constexpr size_t kTellingCurves = 4;
+
+// Returns the place of a curve in kCurves, which must have it.
+constexpr size_t CurveIndex(std::string_view curve) {
+  size_t index = 0;
+  while (kCurves.at(index) != curve) ++index;
+  return index;
+}
+
 // What the seconds of a step were spent for.
 inline constexpr std::array<std::string_view, 4> kTimes = {"compute", "communication", "waiting",
                                                            "saving"};
@@ -39,7 +47,7 @@ nlohmann::json RoundedNumber(double value);
 // Returns the values of a step's record.
 RecordedStep ReadStep(int64_t number, const nlohmann::json& record);
 
-// Orders by step. If a step has two records, the later counts: later steps follow from it.
+// Orders by step. If a step has two records, the later one is kept: later steps follow from it.
 void KeepLast(std::vector<RecordedStep>& steps);
 
 // Returns the indices of the steps that are drawn, ascending.
