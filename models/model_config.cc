@@ -52,6 +52,40 @@ absl::Status UnknownArchitecture(const ModelConfig& config) {
                                                  "\", which this program does not have"));
 }
 
+using google::protobuf::FieldDescriptor;
+
+// Dropout is of training alone.
+constexpr const char* kNotOfTheFunction[] = {"hidden_dropout", "attention_dropout",
+                                             "untie_embeddings_and_output_weights"};
+
+std::string ValueOf(const ModelConfig& config, const FieldDescriptor& field) {
+  if (!config.GetReflection()->HasField(config, &field)) return "unset";
+  std::string text;
+  google::protobuf::TextFormat::PrintFieldValueToString(config, &field, /*index=*/-1, &text);
+  return text;
+}
+
+bool HaveSameValue(const ModelConfig& a, const ModelConfig& b, const FieldDescriptor& field) {
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_DOUBLE) {
+    return ValueOf(a, field) == ValueOf(b, field);
+  }
+  const auto real = [&](const ModelConfig& config) {
+    return static_cast<float>(config.GetReflection()->GetDouble(config, &field));
+  };
+  return real(a) == real(b);
+}
+
+ModelConfig WithLayers(ModelConfig config, int64_t layers) {
+  config.set_num_layers(layers);
+  return config;
+}
+
+int64_t CountElements(const ModelConfig& config) {
+  int64_t count = 0;
+  for (const LogicalParameter& p : LogicalParameters(config)) count += ElementCount(p.shape);
+  return count;
+}
+
 }  // namespace
 
 std::vector<std::string> ModelSizeNames() {
@@ -91,33 +125,6 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
   return resolved;
 }
 
-namespace {
-
-using google::protobuf::FieldDescriptor;
-
-// Dropout is of training alone.
-constexpr const char* kNotOfTheFunction[] = {"hidden_dropout", "attention_dropout",
-                                             "untie_embeddings_and_output_weights"};
-
-std::string ValueOf(const ModelConfig& config, const FieldDescriptor& field) {
-  if (!config.GetReflection()->HasField(config, &field)) return "unset";
-  std::string text;
-  google::protobuf::TextFormat::PrintFieldValueToString(config, &field, /*index=*/-1, &text);
-  return text;
-}
-
-bool HaveSameValue(const ModelConfig& a, const ModelConfig& b, const FieldDescriptor& field) {
-  if (field.cpp_type() != FieldDescriptor::CPPTYPE_DOUBLE) {
-    return ValueOf(a, field) == ValueOf(b, field);
-  }
-  const auto real = [&](const ModelConfig& config) {
-    return static_cast<float>(config.GetReflection()->GetDouble(config, &field));
-  };
-  return real(a) == real(b);
-}
-
-}  // namespace
-
 std::string FunctionDifference(const ModelConfig& found, const ModelConfig& wanted) {
   const bool is_scaled = found.use_rope_scaling() || wanted.use_rope_scaling();
   const google::protobuf::Descriptor& fields = *ModelConfig::descriptor();
@@ -134,21 +141,6 @@ std::string FunctionDifference(const ModelConfig& found, const ModelConfig& want
   }
   return "";
 }
-
-namespace {
-
-ModelConfig WithLayers(ModelConfig config, int64_t layers) {
-  config.set_num_layers(layers);
-  return config;
-}
-
-int64_t CountElements(const ModelConfig& config) {
-  int64_t count = 0;
-  for (const LogicalParameter& p : LogicalParameters(config)) count += ElementCount(p.shape);
-  return count;
-}
-
-}  // namespace
 
 // Layers are alike, and a config may state more of them than there is memory to declare.
 int64_t ParameterCount(const ModelConfig& config) {

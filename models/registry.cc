@@ -18,6 +18,23 @@ std::vector<const Architecture*>& Registry() {
   return registry;
 }
 
+// Checks that the virtual shards have equal numbers of heads and columns.
+absl::Status CheckShards(const ModelConfig& config, int shards) {
+  const struct {
+    const char* name;
+    int64_t value;
+  } fields[] = {{"num_attention_heads", config.num_attention_heads()},
+                {"num_query_groups", config.num_query_groups()},
+                {"ffn_hidden_size", config.ffn_hidden_size()}};
+  for (const auto& field : fields) {
+    if (field.value % shards == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(field.name, " is ", field.value,
+                                                   ": the number of tensor-parallel shards (",
+                                                   shards, ") must divide it"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void RegisterArchitecture(const Architecture& architecture) {
@@ -41,27 +58,6 @@ const Architecture* FindArchitecture(const ModelConfig& config) {
   }
   return nullptr;
 }
-
-namespace {
-
-// Checks that the virtual shards have equal numbers of heads and columns.
-absl::Status CheckShards(const ModelConfig& config, int shards) {
-  const struct {
-    const char* name;
-    int64_t value;
-  } fields[] = {{"num_attention_heads", config.num_attention_heads()},
-                {"num_query_groups", config.num_query_groups()},
-                {"ffn_hidden_size", config.ffn_hidden_size()}};
-  for (const auto& field : fields) {
-    if (field.value % shards == 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(field.name, " is ", field.value,
-                                                   ": the number of tensor-parallel shards (",
-                                                   shards, ") must divide it"));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
                                                  const ModelOptions& options, Backend& backend) {

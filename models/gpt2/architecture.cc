@@ -30,6 +30,31 @@ constexpr NamedSize kSizes[] = {
      "vocab_size: 50257"},
 };
 
+constexpr TensorNames kQkv[] = {{kQkvWeight, kQkvBias}};
+constexpr TensorNames kUp[] = {{kUpWeight, kUpBias}};
+
+constexpr DecoderFamily kFamily = {.normalization = Normalization::kLayerNorm,
+                                   .weight_layout = WeightLayout::kInOut,
+                                   .activation = Activation::kGelu,
+                                   .token_embedding = kTokenEmbedding,
+                                   .position_embedding = kPositionEmbedding,
+                                   .embedding_dropout = "transformer.drop",
+                                   .final_norm = {kFinalNormWeight, kFinalNormBias},
+                                   .head = kHead,
+                                   .layer_name = LayerName,
+                                   .attention_norm = {kNorm1Weight, kNorm1Bias},
+                                   .qkv = kQkv,
+                                   .attention_dropout = "attn.attn_dropout",
+                                   .projection = {kProjectionWeight, kProjectionBias},
+                                   .projection_dropout = "attn.resid_dropout",
+                                   .mlp_norm = {kNorm2Weight, kNorm2Bias},
+                                   .up = kUp,
+                                   .down = {kDownWeight, kDownBias},
+                                   .down_dropout = "mlp.dropout"};
+
+constexpr const ForeignFormat* kForeignFormats[] = {
+    &kGgufFormat, &kInfiniTrainFormat, &kMegatronFormat, &kNanoGptFormat, &kPaddleFormat};
+
 }  // namespace
 
 void FillDefaults(ModelConfig& config) {
@@ -73,35 +98,6 @@ absl::Status Validate(const ModelConfig& config) {
   }
   return absl::OkStatus();
 }
-
-namespace {
-
-constexpr TensorNames kQkv[] = {{kQkvWeight, kQkvBias}};
-constexpr TensorNames kUp[] = {{kUpWeight, kUpBias}};
-
-constexpr DecoderFamily kFamily = {.normalization = Normalization::kLayerNorm,
-                                   .weight_layout = WeightLayout::kInOut,
-                                   .activation = Activation::kGelu,
-                                   .token_embedding = kTokenEmbedding,
-                                   .position_embedding = kPositionEmbedding,
-                                   .embedding_dropout = "transformer.drop",
-                                   .final_norm = {kFinalNormWeight, kFinalNormBias},
-                                   .head = kHead,
-                                   .layer_name = LayerName,
-                                   .attention_norm = {kNorm1Weight, kNorm1Bias},
-                                   .qkv = kQkv,
-                                   .attention_dropout = "attn.attn_dropout",
-                                   .projection = {kProjectionWeight, kProjectionBias},
-                                   .projection_dropout = "attn.resid_dropout",
-                                   .mlp_norm = {kNorm2Weight, kNorm2Bias},
-                                   .up = kUp,
-                                   .down = {kDownWeight, kDownBias},
-                                   .down_dropout = "mlp.dropout"};
-
-constexpr const ForeignFormat* kForeignFormats[] = {
-    &kGgufFormat, &kInfiniTrainFormat, &kMegatronFormat, &kNanoGptFormat, &kPaddleFormat};
-
-}  // namespace
 
 constinit const Architecture kArchitecture = {.name = "gpt2",
                                               .value = ModelConfig::GPT2,

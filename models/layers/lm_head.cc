@@ -38,8 +38,8 @@ double SumOfLosses(const Pass& pass, const TensorView& losses) {
 
 }  // namespace
 
-// Some rows: whole units, a power of two of them, or a part of one. A group is the chunks of one
-// unit, or such a chunk.
+// Some rows: a power of two of whole units, or a part of one unit. A group is all chunks of one
+// unit, or one chunk of whole units.
 struct LmHead::Chunk {
   int64_t begin = 0;
   int64_t end = 0;

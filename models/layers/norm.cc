@@ -13,6 +13,40 @@ TensorView Statistic(const TensorView& stats, int64_t i) {
   return stats.Slice(0, i, i + 1).Reshape({stats.dim(1)});
 }
 
+// The blocks [first, first + count) of `all`, which contain this rank's rows.
+struct RowBlocks {
+  int64_t all = 0;
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+int64_t BlocksPerUnit(const Pass& pass) {
+  return std::min<int64_t>(pass.shards(), pass.unit_rows());
+}
+
+RowBlocks BlocksOf(const Pass& pass) {
+  const int64_t all = pass.units * BlocksPerUnit(pass);
+  if (!pass.splits_rows()) return {all, 0, all};
+  const int64_t count = all / pass.tensor_parallel.size();
+  return {all, count * pass.tensor_parallel.rank(), count};
+}
+
+// Returns whether there is a single block.
+bool IsWhole(const Pass& pass) { return pass.units == 1 && pass.shards() == 1; }
+
+Norm::Gradients VectorsOf(const TensorView& x) {
+  return {PartOf(x, 0), x.dim(0) > 1 ? PartOf(x, 1) : TensorView()};
+}
+
+void AddOrCopy(Backend& backend, const TensorView& from, const TensorView& to, bool accumulate) {
+  if (to.empty()) return;
+  if (accumulate) {
+    backend.Add({to, from, to});
+  } else {
+    backend.Copy({from, to});
+  }
+}
+
 }  // namespace
 
 LayerNorm::LayerNorm(Parameter& weight, Parameter* bias, double epsilon, const Device& device)
@@ -60,44 +94,6 @@ void RmsNorm::Backward(Backend& backend, const TensorView& d_out, const TensorVi
   backend.RmsNormBackward({d_out, x, weight_->value, Statistic(stats, 0), d_x, accumulate_dx,
                            gradients.weight, accumulate});
 }
-
-namespace {
-
-// The blocks [first, first + count) of `all`, which contain this rank's rows.
-struct RowBlocks {
-  int64_t all = 0;
-  int64_t first = 0;
-  int64_t count = 0;
-};
-
-int64_t BlocksPerUnit(const Pass& pass) {
-  return std::min<int64_t>(pass.shards(), pass.unit_rows());
-}
-
-RowBlocks BlocksOf(const Pass& pass) {
-  const int64_t all = pass.units * BlocksPerUnit(pass);
-  if (!pass.splits_rows()) return {all, 0, all};
-  const int64_t count = all / pass.tensor_parallel.size();
-  return {all, count * pass.tensor_parallel.rank(), count};
-}
-
-// Returns whether there is a single block.
-bool IsWhole(const Pass& pass) { return pass.units == 1 && pass.shards() == 1; }
-
-Norm::Gradients VectorsOf(const TensorView& x) {
-  return {PartOf(x, 0), x.dim(0) > 1 ? PartOf(x, 1) : TensorView()};
-}
-
-void AddOrCopy(Backend& backend, const TensorView& from, const TensorView& to, bool accumulate) {
-  if (to.empty()) return;
-  if (accumulate) {
-    backend.Add({to, from, to});
-  } else {
-    backend.Copy({from, to});
-  }
-}
-
-}  // namespace
 
 absl::Status NormForward(const Pass& pass, const TensorView& x, const NormPlace& to) {
   to.norm->Forward(pass.backend, x, pass.OwnRows(to.out), to.stats);

@@ -73,6 +73,39 @@ void FillRopeDefaults(ModelConfig& config) {
   }
 }
 
+constexpr TensorNames kQkv[] = {{kQuery}, {kKey}, {kValue}};
+constexpr TensorNames kGateUp[] = {{kGate}, {kUp}};
+
+constexpr DecoderFamily kFamily = {.normalization = Normalization::kRmsNorm,
+                                   .weight_layout = WeightLayout::kOutIn,
+                                   .activation = Activation::kSwiGlu,
+                                   .rotary = true,
+                                   .token_embedding = kTokenEmbedding,
+                                   .embedding_dropout = "model.embedding_dropout",
+                                   .final_norm = {kFinalNorm},
+                                   .head = kHead,
+                                   .layer_name = LayerName,
+                                   .attention_norm = {kNorm1},
+                                   .qkv = kQkv,
+                                   .attention_dropout = "self_attn.dropout",
+                                   .projection = {kOut},
+                                   .projection_dropout = "self_attn.residual_dropout",
+                                   .mlp_norm = {kNorm2},
+                                   .up = kGateUp,
+                                   .down = {kDown},
+                                   .down_dropout = "mlp.residual_dropout",
+                                   .norms_come_last = true};
+
+constexpr const ForeignFormat* kForeignFormats[] = {&kGgufFormat,
+                                                    &kInfiniTrainFormat,
+                                                    &kInternEvoFormat,
+                                                    &kInternEvoPairedFormat,
+                                                    &kMegatronFormat,
+                                                    &kMetaFormat,
+                                                    &kPaddleFormat,
+                                                    &kTorchtitanFormat,
+                                                    &kTorchtitanGateUpFormat};
+
 }  // namespace
 
 int64_t FfnHiddenSize(int64_t hidden_size, double multiplier, int64_t multiple_of) {
@@ -108,43 +141,6 @@ absl::Status Validate(const ModelConfig& config) {
                                        "num_attention_heads", config.num_attention_heads()));
   return ValidateRope(config);
 }
-
-namespace {
-
-constexpr TensorNames kQkv[] = {{kQuery}, {kKey}, {kValue}};
-constexpr TensorNames kGateUp[] = {{kGate}, {kUp}};
-
-constexpr DecoderFamily kFamily = {.normalization = Normalization::kRmsNorm,
-                                   .weight_layout = WeightLayout::kOutIn,
-                                   .activation = Activation::kSwiGlu,
-                                   .rotary = true,
-                                   .token_embedding = kTokenEmbedding,
-                                   .embedding_dropout = "model.embedding_dropout",
-                                   .final_norm = {kFinalNorm},
-                                   .head = kHead,
-                                   .layer_name = LayerName,
-                                   .attention_norm = {kNorm1},
-                                   .qkv = kQkv,
-                                   .attention_dropout = "self_attn.dropout",
-                                   .projection = {kOut},
-                                   .projection_dropout = "self_attn.residual_dropout",
-                                   .mlp_norm = {kNorm2},
-                                   .up = kGateUp,
-                                   .down = {kDown},
-                                   .down_dropout = "mlp.residual_dropout",
-                                   .norms_come_last = true};
-
-constexpr const ForeignFormat* kForeignFormats[] = {&kGgufFormat,
-                                                    &kInfiniTrainFormat,
-                                                    &kInternEvoFormat,
-                                                    &kInternEvoPairedFormat,
-                                                    &kMegatronFormat,
-                                                    &kMetaFormat,
-                                                    &kPaddleFormat,
-                                                    &kTorchtitanFormat,
-                                                    &kTorchtitanGateUpFormat};
-
-}  // namespace
 
 constinit const Architecture kArchitecture = {.name = "llama3",
                                               .value = ModelConfig::LLAMA3,

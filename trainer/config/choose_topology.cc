@@ -97,20 +97,6 @@ absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch, in
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
-                              const BatchSizes& batch, int exact_tp_shards) {
-  // In this order: later checks divide by what earlier ones have found to be positive.
-  absl::Status status = ValidateSizes(topology);
-  if (status.ok()) status = ValidateShards(topology, exact_tp_shards);
-  if (status.ok()) status = ValidateModel(topology, model, exact_tp_shards);
-  if (status.ok()) status = ValidateBatch(topology, batch, exact_tp_shards);
-  return status;
-}
-
-namespace {
-
 // Returns the ratio between two sizes, as a distance.
 double Distance(int64_t a, int64_t b) {
   return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
@@ -153,6 +139,16 @@ std::optional<Topology> Best(const Topology& wanted, int world_size, const Model
 }
 
 }  // namespace
+
+absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
+                              const BatchSizes& batch, int exact_tp_shards) {
+  // In this order: later checks divide by what earlier ones have found to be positive.
+  absl::Status status = ValidateSizes(topology);
+  if (status.ok()) status = ValidateShards(topology, exact_tp_shards);
+  if (status.ok()) status = ValidateModel(topology, model, exact_tp_shards);
+  if (status.ok()) status = ValidateBatch(topology, batch, exact_tp_shards);
+  return status;
+}
 
 absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
                                         const ModelConfig& model, const BatchSizes& batch,

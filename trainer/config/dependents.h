@@ -22,9 +22,9 @@ void OverrideOtherNames(const Origins& origins, TrainConfig* config);
 // its default, and on if it and all that it needs are neither false, 0, empty nor the first value
 // of their type.
 //
-// A setting from the config file is cleared if a flag has switched off a setting that it needs. It
-// is also cleared if enable_save_ckpt=false, from the file or a flag, has done so, unless a flag
-// sets it. Every other setting without one that it needs is a problem, which names both.
+// A setting from the config file is cleared if a flag has switched off a setting that it needs, or
+// if enable_save_ckpt=false, from the file or a flag, has switched it off. A setting from a flag is
+// never cleared. Any other setting that lacks one that it needs is a problem, which names both.
 //
 // Precondition: `save` is set, if only to "" (a run that names no folder does not save).
 void SettleDependents(const Origins& origins, TrainConfig* config, Problems* problems);

@@ -92,8 +92,8 @@ void FillDependentDefaults(TrainConfig* config) {
 }
 
 // load_ckpt_folder, or load_ckpt_info, becomes load, load_content and ckpt_type, which may be given
-// beside it where they say the same. What a flag states is not taken from the folder. An empty
-// load, as of the flag --load=, is in its place.
+// beside it where they say the same. A setting that a flag states is not taken from the folder. An
+// empty load, such as the flag --load= states, replaces the folder.
 absl::Status ReplaceLoadCkptFolder(const Origins& origins, CheckpointConfig* checkpoint) {
   const bool is_info = checkpoint->has_load_ckpt_info();
   if (!checkpoint->has_load_ckpt_folder() && !is_info) return absl::OkStatus();
@@ -192,9 +192,8 @@ absl::Status CheckParameterNames(CheckpointConfig* checkpoint) {
                " exclude each other: it is for the format paddle");
 }
 
-// ckpt_type is another name of load_format, but InternEvo's types for checkpoints of the program
-// itself stand for the format of what is there. The weights in a single model file of llm.c are
-// what llmc_filepath names.
+// ckpt_type is another name of load_format, but InternEvo's types for its own checkpoints stand for
+// whichever format the checkpoint has. llmc_filepath names a single model file of llm.c.
 absl::Status ReplaceCkptType(CheckpointConfig* checkpoint) {
   if (checkpoint->ckpt_type() == "internlm" || checkpoint->ckpt_type() == "internevo") {
     checkpoint->clear_ckpt_type();
@@ -301,7 +300,7 @@ struct StatedStage {
   bool is_flag = false;
 };
 
-// Returns the one of two stages that counts: a flag's.
+// Returns the stage to use: a flag's rather than the file's.
 absl::StatusOr<StatedStage> Stronger(const StatedStage& one,
                                      const std::optional<StatedStage>& other) {
   if (!other.has_value()) return one;

@@ -81,31 +81,6 @@ absl::StatusOr<KeptRecords> ReadRecords(const std::string& path, int64_t last_st
   return kept;
 }
 
-}  // namespace
-
-void RateMeter::Measure(double step_seconds, StepMetrics* metrics) {
-  mean_seconds_ = mean_seconds_ == 0
-                      ? step_seconds
-                      : mean_seconds_ + kNewStepWeight * (step_seconds - mean_seconds_);
-  metrics->step_seconds = step_seconds;
-  metrics->tokens_per_second =
-      step_seconds > 0 ? static_cast<double>(options_.tokens_per_step) / step_seconds : 0;
-  const double flops = metrics->tokens_per_second * options_.flops_per_token;
-  if (peak_flops_ > 0) {
-    peak_flops_ = std::max(peak_flops_, flops);
-    metrics->peak_share = flops / peak_flops_;
-  }
-  metrics->eta_seconds = mean_seconds_ * static_cast<double>(options_.total_steps - metrics->step);
-}
-
-int64_t StepMetrics::wire_bytes() const {
-  int64_t sum = 0;
-  for (const WireBytes& part : wire) sum += part.bytes;
-  return sum;
-}
-
-namespace {
-
 // Renames the records of an earlier run. A start without its checkpoints, on a file system that is
 // not mounted for example, must not delete them.
 absl::Status KeepEarlierRun(const std::string& path, const NoteSink& notes) {
@@ -113,7 +88,7 @@ absl::Status KeepEarlierRun(const std::string& path, const NoteSink& notes) {
   const uintmax_t size = std::filesystem::file_size(path, error);
   if (error || size == 0) return absl::OkStatus();
   const std::string kept = path + ".before";
-  // The longer one is kept where such a start is repeated.
+  // If such a start is repeated, the longer one is kept.
   const uintmax_t earlier = std::filesystem::file_size(kept, error);
   if (!error && earlier > size) return absl::OkStatus();
   std::filesystem::rename(path, kept, error);
@@ -121,62 +96,6 @@ absl::Status KeepEarlierRun(const std::string& path, const NoteSink& notes) {
   if (notes != nullptr) notes(absl::StrCat("the records of an earlier run are kept in ", kept));
   return absl::OkStatus();
 }
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
-    const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes) {
-  KeptRecords kept;
-  if (resumed_step.has_value()) {
-    TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));
-  } else {
-    TESSERA_RETURN_IF_ERROR(KeepEarlierRun(path, notes));
-  }
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, kept.text));
-  std::unique_ptr<MetricsWriter> writer(new MetricsWriter(std::move(file)));
-  writer->lost_ = {.step = resumed_step.value_or(0),
-                   .lost_steps = kept.lost_steps,
-                   .lost_seconds = kept.lost_seconds};
-  writer->evaluated_step_ = kept.evaluated_step;
-  return writer;
-}
-
-absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Append(const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Continue(path));
-  return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file)));
-}
-
-absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
-  return file_->Write(absl::StrFormat(
-      "{\"kind\":\"step\",\"step\":%d,\"loss\":%s,\"loss_bits\":\"%s\",\"lr\":%s,"
-      "\"grad_norm\":%s,%s\"skipped\":%s,\"consumed_samples\":%d,\"step_seconds\":%s,"
-      "\"tokens_per_second\":%s,\"peak_share\":%s%s}\n",
-      metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), JsonNumber(metrics.lr),
-      JsonNumber(metrics.grad_norm), BitsUnlessFinite("grad_norm_bits", metrics.grad_norm),
-      metrics.skipped ? "true" : "false", metrics.consumed_samples,
-      JsonNumber(metrics.step_seconds), JsonNumber(metrics.tokens_per_second),
-      JsonNumber(metrics.peak_share), LastFields(metrics)));
-}
-
-absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
-  return file_->Write(absl::StrFormat(
-      "{\"kind\":\"eval\",\"step\":%d,\"eval_loss\":%s,\"eval_loss_bits\":\"%s\",\"tokens\":%d,"
-      "\"seconds\":%s,\"best\":%s}\n",
-      metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), metrics.tokens,
-      JsonNumber(metrics.seconds), metrics.best ? "true" : "false"));
-}
-
-absl::Status MetricsWriter::Write(const SaveRecord& record) {
-  return file_->Write(absl::StrFormat(
-      "{\"kind\":\"save\",\"step\":%d,\"ledger\":\"%s\",\"state\":\"%s\",\"save\":\"%s\"}\n",
-      record.step, record.ledger, record.state, record.save));
-}
-
-std::string LossBits(double loss) {
-  return absl::StrFormat("%016x", std::bit_cast<uint64_t>(loss));
-}
-
-namespace {
 
 struct Record {
   std::string kind;  // empty where the line has none
@@ -236,6 +155,79 @@ std::string Plural(std::string_view noun, const std::vector<std::string>& of) {
 }
 
 }  // namespace
+
+void RateMeter::Measure(double step_seconds, StepMetrics* metrics) {
+  mean_seconds_ = mean_seconds_ == 0
+                      ? step_seconds
+                      : mean_seconds_ + kNewStepWeight * (step_seconds - mean_seconds_);
+  metrics->step_seconds = step_seconds;
+  metrics->tokens_per_second =
+      step_seconds > 0 ? static_cast<double>(options_.tokens_per_step) / step_seconds : 0;
+  const double flops = metrics->tokens_per_second * options_.flops_per_token;
+  if (peak_flops_ > 0) {
+    peak_flops_ = std::max(peak_flops_, flops);
+    metrics->peak_share = flops / peak_flops_;
+  }
+  metrics->eta_seconds = mean_seconds_ * static_cast<double>(options_.total_steps - metrics->step);
+}
+
+int64_t StepMetrics::wire_bytes() const {
+  int64_t sum = 0;
+  for (const WireBytes& part : wire) sum += part.bytes;
+  return sum;
+}
+
+absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
+    const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes) {
+  KeptRecords kept;
+  if (resumed_step.has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));
+  } else {
+    TESSERA_RETURN_IF_ERROR(KeepEarlierRun(path, notes));
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, kept.text));
+  std::unique_ptr<MetricsWriter> writer(new MetricsWriter(std::move(file)));
+  writer->lost_ = {.step = resumed_step.value_or(0),
+                   .lost_steps = kept.lost_steps,
+                   .lost_seconds = kept.lost_seconds};
+  writer->evaluated_step_ = kept.evaluated_step;
+  return writer;
+}
+
+absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Append(const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Continue(path));
+  return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file)));
+}
+
+absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
+  return file_->Write(absl::StrFormat(
+      "{\"kind\":\"step\",\"step\":%d,\"loss\":%s,\"loss_bits\":\"%s\",\"lr\":%s,"
+      "\"grad_norm\":%s,%s\"skipped\":%s,\"consumed_samples\":%d,\"step_seconds\":%s,"
+      "\"tokens_per_second\":%s,\"peak_share\":%s%s}\n",
+      metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), JsonNumber(metrics.lr),
+      JsonNumber(metrics.grad_norm), BitsUnlessFinite("grad_norm_bits", metrics.grad_norm),
+      metrics.skipped ? "true" : "false", metrics.consumed_samples,
+      JsonNumber(metrics.step_seconds), JsonNumber(metrics.tokens_per_second),
+      JsonNumber(metrics.peak_share), LastFields(metrics)));
+}
+
+absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
+  return file_->Write(absl::StrFormat(
+      "{\"kind\":\"eval\",\"step\":%d,\"eval_loss\":%s,\"eval_loss_bits\":\"%s\",\"tokens\":%d,"
+      "\"seconds\":%s,\"best\":%s}\n",
+      metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), metrics.tokens,
+      JsonNumber(metrics.seconds), metrics.best ? "true" : "false"));
+}
+
+absl::Status MetricsWriter::Write(const SaveRecord& record) {
+  return file_->Write(absl::StrFormat(
+      "{\"kind\":\"save\",\"step\":%d,\"ledger\":\"%s\",\"state\":\"%s\",\"save\":\"%s\"}\n",
+      record.step, record.ledger, record.state, record.save));
+}
+
+std::string LossBits(double loss) {
+  return absl::StrFormat("%016x", std::bit_cast<uint64_t>(loss));
+}
 
 KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
   std::vector<KeptLine> lines;

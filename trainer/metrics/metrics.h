@@ -74,7 +74,7 @@ struct EvalMetrics {
   bool best = false;
 };
 
-// The work that a resume lost: steps after its checkpoint that a process that died had computed.
+// The work that a resume lost: the dead process had computed these steps after the checkpoint.
 struct ResumeMetrics {
   int64_t step = 0;
   int64_t lost_steps = 0;
@@ -116,7 +116,7 @@ class RateMeter {
 // {"kind":"step","step":N,"loss":...} or {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17
 // significant digits; "loss_bits" (and "eval_loss_bits") holds the fp64 loss as 16 hexadecimal
 // digits, so that a text tool can compare two runs bit for bit. A number that JSON cannot express
-// (NaN, infinity) is null; "grad_norm_bits" is there for such a gradient norm. Steps of several
+// (NaN, infinity) is null; "grad_norm_bits" records a gradient norm that is null. Steps of several
 // ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
 // "pipeline_wait_share". "time" has the seconds of TimeSplit by their names. The links of the run's
 // ledger are "first_sample", "settings" and "ledger".
@@ -125,15 +125,16 @@ class RateMeter {
 // none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
-  // Starts a new run if there is no `resumed_step`; the records of an earlier one are kept in
-  // `path`.before, unless longer ones are there, and `notes` receives a sentence. With it, the file
-  // keeps the records up to that step, each once (KeepRecords()); the new contents replace the old
-  // by rename. Then `notes` (may be null) receives a sentence about what was damaged or is missing.
+  // Without a `resumed_step`, starts a new run. The records of an earlier run are kept in
+  // `path`.before, unless longer ones are there; `notes` (may be null) receives a sentence.
+  //
+  // With it, the file keeps the records up to that step, each once (KeepRecords()), by rename;
+  // `notes` receives a sentence about damaged and missing records.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
                                                              std::optional<int64_t> resumed_step,
                                                              const NoteSink& notes = nullptr);
-  // Opens an existing file to add to it, without its last line if that has no end. For records of
-  // weights that the run of the file may have left behind long ago.
+  // Opens an existing file to add to it, without an incomplete last line. For records of weights
+  // from which the file's run may have gone on long ago.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Append(const std::string& path);
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;

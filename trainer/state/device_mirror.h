@@ -33,11 +33,11 @@ int64_t MirrorPieceBytes(double latency, double seconds, int64_t bytes);
 // A copy, in pinned host memory, of one rank's state in the memory of a device. Checkpoints are
 // written from the mirror and loaded into it.
 //
-// Copies run in pieces on a stream of their own, and in all buffers side by side. For an update
-// changes the same part of weights, master weights and moments at once, and waits for the pieces up
-// to there. A download holds the state as the compute stream has left it at StartDownload(). Work
-// that is queued there afterwards may read the state; call BeforeOverwrite() before queuing work
-// that changes it. The host never waits for the copy.
+// Copies run in pieces on a stream of their own. All buffers are copied side by side, because an
+// update changes the same part of weights, master weights and moments at once, and waits only for
+// the pieces up to that part. A download holds the state that the compute stream has left at
+// StartDownload(). Later work of the compute stream may read the state; call BeforeOverwrite()
+// before queuing work that changes the state. The host never waits for the copy.
 //
 // Threads: BeforeOverwrite() next to one thread that calls the rest.
 class DeviceMirror {

@@ -53,8 +53,8 @@ struct LoadNotes {
 // Returns whether a tensor of this role was saved.
 bool HasRole(const ckpt::Manifest& manifest, ckpt::TensorRole role);
 
-// Returns whether the manifest describes an optimizer and holds none of its states: that of a
-// checkpoint of another framework whose optimizer has none, such as SGD.
+// Returns whether the manifest describes an optimizer without any state, such as SGD of another
+// framework.
 bool IsOfStatelessOptimizer(const ckpt::Manifest& manifest);
 
 // Loads weights and, if the policy includes them, master weights and moments, which the manifest's

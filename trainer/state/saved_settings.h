@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-// Parses settings in protobuf's text format. Returns false for other text, as that of a foreign
-// program. Fields of a later version are skipped; `has_unknown` (may be null) tells.
+// Parses settings in protobuf's text format. Returns false for other text, such as a foreign
+// program's. Fields of a later version are skipped; `has_unknown` (may be null) is then true.
 bool ParseSettings(const std::string& text, google::protobuf::Message* message,
                    bool* has_unknown = nullptr);
 

@@ -111,6 +111,21 @@ absl::StatusOr<std::vector<NamedParameter>> MergeParameters(const std::vector<st
   return merged;
 }
 
+// Converts a box from the coordinates of the local buffer to those of the piece's logical tensor.
+Box ToLogical(const Box& local, const ParameterPiece& piece) {
+  Box logical = local;
+  for (size_t dim = 0; dim < logical.global_offset.size(); ++dim) {
+    logical.global_offset[dim] += piece.global_offset[dim] - piece.local_offset[dim];
+  }
+  return logical;
+}
+
+int64_t FlatIndex(const std::vector<int64_t>& offset, const std::vector<int64_t>& strides) {
+  int64_t index = 0;
+  for (size_t dim = 0; dim < offset.size(); ++dim) index += offset[dim] * strides[dim];
+  return index;
+}
+
 }  // namespace
 
 std::string StateName(std::string_view parameter, std::string_view state) {
@@ -207,25 +222,6 @@ void KeepForeignNames(const ckpt::Manifest& manifest, ckpt::OptimizerState& name
     if (at != known.end()) *parameter.mutable_foreign_names() = at->second->foreign_names();
   }
 }
-
-namespace {
-
-// Converts a box from the coordinates of the local buffer to those of the piece's logical tensor.
-Box ToLogical(const Box& local, const ParameterPiece& piece) {
-  Box logical = local;
-  for (size_t dim = 0; dim < logical.global_offset.size(); ++dim) {
-    logical.global_offset[dim] += piece.global_offset[dim] - piece.local_offset[dim];
-  }
-  return logical;
-}
-
-int64_t FlatIndex(const std::vector<int64_t>& offset, const std::vector<int64_t>& strides) {
-  int64_t index = 0;
-  for (size_t dim = 0; dim < offset.size(); ++dim) index += offset[dim] * strides[dim];
-  return index;
-}
-
-}  // namespace
 
 std::vector<LogicalShards> ShardsOfRange(const Parameter& parameter, int64_t begin, int64_t end,
                                          void* origin, int64_t element_size_bytes) {
