@@ -147,7 +147,7 @@ TEST_F(ProductTableSessionTest, IsUsedByAllRanksOrByNone) {
   ASSERT_OK(Run(Config("without", "dp2", true), Train));
   for (const auto& [table, reason] : std::map<std::string, std::string>{
            {of_one, "it has no products of another GPU; fake cuBLASLt, the GPU of rank 1"},
-           {of_both, "it has other products of the GPU of rank 1 than of that of rank 0"}}) {
+           {of_both, "it has other products for the GPU of rank 1 than for the GPU of rank 0"}}) {
     const std::string name = fs::path(table).filename().string() + "_run";
     SimulatedDevices devices({.count = 2, .type = TypeOf});
     ASSERT_OK_AND_ASSIGN(const std::string notes,

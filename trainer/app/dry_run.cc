@@ -176,37 +176,6 @@ std::string DescribeSteps(const TrainConfig& config, const Start& start) {
       " tokens: ", Grouped(left * training.global_batch_size() * training.seq_length()), " tokens");
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& given) {
-  TESSERA_ASSIGN_OR_RETURN(const Start start, FindStart(given));
-  const TrainConfig& config = start.config;
-  TESSERA_RETURN_IF_ERROR(CheckFiles(config));
-  const TrainingConfig& training = config.training();
-  const Topology topology = ConfigTopology(config);
-  const bool trains = start.progress.step < training.train_iters();
-  Lines lines;
-  lines.Add("model", absl::StrCat(Grouped(ParameterCount(config.model())), " parameters, ",
-                                  training.bf16() ? "bf16" : "fp32"));
-  lines.Add("processes", absl::StrCat(topology.world_size(), ", ", ToString(topology)));
-  lines.Add("begins", absl::StrCat("from ", start.from));
-  for (const std::string& note : start.notes) lines.Add("", note);
-  lines.Add("steps", DescribeSteps(config, start));
-  if (trains) {
-    const int64_t steps_left = training.train_iters() - start.progress.step;
-    TESSERA_ASSIGN_OR_RETURN(const std::string data,
-                             DescribeData(config, start.progress.consumed_samples +
-                                                      steps_left * training.global_batch_size()));
-    lines.Add("data", data);
-  }
-  TESSERA_ASSIGN_OR_RETURN(const std::string memory, DescribeMemory(config, trains));
-  lines.Add("memory", memory);
-  if (trains) lines.Add("checkpoints", DescribeCheckpoints(config, start.progress.step));
-  return absl::StrCat(lines.text(), "nothing was trained, loaded or written\n");
-}
-
-namespace {
-
 // Returns each rank's memory on rank 0.
 absl::StatusOr<std::vector<Trainer::Memory>> GatherMemory(const Session& session) {
   Trainer::Memory mine = session.trainer->memory();
@@ -281,6 +250,33 @@ RunEvent StartEvent(const Session& session, const std::vector<Trainer::Memory>& 
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> DescribeDryRun(const TrainConfig& given) {
+  TESSERA_ASSIGN_OR_RETURN(const Start start, FindStart(given));
+  const TrainConfig& config = start.config;
+  TESSERA_RETURN_IF_ERROR(CheckFiles(config));
+  const TrainingConfig& training = config.training();
+  const Topology topology = ConfigTopology(config);
+  const bool trains = start.progress.step < training.train_iters();
+  Lines lines;
+  lines.Add("model", absl::StrCat(Grouped(ParameterCount(config.model())), " parameters, ",
+                                  training.bf16() ? "bf16" : "fp32"));
+  lines.Add("processes", absl::StrCat(topology.world_size(), ", ", ToString(topology)));
+  lines.Add("begins", absl::StrCat("from ", start.from));
+  for (const std::string& note : start.notes) lines.Add("", note);
+  lines.Add("steps", DescribeSteps(config, start));
+  if (trains) {
+    const int64_t steps_left = training.train_iters() - start.progress.step;
+    TESSERA_ASSIGN_OR_RETURN(const std::string data,
+                             DescribeData(config, start.progress.consumed_samples +
+                                                      steps_left * training.global_batch_size()));
+    lines.Add("data", data);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string memory, DescribeMemory(config, trains));
+  lines.Add("memory", memory);
+  if (trains) lines.Add("checkpoints", DescribeCheckpoints(config, start.progress.step));
+  return absl::StrCat(lines.text(), "nothing was trained, loaded or written\n");
+}
 
 std::string Grouped(int64_t number) {
   std::string text = absl::StrCat(number);

@@ -39,6 +39,16 @@ DType ExportedDType(const Session& session) {
   }
 }
 
+// The export of export_llmc_interval: "weights.bin" becomes "weights-00000100.bin".
+ForeignWeights LlmcExportOfStep(const Session& session) {
+  const std::filesystem::path path(session.config.checkpoint().export_llmc());
+  const std::string name = path.stem().string() + absl::StrFormat("-%08d", session.progress.step) +
+                           path.extension().string();
+  return {.format = "llmc",
+          .path = (path.parent_path() / name).string(),
+          .dtype = ExportedDType(session)};
+}
+
 }  // namespace
 
 absl::Status CheckExport(const Session& session) {
@@ -77,20 +87,6 @@ ForeignWeights LlmcExport(const Session& session) {
           .path = session.config.checkpoint().export_llmc(),
           .dtype = ExportedDType(session)};
 }
-
-namespace {
-
-// The export of export_llmc_interval: "weights.bin" becomes "weights-00000100.bin".
-ForeignWeights LlmcExportOfStep(const Session& session) {
-  const std::filesystem::path path(session.config.checkpoint().export_llmc());
-  const std::string name = path.stem().string() + absl::StrFormat("-%08d", session.progress.step) +
-                           path.extension().string();
-  return {.format = "llmc",
-          .path = (path.parent_path() / name).string(),
-          .dtype = ExportedDType(session)};
-}
-
-}  // namespace
 
 std::vector<ForeignWeights> DueExports(const Session& session) {
   const CheckpointConfig& checkpoint = session.config.checkpoint();

@@ -72,6 +72,46 @@ absl::StatusOr<std::vector<std::string>> AllGatherTexts(Communicator& world,
   return texts;
 }
 
+// Returns ", for its 8 processes" where a machine runs several.
+std::string ForProcesses(const HostShare& host) {
+  return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
+}
+
+// Returns each rank's part of the memory that is left if every rank of the machine takes `mine`.
+// `who` begins the error, and `more` ends it.
+absl::StatusOr<int64_t> PartOfRest(int64_t mine, int64_t available, const HostShare& host,
+                                   const std::string& who, const std::string& memory,
+                                   const std::string& more = "") {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(who, " ", HumanBytes(needed), " of ", memory,
+                                                   ForProcesses(host), ", of which ",
+                                                   HumanBytes(available), " are available", more));
+}
+
+// Returns whether attention's backward pass may be one kernel on this GPU.
+bool AttentionAtOnce(const TrainConfig& config, const TrainingDevice& gpu) {
+  return gpu.choices.attention_at_once && config.training().bf16() &&
+         config.model().attention_dropout() == 0;
+}
+
+// Returns the scratch memory that operations of a GPU need: the most for attention's backward pass,
+// for partial sums of columns, or for lists of rows by id.
+int64_t ScratchBytes(const TrainConfig& config, const TrainingDevice& gpu) {
+  const ModelConfig& model = config.model();
+  const int64_t tensor = ConfigTopology(config).tensor;
+  const int64_t batch = config.training().micro_batch_size();
+  const int64_t sequence = config.training().seq_length(), rows = batch * sequence;
+  const int64_t attention = cuda::AttentionScratchBytes(
+      batch * model.num_attention_heads() / tensor, sequence,
+      model.hidden_size() / model.num_attention_heads(), AttentionAtOnce(config, gpu));
+  const int64_t columns = std::max({2 * model.ffn_hidden_size() / tensor, 2 * model.hidden_size(),
+                                    3 * model.hidden_size() / tensor});
+  const int64_t sums = std::min<int64_t>(1024, rows / 16 + 1) * columns * int64_t{sizeof(float)};
+  const int64_t ids = (2 * model.vocab_size() / tensor + 2 * rows + 1) * int64_t{sizeof(int32_t)};
+  return std::max({attention, sums, ids});
+}
+
 }  // namespace
 
 absl::StatusOr<HostShare> HostShare::Find(Communicator* world) {
@@ -116,54 +156,6 @@ absl::StatusOr<int64_t> HostShare::Sum(int64_t mine) const {
   for (const int rank : on_this_host_) sum += all[rank];
   return sum;
 }
-
-namespace {
-
-// Returns ", for its 8 processes" where a machine runs several.
-std::string ForProcesses(const HostShare& host) {
-  return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
-}
-
-// Returns each rank's part of the memory that is left if every rank of the machine takes `mine`.
-// `who` begins the error, and `more` ends it.
-absl::StatusOr<int64_t> PartOfRest(int64_t mine, int64_t available, const HostShare& host,
-                                   const std::string& who, const std::string& memory,
-                                   const std::string& more = "") {
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine));
-  if (needed <= available) return (available - needed) / host.ranks();
-  return absl::ResourceExhaustedError(absl::StrCat(who, " ", HumanBytes(needed), " of ", memory,
-                                                   ForProcesses(host), ", of which ",
-                                                   HumanBytes(available), " are available", more));
-}
-
-}  // namespace
-
-namespace {
-
-// Returns whether attention's backward pass may be one kernel on this GPU.
-bool AttentionAtOnce(const TrainConfig& config, const TrainingDevice& gpu) {
-  return gpu.choices.attention_at_once && config.training().bf16() &&
-         config.model().attention_dropout() == 0;
-}
-
-// Returns the scratch memory that operations of a GPU need: the most for attention's backward pass,
-// for partial sums of columns, or for lists of rows by id.
-int64_t ScratchBytes(const TrainConfig& config, const TrainingDevice& gpu) {
-  const ModelConfig& model = config.model();
-  const int64_t tensor = ConfigTopology(config).tensor;
-  const int64_t batch = config.training().micro_batch_size();
-  const int64_t sequence = config.training().seq_length(), rows = batch * sequence;
-  const int64_t attention = cuda::AttentionScratchBytes(
-      batch * model.num_attention_heads() / tensor, sequence,
-      model.hidden_size() / model.num_attention_heads(), AttentionAtOnce(config, gpu));
-  const int64_t columns = std::max({2 * model.ffn_hidden_size() / tensor, 2 * model.hidden_size(),
-                                    3 * model.hidden_size() / tensor});
-  const int64_t sums = std::min<int64_t>(1024, rows / 16 + 1) * columns * int64_t{sizeof(float)};
-  const int64_t ids = (2 * model.vocab_size() / tensor + 2 * rows + 1) * int64_t{sizeof(int32_t)};
-  return std::max({attention, sums, ids});
-}
-
-}  // namespace
 
 absl::StatusOr<Trainer::Memory> GpuMemory(const TrainConfig& config, const Trainer& trainer,
                                           TrainingDevice& gpu) {

@@ -58,7 +58,7 @@ inline constexpr std::pair<const char*, int64_t Trainer::Memory::*> kMemoryKinds
 // it is allocated.
 Trainer::Memory EstimateState(const TrainConfig& config, bool trains);
 
-// Returns all memory that the GPU of a rank will have given at its peak:
+// Returns the memory of a rank's GPU that is taken at the peak of its use:
 // - that of the trainer, which has been allocated;
 // - the activations of an evaluation, if the run has any;
 // - workspaces of the library of products and of operations;

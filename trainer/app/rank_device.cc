@@ -91,8 +91,8 @@ absl::StatusOr<std::string> ReasonAgainst(const cuda::ProductProposals* mine,
       reason =
           absl::StrCat("it has no products of ", all[rank].substr(1), ", the GPU of rank ", rank);
     } else if (all[rank] != all[0]) {
-      reason = absl::StrCat("it has other products of the GPU of rank ", rank,
-                            " than of that of rank 0");
+      reason = absl::StrCat("it has other products for the GPU of rank ", rank,
+                            " than for the GPU of rank 0");
     }
   }
   return FromRank0(reason, world);

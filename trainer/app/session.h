@@ -46,8 +46,8 @@ struct DataSource {
 // The complete state of one rank of a run at `progress`, built from the config, then filled from a
 // checkpoint, from an llm.c file, or with initial weights.
 struct Session {
-  TrainConfig config;  // resolved; what decides what is loaded is as this start loads it
-  CheckpointConfig given_checkpoint;   // that part of `config` as it was given
+  TrainConfig config;                  // resolved, with the settings by which this start loads
+  CheckpointConfig given_checkpoint;   // as the user gave it
   absl::Duration began = SteadyNow();  // when the process did; RunRank() knows it
   std::shared_ptr<RankDevice> device;
   std::unique_ptr<Mesh> mesh;
@@ -63,12 +63,12 @@ struct Session {
   std::unique_ptr<FolderLock> run_folder;
   // Rank 0's record of the run; null if it has none, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
-  // Rank 0's record of the run's checkpoints (saves.jsonl); null as `metrics` is.
+  // Rank 0's record of the run's checkpoints (saves.jsonl). Null where `metrics` is null.
   std::unique_ptr<MetricsWriter> saves;
   // The record in `saves` of the checkpoint from which the run was resumed; nullopt without a
   // ledger.
   std::optional<SaveRecord> loaded;
-  // Rank 0's record of the run's events; null as `metrics` is.
+  // Rank 0's record of the run's events. Null where `metrics` is null.
   std::unique_ptr<RunEvents> events;
   // The saver. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
@@ -105,8 +105,8 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
                                                       const NoteSink& notes);
 
 // Checks that the files of export_llmc, export_hf_interval and last_save_in_hf can be written,
-// since that happens at the end, or in the middle, of a run that may take weeks. For rank 0. The
-// error is one sentence with the name of the setting.
+// since the run may write them only after weeks. For rank 0. The error is one sentence with the
+// name of the setting.
 absl::Status CheckExport(const Session& session);
 
 // Writes the session's weights. Every rank calls it; rank 0 writes. File or folder appear complete

@@ -65,46 +65,6 @@ std::vector<WireBytes> WireOf(Counts& counts) {
   return wire;
 }
 
-}  // namespace
-
-absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, std::span<int64_t> manager_counts,
-                                          double pipeline_wait_share, const TimeSplit& time,
-                                          const UsedMemory& memory) {
-  StepAgreement agreement{.memory = memory, .time = time};
-  if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
-  Counts counts;
-  counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
-  counts.values[Counts::kHostMemory] = memory.host;
-  counts.values[Counts::kGpuMemory] = memory.gpu;
-  for (size_t i = 0; i < kTimeFields.size(); ++i) {
-    counts.values[Counts::kTime + i] = std::llround(time.*kTimeFields[i] * kShareUnits);
-  }
-  for (const WireTraffic& traffic : mesh.TakeTraffic()) {
-    counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
-  }
-  std::vector<int64_t> all(counts.values.begin(), counts.values.end());
-  all.insert(all.end(), manager_counts.begin(), manager_counts.end());
-  TESSERA_RETURN_IF_ERROR(mesh.world()->AllReduce(std::span<int64_t>(all), ReduceOp::kSum,
-                                                  {.what = "signals and counters of a step"}));
-  std::copy_n(all.begin(), counts.values.size(), counts.values.begin());
-  std::copy_n(all.end() - static_cast<int64_t>(manager_counts.size()), manager_counts.size(),
-              manager_counts.begin());
-  agreement.memory = {.host = counts.values[Counts::kHostMemory],
-                      .gpu = counts.values[Counts::kGpuMemory]};
-  if (mesh.pipeline() != nullptr) {
-    agreement.pipeline_wait_share =
-        static_cast<double>(counts.values[Counts::kWaitShare]) / kShareUnits / mesh.world()->size();
-  }
-  for (size_t i = 0; i < kTimeFields.size(); ++i) {
-    agreement.time.*kTimeFields[i] =
-        static_cast<double>(counts.values[Counts::kTime + i]) / kShareUnits / mesh.world()->size();
-  }
-  agreement.wire = WireOf(counts);
-  return agreement;
-}
-
-namespace {
-
 // Returns the settings that all ranks must share: whether there is data, but not its path.
 TrainConfig Shared(TrainConfig config) {
   config.mutable_training()->clear_threads();
@@ -152,6 +112,42 @@ absl::StatusOr<std::string> NumericsByRank(const NumericsFingerprint& of_rank_0,
 }
 
 }  // namespace
+
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, std::span<int64_t> manager_counts,
+                                          double pipeline_wait_share, const TimeSplit& time,
+                                          const UsedMemory& memory) {
+  StepAgreement agreement{.memory = memory, .time = time};
+  if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
+  Counts counts;
+  counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
+  counts.values[Counts::kHostMemory] = memory.host;
+  counts.values[Counts::kGpuMemory] = memory.gpu;
+  for (size_t i = 0; i < kTimeFields.size(); ++i) {
+    counts.values[Counts::kTime + i] = std::llround(time.*kTimeFields[i] * kShareUnits);
+  }
+  for (const WireTraffic& traffic : mesh.TakeTraffic()) {
+    counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
+  }
+  std::vector<int64_t> all(counts.values.begin(), counts.values.end());
+  all.insert(all.end(), manager_counts.begin(), manager_counts.end());
+  TESSERA_RETURN_IF_ERROR(mesh.world()->AllReduce(std::span<int64_t>(all), ReduceOp::kSum,
+                                                  {.what = "signals and counters of a step"}));
+  std::copy_n(all.begin(), counts.values.size(), counts.values.begin());
+  std::copy_n(all.end() - static_cast<int64_t>(manager_counts.size()), manager_counts.size(),
+              manager_counts.begin());
+  agreement.memory = {.host = counts.values[Counts::kHostMemory],
+                      .gpu = counts.values[Counts::kGpuMemory]};
+  if (mesh.pipeline() != nullptr) {
+    agreement.pipeline_wait_share =
+        static_cast<double>(counts.values[Counts::kWaitShare]) / kShareUnits / mesh.world()->size();
+  }
+  for (size_t i = 0; i < kTimeFields.size(); ++i) {
+    agreement.time.*kTimeFields[i] =
+        static_cast<double>(counts.values[Counts::kTime + i]) / kShareUnits / mesh.world()->size();
+  }
+  agreement.wire = WireOf(counts);
+  return agreement;
+}
 
 absl::Status CheckSameSettings(const TrainConfig& config, const RankGroup& group) {
   const TrainConfig mine = Shared(config);

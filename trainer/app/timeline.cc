@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// The quickest of so many exchanges counts: the first ones wait for other ranks.
+// The quickest of these exchanges is used: the first ones wait for other ranks.
 constexpr int kClockExchanges = 16;
 constexpr int kClockTag = 0, kPartTag = 1, kTextTag = 2;
 

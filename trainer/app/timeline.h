@@ -20,9 +20,9 @@ namespace tessera {
 
 // The timeline of the steps in trace_steps: records the activities of each rank, and gathers them
 // in one file of run_dir, trace-FIRST-LAST.json, in Chrome's format. A rank is a process there; a
-// thread is a row, as are the operations of a group of ranks. All times are by rank 0's clock, with
-// which each rank's clock is compared by messages when the recording begins; "otherData" has the
-// offsets and their uncertainty.
+// thread is a row, as are the operations of a group of ranks. All times are by rank 0's clock. When
+// the recording begins, messages compare each rank's clock with it; "otherData" has the offsets and
+// their uncertainty.
 //
 // Every rank makes the same calls on its training thread, whose spans are recorded from Open() on.
 // Returns the communicator's errors, so a rank that is gone ends the timeline. A file that cannot

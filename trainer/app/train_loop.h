@@ -90,15 +90,15 @@ class TrainLoop {
   // Returns the error of rank 0's metrics.jsonl, which ends the run one step later, on every rank,
   // and each names the cause. Collective.
   absl::Status CheckRecords() const;
-  // Returns whether the gradients of so many steps were not finite that the run ends.
+  // Returns whether the run ends because the gradients of too many steps were not finite.
   bool HasDiverged() const;
   // Returns Aborted if training does not recover from the last loss.
   absl::Status CheckNotDiverged() const;
   bool AtInterval(int64_t interval) const {
     return interval > 0 && session_.progress.step % interval == 0;
   }
-  // Returns, with save_on_exception, the same error on all ranks if some ranks' `mine` is one; they
-  // then end together. Collective.
+  // With save_on_exception, returns one error on all ranks if `mine` is an error on any rank, so
+  // that all ranks end together. Collective.
   absl::Status EndTogether(const absl::Status& mine);
   // Saves the last whole step if the ranks end together with `error`. Returns the error, which also
   // says what is saved.

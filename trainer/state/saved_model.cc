@@ -33,9 +33,8 @@ std::optional<SavedModel> ModelOf(const ckpt::Manifest& manifest, const std::str
 }
 
 // Returns the model of the newest checkpoint in a folder, or of the folder itself, whose manifest
-// can be read: of the one of `step` where that is there. What cannot be read is left to
-// FindNamed(), which reports it. `is_there` gets whether there is any checkpoint of ours, readable
-// or not.
+// can be read; if the checkpoint of `step` exists, its model. FindNamed() reports a checkpoint that
+// cannot be read. `is_there` gets whether there is any checkpoint of ours, readable or not.
 std::optional<SavedModel> ModelIn(const std::string& folder, std::optional<int64_t> step,
                                   const CheckpointConfig& config, bool* is_there) {
   const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(folder, StoresOf(config));
@@ -90,7 +89,7 @@ absl::StatusOr<std::optional<SavedModel>> ForeignModelIn(const CheckpointConfig&
   return ckpt::convert::WithNotes(
       absl::InvalidArgumentError(absl::StrCat(
           "load=", config.load(), ": ", found->name,
-          " does not describe a model that is known here, nor do the settings: give --size")),
+          " does not describe a known model, and neither do the settings: give --size")),
       files->notes);
 }
 

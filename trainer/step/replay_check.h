@@ -24,9 +24,9 @@
 //   4. Otherwise there are further repetitions: by the original, by the repeater, and, with three
 //      replicas, by a third (JudgeRepetitions). A replica whose result varies is at fault; else
 //      the majority is right. Two replicas that each repeat their own result cannot be told apart.
-//   5. The rank of that replica which is named is the one whose digest differs first in the order
-//      of computation. Where a sum over tensor ranks comes out wrong, all of its ranks differ, and
-//      are named.
+//   5. Of the replica at fault, the check names the rank whose digest differs first in the order of
+//      computation. If a sum over tensor ranks is wrong, the digests of all its ranks differ, and
+//      all are named.
 //
 // Shift and micro-batch rotate: after (R - 1) * M checks, with M micro-batches of each replica,
 // every ordered pair of replicas has been compared over every micro-batch. In FAST numerics with
@@ -34,9 +34,9 @@
 // computed, M is 1: the first alone.
 //
 // With one replica, a rank repeats its own micro-batch, which finds faults that do not recur. No
-// check finds: a fault that all replicas share; one outside of the checked micro-batch; one in the
-// reduction over replicas or in the update (--check-weight-hash-across-dp-replicas-interval
-// compares the weights).
+// check finds a fault that all replicas share, a fault outside of the checked micro-batch, or a
+// fault in the reduction over replicas or in the update (for these,
+// --check-weight-hash-across-dp-replicas-interval compares the weights).
 
 #include <cstdint>
 #include <functional>

@@ -48,7 +48,7 @@ struct EvaluationResult {
 };
 
 // Returns how many of `there` samples an evaluation of `wanted` takes: whole global batches, or all
-// if there are fewer. They are the same with micro-batches of any size.
+// if there are fewer. The number does not depend on the size of micro-batches.
 int64_t EvaluatedSamples(int64_t wanted, int64_t global_batch, int64_t there);
 
 // Returns whether an evaluation stops. Every rank calls it at the same times, and gets the same.
