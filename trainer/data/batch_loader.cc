@@ -18,6 +18,9 @@ absl::Status CheckRoom(int64_t count, int64_t sequence_length, std::span<int32_t
                    " samples of ", sequence_length, " have ", wanted));
 }
 
+// Even small domains are well mixed after ten rounds. Changing the number would change every run.
+constexpr int kRounds = 10;
+
 }  // namespace
 
 BatchLoader::BatchLoader(const TokenDataset* dataset, uint64_t seed)
@@ -78,13 +81,6 @@ absl::Status ErrorKeepingLoader::kept_error() const {
   const MutexLock lock(&mutex_);
   return error_;
 }
-
-namespace {
-
-// Even small domains are well mixed after ten rounds. Changing the number would change every run.
-constexpr int kRounds = 10;
-
-}  // namespace
 
 SampleOrder::SampleOrder(uint64_t seed, int64_t num_samples)
     : seed_(seed), num_samples_(num_samples) {

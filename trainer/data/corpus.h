@@ -46,10 +46,10 @@ struct DocumentList {
 using BytesDone = std::function<void(int64_t bytes)>;
 
 // Returns the files that `inputs` (files, directories, shell patterns) name, each once, in the
-// natural order of its path. Directories are searched recursively, but for hidden entries. These,
-// entries that are not regular files, and files with a zero byte in their first 4 KiB are left out
-// and listed as skipped, a hidden folder once. Errors: NotFound, naming the input without a text;
-// those of the file system.
+// natural order of its path. Directories are searched recursively. Hidden entries, entries that are
+// not regular files, and files with a zero byte in their first 4 KiB are left out and listed as
+// skipped; of a hidden folder, the folder alone is listed. Errors: NotFound, naming the input
+// without a text; those of the file system.
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs);
 
 // Reads every file once for its size and hash. Empty files are appended to `skipped`.

@@ -46,8 +46,8 @@ class TokenDataset {
 
   // Computes checksums for the shards that have none, unless these shards have more than
   // `max_bytes` together, since a large corpus is not read before the first step. Stores the
-  // checksums beside the shards if possible. Without checksums damage goes unnoticed, and changed
-  // data may; `notes` (may be null) receives a sentence about whatever takes time or is not done.
+  // checksums beside the shards if possible. Without checksums, damage goes unnoticed, and changed
+  // data may go unnoticed. `notes` (may be null) receives a sentence about slow or omitted work.
   // Errors: those of reading a shard.
   absl::Status AddChecksums(int64_t max_bytes, const NoteSink& notes);
 

@@ -208,8 +208,8 @@ absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& w
   if (!allow_missing && !missing.all.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat(problem, JoinFirst(missing.all, ", "),
-                     "), as of parameters that were frozen; --allow-missing starts these at zero, "
-                     "--no-load-optim those of all parameters"));
+                     "), which frozen parameters do not have; --allow-missing starts these "
+                     "at zero, --no-load-optim starts all at zero"));
   }
   return absl::OkStatus();
 }
@@ -267,24 +267,6 @@ void NoteVerified(const ckpt::LoadReport& report, LoadNotes& notes) {
   notes.sentences.push_back(
       absl::StrCat("digests not verified: ", absl::StrJoin(report.digests_unverified, "; ")));
 }
-
-}  // namespace
-
-LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
-  LoadPolicy policy;
-  policy.with_weights = LoadContentOf(config).model;
-  policy.with_optimizer = has_optimizer && LoadContentOf(config).optimizer;
-  policy.allow_missing = config.allow_missing();
-  policy.allow_unexpected = config.allow_unexpected();
-  policy.verify = config.verify_load();
-  for (const absl::string_view pattern :
-       absl::StrSplit(config.load_tensors(), ',', absl::SkipEmpty())) {
-    policy.patterns.emplace_back(pattern);
-  }
-  return policy;
-}
-
-namespace {
 
 absl::Status CheckOptimizerIsSaved(const SavedRun& saved, const LoadPolicy& policy,
                                    LoadNotes& notes) {
@@ -385,6 +367,20 @@ absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
 }
 
 }  // namespace
+
+LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
+  LoadPolicy policy;
+  policy.with_weights = LoadContentOf(config).model;
+  policy.with_optimizer = has_optimizer && LoadContentOf(config).optimizer;
+  policy.allow_missing = config.allow_missing();
+  policy.allow_unexpected = config.allow_unexpected();
+  policy.verify = config.verify_load();
+  for (const absl::string_view pattern :
+       absl::StrSplit(config.load_tensors(), ',', absl::SkipEmpty())) {
+    policy.patterns.emplace_back(pattern);
+  }
+  return policy;
+}
 
 absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& run, StateChunks chunks,
                                       const LoadPolicy& policy, const RankGroup& group) {
