@@ -285,6 +285,22 @@ TEST_F(AuditBisectTest, TheBeginningMayBeElsewhereOrGone) {
   ExpectRefused({"--bisect"}, "the run begins after step 4 with a checkpoint that is gone");
 }
 
+// The updates are so large that gradients are not finite from then on.
+TEST_F(AuditBisectTest, TheBitsOfANormThatIsNotFiniteAreCompared) {
+  MustTrain("run", 3, Joined(kExact, {"--lr=1e30"}), 1);
+  const Words steps = {"--steps=1-3"};
+  const std::string same = "steps 1 to 3: their lines are those of the ledger";
+  ExpectRefused(steps, same);
+  const std::string field = "\"grad_norm_bits\":\"", other = "7ff8000000000001";
+  const std::string bits = Records("run").back()["grad_norm_bits"];
+  Edit("metrics.jsonl", field + bits, field + other);
+  EXPECT_THAT(MustAudit(steps, 1).out,
+              HasSubstr(": grad_norm_bits is " + other + " in the ledger, and " + bits));
+  // Older versions did not record them.
+  Edit("metrics.jsonl", field + other + "\",", "");
+  ExpectRefused(steps, same);
+}
+
 // The resumed process loads all of the run's own checkpoint; its settings remain those of the run.
 TEST_F(AuditBisectTest, ATunedRunThatWasResumedBeginsAsItBegan) {
   MustTrain("before", 4, kExact);

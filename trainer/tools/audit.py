@@ -38,7 +38,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from run_folder import NotProven, Refused, Run, is_remote, open_file
 
 COMPARED = ("settings", "first_sample", "consumed_samples", "lr", "loss_bits", "grad_norm",
-            "skipped", "ledger")
+            "grad_norm_bits", "skipped", "ledger")
 LENGTH_OF_RANDOM_RANGES = 10
 # A replay neither evaluates nor exports, ends after its last step alone, and keeps one checkpoint.
 QUIET = ["--eval-interval=0", "--valid-data-path=", "--tokenizer-model=", "--export-llmc=",
@@ -178,6 +178,9 @@ class Replay:
         self.executed = step
         for field in COMPARED:
             recorded, now = self.run.steps.get(step, {}).get(field), again.get(field)
+            # Older versions recorded no bits of a norm that is not finite.
+            if field == "grad_norm_bits" and recorded is None:
+                continue
             if recorded != now and self.line is None and step <= self.last:
                 self.line = (step, f"{field} is {recorded} in the ledger, and {now} when it is "
                                    "executed again")
