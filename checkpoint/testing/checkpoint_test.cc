@@ -266,6 +266,16 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   EXPECT_THAT(new_a, testing::Each(-1));
   EXPECT_THAT(new_b, testing::Each(-1));
 
+  // What all ranks find is listed once.
+  RunRanks(2, [&](ProcessGroup& group) {
+    StateDict only_a = {{state.tensors[0]}};
+    const absl::Status of_all = LoadCheckpoint(storage_, StepDirectoryName(1), only_a,
+                                               {.group = &group, .allow_unexpected = true})
+                                    .status();
+    EXPECT_THAT(Message(of_all), HasSubstr("1 mismatch between memory:step-00000001 and the state "
+                                           "to load into:\n  tensor a: saved with shape"));
+  });
+
   // From the hundreds of names of another model, as many as are useful.
   StateDict other;
   for (int i = 0; i < 150; ++i) {
@@ -286,6 +296,22 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   EXPECT_THAT(report.unexpected, ElementsAre("a", "n", "left.over"));
   EXPECT_EQ(new_b, b);
   EXPECT_THAT(new_c, testing::Each(-1));
+}
+
+TEST_F(CheckpointTest, OneTensorIsLoadedByOneRankAloneInItsOwnDtype) {
+  std::vector<float> values = {1, 2, 3};
+  MustSave({{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {3})}});
+  ASSERT_OK_AND_ASSIGN(const Checkpoint opened, Checkpoint::Open(storage_, StepDirectoryName(1)));
+  RunRanks(2, [&](ProcessGroup& group) {
+    if (group.rank() == 1) return;
+    std::vector<float> loaded(3);
+    const Shard shard = {WholeBox({3}), loaded.data(), {}};
+    EXPECT_OK(opened.LoadTensor("x", shard, {.group = &group, .timeout = absl::Seconds(5)}));
+    EXPECT_EQ(loaded, values);
+  });
+  const absl::Status none = opened.Find("y").status();
+  EXPECT_TRUE(absl::IsNotFound(none)) << none;
+  EXPECT_EQ(Message(none), "no tensor y in memory:step-00000001, which has 1");
 }
 
 TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
@@ -376,6 +402,14 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
                        TensorOf("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
   ASSERT_OK(LoadCheckpoint(storage_, directory, untied));
   EXPECT_EQ(own_head, values);
+
+  // Another tensor has the second name there.
+  StateDict elsewhere = {{head, TensorOf("other", TensorRole::kWeight, DType::kF32, own_head, {4}),
+                          TensorOf("wte.weight", TensorRole::kWeight, DType::kF32, values, {4})}};
+  elsewhere.tensors[0].alias_of = "other";
+  EXPECT_THAT(
+      Message(LoadCheckpoint(storage_, directory, elsewhere, {.allow_missing = true}).status()),
+      HasSubstr("lm_head.weight: saved as an alias of wte.weight, wanted as an alias of other"));
 
   // In the reverse direction, one of two values would be lost.
   MustSave(untied, 2);

@@ -94,6 +94,16 @@ std::pair<uint64_t, uint64_t> DigestOf(const std::vector<WholeTensor>& tensors,
   return {1, 1};  // not the digest of any tensor
 }
 
+uint64_t BytesOf(const StateDict& state) {
+  uint64_t bytes = 0;
+  for (const ShardedTensor& tensor : state.tensors) {
+    for (const Shard& shard : tensor.shards) {
+      bytes += ElementCount(shard.box.shape) * ElementSize(tensor.dtype);
+    }
+  }
+  return bytes;
+}
+
 TEST(RoundTripTest, RandomShardingsToRandomShardings) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
@@ -135,8 +145,17 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     load_options.staging_bytes = 1 << (random() % 16);
     RunRanks(loaders, [&](ProcessGroup& group) {
       StateDict& dict = loaded[group.rank()]->dict;
-      ASSERT_OK_AND_ASSIGN(const auto report,
-                           LoadCheckpoint(storage, directory, dict, On(group, load_options)));
+      LoadOptions options = On(group, load_options);
+      uint64_t placed = 0, wanted = 0;
+      options.progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
+        EXPECT_GE(done_bytes, placed);
+        placed = done_bytes;
+        wanted = total_bytes;
+      };
+      ASSERT_OK_AND_ASSIGN(const auto report, LoadCheckpoint(storage, directory, dict, options));
+      EXPECT_EQ(placed, wanted);
+      EXPECT_EQ(placed, BytesOf(dict));
+      EXPECT_GT(report.duration, absl::ZeroDuration());
       EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
     });
     for (const auto& state : loaded) {

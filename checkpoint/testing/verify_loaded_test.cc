@@ -336,13 +336,67 @@ TEST_F(VerifyLoadedTest, WhatCannotBeVerifiedIsSaid) {
               HasSubstr("tensor b: box [0:2,0:5,0:4] is not the same on rank 0 and rank 1"));
 }
 
+TEST_F(VerifyLoadedTest, WithoutASavedDigestATensorIsNotVerified) {
+  SaveTensors();
+  Manifest manifest = *ReadManifest(storage_, "step-00000001");
+  manifest.mutable_tensors(0)->clear_digest();
+  ASSERT_OK(WriteAll(storage_, "step-00000001/manifest.pb", *EncodeManifest(manifest)));
+  const auto reports = LoadOn(2, Whole);
+  ASSERT_OK(reports[0]);
+  EXPECT_EQ(reports[0]->digests_verified, 2);
+  EXPECT_THAT(reports[0]->digests_unverified, ElementsAre("a: saved without a digest"));
+}
+
+TEST_F(VerifyLoadedTest, TooManyOverlapsAreNotComputed) {
+  tensors_ = {RandomTensor("a", TensorRole::kWeight, DType::kU8, {4096}, random_)};
+  SaveTensors();
+  const auto reports = LoadOn(2, [](int rank, const WholeTensor& tensor) {
+    std::vector<Box> boxes;
+    for (int64_t i = 0; i < 4096; ++i) boxes.push_back({{i}, {1}});
+    return rank == 0 ? Whole(rank, tensor) : boxes;
+  });
+  ASSERT_OK(reports[0]);
+  EXPECT_EQ(reports[0]->digests_verified, 0);
+  EXPECT_THAT(reports[0]->digests_unverified, ElementsAre("a: too many overlaps"));
+}
+
+TEST_F(VerifyLoadedTest, OfManyRanksEightAreNamed) {
+  SaveTensors();
+  const std::string nine = ErrorOf(LoadOn(9, Whole, {{8, 0}}));
+  EXPECT_THAT(nine, AllOf(HasSubstr("is wrong on rank 8 and right on ranks 0, 1, 2, 3, 4, 5, 6, 7"),
+                          Not(HasSubstr(" more"))));
+  EXPECT_THAT(ErrorOf(LoadOn(11, Whole, {{10, 0}})),
+              HasSubstr("wrong on rank 10 and right on ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"));
+}
+
+// The digest of the whole does not tell which of them are right.
+TEST_F(VerifyLoadedTest, OfSeveralBoxesThatDifferTheLastIsNamed) {
+  SaveTensors();
+  const auto halves = [](int, const WholeTensor& tensor) {
+    if (tensor.shape.empty()) return std::vector{WholeBox(tensor.shape)};
+    Box first = WholeBox(tensor.shape), second = first;
+    first.shape[0] /= 2;
+    second.global_offset[0] = first.shape[0];
+    second.shape[0] -= first.shape[0];
+    return std::vector{first, second};
+  };
+  EXPECT_THAT(ErrorOf(LoadOn(2, halves, {{0, 0, 1}})),
+              HasSubstr("box [6:12,0:10] is wrong on rank 0 and right on rank 1"));
+  EXPECT_THAT(ErrorOf(LoadOn(2, halves, {{0, 0, 0}, {1, 0, 1}})),
+              HasSubstr("tensor a: box [6:12,0:10] is not the same on rank 0 and rank 1"));
+}
+
 TEST(LoadOptionsTest, OptionsThatCountForAllRanksAreTheSameOnAllOfThem) {
   MemoryStorage storage;
   std::vector<float> weight(64);
   ASSERT_OK(CheckpointFolder(storage).Save(1, OneTensor(weight)));
-  for (const auto option : {&LoadOptions::verify_checksums, &LoadOptions::verify_digests,
-                            &LoadOptions::allow_unexpected}) {
-    RunRanks(3, [&](ProcessGroup& group) {
+  for (const auto& [option, text] : std::vector<std::pair<bool LoadOptions::*, std::string>>{
+           {&LoadOptions::verify_checksums,
+            "rank 0 loads with verify_checksums, rank 2 without it"},
+           {&LoadOptions::verify_digests, "rank 2 loads with verify_digests, rank 0 without it"},
+           {&LoadOptions::allow_unexpected,
+            "rank 2 loads with allow_unexpected, rank 0 without it"}}) {
+    RunRanks(3, [&, option = option, text = text](ProcessGroup& group) {
       std::vector<float> loaded(64);
       LoadOptions options;
       options.timeout = absl::Seconds(2);
@@ -351,8 +405,7 @@ TEST(LoadOptionsTest, OptionsThatCountForAllRanksAreTheSameOnAllOfThem) {
           LoadCheckpoint(storage, StepDirectoryName(1), OneTensor(loaded), On(group, options))
               .status();
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  ::testing::AllOf(::testing::HasSubstr("rank 0"), ::testing::HasSubstr("rank 2")));
+      EXPECT_THAT(std::string(status.message()), HasSubstr(text));
     });
   }
 }
