@@ -9,8 +9,9 @@ that is swallowed, a number that is one too large. They are compiled together, i
 committed tree, and the variable TESSERA_MUTANT chooses the one that counts; so two that share a
 line are not drawn, and one that does not compile is replaced by another one. All tests of the
 folders and of --wider run once without a mutant and tell which mutants they come to. Each mutant is
-then tested by those that come to it: first by the tests of its own folder, then by the others. One
-line for each says "killed" and by what, or "SURVIVED". The last line counts them.
+then tested by those that come to it: first by the tests of its own folder, then by those of each
+other target, in their order. One line for each says "killed" and by what, or "SURVIVED". The last
+line counts them.
 
 --only=3,14 judges the mutants of these numbers again, of the same seed and sources. The copy is
 --copy, which is kept for the next time, and has this tree's user.bazelrc.
@@ -233,13 +234,22 @@ def find_tests(root, targets):
     return tests
 
 
-def judge(root, number, mutant, tests):
+def in_turn(tests, folder, targets):
+    """The tests of a folder, and then those of each target that are left."""
+    left = set(tests)
+    for target in (f"//{folder}/...", *targets):
+        package = target.removesuffix("/...")
+        group = {test for test in left
+                 if test == target or test.startswith((f"{package}:", f"{package}/"))}
+        left -= group
+        if group:
+            yield group
+
+
+def judge(root, number, mutant, tests, targets):
     """The test that fails, or an empty string."""
-    folder = pathlib.PurePath(mutant.file).parent.as_posix()
-    own = {test for test in tests if re.match(rf"//{folder}[:/]", test)}
-    for targets in (own, tests - own):
-        code, said = bazel(root, "test", targets, "--disk_cache=", mutant=number) if targets \
-            else (0, "")
+    for group in in_turn(tests, pathlib.PurePath(mutant.file).parent.as_posix(), targets):
+        code, said = bazel(root, "test", group, "--disk_cache=", mutant=number)
         if code == 3:
             return re.search(r"^(//\S+)\s.*(FAILED|TIMEOUT)", said, re.MULTILINE).group(1)
         if code:
@@ -283,7 +293,7 @@ def main():
         compile_together(options.copy, chosen, targets)
         tests = find_tests(options.copy, targets)
         for number, mutant in list(chosen.items())[:options.count - counts.total()]:
-            by = judge(options.copy, number, mutant, tests[number])
+            by = judge(options.copy, number, mutant, tests[number], targets)
             counts["killed" if by else "survived"] += 1
             verdict = f"killed by {by}" if by else "SURVIVED" if tests[number] else \
                 "SURVIVED, no test comes to it"

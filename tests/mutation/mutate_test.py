@@ -65,6 +65,13 @@ class MutateTest(unittest.TestCase):
         self.assertEqual(left, [])
         self.assertEqual(mutate.apart(self.drawn, 1), (dict(self.drawn[:1]), self.drawn[1:]))
 
+    def test_the_tests_of_its_folder_come_first(self):
+        tests = {"//a/b:tests", "//a/b/c:own", "//a/bc:tests", "//d:one", "//e/f:tests", "//e:it"}
+        self.assertEqual(list(mutate.in_turn(tests, "a/b", ["//a/...", "//x/...", "//d:one",
+                                                            "//e/..."])),
+                         [{"//a/b:tests", "//a/b/c:own"}, {"//a/bc:tests"}, {"//d:one"},
+                          {"//e/f:tests", "//e:it"}])
+
     def test_errors_are_those_of_their_lines(self):
         mutants = dict(self.drawn)
         said = "folder/sum.cc:6:3: error: bad\nfolder/sum.cc:8:1: note: here\n"
