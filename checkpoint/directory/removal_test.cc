@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/forwarding_storage.h"
+#include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -183,6 +184,22 @@ TEST_P(AnyRemovalTest, NothingIsReadWhereThereAreNoLocks) {
   EXPECT_THAT(Names(), IsEmpty());
 }
 
+TEST_P(RenamingRemovalTest, AQuarantineRenamesOnlyWhatIsExpectedAndTellsIfItCannot) {
+  Commit("model-a");
+  FaultInjectingStorage faulty(storage_);
+  const std::string other = Bytes("model-b");
+  EXPECT_FALSE(Removal::In(faulty)->Quarantine(kStepName, "damaged", &other).ok());
+  for (const Operation& operation : faulty.operations()) {
+    EXPECT_NE(operation.kind, OperationKind::kRename) << operation;
+  }
+  faulty.FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kRename; },
+      absl::PermissionDeniedError("denied"));
+  const auto moved = Removal::In(faulty)->Quarantine(kStepName, "damaged");
+  EXPECT_TRUE(absl::IsPermissionDenied(moved.status())) << moved.status();
+  EXPECT_TRUE(*IsCommitted(storage_, kStepName));
+}
+
 TEST_P(RenamingRemovalTest, RemainsOfASaveGoWithTheirDirectory) {
   Write(absl::StrCat(kStepName, "/model-a"));
   EXPECT_EQ(Discard(), Leftovers::kNone);
@@ -268,6 +285,21 @@ TEST_P(FencingRemovalTest, ATombstoneLivesForADay) {
   EXPECT_THAT(Names(), IsEmpty());
 }
 
+TEST_P(FencingRemovalTest, AFenceStaysBesideATombstoneThatCannotBeDeleted) {
+  Write(absl::StrCat(kStepName, "/manifest.pb"), "TESSERA tombstone 0 x");
+  ASSERT_OK(MarkAsFenced(storage_, kStepName));
+  FaultInjectingStorage faulty(storage_);
+  faulty.FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kDelete && operation.path.ends_with("/manifest.pb");
+      },
+      absl::PermissionDeniedError("denied"));
+  const auto deleted =
+      Removal::In(faulty)->Delete({.step = 7, .directory = kStepName, .committed = false});
+  EXPECT_TRUE(absl::IsPermissionDenied(deleted.status())) << deleted.status();
+  EXPECT_THAT(Names(), ElementsAre("manifest.pb", "manifest.pb.fenced"));
+}
+
 // A late commit may be on its way only where files of others, or a fence, say so.
 TEST_P(FencingRemovalTest, ACheckpointIsReplacedByATombstoneIfOthersMayCommit) {
   Commit("model-a");
@@ -326,6 +358,17 @@ TEST_P(FencingRemovalTest, WithoutConditionsAManifestIsDeleted) {
   EXPECT_EQ(*Removal::In(unconditional)->Quarantine(kStepName, "damaged"),
             absl::StrCat(kStepName, "/manifest.pb.damaged"));
   EXPECT_THAT(Names(), ElementsAre("manifest.pb.damaged", "manifest.pb.fenced", "model-a"));
+}
+
+TEST_P(FencingRemovalTest, WithoutConditionsAManifestThatStaysIsAnError) {
+  FaultInjectingStorage faulty(storage_);
+  UnconditionalStorage unconditional(faulty);
+  Commit("model-a");
+  faulty.FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kDelete; },
+      absl::PermissionDeniedError("denied"));
+  const auto moved = Removal::In(unconditional)->Quarantine(kStepName, "damaged");
+  EXPECT_TRUE(absl::IsPermissionDenied(moved.status())) << moved.status();
 }
 
 }  // namespace

@@ -95,6 +95,8 @@ TEST_F(SharedDestinationTest, RowsThatInterleaveAreLoadedUnlessTheyOverlap) {
   memory_.assign(memory_.size(), 0);
   ExpectRefused({At("a", at_, {12, 1}), At("b", at_ + 5, {12, 1})}, "shares memory");
   ExpectRefused({At("a", at_, {12, 1}), At("b", at_ + 41, {-12, 1})}, "shares memory");
+  // The first rows do not overlap.
+  ExpectRefused({At("a", at_, {12, 1}), At("b", at_ + 6, {11, 1})}, "shares memory");
 }
 
 TEST_F(SharedDestinationTest, StridesThatFoldABoxOntoItselfAreRefused) {
@@ -106,6 +108,8 @@ TEST_F(SharedDestinationTest, StridesThatFoldABoxOntoItselfAreRefused) {
     SCOPED_TRACE(testing::PrintToString(strides));
     EXPECT_OK(Load({At("a", at_, strides)}));
   }
+  // One row goes nowhere else, whatever its stride.
+  EXPECT_OK(Load({At("a", at_, {0, 1}, {{2, 0}, {1, 6}})}));
 }
 
 // Equal bytes of files without digests, as other programs write them.
