@@ -143,7 +143,7 @@ void TakeTrainerValues(ForeignCheckpoint& checkpoint) {
         kStepNames, [&](const StepName& name) { return tensor.name == name.step; });
     if (TellsStep(description) || !is_usual || ElementCount(tensor.shape) != 1) continue;
     checkpoint.notes.push_back(absl::StrCat("The step may be in the tensor ", tensor.name,
-                                            ", which is not looked at: --ckpt-step=N states it."));
+                                            ", which is not read: state it with --ckpt-step=N."));
   }
   if (!TellsStep(description) || description.trainer().has_data()) return;
   for (const char* const name : kSampleNames) {

@@ -83,8 +83,8 @@ absl::Status ExistsUnfinished(const ForeignObject& place) {
           : absl::StrCat("delete ", place.file, " and ", UnfinishedName(place.file), " there");
   return absl::AlreadyExistsError(
       absl::StrCat(place.folder, " has an object \"", UnfinishedName(place.file),
-                   "\": another conversion is writing there, or was killed; where none is, ", what,
-                   " and try again"));
+                   "\": another conversion is writing there, or was killed; if none is running, ",
+                   what, " and try again"));
 }
 
 // InvalidArgument, naming the first field, where what was written is another model. Files of torch
@@ -113,7 +113,7 @@ absl::Status CheckWritten(const Checkpoint& source, std::shared_ptr<Storage> fol
     if (at != found.end() && at->second == digest) continue;
     return DataLoss(
         place, ": tensor ", name,
-        at == found.end() ? ": is not in what was written" : ": reads otherwise than written");
+        at == found.end() ? ": is not in what was written" : ": differs from what was written");
   }
   return absl::OkStatus();
 }

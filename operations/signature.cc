@@ -59,7 +59,7 @@ absl::StatusOr<std::string> PublicBytes(const Key& key) {
   size_t size = bytes.size();
   if (EVP_PKEY_get_raw_public_key(key.get(), reinterpret_cast<unsigned char*>(bytes.data()),
                                   &size) != 1) {
-    return absl::InternalError("OpenSSL does not tell the public key");
+    return absl::InternalError("OpenSSL does not return the public key");
   }
   return bytes;
 }

@@ -213,9 +213,9 @@ absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpo
                                                                 : std::string(checkpoint_dir));
   const std::optional<int64_t> step = ParseStepDirectoryName(name);
   if (step.has_value() && *step != manifest->trainer().step()) {
-    return absl::DataLossError(absl::StrCat(path, ": the manifest is that of step ",
+    return absl::DataLossError(absl::StrCat(path, ": the manifest has step ",
                                             manifest->trainer().step(),
-                                            ", its directory is called ", name));
+                                            ", but its directory is named ", name));
   }
   return manifest;
 }

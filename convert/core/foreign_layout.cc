@@ -319,7 +319,7 @@ void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
     });
   }
   if (!single.empty()) {
-    checkpoint.notes.push_back(LeftOutNote("moments without the other one of AdamW's", single));
+    checkpoint.notes.push_back(LeftOutNote("moments of AdamW without their counterparts", single));
   }
   // An optimizer whose moments are left out is not taken for one without state.
   if (std::ranges::none_of(entries_, [&](const auto& item) {

@@ -266,7 +266,7 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
   set.DescribeOptimizer("megatron", checkpoint);
   // A moment alone may be another optimizer's.
   EXPECT_THAT(checkpoint.notes,
-              ElementsAre("Left out: moments without the other one of AdamW's: table.exp_avg."));
+              ElementsAre("Left out: moments of AdamW without their counterparts: table.exp_avg."));
   const OptimizerState& optimizer = checkpoint.description.optimizer();
   EXPECT_EQ(optimizer.algorithm(), "adamw");
   ASSERT_EQ(optimizer.parameters_size(), 2);

@@ -261,7 +261,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
 
 ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base,
                                std::shared_ptr<CheckedStorage> checked)
-    : ReadOnlyStorage("files of another format are only read"),
+    : ReadOnlyStorage("files of another format are read-only"),
       base_(std::move(base)),
       files_(*base_),
       checked_(std::move(checked)) {}
@@ -328,8 +328,8 @@ void ForeignStorage::FindChecksums() {
   if (unchecked.empty()) return;
   notes_.insert(
       notes_.begin(),
-      absl::StrCat("torch.save() was told to compute no CRC-32 (set_crc32_options(False)), so that "
-                   "damage of the contents cannot be noticed: ",
+      absl::StrCat("torch.save() was told to compute no CRC-32 (set_crc32_options(False)), so "
+                   "damage to the contents cannot be detected: ",
                    JoinFirst(unchecked, ", "), "."));
 }
 

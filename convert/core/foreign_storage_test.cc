@@ -395,11 +395,11 @@ TEST(ForeignStorageTest, FilesThatChangeAreNoticed) {
 TEST(ForeignStorageTest, IsReadOnly) {
   ASSERT_OK_AND_ASSIGN(const auto storage, CreateStorage({{"a", Pattern(24, 1)}}, {Matrix()}));
   constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
-  ExpectError(storage->Create("x", 0).status(), kDenied, "only read");
-  ExpectError(storage->Delete("tensor-00000"), kDenied, "only read");
+  ExpectError(storage->Create("x", 0).status(), kDenied, "read-only");
+  ExpectError(storage->Delete("tensor-00000"), kDenied, "read-only");
   ExpectError(storage->DeleteTree("tensor-00000"), kDenied, "tensor w");
-  ExpectError(storage->Rename("tensor-00000", "x"), kDenied, "only read");
-  ExpectError(storage->MakeDirectory("x"), kDenied, "only read");
+  ExpectError(storage->Rename("tensor-00000", "x"), kDenied, "read-only");
+  ExpectError(storage->MakeDirectory("x"), kDenied, "read-only");
   ExpectError(storage->Open("x").status(), absl::StatusCode::kNotFound, "no such file x");
   ExpectError(storage->List("x").status(), absl::StatusCode::kNotFound, "no such directory x");
 }

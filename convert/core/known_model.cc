@@ -182,7 +182,7 @@ absl::Status NamingFinder::Index() {
     if (tensor.role != TensorRole::kWeight) continue;
     const auto [at, is_new] = weights_.emplace(WithoutWrappers(tensor.name), i);
     if (!is_new) {
-      return Damaged(tensor, "without its wrappers it is called as ",
+      return Damaged(tensor, "without its wrappers it has the same name as ",
                      checkpoint_.tensors[at->second].name);
     }
   }
@@ -320,14 +320,14 @@ std::string NamingFinder::DescribeMismatch() const {
         absl::StrCat("the model's ", name, " is missing",
                      nearest.empty() ? ""
                                      : absl::StrCat("; the files have ", absl::CHexEscape(nearest),
-                                                    ", which no parameter is called")));
+                                                    ", which the model does not have")));
   }
   if (missing.empty()) return "";
   std::string message = JoinFirst(missing, "; ");
   const bool shows_some = message.find("; the files have ") != message.npos;
   if (!shows_some && !unexpected.empty()) {
     absl::StrAppend(&message, "; the files have ", SomeOf(unexpected),
-                    ", which no parameter is called");
+                    ", which the model does not have");
   }
   return message;
 }

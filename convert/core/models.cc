@@ -95,8 +95,7 @@ absl::StatusOr<ModelConfig> ConfigOf(const ModelProto& model) {
   ModelConfig config;
   if (model.text().empty() ||
       !google::protobuf::TextFormat::ParseFromString(model.text(), &config)) {
-    return absl::InvalidArgumentError(
-        "the checkpoint does not have the configuration of a model that is known here");
+    return absl::InvalidArgumentError("the checkpoint has no configuration of a known model");
   }
   return ResolveModelConfig(config);
 }
@@ -179,7 +178,7 @@ absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
   TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FormatOf(framework, config));
   if (format->write_config == nullptr) {
-    return InvalidArgument("models are not written in the format ", framework);
+    return InvalidArgument("cannot write a model in the format ", framework);
   }
   nlohmann::ordered_json json;
   format->write_config(config, json);

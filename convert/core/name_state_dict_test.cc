@@ -402,8 +402,9 @@ TEST(WrappedNamesTest, TwoTensorsOfOneNameAreRefused) {
   EXPECT_TRUE(absl::IsDataLoss(status));
   EXPECT_THAT(
       std::string(status.message()),
-      HasSubstr("tensor module.transformer.wte.weight: without its wrappers it is called as "
-                "transformer.wte.weight"));
+      HasSubstr(
+          "tensor module.transformer.wte.weight: without its wrappers it has the same name as "
+          "transformer.wte.weight"));
 }
 
 TEST(WrappedNamesTest, AFewNamesAreShown) {

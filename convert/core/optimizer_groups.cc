@@ -160,7 +160,7 @@ void TakeFacts(const OptimizerFacts& facts, ForeignCheckpoint& checkpoint) {
     description.mutable_optimizer()->set_algorithm("adam");
     checkpoint.notes.push_back(
         absl::StrCat("The optimizer is not AdamW: ", absl::StrJoin(facts.differences, ", "),
-                     "; what continues with AdamW computes otherwise."));
+                     "; a run that continues with AdamW computes other values."));
   }
   if (!facts.other_states.empty()) {
     checkpoint.notes.push_back(LeftOutNote("states of the optimizer that are not AdamW's",
@@ -285,7 +285,7 @@ class ParameterAssignment {
 
   static absl::Status TooManyWays() {
     return absl::FailedPreconditionError(
-        "the optimizer's parameters can be those of the model in too many ways");
+        "the optimizer's parameters can be matched with the model's in too many ways");
   }
 
   absl::Status NoneFits(size_t parameter) const {
@@ -299,7 +299,7 @@ class ParameterAssignment {
           parameters_[parameter].name, ", of shape ", ShapeToString(parameters_[parameter].shape),
           ", is next");
     }
-    return absl::FailedPreconditionError("the optimizer's parameters are not those of the model");
+    return absl::FailedPreconditionError("the optimizer's parameters do not match the model's");
   }
 
   // Follows the paths backwards from the node in which every group has all of its parameters.

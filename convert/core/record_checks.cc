@@ -208,7 +208,7 @@ class CheckedStorage::File final : public ReadableFile {
 };
 
 CheckedStorage::CheckedStorage(std::shared_ptr<Storage> base, std::string file)
-    : ReadOnlyStorage("files whose checksums are compared are only read"),
+    : ReadOnlyStorage("files read with checksums are read-only"),
       base_(std::move(base)),
       file_(std::move(file)) {}
 

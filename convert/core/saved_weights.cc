@@ -71,7 +71,7 @@ absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType
   std::set<DType> dtypes;
   for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
   if (dtypes.size() == 1) return *dtypes.begin();
-  return absl::InvalidArgumentError("the weights have several dtypes: --dtype chooses one");
+  return absl::InvalidArgumentError("the weights have several dtypes: choose one with --dtype");
 }
 
 absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,

@@ -60,13 +60,13 @@ absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
   if (absl::Status status = CheckHasBiases(config); !status.ok()) return status;
   if (config.ffn_hidden_size() != 4 * config.hidden_size()) {
     return absl::InvalidArgumentError(absl::StrCat("ffn_hidden_size is ", config.ffn_hidden_size(),
-                                                   ": a llm.c file has 4 * ", "hidden_size (",
+                                                   ": an llm.c file has 4 * ", "hidden_size (",
                                                    4 * config.hidden_size(), ")"));
   }
   if (config.norm_epsilon() != kNormEpsilon) {
-    return absl::InvalidArgumentError(absl::StrCat("norm_epsilon is ", config.norm_epsilon(),
-                                                   ": a llm.c file has no field for it, and means ",
-                                                   kNormEpsilon));
+    return absl::InvalidArgumentError(
+        absl::StrCat("norm_epsilon is ", config.norm_epsilon(),
+                     ": an llm.c file has no field for it, and means ", kNormEpsilon));
   }
   LlmcHeader header = {};
   header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());

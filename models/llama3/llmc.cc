@@ -120,7 +120,7 @@ absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
     return absl::InvalidArgumentError(
         absl::StrCat("ffn_hidden_size is ", config.ffn_hidden_size(), ", but ffn_multiplier (",
                      config.ffn_multiplier(), ") and ffn_multiple_of (", config.ffn_multiple_of(),
-                     ") give ", by_rule, ": a llm.c file stores only these two"));
+                     ") give ", by_rule, ": an llm.c file stores only these two"));
   }
   LlmcHeader header = {};
   header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());

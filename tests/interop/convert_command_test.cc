@@ -490,7 +490,7 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
 
   ASSERT_EQ(Run(convert), 0) << err_;
   EXPECT_THAT(out_, HasSubstr("note: " + In(*left.begin()) +
-                              " is removed: a conversion that was killed had left it"));
+                              " is removed: it was left by a conversion that was killed"));
   EXPECT_EQ(names(), kept);
   EXPECT_FALSE(fs::exists(In("new/.lock")));
   EXPECT_TRUE(fs::exists(In("elsewhere/.lock")));

@@ -101,8 +101,8 @@ TEST_F(HuggingFaceCommandTest, NamesWithWrappers) {
   EXPECT_THAT(err_, AllOf(HasSubstr("tensor transformer.wte.weight is missing"),
                           HasSubstr("the files have student.transformer.h.0.attn.c_attn.bias, "
                                     "student.transformer.h.0.attn.c_attn.weight, "
-                                    "student.transformer.h.0.attn.c_proj.bias and 25 more, "
-                                    "which no parameter is called")));
+                                    "student.transformer.h.0.attn.c_proj.bias and 25 more, which "
+                                    "the model does not have")));
 }
 
 // Norms in fp32 beside matrices in bf16: the file has the larger elements first.
@@ -189,7 +189,7 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
            {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", ckpt::kExitDifferent,
             "the files have model.layers.1.input_layernorm.weight, "
             "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight and 6 more, "
-            "which no parameter is called"},
+            "which the model does not have"},
            {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5000", ckpt::kExitUsage,
             "5000 layers, but the files have 21 tensors"},
            {config, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", ckpt::kExitUsage,

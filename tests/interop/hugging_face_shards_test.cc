@@ -33,7 +33,7 @@ TEST_F(HuggingFaceShardsTest, ASingleFileTakesThePlaceOfAnIndex) {
   fs::copy(single + "/model.safetensors", copy + "/model.safetensors");
   ASSERT_EQ(Run({"diff", copy, single, "--data"}), 0) << out_ << err_;
   constexpr char kLeftOut[] =
-      "Left out: what model.safetensors takes the place of: "
+      "Left out: files that model.safetensors replaces: "
       "model.safetensors.index.json, model-00001-of-00004.safetensors";
   ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr(kLeftOut));

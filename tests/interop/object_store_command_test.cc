@@ -148,8 +148,8 @@ TEST_F(ObjectStoreCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
   EXPECT_EQ(Run({"convert", PytorchFixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
                  "--s3-endpoint=" + server.endpoint()}),
             ckpt::kExitUsage);
-  EXPECT_THAT(err_,
-              HasSubstr("was killed; where none is, delete all objects below s3://bucket/hf/"));
+  EXPECT_THAT(
+      err_, HasSubstr("was killed; if none is running, delete all objects below s3://bucket/hf/"));
   EXPECT_EQ(server.keys(), std::vector<std::string>{"hf/unfinished"});
 }
 

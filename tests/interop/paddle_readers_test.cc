@@ -104,7 +104,7 @@ TEST_F(PaddleReadersTest, PaddlesNamesMayBeInAFile) {
       {R"({"linear_0.w_0": 3})", "linear_0.w_0: expected the name of a parameter"},
       {R"({"tp00_pp00": {"linear_0.w_0": 3}})", "tp00_pp00: linear_0.w_0: expected the name"},
       {R"({"embedding_0.w_0": "llama.none.weight"})",
-       "embedding_0.w_0 was said to be llama.none.weight, which is no parameter"}};
+       "embedding_0.w_0 was said to be llama.none.weight, which is not a parameter"}};
   for (const auto& [text, said] : wrong) {
     std::ofstream(In("wrong.json")) << text;
     EXPECT_EQ(Run({"inspect", whole, "--parameter-to-structured-name=" + In("wrong.json")}),

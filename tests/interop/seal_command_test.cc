@@ -130,7 +130,7 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
 TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
   const std::string path = CopyOf(kGpt2, "hf"), weights = path + "/model.safetensors";
   EXPECT_EQ(Run({"verify", path}), 0) << err_;
-  EXPECT_THAT(out_, HasSubstr("damage of the contents cannot be noticed (ckpt seal writes"));
+  EXPECT_THAT(out_, HasSubstr("damage to the contents cannot be detected (ckpt seal writes"));
   ASSERT_EQ(Run({"seal", path}), 0) << err_;
   EXPECT_THAT(out_, ContainsRegex("/hf/tessera.seal: written for .*/hf \\(hf\\), .* in [0-9]+ "
                                   "files, digests of [0-9]+ tensors"));

@@ -123,7 +123,7 @@ TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
     ASSERT_OK_AND_ASSIGN(const auto storage, Open(folder));
     const std::string expected = "the model's transformer." + from +
                                  " is missing; the files have transformer." + to +
-                                 ", which no parameter is called";
+                                 ", which the model does not have";
     EXPECT_EQ(storage->mismatch(), expected);
     EXPECT_FALSE(ManifestOf(*storage).has_model());
     CheckpointConfig config;
@@ -296,8 +296,8 @@ TEST(StateDictTest, CheckpointsOfNanoGptAreReadWithTheirModelAndTheirMoments) {
 TEST(StateDictTest, AmsGradsStatesGoAlongAndARateInATensorIsANumber) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
   ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("captured.pt"), &model));
-  EXPECT_THAT(storage->notes(), ElementsAre("The optimizer is not AdamW: amsgrad is true; what "
-                                            "continues with AdamW computes otherwise."));
+  EXPECT_THAT(storage->notes(), ElementsAre("The optimizer is not AdamW: amsgrad is true; a run "
+                                            "that continues with AdamW computes other values."));
   EXPECT_EQ(LoadUntied(*storage), ReadExpected("captured"));
   const ckpt::Manifest manifest = ManifestOf(*storage);
   EXPECT_EQ(manifest.optimizer().algorithm(), "adam");

@@ -147,7 +147,7 @@ absl::StatusOr<Json> PieceMerges(const Scores& scores) {
     if (!parts.has_value()) continue;
     if (!score(parts->first).has_value() || !score(parts->second).has_value()) {
       return absl::UnimplementedError(absl::StrCat("tokenizer.json cannot have piece \"", text,
-                                                   "\", whose parts are no pieces"));
+                                                   "\", whose parts are not pieces"));
     }
     if (!merges.emplace(own_score, *parts).second) {
       return absl::UnimplementedError(absl::StrCat(
@@ -229,7 +229,7 @@ absl::StatusOr<std::string> WriteTokenizerJson(const SentencePieceModel& model) 
     }
     if (piece.type == SentencePieceType::kUserDefined) {
       return absl::UnimplementedError(
-          "a SentencePiece model with pieces of its user's cannot be written as tokenizer.json; "
+          "a SentencePiece model with user-defined pieces cannot be written as tokenizer.json; "
           "transformers converts tokenizer.model itself");
     }
     texts[id] = piece.text;

@@ -44,7 +44,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
 std::vector<std::string> NotesOf(const convert::WriteForeignReport& report) {
   std::vector<std::string> notes = report.notes;
   for (const std::string& path : report.removed) {
-    notes.push_back(path + " is removed: a conversion that was killed had left it");
+    notes.push_back(path + " is removed: it was left by a conversion that was killed");
   }
   return notes;
 }

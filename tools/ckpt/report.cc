@@ -47,7 +47,7 @@ std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool
     const std::string read = "every byte can be read, and every element is there once; ";
     if (proven == 0) {
       return read + "these files (" + named.format +
-             ") have no checksums, so that damage of the contents cannot be noticed (ckpt seal "
+             ") have no checksums, so damage to the contents cannot be detected (ckpt seal "
              "writes checksums beside them)";
     }
     if (proven == tensors) {

@@ -172,7 +172,7 @@ std::string ResultText(const RunComparison& comparison) {
                             : absl::StrCat("the runs are equal (", rule, ")\n");
   }
   const ComparedQuantity* first = comparison.first_difference();
-  if (first == nullptr) return "the runs differ: a run lacks records of the other\n";
+  if (first == nullptr) return "the runs differ: one run lacks records that the other has\n";
   return absl::StrFormat(
       "the runs differ first in %s at step %d: %.17g | %.17g, %s diff. %.1e (%s)\n", first->name,
       *first->first_step, first->first_a, first->first_b, comparison.absolute ? "abs." : "rel.",

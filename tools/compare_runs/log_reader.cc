@@ -298,7 +298,7 @@ void LogReader::Finish() {
   if (repeated_ > 0) {
     run_.Note(absl::StrCat("step ", first_repeated_,
                            repeated_ > 1 ? absl::StrCat(" and ", repeated_ - 1, " more") : "",
-                           " recorded again with another loss: the last record counts"));
+                           " recorded again with another loss: the last record is used"));
   }
   if (others_ > 0) {
     run_.Note(absl::StrCat(others_, others_ == 1 ? " line is" : " lines are",

@@ -65,7 +65,7 @@ bool AddRecord(const std::string& line, RunRecords& records) {
   }
   if (!is_new) {
     records.Note(
-        absl::StrCat("step ", step, " is recorded more than once: the last record counts"));
+        absl::StrCat("step ", step, " is recorded more than once: the last record is used"));
   }
   return true;
 }
@@ -96,7 +96,8 @@ void ReadLines(InputStream& file, RunRecords& records) {
     } else if (!is_complete) {
       // The number at its end may lack digits.
       RunRecords of_last_line;
-      if (LogReader(of_last_line).Add(line)) records.Note("its last line is cut and left out");
+      if (LogReader(of_last_line).Add(line))
+        records.Note("its last line is incomplete and left out");
     } else if (log.Add(line)) {
       is_log = true;
     } else if (!is_log && unknown.size() < kMaxNotes) {

@@ -231,7 +231,7 @@ TEST_F(RunRecordsTest, SaysWhatIsOddInALog) {
                    " 50%|#####     | \r iteration 6/ 9 | lm loss: 3.000000E+00 |\n"
                    " iteration 7/ 9 | lm loss: 1.0");
   ASSERT_OK_AND_ASSIGN(const auto run, ReadRunRecords((folder_ / "log").string()));
-  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("its last line is cut"),
+  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("its last line is incomplete"),
                                      HasSubstr("step 1 recorded again with another loss"),
                                      HasSubstr("7 lines are another trainer's"),
                                      HasSubstr("mean of the steps since")));

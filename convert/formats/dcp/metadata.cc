@@ -178,8 +178,7 @@ class MetadataReader {
     if (!path || !offset || !length) return Malformed(name, "no place in a file");
     TESSERA_RETURN_IF_ERROR(budget_.Take(path->size()));
     if (!CheckPath("Open", *path, /*root_allowed=*/false).ok()) {
-      return Malformed(name, "stored in \"", Shown(*path),
-                       "\", which is no file inside the folder");
+      return Malformed(name, "stored in \"", Shown(*path), "\", which is not a file in the folder");
     }
     return DcpBlob{.file = std::string(*path), .part = {*offset, *length}};
   }

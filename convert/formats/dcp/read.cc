@@ -121,7 +121,7 @@ absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent par
   TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
   const pickle::Value root = archive.contents.root();
-  if (!IsTorchTensor(root)) return absl::DataLossError("a chunk that is no tensor");
+  if (!IsTorchTensor(root)) return absl::DataLossError("a chunk that is not a tensor");
   return ResolveTorchTensor(archive, root);
 }
 
@@ -302,7 +302,7 @@ absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t me
   TESSERA_RETURN_IF_ERROR(
       Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
   checkpoint.state = std::move(tree).Finish();
-  if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are no tensors", objects));
+  if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are not tensors", objects));
   if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
   return absl::OkStatus();
 }
@@ -359,7 +359,7 @@ absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std:
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
   const std::vector<std::string> values = KeysOf(ValuesByName(stored.state));
-  if (!values.empty()) stored.notes.push_back(NoteOf("objects that are no tensors", values));
+  if (!values.empty()) stored.notes.push_back(NoteOf("objects that are not tensors", values));
   if (notes != nullptr) *notes = std::move(stored.notes);
   return std::move(stored.tensors);
 }

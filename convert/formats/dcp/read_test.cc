@@ -157,8 +157,8 @@ TEST(ReadDcpTest, PropertiesOfOlderReleases) {
 
 TEST(ReadDcpTest, ErrorsNameFileAndTensor) {
   const std::map<std::string, std::string> cases = {
-      {"absolute", "scalar: stored in \"/etc/passwd\", which is no file inside the folder"},
-      {"outside", "scalar: stored in \"../one/__0_0.distcp\", which is no file inside the folder"},
+      {"absolute", "scalar: stored in \"/etc/passwd\", which is not a file in the folder"},
+      {"outside", "scalar: stored in \"../one/__0_0.distcp\", which is not a file in the folder"},
       {"beyond", "tensor scalar[]: a chunk of 4611686018427387904 bytes at offset"},
       {"elsewhere", "tensor scalar[]: the metadata says F64 [], the chunk is BF16 [5]"},
       {"not_stored", "scalar@[]: not stored in any file"},

@@ -320,7 +320,7 @@ class DeepSpeedReader {
                              const NamedShapes& shapes, size_t rank, size_t rank_count) {
     const auto ranks = static_cast<int64_t>(rank_count);
     const Shape& flat = group.vectors.front().second.shape;
-    if (flat.size() != 1) return Damaged(storage_, file, "a part of a parameter is no vector");
+    if (flat.size() != 1) return Damaged(storage_, file, "a part of a parameter is not a vector");
     int64_t start = 0;
     for (const auto& [name, shape] : shapes) {
       TESSERA_ASSIGN_OR_RETURN(Parameter* const parameter, Find(name, file));

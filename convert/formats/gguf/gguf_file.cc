@@ -114,7 +114,7 @@ class HeaderReader {
     TESSERA_ASSIGN_OR_RETURN(const auto version, cursor_.Number<uint32_t>());
     if (version == 2 || version == kVersion) return absl::OkStatus();
     if (const uint32_t swapped = __builtin_bswap32(version); swapped >= 1 && swapped <= kVersion) {
-      return absl::InvalidArgumentError("a big-endian GGUF file is not read");
+      return absl::InvalidArgumentError("big-endian GGUF files are not supported");
     }
     return InvalidArgument("version ", version, " of GGUF is not read, only 2 and 3");
   }
@@ -134,7 +134,7 @@ class HeaderReader {
     if (key == kAlignmentKey) {
       const int64_t* const alignment = std::get_if<int64_t>(&value);
       if (alignment == nullptr || !std::has_single_bit(static_cast<uint64_t>(*alignment))) {
-        return DataLoss(kAlignmentKey, " is no power of two");
+        return DataLoss(kAlignmentKey, " is not a power of two");
       }
       alignment_ = static_cast<uint64_t>(*alignment);
     }

@@ -142,7 +142,7 @@ class GgufPlan {
     for (const GgufTensor& tensor : header_.tensors) {
       if (FileType(tensor.dtype) != std::end(kFileTypes)) continue;
       return InvalidArgument(tensor.name, " is ", ProtoName(tensor.dtype),
-                             ": a GGUF file has F32, F16 or BF16; --dtype chooses one");
+                             ": a GGUF file has F32, F16 or BF16; choose one with --dtype");
     }
     return absl::OkStatus();
   }

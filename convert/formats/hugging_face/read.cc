@@ -127,7 +127,8 @@ class ModelReader {
       if (description_.IsComputed(own)) continue;
       const auto [at, is_new] = tensors_.emplace(std::move(own), std::move(tensor));
       if (is_new) continue;
-      return DataLoss("tensor ", name, ": without its wrappers it is called as ", at->second.name);
+      return DataLoss("tensor ", name, ": without its wrappers it has the same name as ",
+                      at->second.name);
     }
     std::vector<ForeignTensor> result;
     for (const LogicalParameter& parameter : description_.model.parameters) {
@@ -139,7 +140,7 @@ class ModelReader {
     std::string message = JoinFirst(problems_, "; ");
     if (!others.empty()) {
       absl::StrAppend(&message, message.empty() ? "" : "; ", "the files have ", SomeOf(others),
-                      ", which no parameter is called");
+                      ", which the model does not have");
     }
     return absl::DataLossError(message);
   }
@@ -229,7 +230,7 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
   }
   if (!unread.empty() && notes != nullptr) {
     notes->push_back(LeftOutNote(is_replaced
-                                     ? absl::StrCat("what ", View(kSingle), " takes the place of")
+                                     ? absl::StrCat("files that ", View(kSingle), " replaces")
                                      : absl::StrCat("files that ", View(kIndex), " does not name"),
                                  unread));
   }

@@ -157,12 +157,12 @@ absl::Status CheckShapes(const InfiniTrainShard& shard) {
     if (shard.global_offset[d] + shard.local_shape[d] <= shard.global_shape[d]) continue;
     // The segments of a part say where it belongs; its own offset does not.
     if (d == shard.dim && !shard.segments.empty()) continue;
-    return DataLoss(shard.key, ": a part lies outside of the tensor");
+    return DataLoss(shard.key, ": a part lies outside the tensor");
   }
   for (const InfiniTrainShard::Segment& segment : shard.segments) {
     if (dims == 0 || segment.local_offset + segment.length > shard.local_shape[shard.dim] ||
         segment.global_offset + segment.length > shard.global_shape[shard.dim]) {
-      return DataLoss(shard.key, ": a segment lies outside of the tensor or its part");
+      return DataLoss(shard.key, ": a segment lies outside the tensor or its part");
     }
   }
   return absl::OkStatus();
@@ -215,7 +215,7 @@ absl::StatusOr<std::vector<InfiniTrainShard>> ParseInfiniTrainMetadata(std::stri
   }
   std::vector<InfiniTrainShard> shards;
   for (const Json& entry : *tensors) {
-    if (!entry.is_object()) return absl::DataLossError("tensors: one is no object");
+    if (!entry.is_object()) return absl::DataLossError("tensors: one is not an object");
     TESSERA_ASSIGN_OR_RETURN(shards.emplace_back(), ParseShard(entry));
   }
   return shards;

@@ -85,13 +85,14 @@ absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
         const std::string_view text = plan[g][r][i].AsText().value_or("");
         const std::optional<InternEvoPlannedParameter> id = ParseId(text);
         if (!id) {
-          return DataLoss(kPlanKey, ": \"", Shown(text), "\" is no index and shape of a parameter");
+          return DataLoss(kPlanKey, ": \"", Shown(text),
+                          "\" is not the index and shape of a parameter");
         }
         rank.push_back(*id);
       }
     }
   }
-  if (parsed.empty()) return DataLoss(kPlanKey, " is no list of lists of parameters");
+  if (parsed.empty()) return DataLoss(kPlanKey, " is not a list of lists of parameters");
   return parsed;
 }
 

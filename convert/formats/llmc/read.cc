@@ -84,12 +84,12 @@ absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto*
 
 absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
-    return InvalidArgument("a llm.c file has F32 or BF16, not ", ProtoName(dtype));
+    return InvalidArgument("an llm.c file has F32 or BF16, not ", ProtoName(dtype));
   }
   TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
   const LlmcFormat* const format = FindArchitecture(config)->llmc;
   if (format == nullptr) {
-    return InvalidArgument("a llm.c file has GPT-2 or Llama-3, not ", ArchitectureName(config));
+    return InvalidArgument("an llm.c file has GPT-2 or Llama-3, not ", ArchitectureName(config));
   }
   TESSERA_ASSIGN_OR_RETURN(LlmcHeader header, format->make_header(config));
   header[0] = format->magic;

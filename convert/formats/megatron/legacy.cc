@@ -251,10 +251,10 @@ class LegacyReader {
     std::set<bool> seen;
     for (const MegatronGroup& group : groups) {
       if (!seen.insert(group.has_weight_decay).second) {
-        return At(storage_, file.path,
-                  absl::UnimplementedError(
-                      "several groups of the optimizer have the same weight decay, so "
-                      "that which parameters they have is not known"));
+        return At(
+            storage_, file.path,
+            absl::UnimplementedError("several groups of the optimizer have the same weight decay, "
+                                     "so it cannot be told which parameters they have"));
       }
       std::vector<const RankParameter*> parameters;
       for (const std::vector<RankParameter>& chunk : chunks) {
@@ -274,7 +274,7 @@ class LegacyReader {
       return DataLoss("a group of the optimizer has ", group.parameters.size(),
                       " parameters, the model has ", parameters.size(),
                       group.has_weight_decay ? " matrices" : " vectors",
-                      ", so that which are which is not known");
+                      ", so they cannot be matched");
     }
     for (size_t i = 0; i < parameters.size(); ++i) {
       for (const auto& [kind, tensor] : group.parameters[i]) {

@@ -174,7 +174,7 @@ absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storag
   if (*backend == "torch_dist") return MegatronFolder{.path = path};
   if (*backend != "zarr") return std::nullopt;
   return Unimplemented(storage.Describe(JoinPath(path, kMegatronFormatFile)),
-                       ": the backend zarr is not read; megatron-core converts it to torch_dist");
+                       ": zarr is not supported; megatron-core converts it to torch_dist");
 }
 
 }  // namespace
@@ -240,7 +240,7 @@ class TorchDistReader {
     const std::optional<Key> key = ParseKey(tensor.name);
     if (!key) {
       return Unimplemented(where_, ": tensor ", tensor.name,
-                           ": a state of the optimizer that is none of AdamW's");
+                           ": a state of the optimizer that AdamW does not have");
     }
     const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
     const ForeignParameter* const parameter = FindMegatronParameter(model_, key->parameter, rows);

@@ -260,7 +260,7 @@ absl::Status Compare(ElementReader& reader, const ForeignTensor& weight,
     }
     masters.rounding.Update(DataLoss(
         exact.file, ": the fp32 weights of ", weight.name, " do not round to its weights in ",
-        stored.file, ", so that which parameters the optimizer's states belong to is not known"));
+        stored.file, ", so it cannot be told which parameters the optimizer's states belong to"));
   }
   return absl::OkStatus();
 }

@@ -124,7 +124,7 @@ class PaddleMetadataReader {
     const auto at = offset ? by_offset_.find(std::pair(key, *offset)) : by_offset_.end();
     if (at == by_offset_.end()) return absl::DataLossError("a file of a shard that is not listed");
     const std::string name(file.AsText().value_or(""));
-    if (!ShardNames().Parse(name)) return DataLoss("\"", Shown(name), "\" is no name of a file");
+    if (!ShardNames().Parse(name)) return DataLoss("\"", Shown(name), "\" is not a file name");
     TESSERA_RETURN_IF_ERROR(budget_.Take(name.size()));
     shards_[at->second].file = name;
     return absl::OkStatus();

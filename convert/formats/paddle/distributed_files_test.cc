@@ -67,7 +67,7 @@ TEST(DistributedFilesTest, MalformedMetadataIsRefused) {
            {"optimizer.master_weights.a_0", std::string(28, '\xff'), "not valid UTF-8"},
            {"global_offset", "global_OFFSET", "the place of a shard is malformed"},
            {"bfloat16", "bfloat32", "model.a: the dtype bfloat32"},
-           {"12_0.distcp", "../a.distcp", "is no name of a file"}}) {
+           {"12_0.distcp", "../a.distcp", "is not a file name"}}) {
     const std::string pickle =
         absl::StrReplaceAll(PaddleMetadataPickle(TwoShards()), {{refused.from, refused.to}});
     const absl::Status status = ReadPaddleMetadata(StringFile(pickle)).status();

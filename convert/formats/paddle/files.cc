@@ -167,7 +167,7 @@ absl::StatusOr<int64_t> Degree(const json& config, const char* name) {
   const auto member = config.find(name);
   if (member == config.end()) return 1;
   if (!member->is_number_integer() || *member < 1 || *member > kMaxDegree) {
-    return DataLoss("parallel_config: ", name, " is no degree");
+    return DataLoss("parallel_config: ", name, " is not a degree");
   }
   return member->get<int64_t>();
 }

@@ -69,7 +69,7 @@ void PaddleProgress::DescribeStep(ForeignCheckpoint& checkpoint) const {
   if (step_) {
     SetProgress(*step_, std::nullopt, checkpoint.description);
   } else {
-    checkpoint.notes.emplace_back("No file tells the step.");
+    checkpoint.notes.emplace_back("No file has the step.");
   }
 }
 

@@ -271,7 +271,7 @@ class PaddleReader {
       return nullptr;
     }
     return InvalidArgument(
-        storage_.Describe(file.name), ": nothing tells which parameter ", tensor_name,
+        storage_.Describe(file.name), ": nothing says which parameter ", tensor_name,
         " is; structure_name_mapping in model_meta.json, names of tensors in the model's files, ",
         "or --parameter-to-structured-name, would settle it");
   }
@@ -286,7 +286,7 @@ class PaddleReader {
     if (given == given_names_.end()) return nullptr;
     if (const Parameter parameter = FindParameter(given->second)) return parameter;
     return InvalidArgument(storage_.Describe(file.name), ": ", tensor_name, " was said to be ",
-                           given->second, ", which is no parameter of the model in ", kConfig);
+                           given->second, ", which is not a parameter of the model in ", kConfig);
   }
 
   // States may be named after a master weight's tensor, which is kept under its parameter's name.

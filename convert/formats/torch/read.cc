@@ -71,7 +71,7 @@ class Collector {
         dict.Add({part.number}, std::move(item));
       });
     } else {
-      LeftOut("a value that is in no dict");
+      LeftOut("a value that is not in a dict");
     }
     MergeInto({std::move(dict)}, checkpoint_.state);
     return absl::OkStatus();
@@ -132,7 +132,7 @@ class Collector {
       if (HasRoom(0)) items.push_back(std::move(item).value_or(SavedValue{SavedValue::None{}}));
     }
     if (items.size() < list.size())
-      return LeftOut("values that stand for many times the file's size");
+      return LeftOut("values that expand to many times the file's size");
     return SavedValue{SavedValue::List{std::move(items), list.is(Kind::kTuple)}};
   }
 
@@ -154,7 +154,7 @@ class Collector {
                                          is_state ? TensorRole::kOptimizerState : role, depth));
       if (!child.has_value()) continue;
       if (!HasRoom(text ? text->size() : 0)) {
-        LeftOut("values that stand for many times the file's size");
+        LeftOut("values that expand to many times the file's size");
       } else if (text && !IsValidUtf8(*text)) {
         LeftOut("entries whose key is not valid UTF-8");
       } else {
@@ -235,7 +235,7 @@ class Collector {
     }
     const std::optional<std::string_view> text = value.AsText();
     if (!HasRoom(text ? text->size() : 0)) {
-      return LeftOut("values that stand for many times the file's size");
+      return LeftOut("values that expand to many times the file's size");
     }
     if (value.is(Kind::kNone)) return SavedValue{SavedValue::None{}};
     if (const auto truth = value.AsBool()) return SavedValue{*truth};
