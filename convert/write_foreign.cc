@@ -433,7 +433,7 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
     report.files.push_back(file.name);
     report.bytes += file.size_bytes;
   }
-  report.seconds = SecondsSince(start);
+  report.duration = SteadyNow() - start;
   return report;
 }
 

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/include/checkpoint.h"
 #include "convert/core/output.h"
 #include "storage/open_storage.h"
 
@@ -38,7 +40,7 @@ struct WriteForeignReport {
   std::vector<std::string> files;
   int64_t tensors = 0;           // written and, read back, equal to the source
   int64_t digests_compared = 0;  // number of tensors equal to the source's own digests
-  double seconds = 0;
+  absl::Duration duration;
   std::vector<std::string> removed;  // see LocalFolder
   LeftOut left_out;                  // what the new checkpoint lacks
   std::vector<std::string> notes;    // about left_out, one sentence each
@@ -50,17 +52,15 @@ std::vector<std::string> FormatsWithTokenizer();
 
 // Writes a checkpoint in another framework's format to a new folder, or to a file of this name if
 // the format's checkpoint is a single file. A folder on a local disk gets its name when all its
-// files are durable and have been read back. Every tensor's digest is compared with the digest of
-// the data read from the source. It is also compared with the source's own digest, if that exists
-// and the dtype is the same. In an object store, the file without which readers find no checkpoint
-// (OutputFile::commits) is created last. A format of a single file has no such file: its file is
-// visible as soon as it is complete. An object `unfinished` keeps two writers apart there. After an
-// error nothing is left of the folder.
+// files are durable and have been read back. Every tensor's digest is compared with that of the
+// data read from the source, and with the source's own if that exists and the dtype is the same. In
+// an object store, the file without which readers find no checkpoint (OutputFile::commits) is
+// created last. A single file is visible there as soon as it is complete. An object `unfinished`
+// keeps two writers apart there. After an error, nothing is left of the folder.
 //
 // Errors: AlreadyExists (the folder); InvalidArgument for a tokenizer with more ids than the model,
-// and, naming a field, for a model whose function the format does not keep;
-// those of the format's plan, of WriteOutput() and of OpenForeign(); DataLoss, naming the tensor,
-// if a digest differs.
+// and, naming a field, for a model whose function the format does not keep; DataLoss, naming the
+// tensor, if a digest differs; those of the format's plan, of WriteOutput() and of OpenForeign().
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                                 const std::string& folder,
                                                 const WriteForeignOptions& options);

@@ -235,7 +235,7 @@ absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoin
   }
   for (const SealedFile& file : seal.files()) report.bytes += file.file().size_bytes();
   for (const SealedTensor& tensor : seal.tensors()) report.tensors += tensor.has_digest();
-  report.seconds = SecondsSince(start);
+  report.duration = SteadyNow() - start;
   return report;
 }
 

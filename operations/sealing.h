@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/verify_options.h"
 #include "convert/core/foreign_storage.h"
@@ -55,7 +56,7 @@ struct WriteSealReport {
   uint64_t bytes = 0;              // of the files
   int64_t tensors = 0;             // with a digest
   bool removed_signature = false;  // of a seal with other contents
-  double seconds = 0;
+  absl::Duration duration;
 };
 
 // Seals the checkpoint of that name, which was opened without a seal: all files in and below its

@@ -230,7 +230,7 @@ absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named,
     return std::pair(std::string_view(damage.file), damage.offset_bytes);
   });
   survey.bytes_read += report.bytes_read;
-  survey.seconds = SecondsSince(start);
+  survey.duration = SteadyNow() - start;
   return survey;
 }
 

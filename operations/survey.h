@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "checkpoint/include/verify_options.h"
 #include "operations/element_statistics.h"
 #include "operations/named_checkpoint.h"
@@ -32,7 +33,7 @@ struct CheckpointSurvey {
   std::vector<TensorSurvey> tensors;  // in the manifest's order
   std::vector<Damage> damage;         // as ckpt verify reports it
   uint64_t bytes_read = 0;
-  double seconds = 0;
+  absl::Duration duration;
 };
 
 // Reads every byte of a checkpoint once, in bounded memory, makes the checks of Verify(), and takes

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
 #include "convert/core/foreign_storage.h"
@@ -121,7 +122,7 @@ absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& 
   return Json{{"path", destination},       {"format", format},
               {"bytes", report.bytes},     {"files", report.files},
               {"tensors", report.tensors}, {"digests_compared", report.digests_compared},
-              {"notes", report.notes},     {"seconds", report.seconds}};
+              {"notes", report.notes},     {"seconds", absl::ToDoubleSeconds(report.duration)}};
 }
 
 // Converts to this library's format.

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/units.h"
@@ -53,7 +54,8 @@ void PrintConversion(const CommandOptions& options, const NamedCheckpoint& sourc
                      const convert::WriteForeignReport& report, std::ostream& out) {
   out << options.paths[1] << ": written in the format " << options.convert.format << ", "
       << HumanBytes(report.bytes) << " in " << report.files.size()
-      << (report.files.size() == 1 ? " file, " : " files, ") << HumanSeconds(report.seconds) << "\n"
+      << (report.files.size() == 1 ? " file, " : " files, ")
+      << HumanSeconds(absl::ToDoubleSeconds(report.duration)) << "\n"
       << "all " << report.tensors << " tensors, read back, are those of " << source.Describe()
       << (options.convert.dtype == DType::kUnspecified
               ? ", to the last bit"
@@ -81,7 +83,7 @@ absl::StatusOr<int> RunConvert(const CommandOptions& options, const CommandOutpu
                {"tensors", report.tensors},
                {"digests_compared", report.digests_compared},
                {"notes", NotesOf(report)},
-               {"seconds", report.seconds}},
+               {"seconds", absl::ToDoubleSeconds(report.duration)}},
               output.out);
   } else {
     PrintConversion(options, source, report, output.out);

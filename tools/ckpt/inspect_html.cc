@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "base/page/page.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -187,7 +188,7 @@ class PageData {
     data_["name"] = named_.Describe();
     data_["version"] = std::string(kVersion);
     data_["bytes_read"] = survey_.bytes_read;
-    data_["seconds"] = survey_.seconds;
+    data_["seconds"] = absl::ToDoubleSeconds(survey_.duration);
     data_["tensor_count"] = manifest_.tensors_size();
     data_["file_count"] = files_.size();
     PageJson& bytes_of_role = data_["bytes_of_role"] = PageJson::object();
@@ -425,7 +426,7 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
     nlohmann::ordered_json json = {{"page", options.html},
                                    {"page_bytes", page_bytes},
                                    {"bytes_read", survey.bytes_read},
-                                   {"seconds", survey.seconds},
+                                   {"seconds", absl::ToDoubleSeconds(survey.duration)},
                                    {"damage", nlohmann::ordered_json::array()}};
     for (const Damage& damage : survey.damage) {
       json["damage"].push_back({{"file", damage.file},
@@ -438,7 +439,7 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
   }
   PrintDamage(survey.damage, "", out);
   out << options.html << ": " << HumanBytes(page_bytes) << "; " << HumanBytes(survey.bytes_read)
-      << " read in " << HumanSeconds(survey.seconds) << ", "
+      << " read in " << HumanSeconds(absl::ToDoubleSeconds(survey.duration)) << ", "
       << (survey.damage.empty() ? "no damage"
                                 : absl::StrCat("DAMAGED in ", survey.damage.size(),
                                                survey.damage.size() == 1 ? " place" : " places"))

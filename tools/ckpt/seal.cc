@@ -1,6 +1,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "operations/named_checkpoint.h"
@@ -39,14 +40,14 @@ absl::StatusOr<int> RunSeal(const CommandOptions& options, const CommandOutput& 
                {"tensors", report.tensors},
                {"removed_signature", report.removed_signature},
                {"notes", named.notes},
-               {"seconds", report.seconds}},
+               {"seconds", absl::ToDoubleSeconds(report.duration)}},
               output.out);
     return kExitOk;
   }
   output.out << report.path << ": written for " << named.Describe() << " (" << named.format << "), "
              << HumanBytes(report.bytes) << " in " << report.files
              << (report.files == 1 ? " file" : " files") << ", digests of " << report.tensors
-             << " tensors, " << HumanSeconds(report.seconds) << "\n";
+             << " tensors, " << HumanSeconds(absl::ToDoubleSeconds(report.duration)) << "\n";
   if (report.removed_signature) {
     output.out << "the signature of the seal that was there is removed: see ckpt sign\n";
   }
