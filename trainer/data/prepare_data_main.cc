@@ -53,7 +53,7 @@ ABSL_FLAG(int64_t, shard_tokens, tessera::PrepareDataOptions().shard_tokens, "To
 namespace {
 
 // One line that is rewritten on a terminal; elsewhere one line per phase.
-class ProgressLine {
+class PhaseLine {
  public:
   void Update(std::string_view phase, int64_t done_bytes, int64_t total_bytes) {
     const int64_t step = terminal_ ? 1 << 20 : int64_t{1} << 62;
@@ -75,7 +75,7 @@ class ProgressLine {
       Update(phase, done_bytes, total_bytes);
     };
   }
-  ~ProgressLine() {
+  ~PhaseLine() {
     if (terminal_ && !phase_.empty()) std::fputc('\n', stderr);
   }
 
@@ -177,7 +177,7 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
 
 // Implements --checksum.
 int AddChecksums(const std::string& pattern) {
-  const absl::StatusOr<int64_t> files = tessera::AddChecksums(pattern, ProgressLine().callback());
+  const absl::StatusOr<int64_t> files = tessera::AddChecksums(pattern, PhaseLine().callback());
   if (!files.ok()) return Fail(files.status());
   tessera::Print(absl::StrCat(*files, " token files have new checksums\n"));
   return 0;
@@ -209,7 +209,7 @@ int Main(const std::vector<std::string>& arguments) {
   options.shard_tokens = absl::GetFlag(FLAGS_shard_tokens);
 
   const absl::StatusOr<tessera::PrepareDataResult> result =
-      tessera::PrepareData(options, ProgressLine().callback());
+      tessera::PrepareData(options, PhaseLine().callback());
   if (!result.ok()) return Fail(result.status());
   PrintResult(*result, options.output_dir);
   return 0;
