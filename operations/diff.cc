@@ -228,13 +228,13 @@ std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b,
 absl::Status CompareContents(const NamedCheckpoint& a, const NamedCheckpoint& b,
                              const std::vector<std::string>& names, const DiffOptions& options,
                              Differences& differences) {
-  auto compared = CompareData(*a.opened, *b.opened, names, options.threads);
+  auto compared = CompareData(*a.opened, *b.opened, names, options.io_threads);
   if (compared.ok()) differences.data = *std::move(compared);
   if (compared.ok() || !options.distances || !MayBeDamage(compared.status())) {
     return compared.status();
   }
   for (const std::string& name : names) {
-    compared = CompareData(*a.opened, *b.opened, {name}, options.threads);
+    compared = CompareData(*a.opened, *b.opened, {name}, options.io_threads);
     if (compared.ok()) {
       differences.data.merge(*compared);
     } else if (MayBeDamage(compared.status())) {

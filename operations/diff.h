@@ -18,7 +18,7 @@ struct DiffOptions {
   // Whether to compare the elements of tensors whose digests differ, to say by how much. A damaged
   // tensor counts as different and does not end the comparison.
   bool distances = false;
-  int threads = 4;
+  int io_threads = 4;
 };
 
 struct TensorDifference {

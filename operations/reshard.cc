@@ -92,7 +92,7 @@ absl::StatusOr<RewriteReport> Write(const ReshardPlan& plan, const ReshardReques
                              OpenStorage(plan.place.folder, ForSaving(request.open.stores)));
     return Rewrite(*plan.source.opened, {plan.layout.ranks, plan.plan}, *storage, "", plan.metadata,
                    {.memory_bytes = request.memory_bytes,
-                    .io_threads = request.threads,
+                    .io_threads = request.io_threads,
                     .progress = request.progress});
   };
   absl::StatusOr<RewriteReport> report = write();
@@ -110,7 +110,7 @@ absl::StatusOr<int64_t> CompareWithForeign(const ReshardPlan& plan, const Reshar
   TESSERA_ASSIGN_OR_RETURN(
       const convert::DigestsByName read,
       convert::ReadDigests(*plan.source.opened,
-                           {.io_threads = request.threads, .progress = request.progress}));
+                           {.io_threads = request.io_threads, .progress = request.progress}));
   int64_t compared = 0;
   for (const LogicalTensor& tensor : written.tensors()) {
     if (!tensor.has_digest()) continue;

@@ -15,6 +15,10 @@
 
 namespace tessera::ckpt {
 
+// Default memory for all buffers of `ckpt reshard`, and of a conversion to this library's format.
+inline constexpr uint64_t kReshardMemoryBytes = uint64_t{1} << 30;
+inline constexpr uint64_t kConversionMemoryBytes = uint64_t{1} << 27;
+
 struct ReshardRequest {
   std::string source;       // see FindCheckpoint()
   std::string destination;  // a folder of checkpoints, or the new one's directory in it
@@ -22,8 +26,8 @@ struct ReshardRequest {
   std::string topology = "single";  // of the new files, see ParseTopology()
   LayoutOptions layout;
   std::string program;  // recorded as the producer
-  uint64_t memory_bytes = uint64_t{1} << 27;
-  int threads = 4;
+  uint64_t memory_bytes = kConversionMemoryBytes;
+  int io_threads = 4;
   // Called with the bytes done and in total while writing, and again, from 0, while another
   // framework's files are read once more. May be null.
   std::function<void(uint64_t, uint64_t)> progress;

@@ -41,13 +41,13 @@ class Surveyor {
       : manifest_(named.opened->manifest()),
         options_(options),
         scanner_(*named.storage, named.directory, manifest_,
-                 {.io_threads = options.threads,
+                 {.io_threads = options.io_threads,
                   .read_original = true,
                   .on_damage = [this](Damage damage) { found_.push_back(std::move(damage)); }}),
-        scratch_(options.threads) {}
+        scratch_(options.io_threads) {}
 
   absl::Status Run() {
-    TESSERA_RETURN_IF_ERROR(CheckIoThreads(options_.threads));
+    TESSERA_RETURN_IF_ERROR(CheckIoThreads(options_.io_threads));
     survey_.tensors.resize(manifest_.tensors_size());
     ChooseHistograms();
     TESSERA_RETURN_IF_ERROR(scanner_.OpenAll());
@@ -213,7 +213,7 @@ absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named,
   const absl::Duration start = SteadyNow();
   const bool sealed = named.seal.has_value();
   TESSERA_ASSIGN_OR_RETURN(VerifyReport report,
-                           Verify(named, {.contents = sealed, .io_threads = options.threads}));
+                           Verify(named, {.contents = sealed, .io_threads = options.io_threads}));
   Surveyor surveyor(named, options);
   TESSERA_RETURN_IF_ERROR(surveyor.Run());
   CheckpointSurvey survey = std::move(surveyor).Finish();

@@ -15,7 +15,7 @@
 namespace tessera::ckpt {
 
 struct SurveyOptions {
-  int threads = 4;
+  int io_threads = 4;
   size_t max_histograms = 4096;  // of the tensors with the most elements; 16 KiB of memory each
   // As in VerifyOptions. Null: not called.
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;

@@ -90,7 +90,7 @@ absl::Status DiffByName(const std::string& name_a, const std::string& name_b, bo
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint a, FindCheckpoint(name_a, options.source));
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint b, FindCheckpoint(name_b, options.source));
   TESSERA_ASSIGN_OR_RETURN(const Differences differences,
-                           Diff(a, b, {.data = data, .threads = options.threads}));
+                           Diff(a, b, {.data = data, .io_threads = options.threads}));
   return GiveJson(ToJson(differences), report);
 }
 
@@ -138,7 +138,7 @@ absl::StatusOr<Json> Import(const std::string& source, const std::string& destin
                             .destination = destination,
                             .open = options.source,
                             .program = "tessera_convert",
-                            .threads = options.threads,
+                            .io_threads = options.threads,
                             .progress = options.progress};
   if (write.topology != nullptr) request.topology = write.topology;
   TESSERA_ASSIGN_OR_RETURN(const ReshardPlan plan, PlanReshard(request));

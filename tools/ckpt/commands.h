@@ -26,7 +26,7 @@ inline constexpr int kExitUsage = 2;      // wrong usage, no checkpoint, or it c
 struct ReshardOptions {
   std::string topology;
   LayoutOptions layout;
-  std::optional<uint64_t> memory_bytes;  // unset: 1 GiB; 128 MiB to convert
+  std::optional<uint64_t> memory_bytes;  // unset: kReshardMemoryBytes or kConversionMemoryBytes
   bool dry_run = false;
 };
 

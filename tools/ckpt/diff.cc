@@ -53,7 +53,7 @@ absl::StatusOr<int> RunDiff(const CommandOptions& options, const CommandOutput& 
   TESSERA_ASSIGN_OR_RETURN(const auto a, FindCheckpoint(options.paths[0], options.source));
   TESSERA_ASSIGN_OR_RETURN(const auto b, FindCheckpoint(options.paths[1], options.source));
   TESSERA_ASSIGN_OR_RETURN(const auto differences,
-                           Diff(a, b, {.data = options.data, .threads = options.threads}));
+                           Diff(a, b, {.data = options.data, .io_threads = options.threads}));
   if (options.json) {
     PrintJson(ToJson(differences), output.out);
   } else {

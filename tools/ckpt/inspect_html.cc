@@ -470,12 +470,12 @@ absl::StatusOr<int> WriteInspectPage(const NamedCheckpoint& named, const std::st
     TESSERA_RETURN_IF_ERROR(other->opened.status());
   }
   TESSERA_ASSIGN_OR_RETURN(CheckpointSurvey survey,
-                           Survey(named, {.threads = options.threads,
+                           Survey(named, {.io_threads = options.threads,
                                           .progress = ProgressBar(output.progress).callback()}));
   std::optional<Differences> differences;
   if (other.has_value()) {
-    TESSERA_ASSIGN_OR_RETURN(differences,
-                             Diff(named, *other, {.distances = true, .threads = options.threads}));
+    TESSERA_ASSIGN_OR_RETURN(
+        differences, Diff(named, *other, {.distances = true, .io_threads = options.threads}));
     AddDamagedTensors(named.opened->manifest(), other->opened->manifest(), survey, *differences);
   }
   const std::string page =

@@ -22,15 +22,15 @@ using Json = nlohmann::ordered_json;
 
 ReshardRequest RequestOf(const CommandOptions& options) {
   const bool converts = !options.convert.format.empty();
-  return {
-      .source = options.paths[0],
-      .destination = options.paths[1],
-      .open = options.source,
-      .topology = options.reshard.topology,
-      .layout = options.reshard.layout,
-      .program = converts ? "ckpt convert" : "ckpt reshard",
-      .memory_bytes = options.reshard.memory_bytes.value_or(uint64_t{1} << (converts ? 27 : 30)),
-      .threads = options.threads};
+  return {.source = options.paths[0],
+          .destination = options.paths[1],
+          .open = options.source,
+          .topology = options.reshard.topology,
+          .layout = options.reshard.layout,
+          .program = converts ? "ckpt convert" : "ckpt reshard",
+          .memory_bytes = options.reshard.memory_bytes.value_or(converts ? kConversionMemoryBytes
+                                                                         : kReshardMemoryBytes),
+          .io_threads = options.threads};
 }
 
 // One sentence on what was, or would be, written.
