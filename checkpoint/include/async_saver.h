@@ -13,6 +13,8 @@
 //       update the bucket;
 //     for (const SaveOutcome& outcome : saver.Poll()) report it;
 //   saver.Finish();
+//
+// Implemented in checkpoint/save/async_saver.cc.
 
 #include <cstdint>
 #include <functional>

@@ -7,11 +7,11 @@
 //   const auto folder = ckpt::CheckpointFolder::Open("/runs/a", {.create_root = true});
 //   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
 //   weight.shards = {ckpt::Shard::Of(rows, {.global_offset = {3, 0}, .shape = {5, 4}})};
-//   const auto saved = folder->Save(step, {{weight}}, {.group = &group});
+//   const auto saved = folder->Save(step, {.tensors = {weight}}, {.group = &group});
 //
 //   weight.shards = {ckpt::Shard::Of(columns, {.global_offset = {0, 1}, .shape = {8, 2}})};
 //   const auto latest = folder->Latest();
-//   const auto loaded = latest->Load({{weight}}, {.group = &group});
+//   const auto loaded = latest->Load({.tensors = {weight}}, {.group = &group});
 //
 // The interface consists of two handles: CheckpointFolder, and Checkpoint for an opened checkpoint.
 // Other headers of this folder have:
@@ -36,6 +36,8 @@
 //
 // Threads: several threads may call at once, also on one folder or checkpoint, but not with one
 // group or into one memory.
+//
+// Implemented in checkpoint/load/checkpoint.cc and checkpoint/checkpoint_folder.cc.
 
 #include <cstdint>
 #include <memory>
@@ -85,8 +87,8 @@ class Checkpoint {
 
   Storage& storage() const;
   const std::string& directory() const;  // within the storage
-  // Returns whether the checkpoint is marked as being read, by a lock on its directory. Object
-  // stores and most network file systems have no such locks (docs/checkpoints.md).
+  // Returns whether a lock on the directory marks the checkpoint as being read. Object stores and
+  // most network file systems have no such locks (docs/checkpoints.md).
   bool is_kept() const;
   int64_t step() const;
   Metadata metadata() const;                // program and entries
@@ -117,10 +119,10 @@ class Checkpoint {
   // checksum other tensors may already be new. After a wrong checksum or digest (verify_digests),
   // or an element that a dtype cannot hold, discard the state or load it again.
   //
-  // Collective over options.group. The manifest of rank 0 counts, and every rank returns the same
+  // Collective over options.group. Every rank uses the manifest of rank 0 and returns the same
   // status. Memory: staging_bytes per process plus the plan. Cost: only checksum chunks with wanted
-  // bytes are read. One of the ranks that want a part of a chunk reads it, and sends the others
-  // their parts while it reads on.
+  // bytes are read. If several ranks want parts of a chunk, one of them reads it, and sends the
+  // others their parts while it reads on.
   absl::StatusOr<LoadReport> Load(const StateDict& state, const LoadOptions& options = {}) const;
 
   // Loads one tensor, or a box of it, by its name alone, whatever its sharding. The box, dtype and
@@ -224,11 +226,11 @@ class CheckpointFolder {
   // Returns the directories of saves that were started but not committed, ascending by step.
   absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted() const;
 
-  // Returns the newest committed checkpoint, but skips those whose manifest says that the run had
+  // Returns the newest committed checkpoint. Skips checkpoints whose manifest says that the run had
   // diverged, unless the folder has no others. `notes` (may be null) receives a sentence for each
-  // that is skipped, or one that there are no others. Reads manifests; one that cannot be read is
-  // not skipped. NotFound if there is no checkpoint; the error of an unreadable directory of a
-  // later step, which may be the newest.
+  // skipped checkpoint, or one sentence if all have diverged. Reads manifests; a checkpoint whose
+  // manifest cannot be read is not skipped. NotFound if there is no checkpoint. If a directory of a
+  // later step is unreadable, it may be the newest: returns its error.
   absl::StatusOr<CheckpointInfo> FindLatest(std::vector<std::string>* notes = nullptr) const;
   // Open the checkpoint that FindLatest() returns, or the checkpoint of a step.
   absl::StatusOr<Checkpoint> Latest(std::vector<std::string>* notes = nullptr) const;
@@ -239,14 +241,14 @@ class CheckpointFolder {
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
-  // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. The
-  // newest one whose manifest does not say that the run had diverged stays, too; so does one that
-  // may be it, but cannot be read. After a save, pass its step as `saved_step`: its checkpoint
-  // stays, too, since its step may be lower than others. Each checkpoint is uncommitted before its
-  // files are deleted, so that a crash halfway leaves no checkpoint that looks complete. Also
-  // removes incomplete directories older than the newest committed one, and directories that an
-  // interrupted save renamed to discard them. Symbolic links and unreadable directories are left
-  // alone and do not count. Tries all, and returns the first error.
+  // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. Also
+  // keeps the newest checkpoint whose manifest does not say that the run had diverged, and newer
+  // ones that cannot be read. After a save, pass its step as `saved_step`: its checkpoint is kept
+  // even if its step is lower than others. Each checkpoint is uncommitted before its files are
+  // deleted, so that a crash halfway leaves no checkpoint that looks complete. Also removes
+  // incomplete directories older than the newest committed one, and directories that an interrupted
+  // save renamed to discard them. Ignores symbolic links and unreadable directories. Tries all, and
+  // returns the first error.
   absl::Status Prune(int keep, std::optional<int64_t> saved_step = std::nullopt) const;
 
  private:

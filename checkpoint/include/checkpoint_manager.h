@@ -1,6 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_MANAGER_H_
 #define TESSERA_CHECKPOINT_INCLUDE_CHECKPOINT_MANAGER_H_
 
+// Implemented in checkpoint/manager/checkpoint_manager.cc; Open() and StagingFolderOf() in
+// checkpoint/manager/open_folder.cc.
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -138,10 +141,10 @@ class CheckpointManager {
   // empty list on other ranks, and in a job that does not save.
   virtual absl::StatusOr<std::vector<std::string>> AbandonLater(int64_t step) = 0;
 
-  // Begins the job's steps after `step`, and its time. TryResume() calls Begin(). Call it again if
-  // the job has loaded its state from elsewhere, or has built something since, whose time does not
-  // count. `last_step` replaces the schedule's (0: none), for a job that counts its steps from
-  // where it resumes.
+  // Begins the job's steps after `step`, and starts its clock. TryResume() calls Begin(). Call it
+  // again if the job has loaded its state from elsewhere, or has spent time on its preparation that
+  // the schedule should ignore. `last_step` replaces the schedule's (0: none), for a job that
+  // numbers its steps from where it resumes.
   virtual void Begin(int64_t step, std::optional<int64_t> last_step = std::nullopt) = 0;
 
   // Does what the other TrySave() does; calls `describe` only if the step is saved.

@@ -3,6 +3,8 @@
 
 // The operations that saves and loads need from memory that the processor cannot address, such as a
 // GPU's. A program implements them over its own device library.
+//
+// Implemented by programs; checkpoint/elements/device_copies.cc calls it.
 
 #include <cstddef>
 #include <memory>

@@ -1,6 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_LOAD_OPTIONS_H_
 #define TESSERA_CHECKPOINT_INCLUDE_LOAD_OPTIONS_H_
 
+// Implemented in checkpoint/load/load.cc and the files that it calls.
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -26,8 +28,9 @@ struct LoadOptions {
   // wrong place. Costs 5 to 20 % of a load (docs/checkpoints.md), and one more pass for tensors
   // whose rows are not contiguous in memory. The same on all ranks.
   bool verify_digests = false;
-  bool allow_missing = false;  // wanted, not saved: left unchanged, and reported
-  // Saved, not wanted by any rank: ignored, and reported. The same on all ranks.
+  // Whether to leave a wanted tensor that was not saved unchanged, and report it.
+  bool allow_missing = false;
+  // Whether to ignore a saved tensor that no rank wants, and report it. The same on all ranks.
   bool allow_unexpected = false;
   // Whether to fill a weight that was not saved from its master weight, converted.
   bool weights_from_master = true;

@@ -3,6 +3,8 @@
 
 // The options and results of a CheckpointManager (checkpoint_manager.h), which decides when a job
 // saves, which checkpoints it keeps, and where it resumes.
+//
+// Implemented in checkpoint/manager/: save_schedule.cc, retention.cc and resume.cc.
 
 #include <cstdint>
 #include <functional>
@@ -54,7 +56,7 @@ struct FailedSavesOptions {
 // The state of a rank after an optimizer step.
 struct StepState {
   int64_t step = 0;           // completed; the same on every rank
-  int stop_signal = 0;        // SIGINT, or any other signal, which counts as SIGTERM; 0: none
+  int stop_signal = 0;        // SIGINT; any other signal is treated as SIGTERM; 0: none
   bool program_ends = false;  // for a reason of its own; saves before
   // Whether the step changed the state, and its loss is plausible. Checkpoints that are due wait
   // for a step that is healthy on every rank, so that retention and rolling slots keep good ones.
@@ -190,8 +192,8 @@ struct CheckpointManagerOptions {
 
   // A file of the local file system by which a person asks the job to save or to end. It contains a
   // number N. N > 0: save at step N and end. N < 0: save at step -N and continue. 0: nothing.
-  // Set it on one rank, whose requests count for all; empty: none. The folder records in
-  // ".stop_file" the request that ended the job, so that it does not end a later one.
+  // Set it on one rank; all ranks obey it. Empty: none. The folder's ".stop_file" records the
+  // request that ended the job, so that the request does not end a later job.
   std::string stop_file_path = {};
 
   absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder

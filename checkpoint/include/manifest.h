@@ -4,6 +4,9 @@
 // The manifest of a checkpoint as a protobuf message. It is for programs that fill in more fields
 // than checkpoint.h offers (topology, trainer state, model, optimizer) or read more than Checkpoint
 // offers. The files manifest.proto and FORMAT.md describe the fields.
+//
+// Implemented in checkpoint/format/manifest.cc; ReadManifest() in
+// checkpoint/directory/directory.cc.
 
 #include <cstdint>
 #include <memory>

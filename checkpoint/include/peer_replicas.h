@@ -20,6 +20,8 @@
 //     for each bucket: (*replicas)->WaitUntilCopied(bucket's memory); update the bucket;
 //     for (const SaveOutcome& outcome : (*replicas)->Poll()) report it;
 //   (*replicas)->Finish();
+//
+// Implemented in checkpoint/replicas/peer_replicas.cc.
 
 #include <cstdint>
 #include <memory>

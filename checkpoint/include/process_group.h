@@ -1,6 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_PROCESS_GROUP_H_
 #define TESSERA_CHECKPOINT_INCLUDE_PROCESS_GROUP_H_
 
+// Programs implement ProcessGroup. AgreeOnStatus() is implemented in
+// checkpoint/collective/agree.cc.
+
 #include <cstddef>
 #include <memory>
 #include <span>

@@ -1,6 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_SAVE_OPTIONS_H_
 #define TESSERA_CHECKPOINT_INCLUDE_SAVE_OPTIONS_H_
 
+// Implemented in checkpoint/save/run_save.cc and the files that it calls.
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -43,7 +45,7 @@ struct SaveRequest {
   int64_t step = 0;
   Metadata metadata = {};
   // False: the manifest says that the run had diverged, unless metadata.manifest has a health of
-  // its own. TryResume() skips such a checkpoint, and retention does not count it as good.
+  // its own. TryResume() skips such a checkpoint, and retention may delete it.
   bool healthy = true;
 };
 
@@ -55,10 +57,11 @@ struct SaveOptions {
   ProcessGroup* group = nullptr;
   absl::Duration timeout = absl::Minutes(10);  // for each wait on other ranks
 
-  // Whether a committed checkpoint of the same step is replaced; otherwise it is AlreadyExists.
-  // Whatever happens, the old or the new checkpoint is there as a whole. Once the new one is
-  // committed, the old one's files, and others in its directory, are deleted. While this machine
-  // reads the old one, they stay, and go with the next save of the step. Needs room for both.
+  // Whether to replace a committed checkpoint of the same step; otherwise the save fails with
+  // AlreadyExists. Whatever happens, the old or the new checkpoint is there as a whole. Once the
+  // new checkpoint is committed, all other files in its directory are deleted. While this machine
+  // reads the old checkpoint, its files stay; the next save of the step deletes them. Needs room
+  // for both.
   // Unimplemented, with nothing changed, in an object store without conditional replacement.
   bool overwrite = false;
 
@@ -68,7 +71,7 @@ struct SaveOptions {
   // Limit of a file; a rank with more data writes several files.
   uint64_t max_file_bytes = uint64_t{4} << 30;
 
-  // Threads that copy and write; more than there are cores keep the disk busy.
+  // Threads that copy and write. More threads than cores keep the disk busy.
   int io_threads = 4;
   uint64_t staging_bytes = uint64_t{64} << 20;  // memory for copies; never less than a chunk
 

@@ -3,6 +3,8 @@
 
 // The description of a state: logical tensors, and their boxes in this process's memory. Owns and
 // copies no element.
+//
+// Implemented here; checkpoint/plan/rank_states.cc checks the descriptions.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INCLUDE_VERIFY_OPTIONS_H_
 #define TESSERA_CHECKPOINT_INCLUDE_VERIFY_OPTIONS_H_
 
+// Implemented in checkpoint/scan/verify.cc.
+
 #include <cstdint>
 #include <functional>
 #include <string>

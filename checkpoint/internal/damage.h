@@ -3,6 +3,8 @@
 
 // Errors that name the damaged bytes of a checkpoint, so that they can be examined again. The parts
 // are a payload of the absl::Status; AgreeOnStatus() keeps them and adds the ranks.
+//
+// Implemented in checkpoint/directory/damage.cc.
 
 #include <cstdint>
 #include <optional>

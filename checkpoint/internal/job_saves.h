@@ -1,6 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_INTERNAL_JOB_SAVES_H_
 #define TESSERA_CHECKPOINT_INTERNAL_JOB_SAVES_H_
 
+// Implemented in checkpoint/manager/checkpoint_manager.cc; Open() by a name in
+// checkpoint/manager/open_folder.cc.
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -67,8 +70,8 @@ class JobSaves : public CheckpointManager {
   virtual absl::StatusOr<JobDecision> Decide(const StepState& now,
                                              const SumOverRanks& sum = nullptr) = 0;
   // Saves now, in the foreground or background. `kind` is not kNone. In the background, the call
-  // for a decision may come after later steps, when the state is in memory; until then, the save
-  // counts as in flight. FailedPrecondition in a job that does not save.
+  // for a decision may come after later steps, when the state is in memory; from the decision on,
+  // the save is in flight. FailedPrecondition in a job that does not save.
   virtual absl::Status Save(const SaveRequest& request, const StateDict& state,
                             SaveKind kind = SaveKind::kPermanent) = 0;
   // Replaces Save() on a rank that cannot save, as AsyncSaver::Refuse() replaces Start(): the save

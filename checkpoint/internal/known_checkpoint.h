@@ -1,11 +1,14 @@
 #ifndef TESSERA_CHECKPOINT_INTERNAL_KNOWN_CHECKPOINT_H_
 #define TESSERA_CHECKPOINT_INTERNAL_KNOWN_CHECKPOINT_H_
 
+// Implemented in checkpoint/load/checkpoint.cc.
+
 #include <cstdint>
 #include <memory>
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/read_lock.h"
@@ -21,8 +24,12 @@ Checkpoint CheckpointOfManifest(std::shared_ptr<Storage> storage, std::string_vi
                                 Manifest manifest,
                                 std::shared_ptr<const ReadLock> reading = nullptr,
                                 std::vector<std::vector<uint32_t>> readers = {});
-// The storage must outlive the checkpoint.
+// The same; the storage must outlive the checkpoint.
 Checkpoint CheckpointOfManifest(Storage& storage, std::string_view directory, Manifest manifest);
+
+// Opens the checkpoint in a directory of a storage, as Checkpoint::Open() does.
+absl::StatusOr<Checkpoint> OpenCheckpoint(std::shared_ptr<Storage> storage,
+                                          std::string_view directory);
 
 }  // namespace tessera::ckpt
 

@@ -1,6 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_INTERNAL_READ_LOCK_H_
 #define TESSERA_CHECKPOINT_INTERNAL_READ_LOCK_H_
 
+// Implemented in checkpoint/directory/read_lock.cc.
+
 #include <memory>
 #include <string_view>
 

@@ -3,6 +3,8 @@
 
 // The checkpoints that a job has saved in a folder, the root of a storage, for programs that look
 // there without a CheckpointManager.
+//
+// Implemented in checkpoint/manager/saved_checkpoints.cc.
 
 #include <cstdint>
 #include <span>

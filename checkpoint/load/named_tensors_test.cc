@@ -1,10 +1,11 @@
+#include "checkpoint/load/named_tensors.h"
+
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/load/load.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

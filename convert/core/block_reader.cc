@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/elements/digest_elements.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_states.h"
 #include "layout/elements/copy_elements.h"
 

@@ -13,7 +13,7 @@
 #include "checkpoint/include/load_options.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
-#include "checkpoint/load/load.h"
+#include "checkpoint/load/named_tensors.h"
 #include "checkpoint/scan/scan.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
