@@ -29,7 +29,7 @@ struct ElementStatistics {
   int64_t nans = 0;
   int64_t positive_infinities = 0;
   int64_t negative_infinities = 0;
-  // The statistics below are of the finite elements. Without any, min is above max.
+  // The statistics below describe the finite elements. Without finite elements, min is above max.
   double min = std::numeric_limits<double>::infinity();
   double max = -std::numeric_limits<double>::infinity();
   // The sum, in a type that is wide enough for the squares of every dtype.

@@ -28,7 +28,8 @@ struct NamedCheckpoint {
   // checkpoint of this library.
   std::string format;
   std::string foreign_name;
-  // Notes: which one of several it is, and what was not understood of another framework's.
+  // Notes: which of several checkpoints this is, and which parts of another framework's checkpoint
+  // were not understood.
   std::vector<std::string> notes;
   // The values of another framework's checkpoint besides tensors. In a checkpoint of this library,
   // they are in the manifest.
@@ -56,7 +57,7 @@ struct SourceOptions {
   OpenStorageOptions stores;         // for every storage that is opened
   std::string format;                // another framework's; empty: detected from the files
   std::string parameter_names_file;  // see OpenForeignOptions
-  bool use_seal = true;              // of another framework's
+  bool use_seal = true;              // whether a seal of another framework's checkpoint is used
   // The step of the checkpoint in a folder, or the step of a single checkpoint, whatever it
   // records; unset: FindCheckpoint() chooses, and the step is the recorded one.
   std::optional<int64_t> step;
@@ -66,16 +67,16 @@ struct SourceOptions {
 // the options say so.
 bool IsForeignName(const std::string& name, const SourceOptions& options);
 
-// Finds a checkpoint. `name` (see OpenStorage()) names a checkpoint's directory, or a folder of
-// checkpoints, rolling ones included, of which ChooseToRead() chooses (see SourceOptions::step), or
-// another framework's checkpoint. NotFound for any other place, and for a folder without a
-// checkpoint of the step.
+// Finds a checkpoint. `name` (see OpenStorage()) is the directory of a checkpoint, another
+// framework's checkpoint, or a folder of checkpoints. In a folder, ChooseToRead() chooses one,
+// rolling ones included, unless SourceOptions::step is set. NotFound for any other place, and for a
+// folder without a checkpoint of the step.
 absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
                                                const SourceOptions& options);
 
 // Writes a checkpoint of any format in the format of another framework, after checking all records
-// of the source; see WriteForeign(). The report's notes begin with the notes about the source. An
-// error has the notes that may be its reason; see WithNotes().
+// of the source; see WriteForeign(). The report's notes begin with the notes about the source. The
+// message of an error includes the notes that may explain it; see WithNotes().
 absl::StatusOr<convert::WriteForeignReport> Export(const NamedCheckpoint& source,
                                                    const std::string& folder,
                                                    const convert::WriteForeignOptions& options);

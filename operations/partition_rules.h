@@ -21,7 +21,7 @@ struct PartitionRule {
   enum class Place { kUnchanged, kLayer, kBeforeLayers, kAfterLayers, kBothEnds };
   std::string text;        // as given, for messages
   std::string pattern;     // * is any text, # the number of the layer
-  std::optional<int> dim;  // that is cut; -1: none; unset: unchanged
+  std::optional<int> dim;  // the dim to cut; -1: none; unset: unchanged
   int sections = 1;        // of `dim`
   bool padded = false;     // rows of `dim` 0 are padded in memory
   Place place = Place::kUnchanged;

@@ -21,18 +21,18 @@ struct LayoutOptions {
 struct RankLayout {
   // Serialized RankStates, by rank, for PlanSave().
   std::vector<std::string> ranks;
-  int guessed = 0;  // tensors that are cut, or not, by a guess, if that matters at this topology
+  int guessed = 0;  // tensors whose cut is a guess that matters at this topology
 };
 
 // Chooses the boxes of a checkpoint's tensors that each rank of a run at `topology` should write,
 // so that a run at that topology reads few, long ranges of few files. A rank writes the boxes that
 // it is expected to read, but nothing relies on that.
 //
-// A tensor is on the pipeline stage of its layer (LayersOfChunk; a head counts as the layers that
-// it costs), or of its end of the model. A tied tensor, and a tensor of which neither is known, is
-// on the first stage. Tensor-parallel ranks have their part of each section. Weights are on every
-// data-parallel rank; with ZeRO, optimizer state is cut by rows into one run of neighbouring
-// tensors for each.
+// A tensor is on the pipeline stage of its layer (see LayersOfChunk; a head counts as the layers
+// that it costs), or on the stage at its end of the model. Tied tensors, and tensors whose place is
+// unknown, are on the first stage. Each tensor-parallel rank has its part of each section. Weights
+// are on every data-parallel rank. With ZeRO, optimizer state is cut by rows, and each
+// data-parallel rank has one run of neighbouring tensors.
 //
 // Errors: InvalidArgument, one sentence: too many ranks, too few layers, virtual shards that are
 // not a multiple of tp, a rule that does not fit. Precondition: a valid manifest. Cost: the tensors

@@ -23,9 +23,9 @@ namespace tessera::ckpt::convert {
 
 // The place of a checkpoint's seal, and what is there.
 struct FoundSeal {
-  std::shared_ptr<Storage> folder;  // that the sealed files are in
+  std::shared_ptr<Storage> folder;  // with the sealed files
   std::string path;                 // of the seal, in the folder
-  std::string file;                 // the checkpoint, where it is a file and not the whole folder
+  std::string file;                 // the checkpoint's file; empty: the whole folder
   std::string bytes;
   // The seal. DataLoss if it is damaged, Unimplemented if it has another version, another error if
   // it cannot be read.
@@ -45,7 +45,7 @@ absl::Status PutBeside(Storage& storage, const std::string& path, std::string_vi
                        bool overwrite);
 
 struct WriteSealOptions {
-  bool overwrite = false;     // a seal that is there
+  bool overwrite = false;     // replaces an existing seal
   OpenStorageOptions stores;  // for every storage that is opened
   IoOptions io;               // for reading tensors and, from 0 bytes again, for reading files
 };
@@ -55,7 +55,7 @@ struct WriteSealReport {
   int64_t files = 0;
   uint64_t bytes = 0;              // of the files
   int64_t tensors = 0;             // with a digest
-  bool removed_signature = false;  // of a seal with other contents
+  bool removed_signature = false;  // that of an old seal, whose contents differed
   absl::Duration duration;
 };
 

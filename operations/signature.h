@@ -39,10 +39,10 @@ absl::StatusOr<SignedFile> FindSignedFile(const NamedCheckpoint& named);
 absl::StatusOr<std::string> Sign(const SignedFile& file, const std::string& key_path,
                                  bool overwrite);
 
-// Checks that the private half of the public key in a PEM file, as `openssl pkey -pubout` writes
-// it, has signed the present file. Returns the key, in base64. Errors, each with one sentence:
-// DataLoss if there is no signature, if another key has made it, and if the file or the signature
-// has changed; InvalidArgument for the key.
+// Checks that a file, as it is now, was signed with the private key that belongs to the public key
+// in a PEM file, as `openssl pkey -pubout` writes it. Returns the public key, in base64. Errors,
+// each with one sentence: DataLoss if there is no signature, if it was made with another key, and
+// if the file or the signature has changed; InvalidArgument for the key.
 absl::StatusOr<std::string> CheckSignature(const SignedFile& file, const std::string& key_path);
 
 }  // namespace tessera::ckpt

@@ -22,8 +22,8 @@ struct SurveyOptions {
 };
 
 struct TensorSurvey {
-  // The statistics of all elements that could be read, those of damaged chunks as they are. An
-  // alias has none.
+  // The statistics of all elements that could be read, those in damaged chunks included. Empty for
+  // an alias.
   ElementStatistics statistics;
   bool damaged = false;  // bytes of it are missing, or in a chunk whose checksum is wrong
 };
@@ -36,10 +36,10 @@ struct CheckpointSurvey {
   absl::Duration duration;
 };
 
-// Reads every byte of a checkpoint once, in bounded memory, makes the checks of Verify(), and takes
-// statistics of every tensor, which do not depend on the number of threads. A seal is compared
-// first, which reads its files once more. Damage is in the result; an error means that the
-// checkpoint could not be read.
+// Reads every byte of a checkpoint once, in bounded memory, makes the checks of Verify(), and
+// computes the statistics of every tensor. The number of threads does not change them. A sealed
+// checkpoint is first compared with its seal, which reads its files once more. Damage is in the
+// result; an error means that the checkpoint could not be read.
 absl::StatusOr<CheckpointSurvey> Survey(const NamedCheckpoint& named, const SurveyOptions& options);
 
 }  // namespace tessera::ckpt
