@@ -40,8 +40,8 @@ struct Format {
   // Whether a checkpoint is a single file, the only one of its plan, under the given name.
   bool is_file = false;
   std::string_view without_tokenizer = {};  // a note
-  // Whether the files have values besides tensors of which only the step, the position and the like
-  // are read.
+  // Whether the files hold values besides tensors that are not read. Only the step, the position in
+  // the data and the like are.
   bool has_unread_values = false;
 };
 

@@ -11,9 +11,9 @@ namespace tessera::ckpt::convert {
 
 // Adds the files that transformers' trainers and accelerate keep beside a model. Names of tensors
 // and values begin with "optimizer." (optimizer.pt or .bin) or "scheduler." (scheduler.pt or .bin),
-// those in the JSON object trainer_state.json with "trainer_state.". Missing files are left out; so
-// are damaged ones unless `needed`, with a note. Errors: DataLoss, naming the file; those of the
-// storage.
+// those in the JSON object trainer_state.json with "trainer_state.". Missing files are skipped.
+// Damaged files are skipped with a note, unless `needed`. Errors: DataLoss, naming the file; those
+// of the storage.
 absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint);
 
 // Sets the step of the trainer, and the consumed samples, from values of the usual names: the names

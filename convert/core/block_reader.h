@@ -33,7 +33,7 @@ struct BlockPart {
   const OutputTensor& tensor;
   std::vector<StoredPiece> pieces;  // with offsets in `block`
   std::span<std::byte> block;
-  LogicalDigest& digest;  // those of the pieces are added
+  LogicalDigest& digest;  // the pieces' digests are added to it
 };
 
 // Reads blocks of a checkpoint's tensors, each as pieces with strides of their own, on the caller's

@@ -121,8 +121,8 @@ class ForeignTensorSet {
 
   // Describes AdamW with the states that were added, if there are any: group 0 has weight decay,
   // group 1 has none. `framework` is the key of the parameters' names in that framework. May be
-  // called once, before Finish(). Only both moments of a parameter are AdamW's: leaves a single
-  // one out, with a note.
+  // called once, before Finish(). AdamW needs both moments of a parameter: a single one is left
+  // out, with a note.
   void DescribeOptimizer(std::string_view framework, ForeignCheckpoint& checkpoint);
 
   // Sets the checkpoint's model, tensors and, if there are states, optimizer. Returns the error of

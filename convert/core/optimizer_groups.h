@@ -31,21 +31,21 @@ using TorchGroups = std::map<int64_t, TorchGroup>;
 // Returns the groups in "param_groups" after `prefix`, which is empty or ends with a dot.
 TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix);
 
-// What optimizers tell beside their states.
+// What optimizers record besides their states.
 struct OptimizerFacts {
   // How often their parameters were updated; nullopt for a value that is not a count.
   std::set<std::optional<int64_t>> updates;
-  std::set<std::string> differences;   // what makes another algorithm of AdamW
+  std::set<std::string> differences;   // settings with which it is not AdamW
   std::set<std::string> other_states;  // that AdamW does not have, and that are not read
 
   void AddUpdates(std::optional<double> updates);
   void AddSettings(const SavedValue::Dict& settings);  // of a group
 };
 
-// Sets how often the optimizer has updated the weights: as the step, if that is unknown, otherwise
-// beside it where it differs. Notes that the numbers of updates are left out if they differ or are
-// not counts. Notes other states, and differences from AdamW. With differences, an optimizer that
-// has moments is called "adam".
+// Records how often the optimizer has updated the weights: as the step if that is unknown, else
+// beside the step if it differs. Adds notes on other states and on differences from AdamW. Adds a
+// note if the numbers of updates differ between parameters, or are not counts, and leaves them out.
+// With differences, an optimizer that has moments is named "adam".
 void TakeFacts(const OptimizerFacts& facts, ForeignCheckpoint& checkpoint);
 
 // Returns the name for a framework of a parameter, given its name or number; empty if unknown.

@@ -29,7 +29,7 @@ struct BpeMerge {
 // until none applies. Thread-safe.
 class BpeMerges {
  public:
-  // If two merges have the same tokens, the later one counts.
+  // If two merges have the same tokens, the later one is used.
   explicit BpeMerges(std::span<const BpeMerge> merges);
 
   // Merges the tokens of one piece, which are the ids from `begin` on, in time n log n.

@@ -15,9 +15,9 @@ namespace tessera {
 //   lines of base64 and a rank          tiktoken
 //   a SentencePiece BPE model
 //   an llm.c tokenizer file
-// Of a folder that holds several, the first of these counts: tokenizer.json, vocab.json,
-// encoder.json, *.tiktoken, tokenizer.model, tokenizer.bin. tokenizer_config.json beside the file
-// is read for its end-of-text token; one that changes ids is refused. Errors: those of the file
+// If a folder holds several, the first of these is read: tokenizer.json, vocab.json, encoder.json,
+// *.tiktoken, tokenizer.model, tokenizer.bin. tokenizer_config.json beside the file is read for its
+// end-of-text token; a tokenizer_config.json that changes ids is refused. Errors: those of the file
 // system; NotFound listing what a folder lacks; DataLoss with the file and what was expected;
 // InvalidArgument naming what is not supported.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path);

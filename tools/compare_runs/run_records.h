@@ -51,7 +51,7 @@ struct RunRecords {
 // Reads a run folder, a metrics.jsonl file, an event file of TensorBoard or a folder of them, or a
 // log of llm.c, InfiniTrain, Megatron-LM or torchtitan; the contents tell which. Losses of
 // metrics.jsonl are exact, since they are taken from "loss_bits". If a step has two records, the
-// later counts; a damaged record is left out, with a note. Files are read as a stream: memory
+// later one is used. A damaged record is left out, with a note. Files are read as a stream: memory
 // depends on the number of steps, not of bytes.
 //
 // NotFound if there is no such file; InvalidArgument if it holds no record.
