@@ -367,7 +367,7 @@ TEST_P(SharedLoadTest, BuffersAreBounded) {
     for (const auto& report : outcome.reports) {
       EXPECT_GT(report->buffer_bytes, 0);
       // Seven chunks, each in whole pages with space for a mark.
-      EXPECT_LE(report->buffer_bytes, std::max<uint64_t>(staging, 8 * 4096)) << staging;
+      EXPECT_LE(report->buffer_bytes, std::max<uint64_t>(staging, 7 * 4096)) << staging;
     }
   }
 }
