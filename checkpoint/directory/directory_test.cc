@@ -230,7 +230,7 @@ TEST_F(ManifestInPlaceTest, TheNameOfTheStorageCountsWhereThereIsNoOther) {
   NamedStorage own(storage_, /*is_translation=*/false), foreign(storage_, /*is_translation=*/true);
   const absl::Status other_step = ReadManifest(own, "").status();
   EXPECT_TRUE(absl::IsDataLoss(other_step)) << other_step;
-  EXPECT_THAT(MessageOf(other_step), HasSubstr("its directory is called step-00000009"));
+  EXPECT_THAT(MessageOf(other_step), HasSubstr("its directory is named step-00000009"));
   EXPECT_OK(ReadManifest(own, "d"));
   EXPECT_OK(ReadManifest(foreign, ""));
 }
