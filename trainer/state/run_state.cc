@@ -50,12 +50,6 @@ std::string ModelFieldText(const ModelConfig& config,
   return text;
 }
 
-// Returns whether micro-batches of a saved size have units of so many samples.
-bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
-  int64_t size = 0;
-  return absl::SimpleAtoi(micro_batch_size, &size) && size > 0 && CanonicalUnit(size) == unit;
-}
-
 }  // namespace
 
 ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
@@ -179,21 +173,22 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
         "manifest: impossible trainer state: step ", progress.step, ", updates ", progress.updates,
         ", consumed_samples ", progress.consumed_samples, ", best_loss ", progress.best_loss));
   }
-  if (best == state.extra().end() && progress.best_loss_data.empty() &&
-      state.extra().contains(kUpdates)) {
-    // An older version of the trainer saved the lowest training loss of a run without evaluations
-    // as `best_loss`. Only the loss of an evaluation at this very step is known to be one.
-    progress.best_training_loss = progress.best_loss;
-    progress.best_loss = state.health().has_validation_loss()
-                             ? state.health().validation_loss()
-                             : std::numeric_limits<double>::infinity();
-  }
   return progress;
 }
 
 std::string SavedTopology(const ckpt::Manifest& manifest) {
   return manifest.has_topology() ? ToString(ckpt::FromProto(manifest.topology())) : "";
 }
+
+namespace {
+
+// Returns whether micro-batches of a saved size have units of so many samples.
+bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
+  int64_t size = 0;
+  return absl::SimpleAtoi(micro_batch_size, &size) && size > 0 && CanonicalUnit(size) == unit;
+}
+
+}  // namespace
 
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics) {

@@ -22,8 +22,8 @@ namespace tessera {
 struct Progress {
   int64_t step = 0;              // optimizer steps completed
   int64_t updates = 0;           // steps that changed the weights (for Adam's bias correction)
-  int64_t earlier_updates = 0;   // of these, updates before step 0: the saved run's, if its
-                                 // optimizer was loaded without its step
+  int64_t earlier_updates = 0;   // those among them from before step 0: of a run whose optimizer,
+                                 // but not its step, was loaded
   int64_t consumed_samples = 0;  // sequences read since the first step
   double last_loss = 0;          // of step `step`
   double last_learning_rate = 0;
@@ -57,8 +57,7 @@ ckpt::ModelProto ToProto(const ModelConfig& model);
 ckpt::NumericsState ToProto(const NumericsFingerprint& numerics);
 NumericsFingerprint FromProto(const ckpt::NumericsState& state);
 
-// Returns the progress in a manifest. Older versions saved a training loss as `best_loss`: it
-// becomes best_training_loss. DataLoss for values that no run could have written.
+// Returns the progress in a manifest. DataLoss for values that no run could have written.
 absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 
 // Checks that weights saved with `manifest` have the same meaning in `model`, which shapes alone do
@@ -71,9 +70,10 @@ absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& m
 // not record it.
 std::string SavedTopology(const ckpt::Manifest& manifest);
 
-// Describes how a run that continues from `manifest` differs from the saved run, as far as the bits
-// of losses depend on it: topology, and numerics as configured and as on this machine. One sentence
-// each, for the log. A property that an older checkpoint does not record is not compared.
+// Describes the differences between a run that continues from `manifest` and the saved one on which
+// the bits of losses depend: topology, and numerics as configured and as on this machine. One
+// sentence each, for the log. Properties that the checkpoint does not record, because it is older,
+// are not compared.
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics);
 

@@ -62,25 +62,6 @@ TEST(RunStateTest, AProgramThatKnowsNoBestLossHasNone) {
   EXPECT_EQ(progress.best_training_loss, std::numeric_limits<double>::infinity());
 }
 
-TEST(RunStateTest, ALossThatAnOlderVersionSavedMayBeOfTraining) {
-  const ckpt::Manifest older = Describe({.step = 7, .updates = 7, .best_loss = 3.5});
-  Progress progress = OrFail(ReadProgress(older));
-  EXPECT_EQ(progress.best_loss, std::numeric_limits<double>::infinity());
-  EXPECT_EQ(progress.best_training_loss, 3.5);
-  ckpt::Manifest evaluated = older;
-  evaluated.mutable_trainer()->mutable_health()->set_validation_loss(3.75);
-  EXPECT_EQ(OrFail(ReadProgress(evaluated)).best_loss, 3.75);
-  // Another program knows what it saved, and so does this version.
-  ckpt::Manifest known = older;
-  known.mutable_trainer()->mutable_extra()->clear();
-  EXPECT_EQ(OrFail(ReadProgress(known)).best_loss, 3.5);
-  for (const char* name : {"best_training_loss", "validation_data"}) {
-    known = older;
-    (*known.mutable_trainer()->mutable_extra())[name] = "3";
-    EXPECT_EQ(OrFail(ReadProgress(known)).best_loss, 3.5) << name;
-  }
-}
-
 TEST(RunStateTest, ImpossibleProgressIsRefused) {
   ckpt::Manifest manifest = Describe({.step = 7, .updates = 8});
   ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"updates 8"});
