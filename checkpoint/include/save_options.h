@@ -45,7 +45,7 @@ struct SaveRequest {
   int64_t step = 0;
   Metadata metadata = {};
   // False: the manifest says that the run had diverged, unless metadata.manifest has a health of
-  // its own. TryResume() skips such a checkpoint, and retention may delete it.
+  // its own. TryResume() skips such a checkpoint, and retention does not treat it as a good one.
   bool healthy = true;
 };
 

@@ -24,9 +24,9 @@
 //   4. Otherwise there are further repetitions: by the original, by the repeater, and, with three
 //      replicas, by a third (JudgeRepetitions). A replica whose result varies is at fault; else
 //      the majority is right. Two replicas that each repeat their own result cannot be told apart.
-//   5. Of the replica at fault, the check names the rank whose digest differs first in the order of
-//      computation. If a sum over tensor ranks is wrong, the digests of all its ranks differ, and
-//      all are named.
+//   5. The check names the rank at fault: the one in that replica whose digest is the first to
+//      differ, in the order of computation. If a sum over tensor ranks is wrong, the digests of all
+//      its ranks differ, and all are named.
 //
 // Shift and micro-batch rotate: after (R - 1) * M checks, with M micro-batches of each replica,
 // every ordered pair of replicas has been compared over every micro-batch. In FAST numerics with
