@@ -224,6 +224,7 @@ class Manager final : public JobSaves {
                                               load_intact));
     const bool resumes = resumed.checkpoint.has_value();
     resumed_directory_ = resumes ? resumed.checkpoint->directory() : "";
+    if (housekeeping_.has_value() && resumes) housekeeping_->NoteLoaded(*resumed.checkpoint);
     Begin(resumes ? resumed.checkpoint->step() : 0, std::nullopt);
     return resumed;
   }

@@ -179,7 +179,7 @@ class CountingStorage final : public ForwardingStorage {
 };
 
 // A look at each file of the other slot would hold up all ranks.
-TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatItHasCommittedItself) {
+TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatItHasCommittedOrLoaded) {
   MemoryStorage memory;
   CountingStorage storage(memory);
   CheckpointManagerOptions options;
@@ -198,19 +198,44 @@ TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatItHasCommittedItself) {
       EXPECT_EQ(storage.opened, 0) << step;
     }
   }
-  const auto next = Open(storage, options);
-  ASSERT_OK(next->TryResume(OneTensor(weight_)));
-  save(*next, 5);
+  {
+    const auto next = Open(storage, options);
+    ASSERT_OK(next->TryResume(OneTensor(weight_)));
+    for (const int64_t step : {5, 6}) {
+      save(*next, step);
+      EXPECT_EQ(storage.opened, 0) << step;
+    }
+  }
+  const auto loads_by_itself = Open(storage, options);
+  loads_by_itself->Begin(6);
+  save(*loads_by_itself, 7, ToMetadata(diverged));
   EXPECT_GT(storage.opened, 0) << "it may have been damaged since";
-  save(*next, 6);
-  EXPECT_EQ(storage.opened, 0);
-  save(*next, 7, ToMetadata(diverged));
-  save(*next, 8);
+  save(*loads_by_itself, 8);
   EXPECT_GT(storage.opened, 0);
   const std::vector<CheckpointInfo> left = *ListForResume(memory);
   ASSERT_EQ(left.size(), 2u);
   EXPECT_EQ(left[0].step, 8);
   EXPECT_EQ(left[1].step, 6) << "the last good one";
+}
+
+TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatIsOlderThanTheLoadedOne) {
+  MemoryStorage memory;
+  CountingStorage storage(memory);
+  CheckpointManagerOptions options;
+  options.schedule = {.interval_steps = 4, .rolling_interval_steps = 1};
+  {
+    const auto manager = Open(storage, options);
+    for (const int64_t step : {1, 2, 3, 4}) ASSERT_OK(TrySave(*manager, {.step = step}));
+  }
+  const auto next = Open(storage, options);
+  ASSERT_OK_AND_ASSIGN(const ResumeResult resumed, next->TryResume(OneTensor(weight_)));
+  ASSERT_TRUE(resumed.checkpoint.has_value());
+  EXPECT_EQ(resumed.checkpoint->directory(), "step-00000004");
+  storage.slot = "rolling-0";  // which has step 3, and stays
+  storage.opened = 0;
+  ASSERT_OK(TrySave(*next, {.step = 5}));
+  EXPECT_EQ(storage.opened, 0);
+  EXPECT_EQ(ListForResume(memory)->back().step, 3);
 }
 
 // The program fills in fields of the manifest, but no time, or the time of an earlier save.

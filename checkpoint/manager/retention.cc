@@ -234,7 +234,7 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
   TESSERA_RETURN_IF_ERROR(ConfirmFolder(lock_));
   std::string root;
   if (planned.rolling) {
-    TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, good_rolling_));
+    TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, known_good_));
     coming_is_healthy_ = IsHealthy(*planned.manifest);
   }
   room_note_.clear();
@@ -253,7 +253,7 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
 
 absl::Status SaveHousekeeping::CleanUp(SaveReport& report) {
   const bool permanent = report.directory.find('/') == report.directory.npos;
-  if (is_rank_0_ && !permanent) good_rolling_ = coming_is_healthy_ ? report.directory : "";
+  if (is_rank_0_ && !permanent) known_good_ = coming_is_healthy_ ? report.directory : "";
   if (is_rank_0_ && permanent) {
     const std::optional<int64_t> step = ParseStepDirectoryName(report.directory);
     absl::Status pruned = ConfirmFolder(lock_);

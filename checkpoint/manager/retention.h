@@ -131,6 +131,11 @@ class SaveHousekeeping {
   // note of the report: the checkpoint is complete.
   void AfterCommit(SaveReport& report);
 
+  // Remembers the checkpoint from which the job continues, so that no save reads it again.
+  void NoteLoaded(const Checkpoint& checkpoint) {
+    known_good_ = IsHealthy(checkpoint.manifest()) ? checkpoint.directory() : "";
+  }
+
  private:
   // Returns the root of a save that rank 0 is about to write. Empties a rolling slot. If the disk
   // is too full, deletes checkpoints that retention allows.
@@ -144,7 +149,7 @@ class SaveHousekeeping {
   const bool is_rank_0_;
   Retention retention_;
   bool coming_is_healthy_ = false;  // the save in progress
-  std::string good_rolling_;        // the last rolling checkpoint, if it is healthy
+  std::string known_good_;          // the last rolling checkpoint or the loaded one, if healthy
   std::string room_note_;           // what was deleted to make room for the save in progress
   PlanCache plan_cache_;
 };

@@ -203,7 +203,9 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   }
   int chosen = ChooseRollingSlot(steps);
   std::string good;
-  if (steps[chosen].has_value() && newest_of[1 - chosen].directory != known_good) {
+  const bool is_known = newest_of[1 - chosen].directory == known_good ||
+                        ParseStepDirectoryName(known_good) >= steps[1 - chosen];
+  if (steps[chosen].has_value() && !is_known) {
     good = FindGood(storage, {&newest_of[1 - chosen], 1});
     if (good.empty()) {
       TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, ListForResume(storage));

@@ -89,10 +89,11 @@ bool IsLinked(Storage& storage, std::string_view directory);
 // checkpoint; a slot that is a link is used only if the other one is a link, too, and never
 // emptied.
 //
-// `known_good` is the directory of a healthy rolling checkpoint that this process has committed. If
-// it is the one that stays, nothing is read. Otherwise reads the manifest of the checkpoint that
-// stays, and the sizes and headers of its files, one after the other. A rolling checkpoint that
-// cannot be read, for another reason than damage, counts as good.
+// `known_good` is the directory of a healthy checkpoint that this process has committed or loaded.
+// If it is the one that stays, or a permanent one of its step or a later one, nothing is read.
+// Otherwise reads the manifest of the checkpoint that stays, and the sizes and headers of its
+// files, one after the other. A rolling checkpoint that cannot be read, for another reason than
+// damage, counts as good.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good = "");
 
 }  // namespace tessera::ckpt
