@@ -27,10 +27,20 @@ constexpr int64_t kMaxProcesses = int64_t{1} << 20;
 constexpr int64_t kMaxTimeoutMinutes = 366 * 24 * 60;
 // Limit per step or evaluation: numbers counted in int64 stay far from its limits.
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
+// Limit of all steps.
+constexpr int64_t kMaxRunTokens = int64_t{1} << 62;
 
 absl::Status AtLeastOne(const char* name, int64_t value) {
   if (value >= 1) return absl::OkStatus();
   return Wrong(name, "=", value, ": must be at least 1");
+}
+
+// Returns " (4 and 8 are)": the nearest multiples of the samples of one pass.
+std::string NearestBatches(int64_t global, int64_t micro, int64_t dp) {
+  if (global > kMaxTokens || micro > kMaxTokens / dp) return "";
+  const int64_t below = global / (micro * dp) * (micro * dp), above = below + micro * dp;
+  return below == 0 ? absl::StrCat(" (", above, " is)")
+                    : absl::StrCat(" (", below, " and ", above, " are)");
 }
 
 absl::Status CheckBatches(const TrainConfig& config) {
@@ -46,7 +56,8 @@ absl::Status CheckBatches(const TrainConfig& config) {
       training.global_batch_size() / training.micro_batch_size() % dp != 0) {
     return Wrong("global_batch_size=", training.global_batch_size(),
                  " is not divisible by micro_batch_size=", training.micro_batch_size(),
-                 " * data_parallel_size=", dp);
+                 " * data_parallel_size=", dp,
+                 NearestBatches(training.global_batch_size(), training.micro_batch_size(), dp));
   }
   // By division again.
   if (training.seq_length() > kMaxTokens / training.global_batch_size()) {
@@ -76,6 +87,10 @@ void CheckTraining(const TrainConfig& config, Problems& problems) {
   }
   const int64_t batch_tokens =
       batches.ok() ? training.global_batch_size() * training.seq_length() : 1;
+  if (training.train_iters() > kMaxRunTokens / batch_tokens) {
+    problems.Add("train_iters=", training.train_iters(), ": must be at most ",
+                 kMaxRunTokens / batch_tokens, " with global batches of ", batch_tokens, " tokens");
+  }
   if (training.eval_iters() > kMaxTokens / batch_tokens) {
     problems.Add("eval_iters=", training.eval_iters(), ": must be at most ",
                  kMaxTokens / batch_tokens, " with global batches of ", batch_tokens, " tokens");

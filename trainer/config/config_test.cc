@@ -276,7 +276,7 @@ TEST(ResolveConfigTest, WhatSettingsNeedAreSettings) {
     names.insert(setting.name());
     for (const absl::string_view name : absl::StrSplit(setting.field->options().GetExtension(needs),
                                                        absl::ByAnyChar(",|"), absl::SkipEmpty())) {
-      needed.emplace_back(name);
+      needed.emplace_back(name.substr(0, name.find('=')));
     }
   }
   ASSERT_FALSE(needed.empty());

@@ -4,9 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "base/flag_options.pb.h"
 #include "base/testing.h"
+#include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.h"
+#include "trainer/config/flags.h"
 
 namespace tessera {
 namespace {
@@ -22,7 +25,8 @@ const Contradiction kContradictions[] = {
     {{"--global-batch-size=0"}, "global_batch_size=0: must be at least 1"},
     {{"--seq-length=0"}, "seq_length=0: must be at least 1"},
     {{"--micro-batch-size=4", "--global-batch-size=6"},
-     "global_batch_size=6 is not divisible by micro_batch_size=4 * data_parallel_size=1"},
+     "global_batch_size=6 is not divisible by micro_batch_size=4 * data_parallel_size=1 "
+     "(4 and 8 are)"},
     {{"--seq-length=65"}, "seq_length=65 is more than max_position_embeddings=64"},
     {{"--train-iters=-1"}, "train_iters=-1: must not be negative"},
     {{"--seed=-1"}, "seed=-1: must not be negative"},
@@ -48,7 +52,10 @@ const Contradiction kContradictions[] = {
     {{"--global-batch-size=4611686018427387904"},
      "global_batch_size=4611686018427387904 * seq_length=64: must be at most 1099511627776 "
      "tokens"},
-    {{"--eval-iters=4611686018427387904"},
+    {{"--train-iters=4611686018427387904"},
+     "train_iters=4611686018427387904: must be at most 72057594037927936 with global batches of 64 "
+     "tokens"},
+    {{"--eval-iters=4611686018427387904", "--valid-data-path=v"},
      "eval_iters=4611686018427387904: must be at most 17179869184 with global batches of 64 "
      "tokens"},
     // Optimizer.
@@ -59,6 +66,9 @@ const Contradiction kContradictions[] = {
     {{"--lr-decay-style=wsd"}, "lr_decay_style=wsd but lr_wsd_decay_iters is not set"},
     {{"--lr-decay-style=wsd", "--lr-wsd-decay-iters=91", "--lr-warmup-iters=10"},
      "lr_wsd_decay_iters=91 is more than lr_decay_iters=100 - lr_warmup_iters=10"},
+    {{"--lr-wsd-decay-iters=9", "--lr-decay-style=cosine"},
+     "lr_wsd_decay_iters is set but lr_decay_style=cosine"},
+    {{"--min-lr=1e-5", "--lr-decay-style=constant"}, "min_lr is set but lr_decay_style=constant"},
     {{"--adam-beta1=1"}, "adam_beta1=1: must be less than 1"},
     {{"--adam-beta2=1.5"}, "adam_beta2=1.5: must be less than 1"},
     {{"--adam-eps=0"}, "adam_eps=0: must be more than 0"},
@@ -80,7 +90,13 @@ const Contradiction kContradictions[] = {
     {{"--ddp-bucket-size=0"}, "ddp_bucket_size=0: must be at least 1"},
     {{"--distributed-timeout-minutes=0"}, "distributed_timeout_minutes=0: must be more than 0"},
     {{"--data-parallel-size=2", "--global-batch-size=3"},
-     "global_batch_size=3 is not divisible by micro_batch_size=1 * data_parallel_size=2"},
+     "global_batch_size=3 is not divisible by micro_batch_size=1 * data_parallel_size=2 "
+     "(2 and 4 are)"},
+    {{"--data-parallel-size=4", "--global-batch-size=3"},
+     "global_batch_size=3 is not divisible by micro_batch_size=1 * data_parallel_size=4 (4 is)"},
+    {{"--micro-batch-size=9223372036854775807", "--global-batch-size=9223372036854775806"},
+     "global_batch_size=9223372036854775806 is not divisible by "
+     "micro_batch_size=9223372036854775807 * data_parallel_size=1"},
     {{"--data-parallel-sharding-strategy=optim_grads_params"},
      "data_parallel_sharding_strategy=optim_grads_params: expected no_shard, optim or optim_grads"},
     {{"--use-distributed-optimizer=false", "--zero-stage=2"},
@@ -105,6 +121,7 @@ const Contradiction kContradictions[] = {
     // Checkpoint.
     {{"--save-interval=5"}, "save_interval is set but save is not"},
     {{"--save=d", "--auto-resume=false", "--ckpt-step=5"}, "ckpt_step is set but load is not"},
+    {{"--save=bucket/run", "--s3-endpoint=http://h"}, "s3_endpoint is set but save=bucket/run"},
     {{"--save=d", "--save-optimizer-state", "--no-save-optim"},
      "save_optimizer_state=true and no_save_optim=true exclude each other"},
     {{"--save=d", "--save-optimizer-state=false", "--no-save-optim=false"},
@@ -160,7 +177,8 @@ const Contradiction kContradictions[] = {
     {{"--data-parallel-size=4", "--topology=dp2_zero2"},
      "data_parallel_size=4, but topology=dp2_zero2 has 2"},
     // Sampling.
-    {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
+    {{"--top-k=257", "--num-tokens-to-generate=1", "--tokenizer-model=t"},
+     "top_k=257 is more than vocab_size=256"},
     {{"--exact-products", "--device=cuda", "--bf16"},
      "exact_products is set but bf16=true: it is about products of fp32 numbers"},
     {{"--product-table=t", "--device=cuda", "--numerics=exact"},
@@ -183,6 +201,33 @@ TEST(ContradictionTest, IsAnsweredByOneLineThatNamesIt) {
   for (const Contradiction& each : kContradictions) {
     EXPECT_EQ(ResolveFlags(each.flags), absl::InvalidArgumentError(each.message));
   }
+}
+
+// Returns a value of the setting's type that is not its default.
+std::string AnotherValue(const Setting& setting) {
+  using google::protobuf::FieldDescriptor;
+  const FieldDescriptor& field = *setting.field;
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return field.default_value_bool() ? "false" : "true";
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return field.enum_type()->value(field.default_value_enum()->index() + 1)->name();
+    default:
+      return field.cpp_type() == FieldDescriptor::CPPTYPE_STRING ? "x" : "7";
+  }
+}
+
+// A setting that declares what it needs is accepted only where it has an effect.
+TEST(ContradictionTest, ASettingWithoutAnEffectIsRefused) {
+  int refused = 0;
+  for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
+    if (!setting.field->options().HasExtension(needs)) continue;
+    const std::string flag = "--" + setting.name() + "=" + AnotherValue(setting);
+    const std::string message(ResolveFlags({flag, "--lr-decay-style=constant"}).message());
+    EXPECT_NE(message.find(setting.name() + " is set but "), message.npos) << flag << message;
+    ++refused;
+  }
+  EXPECT_GT(refused, 60);
 }
 
 TEST(ContradictionTest, TheBestCheckpointsAreOfStepsThatAreSavedAndEvaluated) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/files.h"
 #include "base/flag_options.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
@@ -49,7 +50,8 @@ bool IsOffItself(const TrainConfig& config, const Setting& setting) {
 
 // Returns the setting that makes this one off: itself, or one that it needs, directly or not. The
 // result has no field if the setting is on. If it needs one of several, the first one is returned.
-Setting OffBecauseOf(const TrainConfig& config, const Setting& setting);
+// With a pattern, a setting with another value is off.
+Setting OffBecauseOf(const TrainConfig& config, const Setting& setting, const std::string& pattern);
 
 Setting MissingNeed(const TrainConfig& config, const Setting& setting) {
   const std::string& needs = setting.field->options().GetExtension(tessera::needs);
@@ -57,7 +59,9 @@ Setting MissingNeed(const TrainConfig& config, const Setting& setting) {
     Setting missing = {};
     bool any = false;
     for (const absl::string_view choice : absl::StrSplit(need, '|')) {
-      const Setting off = OffBecauseOf(config, Find({choice.data(), choice.size()}));
+      const std::pair<std::string, std::string> parts =
+          absl::StrSplit(choice, absl::MaxSplits('=', 1));
+      const Setting off = OffBecauseOf(config, Find(parts.first), parts.second);
       if (off.field == nullptr) any = true;
       if (missing.field == nullptr) missing = off;
     }
@@ -66,8 +70,12 @@ Setting MissingNeed(const TrainConfig& config, const Setting& setting) {
   return {};
 }
 
-Setting OffBecauseOf(const TrainConfig& config, const Setting& setting) {
-  return IsOffItself(config, setting) ? setting : MissingNeed(config, setting);
+Setting OffBecauseOf(const TrainConfig& config, const Setting& setting,
+                     const std::string& pattern) {
+  const bool off = pattern.empty()
+                       ? IsOffItself(config, setting)
+                       : !MatchesGlob(pattern, FieldText(setting.in(config), *setting.field));
+  return off ? setting : MissingNeed(config, setting);
 }
 
 // ckpt_step=0 and consumed_samples=0 are numbers like others.
@@ -123,11 +131,13 @@ void SettleDependents(const Origins& origins, TrainConfig* config, Problems* pro
     const bool goes_along = off.name() == kMasterSwitch
                                 ? !is_flag || IsByFlag(origins, kMasterSwitch)
                                 : !is_flag && IsSwitchedOffByFlag(origins, given, off);
-    if (goes_along) {
+    const std::string value = FieldText(off.in(given), *off.field);
+    const bool is_text = off.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM ||
+                         off.field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+    if (goes_along || problems == nullptr) {
       setting.Clear(config);
-    } else if (off.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
-      problems->Add(setting.name(), " is set but ", off.name(), "=",
-                    FieldText(off.in(given), *off.field));
+    } else if (is_text && !value.empty()) {
+      problems->Add(setting.name(), " is set but ", off.name(), "=", value);
     } else {
       problems->Add(setting.name(), " is set but ", off.name(), " is not");
     }

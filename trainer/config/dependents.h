@@ -18,13 +18,14 @@ bool IsByFlag(const Origins& origins, std::string_view setting);
 // as dtype. Those of the topology have ReplaceTopologyNames() in resolve.cc.
 void OverrideOtherNames(const Origins& origins, TrainConfig* config);
 
-// Checks that settings have the other settings that they need. A setting is set if it differs from
-// its default, and on if it and all that it needs are neither false, 0, empty nor the first value
-// of their type.
+// Checks that settings have the other settings, or values of them, that they need. A setting is set
+// if it differs from its default, and on if it and all that it needs are neither false, 0, empty
+// nor the first value of their type.
 //
 // A setting from the config file is cleared if a flag has switched off a setting that it needs, or
 // if enable_save_ckpt=false, from the file or a flag, has switched it off. A setting from a flag is
 // never cleared. Any other setting that lacks one that it needs is a problem, which names both.
+// Without `problems`, all that lack one are cleared.
 //
 // Precondition: `save` is set, if only to "" (a run that names no folder does not save).
 void SettleDependents(const Origins& origins, TrainConfig* config, Problems* problems);

@@ -1,5 +1,7 @@
 #include "trainer/state/saved_settings.h"
 
+#include <utility>
+
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -72,7 +74,7 @@ TEST(SavedSettingsTest, EverySettingThatResultsDependOnIsCompared) {
   expect("model { attention_dropout: 0.1 }", "attention_dropout: 0 -> 0.1");
   expect("model { make_vocab_size_divisible_by: 64 }", "make_vocab_size_divisible_by: 128 -> 64");
   expect("training { threads: 2 }", "threads: 0 -> 2");
-  expect("training { eval_iters: 5 }", "eval_iters: 100 -> 5");
+  expect("training { eval_iters: 5 } data { valid_data_path: \"v\" }", "eval_iters: 100 -> 5");
   expect("parallel { numerics: EXACT }", "numerics: fast -> exact");
   expect("parallel { ddp_bucket_size: 7 }", "ddp_bucket_size: 10000000 -> 7");
   // A schedule that follows from the length of the run.
@@ -168,6 +170,21 @@ TEST(SavedSettingsTest, TheSavedScheduleReplacesTheRuns) {
   EXPECT_EQ(config.optimizer().weight_decay(), 0.01);
   EXPECT_EQ(config.optimizer().clip_grad(), 0.5);
   EXPECT_EQ(config.training().train_iters(), 200);
+}
+
+// An older version has accepted and saved them.
+TEST(SavedSettingsTest, ASavedScheduleMayHaveSettingsWithoutAnEffect) {
+  ckpt::Manifest saved = Saved(Config("optimizer { lr: 2e-3 lr_decay_style: CONSTANT }"));
+  std::string& settings = (*saved.mutable_trainer()->mutable_extra())["settings"];
+  for (const auto& [now, then] : {std::pair("min_lr: 0", "min_lr: 1e-5"),
+                                  {"lr_wsd_decay_iters: 0", "lr_wsd_decay_iters: 9"}}) {
+    ASSERT_NE(settings.find(now), settings.npos) << settings;
+    settings.replace(settings.find(now), std::string(now).size(), then);
+  }
+  TrainConfig config = Config("");
+  ASSERT_OK(TakeSavedSchedule(saved, &config));
+  EXPECT_EQ(config.optimizer().lr(), 2e-3);
+  EXPECT_EQ(config.optimizer().lr_decay_style(), LrDecayStyle::CONSTANT);
 }
 
 // A resolved save_interval=0 has save_last_step=false, which is for folders with checkpoints.
