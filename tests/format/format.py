@@ -17,6 +17,7 @@ import subprocess
 import sys
 
 sys.dont_write_bytecode = True  # the test leaves nothing in the source tree
+import build_lists  # pylint: disable=wrong-import-position
 import local_names  # pylint: disable=wrong-import-position
 import named_tests  # pylint: disable=wrong-import-position
 import std_includes  # pylint: disable=wrong-import-position
@@ -36,6 +37,7 @@ LARGER_ROOMS = {"convert": 22000}  # ten formats
 PRODUCT = re.compile(r"\.(cc|h|proto)$")
 NO_PRODUCT = re.compile(r"_test\.|_fuzz\.|(^|/)(testing|testdata|tests|examples)/|"
                         r"^checkpoint/(c|mpi)/")
+BUILD_FILES = ("BUILD", "BUILD.bazel")
 # Packages that any other may use.
 LIBRARIES = ("base/", "checkpoint/c/", "checkpoint/mpi/", "comm/", "convert/", "layout/",
              "storage/", "tensor/", "tests/worlds/power/")
@@ -159,8 +161,9 @@ def file_faults(name):
         yield from comment_faults(name, text)
         for header in std_includes.missing(name, text):
             yield f"{name}: uses names of <{header}>, which it does not include"
-    if os.path.basename(name) in ("BUILD", "BUILD.bazel"):
+    if os.path.basename(name) in BUILD_FILES:
         yield from visibility_faults(name, text)
+        yield from build_lists.faults(name, text)
 
 
 def room_faults(lines_of):
@@ -212,15 +215,15 @@ def check():
         faults.append(f"no source files found in {os.getcwd()}")
     if faults:
         print(*faults, sep="\n")
-        print(f"Formatting, trailing whitespace and includes are mended by: {FIX_COMMAND}")
+        print(f"Formatting, trailing whitespace, includes and lists are mended by: {FIX_COMMAND}")
         return 1
     print(f"{len(files)} files, {len(cpp)} of them formatted by clang-format: all well")
     return 0
 
 
 def fix():
-    """Mends layout, spaces at ends of lines, missing last newlines and missing includes of the
-    standard library; returns the exit status."""
+    """Mends layout, spaces at ends of lines, missing last newlines, missing includes of the
+    standard library and the order of lists; returns the exit status."""
     files = list_files("--cached", "--others", "--exclude-standard")
     # Only files that need it are written, so that nothing is rebuilt for nothing.
     for name in files:
@@ -231,6 +234,8 @@ def fix():
         mended += "" if not mended or mended.endswith("\n") else "\n"
         if headers := std_includes.missing(name, mended):
             mended = std_includes.add(headers, mended)
+        if os.path.basename(name) in BUILD_FILES:
+            mended = build_lists.fix(mended)
         if mended != text:
             pathlib.Path(name).write_bytes(mended.encode(errors="surrogateescape"))
     errors = list(run_formatter([name for name in files if CPP.search(name)], "-i"))
