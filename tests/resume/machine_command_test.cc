@@ -137,30 +137,39 @@ TEST_F(MachineCommandTest, MissingMemoryForTheModelIsASentence) {
   EXPECT_EQ(Lines(result.err), 1) << result.err;
 }
 
-// The second run finds the folder taken, whether or not the lock file is there.
+// The second run finds the folder taken, whether or not the lock file is there. Each pair of a run
+// that saves or only records, and another one, is there at the same time.
 TEST_F(MachineCommandTest, ASecondRunTouchesNothingOfTheFirst) {
-  const Words saves = Saving("run", 100000, {"--save-interval=100"});
-  const Words records = {"--train-iters=100000", "--run-dir=" + RunDir("run").string()};
-  for (const Words& first_flags : {saves, records}) {
-    for (const Words& second_flags : {saves, records}) {
-      fs::remove_all(RunDir("run"));
-      const Process first(Alone(first_flags), root_);
-      EXPECT_TRUE(first.WaitUntil([&] { return RecordCount("run") >= 20; }));
-      fs::remove(RunDir("run") / ".lock");
-      fs::remove(Checkpoints("run") / ".lock");
-      fs::create_directories(root_ / "second");
-      const Result second = Process(Alone(second_flags), root_ / "second").Wait();
-      EXPECT_EQ(second.exit_code, 1) << second.err;
-      EXPECT_THAT(second.err, HasSubstr(" is in use: another process saves there"));
-      const int64_t before = RecordCount("run");
-      EXPECT_TRUE(first.WaitUntil([&] { return RecordCount("run") >= before + 20; }));
-      first.Kill(SIGTERM);
-      const Result result = first.Wait();
-      EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
-      const std::map<int64_t, std::string> losses = Losses("run");
-      EXPECT_EQ(losses.begin()->first, 1);
-      EXPECT_EQ(losses.rbegin()->first, static_cast<int64_t>(losses.size()));
-    }
+  constexpr int kPairs = 4;
+  const auto name = [](int pair) { return "run" + std::to_string(pair); };
+  const auto start = [&](int pair, bool saves, const std::string& scratch) {
+    const Words flags =
+        saves ? Saving(name(pair), 100000, {"--save-interval=100"})
+              : Words{"--train-iters=100000", "--run-dir=" + RunDir(name(pair)).string()};
+    return Process(Alone(flags), root_ / (scratch + std::to_string(pair)));
+  };
+  std::vector<Process> first, second;
+  for (int i = 0; i < kPairs; ++i) {
+    first.push_back(start(i, i % 2 == 0, "first"));
+    EXPECT_TRUE(first[i].WaitUntil([&] { return RecordCount(name(i)) >= 20; }));
+    first[i].Kill(SIGSTOP);  // the other one waits for ten seconds
+    fs::remove(RunDir(name(i)) / ".lock");
+    fs::remove(Checkpoints(name(i)) / ".lock");
+    second.push_back(start(i, i / 2 == 0, "second"));
+  }
+  for (int i = 0; i < kPairs; ++i) {
+    const Result refused = second[i].Wait();
+    EXPECT_EQ(refused.exit_code, 1) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr(" is in use: another process saves there"));
+    const int64_t before = RecordCount(name(i));
+    first[i].Kill(SIGCONT);
+    EXPECT_TRUE(first[i].WaitUntil([&] { return RecordCount(name(i)) >= before + 20; }));
+    first[i].Kill(SIGTERM);
+    const Result result = first[i].Wait();
+    EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+    const std::map<int64_t, std::string> losses = Losses(name(i));
+    EXPECT_EQ(losses.begin()->first, 1);
+    EXPECT_EQ(losses.rbegin()->first, static_cast<int64_t>(losses.size()));
   }
 }
 
