@@ -1,7 +1,6 @@
 #include "checkpoint/plan/rank_states.h"
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 
 #include <algorithm>
 #include <functional>
@@ -14,7 +13,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
@@ -23,6 +21,11 @@
 
 namespace tessera::ckpt {
 namespace {
+
+absl::Status ProblemsStatus(absl::string_view what, const std::vector<std::string>& problems) {
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, ":\n  ", JoinFirst(problems, "\n  ")));
+}
 
 class Checker {
  public:
@@ -63,11 +66,7 @@ class Checker {
     if (CheckShards(tensor)) CheckDisjoint(tensor);
   }
 
-  absl::Status Finish() {
-    if (problems_.empty()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("the state dict is not valid:\n  ", JoinFirst(problems_, "\n  ")));
-  }
+  absl::Status Finish() { return ProblemsStatus("the state dict is not valid", problems_); }
 
  private:
   void Report(absl::string_view problem) {
@@ -179,15 +178,14 @@ bool ColumnsFit(const LogicalTensor& tensor) {
   return tensor.shards().global_offset_size() == numbers && tensor.shards().shape_size() == numbers;
 }
 
-// Calls fn(serialized LogicalTensor) for each tensor of a serialized RankState; false where it
+// Calls fn(serialized LogicalTensor) for each tensor of a serialized RankState. Returns false if it
 // cannot be parsed. Copies nothing: few of the descriptions of thousands of ranks differ.
 template <typename Function>
 bool ForEachTensor(const std::string& description, Function&& fn) {
-  using google::protobuf::internal::WireFormatLite;
   google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(description.data()),
                                             static_cast<int>(description.size()));
-  constexpr uint32_t kTensors = WireFormatLite::MakeTag(RankState::kTensorsFieldNumber,
-                                                        WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  // A field of the wire format begins with its number, and with 2 for bytes of a given length.
+  constexpr uint32_t kTensors = RankState::kTensorsFieldNumber << 3 | 2;
   while (const uint32_t tag = in.ReadTag()) {
     uint32_t length;
     if (tag != kTensors || !in.ReadVarint32(&length)) return false;
@@ -333,13 +331,9 @@ std::string DescribeCoverageProblem(const MergedState& state, const MergedTensor
   }
   std::vector<std::string> held;
   for (const HeldBox& box : tensor.boxes) {
-    if (held.size() == 8) {
-      held.push_back(absl::StrCat("and ", tensor.boxes.size() - 8, " more"));
-      break;
-    }
     held.push_back(absl::StrCat("rank ", FirstRank(state, box), " ", ToString(box.box)));
   }
-  absl::StrAppend(&message, "; held: ", held.empty() ? "nothing" : absl::StrJoin(held, ", "));
+  absl::StrAppend(&message, "; held: ", held.empty() ? "nothing" : JoinFirst(held, ", "));
   return message;
 }
 
@@ -380,12 +374,6 @@ void CheckAliases(const MergedState& state, std::vector<std::string>& problems) 
           at == by_name.end() ? ", which no rank describes" : ", which is an alias itself"));
     }
   }
-}
-
-absl::Status ProblemsStatus(const std::vector<std::string>& problems) {
-  if (problems.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the state cannot be saved:\n  ", JoinFirst(problems, "\n  ")));
 }
 
 }  // namespace
@@ -432,6 +420,19 @@ std::vector<int64_t> ShardStrides(const Shard& shard) {
   return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
 }
 
+absl::StatusOr<LocalShard> FindHeldShard(const MergedState& state, const HeldBox& held,
+                                         uint32_t rank) {
+  for (const ShardRef& shard : held.shards) {
+    const std::vector<Describer>& describers = state.descriptions[shard.description].describers;
+    const auto at = std::ranges::lower_bound(describers, rank, {}, &Describer::rank);
+    if (at != describers.end() && at->rank == rank)
+      return LocalShard{at->local_tensor, shard.shard};
+  }
+  return absl::InternalError(absl::StrCat(
+      "tensor ", state.descriptions[held.shards[0].description].tensor.name(), ": rank ", rank,
+      " is to write box ", ToString(held.box), ", which it does not hold"));
+}
+
 absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) {
   Merger merger;
   for (uint32_t r = 0; r < ranks.size(); ++r) {
@@ -441,7 +442,7 @@ absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) 
   MergedState state = std::move(merger).Finish(problems);
   for (MergedTensor& tensor : state.tensors) ProveCoverage(state, tensor, problems);
   CheckAliases(state, problems);
-  TESSERA_RETURN_IF_ERROR(ProblemsStatus(problems));
+  TESSERA_RETURN_IF_ERROR(ProblemsStatus("the state cannot be saved", problems));
   return state;
 }
 

@@ -122,6 +122,16 @@ struct MergedState {
   }
 };
 
+// A shard of a rank's own list of tensors.
+struct LocalShard {
+  uint32_t tensor = 0;  // into the list
+  uint32_t shard = 0;   // of that tensor
+};
+
+// Returns the shard of a rank that has the elements of a box. Internal if the rank has none.
+absl::StatusOr<LocalShard> FindHeldShard(const MergedState& state, const HeldBox& held,
+                                         uint32_t rank);
+
 // Merges the ranks' serialized RankStates: tensors by name, equal boxes, and ranks with equal
 // descriptions. If boxes of one tensor overlap only in part, one of them keeps the common elements,
 // so that the boxes of every tensor hold each element exactly once.

@@ -17,9 +17,8 @@ struct Assignment {
   uint32_t tensor;  // into MergedState::tensors
   Box box;
   uint64_t bytes;
-  uint32_t rank;
-  uint32_t local_tensor;  // into that rank's tensors
-  uint32_t local_shard;   // which contains the box
+  uint32_t rank = 0;
+  LocalShard local = {};  // of that rank; contains the box
 };
 
 uint64_t TotalBytes(const MergedState& state) {
@@ -30,16 +29,11 @@ uint64_t TotalBytes(const MergedState& state) {
   return total;
 }
 
-void SetWriter(const MergedState& state, const HeldBox& held, uint32_t rank, Assignment& out) {
-  for (const ShardRef& shard : held.shards) {
-    const std::vector<Describer>& describers = state.descriptions[shard.description].describers;
-    const auto at = std::ranges::lower_bound(describers, rank, {}, &Describer::rank);
-    if (at == describers.end() || at->rank != rank) continue;
-    out.rank = rank;
-    out.local_tensor = at->local_tensor;
-    out.local_shard = shard.shard;
-    return;
-  }
+absl::Status SetWriter(const MergedState& state, const HeldBox& held, uint32_t rank,
+                       Assignment& out) {
+  out.rank = rank;
+  TESSERA_ASSIGN_OR_RETURN(out.local, FindHeldShard(state, held, rank));
+  return absl::OkStatus();
 }
 
 // Splits boxes above `max_box_bytes`. Also splits replicas above the larger of `min_split_bytes`
@@ -49,8 +43,9 @@ void SetWriter(const MergedState& state, const HeldBox& held, uint32_t rank, Ass
 //
 // The result is in the order of tensors and boxes, and a pure function of the input. Cost: n log n
 // in the boxes after splitting, plus the ranks of each distinct set of holders once.
-std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
-                                      uint64_t max_box_bytes, uint64_t min_split_bytes) {
+absl::StatusOr<std::vector<Assignment>> AssignWriters(const MergedState& state, size_t ranks,
+                                                      uint64_t max_box_bytes,
+                                                      uint64_t min_split_bytes) {
   const uint64_t replica_limit =
       std::min(max_box_bytes,
                std::max(min_split_bytes, TotalBytes(state) / std::max<size_t>(ranks, 1) / 32));
@@ -62,6 +57,7 @@ std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
   std::vector<uint64_t> load(ranks, 0);
   std::vector<Open> open;
   std::vector<Assignment> assignments;
+  absl::Status status;
   for (uint32_t t = 0; t < state.tensors.size(); ++t) {
     for (const HeldBox& held : state.tensors[t].boxes) {
       const std::vector<uint32_t>& holders = state.rank_sets[held.rank_set];
@@ -70,10 +66,10 @@ std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
                    std::max<uint64_t>(replicated ? replica_limit : max_box_bytes, 1),
                    [&](const Box& box, uint64_t bytes) {
                      if (replicated) open.push_back({bytes, assignments.size(), &held});
-                     assignments.push_back({t, box, bytes, 0, 0, 0});
+                     assignments.push_back({.tensor = t, .box = box, .bytes = bytes});
                      if (replicated) return;
                      load[holders[0]] += bytes;
-                     SetWriter(state, held, holders[0], assignments.back());
+                     status.Update(SetWriter(state, held, holders[0], assignments.back()));
                    });
     }
   }
@@ -82,8 +78,9 @@ std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
   for (const Open& o : open) {
     const uint32_t set = o.held->rank_set;
     LeastLoaded& queue = queues.try_emplace(set, state.rank_sets[set], load).first->second;
-    SetWriter(state, *o.held, queue.Take(o.bytes, load), assignments[o.assignment]);
+    status.Update(SetWriter(state, *o.held, queue.Take(o.bytes, load), assignments[o.assignment]));
   }
+  TESSERA_RETURN_IF_ERROR(status);
   return assignments;
 }
 
@@ -91,7 +88,7 @@ std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
 struct PendingFile {
   uint32_t rank;
   bool optimizer;
-  std::vector<const Assignment*> items;
+  std::vector<const Assignment*> items = {};
 };
 
 std::vector<PendingFile> GroupIntoFiles(const MergedState& state,
@@ -108,7 +105,7 @@ std::vector<PendingFile> GroupIntoFiles(const MergedState& state,
     uint64_t bytes = 0;
     for (const Assignment* a : by_rank_and_kind[i]) {
       if (bytes == 0 || bytes + a->bytes > max_file_bytes) {
-        files.push_back({static_cast<uint32_t>(i / 2), i % 2 == 1, {}});
+        files.push_back({.rank = static_cast<uint32_t>(i / 2), .optimizer = i % 2 == 1});
         bytes = 0;
       }
       files.back().items.push_back(a);
@@ -144,8 +141,8 @@ void AppendTensors(const MergedState& state, Manifest& manifest) {
 }
 
 void SetItem(const Assignment& assignment, uint64_t file_offset, WriteItem& item) {
-  item.set_local_tensor(assignment.local_tensor);
-  item.set_local_shard(assignment.local_shard);
+  item.set_local_tensor(assignment.local.tensor);
+  item.set_local_shard(assignment.local.shard);
   item.set_manifest_tensor(assignment.tensor);
   ToProto(assignment.box, *item.mutable_box());
   item.set_file_offset(file_offset);
@@ -203,8 +200,9 @@ absl::StatusOr<std::string> DataFileHeader(const RankState& local, const FilePla
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const MergedState state, MergeRankStates(ranks));
-  const std::vector<Assignment> assignments =
-      AssignWriters(state, ranks.size(), options.max_file_bytes, options.min_split_bytes);
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<Assignment> assignments,
+      AssignWriters(state, ranks.size(), options.max_file_bytes, options.min_split_bytes));
   SavePlan plan;
   plan.ranks.resize(ranks.size());
   AppendTensors(state, plan.manifest);

@@ -40,13 +40,13 @@ struct SavePlan {
 // Weights and buffers are stored in model-* files, master weights and optimizer states in
 // optimizer-* files.
 //
-// Errors: those of MergeRankStates. Cost: O(n log n) for n shards over all ranks; equal
-// descriptions count once.
+// Errors: those of MergeRankStates. Cost: O(n log n) for n shards in the distinct descriptions of
+// all ranks.
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options);
 
-// Splits a box of `bytes` bytes into pieces of at most `limit` along its first dims, as far as its
-// elements allow, and calls fn(piece, bytes of it) in row-major order.
+// Splits a box of `bytes` bytes along its first dims into pieces of at most `limit` bytes, but at
+// least one element. Calls fn(piece, its bytes) in row-major order.
 template <typename Function>
 void ForEachPiece(const Box& box, uint64_t bytes, uint64_t limit, Function&& fn) {
   size_t dim = 0;

@@ -202,6 +202,29 @@ TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
   }
 }
 
+// A writer without the box would write other elements, under a valid checksum.
+TEST(SavePlanTest, OnlyARankThatHoldsABoxCanWriteIt) {
+  std::vector<RankState> ranks(2);
+  Add(ranks[1], "other", TensorRole::kWeight, DType::kF32, {2}, {WholeBox({2})});
+  for (RankState& rank : ranks) {
+    Add(rank, "w", TensorRole::kWeight, DType::kF32, {4}, {WholeBox({4})});
+  }
+  ASSERT_OK_AND_ASSIGN(const MergedState state,
+                       MergeRankStates(std::vector<std::string>{ranks[0].SerializeAsString(),
+                                                                ranks[1].SerializeAsString()}));
+  for (const MergedTensor& tensor : state.tensors) {
+    const bool shared = state.DescriptionOf(tensor).name() == "w";
+    ASSERT_OK_AND_ASSIGN(const LocalShard held, FindHeldShard(state, tensor.boxes[0], 1));
+    EXPECT_EQ(held.tensor, shared ? 1 : 0);
+    EXPECT_EQ(FindHeldShard(state, tensor.boxes[0], 0).ok(), shared);
+    const absl::Status missing = FindHeldShard(state, tensor.boxes[0], 2).status();
+    EXPECT_TRUE(absl::IsInternal(missing)) << missing;
+    EXPECT_THAT(std::string(missing.message()),
+                HasSubstr(shared ? "tensor w: rank 2 is to write box [0:4]"
+                                 : "tensor other: rank 2 is to write box [0:2]"));
+  }
+}
+
 // Every rank holds random boxes; together they may or may not cover the tensor, partly several
 // times. The oracle examines each element.
 TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
