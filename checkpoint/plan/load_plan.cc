@@ -19,28 +19,31 @@ namespace {
 // in any case.
 class RangeCollector {
  public:
-  RangeCollector(const Placement& placement, size_t element_bytes, uint64_t gap_bytes,
+  RangeCollector(const Manifest& manifest, const Placement& placement, uint64_t gap_bytes,
                  std::vector<ByteRange>& out)
       : region_(placement.region), gap_bytes_(gap_bytes), out_(out) {
+    const size_t element_bytes =
+        ElementSize(FromProto(manifest.tensors(placement.saved_tensor).dtype()));
     const std::vector<int64_t> strides = ContiguousStrides(placement.saved_box.shape);
     const size_t rank = strides.size();
-    uint64_t begin = placement.shard_begin;
+    begin_ = placement.shard_begin;
     stride_bytes_.resize(rank);
     span_bytes_.resize(rank + 1);
     span_bytes_[rank] = element_bytes;
     dense_.resize(rank + 1, true);
     for (size_t d = rank; d-- > 0;) {
       stride_bytes_[d] = strides[d] * element_bytes;
-      begin += (region_.global_offset[d] - placement.saved_box.global_offset[d]) * stride_bytes_[d];
+      begin_ +=
+          (region_.global_offset[d] - placement.saved_box.global_offset[d]) * stride_bytes_[d];
       span_bytes_[d] = (region_.shape[d] - 1) * stride_bytes_[d] + span_bytes_[d + 1];
       dense_[d] =
           dense_[d + 1] && (region_.shape[d] == 1 || span_bytes_[d + 1] == stride_bytes_[d]);
     }
-    begin_ = begin;
   }
 
   void Collect() { Collect(0, begin_); }
 
+  uint64_t bytes() const { return ElementCount(region_.shape) * span_bytes_.back(); }
   // Returns the distance from the first byte to the end of the last one.
   uint64_t span_bytes() const { return span_bytes_[0]; }
   bool dense() const { return dense_[0]; }
@@ -81,14 +84,16 @@ std::vector<ByteRange> MergeToChunks(std::vector<ByteRange> ranges, uint64_t chu
   return merged;
 }
 
-class Planner {
- public:
-  explicit Planner(const Manifest& manifest) : manifest_(manifest) {}
-
-  absl::Status Add(uint32_t wanted_index, const WantedBox& wanted) {
-    if (wanted.box.empty()) return absl::OkStatus();
-    const LogicalTensor& tensor = manifest_.tensors(wanted.saved_tensor);
-    std::unique_ptr<BoxIndex>& shards = shards_[wanted.saved_tensor];
+// Finds the placements by the index of their file.
+absl::StatusOr<std::map<uint32_t, std::vector<Placement>>> FindPlacements(
+    const Manifest& manifest, std::span<const WantedBox> all_wanted) {
+  std::map<uint32_t, std::unique_ptr<BoxIndex>> all_shards;  // by tensor
+  std::map<uint32_t, std::vector<Placement>> files;
+  for (uint32_t w = 0; w < all_wanted.size(); ++w) {
+    const WantedBox& wanted = all_wanted[w];
+    if (wanted.box.empty()) continue;
+    const LogicalTensor& tensor = manifest.tensors(wanted.saved_tensor);
+    std::unique_ptr<BoxIndex>& shards = all_shards[wanted.saved_tensor];
     if (shards == nullptr) shards = std::make_unique<BoxIndex>(ShardBoxes(tensor));
     const size_t element_bytes = ElementSize(FromProto(tensor.dtype()));
     int64_t found = 0;
@@ -96,47 +101,25 @@ class Planner {
       found += ElementCount(region.shape);
       const Box& box = shards->boxes()[shard];
       const uint64_t begin = tensor.shards().file_offset(shard);
-      const uint64_t bytes = ElementCount(box.shape) * element_bytes;
-      files_[tensor.shards().file_index(shard)].push_back({wanted_index, wanted.saved_tensor,
-                                                           static_cast<uint32_t>(shard), box, begin,
-                                                           begin + bytes, region});
+      files[tensor.shards().file_index(shard)].push_back(
+          {.wanted = w,
+           .saved_tensor = wanted.saved_tensor,
+           .shard = static_cast<uint32_t>(shard),
+           .saved_box = box,
+           .shard_begin = begin,
+           .shard_end = begin + ElementCount(box.shape) * element_bytes,
+           .region = region});
     });
-    // Comparing sums suffices: shards that overlap would be found as well, unless gaps compensate
-    // for them; a load of the whole state proves coverage before (ValidateCoverage).
+    // Numbers of elements suffice, since callers have proven that no shards overlap
+    // (ValidateCoverage).
     if (found != ElementCount(wanted.box.shape)) {
       return absl::DataLossError(absl::StrCat("tensor ", tensor.name(), ": the saved shards hold ",
                                               found, " of the ", ElementCount(wanted.box.shape),
                                               " elements of box ", ToString(wanted.box)));
     }
-    return absl::OkStatus();
   }
-
-  LoadPlan Finish() && {
-    LoadPlan plan;
-    for (auto& [file_index, placements] : files_) {
-      const DataFile& file = manifest_.files(file_index);
-      FileReads reads;
-      reads.file_index = file_index;
-      std::vector<ByteRange> ranges;
-      for (const Placement& placement : placements) {
-        const size_t element_bytes =
-            ElementSize(FromProto(manifest_.tensors(placement.saved_tensor).dtype()));
-        RangeCollector(placement, element_bytes, file.chunk_bytes(), ranges).Collect();
-      }
-      reads.ranges = MergeToChunks(std::move(ranges), file.chunk_bytes(), file.size_bytes());
-      for (const ByteRange& range : reads.ranges) plan.bytes += range.end - range.begin;
-      std::ranges::stable_sort(placements, {}, &Placement::shard_begin);
-      reads.placements = std::move(placements);
-      plan.files.push_back(std::move(reads));
-    }
-    return plan;
-  }
-
- private:
-  const Manifest& manifest_;
-  std::map<uint32_t, std::unique_ptr<BoxIndex>> shards_;  // by tensor
-  std::map<uint32_t, std::vector<Placement>> files_;
-};
+  return files;
+}
 
 }  // namespace
 
@@ -156,13 +139,10 @@ ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t
     file_needs.set_file_index(reads.file_index);
     std::vector<ByteRange> whole;
     for (const Placement& placement : reads.placements) {
-      const size_t element_bytes =
-          ElementSize(FromProto(manifest.tensors(placement.saved_tensor).dtype()));
-      const uint64_t bytes = ElementCount(placement.region.shape) * element_bytes;
       std::vector<ByteRange> ranges;
-      RangeCollector collector(placement, element_bytes, file.chunk_bytes(), ranges);
+      RangeCollector collector(manifest, placement, file.chunk_bytes(), ranges);
       collector.Collect();
-      if (collector.dense() || bytes >= collector.span_bytes() / 4 * 3) {
+      if (collector.dense() || collector.bytes() >= collector.span_bytes() / 4 * 3) {
         whole.insert(whole.end(), ranges.begin(), ranges.end());
         continue;
       }
@@ -178,11 +158,22 @@ ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t
 }
 
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted) {
-  Planner planner(manifest);
-  for (uint32_t w = 0; w < wanted.size(); ++w) {
-    TESSERA_RETURN_IF_ERROR(planner.Add(w, wanted[w]));
+  TESSERA_ASSIGN_OR_RETURN(auto files, FindPlacements(manifest, wanted));
+  LoadPlan plan;
+  for (auto& [file_index, placements] : files) {
+    const DataFile& file = manifest.files(file_index);
+    std::vector<ByteRange> ranges;
+    for (const Placement& placement : placements) {
+      RangeCollector(manifest, placement, file.chunk_bytes(), ranges).Collect();
+    }
+    FileReads& reads = plan.files.emplace_back();
+    reads.file_index = file_index;
+    reads.ranges = MergeToChunks(std::move(ranges), file.chunk_bytes(), file.size_bytes());
+    for (const ByteRange& range : reads.ranges) plan.bytes += range.end - range.begin;
+    std::ranges::stable_sort(placements, {}, &Placement::shard_begin);
+    reads.placements = std::move(placements);
   }
-  return std::move(planner).Finish();
+  return plan;
 }
 
 }  // namespace tessera::ckpt

@@ -45,8 +45,9 @@ struct LoadPlan {
 // boxes want it.
 //
 // Errors: DataLoss, naming tensor and box, if the saved shards do not hold every element of a
-// wanted box exactly once. Precondition: a valid manifest (ValidateManifest). Cost: sub-quadratic
-// in the number of shards of a tensor, see BoxIndex.
+// wanted box exactly once. Preconditions: a valid manifest (ValidateManifest), and no overlapping
+// shards of a wanted tensor (ValidateCoverage). Cost: sub-quadratic in the number of shards of a
+// tensor, see BoxIndex.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted);
 
 // Returns the plan in the form that ranks exchange to share reads: ranges, and the regions of

@@ -84,7 +84,7 @@ class ReadAssigner {
   std::vector<std::string> Finish() && {
     for (auto& [file, needs] : needs_) CutIntoSegments(file, MergeNeeds(needs));
     AssignReaders();
-    for (const auto& [rank, segment] : private_) Send(rank, segment);
+    for (const auto& [rank, segment] : private_) answers_[rank] += AsField(segment);
     for (const Shared& shared : shared_) {
       const std::string bytes = AsField(shared.segment);
       for (const uint32_t rank : Union(rank_sets_.sets[shared.all_receivers], shared.readers)) {
@@ -171,7 +171,9 @@ class ReadAssigner {
     segment.set_begin(begin);
     segment.set_end(end);
     segment.set_piece_bytes(PieceBytes(file));
-    if (all_receivers.size() == 1 && CanOpen(file, all_receivers[0])) {
+    const bool can_read =
+        openers_.empty() || std::ranges::binary_search(openers_[file], all_receivers[0]);
+    if (all_receivers.size() == 1 && can_read) {
       AddPrivate(all_receivers[0], segment);
       return;
     }
@@ -192,12 +194,8 @@ class ReadAssigner {
     shared_.push_back({std::move(segment), rank_sets_.Add(std::move(all_receivers)), {}});
   }
 
-  bool CanOpen(uint32_t file, uint32_t rank) const {
-    return openers_.empty() || std::ranges::binary_search(openers_[file], rank);
-  }
-
-  // Returns the ranks that may read what this set receives: its members, as far as they can, else
-  // others.
+  // Returns the ranks that may read what this set receives: its members that can open the file, or
+  // all ranks that can if no member can.
   uint32_t ReadersFor(uint32_t file, uint32_t receivers) {
     if (openers_.empty()) return receivers;
     RankList able;
@@ -253,8 +251,6 @@ class ReadAssigner {
     *share.add_segments() = segment;
     return share.SerializeAsString();
   }
-
-  void Send(uint32_t rank, const ReadSegment& segment) { answers_[rank] += AsField(segment); }
 
   void SendRankSets(uint32_t rank) {
     std::vector<uint32_t>& sets = sets_to_send_[rank];
