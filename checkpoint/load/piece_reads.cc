@@ -59,7 +59,7 @@ bool PieceReads::WaitFor(size_t index, size_t released) {
       continue;
     }
     lock.Unlock();
-    if (std::optional<Task> task = StartNext(/*may_wait=*/true)) FinishTask(0, *task, Await(*task));
+    if (std::optional<Task> task = StartNext(/*may_wait=*/true)) FinishTask(0, *task, task->Wait());
     lock.Lock();
   }
   return done_[index] == Done::kGood;
@@ -86,13 +86,13 @@ std::optional<PieceReads::Task> PieceReads::NextTask(bool may_wait) {
     const bool own_left = next_own_ < schedule_.own.size();
     if (own_left && next_own_ < released_ + ring_.size()) {
       const size_t index = next_own_++;
-      return Task{true, index, OwnBuffer(index), error_.ok()};
+      return Task{.own = true, .index = index, .buffer = OwnBuffer(index), .is_read = error_.ok()};
     }
     const bool private_left = error_.ok() && next_private_ < schedule_.private_pieces.size();
     if (private_left && !free_private_.empty()) {
       std::byte* const buffer = free_private_.back();
       free_private_.pop_back();
-      return Task{false, next_private_++, buffer, true};
+      return Task{.own = false, .index = next_private_++, .buffer = buffer, .is_read = true};
     }
     if (!may_wait || (!own_left && !private_left)) return std::nullopt;
     changed_.Wait(&mutex_);
@@ -109,10 +109,10 @@ std::optional<PieceReads::Task> PieceReads::StartNext(bool may_wait) {
   return task;
 }
 
-absl::Status PieceReads::Await(Task& task) {
+absl::Status PieceReads::Task::Wait() {
   return CatchNoMemory(kReadingForOthers, [&]() -> absl::Status {
-    const std::unique_ptr<PendingIo> read = std::move(task.read);
-    return read != nullptr ? read->Wait() : absl::CancelledError("after another error");
+    const std::unique_ptr<PendingIo> started = std::move(read);
+    return started != nullptr ? started->Wait() : absl::CancelledError("after another error");
   });
 }
 
@@ -133,13 +133,8 @@ void PieceReads::FinishTask(int worker, const Task& task, const absl::Status& re
 }
 
 void PieceReads::Work(int worker) {
-  std::optional<Task> now = StartNext(/*may_wait=*/true);
-  while (now.has_value()) {
-    const absl::Status read = Await(*now);
-    std::optional<Task> then = StartNext(/*may_wait=*/false);
-    FinishTask(worker, *now, read);
-    now = then.has_value() ? std::move(then) : StartNext(/*may_wait=*/true);
-  }
+  ReadAhead([this](bool ahead) { return StartNext(/*may_wait=*/!ahead); },
+            [&](const Task& task, const absl::Status& read) { FinishTask(worker, task, read); });
 }
 
 }  // namespace tessera::ckpt

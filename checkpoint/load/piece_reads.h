@@ -75,6 +75,7 @@ class PieceReads {
     std::byte* buffer;
     bool is_read;  // false: after another error
     std::unique_ptr<PendingIo> read = nullptr;
+    absl::Status Wait();
   };
 
   absl::Status MakeRing(size_t count);
@@ -83,7 +84,6 @@ class PieceReads {
   // nullopt if nothing is left and, unless `may_wait`, if no buffer is free.
   std::optional<Task> NextTask(bool may_wait);
   std::optional<Task> StartNext(bool may_wait);
-  static absl::Status Await(Task& task);
   void FinishTask(int worker, const Task& task, const absl::Status& read);
   void Work(int worker);
   const FilePiece& PieceOf(const Task& task) const {

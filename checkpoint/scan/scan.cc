@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
@@ -25,6 +26,36 @@ constexpr size_t kMaxDamagePerFile = 100;
 bool IsDamage(const absl::Status& status) {
   return MayBeDamage(status) || absl::IsInvalidArgument(status);
 }
+
+// The pieces of a scan, which threads take in ascending order until one has failed.
+class PieceProgress {
+ public:
+  explicit PieceProgress(size_t count) : count_(count), first_failed_(count) {}
+
+  std::optional<size_t> Take() {
+    const MutexLock lock(&mutex_);
+    if (next_ == count_ || first_failed_ < count_) return std::nullopt;
+    return next_++;
+  }
+  void End(size_t piece, absl::Status status) {
+    const MutexLock lock(&mutex_);
+    if (status.ok() || piece >= first_failed_) return;
+    first_failed_ = piece;
+    error_ = std::move(status);
+  }
+  // Returns the error of the first piece that failed.
+  absl::Status error() const {
+    const MutexLock lock(&mutex_);
+    return error_;
+  }
+
+ private:
+  const size_t count_;
+  mutable Mutex mutex_;
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t first_failed_ ABSL_GUARDED_BY(mutex_);
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+};
 
 }  // namespace
 
@@ -185,7 +216,7 @@ FilePiece Scanner::FirstChunk(const FilePiece& range) const {
 
 FilePiece Scanner::LastChunk(const FilePiece& range) const {
   const uint64_t chunk_bytes = manifest_.files(range.file_index).chunk_bytes();
-  return {range.file_index, (range.end - 1) / chunk_bytes * chunk_bytes, range.end};
+  return {range.file_index, RoundDown(range.end - 1, chunk_bytes), range.end};
 }
 
 absl::Status Scanner::TakeEnds(EdgeChunkCache& ends, const ChunkFunction& function,
@@ -241,62 +272,41 @@ absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction
   return ReadPieces(pieces, left.buffers, ends != nullptr ? keep : function);
 }
 
+// Each thread has buffers of its own, which it uses in turn.
 absl::Status Scanner::ReadPieces(const Pieces& all, std::vector<AlignedBuffer>& buffers,
                                  const ChunkFunction& function) const {
-  const std::vector<FilePiece>& pieces = all.pieces;
-  const int workers = static_cast<int>(std::min<size_t>(all.workers, pieces.size()));
+  const int workers = static_cast<int>(std::min<size_t>(all.workers, all.pieces.size()));
   const uint64_t affordable = options_.staging_bytes / std::max<uint64_t>(workers * all.largest, 1);
   const size_t each = std::clamp<uint64_t>(affordable, 1, kPiecesPerWorker);
   buffers.resize(std::max<size_t>(buffers.size(), workers * each));
-  std::vector<std::byte*> free;
-  for (size_t b = 0; b < workers * each; ++b) {
-    if (buffers[b].size_bytes() < all.room + all.largest) {
-      TESSERA_ASSIGN_OR_RETURN(buffers[b], AlignedBuffer::Allocate(all.room + all.largest));
-    }
-    free.push_back(buffers[b].data());
+  for (AlignedBuffer& buffer : std::span(buffers).first(workers * each)) {
+    if (buffer.size_bytes() >= all.room + all.largest) continue;
+    TESSERA_ASSIGN_OR_RETURN(buffer, AlignedBuffer::Allocate(all.room + all.largest));
   }
-
   struct Started {
     size_t index;
-    std::byte* buffer;
-    std::unique_ptr<PendingIo> read;
+    std::byte* data;
+    std::unique_ptr<PendingIo> io;
+    absl::Status Wait() { return std::exchange(io, nullptr)->Wait(); }
   };
-  Mutex mutex;
-  size_t next = 0, failed = pieces.size();  // the first piece that failed
-  absl::Status error;
-  const auto start = [&]() -> std::optional<Started> {
-    Started started;
-    {
-      const MutexLock lock(&mutex);
-      if (failed < pieces.size() || next == pieces.size()) return std::nullopt;
-      started = {next++, free.back(), nullptr};  // the last that was used: it is in the cache
-      free.pop_back();
-    }
-    const FilePiece& piece = pieces[started.index];
-    started.read = StartPiece(piece, started.buffer + OffsetInPage(piece));
-    return started;
-  };
-  const auto finish = [&](const Started& done, absl::Status status) {
-    const MutexLock lock(&mutex);
-    free.push_back(done.buffer);
-    if (status.ok() || done.index >= failed) return;
-    failed = done.index;
-    error = std::move(status);
-  };
-  const auto work = [&](int worker, size_t) {
-    std::optional<Started> now = start();
-    while (now.has_value()) {
-      const absl::Status read = now->read->Wait();
-      now->read.reset();
-      std::optional<Started> then = each > 1 ? start() : std::nullopt;
-      const FilePiece& piece = pieces[now->index];
-      finish(*now, FinishPiece(read, piece, now->buffer + OffsetInPage(piece), worker, function));
-      now = then.has_value() ? std::move(then) : start();
-    }
+  PieceProgress progress(all.pieces.size());
+  TESSERA_RETURN_IF_ERROR(RunTasks(workers, workers, [&](int worker, size_t) {
+    size_t reads = 0;
+    const auto start = [&](bool ahead) -> std::optional<Started> {
+      const std::optional<size_t> index = ahead && each == 1 ? std::nullopt : progress.Take();
+      if (!index.has_value()) return std::nullopt;
+      const FilePiece& piece = all.pieces[*index];
+      AlignedBuffer& buffer = buffers[worker * each + reads++ % each];
+      std::byte* const data = buffer.data() + OffsetInPage(piece);
+      return Started{*index, data, StartPiece(piece, data)};
+    };
+    ReadAhead(start, [&](const Started& read, const absl::Status& status) {
+      progress.End(read.index,
+                   FinishPiece(status, all.pieces[read.index], read.data, worker, function));
+    });
     return absl::OkStatus();
-  };
-  TESSERA_RETURN_IF_ERROR(RunTasks(workers, workers, work));
-  return error;
+  }));
+  return progress.error();
 }
 
 size_t Scanner::OffsetInPage(const FilePiece& piece) const {

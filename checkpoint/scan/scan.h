@@ -23,6 +23,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -72,6 +73,20 @@ inline absl::Status OnlyCheck(int, const FilePiece&, const std::byte*) { return 
 
 // The number of pieces of a thread: one in flight, one that has arrived.
 inline constexpr size_t kPiecesPerWorker = 2;
+
+// Reads on one thread: while a piece that has arrived is processed, the next one is in flight.
+// start(ahead) starts a read, an optional object with Wait(); nullopt ends the reading or, if a
+// piece waits to be processed (`ahead`), only delays the read. finish(read, status) processes.
+template <typename Start, typename Finish>
+void ReadAhead(const Start& start, const Finish& finish) {
+  auto now = start(/*ahead=*/false);
+  while (now.has_value()) {
+    const absl::Status status = now->Wait();
+    auto then = start(/*ahead=*/true);
+    finish(*now, status);
+    now = then.has_value() ? std::move(then) : start(/*ahead=*/false);
+  }
+}
 
 // A cache of checked chunks at the ends of ranges, for other scans of the same checkpoint: if
 // ranges end within chunks, neighbouring ranges share these chunks. The oldest chunks make room for

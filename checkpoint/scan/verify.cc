@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -236,10 +237,8 @@ absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
     for (const DamagedPart& part : parts) {
       const uint64_t end = std::min<uint64_t>(part.end_bytes, description.size_bytes());
       if (part.file != description.path() || part.begin_bytes >= end) continue;
-      const uint64_t begin = part.begin_bytes / chunk_bytes * chunk_bytes;
-      const uint64_t last = (end - 1) / chunk_bytes * chunk_bytes + chunk_bytes;
-      ranges.push_back(
-          {static_cast<uint32_t>(f), begin, std::min<uint64_t>(last, description.size_bytes())});
+      ranges.push_back({static_cast<uint32_t>(f), RoundDown(part.begin_bytes, chunk_bytes),
+                        std::min<uint64_t>(RoundUp(end, chunk_bytes), description.size_bytes())});
     }
     if (ranges.empty()) continue;
     Scanner scanner(storage, checkpoint_dir, manifest,

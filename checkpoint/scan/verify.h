@@ -58,7 +58,7 @@ absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
                          const Manifest& manifest, const std::vector<DamagedPart>& parts);
 
 // Reads a data file, and returns whether it has the size and the checksums that the manifest
-// states. Errors: those of the storage, also NotFound, after which nothing is known of the bytes.
+// states. Errors: those of the storage, including NotFound. After an error nothing is known.
 absl::StatusOr<bool> HasSavedBytes(Storage& storage, std::string_view checkpoint_dir,
                                    const Manifest& manifest, uint32_t file_index,
                                    ScanBuffers& buffers);
