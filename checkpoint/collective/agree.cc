@@ -123,7 +123,7 @@ absl::Status ToStatus(const RankMessage& message) {
 // Ranks with equal errors are named together: a thousand ranks that miss a file yield one message.
 struct SharedError {
   absl::Status status;
-  std::vector<size_t> ranks;
+  std::vector<uint32_t> ranks;
 };
 
 // Adds the payloads that all errors have, and the mark of those that lack space.
@@ -135,7 +135,7 @@ absl::Status WithPayloads(absl::Status joined, const std::vector<SharedError>& e
       if (!payload.has_value()) return;
       const std::string text(*payload);
       for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-        for (const size_t rank : error.ranks) lines.push_back(absl::StrCat(rank, " ", line));
+        for (const uint32_t rank : error.ranks) lines.push_back(absl::StrCat(rank, " ", line));
       }
     }
     joined.SetPayload(name, absl::Cord(absl::StrJoin(lines, "\n")));
@@ -154,11 +154,7 @@ absl::Status JoinErrors(const std::vector<SharedError>& errors, size_t group_siz
   if (group_size == 1) return OfRank0(first);
   std::vector<std::string> lines;
   for (const SharedError& error : errors) {
-    std::string ranks = absl::StrJoin(
-        error.ranks.begin(), error.ranks.begin() + std::min<size_t>(error.ranks.size(), 8), ", ");
-    if (error.ranks.size() > 8) absl::StrAppend(&ranks, " and ", error.ranks.size() - 8, " more");
-    lines.push_back(absl::StrCat(error.ranks.size() == 1 ? "rank " : "ranks ", ranks, ": ",
-                                 error.status.message()));
+    lines.push_back(absl::StrCat(NameRanks(error.ranks), ": ", error.status.message()));
   }
   return WithPayloads(absl::Status(first.code(), absl::StrJoin(lines, "\n")), errors);
 }
@@ -166,7 +162,7 @@ absl::Status JoinErrors(const std::vector<SharedError>& errors, size_t group_siz
 absl::StatusOr<std::vector<std::string>> PayloadsOf(const std::vector<std::string>& gathered) {
   std::vector<SharedError> errors;
   std::vector<std::string> payloads;
-  for (size_t rank = 0; rank < gathered.size(); ++rank) {
+  for (uint32_t rank = 0; rank < gathered.size(); ++rank) {
     RankMessage message;
     if (!message.ParseFromString(gathered[rank])) {
       message.set_code(static_cast<int32_t>(absl::StatusCode::kInternal));
@@ -190,7 +186,7 @@ absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
                                        const Combine& combine) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
   absl::StatusOr<std::string> combined =
-      CatchNoMemory("combine what the ranks say", [&] { return combine(payloads); });
+      CatchNoMemory("combine the ranks' messages", [&] { return combine(payloads); });
   if (!combined.ok()) return OfRank0(combined.status());
   return combined;
 }
@@ -201,7 +197,7 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
   const auto answers = [&]() -> absl::StatusOr<std::vector<std::string>> {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
     absl::StatusOr<std::vector<std::string>> combined =
-        CatchNoMemory("combine what the ranks say", [&] { return combine(payloads); });
+        CatchNoMemory("combine the ranks' messages", [&] { return combine(payloads); });
     if (!combined.ok()) return OfRank0(combined.status());
     if (combined->size() == gathered.size()) return combined;
     return absl::InternalError(
@@ -239,6 +235,14 @@ absl::StatusOr<std::string> FromMessage(ProcessGroup& group,
 
 absl::Status BadMessageFrom(size_t rank) {
   return absl::InternalError(absl::StrCat("rank ", rank, " sent a message that cannot be parsed"));
+}
+
+std::string NameRanks(const std::vector<uint32_t>& ranks) {
+  const size_t named = std::min<size_t>(ranks.size(), 8);
+  return absl::StrCat(
+      ranks.size() == 1 ? "rank " : "ranks ",
+      absl::StrJoin(ranks.begin(), ranks.begin() + named, ", "),
+      ranks.size() > named ? absl::StrCat(" and ", ranks.size() - named, " more") : "");
 }
 
 absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error) {

@@ -2,6 +2,7 @@
 #define TESSERA_CHECKPOINT_COLLECTIVE_AGREE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <new>
 #include <span>
@@ -58,6 +59,9 @@ absl::StatusOr<Message> MessageFrom(size_t rank, const std::string& bytes) {
   if (!message.ParseFromString(bytes)) return BadMessageFrom(rank);
   return message;
 }
+
+// Returns "rank 3", "ranks 0, 4" or, of more than eight, the first eight "and 5 more".
+std::string NameRanks(const std::vector<uint32_t>& ranks);
 
 // Abandons the group because of its error. Returns the error.
 absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error);

@@ -168,7 +168,7 @@ class LoadedTensor {
       LogicalDigest sum = others;
       sum += found.digest;
       const bool right = disagreements == 1 && sum == expected;
-      (right ? good : bad).push_back(RanksText(found.ranks));
+      (right ? good : bad).push_back(NameRanks(found.ranks));
     }
     if (good.empty()) {
       return absl::StrCat("box ", ToString(boxes_[at]), " is not the same on ",
@@ -189,7 +189,7 @@ class LoadedTensor {
     for (const std::vector<Found>& found : found_) {
       for (const Found& f : found) ranks.insert(f.ranks.begin(), f.ranks.end());
     }
-    return RanksText({ranks.begin(), ranks.end()});
+    return NameRanks({ranks.begin(), ranks.end()});
   }
 
  private:
@@ -198,82 +198,66 @@ class LoadedTensor {
     std::vector<uint32_t> ranks;
   };
 
-  static std::string RanksText(std::vector<uint32_t> ranks) {
-    constexpr size_t kMost = 8;
-    const size_t more = ranks.size() > kMost ? ranks.size() - kMost : 0;
-    if (more > 0) ranks.resize(kMost);
-    return absl::StrCat(ranks.size() > 1 ? "ranks " : "rank ", absl::StrJoin(ranks, ", "),
-                        more > 0 ? absl::StrCat(" and ", more, " more") : "");
-  }
-
   std::unordered_map<Box, size_t, BoxHash> index_;
   std::vector<Box> boxes_;                 // distinct
   std::vector<std::vector<Found>> found_;  // for each box, one entry per digest
 };
 
-// Evaluates the reports of all ranks, on rank 0. Returns the results, and the parts that must be
-// digested again.
-class DigestComparison {
- public:
-  explicit DigestComparison(const Manifest& manifest) : manifest_(manifest) {}
-
-  absl::StatusOr<std::string> Combine(const std::vector<std::string>& payloads) const {
-    std::map<uint32_t, LoadedTensor> tensors;
-    for (uint32_t rank = 0; rank < payloads.size(); ++rank) {
-      TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<LoadedBoxes>(rank, payloads[rank]));
-      for (const LoadedBox& box : report.boxes()) {
-        tensors[box.saved_tensor()].Add(rank, FromProto(box.box()), FromProto(box.digest()));
-      }
+// Describes the damage of a tensor; empty if it is intact, or if that cannot be determined. Adds to
+// the verdict, also parts that must be digested again.
+std::string CheckTensor(const Manifest& manifest, uint32_t t, const LoadedTensor& loaded,
+                        LoadedVerdict& verdict) {
+  const LogicalTensor& tensor = manifest.tensors(static_cast<int>(t));
+  const LogicalDigest expected = FromProto(tensor.digest());
+  const std::string disagreement = loaded.FindDisagreement(expected);
+  if (!disagreement.empty()) return absl::StrCat("tensor ", tensor.name(), ": ", disagreement);
+  const auto unverified = [&](absl::string_view why) {
+    verdict.add_unverified(absl::StrCat(tensor.name(), ": ", why));
+    return std::string();
+  };
+  if (!tensor.has_digest()) return unverified("saved without a digest");
+  const auto problem = FindCoverageProblem(GlobalShape(tensor), loaded.boxes());
+  if (problem && problem->kind == CoverageProblem::Kind::kOverlap) {
+    if (loaded.boxes().size() > kMaxOverlappingBoxes) return unverified("too many overlaps");
+    for (const Box& part : loaded.DisjointParts()) {
+      LoadedBox& again = *verdict.add_again();
+      again.set_saved_tensor(t);
+      ToProto(part, *again.mutable_box());
     }
-    LoadedVerdict verdict;
-    std::vector<std::string> wrong;
-    for (const auto& [t, loaded] : tensors) {
-      std::string problem = CheckTensor(t, loaded, verdict);
-      if (!problem.empty()) wrong.push_back(std::move(problem));
-    }
-    if (wrong.empty()) return verdict.SerializeAsString();
-    return WithDamagedParts(
-        absl::DataLossError(absl::StrCat("what was loaded is not what was saved:\n  ",
-                                         absl::StrJoin(wrong, "\n  "))),
-        {});
+    return "";
   }
-
- private:
-  // Describes the damage of a tensor; empty if it is intact, or if that cannot be determined.
-  std::string CheckTensor(uint32_t t, const LoadedTensor& loaded, LoadedVerdict& verdict) const {
-    const LogicalTensor& tensor = manifest_.tensors(t);
-    const LogicalDigest expected = FromProto(tensor.digest());
-    const std::string disagreement = loaded.FindDisagreement(expected);
-    if (!disagreement.empty()) return absl::StrCat("tensor ", tensor.name(), ": ", disagreement);
-    const auto unverified = [&](absl::string_view why) {
-      verdict.add_unverified(absl::StrCat(tensor.name(), ": ", why));
-      return std::string();
-    };
-    if (!tensor.has_digest()) return unverified("saved without a digest");
-    const auto problem = FindCoverageProblem(GlobalShape(tensor), loaded.boxes());
-    if (problem && problem->kind == CoverageProblem::Kind::kOverlap) {
-      if (loaded.boxes().size() > kMaxOverlappingBoxes) return unverified("too many overlaps");
-      for (const Box& part : loaded.DisjointParts()) AskFor(t, part, verdict);
-      return "";
-    }
-    if (problem) return unverified("loaded in part");
-    const LogicalDigest found = loaded.Sum();
-    if (found == expected) {
-      verdict.set_verified(verdict.verified() + 1);
-      return "";
-    }
-    return absl::StrCat("tensor ", tensor.name(), " on ", loaded.Holders(), ": ",
-                        DescribeMismatch(expected, found));
+  if (problem) return unverified("loaded in part");
+  const LogicalDigest found = loaded.Sum();
+  if (found == expected) {
+    verdict.set_verified(verdict.verified() + 1);
+    return "";
   }
+  return absl::StrCat("tensor ", tensor.name(), " on ", loaded.Holders(), ": ",
+                      DescribeMismatch(expected, found));
+}
 
-  static void AskFor(uint32_t tensor, const Box& part, LoadedVerdict& verdict) {
-    LoadedBox& again = *verdict.add_again();
-    again.set_saved_tensor(tensor);
-    ToProto(part, *again.mutable_box());
+// Evaluates the reports of all ranks, on rank 0. Returns a LoadedVerdict.
+absl::StatusOr<std::string> JudgeLoaded(const Manifest& manifest,
+                                        const std::vector<std::string>& payloads) {
+  std::map<uint32_t, LoadedTensor> tensors;
+  for (uint32_t rank = 0; rank < payloads.size(); ++rank) {
+    TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<LoadedBoxes>(rank, payloads[rank]));
+    for (const LoadedBox& box : report.boxes()) {
+      tensors[box.saved_tensor()].Add(rank, FromProto(box.box()), FromProto(box.digest()));
+    }
   }
-
-  const Manifest& manifest_;
-};
+  LoadedVerdict verdict;
+  std::vector<std::string> wrong;
+  for (const auto& [t, loaded] : tensors) {
+    std::string problem = CheckTensor(manifest, t, loaded, verdict);
+    if (!problem.empty()) wrong.push_back(std::move(problem));
+  }
+  if (wrong.empty()) return verdict.SerializeAsString();
+  return WithDamagedParts(
+      absl::DataLossError(
+          absl::StrCat("what was loaded is not what was saved:\n  ", absl::StrJoin(wrong, "\n  "))),
+      {});
+}
 
 bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
   return !destination.device_converts &&
@@ -353,15 +337,12 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
   std::set<std::string> converted;
   const std::vector<Held> all = CollectHeld(manifest, comparison, converted);
   const auto judge = [&](const std::vector<Held>& held) -> absl::StatusOr<LoadedVerdict> {
-    TESSERA_ASSIGN_OR_RETURN(const std::string reply,
-                             Agree(
-                                 group,
-                                 CatchNoMemory("digest what was loaded",
-                                               [&] { return DigestAll(manifest, held, threads); }),
-                                 [&](const std::vector<std::string>& payloads) {
-                                   return DigestComparison(manifest).Combine(payloads);
-                                 },
-                                 timeout));
+    const absl::StatusOr<std::string> mine =
+        CatchNoMemory("digest what was loaded", [&] { return DigestAll(manifest, held, threads); });
+    const Combine combine = [&](const std::vector<std::string>& payloads) {
+      return JudgeLoaded(manifest, payloads);
+    };
+    TESSERA_ASSIGN_OR_RETURN(const std::string reply, Agree(group, mine, combine, timeout));
     return MessageFrom<LoadedVerdict>(0, reply);
   };
   TESSERA_ASSIGN_OR_RETURN(LoadedVerdict verdict, judge(all));

@@ -30,7 +30,7 @@ void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison);
 // `unverified` lists the tensors that cannot be verified: they were converted, the ranks hold only
 // a part of them, or the manifest has no digest.
 //
-// Errors: DataLoss, naming the tensor and the ranks as far as they are known. Collective; every
+// Errors: DataLoss, naming the tensor and, if they are known, the ranks. Collective; every
 // rank returns the same status. Bytes on the wire: some tens from each rank to rank 0 for each of
 // its boxes. Cost: one pass over the memory whose digests are not known, in `threads` threads.
 absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
