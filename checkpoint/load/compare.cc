@@ -191,7 +191,7 @@ class Comparer {
     return resolved;
   }
 
-  // An alias has no memory of its own; the only check is that the checkpoint has the same alias.
+  // An alias has no memory. It must be saved as an alias of the same tensor.
   void AddAlias(const ShardedTensor& wanted) {
     const std::optional<uint32_t> saved = Find(wanted.name);
     if (!saved) return;
@@ -206,15 +206,15 @@ class Comparer {
   void AddShards(const ShardedTensor& wanted, uint32_t saved) {
     const LogicalTensor& tensor = manifest_.tensors(saved);
     const Shape saved_shape = GlobalShape(tensor);
-    const DType wanted_dtype = DTypeOf(wanted);
+    const DType saved_dtype = FromProto(tensor.dtype()), wanted_dtype = DTypeOf(wanted);
     bool fits = true;
     if (saved_shape != wanted.global_shape) {
       Mismatch(wanted, absl::StrCat("saved with shape ", ShapeToString(saved_shape),
                                     ", wanted with shape ", ShapeToString(wanted.global_shape)));
       fits = false;
     }
-    const CopyElements copy = FindCopy(FromProto(tensor.dtype()), wanted_dtype);
-    if (copy == nullptr || (FromProto(tensor.dtype()) != wanted_dtype && !options_.convert_dtype)) {
+    const CopyElements copy = FindCopy(saved_dtype, wanted_dtype);
+    if (copy == nullptr || (saved_dtype != wanted_dtype && !options_.convert_dtype)) {
       Mismatch(wanted, absl::StrCat("saved as ", DTypeProto_Name(tensor.dtype()), ", wanted as ",
                                     ProtoName(wanted_dtype),
                                     copy == nullptr ? ", and there is no conversion"
@@ -239,19 +239,18 @@ class Comparer {
            .strides = ShardStrides(shard),
            .element_bytes = static_cast<size_t>(ElementSize(wanted_dtype)),
            .copy = copy,
-           .dtype = wanted_dtype});
+           .dtype = wanted_dtype,
+           .find_overflow =
+               options_.allow_overflow ? nullptr : FindOverflowOf(saved_dtype, wanted_dtype)});
       Destination& to = result_.destinations.back();
-      if (!options_.allow_overflow) {
-        to.find_overflow = FindOverflowOf(FromProto(tensor.dtype()), wanted_dtype);
-      }
       if (shard.device == nullptr) continue;
       to.strides = ContiguousStrides(shard.box.shape);
       to.device = shard.device;
       to.handle = shard.handle;
-      to.device_converts = DeviceConverts(FromProto(tensor.dtype()), wanted_dtype);
-      to.host_dtype = to.device_converts ? FromProto(tensor.dtype()) : wanted_dtype;
+      to.device_converts = DeviceConverts(saved_dtype, wanted_dtype);
+      to.host_dtype = to.device_converts ? saved_dtype : wanted_dtype;
       to.element_bytes = ElementSize(to.host_dtype);
-      to.copy = FindCopy(FromProto(tensor.dtype()), to.host_dtype);
+      to.copy = FindCopy(saved_dtype, to.host_dtype);
     }
   }
 

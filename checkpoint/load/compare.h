@@ -55,7 +55,7 @@ struct Comparison {
 // CheckStateDict(state).
 Comparison Compare(const Manifest& manifest, const StateDict& state, const LoadOptions& options);
 
-// Returns the saved tensors that no rank uses. Aliases do not count, since their targets do.
+// Returns the names of the saved tensors that no rank uses, without aliases.
 std::vector<std::string> UnexpectedTensors(const Manifest& manifest, const std::vector<bool>& used);
 
 }  // namespace tessera::ckpt

@@ -78,7 +78,7 @@ absl::StatusOr<HostMemory> HostMemory::Create(uint64_t size_bytes) {
 absl::StatusOr<HostMemory> HostMemory::Map(const MemoryOffer& offer) {
   const absl::Status unseen = absl::UnavailableError("the memory is not to be seen from here");
   if (offer.mark().size() != kMarkBytes || offer.size_bytes() < kMarkBytes) return unseen;
-  // The process with this number may be another one here: nothing but such memory is opened.
+  // Another process may have this number by now. Only memory of this kind is opened.
   const std::string path = absl::StrCat("/proc/", offer.process(), "/fd/", offer.fd());
   std::array<char, 64> target{};
   const ssize_t length = readlink(path.c_str(), target.data(), target.size());

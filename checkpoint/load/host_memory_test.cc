@@ -1,7 +1,6 @@
 #include "checkpoint/load/host_memory.h"
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>

@@ -1,9 +1,6 @@
 #include "checkpoint/load/load.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,14 +13,9 @@
 #include "base/steady_time.h"
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
-#include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/internal/damage.h"
-#include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/internal/read_lock.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/load_messages.pb.h"
@@ -32,17 +24,14 @@
 #include "checkpoint/load/verify_loaded.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_states.h"
-#include "checkpoint/scan/verify.h"
-#include "layout/box.h"
-#include "storage/open_storage.h"
 
 // A load consists of up to five steps with an agreement each, so that no rank continues while
 // another cannot:
-// 1. rank 0 broadcasts its manifest. Ranks whose options contradict end the load here;
+// 1. rank 0 broadcasts its manifest. Options that must be equal and differ end the load here;
 // 2. every rank compares it with its state; all mismatches of all ranks end the load here;
 // 3. every rank plans its reads and opens its files; a missing or truncated file ends the load
-//    here. Rank 0 assigns the reads to ranks and, where ranks read for each other, they agree once
-//    more that all of them have allocated their buffers, and which of those others can map;
+//    here. Rank 0 assigns the reads to ranks. If ranks read for each other, they agree once more
+//    that all buffers are allocated, and which of them other ranks have mapped;
 // 4. every rank reads, checks and places. Only now does memory change;
 // 5. on request, every rank reports the digests of its boxes, and rank 0 compares them with the
 //    saved ones.
@@ -50,16 +39,21 @@
 namespace tessera::ckpt {
 namespace {
 
-absl::Status CheckRequest(const StateDict& state, const LoadOptions& options) {
-  TESSERA_RETURN_IF_ERROR(CheckDestinations(state));
-  return CheckIoThreads(options.io_threads);
-}
+// The arguments of a load.
+struct LoadArguments {
+  Storage& storage;
+  std::string_view checkpoint_dir;
+  const StateDict& state;
+  const LoadOptions& options;
+  ProcessGroup& group;                // of one rank if the options name none
+  ScanBuffers* buffers;               // may be null
+  std::span<const RankList> readers;  // see LoadWithManifest()
+};
 
 // On rank 0: combines all ranks' comparisons into the unexpected tensors, or one error that lists
 // everything.
-absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& payloads,
-                                               const Manifest& manifest, const LoadOptions& options,
-                                               const std::string& where) {
+absl::StatusOr<std::string> CombineComparisons(const LoadArguments& load, const Manifest& manifest,
+                                               const std::vector<std::string>& payloads) {
   std::vector<std::string> lines;
   std::set<std::string> seen;
   std::vector<bool> used(manifest.tensors_size());
@@ -75,7 +69,7 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
   }
   CompareVerdict verdict;
   for (const std::string& name : UnexpectedTensors(manifest, used)) {
-    if (options.allow_unexpected) {
+    if (load.options.allow_unexpected) {
       verdict.add_unexpected(name);
     } else {
       lines.push_back(absl::StrCat("tensor ", name, ": saved, not wanted"));
@@ -84,7 +78,8 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
   if (!lines.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat(lines.size(), lines.size() == 1 ? " mismatch" : " mismatches", " between ",
-                     where, " and the state to load into:\n  ", JoinFirst(lines, "\n  ")));
+                     load.storage.Describe(load.checkpoint_dir), " and the state to load into:\n  ",
+                     JoinFirst(lines, "\n  ")));
   }
   return verdict.SerializeAsString();
 }
@@ -98,8 +93,8 @@ std::string ReportComparison(const Comparison& comparison) {
   return report.SerializeAsString();
 }
 
-// Returns InvalidArgument, naming the ranks and the option, unless all ranks have the options that
-// count for all of them.
+// Checks the options that must be the same on all ranks. InvalidArgument names the ranks and the
+// option.
 absl::Status CheckSameOptions(const std::vector<std::string>& all) {
   const auto check = [](std::string_view option, size_t rank, bool first,
                         bool other) -> absl::Status {
@@ -122,53 +117,49 @@ absl::Status CheckSameOptions(const std::vector<std::string>& all) {
   return absl::OkStatus();
 }
 
-// Step 1. Returns the manifest of rank 0; prepare() is called before.
-absl::StatusOr<std::string> ShareManifest(const Manifest& own,
-                                          absl::FunctionRef<absl::Status()> prepare,
-                                          ProcessGroup& group, const LoadOptions& options) {
+// Step 1. Calls prepare(), and returns the manifest of rank 0.
+absl::StatusOr<std::string> ShareManifest(const LoadArguments& load, const Manifest& own,
+                                          absl::FunctionRef<absl::Status()> prepare) {
   const absl::StatusOr<std::string> mine =
       CatchNoMemory("load", [&]() -> absl::StatusOr<std::string> {
         TESSERA_RETURN_IF_ERROR(prepare());
         LoadBegin begin;
-        begin.set_verify_checksums(options.verify_checksums);
-        begin.set_verify_digests(options.verify_digests);
-        begin.set_allow_unexpected(options.allow_unexpected);
+        begin.set_verify_checksums(load.options.verify_checksums);
+        begin.set_verify_digests(load.options.verify_digests);
+        begin.set_allow_unexpected(load.options.allow_unexpected);
         return begin.SerializeAsString();
       });
   const Combine combine = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     TESSERA_RETURN_IF_ERROR(CheckSameOptions(all));
     return own.SerializeAsString();
   };
-  return Agree(group, mine, combine, options.timeout);
+  return Agree(load.group, mine, combine, load.options.timeout);
 }
 
 // Assigns reads: sends what this rank needs, or its error, to rank 0 and returns its part of the
 // answer.
-absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
-                                       const LoadPlan* plan, std::span<const RankList> openers,
-                                       ProcessGroup& group, const LoadOptions& options) {
+absl::StatusOr<ReadShare> ShareReading(const LoadArguments& load, const Manifest& manifest,
+                                       const absl::Status& ready, const LoadPlan& plan) {
   const absl::StatusOr<std::string> needs =
       CatchNoMemory("plan the reads", [&]() -> absl::StatusOr<std::string> {
         TESSERA_RETURN_IF_ERROR(ready);
-        if (group.size() == 1) return "";
-        return DescribeNeeds(manifest, *plan, options.staging_bytes).SerializeAsString();
+        if (load.group.size() == 1) return "";
+        return DescribeNeeds(manifest, plan, load.options.staging_bytes).SerializeAsString();
       });
-  TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(
-                                                        group, needs,
-                                                        [&](const std::vector<std::string>& all) {
-                                                          return ShareReads(manifest, all, openers);
-                                                        },
-                                                        options.timeout));
+  const CombineEach share = [&](const std::vector<std::string>& all) {
+    return ShareReads(manifest, all, load.readers);
+  };
+  TESSERA_ASSIGN_OR_RETURN(const std::string reply,
+                           AgreeEach(load.group, needs, share, load.options.timeout));
   return MessageFrom<ReadShare>(0, reply);
 }
 
 // Steps 3 and 4.
-absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manifest& manifest,
-                  const Comparison& comparison, std::span<const RankList> readers,
-                  ProcessGroup& group, const LoadOptions& options, ScanBuffers* buffers,
+absl::Status Read(const LoadArguments& load, const Manifest& manifest, const Comparison& comparison,
                   LoadReport& report) {
+  const LoadOptions& options = load.options;
   LoadPlan plan;
-  Scanner scanner(storage, checkpoint_dir, manifest,
+  Scanner scanner(load.storage, load.checkpoint_dir, manifest,
                   {.io_threads = options.io_threads,
                    .staging_bytes = options.staging_bytes,
                    .verify_checksums = options.verify_checksums,
@@ -181,28 +172,28 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
       });
   // An error that names no damaged part is damage of the manifest, which asks for bytes that cannot
   // be read.
-  TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
-                           ShareReading(manifest, WithDamagedParts(placer.status(), {}), &plan,
-                                        readers, group, options));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ReadShare share,
+      ShareReading(load, manifest, WithDamagedParts(placer.status(), {}), plan));
   report.bytes_needed = plan.bytes;  // ShareReading() has returned the error of a failed plan
   if (share.any_shared()) {
-    return ReadTogether(manifest, scanner, *placer, share, group, options, report);
+    return ReadTogether(manifest, scanner, *placer, share, load.group, options, report);
   }
   report.bytes_read = plan.bytes;
   const absl::Status placed = CatchNoMemory("read", [&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(scanner.Run(RangesOf(plan), placer->AsCallback(), buffers));
+    TESSERA_RETURN_IF_ERROR(scanner.Run(RangesOf(plan), placer->AsCallback(), load.buffers));
     return placer->Finish();
   });
-  return AgreeOnStatus(group, placed, options.timeout);
+  return AgreeOnStatus(load.group, placed, options.timeout);
 }
 
 // Step 5, on request.
-absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison,
-                          ProcessGroup& group, const LoadOptions& options, LoadReport& report) {
+absl::Status CheckDigests(const LoadArguments& load, const Manifest& manifest,
+                          const Comparison& comparison, LoadReport& report) {
   const absl::Duration start = SteadyNow();
-  TESSERA_ASSIGN_OR_RETURN(
-      LoadedDigests digests,
-      VerifyLoaded(manifest, comparison, group, options.io_threads, options.timeout));
+  TESSERA_ASSIGN_OR_RETURN(LoadedDigests digests,
+                           VerifyLoaded(manifest, comparison, load.group, load.options.io_threads,
+                                        load.options.timeout));
   report.digests_verified = digests.verified;
   report.digests_unverified = std::move(digests.unverified);
   report.verify_duration = SteadyNow() - start;
@@ -210,36 +201,29 @@ absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison
 }
 
 // Steps 2 to 5. `shared` is the manifest of rank 0; a group of one rank has its own.
-absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoint_dir,
-                                     const Manifest& own, std::string shared,
-                                     const StateDict& state, std::span<const RankList> readers,
-                                     ProcessGroup& group, const LoadOptions& options,
-                                     ScanBuffers* buffers) {
+absl::StatusOr<LoadReport> LoadState(const LoadArguments& load, const Manifest& own,
+                                     std::string shared) {
   Manifest of_rank_0;
-  const Manifest& manifest = group.size() == 1 ? own : of_rank_0;
+  const Manifest& manifest = load.group.size() == 1 ? own : of_rank_0;
   Comparison comparison;
   const absl::StatusOr<std::string> compared =
       CatchNoMemory("compare the state", [&]() -> absl::StatusOr<std::string> {
         TESSERA_ASSIGN_OR_RETURN(of_rank_0, MessageFrom<Manifest>(0, shared));
         shared = std::string();
-        comparison = Compare(manifest, state, options);
-        if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
+        comparison = Compare(manifest, load.state, load.options);
+        if (load.options.verify_digests) DigestWhilePlacing(manifest, comparison);
         return ReportComparison(comparison);
       });
+  const Combine combine = [&](const std::vector<std::string>& all) {
+    return CombineComparisons(load, manifest, all);
+  };
   TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
-                           Agree(
-                               group, compared,
-                               [&](const std::vector<std::string>& payloads) {
-                                 return CombineComparisons(payloads, manifest, options,
-                                                           storage.Describe(checkpoint_dir));
-                               },
-                               options.timeout));
+                           Agree(load.group, compared, combine, load.options.timeout));
   TESSERA_ASSIGN_OR_RETURN(const auto verdict, MessageFrom<CompareVerdict>(0, verdict_bytes));
   LoadReport report;
-  TESSERA_RETURN_IF_ERROR(Read(storage, checkpoint_dir, manifest, comparison, readers, group,
-                               options, buffers, report));
-  if (options.verify_digests) {
-    TESSERA_RETURN_IF_ERROR(CheckDigests(manifest, comparison, group, options, report));
+  TESSERA_RETURN_IF_ERROR(Read(load, manifest, comparison, report));
+  if (load.options.verify_digests) {
+    TESSERA_RETURN_IF_ERROR(CheckDigests(load, manifest, comparison, report));
   }
   report.missing = std::move(comparison.missing);
   report.from_master = std::move(comparison.from_master);
@@ -254,23 +238,28 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                                             const LoadOptions& options, ScanBuffers* buffers,
                                             std::span<const RankList> readers) {
   SingleProcessGroup alone;
-  ProcessGroup& group = options.group != nullptr ? *options.group : alone;
-  return CatchNoMemoryIn(group, "load", [&]() -> absl::StatusOr<LoadReport> {
+  const LoadArguments load = {.storage = storage,
+                              .checkpoint_dir = checkpoint_dir,
+                              .state = state,
+                              .options = options,
+                              .group = options.group != nullptr ? *options.group : alone,
+                              .buffers = buffers,
+                              .readers = readers};
+  return CatchNoMemoryIn(load.group, "load", [&]() -> absl::StatusOr<LoadReport> {
     const absl::Duration start = SteadyNow();
     ReadLock reading;
-    const auto prepare = [&] {
+    const auto prepare = [&]() -> absl::Status {
       reading = ReadLock(storage, checkpoint_dir);
-      return CheckRequest(state, options);
+      TESSERA_RETURN_IF_ERROR(CheckDestinations(state));
+      return CheckIoThreads(options.io_threads);
     };
     std::string shared;
-    if (group.size() == 1) {
+    if (load.group.size() == 1) {
       TESSERA_RETURN_IF_ERROR(prepare());
     } else {
-      TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(manifest, prepare, group, options));
+      TESSERA_ASSIGN_OR_RETURN(shared, ShareManifest(load, manifest, prepare));
     }
-    TESSERA_ASSIGN_OR_RETURN(LoadReport report,
-                             LoadState(storage, checkpoint_dir, manifest, std::move(shared), state,
-                                       readers, group, options, buffers));
+    TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(load, manifest, std::move(shared)));
     report.duration = SteadyNow() - start;
     return report;
   });

@@ -25,8 +25,8 @@ namespace tessera::ckpt {
 // destructor waits for copies in flight.
 class DeviceSlots {
  public:
-  // Allocates, from one of the devices, two slots for each thread, or fewer where `total_bytes` of
-  // elements need no more; together at most `limit_bytes`, or a page.
+  // Allocates, from one of the devices, two slots for each thread, or fewer if they hold
+  // `total_bytes` of elements. Together they have at most `limit_bytes`, or a page.
   static absl::StatusOr<std::shared_ptr<DeviceSlots>> Create(std::shared_ptr<DeviceMemory> device,
                                                              uint64_t total_bytes,
                                                              uint64_t limit_bytes, int threads) {

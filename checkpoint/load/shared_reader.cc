@@ -78,8 +78,8 @@ class SharedReader {
     return absl::OkStatus();
   }
 
-  // Reads, sends and places all pieces: the reading threads, and the caller's thread, which
-  // exchanges messages. Errors: failed reads of this rank; those of the group.
+  // Reads, sends and places all pieces. The caller's thread exchanges messages. Errors: failed
+  // reads of this rank, and those of the group.
   absl::Status Run() {
     reads_.Start();
     const absl::Status exchanged = CatchNoMemory(kReadingForOthers, [this] { return Exchange(); });

@@ -5,8 +5,7 @@
 // it to the others while it reads on.
 //
 // Every rank processes its pieces in one global order, (begin, file): it sends the pieces that it
-// reads, and receives those that others read. Meanwhile its threads read ahead, as far as there are
-// buffers.
+// reads, and receives those that others read. Meanwhile its threads read ahead into free buffers.
 //
 // This cannot deadlock. Take the first message, in that order, that has not arrived. Its sender has
 // sent everything before it, reads without waiting for other ranks, and so comes to send it; its
