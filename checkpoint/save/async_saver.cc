@@ -6,7 +6,6 @@
 #include <deque>
 #include <iterator>
 #include <list>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,13 +22,11 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/data_writer.h"
+#include "checkpoint/save/processor_share.h"
 #include "checkpoint/save/run_save.h"
 
 namespace tessera::ckpt {
 namespace {
-
-// Ratio of idle time to prefault time while the program wants the processors.
-constexpr int kBackoffRatio = 50;
 
 absl::Status CheckAsyncOptions(const AsyncSaveOptions& options) {
   if (options.copy_threads >= 1) return absl::OkStatus();
@@ -43,18 +40,17 @@ class AsyncSaver::Background {
  public:
   Background(Storage& storage, const AsyncSaveOptions& options, const SaveHooks& hooks)
       : options_(options),
-        on_committed_(hooks.on_committed),
+        hooks_(hooks),
         group_(options.save.group != nullptr ? *options.save.group : alone_),
         staging_(options.available_memory_bytes),
         context_{.storage = storage,
-                 .choose_root = hooks.choose_root,
+                 .hooks = hooks_,
                  .group = group_,
                  .options = options.save,
                  .copy_threads = options.copy_threads,
                  .plan_cache = plan_cache_,
                  .staging = staging_,
-                 .copy_ahead_bytes = options.copy_ahead_bytes,
-                 .may_commit = hooks.may_commit} {}
+                 .copy_ahead_bytes = options.copy_ahead_bytes} {}
 
   ~Background() {
     {
@@ -131,16 +127,17 @@ class AsyncSaver::Background {
     absl::Duration start = {};                       // of kSave
     absl::Status error = absl::OkStatus();           // of kRefuse
     std::shared_ptr<TraceRecorder> trace = nullptr;  // of the caller; may be null
-    // One, unless of kPrepare: the end of a save takes no memory.
+    // One, but none of kPrepare. Allocated with the request, so that the end of a save needs no
+    // memory.
     std::list<SaveOutcome> outcome = {};
   };
 
-  // Returns false where the system cannot start a thread; it may later.
+  // Returns false if the system cannot start a thread now.
   bool TryToStartThread() {
     if (thread_.joinable()) return true;
     absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
     if (!thread.ok()) {
-      // Without memory for the reason, none is given: the caller does the work all the same.
+      // Without memory for the reason, the report has none. The caller does the work.
       CatchNoMemory("", [&] {
         no_thread_ = std::string(thread.status().message());
         return absl::OkStatus();
@@ -198,9 +195,14 @@ class AsyncSaver::Background {
         CatchNoMemoryIn(group_, "save", [&] { return Handle(request); });
     lock.Lock();
     busy_ = false;
+    if (request.kind == Kind::kSave) {
+      reads_state_ = false;
+      writer_ = nullptr;
+    }
     if (request.kind != Kind::kPrepare) {
       request.outcome.front().report = std::move(report);
-      Conclude(request);
+      --saves_in_flight_;
+      outcomes_.splice(outcomes_.end(), request.outcome);
     }
     changed_.NotifyAll();
   }
@@ -221,7 +223,7 @@ class AsyncSaver::Background {
     }
     const absl::Status valid = CheckAsyncOptions(options_);
     if (!valid.ok()) return RefuseSave(context_, step, valid);
-    context_.rolling = request.rolling;
+    hooks_.rolling = request.rolling;
     absl::StatusOr<SaveReport> report =
         RunSave(context_, request.save, request.state, [&](std::shared_ptr<DataWriter> writer) {
           const MutexLock lock(&mutex_);
@@ -230,22 +232,18 @@ class AsyncSaver::Background {
         });
     if (report.ok()) {
       AddTimes(request, *report);
-      if (!InBackground()) {
+      if (std::this_thread::get_id() != background_id_) {
         report->blocked = report->duration;
         absl::StrAppend(&report->note, report->note.empty() ? "" : "; ",
                         "saved in the foreground: ", no_thread_);
       }
-      if (on_committed_) on_committed_(*report);
+      if (hooks_.on_committed) hooks_.on_committed(*report);
     }
     return report;
   }
 
-  // Returns whether this thread is the background thread.
-  bool InBackground() const { return std::this_thread::get_id() == background_id_; }
-
   // Prefaulting only makes the next save faster, so neither a caller nor the program's own threads
-  // should wait for it. Where they compete for the processor, this thread takes longer than it
-  // computes, and backs off.
+  // should wait for it.
   void MakeStagingPresent() {
     bool left = true;
     while (left) {
@@ -253,8 +251,8 @@ class AsyncSaver::Background {
       const double processor_start = ThreadProcessorSeconds();
       left = staging_.Prefault();
       const double used = ThreadProcessorSeconds() - processor_start;
-      const bool wanted = SecondsSince(start) > 1.5 * used;
-      if (IsNeededWithin(absl::Seconds(wanted ? kBackoffRatio * used : 0))) return;
+      const bool shared = IsProcessorShared(SecondsSince(start), used);
+      if (IsNeededWithin(absl::Seconds(shared ? kPrefaultRestRatio * used : 0))) return;
     }
   }
 
@@ -269,7 +267,7 @@ class AsyncSaver::Background {
     return stopping_ || idle_waiters_ > 0 || !queue_.empty();
   }
 
-  // Adds the time before RunSave(), which counts from its call.
+  // Adds the time before RunSave() was called, which its report lacks.
   void AddTimes(const Request& request, SaveReport& report) const {
     const absl::Duration duration = SteadyNow() - request.start;
     report.copied_after += duration - report.duration;
@@ -277,19 +275,10 @@ class AsyncSaver::Background {
     report.blocked = absl::Nanoseconds(blocked_ns_.load());
   }
 
-  void Conclude(Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (request.kind == Kind::kSave) {
-      reads_state_ = false;
-      writer_ = nullptr;
-    }
-    --saves_in_flight_;
-    outcomes_.splice(outcomes_.end(), request.outcome);
-  }
-
   const AsyncSaveOptions options_;
-  const std::function<void(SaveReport&)> on_committed_;  // may be null
-  SingleProcessGroup alone_;                             // the group where the options name none
+  SingleProcessGroup alone_;  // the group if the options name none
   // Used by thread_, or by the caller's thread that does its work.
+  SaveHooks hooks_;
   ProcessGroup& group_;
   PlanCache plan_cache_;
   StagingPool staging_;

@@ -45,7 +45,25 @@ absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) 
   return SaveTarget{.directory = directory_, .attempt = attempt_};
 }
 
-absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& reports) {
+absl::StatusOr<uint64_t> Coordinator::Commit(const std::vector<std::string>& reports) {
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, TakeReports(reports));
+  TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
+  const std::string path = JoinPath(directory_, kManifestFileName);
+  absl::Status may;
+  const auto ready = [&] { return may = CheckMayCommit(); };
+  const std::string version = replaced_.has_value() ? replaced_->version : "";
+  const absl::Status published =
+      storage_.Write(path, encoded, {.version = version, .ready = ready}).status();
+  if (!may.ok()) return published;  // ready() refused: Write() has returned its error
+  TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
+  TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
+  if (other_attempts_left_) {
+    removal_->DeleteOtherAttempts(directory_, manifest_, names_at_commit_).IgnoreError();
+  }
+  return bytes;
+}
+
+absl::StatusOr<uint64_t> Coordinator::TakeReports(const std::vector<std::string>& reports) {
   uint64_t bytes = 0;
   for (size_t r = 0; r < reports.size(); ++r) {
     TESSERA_ASSIGN_OR_RETURN(const auto report, MessageFrom<WriteReport>(r, reports[r]));
@@ -63,7 +81,10 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
       if (tensor.manifest_tensor() >= static_cast<uint32_t>(manifest_.tensors_size())) {
         return unplanned("tensor");
       }
-      AddDigest(tensor);
+      Digest& digest = *manifest_.mutable_tensors(tensor.manifest_tensor())->mutable_digest();
+      LogicalDigest sum = FromProto(digest);
+      sum += FromProto(tensor.digest());
+      digest = ToProto(sum);
     }
     bytes += report.bytes();
     phases_.push_back({.planning = absl::Seconds(report.planning()),
@@ -72,23 +93,10 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
                        .syncing = absl::Seconds(report.syncing()),
                        .duration = absl::Seconds(report.seconds())});
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
-  const std::string path = JoinPath(directory_, kManifestFileName);
-  absl::Status may;
-  const auto ready = [&] { return may = CheckMayCommit(); };
-  const std::string version = replaced_.has_value() ? replaced_->version : "";
-  const absl::Status published =
-      storage_.Write(path, encoded, {.version = version, .ready = ready}).status();
-  if (!may.ok()) return published;  // ready() refused: Write() has returned its error
-  TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
-  TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
-  if (other_attempts_left_) {
-    removal_->DeleteOtherAttempts(directory_, manifest_, names_at_commit_).IgnoreError();
-  }
-  return std::to_string(bytes);
+  return bytes;
 }
 
-// Is called immediately before each request that commits.
+// Called immediately before each request that commits.
 absl::Status Coordinator::CheckMayCommit() {
   if (may_be_committed_) {
     // The request is repeated: it may arrive a second time when the checkpoint is deleted again.
@@ -123,7 +131,7 @@ absl::Status Coordinator::SettleCommit(const absl::Status& published, const std:
                                                " meanwhile; nothing of it was changed"));
 }
 
-// A deletion that began before the commit can end after it, where it does not follow the protocol.
+// A deletion that does not follow the protocol can begin before the commit and end after it.
 absl::Status Coordinator::TakeBackIfFilesAreGone(const std::string& encoded) {
   const absl::Status gone = CheckFilesAreThere().status();
   // They were there a moment ago.
@@ -139,7 +147,8 @@ absl::Status Coordinator::TakeBackIfFilesAreGone(const std::string& encoded) {
       gone.message(), "; its manifest is still there: ", taken_back.status().message()));
 }
 
-// Takes back a manifest that was committed: the one that it has replaced returns.
+// Takes back a manifest that was committed, and restores the one that it has replaced. Returns what
+// Removal::TakeBack() returns.
 absl::StatusOr<bool> Coordinator::TakeBack(const std::string& encoded) {
   if (!replaced_.has_value() || IsTombstone(replaced_->contents)) {
     return removal_->TakeBack(directory_, encoded);
@@ -226,13 +235,6 @@ uint64_t Coordinator::DataBytes() const {
   uint64_t bytes = 0;
   for (const DataFile& file : manifest_.files()) bytes += file.size_bytes();
   return bytes;
-}
-
-void Coordinator::AddDigest(const TensorReport& report) {
-  Digest& digest = *manifest_.mutable_tensors(report.manifest_tensor())->mutable_digest();
-  LogicalDigest sum = FromProto(digest);
-  sum += FromProto(report.digest());
-  digest = ToProto(sum);
 }
 
 }  // namespace tessera::ckpt

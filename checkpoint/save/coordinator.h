@@ -10,9 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/errno_status.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/save_options.h"
@@ -21,18 +18,6 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
-
-// The phases of a save, as named in error messages.
-inline constexpr absl::string_view kPlanning = "planning";
-inline constexpr absl::string_view kStaging = "staging";
-inline constexpr absl::string_view kWriting = "writing";
-inline constexpr absl::string_view kSyncing = "syncing";
-inline constexpr absl::string_view kCommitting = "committing";
-
-inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
-  if (status.ok()) return status;
-  return WithMessage(status, absl::StrCat(phase, ": ", status.message()));
-}
 
 // Rank 0's side of one save: the steps of the commit protocol (run_save.cc) that it does for all
 // ranks. `metadata` must outlive this object.
@@ -49,7 +34,7 @@ class Coordinator {
   absl::StatusOr<SaveTarget> Prepare(const PlannedManifest& planned);
 
   // Does steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
-  absl::StatusOr<std::string> Commit(const std::vector<std::string>& reports);
+  absl::StatusOr<uint64_t> Commit(const std::vector<std::string>& reports);
 
   // Returns what the reports that Commit() took say, by rank.
   const std::vector<SavePhases>& phases() const { return phases_; }
@@ -63,6 +48,8 @@ class Coordinator {
 
  private:
   absl::Status PrepareDirectory();
+  // Adds checksums and digests to the manifest. Returns the number of bytes written.
+  absl::StatusOr<uint64_t> TakeReports(const std::vector<std::string>& reports);
   absl::Status CheckMayCommit();
   absl::StatusOr<std::vector<std::string>> CheckFilesAreThere();
   absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);
@@ -70,7 +57,6 @@ class Coordinator {
   absl::StatusOr<bool> TakeBack(const std::string& encoded);
   absl::Status CheckRoom();
   uint64_t DataBytes() const;
-  void AddDigest(const TensorReport& report);
 
   Storage& storage_;
   const std::unique_ptr<Removal> removal_;

@@ -1,7 +1,6 @@
 #include "checkpoint/save/data_file.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -66,9 +65,10 @@ absl::StatusOr<FileContents> FileContents::Make(const StateDict& state, const Ra
   return file;
 }
 
-void FileContents::CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const {
-  if (begin >= header_.size()) return;
-  std::memcpy(out, header_.data() + begin, std::min<uint64_t>(end, header_.size()) - begin);
+std::span<const std::byte> FileContents::HeaderIn(uint64_t begin, uint64_t end) const {
+  const auto header =
+      std::as_bytes(std::span(header_)).first(std::min<uint64_t>(end, header_.size()));
+  return header.subspan(std::min<uint64_t>(begin, header.size()));
 }
 
 void FileContents::CopySource(const Source& source, int64_t first, int64_t last, std::byte* to) {
@@ -81,7 +81,7 @@ void FileContents::CopySource(const Source& source, int64_t first, int64_t last,
 }
 
 void FileContents::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
-  CopyHeader(begin, end, out);
+  std::ranges::copy(HeaderIn(begin, end), out);
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     if (source.device != nullptr) return;
     const int64_t size = source.element_bytes;
@@ -116,10 +116,7 @@ const std::byte* FileContents::InMemory(const Source& source, int64_t first, int
 
 uint32_t FileContents::Checksum(uint64_t begin, uint64_t end, const std::byte* copy,
                                 std::vector<LogicalDigest>& digests, uint32_t crc) const {
-  if (begin < header_.size()) {
-    const uint64_t size = std::min<uint64_t>(end, header_.size()) - begin;
-    crc = ExtendCrc32c(crc, std::as_bytes(std::span(header_).subspan(begin, size)));
-  }
+  crc = ExtendCrc32c(crc, HeaderIn(begin, end));
   std::vector<std::byte> packed;
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
@@ -138,8 +135,9 @@ uint32_t FileContents::Checksum(uint64_t begin, uint64_t end, const std::byte* c
 void FileContents::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
                                  std::vector<LogicalDigest>& digests,
                                  const std::function<void(std::span<const std::byte>)>& fn) const {
-  CopyHeader(begin, end, out);
-  if (begin < header_.size()) fn({out, std::min<uint64_t>(end, header_.size()) - begin});
+  const std::span<const std::byte> header = HeaderIn(begin, end);
+  std::ranges::copy(header, out);
+  fn(header);
   ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
     std::byte* const to = out + (source.begin + first * size - begin);
@@ -241,7 +239,7 @@ bool FileWriter::IsInPlace(uint64_t begin, uint64_t end) const {
 }
 
 void FileWriter::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& digests) {
-  TraceSpan span("save", "copy and check");
+  TraceSpan span("save", "copy and checksum");
   span.Add("bytes", static_cast<int64_t>(end - begin));
   uint64_t at = begin;
   const auto extend_checksums = [&](std::span<const std::byte> bytes) {
@@ -261,7 +259,7 @@ void FileWriter::Copy(uint64_t begin, uint64_t end, std::byte* out, Digests& dig
 }
 
 void FileWriter::Checksum(uint64_t begin, uint64_t end, const std::byte* copy, Digests& digests) {
-  const TraceSpan span("save", "check");
+  const TraceSpan span("save", "checksum");
   for (uint64_t next; begin < end; begin = next) {
     uint32_t& crc = crcs_[begin / place_.chunk_bytes];
     next = std::min<uint64_t>(end, (begin / place_.chunk_bytes + 1) * place_.chunk_bytes);

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -98,7 +97,8 @@ class FileContents {
   // Returns the place in memory of elements that are contiguous there; null if they are not.
   static const std::byte* InMemory(const Source& source, int64_t first, int64_t last);
   static Source MakeSource(const WriteItem& item, const StateDict& state, size_t digest_slot);
-  void CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const;
+  // Returns the bytes of the header in [begin, end).
+  std::span<const std::byte> HeaderIn(uint64_t begin, uint64_t end) const;
   static void CopySource(const Source& source, int64_t first, int64_t last, std::byte* to);
 
   uint32_t index_ = 0;

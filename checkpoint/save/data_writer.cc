@@ -15,7 +15,7 @@
 #include "base/trace.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
-#include "checkpoint/save/coordinator.h"
+#include "checkpoint/save/phases.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -24,20 +24,6 @@ using Clock = PieceTable::Clock;
 using Do = PieceTable::Do;
 
 constexpr char kWritingFiles[] = "write a data file";
-
-// Releases a mutex that the caller holds until the end of the scope, however that ends.
-class ABSL_SCOPED_LOCKABLE Unlocked {
- public:
-  explicit Unlocked(Mutex* mutex) __attribute__((release_capability(mutex))) : mutex_(*mutex) {
-    mutex_.unlock();
-  }
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
-  ~Unlocked() ABSL_UNLOCK_FUNCTION() { mutex_.lock(); }
-
- private:
-  Mutex& mutex_;
-};
 
 // Returns the device whose page-locked memory receives the copies of all devices.
 std::shared_ptr<DeviceMemory> FirstDevice(const StateDict& state) {
@@ -50,8 +36,9 @@ std::shared_ptr<DeviceMemory> FirstDevice(const StateDict& state) {
 }
 
 PieceLayout LayOut(const DataWriterOptions& options, uint64_t limit_bytes) {
-  return LayOutPieces(options.chunk_bytes, options.io_threads, limit_bytes,
-                      options.write_bytes > 0 ? options.write_bytes : kPieceBytes);
+  const uint64_t wanted_bytes = options.traits.preferred_write_bytes;
+  return LayOutPieces(options.save.checksum_chunk_bytes, options.save.io_threads, limit_bytes,
+                      wanted_bytes > 0 ? wanted_bytes : kPieceBytes);
 }
 
 }  // namespace
@@ -69,25 +56,27 @@ StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& optio
 
 StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options,
                              std::shared_ptr<DeviceMemory> device) {
-  const StagingLayout layout = LayOutStaging(plan, options, options.staging_bytes);
-  const uint64_t threads = LayOut(options, options.staging_bytes).workers;
+  const StagingLayout layout = LayOutStaging(plan, options, options.save.staging_bytes);
+  const uint64_t threads = LayOut(options, options.save.staging_bytes).workers;
   // Where there is room, a device copies to one buffer of a thread while the other one is written.
   const uint64_t most =
       device == nullptr
           ? threads
-          : std::clamp(options.staging_bytes / std::max<uint64_t>(layout.stride_bytes, 1), threads,
-                       2 * threads);
+          : std::clamp(options.save.staging_bytes / std::max<uint64_t>(layout.stride_bytes, 1),
+                       threads, 2 * threads);
   const uint64_t buffers = options.copy_threads > 0 ? layout.pieces : std::min(layout.pieces, most);
-  const uint64_t chunk_bytes = RoundUp<uint64_t>(options.chunk_bytes, kIoAlignmentBytes);
+  const uint64_t chunk_bytes =
+      RoundUp<uint64_t>(options.save.checksum_chunk_bytes, kIoAlignmentBytes);
   return {.wanted_bytes = buffers * layout.stride_bytes,
-          .limit_bytes = options.staging_bytes,
+          .limit_bytes = options.save.staging_bytes,
           .least_bytes = std::min(chunk_bytes, layout.stride_bytes),
           .device = std::move(device)};
 }
 
 DataWriter::DataWriter(Storage& storage, std::string_view directory,
                        const DataWriterOptions& options, StagingPool& pool)
-    : place_{storage, std::string(directory), options.chunk_bytes, options.in_place_alignment},
+    : place_{storage, std::string(directory), options.save.checksum_chunk_bytes,
+             options.traits.in_place_alignment_bytes},
       options_(options),
       pool_(pool) {}
 
@@ -108,7 +97,8 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   // ones.
   const uint64_t memory_bytes = pool_.memory().size();
   const StagingLayout layout = LayOutStaging(
-      plan, options_, memory_bytes < needed.wanted_bytes ? memory_bytes : options_.staging_bytes);
+      plan, options_,
+      memory_bytes < needed.wanted_bytes ? memory_bytes : options_.save.staging_bytes);
   std::vector<MemoryIndex::Range> memory;
   std::vector<bool> in_place;
   uint64_t in_place_bytes = 0, total_bytes = 0;
@@ -133,7 +123,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   }
   if (options_.copy_threads > 0) OrderPieces(memory, in_place);
   ahead_bytes_ = std::min(in_place_bytes, options_.copy_ahead_bytes);
-  progress_.emplace(options_.progress, total_bytes);
+  progress_.emplace(options_.save.progress, total_bytes);
   memory_ = MemoryIndex(std::move(memory));
   released_ = pieces_.empty();
   if (pieces_.empty()) return absl::OkStatus();
@@ -141,9 +131,9 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& 
   for (const Piece& piece : pieces_) {
     on_device.push_back(piece.file->contents().OnDevice(piece.begin, piece.end));
   }
-  table_ = PieceTable(std::move(in_place), CutBuffers(layout.stride_bytes),
-                      {.io_threads = options_.io_threads, .copy_threads = options_.copy_threads},
-                      on_device);
+  table_ = PieceTable(
+      std::move(in_place), CutBuffers(layout.stride_bytes),
+      {.io_threads = options_.save.io_threads, .copy_threads = options_.copy_threads}, on_device);
   return absl::OkStatus();
 }
 
@@ -163,7 +153,7 @@ void DataWriter::OrderPieces(std::vector<MemoryIndex::Range>& memory, std::vecto
 
 StagingBuffers DataWriter::CutBuffers(uint64_t stride_bytes) const {
   // Two per thread keep the disk busy, however much was prefaulted before.
-  const uint64_t least = 2 * static_cast<uint64_t>(options_.io_threads);
+  const uint64_t least = 2 * static_cast<uint64_t>(options_.save.io_threads);
   return {pool_.memory(), stride_bytes, std::max(pool_.present_bytes() / stride_bytes, least)};
 }
 
@@ -251,7 +241,7 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
 }
 
 void DataWriter::WritePieces() {
-  workers_.resize(std::min<size_t>(options_.io_threads, pieces_.size()));
+  workers_.resize(std::min<size_t>(options_.save.io_threads, pieces_.size()));
   for (Worker& worker : workers_) worker.digests.resize(slots_.size());
   std::vector<std::thread> others =
       StartThreads(static_cast<int>(workers_.size()) - 1, [this, trace = BoundTrace()](int other) {
@@ -301,7 +291,7 @@ void DataWriter::DoTasks(Worker& worker) {
   while (!table_.over() || worker.table.writing.has_value()) {
     absl::Status status;
     try {
-      if (error_.ok() && options_.is_cancelled && options_.is_cancelled()) {
+      if (error_.ok() && options_.save.is_cancelled && options_.save.is_cancelled()) {
         KeepFirstError(absl::CancelledError("the caller has ended the save"));
       }
       const PieceTable::Task task = table_.Take(worker.table, Clock::now());
@@ -334,37 +324,46 @@ absl::Status DataWriter::DoTask(const PieceTable::Task& task, Worker& worker) {
   }
 }
 
-// Ends the task, whatever happens.
+template <typename Body>
+absl::Status DataWriter::Unlocked(const char* action, const Body& body) {
+  mutex_.unlock();
+  const absl::Status status = CatchNoMemory(action, body);
+  mutex_.lock();
+  return status;
+}
+
+absl::Status DataWriter::ReadPiece(const PieceTable::Task& task, bool on_device, Digests& digests) {
+  Piece& piece = pieces_[task.piece];
+  if (task.what == Do::kCopy && on_device) {
+    return InPhase(kStaging, piece.file->contents().StartCopy(piece.begin, piece.end, task.buffer,
+                                                              piece.copies));
+  }
+  if (task.what == Do::kCopy) {
+    piece.file->Copy(piece.begin, piece.end, task.buffer, digests);
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(InPhase(kStaging, piece.copies.Wait()));
+  piece.file->Checksum(piece.begin, piece.end, task.buffer, digests);
+  return absl::OkStatus();
+}
+
+// Ends the task in any case.
 absl::Status DataWriter::CopyOrChecksum(const PieceTable::Task& task, PieceTable::Worker* worker,
                                         Digests& digests) {
-  Piece& piece = pieces_[task.piece];
-  const bool starts = task.what == Do::kCopy && table_.on_device(task.piece);
-  absl::Status read;
-  double used = 0, seconds = 0;
-  {
-    const Unlocked unlocked(&mutex_);
+  const bool on_device = table_.on_device(task.piece);
+  PieceTable::Result result;
+  const char* const action = task.what == Do::kCopy ? "copy" : "compute checksums";
+  const absl::Status read = Unlocked(action, [&] {
     const absl::Duration start = SteadyNow();
     const double processor_start = ThreadProcessorSeconds();
-    read = CatchNoMemory(task.what == Do::kCopy ? "copy" : "check", [&] {
-      const FileContents& contents = piece.file->contents();
-      if (starts) {
-        return InPhase(kStaging,
-                       contents.StartCopy(piece.begin, piece.end, task.buffer, piece.copies));
-      }
-      if (task.what == Do::kCopy) {
-        piece.file->Copy(piece.begin, piece.end, task.buffer, digests);
-        return absl::OkStatus();
-      }
-      TESSERA_RETURN_IF_ERROR(InPhase(kStaging, piece.copies.Wait()));
-      piece.file->Checksum(piece.begin, piece.end, task.buffer, digests);
-      return absl::OkStatus();
-    });
-    used = ThreadProcessorSeconds() - processor_start;
-    seconds = SecondsSince(start);
-  }
-  if (worker != nullptr) spent_.copying += absl::Seconds(seconds);
-  EndTask(task, worker, {.ok = read.ok(), .processor_seconds = used, .seconds = seconds},
-          Clock::now());
+    const absl::Status status = ReadPiece(task, on_device, digests);
+    result.processor_seconds = ThreadProcessorSeconds() - processor_start;
+    result.seconds = SecondsSince(start);
+    return status;
+  });
+  result.ok = read.ok();
+  if (worker != nullptr) spent_.copying += absl::Seconds(result.seconds);
+  EndTask(task, worker, result, Clock::now());
   return read;
 }
 
@@ -372,16 +371,12 @@ absl::Status DataWriter::StartWrite(const PieceTable::Task& task, Worker& worker
   const Piece& piece = pieces_[task.piece];
   if (task.what == Do::kWriteInPlace) changed_.NotifyAll();  // another thread may compute checksums
   const absl::Duration start = SteadyNow();
-  absl::Status started;
-  {
-    const Unlocked unlocked(&mutex_);
-    started = CatchNoMemory(kWritingFiles, [&] {
-      return task.what == Do::kWriteCopy
-                 ? piece.file->StartWriteOfCopy(piece.begin, piece.end, task.buffer, worker.writes)
-                 : piece.file->StartWriteInPlace(piece.begin, piece.end, worker.between,
-                                                 worker.writes);
-    });
-  }
+  const absl::Status started = Unlocked(kWritingFiles, [&] {
+    return task.what == Do::kWriteCopy
+               ? piece.file->StartWriteOfCopy(piece.begin, piece.end, task.buffer, worker.writes)
+               : piece.file->StartWriteInPlace(piece.begin, piece.end, worker.between,
+                                               worker.writes);
+  });
   spent_.writing += SteadyNow() - start;
   return started;
 }
@@ -389,29 +384,21 @@ absl::Status DataWriter::StartWrite(const PieceTable::Task& task, Worker& worker
 absl::Status DataWriter::FinishWrite(const PieceTable::Task& task, Worker& worker) {
   const Piece& piece = pieces_[task.piece];
   const absl::Duration start = SteadyNow();
-  absl::Status written;
-  {
-    const Unlocked unlocked(&mutex_);
-    written = CatchNoMemory(kWritingFiles, [&] {
-      absl::Status status;
-      TraceSpan span("save", task.buffer != nullptr ? "write" : "write in place");
-      span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
-      for (const std::unique_ptr<PendingIo>& part : worker.writes) status.Update(part->Wait());
-      if (status.ok()) progress_->Add(piece.end - piece.begin);
-      return status;
-    });
-    worker.writes.clear();
-  }
+  const absl::Status written = Unlocked(kWritingFiles, [&] {
+    const FileWriter::Writes writes = std::exchange(worker.writes, {});
+    TraceSpan span("save", task.buffer != nullptr ? "write" : "write in place");
+    span.Add("bytes", static_cast<int64_t>(piece.end - piece.begin));
+    absl::Status status;
+    for (const std::unique_ptr<PendingIo>& part : writes) status.Update(part->Wait());
+    if (status.ok()) progress_->Add(piece.end - piece.begin);
+    return status;
+  });
   const absl::Duration end = SteadyNow();
   spent_.writing += end - start;
   EndTask(task, &worker.table, {.ok = written.ok()}, Clock::now());
   TESSERA_RETURN_IF_ERROR(InPhase(kWriting, written));
   if (--pieces_left_[piece.file_number] == 0 && error_.ok()) {
-    absl::Status synced;
-    {
-      const Unlocked unlocked(&mutex_);
-      synced = CatchNoMemory("sync a data file", [&] { return piece.file->Sync(); });
-    }
+    const absl::Status synced = Unlocked("sync a data file", [&] { return piece.file->Sync(); });
     spent_.syncing += SteadyNow() - end;
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
   }

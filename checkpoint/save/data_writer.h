@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -23,6 +22,7 @@
 #include "checkpoint/include/state_dict.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/save/data_file.h"
+#include "checkpoint/save/memory_index.h"
 #include "checkpoint/save/piece_table.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/save/staging.h"
@@ -32,17 +32,12 @@
 namespace tessera::ckpt {
 
 struct DataWriterOptions {
-  uint32_t chunk_bytes;  // of a checksum chunk
-  int io_threads;
+  SaveOptions save;  // chunks, threads, memory, progress and is_cancelled
+  StorageTraits traits = {};
   // 0: a save in the foreground; each thread copies a piece to its buffer, and writes it. Otherwise
-  // see AsyncSaveOptions::copy_threads; there are buffers for all pieces.
-  int copy_threads;
-  uint64_t staging_bytes;    // at most, or one chunk
-  uint64_t write_bytes = 0;  // of a piece where there is room, see StorageTraits
-  std::function<void(uint64_t, uint64_t)> progress = nullptr;  // see SaveOptions
-  std::function<bool()> is_cancelled = nullptr;                // see SaveOptions
-  uint64_t in_place_alignment = 0;                             // see StorageTraits
-  uint64_t copy_ahead_bytes = 0;  // see AsyncSaveOptions::copy_ahead_bytes
+  // see AsyncSaveOptions; there are buffers for all pieces.
+  int copy_threads = 0;
+  uint64_t copy_ahead_bytes = 0;  // see AsyncSaveOptions
 };
 
 // The layout of the pieces of a rank's data files in staging memory.
@@ -152,6 +147,10 @@ class DataWriter {
                const PieceTable::Result& result, PieceTable::Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Calls body() without the mutex. Returns its error, or that of missing memory for `action`.
+  template <typename Body>
+  absl::Status Unlocked(const char* action, const Body& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ReadPiece(const PieceTable::Task& task, bool on_device, Digests& digests);
   // Do a task, and release the mutex meanwhile. DoTasks() does what the table gives to a worker.
   absl::Status DoTask(const PieceTable::Task& task, Worker& worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

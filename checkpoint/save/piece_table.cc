@@ -1,18 +1,17 @@
 #include "checkpoint/save/piece_table.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
+
+#include "checkpoint/save/processor_share.h"
 
 namespace tessera::ckpt {
 namespace {
 
-// The number of copies and checksums of a thread during its own write while an update waits;
-// otherwise it is one.
+// The number of copies and checksums that a thread does during its own write while an update waits
+// for them; otherwise it does one. A storage may write only while a thread waits for it, so that
+// more of them would delay the write.
 constexpr int kTasksPerWrite = 4;
-
-// Ratio of idle time to the time of checksums while the program wants the processors.
-constexpr int kRestRatio = 20;
 
 }  // namespace
 
@@ -53,11 +52,10 @@ bool PieceTable::CanCopyTheRest() const {
   return had_waiters_ && buffers_.count() >= pending_in_place_;
 }
 
-// A worker whose write is in flight does a few side tasks first, and then finishes the write: few,
-// since a storage may write only while a thread waits for it. Any other worker does the first of
-// these that there is:
+// A worker whose write is in flight does up to kTasksPerWrite other tasks first, and then finishes
+// the write. Any other worker does the first of these that there is:
 //
-// 1. a copy, as far as MayCopy();
+// 1. a copy, if MayCopy();
 // 2. a write in place, if a thread waits, no copy is ready or the rest can be copied;
 // 3. a write of a copy;
 // 4. the end of a device's copy;
@@ -72,8 +70,8 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
       ++worker.tasks_meanwhile;
       if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
       if (const auto started = NextToFinish()) return BeginChecksum(*started, Do::kFinishCopy);
-      if (const auto check = MayChecksum(now) ? NextToChecksum(/*wanted=*/false) : std::nullopt) {
-        return BeginChecksum(*check);
+      if (const auto missing = MayChecksum(now) ? NextToChecksum(/*wanted=*/false) : std::nullopt) {
+        return BeginChecksum(*missing);
       }
     }
     worker.writing.reset();
@@ -90,8 +88,8 @@ PieceTable::Task PieceTable::Take(Worker& worker, Clock::time_point now) {
   }
   if (const auto started = NextToFinish()) return BeginChecksum(*started, Do::kFinishCopy);
   if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
-  if (const auto check = MayChecksum(now) ? NextToChecksum(/*wanted=*/false) : std::nullopt) {
-    return BeginChecksum(*check);
+  if (const auto missing = MayChecksum(now) ? NextToChecksum(/*wanted=*/false) : std::nullopt) {
+    return BeginChecksum(*missing);
   }
   return {.what = now < rests_until_ ? Do::kRest : Do::kWait};
 }
@@ -117,7 +115,7 @@ PieceTable::Task PieceTable::TakeAsWaiter(Waiter& waiter) {
   if (started < pieces.size() && buffers_.has_any() && !over()) return BeginCopy(pieces[started]);
   if (const auto wanted = NextToChecksum(/*wanted=*/true)) return BeginChecksum(*wanted);
   if (const auto ahead = NextAhead()) return BeginCopy(*ahead);
-  if (const auto check = NextToChecksum(/*wanted=*/false)) return BeginChecksum(*check);
+  if (const auto missing = NextToChecksum(/*wanted=*/false)) return BeginChecksum(*missing);
   return {.what = Do::kWait};
 }
 
@@ -221,11 +219,11 @@ void PieceTable::End(const Task& task, Worker* worker, const Result& result,
       // Computes checksums ahead of time only if the program leaves the processors to it: otherwise
       // the thread takes longer than it computes, and rests.
       worker->checksum_seconds += result.processor_seconds;
-      if (result.seconds > 1.5 * result.processor_seconds && options_.copy_threads > 0 &&
-          !had_waiters_) {
+      if (IsProcessorShared(result.seconds, result.processor_seconds) &&
+          options_.copy_threads > 0 && !had_waiters_) {
         rests_until_ =
             now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
-                      kRestRatio * std::exchange(worker->checksum_seconds, 0)));
+                      kChecksumRestRatio * std::exchange(worker->checksum_seconds, 0)));
       }
       break;
     case Do::kFinishWrite:
@@ -263,63 +261,6 @@ void PieceTable::TryToRelease(Piece& piece) {
   if (!piece.staged && !(piece.written && piece.checksum == Checksum::kDone)) return;
   piece.state = State::kReleased;
   --unreleased_;
-}
-
-MemoryIndex::MemoryIndex(std::vector<Range> ranges) : ranges_(std::move(ranges)) {
-  std::ranges::sort(ranges_, {}, &Range::first);
-  const std::byte* end = nullptr;
-  for (const Range& range : ranges_) {
-    end = std::max(end, range.last);
-    ends_.push_back(end);
-  }
-}
-
-std::vector<size_t> MemoryIndex::PiecesIn(const std::byte* data, uint64_t size_bytes) const {
-  const std::byte* const end = data + size_bytes;
-  std::vector<size_t> found;
-  size_t i = std::ranges::upper_bound(ends_, data) - ends_.begin();
-  for (; i < ranges_.size() && ranges_[i].first < end; ++i) {
-    if (ranges_[i].last > data) found.push_back(ranges_[i].piece);
-  }
-  std::ranges::sort(found);
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  return found;
-}
-
-std::vector<size_t> UpdateOrder(std::span<const MemoryIndex::Range> ranges, size_t pieces) {
-  constexpr ptrdiff_t kMaxGapBytes = 1 << 20;
-  struct Buffer {
-    const std::byte* first;
-    const std::byte* last;
-  };
-  std::vector<Buffer> buffers;
-  // The longest range of each piece, and its buffer.
-  struct Longest {
-    ptrdiff_t bytes = 0, at = 0;  // `at`: in the buffer
-    size_t buffer = 0;
-  };
-  std::vector<Longest> longest(pieces);
-  for (const auto& [first, last, piece] : ranges) {
-    if (!buffers.empty() && buffers.back().last <= first &&
-        first - buffers.back().last < kMaxGapBytes) {
-      buffers.back().last = last;
-    } else {
-      buffers.push_back({first, last});
-    }
-    if (last - first > longest[piece].bytes) {
-      longest[piece] = {last - first, first - buffers.back().first, buffers.size() - 1};
-    }
-  }
-  std::vector<double> place(pieces);
-  for (size_t i = 0; i < pieces; ++i) {
-    if (longest[i].bytes == 0) continue;
-    const Buffer& buffer = buffers[longest[i].buffer];
-    place[i] = static_cast<double>(longest[i].at) / static_cast<double>(buffer.last - buffer.first);
-  }
-  std::vector<size_t> order(pieces);
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {}, [&](size_t piece) { return place[piece]; });
-  return order;
 }
 
 }  // namespace tessera::ckpt

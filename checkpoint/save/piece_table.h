@@ -6,63 +6,12 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <span>
 #include <vector>
 
+#include "checkpoint/save/piece_queues.h"
 #include "checkpoint/save/staging.h"
 
 namespace tessera::ckpt {
-
-// An order of pieces: first the pieces that a thread waits for, then the others by their index. Not
-// thread-safe.
-class CopyOrder {
- public:
-  void set_count(size_t count) { end_ = count; }
-  // Marks a piece as waited for.
-  void Want(size_t piece) { wanted_.push_back(piece); }
-
-  // Returns the next piece that is waited for; nullopt if none is pending. Pieces never become
-  // pending again.
-  template <typename IsPending>
-  std::optional<size_t> Wanted(const IsPending& is_pending) {
-    while (!wanted_.empty() && !is_pending(wanted_.front())) wanted_.pop_front();
-    return wanted_.empty() ? std::nullopt : std::optional(wanted_.front());
-  }
-
-  // Returns the next piece; nullopt if none is pending.
-  template <typename IsPending>
-  std::optional<size_t> Next(const IsPending& is_pending) {
-    while (next_ < end_ && !is_pending(next_)) ++next_;
-    return next_ == end_ ? std::nullopt : std::optional(next_);
-  }
-
-  // Returns the last piece; nullopt if none is pending.
-  template <typename IsPending>
-  std::optional<size_t> Last(const IsPending& is_pending) {
-    while (next_ < end_ && !is_pending(end_ - 1)) --end_;
-    return next_ == end_ ? std::nullopt : std::optional(end_ - 1);
-  }
-
- private:
-  std::deque<size_t> wanted_;
-  size_t next_ = 0;  // no piece before it is pending
-  size_t end_ = 0;   // nor this one or one behind it
-};
-
-// A queue that takes no memory once it has room for all that it will ever hold. Not thread-safe.
-class PieceQueue {
- public:
-  // Makes room for `count` calls of push_back().
-  void reserve(size_t count) { pieces_.reserve(count); }
-  bool empty() const { return next_ == pieces_.size(); }
-  size_t front() const { return pieces_[next_]; }
-  void push_back(size_t piece) { pieces_.push_back(piece); }
-  void pop_front() { ++next_; }
-
- private:
-  std::vector<size_t> pieces_;
-  size_t next_ = 0;
-};
 
 // Decides what the threads of a save do next: a table of the pieces into which the data files are
 // cut, in the order in which an update of the state changes them. The table decides and remembers;
@@ -238,33 +187,6 @@ class PieceTable {
   bool failed_ = false;
   Clock::time_point rests_until_;
 };
-
-// An index of the memory from which the pieces of a save are copied. Thread-safe once built.
-class MemoryIndex {
- public:
-  struct Range {
-    const std::byte* first;
-    const std::byte* last;
-    size_t piece;
-  };
-
-  MemoryIndex() = default;
-  // Builds the index of ranges in any order, which may overlap.
-  explicit MemoryIndex(std::vector<Range> ranges);
-
-  // Returns the pieces with a byte in [data, data + size_bytes), ascending.
-  std::vector<size_t> PiecesIn(const std::byte* data, uint64_t size_bytes) const;
-
- private:
-  std::vector<Range> ranges_;           // ascending by first
-  std::vector<const std::byte*> ends_;  // the largest `last` of ranges_[0..i]
-};
-
-// Returns the order in which an update changes `pieces` pieces: it changes the same part of
-// weights, of master weights and of moments at once, each of which has its own buffer. A buffer is
-// memory without gaps, except for padding and alignment. In `ranges`, the ranges of one buffer are
-// adjacent and ascending.
-std::vector<size_t> UpdateOrder(std::span<const MemoryIndex::Range> ranges, size_t pieces);
 
 }  // namespace tessera::ckpt
 

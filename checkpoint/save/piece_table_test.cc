@@ -4,6 +4,7 @@
 
 #include <array>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -24,7 +25,7 @@ using std::chrono::seconds;
 constexpr size_t kStride = 8;
 
 std::string ToString(const Task& task) {
-  constexpr const char* kNames[] = {"copy",       "check",          "finish copy",
+  constexpr const char* kNames[] = {"copy",       "checksum",       "finish copy",
                                     "write copy", "write in place", "finish",
                                     "rest",       "wait",           "released"};
   const bool has_piece = task.what <= Do::kFinishWrite;
@@ -90,7 +91,7 @@ TEST_F(PieceTableTest, APieceInPlaceIsCheckedWhileItIsWritten) {
   Make("ii", 2, 0);
   Worker worker;
   EXPECT_EQ(Steps(worker, 6),
-            "write in place 0, check 0, finish 0, write in place 1, check 1, finish 1");
+            "write in place 0, checksum 0, finish 0, write in place 1, checksum 1, finish 1");
   EXPECT_TRUE(table_.over() && table_.all_released());
 }
 
@@ -98,7 +99,7 @@ TEST_F(PieceTableTest, StartsCopiesOfADeviceAsFarAsThereIsMemoryAndFinishesThemI
   Make("ddd", 2, 0);
   Worker worker;
   EXPECT_EQ(Steps(worker, 4), "copy 0, copy 1, finish copy 0, write copy 0");
-  EXPECT_EQ(Steps(worker, 2), "finish copy 1, finish 0") << "checks while the disk writes";
+  EXPECT_EQ(Steps(worker, 2), "finish copy 1, finish 0") << "checksums while the disk writes";
   EXPECT_FALSE(table_.all_released());
   EXPECT_EQ(Step(worker), "copy 2");
   EXPECT_TRUE(table_.all_released()) << "when the last copy is started";
@@ -183,9 +184,9 @@ TEST_F(PieceTableTest, AWaitingThreadChecksWhatIsWrittenAndWaitsForTheDisk) {
   Worker worker;
   EXPECT_EQ(ToString(Take(worker)), "write in place 0");
   PieceTable::Waiter waiter = Arrive({0});
-  const Task check = Help(waiter);
-  EXPECT_EQ(ToString(check), "check 0");
-  End(check, nullptr);
+  const Task checksum = Help(waiter);
+  EXPECT_EQ(ToString(checksum), "checksum 0");
+  End(checksum, nullptr);
   EXPECT_EQ(ToString(Help(waiter)), "wait");
   EXPECT_EQ(Step(worker), "finish 0") << "at once, as it is waited for";
   EXPECT_EQ(ToString(Help(waiter)), "released");
@@ -203,7 +204,7 @@ TEST_F(PieceTableTest, CopiesAheadOfAnUpdate) {
     steps.push_back(ToString(task));
     End(task, nullptr);
   }
-  EXPECT_THAT(steps, testing::ElementsAre("check 0", "copy 1", "copy 2", "wait"));
+  EXPECT_THAT(steps, testing::ElementsAre("checksum 0", "copy 1", "copy 2", "wait"));
 }
 
 // If everything can be copied, the disk begins with what an update will come to last.
@@ -211,7 +212,7 @@ TEST_F(PieceTableTest, AnUpdateAndTheDiskWorkTowardsEachOther) {
   for (const size_t present : {1, 5, 6}) {
     Make("iiiiiii", present, 0);
     Worker worker;
-    EXPECT_EQ(Steps(worker, 3), "write in place 0, check 0, finish 0");
+    EXPECT_EQ(Steps(worker, 3), "write in place 0, checksum 0, finish 0");
     PieceTable::Waiter waiter = Arrive({0});
     EXPECT_EQ(ToString(Help(waiter)), "released");
     table_.Leave();
@@ -227,7 +228,7 @@ TEST_F(PieceTableTest, OneThreadAtATimeTouchesNewMemoryAheadOfAnUpdate) {
   Worker worker;
   EXPECT_EQ(Step(worker), "write in place 0");
   PieceTable::Waiter waiter = Arrive({0});
-  End(Help(waiter), nullptr);  // the check
+  End(Help(waiter), nullptr);  // the checksum
   const Task ahead = Help(waiter);
   EXPECT_EQ(ToString(ahead), "copy 1");
   EXPECT_EQ(ToString(Help(waiter)), "wait");
@@ -235,7 +236,7 @@ TEST_F(PieceTableTest, OneThreadAtATimeTouchesNewMemoryAheadOfAnUpdate) {
   EXPECT_EQ(ToString(Help(waiter)), "copy 2");
 }
 
-TEST_F(PieceTableTest, ChecksRestWhileTheProgramNeedsTheProcessors) {
+TEST_F(PieceTableTest, ChecksumsRestWhileTheProgramNeedsTheProcessors) {
   Make("ii", 0, 0);
   std::array<Worker, 2> workers;
   EXPECT_EQ(ToString(Take(workers[0])), "write in place 0");
@@ -245,7 +246,7 @@ TEST_F(PieceTableTest, ChecksRestWhileTheProgramNeedsTheProcessors) {
   now_ += seconds(19);
   EXPECT_EQ(table_.rests_until() - now_, seconds(1));
   Arrive({1});
-  EXPECT_EQ(ToString(Take(workers[1])), "check 1") << "an update comes to it";
+  EXPECT_EQ(ToString(Take(workers[1])), "checksum 1") << "an update comes to it";
 }
 
 TEST_F(PieceTableTest, AFailedSaveEndsWhatIsInProgressAndBeginsNothing) {
@@ -263,7 +264,7 @@ TEST_F(PieceTableTest, AFailedSaveEndsWhatIsInProgressAndBeginsNothing) {
   EXPECT_EQ(ToString(Help(waiter)), "released");
 }
 
-// Threads work and wait in any order. Each piece is copied or checked once and written once. No
+// Threads work and wait in any order. Each piece is copied or checksummed once and written once. No
 // memory changes while it is read, and the table never comes to rest before it is over.
 TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
   std::mt19937 random(TestSeed());
@@ -274,7 +275,7 @@ TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
     const bool only_in_place = pieces.find_first_of("cd") == pieces.npos;
     Make(pieces, random() % 4 + (only_in_place ? 0 : 1), random() % 4,
          {.io_threads = threads, .copy_threads = static_cast<int>(random() % 3)});
-    std::vector<int> checks(pieces.size()), writes(pieces.size());
+    std::vector<int> checksums(pieces.size()), writes(pieces.size());
     std::vector<Worker> workers(threads);
     std::vector<std::optional<Task>> tasks(threads + 1);  // the last is the waiter's
     std::optional<PieceTable::Waiter> waiter;
@@ -285,8 +286,8 @@ TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
       Worker* const worker = is_waiter ? nullptr : &workers[thread];
       if (tasks[thread].has_value()) {
         const Task task = *std::exchange(tasks[thread], std::nullopt);
-        checks[task.piece] += task.what == Do::kChecksum || task.what == Do::kFinishCopy ||
-                              (task.what == Do::kCopy && !table_.on_device(task.piece));
+        checksums[task.piece] += task.what == Do::kChecksum || task.what == Do::kFinishCopy ||
+                                 (task.what == Do::kCopy && !table_.on_device(task.piece));
         writes[task.piece] += task.what == Do::kFinishWrite;
         End(task, worker, {.processor_seconds = 1.0 * (random() % 2), .seconds = 1});
         idle = 0;
@@ -308,7 +309,7 @@ TEST_F(PieceTableTest, AnyOrderOfThreadsWritesEverythingOnce) {
       ASSERT_LT(++idle, 10'000) << pieces << ", " << threads << " threads come to rest";
     }
     EXPECT_TRUE(table_.all_released());
-    EXPECT_THAT(checks, testing::Each(1)) << pieces;
+    EXPECT_THAT(checksums, testing::Each(1)) << pieces;
     EXPECT_THAT(writes, testing::Each(1)) << pieces;
   }
 }

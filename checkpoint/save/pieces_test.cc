@@ -11,7 +11,8 @@
 
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/save/data_writer.h"
-#include "checkpoint/save/piece_table.h"
+#include "checkpoint/save/memory_index.h"
+#include "checkpoint/save/piece_queues.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -59,10 +60,9 @@ TEST(StagingLayoutTest, PiecesAreWhatTheStorageWritesBest) {
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   RankPlan plan;
   plan.add_files()->set_size_bytes(100 * kMiB);
-  DataWriterOptions options = {
-      .chunk_bytes = kMiB, .io_threads = 4, .copy_threads = 0, .staging_bytes = 64 * kMiB};
+  DataWriterOptions options = {.save = {.staging_bytes = 64 * kMiB}};
   EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).piece_bytes, 4 * kMiB);
-  options.write_bytes = 8 * kMiB;
+  options.traits.preferred_write_bytes = 8 * kMiB;
   EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).piece_bytes, 8 * kMiB);
   EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).pieces, 13);
   EXPECT_EQ(NeededStaging(plan, options).wanted_bytes, 32 * kMiB);

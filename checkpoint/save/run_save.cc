@@ -16,6 +16,7 @@
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
+#include "checkpoint/save/phases.h"
 #include "checkpoint/save/save_messages.pb.h"
 
 // The steps of a save. FORMAT.md, "Commit protocol", has the same numbers and gives the reasons. It
@@ -74,26 +75,18 @@ SavePlanOptions PlanOptions(const SaveOptions& options) {
           .checksum_chunk_bytes = options.checksum_chunk_bytes};
 }
 
-DataWriterOptions WriterOptions(const SaveContext& context) {
-  const StorageTraits traits = context.storage.Traits();
-  return {.chunk_bytes = context.options.checksum_chunk_bytes,
-          .io_threads = context.options.io_threads,
-          .copy_threads = context.copy_threads,
-          .staging_bytes = context.options.staging_bytes,
-          .write_bytes = traits.preferred_write_bytes,
-          .progress = context.options.progress,
-          .is_cancelled = context.options.is_cancelled,
-          .in_place_alignment = traits.in_place_alignment_bytes,
-          .copy_ahead_bytes = context.copy_ahead_bytes};
-}
-
 // Performs steps 1 and 2.
 absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<RankState>& local,
                               const SaveRequest& request, const PrepareSave& prepare) {
   const TraceSpan span("save", "plan");
-  absl::StatusOr<SaveTask> task = AgreeOnSave(
-      context.group, local, request.step, context.options.overwrite, request.metadata,
-      PlanOptions(context.options), context.plan_cache, prepare, context.options.timeout);
+  absl::StatusOr<SaveTask> task = AgreeOnSave(local, {.group = context.group,
+                                                      .step = request.step,
+                                                      .overwrite = context.options.overwrite,
+                                                      .options = PlanOptions(context.options),
+                                                      .metadata = request.metadata,
+                                                      .cache = context.plan_cache,
+                                                      .prepare = prepare,
+                                                      .timeout = context.options.timeout});
   if (!task.ok()) return InPhase(kPlanning, task.status());
   return task;
 }
@@ -104,7 +97,11 @@ absl::StatusOr<std::shared_ptr<DataWriter>> MakeWriter(const SaveContext& contex
                                                        const SaveTask& task) {
   return CatchNoMemory("prepare the data files", [&] {
     return DataWriter::Make(context.storage, task.directory, state, local, task.plan,
-                            WriterOptions(context), context.staging);
+                            {.save = context.options,
+                             .traits = context.storage.Traits(),
+                             .copy_threads = context.copy_threads,
+                             .copy_ahead_bytes = context.copy_ahead_bytes},
+                            context.staging);
   });
 }
 
@@ -152,14 +149,12 @@ auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks&
   StagingPool staging;
   const SaveContext context = {
       .storage = storage,
-      .choose_root = hooks.choose_root,
+      .hooks = hooks,
       .group = options.group != nullptr ? *options.group : alone,
       .options = options,
       .copy_threads = 0,
       .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
-      .staging = staging,
-      .may_commit = hooks.may_commit,
-      .rolling = hooks.rolling};
+      .staging = staging};
   return CatchNoMemoryIn(context.group, "save", [&] { return call(context); });
 }
 
@@ -171,17 +166,18 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::Duration start = SteadyNow();
   TraceSpan span("save", "save");
   span.Add("step", request.step);
+  const SaveHooks& hooks = context.hooks;
   Manifest manifest;
   const auto choose_root = [&](uint64_t data_bytes) -> absl::StatusOr<std::string> {
-    if (!context.choose_root) return "";
-    return context.choose_root({request.step, context.rolling, data_bytes, &manifest});
+    if (!hooks.choose_root) return "";
+    return hooks.choose_root({request.step, hooks.rolling, data_bytes, &manifest});
   };
   // Missing memory is this rank's error, which all ranks learn in the next agreement.
   std::optional<Coordinator> coordinator;
   const absl::StatusOr<RankState> local = CatchNoMemory(kDescribing, [&] {
-    manifest = MakeManifest(request, /*by_manager=*/context.choose_root != nullptr);
+    manifest = MakeManifest(request, /*by_manager=*/hooks.choose_root != nullptr);
     coordinator.emplace(context.storage, manifest, choose_root, context.options.overwrite,
-                        context.may_commit);
+                        hooks.may_commit);
     return Describe(manifest, state, context.options);
   });
   const absl::StatusOr<SaveTask> task =
@@ -202,9 +198,9 @@ absl::StatusOr<SaveReport> RunSave(
           [&] { return Write(writer, on_planned, context.options.before_commit, start); }),
       [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
         const TraceSpan commit("save", "commit");
-        absl::StatusOr<std::string> bytes = coordinator->Commit(reports);
+        const absl::StatusOr<uint64_t> bytes = coordinator->Commit(reports);
         if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
-        return bytes;
+        return std::to_string(*bytes);
       },
       context.options.timeout, &everyone_reported);
   if (!committed.ok()) {

@@ -46,7 +46,7 @@ struct SaveHooks {
   // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
   // checkpoints.
   std::function<void(SaveReport&)> on_committed;
-  bool rolling = false;  // PlannedSave::rolling of SaveNow()
+  bool rolling = false;  // see PlannedSave
 };
 
 // Makes an AsyncSaver that calls hooks.
@@ -59,15 +59,13 @@ void StartSave(AsyncSaver& saver, const SaveRequest& request, const StateDict& s
 // State that the saves of one rank share.
 struct SaveContext {
   Storage& storage;
-  ChooseRoot choose_root;  // see SaveHooks
+  const SaveHooks& hooks;
   ProcessGroup& group;
   SaveOptions options;
   int copy_threads;  // see DataWriterOptions
   PlanCache& plan_cache;
   StagingPool& staging;
-  uint64_t copy_ahead_bytes = 0;                       // see AsyncSaveOptions
-  std::function<absl::Status()> may_commit = nullptr;  // see SaveHooks
-  bool rolling = false;                                // see PlannedSave
+  uint64_t copy_ahead_bytes = 0;  // see AsyncSaveOptions
 };
 
 // Saves on the calling thread. The checkpoint exists if and only if its manifest is committed; see

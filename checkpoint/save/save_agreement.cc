@@ -67,24 +67,14 @@ struct PlanCache::Entry {
 // One rank's side of an agreement.
 class SaveAgreement {
  public:
-  SaveAgreement(ProcessGroup& group, int64_t step, bool overwrite, const Metadata& metadata,
-                const SavePlanOptions& options, PlanCache& cache, const PrepareSave& prepare,
-                absl::Duration timeout)
-      : group_(group),
-        step_(step),
-        overwrite_(overwrite),
-        metadata_(metadata),
-        options_(options),
-        cache_(cache),
-        prepare_(prepare),
-        timeout_(timeout) {}
+  explicit SaveAgreement(const SaveProposal& proposal) : save_(proposal) {}
 
   absl::StatusOr<SaveTask> Run(const absl::StatusOr<RankState>& local) {
     if (local.ok()) {
       description_ = local->SerializeAsString();
-      key_ = CacheKey(group_, description_, options_);
+      key_ = CacheKey(save_.group, description_, save_.options);
     }
-    const bool hit = local.ok() && cache_.entry_ != nullptr && cache_.entry_->key == key_;
+    const bool hit = local.ok() && save_.cache.entry_ != nullptr && save_.cache.entry_->key == key_;
     const absl::StatusOr<std::string> message =
         local.ok() ? absl::StatusOr<std::string>(FirstMessage(hit)) : local.status();
     TESSERA_ASSIGN_OR_RETURN(
@@ -101,17 +91,18 @@ class SaveAgreement {
  private:
   absl::StatusOr<SaveVerdict> Round(const absl::StatusOr<std::string>& mine,
                                     const CombineEach& combine) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(group_, mine, combine, timeout_));
+    TESSERA_ASSIGN_OR_RETURN(const std::string reply,
+                             AgreeEach(save_.group, mine, combine, save_.timeout));
     return MessageFrom<SaveVerdict>(0, reply);
   }
 
   std::string FirstMessage(bool hit) {
     SaveBegin begin;
-    begin.set_step(step_);
-    begin.set_overwrite(overwrite_);
-    begin.set_checksum_chunk_bytes(options_.checksum_chunk_bytes);
+    begin.set_step(save_.step);
+    begin.set_overwrite(save_.overwrite);
+    begin.set_checksum_chunk_bytes(save_.options.checksum_chunk_bytes);
     if (hit) {
-      begin.set_plan_id(cache_.entry_->plan_id);
+      begin.set_plan_id(save_.cache.entry_->plan_id);
     } else {
       begin.set_description(description_);
     }
@@ -121,14 +112,14 @@ class SaveAgreement {
 
   // Returns this rank's bytes of an entry.
   std::string Entry(const std::string& name) const {
-    const auto found = metadata_.entries.find(name);
-    return found == metadata_.entries.end() ? "" : found->second;
+    const auto found = save_.metadata.entries.find(name);
+    return found == save_.metadata.entries.end() ? "" : found->second;
   }
 
   std::string EntriesDigest() const {
-    if (metadata_.merge.empty()) return "";
+    if (save_.metadata.merge.empty()) return "";
     std::string all;
-    for (const auto& [name, merge] : metadata_.merge) {
+    for (const auto& [name, merge] : save_.metadata.merge) {
       const std::string entry = Entry(name);
       absl::StrAppend(&all, name.size(), " ", entry.size(), " ", name, entry);
     }
@@ -140,7 +131,7 @@ class SaveAgreement {
     SaveDetails details;
     if (asked.wants_description()) details.set_description(description_);
     if (asked.wants_entries() && asked.entries_digest() != EntriesDigest()) {
-      for (const auto& [name, merge] : metadata_.merge) {
+      for (const auto& [name, merge] : save_.metadata.merge) {
         (*details.mutable_entries())[name] = Entry(name);
       }
     }
@@ -154,21 +145,21 @@ class SaveAgreement {
     bool all_described = true;
     for (size_t rank = 0; rank < all.size(); ++rank) {
       TESSERA_ASSIGN_OR_RETURN(auto begin, MessageFrom<SaveBegin>(rank, all[rank]));
-      if (begin.step() != step_) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("rank 0 saves step ", step_, ", rank ", rank, " step ", begin.step()));
+      if (begin.step() != save_.step) {
+        return absl::InvalidArgumentError(absl::StrCat("rank 0 saves step ", save_.step, ", rank ",
+                                                       rank, " step ", begin.step()));
       }
-      if (begin.overwrite() != overwrite_) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("rank ", overwrite_ ? 0 : rank, " overwrites a checkpoint of the step, ",
-                         "rank ", overwrite_ ? rank : 0, " does not"));
+      if (begin.overwrite() != save_.overwrite) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "rank ", save_.overwrite ? 0 : rank, " overwrites a checkpoint of the step, ", "rank ",
+            save_.overwrite ? rank : 0, " does not"));
       }
-      if (begin.checksum_chunk_bytes() != options_.checksum_chunk_bytes) {
+      if (begin.checksum_chunk_bytes() != save_.options.checksum_chunk_bytes) {
         return absl::InvalidArgumentError(
-            absl::StrCat("checksum_chunk_bytes is ", options_.checksum_chunk_bytes, " on rank 0, ",
-                         begin.checksum_chunk_bytes(), " on rank ", rank));
+            absl::StrCat("checksum_chunk_bytes is ", save_.options.checksum_chunk_bytes,
+                         " on rank 0, ", begin.checksum_chunk_bytes(), " on rank ", rank));
       }
-      all_hit_ &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
+      all_hit_ &= save_.cache.entry_ != nullptr && begin.plan_id() == save_.cache.entry_->plan_id;
       all_described &= begin.plan_id() == 0;
       descriptions_.push_back(std::move(*begin.mutable_description()));
       if (begin.entries_digest() != verdict.entries_digest()) verdict.set_wants_entries(true);
@@ -183,7 +174,7 @@ class SaveAgreement {
   absl::StatusOr<std::vector<std::string>> AnswerDetails(const std::vector<std::string>& all) {
     const bool takes_descriptions = descriptions_.empty();
     std::map<std::string, std::map<int, std::string>> entries;
-    for (const auto& [name, merge] : metadata_.merge) entries[name][0] = Entry(name);
+    for (const auto& [name, merge] : save_.metadata.merge) entries[name][0] = Entry(name);
     for (size_t rank = 0; rank < all.size(); ++rank) {
       TESSERA_ASSIGN_OR_RETURN(auto details, MessageFrom<SaveDetails>(rank, all[rank]));
       if (takes_descriptions) descriptions_.push_back(std::move(*details.mutable_description()));
@@ -193,8 +184,8 @@ class SaveAgreement {
     }
     for (const auto& [name, by_rank] : entries) {
       if (by_rank.size() == 1) continue;
-      const auto merge = metadata_.merge.find(name);
-      if (merge == metadata_.merge.end()) {
+      const auto merge = save_.metadata.merge.find(name);
+      if (merge == save_.metadata.merge.end()) {
         return absl::InvalidArgumentError(
             absl::StrCat("the entry ", name, " is merged on other ranks than rank 0"));
       }
@@ -204,7 +195,8 @@ class SaveAgreement {
   }
 
   absl::Status Prepare(const Manifest& layout, bool is_new, SaveVerdict& verdict) {
-    TESSERA_ASSIGN_OR_RETURN(SaveTarget target, prepare_({layout, is_new, std::move(merged_)}));
+    TESSERA_ASSIGN_OR_RETURN(SaveTarget target,
+                             save_.prepare({layout, is_new, std::move(merged_)}));
     verdict.set_directory(std::move(target.directory));
     verdict.set_attempt(std::move(target.attempt));
     return absl::OkStatus();
@@ -213,10 +205,10 @@ class SaveAgreement {
   absl::StatusOr<std::vector<std::string>> AnswerWithPlan() {
     SaveVerdict verdict;
     if (all_hit_) {
-      TESSERA_RETURN_IF_ERROR(Prepare(cache_.entry_->manifest, /*is_new=*/false, verdict));
-      return std::vector<std::string>(group_.size(), verdict.SerializeAsString());
+      TESSERA_RETURN_IF_ERROR(Prepare(save_.cache.entry_->manifest, /*is_new=*/false, verdict));
+      return std::vector<std::string>(save_.group.size(), verdict.SerializeAsString());
     }
-    TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions_, options_));
+    TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions_, save_.options));
     TESSERA_RETURN_IF_ERROR(Prepare(plan.manifest, /*is_new=*/true, verdict));
     verdict.set_plan_id(NewPlanId());
     planned_ = std::move(plan.manifest);
@@ -234,11 +226,11 @@ class SaveAgreement {
     task.directory = std::move(*verdict.mutable_directory());
     task.from_cache = verdict.plan_id() == 0;
     if (task.from_cache) {
-      task.plan = cache_.entry_->mine;
+      task.plan = save_.cache.entry_->mine;
     } else {
-      cache_.entry_.reset();
+      save_.cache.entry_.reset();
       TESSERA_ASSIGN_OR_RETURN(task.plan, MessageFrom<RankPlan>(0, verdict.plan()));
-      cache_.entry_ = std::make_shared<const PlanCache::Entry>(
+      save_.cache.entry_ = std::make_shared<const PlanCache::Entry>(
           PlanCache::Entry{std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)});
     }
     for (FilePlan& file : *task.plan.mutable_files()) {
@@ -247,14 +239,7 @@ class SaveAgreement {
     return task;
   }
 
-  ProcessGroup& group_;
-  const int64_t step_;
-  const bool overwrite_;
-  const Metadata& metadata_;
-  const SavePlanOptions& options_;
-  PlanCache& cache_;
-  const PrepareSave& prepare_;
-  const absl::Duration timeout_;
+  const SaveProposal& save_;
   std::string description_, key_;
   // On rank 0.
   bool all_hit_ = true;                        // all ranks have the cached plan
@@ -263,12 +248,9 @@ class SaveAgreement {
   Manifest planned_;
 };
 
-absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
-                                     int64_t step, bool overwrite, const Metadata& metadata,
-                                     const SavePlanOptions& options, PlanCache& cache,
-                                     const PrepareSave& prepare, absl::Duration timeout) {
-  return SaveAgreement(group, step, overwrite, metadata, options, cache, prepare, timeout)
-      .Run(local);
+absl::StatusOr<SaveTask> AgreeOnSave(const absl::StatusOr<RankState>& local,
+                                     const SaveProposal& proposal) {
+  return SaveAgreement(proposal).Run(local);
 }
 
 }  // namespace tessera::ckpt

@@ -50,19 +50,28 @@ struct PlannedManifest {
 // Returns where to write. Called on rank 0.
 using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const PlannedManifest& planned)>;
 
-// Agrees on one plan for a save, or on the cached one. `local` is this rank's description, or the
-// reason why it has none. The step and `overwrite` must be the same on all ranks. Also merges
-// entries of the metadata, and uses nothing else of it.
+// The arguments of AgreeOnSave(). What they refer to must outlive the call.
+struct SaveProposal {
+  ProcessGroup& group;
+  int64_t step;            // the same on all ranks
+  bool overwrite = false;  // the same on all ranks; see SaveOptions
+  SavePlanOptions options = {};
+  const Metadata& metadata;  // used only for its entries to merge
+  PlanCache& cache;
+  PrepareSave prepare;
+  absl::Duration timeout;
+};
+
+// Agrees on one plan for a save, or on the cached one, and merges entries of the metadata. `local`
+// is this rank's description, or the reason why it has none.
 //
 // Collective; every rank returns OK or the same error: InvalidArgument (PlanSave's, different steps
 // or `overwrite`), and errors of merge functions, of prepare(), of other ranks and of the group.
 // Bytes on the wire: some tens per rank for a cached plan. Otherwise all descriptions go to rank 0,
 // and its part of the plan to each rank. In both cases ranks send the entries that differ from rank
 // 0's.
-absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
-                                     int64_t step, bool overwrite, const Metadata& metadata,
-                                     const SavePlanOptions& options, PlanCache& cache,
-                                     const PrepareSave& prepare, absl::Duration timeout);
+absl::StatusOr<SaveTask> AgreeOnSave(const absl::StatusOr<RankState>& local,
+                                     const SaveProposal& proposal);
 
 }  // namespace tessera::ckpt
 

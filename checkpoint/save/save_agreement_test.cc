@@ -103,17 +103,21 @@ class SaveAgreementTest : public testing::Test {
       const int r = group.rank();
       const absl::StatusOr<RankState> local =
           round.error[r].ok() ? absl::StatusOr<RankState>(round.states[r]) : round.error[r];
-      result.tasks[r] = AgreeOnSave(
-          group, local, round.step[r], round.overwrite[r], round.metadata[r], round.options[r],
-          caches_[r],
-          [&](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
-            ++(planned.is_new ? result.prepared_new : result.prepared_again);
-            result.manifest = planned.layout.SerializeAsString();
-            result.merged = planned.merged;
-            if (!round.prepare_error.ok()) return round.prepare_error;
-            return SaveTarget{.directory = "directory", .attempt = "attempt"};
-          },
-          absl::Seconds(20));
+      const auto prepare = [&](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
+        ++(planned.is_new ? result.prepared_new : result.prepared_again);
+        result.manifest = planned.layout.SerializeAsString();
+        result.merged = planned.merged;
+        if (!round.prepare_error.ok()) return round.prepare_error;
+        return SaveTarget{.directory = "directory", .attempt = "attempt"};
+      };
+      result.tasks[r] = AgreeOnSave(local, {.group = group,
+                                            .step = round.step[r],
+                                            .overwrite = round.overwrite[r],
+                                            .options = round.options[r],
+                                            .metadata = round.metadata[r],
+                                            .cache = caches_[r],
+                                            .prepare = prepare,
+                                            .timeout = absl::Seconds(20)});
       result.messages[r] = group.messages;
       result.sent_bytes[r] = group.sent_bytes;
     });
@@ -238,10 +242,13 @@ TEST_F(SaveAgreementTest, ChunksOfOtherSizesAreRefusedWhateverIsCached) {
 // A plan belongs to one rank of a group of one size, whatever the rank describes.
 TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
   const auto save = [](ProcessGroup& group, int described, PlanCache& cache) {
-    const auto task = AgreeOnSave(
-        group, Describe(described), 7, /*overwrite=*/false, {}, {}, cache,
-        [](const PlannedManifest&) -> absl::StatusOr<SaveTarget> { return SaveTarget(); },
-        absl::Seconds(20));
+    const auto prepare = [](const PlannedManifest&) { return SaveTarget(); };
+    const auto task = AgreeOnSave(Describe(described), {.group = group,
+                                                        .step = 7,
+                                                        .metadata = {},
+                                                        .cache = cache,
+                                                        .prepare = prepare,
+                                                        .timeout = absl::Seconds(20)});
     EXPECT_OK(task);
     return task.ok() && task->from_cache;
   };

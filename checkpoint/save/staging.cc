@@ -89,8 +89,7 @@ absl::Status StagingPool::AllocateOnce(uint64_t bytes) {
   }
   TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes));
   reserved_ = buffer_.span();
-  // Pages that were touched are not swapped out. Has no effect where the limit on locked memory is
-  // low.
+  // Keeps touched pages from being swapped out, unless the limit on locked memory is too low.
   mlock2(buffer_.data(), buffer_.size_bytes(), MLOCK_ONFAULT);
   return absl::OkStatus();
 }

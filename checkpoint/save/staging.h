@@ -22,7 +22,7 @@ struct StagingRequest {
   uint64_t wanted_bytes = 0;  // for the whole state at once
   uint64_t limit_bytes = 0;   // SaveOptions::staging_bytes
   uint64_t least_bytes = 0;   // the minimum with which a save can run
-  // The device whose page-locked memory is needed; null: ordinary memory. It counts as touched.
+  // The device whose page-locked memory is needed, which is present at once; null: ordinary memory.
   std::shared_ptr<DeviceMemory> device = nullptr;
 };
 
@@ -41,8 +41,8 @@ class StagingPool {
   // Prefaults some more of the reserved memory, in the order of addresses. Returns false once
   // nothing is left to do.
   bool Prefault();
-  // Makes Prefault() prefault at least `bytes`, as far as they are reserved, but not the memory
-  // behind them, which may never be needed.
+  // Makes Prefault() prefault at least the first `bytes` that are reserved. The memory behind them
+  // may never be needed, and is left.
   void Want(uint64_t bytes) { wanted_bytes_ = std::max(wanted_bytes_, bytes); }
 
   // Returns the bytes of memory(), from its beginning on, that were touched. The first touch of the
@@ -78,7 +78,7 @@ class StagingPool {
 class StagingBuffers {
  public:
   StagingBuffers() = default;
-  // The first `present` buffers of the memory count as used.
+  // The first `present` buffers of the memory are taken as used before.
   StagingBuffers(std::span<std::byte> memory, uint64_t stride_bytes, uint64_t present);
 
   bool has_present() const { return !present_.empty(); }

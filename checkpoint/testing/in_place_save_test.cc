@@ -328,12 +328,18 @@ TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
 TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
   WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
   SingleProcessGroup group;
+  const SaveHooks hooks = {};
   for (const bool in_place : {true, false}) {
     watched.alignment_bytes = in_place ? 1 : 0;
     PlanCache plan_cache;
     StagingPool staging;
-    const SaveContext context = {watched,     nullptr,    group,  options_.save,
-                                 /*ahead=*/2, plan_cache, staging};
+    const SaveContext context = {.storage = watched,
+                                 .hooks = hooks,
+                                 .group = group,
+                                 .options = options_.save,
+                                 .copy_threads = 2,
+                                 .plan_cache = plan_cache,
+                                 .staging = staging};
     ASSERT_OK(PlanAhead(context, state_.dict));
     while (staging.Prefault()) {
     }
@@ -384,11 +390,17 @@ TEST_F(InPlaceSaveTest, MemoryIsTouchedInTheBackgroundBeforeTheFirstSave) {
 TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
   WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
   SingleProcessGroup group;
+  const SaveHooks hooks = {};
   for (const bool updates : {false, true}) {
     PlanCache plan_cache;
     StagingPool staging;
-    const SaveContext context = {watched,     nullptr,    group,  options_.save,
-                                 /*ahead=*/2, plan_cache, staging};
+    const SaveContext context = {.storage = watched,
+                                 .hooks = hooks,
+                                 .group = group,
+                                 .options = options_.save,
+                                 .copy_threads = 2,
+                                 .plan_cache = plan_cache,
+                                 .staging = staging};
     const auto saved = RunSave(context, {.step = updates ? 2 : 1}, state_.dict,
                                [&](const std::shared_ptr<DataWriter>& writer) {
                                  if (updates) writer->WaitUntilCopied(Memory(0).data(), 4096);

@@ -256,8 +256,9 @@ TEST_F(NoMemoryTest, ARankThatCannotDescribeItsStateEndsTheSaveOfAll) {
     RunRanks(2, [&](ProcessGroup& group) {
       PlanCache plan_cache;
       StagingPool staging;
+      const SaveHooks hooks = {};
       const SaveContext context = {.storage = storage,
-                                   .choose_root = nullptr,
+                                   .hooks = hooks,
                                    .group = group,
                                    .options = options_.save,
                                    .copy_threads = 0,

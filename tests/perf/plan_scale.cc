@@ -227,13 +227,16 @@ struct Save {
 absl::StatusOr<SaveTask> RunRank(SimulatedGroup& group, const StateDict& state, PlanCache& cache,
                                  Manifest* manifest) {
   if (const absl::Status checked = CheckStateDict(state); !checked.ok()) return checked;
-  return AgreeOnSave(
-      group, DescribeState(state), 1, /*overwrite=*/false, Metadata(), SavePlanOptions(), cache,
-      [&](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
-        if (planned.is_new) *manifest = planned.layout;
-        return SaveTarget{.directory = "step-00000001", .attempt = "1a2b3c4d"};
-      },
-      absl::InfiniteDuration());
+  const auto prepare = [&](const PlannedManifest& planned) {
+    if (planned.is_new) *manifest = planned.layout;
+    return SaveTarget{.directory = "step-00000001", .attempt = "1a2b3c4d"};
+  };
+  return AgreeOnSave(DescribeState(state), {.group = group,
+                                            .step = 1,
+                                            .metadata = {},
+                                            .cache = cache,
+                                            .prepare = prepare,
+                                            .timeout = absl::InfiniteDuration()});
 }
 
 Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>& caches) {
