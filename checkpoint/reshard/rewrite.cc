@@ -88,7 +88,7 @@ bool HasElements(const LogicalTensor& tensor) {
   return tensor.alias_of().empty() && ElementCount(GlobalShape(tensor)) > 0;
 }
 
-// Writes the planned files in windows of memory. Call Check(), then WriteFiles().
+// Writes the planned files in windows of memory. Call CheckRequest(), then WriteFiles().
 class Rewriter {
  public:
   Rewriter(const Checkpoint& source, const RewritePlan& plan, Storage& storage,
@@ -100,7 +100,7 @@ class Rewriter {
         ends_(EndBytes(options)) {}
 
   // Runs before anything is written.
-  absl::Status Check() {
+  absl::Status CheckRequest() {
     TESSERA_RETURN_IF_ERROR(CheckIoThreads(options_.io_threads));
     const uint64_t least = LeastRewriteMemory(source_.manifest(), plan_.save.manifest);
     if (options_.memory_bytes < least) {
@@ -108,7 +108,11 @@ class Rewriter {
                                                      " of memory are too little: these files need ",
                                                      HumanBytes(least)));
     }
-    return MatchTensors();
+    // Plans of reads compare numbers of elements only.
+    const absl::Status covered = ValidateCoverage(source_.manifest());
+    if (covered.ok()) return MatchTensors();
+    return absl::DataLossError(
+        absl::StrCat(source_.storage().Describe(source_.directory()), ": ", covered.message()));
   }
 
   absl::Status WriteFiles(const SaveTarget& target) {
@@ -273,7 +277,7 @@ class Rewriter {
                           (unit == ChunkOf(first) ? unit : ChunkOf(first));
     const uint64_t stride = RoundUp(std::min(each, longest), kIoAlignmentBytes);
 
-    // Each round fills the same range of all files, and writes it; others are in work meanwhile.
+    // Each round fills the same range of all files, and writes it, while other threads do others.
     const size_t rounds = CeilDivide(longest, each);
     const auto workers = static_cast<int>(std::min<size_t>(workers_.size(), rounds));
     for (int w = 0; w < workers; ++w) {
@@ -341,7 +345,7 @@ class Rewriter {
     return scanner.Run(RangesOf(plan), placer.AsCallback(), &worker.staging);
   }
 
-  // Starts all writes, and checks their pieces meanwhile.
+  // Starts all writes. Computes the checksums of each piece before its write.
   absl::Status WriteWindows(const std::vector<Window>& windows, Worker& worker) {
     std::vector<std::unique_ptr<PendingIo>> writes;
     for (const Window& window : windows) {
@@ -442,7 +446,7 @@ absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePla
                                       const Manifest& metadata, const RewriteOptions& options) {
   const absl::Duration start = SteadyNow();
   Rewriter rewriter(source, plan, storage, options);
-  TESSERA_RETURN_IF_ERROR(rewriter.Check());
+  TESSERA_RETURN_IF_ERROR(rewriter.CheckRequest());
   Coordinator coordinator(storage, metadata, [&](uint64_t) { return std::string(root); });
   const absl::StatusOr<SaveTarget> target =
       coordinator.Prepare({.layout = plan.save.manifest, .is_new = true});
@@ -458,7 +462,7 @@ absl::StatusOr<RewriteReport> Rewrite(const Checkpoint& source, const RewritePla
   }
   RewriteReport report = rewriter.report();
   report.directory = target->directory;
-  report.seconds = SecondsSince(start);
+  report.duration = SteadyNow() - start;
   return report;
 }
 

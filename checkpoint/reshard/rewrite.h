@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/plan/save_plan.h"
@@ -23,7 +24,7 @@ struct RewritePlan {
 };
 
 struct RewriteOptions {
-  uint64_t memory_bytes = uint64_t{1} << 30;  // all buffers, without the plan
+  uint64_t memory_bytes = uint64_t{1} << 30;  // of all buffers, without the plan
   int io_threads = 4;                         // for reading, and as many for writing
   // Called with the bytes written and in total, from one thread at a time. May be null.
   std::function<void(uint64_t, uint64_t)> progress;
@@ -36,7 +37,7 @@ struct RewriteReport {
   uint64_t buffer_bytes = 0;     // peak of the allocated buffers
   int64_t digests_compared = 0;  // tensors whose new contents match the source's digest
   int64_t digests_new = 0;       // tensors for which the source has none
-  double seconds = 0;
+  absl::Duration duration;
 };
 
 // Returns the smallest memory_bytes that the files of both sides permit.

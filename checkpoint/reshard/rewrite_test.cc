@@ -3,7 +3,9 @@
 
 #include "checkpoint/reshard/rewrite.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <random>
 #include <vector>
 
@@ -91,13 +93,14 @@ class RewriteTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(plan_, PlanSave(ranks_, options));
   }
 
-  absl::StatusOr<RewriteReport> Run() {
+  absl::StatusOr<RewriteReport> Run(uint64_t more_memory_bytes = 0) {
     Manifest metadata = saved_;
     metadata.clear_tensors();
     metadata.clear_files();
     return Rewrite(CheckpointOfManifest(faulty_source_, kDirectory, saved_), {ranks_, plan_},
                    faulty_, "", metadata,
-                   {.memory_bytes = LeastRewriteMemory(saved_, plan_.manifest), .io_threads = 2});
+                   {.memory_bytes = LeastRewriteMemory(saved_, plan_.manifest) + more_memory_bytes,
+                    .io_threads = 2});
   }
 
   // Expects that all data arrived in the new checkpoint.
@@ -240,6 +243,30 @@ TEST_F(RewriteTest, DamageOfTheSourceIsNotCopied) {
   // A whole file is missing.
   ASSERT_OK(source_.Delete(std::string(kDirectory) + "/" + saved_.files(0).path()));
   EXPECT_TRUE(absl::IsNotFound(Run().status()));
+  EXPECT_THAT(Left(), IsEmpty());
+}
+
+// Two shards of half a tensor have as many elements as all of it, wherever they are.
+TEST_F(RewriteTest, AShardInThePlaceOfAnotherIsDamage) {
+  const auto is_cut_in_half = [&] {
+    const LogicalTensor& tensor = saved_.tensors(0);
+    return ShardCount(tensor) == 2 && !ShardBox(tensor, 0).empty() &&
+           ShardBox(tensor, 0).shape == ShardBox(tensor, 1).shape &&
+           ShardCount(plan_.manifest.tensors(0)) == 1;
+  };
+  do {
+    source_.DeleteTree(kDirectory).IgnoreError();
+    SaveRandom(1, 8);
+    PlanRandom(1);
+  } while (!is_cut_in_half());
+  LogicalTensor& tensor = *saved_.mutable_tensors(0);
+  tensor.clear_digest();
+  auto& offsets = *tensor.mutable_shards()->mutable_global_offset();
+  const int dims = tensor.global_shape_size();
+  std::copy_n(offsets.begin(), dims, offsets.begin() + dims);
+  const absl::Status status = Run(uint64_t{1} << 20).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tensor t0: "));
   EXPECT_THAT(Left(), IsEmpty());
 }
 

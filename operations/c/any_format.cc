@@ -145,7 +145,7 @@ absl::StatusOr<Json> Import(const std::string& source, const std::string& destin
   TESSERA_ASSIGN_OR_RETURN(const RewriteReport report, Reshard(plan, request));
   return Json{{"path", plan.place.path()},     {"format", "tessera"},
               {"bytes", report.bytes_written}, {"digests_compared", report.digests_compared},
-              {"notes", plan.source.notes},    {"seconds", report.seconds}};
+              {"notes", plan.source.notes},    {"seconds", absl::ToDoubleSeconds(report.duration)}};
 }
 
 }  // namespace

@@ -89,8 +89,9 @@ Json PlanJson(const ReshardPlan& work) {
 }
 
 void PrintReport(const ReshardPlan& work, const RewriteReport& report, std::ostream& out) {
-  out << Summary(work, "written") << " in " << HumanSeconds(report.seconds) << " ("
-      << HumanRate(report.bytes_written, report.seconds) << ", " << HumanBytes(report.bytes_read)
+  const double seconds = absl::ToDoubleSeconds(report.duration);
+  out << Summary(work, "written") << " in " << HumanSeconds(seconds) << " ("
+      << HumanRate(report.bytes_written, seconds) << ", " << HumanBytes(report.bytes_read)
       << " read)\n"
       << "the digests of all " << report.digests_compared
       << " tensors, taken from what was written, are those of " << work.source.Describe() << "\n";
@@ -126,7 +127,7 @@ absl::StatusOr<int> RunReshard(const CommandOptions& options, const CommandOutpu
   TESSERA_ASSIGN_OR_RETURN(const RewriteReport report, std::move(written));
   if (options.json) {
     json["bytes_read"] = report.bytes_read;
-    json["seconds"] = report.seconds;
+    json["seconds"] = absl::ToDoubleSeconds(report.duration);
     json["digests_compared"] = report.digests_compared;
     json["digests_new"] = report.digests_new;
     PrintJson(json, output.out);
