@@ -112,6 +112,16 @@ TEST(Units, Seconds) {
   EXPECT_EQ(HumanSeconds(1e300), "-");
 }
 
+TEST(RandomHex, HasSoManyDigitsUnlikeAnyOther) {
+  for (const size_t digits : {0, 1, 8, 16, 33}) {
+    const std::string hex = RandomHex(digits);
+    EXPECT_EQ(hex.size(), digits);
+    EXPECT_EQ(hex.find_first_not_of("0123456789abcdef"), std::string::npos) << hex;
+  }
+  EXPECT_NE(RandomHex(16), RandomHex(16));
+  EXPECT_NE(RandomBits(), RandomBits());
+}
+
 TEST(JoinFirst, SaysHowManyMoreThereAre) {
   std::vector<std::string> items;
   EXPECT_EQ(JoinFirst(items, ", "), "");

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,10 +21,7 @@ constexpr size_t kMaxKeptNameBytes = 200;
 
 // Adds 64 random bits, because processes on other machines may write to the same directory.
 std::string TemporaryName(const std::string& name) {
-  std::random_device random;
-  const uint64_t bits = uint64_t{random()} << 32 | random();
-  return absl::StrCat(name.substr(0, kMaxKeptNameBytes), ".tmp-",
-                      absl::Hex(bits, absl::kZeroPad16));
+  return absl::StrCat(name.substr(0, kMaxKeptNameBytes), ".tmp-", RandomHex(16));
 }
 
 }  // namespace

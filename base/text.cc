@@ -1,10 +1,23 @@
 #include "base/text.h"
 
 #include <cstdint>
+#include <random>
 
 #include "absl/strings/str_format.h"
 
 namespace tessera {
+
+uint64_t RandomBits() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+std::string RandomHex(size_t digits) {
+  std::string hex;
+  while (hex.size() < digits) absl::StrAppend(&hex, absl::Hex(RandomBits(), absl::kZeroPad16));
+  hex.resize(digits);
+  return hex;
+}
 
 int TypingDistance(std::string_view a, std::string_view b) {
   std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));

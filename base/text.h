@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,11 @@ inline std::string JoinFirst(const std::vector<std::string>& items, absl::string
     absl::StrAppend(&text, separator, "and ", items.size() - shown, " more");
   return text;
 }
+
+// Returns random bits of the system, for names that no other process or machine makes.
+uint64_t RandomBits();
+// Returns so many random digits: "00c0ffee".
+std::string RandomHex(size_t digits);
 
 // Returns the edit distance in which a swap of neighbours counts once, as a typing error does. Time
 // and memory: the product of the sizes.

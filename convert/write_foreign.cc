@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -222,9 +221,7 @@ absl::Status Claim(Storage& storage, const ForeignObject& place) {
   const absl::StatusOr<std::vector<std::string>> names = storage.List("");
   if (names.ok() && Has(*names, unfinished)) return ExistsUnfinished(place);
   TESSERA_RETURN_IF_ERROR(CheckFree(storage, place));
-  std::random_device random;
-  const std::string attempt = absl::StrCat(absl::Hex(random()), absl::Hex(random()), "\n");
-  const absl::Status alone = storage.Write(unfinished, attempt, {}).status();
+  const absl::Status alone = storage.Write(unfinished, RandomHex(16) + "\n", {}).status();
   if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(place);
   TESSERA_RETURN_IF_ERROR(alone);
   const absl::Status is_free = CheckFree(storage, place);

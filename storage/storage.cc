@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -77,9 +76,8 @@ absl::StatusOr<std::string> Storage::Write(std::string_view path, std::string_vi
     return absl::UnimplementedError(
         absl::StrCat("Write ", Describe(path), ": files have no versions"));
   }
-  // Two processes may be at it at the same time.
-  const std::string temporary = absl::StrCat(View(path), kTemporarySuffix,
-                                             absl::Hex(std::random_device()(), absl::kZeroPad8));
+  // Two processes may write at the same time.
+  const std::string temporary = absl::StrCat(View(path), kTemporarySuffix, RandomHex(8));
   const std::string version = VersionOf(contents);
   absl::Status status = WriteAll(*this, temporary, contents);
   if (status.ok() && condition.ready) status = condition.ready();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
-#include <random>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/errno_status.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt {
@@ -257,9 +257,7 @@ absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir) {
 }
 
 std::string MakeTombstone() {
-  std::random_device device;
-  return absl::StrCat(std::string(kTombstone), absl::ToUnixSeconds(absl::Now()), " ",
-                      absl::Hex(device(), absl::kZeroPad8), absl::Hex(device(), absl::kZeroPad8),
+  return absl::StrCat(View(kTombstone), absl::ToUnixSeconds(absl::Now()), " ", RandomHex(16),
                       "\nA save to this directory was discarded before it was complete.\n");
 }
 

@@ -1,7 +1,6 @@
 #include "checkpoint/directory/removal.h"
 
 #include <algorithm>
-#include <random>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -87,8 +86,7 @@ std::vector<std::string> FindData(const std::vector<std::string>& names, const N
 }
 
 std::string DiscardedName(std::string_view dir) {
-  return absl::StrCat(View(dir), View(kDiscarded),
-                      absl::Hex(std::random_device()(), absl::kZeroPad8));
+  return absl::StrCat(View(dir), View(kDiscarded), RandomHex(8));
 }
 
 bool HasQuarantined(const std::vector<std::string>& names) {

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
-#include <random>
 #include <span>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
@@ -227,7 +225,7 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   return removal->frees_names() ? slot : JoinPath(slot, MakeRollingAttempt());
 }
 
-std::string MakeRollingAttempt() { return absl::StrFormat("%08x", std::random_device()()); }
+std::string MakeRollingAttempt() { return RandomHex(8); }
 
 bool IsRollingAttempt(std::string_view name) {
   return name.size() == 8 && std::ranges::all_of(name, [](char c) {

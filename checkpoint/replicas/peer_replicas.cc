@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <random>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -16,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/system_memory.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
@@ -75,11 +75,6 @@ absl::Status ReplaceRecord(Storage* store, const AcceptedReplicas& accepted) {
   const absl::StatusOr<VersionedContents> old = store->Read(kRecord, kMaxRecordBytes);
   if (!absl::IsNotFound(old.status())) TESSERA_RETURN_IF_ERROR(old.status());
   return store->Write(kRecord, bytes, {.version = old.ok() ? old->version : ""}).status();
-}
-
-std::string NewName() {
-  std::random_device random;
-  return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
 }
 
 // Refuses a folder that others use, too: it would become private to this user.
@@ -259,7 +254,7 @@ class Replicas final : public PeerReplicas {
   absl::Status WriteRecord() {
     absl::StatusOr<std::string> name = std::string();
     if (group_.rank() == 0) {
-      name = NewName();
+      name = RandomHex(kReplicasDigits);
       absl::Status written = ReplaceRecord(options_.store, {*name, found_});
       if (!written.ok()) name = std::move(written);
     }

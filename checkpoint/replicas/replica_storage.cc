@@ -200,7 +200,7 @@ absl::Status VerifyCopies(Storage& folder, const std::string& directory, const S
 }  // namespace
 
 bool IsReplicasName(std::string_view name) {
-  return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == name.npos;
+  return name.size() == kReplicasDigits && name.find_first_not_of("0123456789abcdef") == name.npos;
 }
 
 absl::StatusOr<std::unique_ptr<WritableFile>> ReplicaStorage::Create(std::string_view path,

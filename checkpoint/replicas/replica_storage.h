@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_REPLICAS_REPLICA_STORAGE_H_
 #define TESSERA_CHECKPOINT_REPLICAS_REPLICA_STORAGE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -20,8 +21,11 @@
 
 namespace tessera::ckpt {
 
-// Returns whether this is the name of a folder of replicas: 16 hexadecimal digits. Nothing else is
-// deleted in a host's folder.
+// The number of hexadecimal digits in the name of a folder of replicas.
+inline constexpr size_t kReplicasDigits = 16;
+
+// Returns whether this is the name of a folder of replicas. Nothing else is deleted in a host's
+// folder.
 bool IsReplicasName(std::string_view name);
 
 // The folder of one host, as the storage of a save that spreads its files over all hosts. Each rank

@@ -1,14 +1,13 @@
 #include "checkpoint/save/coordinator.h"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/checked_math.h"
 #include "base/no_space.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
@@ -23,7 +22,7 @@ Coordinator::Coordinator(Storage& storage, const Manifest& metadata,
     : storage_(storage),
       removal_(Removal::In(storage)),
       choose_root_(std::move(choose_root)),
-      attempt_(absl::StrFormat("%08x", std::random_device()())),
+      attempt_(RandomHex(8)),
       overwrite_(overwrite),
       may_commit_(std::move(may_commit)),
       metadata_(metadata) {}

@@ -1,12 +1,12 @@
 #include "checkpoint/save/save_agreement.h"
 
-#include <random>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -51,8 +51,7 @@ std::string CacheKey(const ProcessGroup& group, std::string_view description,
 }
 
 uint64_t NewPlanId() {
-  std::random_device random;
-  return (uint64_t{random()} << 32 | random()) | 1;  // 0 means no plan
+  return RandomBits() | 1;  // 0 means no plan
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/no_memory.h"
 #include "base/program.h"
+#include "base/text.h"
 #include "comm/endpoint.h"
 #include "comm/mpi/monitor.h"
 #include "comm/mpi/mpi_transport.h"
@@ -62,11 +62,7 @@ class MpiWorld::Impl {
 
   // Connects all ranks. Has no timeout of its own: the monitor's watchdog limits it.
   absl::Status Connect() {
-    uint64_t secret = 0;
-    if (transport_.rank() == 0) {
-      std::random_device random;
-      secret = (uint64_t{random()} << 32) | random();
-    }
+    uint64_t secret = transport_.rank() == 0 ? RandomBits() : 0;
     MPI_Bcast(&secret, 1, MPI_UINT64_T, 0, comm_);
     std::vector<MonitorAddress> peers(transport_.size());
     MPI_Allgather(&monitor_->address(), sizeof(MonitorAddress), MPI_BYTE, peers.data(),

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,6 +25,7 @@
 #include "base/mutex.h"
 #include "base/no_memory.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/threads.h"
 
 namespace tessera {
@@ -50,8 +50,6 @@ constexpr int kRefusals = 3;  // in a row, before the store is taken to have no 
 constexpr int kChangesOfTheLiving = 2;
 constexpr absl::Duration kMaxPeriod = absl::Minutes(10);
 constexpr std::chrono::seconds kPatience(5);  // of the destructor
-
-std::string RandomName() { return absl::StrCat(absl::Hex(std::random_device()())); }
 
 // What the object says: "name value" a line.
 using Fields = std::map<std::string, std::string>;
@@ -127,7 +125,7 @@ class Lease final : public FolderLock {
       const absl::Duration period = PeriodOf(fields, options_.lease_period);
       if (fields["state"] == "free" || unchanged >= period ||
           IsKnownToBeDead(fields["process"], kProc)) {
-        const absl::Status written = Write(version, "held");
+        const absl::Status written = WriteAlone(version);
         // Another one was faster.
         if (absl::IsAlreadyExists(written) || absl::IsAborted(written)) continue;
         return written;
@@ -147,6 +145,7 @@ class Lease final : public FolderLock {
   // Proves that the lease can be replaced; deletes it where it cannot, so that no other job waits
   // for its end.
   absl::Status CheckConditions() {
+    const MutexLock writing(&writing_);
     const absl::Status replaced = Write(version_, "held");
     if (absl::IsAborted(replaced)) return absl::OkStatus();  // which the next renewal finds, too
     if (absl::IsUnimplemented(replaced)) storage_->Delete(kLeaseName).IgnoreError();
@@ -197,17 +196,23 @@ class Lease final : public FolderLock {
     return absl::StrCat("state ", state, "\nholder ", HolderName(), ", attempt ", attempt_,
                         "\nprocess ", ProcessIdentity(getpid()), "\nperiod_ms ",
                         absl::ToInt64Milliseconds(options_.lease_period), "\nrenewal ",
-                        RandomName(), RandomName(), "\n");
+                        RandomHex(16), "\n");
   }
 
   // Replaces this version, or creates the object if it is empty, and remembers the new one.
-  absl::Status Write(const std::string& version, const char* state) {
+  absl::Status Write(const std::string& version, const char* state)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(writing_) {
     // Counted from before: what the watcher sees is younger.
     const absl::Duration now = SinceBoot();
     TESSERA_ASSIGN_OR_RETURN(version_,
                              storage_->Write(kLeaseName, Contents(state), {.version = version}));
     written_ = now;
     return absl::OkStatus();
+  }
+
+  absl::Status WriteAlone(const std::string& version) {
+    const MutexLock writing(&writing_);
+    return Write(version, "held");
   }
 
   absl::Status InUse(Fields& fields) const {
@@ -239,8 +244,10 @@ class Lease final : public FolderLock {
   }
 
   void Free() {
-    const MutexLock writing(&writing_);
-    CatchNoMemory("free a lease", [this] { return Write(version_, "free"); }).IgnoreError();
+    CatchNoMemory("free a lease", [this] {
+      const MutexLock writing(&writing_);
+      return Write(version_, "free");
+    }).IgnoreError();
   }
 
   void Work() {
@@ -265,12 +272,12 @@ class Lease final : public FolderLock {
 
   std::unique_ptr<Storage> storage_;
   const Options options_;
-  const std::string attempt_ = RandomName();
+  const std::string attempt_ = RandomHex(8);
   const pid_t owner_ = getpid();  // a process that it forks has no thread that renews
 
   Mutex writing_;  // held while the object is replaced
-  std::string version_;
-  absl::Duration written_;
+  std::string version_ ABSL_GUARDED_BY(writing_);
+  absl::Duration written_ ABSL_GUARDED_BY(writing_);
 
   mutable Mutex mutex_;
   std::unique_ptr<CondVar> changed_ = std::make_unique<CondVar>();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <random>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "storage/open_storage.h"
@@ -68,8 +68,7 @@ std::string LocalFolder::temporary_path() const { return PathIn(above_, temporar
 absl::Status LocalFolder::MakeTemporary() {
   absl::Status problem;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    temporary_ =
-        absl::StrCat(name_, View(kInfix), absl::Hex(std::random_device()(), absl::kZeroPad8));
+    temporary_ = absl::StrCat(name_, View(kInfix), RandomHex(8));
     TESSERA_RETURN_IF_ERROR(storage_->MakeDirectory(temporary_));
     auto lock = TryLock(temporary_path());
     problem = lock.status();
@@ -141,8 +140,8 @@ absl::Status LocalFolder::Rename(const std::string& from,
   if (named.ok()) return named;
   const absl::Status back = storage_->Rename(name_, from);
   if (back.ok()) return named;
-  return absl::Status(
-      named.code(), absl::StrCat(named.message(), "; it is there all the same: ", back.message()));
+  return WithMessage(named,
+                     absl::StrCat(named.message(), "; it is there all the same: ", back.message()));
 }
 
 void LocalFolder::Abandon() {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <random>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "base/no_memory.h"
 #include "base/no_space.h"
 #include "base/steady_time.h"
+#include "base/text.h"
 #include "storage/s3/xml.h"
 
 namespace tessera::s3 {
@@ -25,11 +25,6 @@ constexpr absl::Duration kRenewalMargin = absl::Minutes(5);
 constexpr absl::Duration kLongestWait = absl::Seconds(1);
 // Requests that differ more from the store's clock are refused.
 constexpr absl::Duration kMaxClockSkew = absl::Minutes(15);
-
-uint64_t RandomNumber() {
-  thread_local std::mt19937_64 random{std::random_device()()};
-  return random();
-}
 
 ErrorDocument ErrorOf(const HttpResponse& response) {
   ErrorDocument error = ParseError(response.body).value_or(ErrorDocument());
@@ -330,9 +325,9 @@ void RequestSender::Judge(Attempts& attempts, absl::Status status) {
         attempts.state = Attempts::kPausing;  // until now
         return;
       }
-      return attempts.End(absl::Status(
-          status.code(), absl::StrCat(status.message(),
-                                      "; the credentials cannot be read again: ", read.message())));
+      return attempts.End(WithMessage(
+          status, absl::StrCat(status.message(),
+                               "; the credentials cannot be read again: ", read.message())));
     }
     if (IsTaken(request, response) || (!MayPass(response) && !WasDelayed(response))) {
       return attempts.End(status);
@@ -342,7 +337,7 @@ void RequestSender::Judge(Attempts& attempts, absl::Status status) {
     return attempts.End(
         WithMessage(status, absl::StrCat(options_.endpoint, ": ", status.message())));
   }
-  const absl::Duration pause = attempts.backoff * (0.5 + 0.5 * (RandomNumber() >> 11) * 0x1p-53);
+  const absl::Duration pause = attempts.backoff * (0.5 + 0.5 * (RandomBits() >> 11) * 0x1p-53);
   attempts.due = SteadyNow() + pause;
   attempts.failure = std::string(status.message());
   attempts.backoff = std::min(attempts.backoff * 2, options_.max_backoff);

@@ -6,7 +6,6 @@
 #include <array>
 #include <iterator>
 #include <numeric>
-#include <random>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -27,12 +26,8 @@ constexpr int kMaxDamagedTransfers = 4;
 // Ranges of one object begin and end at multiples of it, so that no page has two.
 constexpr uint64_t kRangeUnit = uint64_t{64} << 10;
 
-// Returns an id unlike any other, in this process or elsewhere.
-std::string NewWriter() {
-  std::random_device device;
-  return absl::StrCat(absl::Hex(device(), absl::kZeroPad8), absl::Hex(device(), absl::kZeroPad8),
-                      absl::Hex(device(), absl::kZeroPad8), absl::Hex(device(), absl::kZeroPad8));
-}
+// So many random digits make an id that no other writer has.
+constexpr size_t kWriterDigits = 32;
 
 std::string ContentMd5(std::span<const std::byte> data) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest;
@@ -180,7 +175,7 @@ absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
 absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<const std::byte> body,
                                             const Conditions& conditions, bool replaces,
                                             const BeforeRepeating& before_repeating) {
-  const std::string writer = NewWriter(), checksum = Checksum(body),
+  const std::string writer = RandomHex(kWriterDigits), checksum = Checksum(body),
                     checksum_name(dialect().checksum.name);
   Request request = {.method = "PUT", .key = key, .headers = conditions, .body = body};
   request.headers.insert({{WriterHeader(), writer}, {checksum_name, checksum}});
@@ -254,7 +249,7 @@ absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
 }
 
 absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) {
-  Upload upload = {.key = key, .writer = NewWriter()};
+  Upload upload = {.key = key, .writer = RandomHex(kWriterDigits)};
   const Restart note = [&](const HttpResponse&, Request&) {
     upload.may_have_twins = true;
     return absl::OkStatus();

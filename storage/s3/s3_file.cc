@@ -35,12 +35,6 @@ uint64_t ChoosePartBytes(uint64_t part_bytes, uint64_t size_hint_bytes) {
   return std::max({part_bytes, needed, kMinPartBytes});
 }
 
-absl::Status InOperation(const char* operation, const std::string& name,
-                         const absl::Status& status) {
-  if (status.ok()) return status;
-  return WithMessage(status, absl::StrCat(operation, " ", name, ": ", status.message()));
-}
-
 bool PartMemory::Take(uint64_t bytes) {
   const MutexLock lock(&mutex_);
   while (taken_bytes_ + bytes > limit_bytes_) {
@@ -113,7 +107,7 @@ absl::Status S3WritableFile::CheckOpen(const char* operation) const {
     return absl::FailedPreconditionError(
         absl::StrCat(operation, " ", name_, ": the file is closed"));
   }
-  return InOperation(operation, name_, error_);
+  return Named(operation, name_, error_);
 }
 
 absl::Status S3WritableFile::CheckRange(uint64_t offset_bytes, uint64_t size_bytes) const {
@@ -144,7 +138,7 @@ absl::Status S3WritableFile::WriteCheckedAt(uint64_t offset_bytes, std::span<con
   const auto fail = [this](const absl::Status& status) {
     const MutexLock lock(&mutex_);
     if (error_.ok()) error_ = status;
-    return InOperation("WriteAt", name_, status);
+    return Named("WriteAt", name_, status);
   };
   ChunkChecksums rest = checksums;  // of `data`
   while (!data.empty()) {
@@ -280,7 +274,7 @@ absl::Status S3WritableFile::Finish(const char* operation, bool close) {
   const MutexLock lock(&mutex_);
   made_ = status.ok();
   error_ = status;
-  return InOperation(operation, name_, status);
+  return Named(operation, name_, status);
 }
 
 absl::Status S3WritableFile::MakeObject() {

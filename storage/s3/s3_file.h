@@ -149,10 +149,6 @@ class S3ReadableFile final : public ReadableFile {
   S3Client& client_;
 };
 
-// Returns "Open s3://bucket/a: no such thing", with the code of `status`.
-absl::Status InOperation(const char* operation, const std::string& name,
-                         const absl::Status& status);
-
 }  // namespace tessera::s3
 
 #endif  // TESSERA_STORAGE_S3_S3_FILE_H_

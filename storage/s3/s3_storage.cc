@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <random>
 #include <regex>
 #include <span>
 #include <string_view>
@@ -20,7 +19,6 @@
 namespace tessera {
 namespace {
 
-using s3::InOperation;
 using s3::S3Client;
 
 constexpr uint64_t kPreferredParts = 2;  // in one write
@@ -57,7 +55,7 @@ class S3Storage final : public Storage {
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("Open", path, /*root_allowed=*/false));
     absl::StatusOr<S3Client::ObjectInfo> info = Find(path);
-    if (!info.ok()) return InOperation("Open", Describe(path), info.status());
+    if (!info.ok()) return Named("Open", Describe(path), info.status());
     return std::make_unique<s3::S3ReadableFile>(Describe(path), Key(path), *std::move(info),
                                                 client_);
   }
@@ -71,10 +69,10 @@ class S3Storage final : public Storage {
           absl::StrCat("Rename ", where, ": a directory cannot be moved into itself"));
     }
     const absl::Status renamed = RenameObject(from, to);
-    if (!absl::IsNotFound(renamed)) return InOperation("Rename", where, renamed);
+    if (!absl::IsNotFound(renamed)) return Named("Rename", where, renamed);
     const absl::StatusOr<bool> is_directory = IsDirectory(from);
-    if (!is_directory.ok()) return InOperation("Rename", where, is_directory.status());
-    if (!*is_directory) return InOperation("Rename", where, renamed);
+    if (!is_directory.ok()) return Named("Rename", where, is_directory.status());
+    if (!*is_directory) return Named("Rename", where, renamed);
     return absl::UnimplementedError(
         absl::StrCat("Rename ", where, ": an object store has no directories to rename"));
   }
@@ -91,7 +89,7 @@ class S3Storage final : public Storage {
     }
     if (!condition.version.empty()) {
       TESSERA_RETURN_IF_ERROR(
-          InOperation("Write", Describe(path), CheckReplaceable(key, condition.version)));
+          Named("Write", Describe(path), CheckReplaceable(key, condition.version)));
     }
     if (condition.ready) TESSERA_RETURN_IF_ERROR(condition.ready());
     absl::StatusOr<std::string> written =
@@ -100,7 +98,7 @@ class S3Storage final : public Storage {
     absl::Status status = written.status();
     const bool is_other = absl::IsAlreadyExists(status) || absl::IsNotFound(status);
     if (is_other && !condition.version.empty()) status = absl::AbortedError(status.message());
-    return InOperation("Write", Describe(path), status);
+    return Named("Write", Describe(path), status);
   }
 
   absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override {
@@ -125,7 +123,7 @@ class S3Storage final : public Storage {
                                .version = std::move(first.etag)};
     };
     absl::StatusOr<VersionedContents> found = read();
-    if (!found.ok()) return InOperation("Read", Describe(path), found.status());
+    if (!found.ok()) return Named("Read", Describe(path), found.status());
     return found;
   }
 
@@ -143,7 +141,7 @@ class S3Storage final : public Storage {
     TESSERA_RETURN_IF_ERROR(CheckPath("List", path, /*root_allowed=*/true));
     const std::string below = Below(path);
     const absl::StatusOr<s3::ListPage> all = client_.List(below, /*delimiter=*/true);
-    if (!all.ok()) return InOperation("List", Describe(path), all.status());
+    if (!all.ok()) return Named("List", Describe(path), all.status());
     if (all->objects.empty() && all->prefixes.empty() && !path.empty()) {
       return absl::NotFoundError(
           absl::StrCat("List ", Describe(path), ": there is nothing in this directory"));
@@ -165,8 +163,8 @@ class S3Storage final : public Storage {
       return absl::AlreadyExistsError(
           absl::StrCat("Delete ", Describe(path), ": the directory is not empty"));
     }
-    return InOperation("Delete", Describe(path),
-                       there.ok() ? client_.Delete(Key(path), there->etag) : there.status());
+    return Named("Delete", Describe(path),
+                 there.ok() ? client_.Delete(Key(path), there->etag) : there.status());
   }
 
   absl::Status DeleteFiles(std::string_view directory,
@@ -174,7 +172,7 @@ class S3Storage final : public Storage {
     TESSERA_RETURN_IF_ERROR(CheckPath("DeleteFiles", directory, /*root_allowed=*/true));
     std::vector<std::string> keys;
     for (const std::string& name : names) keys.push_back(Below(directory) + name);
-    return InOperation("DeleteFiles", Describe(directory), client_.DeleteAll(keys));
+    return Named("DeleteFiles", Describe(directory), client_.DeleteAll(keys));
   }
 
   absl::Status DeleteTree(std::string_view path) override {
@@ -194,7 +192,7 @@ class S3Storage final : public Storage {
       }
       return client_.DeleteAll(keys);
     };
-    return InOperation("DeleteTree", Describe(path), delete_all());
+    return Named("DeleteTree", Describe(path), delete_all());
   }
 
   std::string Describe(std::string_view path) const override {
@@ -323,9 +321,7 @@ absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   if (const auto listed = client.List(below, /*delimiter=*/true, /*max_keys=*/1); !listed.ok()) {
     return cannot("list what is in", listed.status());
   }
-  const std::string key =
-      absl::StrCat(below, ".write-test-", absl::Hex(std::random_device()(), absl::kZeroPad8),
-                   absl::Hex(std::random_device()(), absl::kZeroPad8));
+  const std::string key = absl::StrCat(below, ".write-test-", RandomHex(16));
   if (const auto written = client.PutIf(key, AsBytes("1"), kNoObject); !written.ok()) {
     return cannot("write to", written.status());
   }
