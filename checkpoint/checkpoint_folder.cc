@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -89,9 +90,14 @@ absl::Status CheckpointFolder::Prune(int keep, std::optional<int64_t> saved_step
   int64_t newest = -1, oldest_kept = -1;
   bool found_healthy = false;
   std::set<int64_t> also_kept;  // the newest healthy one, and what may be it
+  std::map<int64_t, std::optional<std::string>> judged;
   for (auto dir = directories.rbegin(); dir != directories.rend(); ++dir) {
-    if (oldest_kept >= 0 && found_healthy) break;
     if (!dir->committed) continue;
+    // Read before the rest: another process may replace the checkpoint at any time.
+    const absl::StatusOr<std::string> identity = ManifestIdentity(*storage_, dir->directory);
+    first_error.Update(identity.status());
+    if (identity.ok()) judged[dir->step] = *identity;
+    if (oldest_kept >= 0 && found_healthy) continue;
     newest = std::max(newest, dir->step);
     const absl::StatusOr<Manifest> manifest = ReadIntact(*storage_, dir->directory);
     const bool is_unknown = !manifest.ok() && !MayBeDamage(manifest.status());
@@ -105,8 +111,9 @@ absl::Status CheckpointFolder::Prune(int keep, std::optional<int64_t> saved_step
   const std::unique_ptr<Removal> removal = Removal::In(*storage_);
   for (const CheckpointInfo& dir : directories) {
     if (dir.step >= (dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
-    if (dir.committed && also_kept.contains(dir.step)) continue;
-    const absl::StatusOr<bool> deleted = RemoveUnlessRead(*storage_, *removal, dir);
+    if (dir.committed && (also_kept.contains(dir.step) || !judged.contains(dir.step))) continue;
+    const absl::StatusOr<bool> deleted =
+        RemoveUnlessRead(*storage_, *removal, dir, judged[dir.step]);
     first_error.Update(deleted.status());
     removed |= deleted.value_or(true);
   }

@@ -52,6 +52,9 @@ class ForwardingStorage : public Storage {
     return base_.List(path);
   }
   absl::Status Delete(std::string_view path) override { return base_.Delete(path); }
+  absl::Status DeleteVersion(std::string_view path, std::string_view version) override {
+    return base_.DeleteVersion(path, version);
+  }
   absl::Status DeleteFiles(std::string_view directory,
                            const std::vector<std::string>& names) override {
     return base_.DeleteFiles(directory, names);

@@ -126,6 +126,13 @@ absl::Status Storage::Replace(std::string_view from, std::string_view to) {
       absl::StrCat("Replace ", Describe(to), " by ", std::string(from), ": no file is replaced"));
 }
 
+absl::Status Storage::DeleteVersion(std::string_view path, std::string_view version) {
+  const absl::Status is_there = CheckVersion(path, version);
+  if (!is_there.ok()) return absl::IsAborted(is_there) ? absl::OkStatus() : is_there;
+  const absl::Status deleted = Delete(path);
+  return absl::IsNotFound(deleted) ? absl::OkStatus() : deleted;
+}
+
 absl::Status Storage::DeleteFiles(std::string_view directory,
                                   const std::vector<std::string>& names) {
   absl::Status first_error;

@@ -252,6 +252,12 @@ class Storage {
   // symbolic link itself, not its target.
   virtual absl::Status Delete(std::string_view path) = 0;
 
+  // Deletes a file that has this version, which Read() or Write() has returned. OK if it has
+  // another version, which stays, or is gone. For storages whose server compares and deletes in one
+  // step. By default, and in a store that ignores the condition, a version that appears between the
+  // comparison and the deletion is deleted, too.
+  virtual absl::Status DeleteVersion(std::string_view path, std::string_view version);
+
   // Deletes files of one directory and skips those that do not exist. Tries all and returns the
   // first error.
   virtual absl::Status DeleteFiles(std::string_view directory,

@@ -276,6 +276,37 @@ bool IsQuarantinedName(std::string_view name) {
   return suffix.starts_with('.') && !suffix.starts_with(".tmp") && name != kFencedFileName;
 }
 
+std::string QuarantinedSignature(std::string_view quarantined) {
+  return absl::StrCat(View(kManifestSignatureFileName),
+                      View(quarantined.substr(kManifestFileName.size())));
+}
+
+absl::StatusOr<std::optional<std::set<std::string>>> FindQuarantined(
+    Storage& storage, std::string_view dir, const std::vector<std::string>& names) {
+  std::set<std::string> quarantined;
+  for (const std::string& name : names) {
+    if (!IsQuarantinedName(name)) continue;
+    quarantined.insert(name);
+    quarantined.insert(QuarantinedSignature(name));
+    const absl::StatusOr<std::string> bytes =
+        ReadAll(storage, JoinPath(dir, name), kMaxManifestBytes);
+    const bool unreadable = absl::IsNotFound(bytes.status()) || absl::IsDataLoss(bytes.status()) ||
+                            absl::IsResourceExhausted(bytes.status()) ||
+                            absl::IsInvalidArgument(bytes.status());
+    if (unreadable) return std::nullopt;
+    TESSERA_RETURN_IF_ERROR(bytes.status());
+    if (IsTombstone(*bytes)) continue;  // names no files
+    const absl::StatusOr<Manifest> manifest = DecodeManifest(*bytes);
+    if (!manifest.ok()) return std::nullopt;
+    for (const DataFile& file : manifest->files()) {
+      const size_t slash = file.path().find('/');
+      quarantined.insert(slash == std::string::npos ? file.path()
+                                                    : file.path().substr(0, slash + 1));
+    }
+  }
+  return quarantined;
+}
+
 absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,
                                                              std::string_view checkpoint_dir) {
   absl::StatusOr<VersionedContents> there =
@@ -283,6 +314,28 @@ absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,
   if (absl::IsNotFound(there.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(there.status());
   return *std::move(there);
+}
+
+// The header has the length and the checksum of the rest.
+std::string ManifestIdentity(std::string_view manifest_bytes) {
+  return std::string(manifest_bytes.substr(0, kManifestHeaderBytes));
+}
+
+absl::StatusOr<std::string> ManifestIdentity(Storage& storage, std::string_view checkpoint_dir) {
+  const auto read = [&]() -> absl::StatusOr<std::string> {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file,
+                             storage.Open(JoinPath(checkpoint_dir, kManifestFileName)));
+    std::string bytes(std::min<uint64_t>(file->size_bytes(), kManifestHeaderBytes), '\0');
+    TESSERA_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
+    return ManifestIdentity(bytes);
+  };
+  absl::StatusOr<std::string> identity = read();
+  if (absl::IsNotFound(identity.status())) return "";
+  // Not a file, or one that the disk cannot return.
+  if (absl::IsInvalidArgument(identity.status()) || absl::IsDataLoss(identity.status())) {
+    return "damaged";
+  }
+  return identity;
 }
 
 absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,

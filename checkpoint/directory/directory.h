@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,9 +90,25 @@ int64_t TombstoneTime(std::string_view tombstone);
 // manifest nor the files that it names are deleted or replaced.
 bool IsQuarantinedName(std::string_view name);
 
+// Returns the name of the signature of a quarantined manifest: "manifest.sig.abandoned".
+std::string QuarantinedSignature(std::string_view quarantined);
+
+// Returns the quarantined names among `names`, and those of all files that belong to them. Nullopt
+// if that is not known, so that everything in the directory must stay.
+absl::StatusOr<std::optional<std::set<std::string>>> FindQuarantined(
+    Storage& storage, std::string_view checkpoint_dir, const std::vector<std::string>& names);
+
 // Reads the manifest of a directory, or its tombstone; nullopt if the directory has neither.
 absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,
                                                              std::string_view checkpoint_dir);
+
+// Returns a string that identifies the manifest of a directory; "" without a manifest. Reads the
+// header alone, whose checksums differ for two manifests in all but one of four billion cases.
+// Manifests that the disk cannot return have one string.
+absl::StatusOr<std::string> ManifestIdentity(Storage& storage, std::string_view checkpoint_dir);
+
+// Returns the ManifestIdentity() of a manifest of these bytes.
+std::string ManifestIdentity(std::string_view manifest_bytes);
 
 // Reads the tombstone of a directory; nullopt if it has none, AlreadyExists for a manifest.
 absl::StatusOr<std::optional<VersionedContents>> ReadTombstone(Storage& storage,

@@ -40,40 +40,6 @@ std::string FreeName(const std::vector<std::string>& names, std::string_view nam
   return candidate;
 }
 
-// Returns the name of the signature of a quarantined manifest: "manifest.sig.abandoned".
-std::string SignatureOf(std::string_view quarantined) {
-  return absl::StrCat(View(kManifestSignatureFileName),
-                      View(quarantined.substr(kManifestFileName.size())));
-}
-
-// Returns the quarantined names among `names`, and those of all files that belong to them. Nullopt
-// if that is not known, so that everything in the directory must stay.
-absl::StatusOr<std::optional<Names>> FindQuarantined(Storage& storage, std::string_view dir,
-                                                     const std::vector<std::string>& names) {
-  Names quarantined;
-  for (const std::string& name : names) {
-    if (!IsQuarantinedName(name)) continue;
-    quarantined.insert(name);
-    quarantined.insert(SignatureOf(name));
-    const absl::StatusOr<std::string> bytes =
-        ReadAll(storage, JoinPath(dir, name), kMaxManifestBytes);
-    const bool unreadable = absl::IsNotFound(bytes.status()) || absl::IsDataLoss(bytes.status()) ||
-                            absl::IsResourceExhausted(bytes.status()) ||
-                            absl::IsInvalidArgument(bytes.status());
-    if (unreadable) return std::nullopt;
-    TESSERA_RETURN_IF_ERROR(bytes.status());
-    if (IsTombstone(*bytes)) continue;  // names no files
-    const absl::StatusOr<Manifest> manifest = DecodeManifest(*bytes);
-    if (!manifest.ok()) return std::nullopt;
-    for (const DataFile& file : manifest->files()) {
-      const size_t slash = file.path().find('/');
-      quarantined.insert(slash == std::string::npos ? file.path()
-                                                    : file.path().substr(0, slash + 1));
-    }
-  }
-  return quarantined;
-}
-
 // Returns the data files and temporary manifests that are not quarantined.
 std::vector<std::string> FindData(const std::vector<std::string>& names, const Names& quarantined) {
   std::vector<std::string> data;
@@ -117,12 +83,19 @@ class InPlaceRemoval : public Removal {
     return DiscardListed(checkpoint_dir, names);
   }
 
-  absl::StatusOr<bool> Delete(const CheckpointInfo& dir) override {
+  absl::StatusOr<bool> Delete(const CheckpointInfo& dir,
+                              const std::optional<std::string>& judged) override {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                              ListIfThere(storage_, dir.directory));
     TESSERA_ASSIGN_OR_RETURN(const std::optional<Names> quarantined,
                              FindQuarantined(storage_, dir.directory, names));
-    return quarantined.has_value() ? DeleteListed(dir, names, *quarantined) : false;
+    if (!quarantined.has_value()) return false;
+    if (!dir.committed) return DeleteUncommitted(dir.directory, names, *quarantined);
+    if (judged.has_value()) {
+      TESSERA_ASSIGN_OR_RETURN(const std::string there, ManifestIdentity(storage_, dir.directory));
+      if (there != *judged) return false;
+    }
+    return DeleteCommitted(dir.directory, names, *quarantined, judged);
   }
 
   absl::Status DeleteOtherAttempts(std::string_view checkpoint_dir, const Manifest& committed,
@@ -157,9 +130,12 @@ class InPlaceRemoval : public Removal {
   }
 
  protected:
-  // Takes the manifest away, durably. `names`: what is in the directory.
-  virtual absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
-                                const Names& quarantined) = 0;
+  // Deletes a checkpoint whose manifest is `judged`, but not what is quarantined beside it.
+  // `names`: what is in the directory.
+  virtual absl::StatusOr<bool> DeleteCommitted(std::string_view dir,
+                                               const std::vector<std::string>& names,
+                                               const Names& quarantined,
+                                               const std::optional<std::string>& judged) = 0;
   // Replaces a manifest that does not count as committed, so that no attempt that has begun can
   // commit. Aborted if it has another version by now.
   virtual absl::Status ReplaceByTombstone(const std::string& path, const std::string& version) = 0;
@@ -181,22 +157,18 @@ class InPlaceRemoval : public Removal {
     return Leftovers::kKept;
   }
 
-  // Deletes all but what is quarantined.
-  virtual absl::StatusOr<bool> DeleteListed(const CheckpointInfo& dir,
-                                            const std::vector<std::string>& names,
-                                            const Names& quarantined) {
+  // Deletes an attempt that was not committed, but not what is quarantined.
+  virtual absl::StatusOr<bool> DeleteUncommitted(std::string_view dir,
+                                                 const std::vector<std::string>& names,
+                                                 const Names& quarantined) {
     const std::vector<std::string> data = FindData(names, quarantined);
-    if (dir.committed) {
-      TESSERA_RETURN_IF_ERROR(Uncommit(dir.directory, names, quarantined));
-    } else if (data.empty()) {
-      TESSERA_RETURN_IF_ERROR(ForgetFence(dir.directory, names));
+    if (data.empty()) {
+      TESSERA_RETURN_IF_ERROR(ForgetFence(dir, names));
       return true;
-    } else {
-      TESSERA_ASSIGN_OR_RETURN(const bool fenced, Fence(dir.directory));
-      if (!fenced) return false;
     }
-    TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(dir.directory, data));
-    return true;
+    TESSERA_ASSIGN_OR_RETURN(const bool fenced, Fence(dir));
+    if (fenced) TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(dir, data));
+    return fenced;
   }
 
   Storage& storage_;
@@ -237,10 +209,10 @@ class InPlaceRemoval : public Removal {
       if (tombstone.has_value()) {
         const absl::Time made = absl::FromUnixSeconds(TombstoneTime(tombstone->contents));
         if (absl::Now() - made < kTombstoneLife) return absl::OkStatus();
+        // Deleted before the other file: a tombstone alone would look like a manifest.
+        TESSERA_RETURN_IF_ERROR(storage_.DeleteVersion(ManifestPath(dir), tombstone->version));
       }
     }
-    // A tombstone without the other file would look like a manifest.
-    TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.Delete(ManifestPath(dir))));
     return storage_.DeleteFiles(dir, {std::string(kFencedFileName)});
   }
 };
@@ -300,23 +272,55 @@ class RenamingRemoval final : public InPlaceRemoval {
     return committed ? Leftovers::kCommitted : Leftovers::kNone;
   }
 
-  absl::StatusOr<bool> DeleteListed(const CheckpointInfo& dir,
-                                    const std::vector<std::string>& names,
-                                    const Names& quarantined) override {
-    if (!quarantined.empty()) return InPlaceRemoval::DeleteListed(dir, names, quarantined);
-    if (dir.committed) TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, dir.directory));
-    const std::string discarded = DiscardedName(dir.directory);
-    const absl::Status renamed = storage_.Rename(dir.directory, discarded);
-    if (absl::IsNotFound(renamed)) return true;
-    TESSERA_RETURN_IF_ERROR(renamed);
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, discarded));
-    if (committed) {
-      // Another process has done so already, or a later save has the name (SettleDiscarded()).
-      const absl::Status back = storage_.Rename(discarded, dir.directory);
-      if (!absl::IsAlreadyExists(back)) TESSERA_RETURN_IF_ERROR(UnlessNotFound(back));
-      return false;
-    }
-    // Another process may delete it at the same time.
+  absl::StatusOr<bool> DeleteCommitted(std::string_view dir, const std::vector<std::string>& names,
+                                       const Names& quarantined,
+                                       const std::optional<std::string>& judged) override {
+    const auto stays = [&](std::string_view discarded) -> absl::StatusOr<bool> {
+      TESSERA_ASSIGN_OR_RETURN(const std::string there, ManifestIdentity(storage_, discarded));
+      return judged.has_value() && there != *judged;
+    };
+    TESSERA_ASSIGN_OR_RETURN(const std::string discarded, RenameUnless(stays, dir));
+    if (discarded.empty()) return false;
+    TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, discarded));
+    if (quarantined.empty()) return DeleteDiscarded(discarded);
+    TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(discarded, FindData(names, quarantined)));
+    TESSERA_RETURN_IF_ERROR(GiveBack(discarded, dir));
+    return true;
+  }
+
+  absl::StatusOr<bool> DeleteUncommitted(std::string_view dir,
+                                         const std::vector<std::string>& names,
+                                         const Names& quarantined) override {
+    if (!quarantined.empty()) return InPlaceRemoval::DeleteUncommitted(dir, names, quarantined);
+    const auto stays = [&](std::string_view discarded) { return IsCommitted(storage_, discarded); };
+    TESSERA_ASSIGN_OR_RETURN(const std::string discarded, RenameUnless(stays, dir));
+    return discarded.empty() ? false : DeleteDiscarded(discarded);
+  }
+
+  // Takes a directory out of the reach of other writers, and then looks whether it `stays`: it gets
+  // its name back. Returns the new name, which another process may have deleted; "" if the
+  // directory stays.
+  absl::StatusOr<std::string> RenameUnless(
+      const std::function<absl::StatusOr<bool>(std::string_view)>& stays, std::string_view dir) {
+    const std::string discarded = DiscardedName(dir);
+    TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.Rename(dir, discarded)));
+    const absl::StatusOr<bool> found = stays(discarded);
+    if (found.ok() && !*found) return discarded;
+    TESSERA_RETURN_IF_ERROR(GiveBack(discarded, dir));
+    TESSERA_RETURN_IF_ERROR(found.status());
+    return "";
+  }
+
+  // Does nothing if another process has done so, or a later save has the name (SettleDiscarded()).
+  absl::Status GiveBack(std::string_view discarded, std::string_view dir) {
+    const absl::Status back = storage_.Rename(discarded, dir);
+    if (absl::IsAlreadyExists(back) || absl::IsNotFound(back)) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(back);
+    return storage_.SyncDirectory(FolderOf(dir));
+  }
+
+  // Another process may delete it at the same time.
+  absl::StatusOr<bool> DeleteDiscarded(std::string_view discarded) {
     TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.DeleteTree(discarded)));
     return true;
   }
@@ -332,10 +336,6 @@ class RenamingRemoval final : public InPlaceRemoval {
     return left;
   }
 
-  absl::Status Uncommit(std::string_view dir, const std::vector<std::string>&,
-                        const Names&) override {
-    return DeleteManifest(storage_, dir);
-  }
   // Replaces nothing: an existing file keeps others from committing.
   absl::Status ReplaceByTombstone(const std::string&, const std::string&) override {
     return absl::OkStatus();
@@ -386,8 +386,8 @@ class FencingRemoval final : public InPlaceRemoval {
       const std::string signature = JoinPath(checkpoint_dir, kManifestSignatureFileName);
       TESSERA_ASSIGN_OR_RETURN(const std::string signed_by,
                                ReadAll(storage_, signature, kMaxSignatureBytes));
-      const std::string copy =
-          JoinPath(checkpoint_dir, SignatureOf(std::string_view(to).substr(to.rfind('/') + 1)));
+      const std::string copy = JoinPath(
+          checkpoint_dir, QuarantinedSignature(std::string_view(to).substr(to.rfind('/') + 1)));
       const absl::Status copied = storage_.Write(copy, signed_by, {}).status();
       if (!absl::IsAlreadyExists(copied)) TESSERA_RETURN_IF_ERROR(copied);
     }
@@ -404,21 +404,33 @@ class FencingRemoval final : public InPlaceRemoval {
       return to;
     }
     // The store has no conditional replacement, and so no tombstone could be replaced either.
-    TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, checkpoint_dir));
+    TESSERA_RETURN_IF_ERROR(storage_.DeleteVersion(from, manifest.version));
     return to;
   }
 
   bool frees_names() const override { return false; }
 
  private:
-  // Replaces the manifest by a tombstone if files in `names` say that a commit may still arrive, of
-  // another attempt or a repeated one.
-  absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
-                        const Names& quarantined) override {
+  absl::StatusOr<bool> DeleteCommitted(std::string_view dir, const std::vector<std::string>& names,
+                                       const Names& quarantined,
+                                       const std::optional<std::string>& judged) override {
     TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
                              ReadInPlace(storage_, dir));
-    if (!there.has_value()) return absl::OkStatus();
-    const absl::StatusOr<Manifest> manifest = DecodeManifest(there->contents);
+    if (there.has_value()) {
+      if (judged.has_value() && ManifestIdentity(there->contents) != *judged) return false;
+      const absl::Status taken = Uncommit(dir, names, quarantined, *there);
+      if (absl::IsAborted(taken)) return false;
+      TESSERA_RETURN_IF_ERROR(taken);
+    }
+    TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(dir, FindData(names, quarantined)));
+    return true;
+  }
+
+  // Replaces the manifest `there` by a tombstone if files in `names` say that a commit may still
+  // arrive, of another attempt or a repeated one; deletes it otherwise. Aborted if it was replaced.
+  absl::Status Uncommit(std::string_view dir, const std::vector<std::string>& names,
+                        const Names& quarantined, const VersionedContents& there) {
+    const absl::StatusOr<Manifest> manifest = DecodeManifest(there.contents);
     Names own = {std::string(kManifestSignatureFileName)};
     if (manifest.ok()) {
       for (const DataFile& file : manifest->files()) own.insert(file.path());
@@ -428,11 +440,11 @@ class FencingRemoval final : public InPlaceRemoval {
                                              [&](const auto& name) { return own.contains(name); });
     if (!alone || Contains(names, kFencedFileName)) {
       TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, dir));
-      const absl::Status fenced = ReplaceByTombstone(ManifestPath(dir), there->version);
+      const absl::Status fenced = ReplaceByTombstone(ManifestPath(dir), there.version);
       // A store without conditional replacement cannot keep a repeated commit from arriving.
       if (!alone || !absl::IsUnimplemented(fenced)) return fenced;
     }
-    return DeleteManifest(storage_, dir);
+    return storage_.DeleteVersion(ManifestPath(dir), there.version);
   }
   absl::Status ReplaceByTombstone(const std::string& path, const std::string& version) override {
     return storage_.Write(path, MakeTombstone(), {.version = version}).status();
@@ -448,10 +460,10 @@ std::unique_ptr<Removal> Removal::In(Storage& storage) {
   return std::make_unique<FencingRemoval>(storage);
 }
 
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
-                                      const CheckpointInfo& dir) {
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal, const CheckpointInfo& dir,
+                                      const std::optional<std::string>& judged) {
   absl::StatusOr<bool> deleted = false;
-  UnlessRead(storage, dir.directory, [&] { deleted = removal.Delete(dir); });
+  UnlessRead(storage, dir.directory, [&] { deleted = removal.Delete(dir, judged); });
   return deleted;
 }
 

@@ -48,7 +48,13 @@ class Removal {
   // Returns false if the directory stays, because another attempt has committed meanwhile or
   // something quarantined in it cannot be read. A crash halfway leaves no checkpoint that looks
   // complete and is not. Precondition: dir.readable is OK.
-  virtual absl::StatusOr<bool> Delete(const CheckpointInfo& dir) = 0;
+  //
+  // `judged` is the ManifestIdentity() of a committed checkpoint, read before its deletion was
+  // decided. A checkpoint that another process has committed in its place since then stays. Without
+  // `judged`, any checkpoint that is there is deleted. A store that ignores conditions of deletions
+  // leaves a gap of one request.
+  virtual absl::StatusOr<bool> Delete(const CheckpointInfo& dir,
+                                      const std::optional<std::string>& judged = std::nullopt) = 0;
 
   // Fences other attempts beside a committed checkpoint, and deletes their files unless the
   // checkpoint is being read. `names` are the files that were in the directory immediately before
@@ -84,9 +90,9 @@ class Removal {
 // read.
 void UnlessRead(const Storage& storage, std::string_view dir, const std::function<void()>& call);
 
-// Calls removal.Delete() and returns true, unless the checkpoint is being read.
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal,
-                                      const CheckpointInfo& dir);
+// Returns what removal.Delete() does; false if the checkpoint is being read.
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal, const CheckpointInfo& dir,
+                                      const std::optional<std::string>& judged = std::nullopt);
 
 // Deletes the directories in `folder` that interrupted deletions have renamed and left. A directory
 // in which another attempt had just committed gets its name back. If the step has been saved again

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -57,9 +59,10 @@ class RemovalTest : public testing::TestWithParam<bool> {
     return storage_.List(dir).value_or(std::vector<std::string>());
   }
   bool HasTombstone() { return IsTombstone(Contents(absl::StrCat(kStepName, "/manifest.pb"))); }
-  bool Delete(Storage& storage, bool committed) {
-    return OrFail(
-        Removal::In(storage)->Delete({.step = 7, .directory = kStepName, .committed = committed}));
+  bool Delete(Storage& storage, bool committed,
+              const std::optional<std::string>& judged = std::nullopt) {
+    return OrFail(Removal::In(storage)->Delete(
+        {.step = 7, .directory = kStepName, .committed = committed}, judged));
   }
   bool Delete(bool committed) { return Delete(storage_, committed); }
   Leftovers Discard() { return OrFail(removal_->DiscardLeftovers(kStepName)); }
@@ -176,6 +179,43 @@ TEST_P(AnyRemovalTest, ACommitBeforeTheDeletionOfAnAttemptSavesIt) {
   EXPECT_TRUE(*IsCommitted(storage_, kStepName));
   EXPECT_EQ(Contents(absl::StrCat(kStepName, "/model-a")), "data");
   EXPECT_THAT(Names(""), ElementsAre("step-00000007/"));
+}
+
+TEST_P(AnyRemovalTest, ACheckpointIsDeletedAsLongAsItIsTheOneThatWasJudged) {
+  const std::string manifest = absl::StrCat(kStepName, "/manifest.pb");
+  Commit("model-a");
+  const std::string judged = OrFail(ManifestIdentity(storage_, kStepName));
+  EXPECT_EQ(judged, ManifestIdentity(Bytes("model-a")));
+  Commit("model-b");
+  EXPECT_FALSE(Delete(storage_, /*committed=*/true, judged));
+  EXPECT_THAT(Names(), ElementsAre("manifest.pb", "model-a", "model-b"));
+  EXPECT_THAT(Names(""), ElementsAre("step-00000007/"));
+  ASSERT_OK(storage_.Delete(manifest));
+  EXPECT_EQ(OrFail(ManifestIdentity(storage_, kStepName)), "");
+  EXPECT_FALSE(Delete(storage_, /*committed=*/true, judged)) << "another process has deleted it";
+  Commit("model-a");
+  EXPECT_TRUE(Delete(storage_, /*committed=*/true, judged));
+  EXPECT_EQ(Contents(absl::StrCat(kStepName, "/model-a")), "(nothing)");
+  EXPECT_FALSE(*IsCommitted(storage_, kStepName));
+}
+
+// A manifest that the disk cannot return is known by that.
+TEST_P(AnyRemovalTest, AManifestThatCannotBeReadIsDeletedWithItsCheckpoint) {
+  Commit("model-a");
+  FaultInjectingStorage faulty(storage_);
+  const auto fail = [&](absl::Status status) {
+    faulty.FailWhere(
+        [](const Operation& operation) { return operation.kind == OperationKind::kReadAt; },
+        std::move(status));
+  };
+  fail(absl::UnavailableError("no answer"));
+  EXPECT_TRUE(absl::IsUnavailable(ManifestIdentity(faulty, kStepName).status()));
+  faulty.ClearFaults();
+  fail(absl::DataLossError("unreadable"));
+  const std::string judged = OrFail(ManifestIdentity(faulty, kStepName));
+  EXPECT_FALSE(Delete(storage_, /*committed=*/true, judged)) << "it can be read again";
+  EXPECT_EQ(Names().size(), 2);
+  if (GetParam()) EXPECT_TRUE(Delete(faulty, /*committed=*/true, judged));
 }
 
 TEST_P(AnyRemovalTest, NothingIsReadWhereThereAreNoLocks) {

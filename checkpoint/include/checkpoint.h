@@ -244,8 +244,9 @@ class CheckpointFolder {
   // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. Also
   // keeps the newest checkpoint whose manifest does not say that the run had diverged, and newer
   // ones that cannot be read. After a save, pass its step as `saved_step`: its checkpoint is kept
-  // even if its step is lower than others. Each checkpoint is uncommitted before its files are
-  // deleted, so that a crash halfway leaves no checkpoint that looks complete. Also removes
+  // even if its step is lower than others. A checkpoint that another process has overwritten since
+  // its manifest was read stays. Each checkpoint is uncommitted before its files are deleted, so
+  // that a crash halfway leaves no checkpoint that looks complete. Also removes
   // incomplete directories older than the newest committed one, and directories that an interrupted
   // save renamed to discard them. Ignores symbolic links and unreadable directories. Tries all, and
   // returns the first error.

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
@@ -24,7 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Calls a function before each operation that changes a name.
+// Calls a function before each operation on a name.
 class WatchedStorage final : public ForwardingStorage {
  public:
   WatchedStorage(Storage& base, std::function<void(const std::string&)> before)
@@ -37,9 +39,27 @@ class WatchedStorage final : public ForwardingStorage {
     before_("list " + std::string(path));
     return ForwardingStorage::List(path);
   }
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    before_("open " + std::string(path));
+    return ForwardingStorage::Open(path);
+  }
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override {
+    before_("write " + std::string(path));
+    return ForwardingStorage::Write(path, contents, condition);
+  }
   absl::Status Delete(std::string_view path) override {
     before_("delete " + std::string(path));
     return ForwardingStorage::Delete(path);
+  }
+  absl::Status DeleteVersion(std::string_view path, std::string_view version) override {
+    before_("delete " + std::string(path));
+    return ForwardingStorage::DeleteVersion(path, version);
+  }
+  absl::Status DeleteFiles(std::string_view directory,
+                           const std::vector<std::string>& names) override {
+    before_("delete files of " + std::string(directory));
+    return ForwardingStorage::DeleteFiles(directory, names);
   }
   absl::Status DeleteTree(std::string_view path) override {
     before_("delete " + std::string(path));
@@ -55,9 +75,49 @@ void Save(Storage& storage, int64_t step) {
   ASSERT_OK(CheckpointFolder(storage).Save(step, OneTensor(elements)));
 }
 
+// Returns the value in a checkpoint; -1 without a checkpoint.
+float Value(Storage& storage, int64_t step) {
+  const absl::StatusOr<Checkpoint> saved = CheckpointFolder(storage).At(step);
+  if (!saved.ok()) return -1;
+  const auto elements = saved->LoadTensor<float>("weight");
+  EXPECT_OK(elements);
+  return elements.ok() ? elements->front() : -2;
+}
+
+// Another process overwrites the checkpoint at any moment after it was judged.
+TEST(ConcurrentRemovalTest, WhatReplacesACheckpointThatIsBeingPrunedStays) {
+  for (const bool renames : {true, false}) {
+    int stayed = 0;
+    bool happened = true;
+    for (int moment = 1; happened; ++moment) {
+      SCOPED_TRACE(absl::StrCat("operation ", moment, renames ? ", by renaming" : ""));
+      MemoryStorage memory(renames);
+      Save(memory, 10);
+      Save(memory, 20);
+      happened = false;
+      absl::Status overwritten;
+      int operations = 0;
+      WatchedStorage watched(memory, [&](const std::string& operation) {
+        const bool judges = operation == "open step-00000010/manifest.pb";
+        if ((operations == 0 && !judges) || operations++ != moment) return;
+        happened = true;
+        std::vector<float> elements(64, 11);
+        overwritten =
+            CheckpointFolder(memory).Save(10, OneTensor(elements), {.overwrite = true}).status();
+      });
+      EXPECT_OK(CheckpointFolder(watched).Prune(1));
+      ASSERT_OK(SettleDiscarded(memory, ""));
+      EXPECT_EQ(Value(memory, 20), 20);
+      EXPECT_EQ(Value(memory, 10), happened && overwritten.ok() ? 11 : -1) << overwritten;
+      stayed += happened && overwritten.ok() ? 1 : 0;
+    }
+    EXPECT_GT(stayed, 3);
+  }
+}
+
 TEST(ConcurrentRemovalTest, WhatAnotherProcessHasDeletedMeanwhileIsDeleted) {
   for (const char* moment :
-       {"delete step-00000010/manifest.pb", "rename step-00000010", "delete step-00000010.disc"}) {
+       {"open step-00000010/manifest.pb", "rename step-00000010", "delete step-00000010.disc"}) {
     SCOPED_TRACE(moment);
     MemoryStorage memory;
     Save(memory, 10);

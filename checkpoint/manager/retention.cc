@@ -113,30 +113,30 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
   });
   std::vector<RetentionCandidate> candidates;
   std::vector<const CheckpointInfo*> committed;
-  std::vector<bool> unknown;
+  std::vector<Described> known;
   for (const CheckpointInfo& dir : directories) {
     if (!dir.committed) continue;
-    const Described described = DescribeOnce(dir);
-    first_error.Update(described.unknown);
-    unknown.push_back(!described.unknown.ok());
-    candidates.push_back(described.candidate);
+    known.push_back(DescribeOnce(dir));
+    first_error.Update(known.back().unknown);
+    candidates.push_back(known.back().candidate);
     committed.push_back(&dir);
   }
   if (committed.empty()) return first_error;
 
-  std::vector<const CheckpointInfo*> deleted;
+  bool tried = false;
+  const auto remove = [&](const CheckpointInfo& dir, const std::optional<std::string>& judged) {
+    tried = true;
+    first_error.Update(RemoveUnlessRead(storage_, *removal_, dir, judged).status());
+    described_.erase(dir.directory);  // what stays is described again: it may have been replaced
+  };
   for (const size_t i : ChooseToDelete(options_, candidates, now)) {
-    if (!unknown[i] && committed[i]->step != saved_step) deleted.push_back(committed[i]);
+    if (!known[i].unknown.ok() || committed[i]->step == saved_step) continue;
+    remove(*committed[i], known[i].identity);
   }
   for (const CheckpointInfo& dir : directories) {
-    if (!dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
+    if (!dir.committed && dir.step < committed.back()->step) remove(dir, std::nullopt);
   }
-  for (const CheckpointInfo* dir : deleted) {
-    const absl::StatusOr<bool> removed = RemoveUnlessRead(storage_, *removal_, *dir);
-    first_error.Update(removed.status());
-    if (removed.ok() && *removed) described_.erase(dir->directory);
-  }
-  if (!deleted.empty()) first_error.Update(storage_.SyncDirectory(""));
+  if (tried) first_error.Update(storage_.SyncDirectory(""));
   return first_error;
 }
 
@@ -152,12 +152,12 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
   TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, ""));
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
   if (droppable.bytes < lacking()) return deleted;
-  for (const CheckpointInfo& checkpoint : droppable.checkpoints) {
+  for (const auto& [checkpoint, identity] : droppable.checkpoints) {
     if (lacking() == 0) break;
-    TESSERA_ASSIGN_OR_RETURN(const bool removed, RemoveUnlessRead(storage_, *removal_, checkpoint));
-    if (!removed) continue;
     described_.erase(checkpoint.directory);
-    deleted.push_back(checkpoint.directory);
+    TESSERA_ASSIGN_OR_RETURN(const bool removed,
+                             RemoveUnlessRead(storage_, *removal_, checkpoint, identity));
+    if (removed) deleted.push_back(checkpoint.directory);
   }
   return deleted;
 }
@@ -167,7 +167,7 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> saved, ListForResume(storage_));
   std::ranges::reverse(saved);  // by ascending step
   std::vector<RetentionCandidate> candidates;
-  std::vector<std::pair<const CheckpointInfo*, uint64_t>> found;
+  std::vector<std::pair<const CheckpointInfo*, Described>> found;
   for (const CheckpointInfo& checkpoint : saved) {
     // What is behind a link is the user's: it is neither deleted nor counted.
     const bool behind_link = checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
@@ -177,13 +177,13 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
         checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
     if (!described.unknown.ok() || (checkpoint.rolling && !described.intact)) continue;
     candidates.push_back(described.candidate);
-    found.emplace_back(&checkpoint, described.bytes);
+    found.emplace_back(&checkpoint, described);
   }
   Droppable droppable;
   const RetentionCandidate next = {.step = coming.step, .rolling = coming.rolling, .good = false};
   for (const size_t i : ChooseToMakeRoom(options_, candidates, next, now)) {
-    droppable.checkpoints.push_back(*found[i].first);
-    droppable.bytes += found[i].second;
+    droppable.checkpoints.emplace_back(*found[i].first, found[i].second.identity);
+    droppable.bytes += found[i].second.bytes;
   }
   return droppable;
 }
@@ -197,9 +197,12 @@ Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint) {
 }
 
 Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
+  const absl::StatusOr<std::string> identity = ManifestIdentity(storage_, checkpoint.directory);
   const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
   Described described = {
       .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
+      .unknown = identity.status(),
+      .identity = identity.value_or(""),
       .intact = manifest.ok()};
   if (!manifest.ok() && !MayBeDamage(manifest.status())) described.unknown = manifest.status();
   if (!manifest.ok()) return described;

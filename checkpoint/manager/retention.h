@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -67,7 +68,8 @@ struct ComingSave {
 // A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
 // again the next time. Symbolic links, directories that cannot be listed, and quarantined
 // checkpoints are left alone and do not count. A checkpoint that is being read (read_lock.h) stays
-// until the next time. Each checkpoint is uncommitted before its files are deleted, so that a crash
+// until the next time, as does one that another process has overwritten since its manifest was
+// read. Each checkpoint is uncommitted before its files are deleted, so that a crash
 // halfway leaves none that looks complete. One thread at a time.
 class Retention {
  public:
@@ -90,6 +92,7 @@ class Retention {
   struct Described {
     RetentionCandidate candidate;
     absl::Status unknown;  // an error other than damage: only the step is known
+    std::string identity;  // ManifestIdentity() before the manifest was read
     bool intact = false;
     uint64_t bytes = 0;
   };
@@ -98,7 +101,7 @@ class Retention {
   Described DescribeOnce(const CheckpointInfo& checkpoint);
   // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.
   struct Droppable {
-    std::vector<CheckpointInfo> checkpoints;
+    std::vector<std::pair<CheckpointInfo, std::string>> checkpoints;  // with their identities
     uint64_t bytes = 0;
   };
   absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);

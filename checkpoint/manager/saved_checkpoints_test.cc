@@ -268,6 +268,21 @@ TEST_F(SavedCheckpointsTest, PruneKeepsTheNewestHealthyOne) {
   EXPECT_THAT(Steps(), ElementsAre(30)) << "none is healthy";
 }
 
+// Another process replaces a checkpoint whose manifest this one has read: the new one is the best.
+TEST_F(SavedCheckpointsTest, RetentionKeepsWhatHasReplacedTheCheckpointThatItRead) {
+  Retention retention(storage_, {.newest = 1, .best = 1});
+  SaveWithHealth(20, true, true, 2.0);
+  SaveWithHealth(30, true, true, 3.0);
+  ASSERT_OK(retention.Apply(absl::Now()));
+  ASSERT_OK(memory_.DeleteTree("step-00000030"));
+  SaveWithHealth(30, true, true, 1.0);
+  SaveWithHealth(40, true, true, 4.0);
+  ASSERT_OK(retention.Apply(absl::Now()));
+  EXPECT_THAT(Steps(), ElementsAre(20, 30, 40));
+  ASSERT_OK(retention.Apply(absl::Now()));
+  EXPECT_THAT(Steps(), ElementsAre(30, 40));
+}
+
 // The best one cannot be read for a while: it stays, that is said, and it counts again afterwards.
 TEST_F(SavedCheckpointsTest, RetentionKeepsWhatItCannotReadAndReadsItAgain) {
   SaveWithHealth(10, true, true, 1.0);

@@ -324,7 +324,8 @@ TEST_F(PowerLossTest, ARemoval) {
     return storage.List("")->size() == 1 ? "" : "a removed directory is back";
   };
   // Each stops being a checkpoint before any of its files is deleted; in the end none exists.
-  EXPECT_THAT(EverySync(scenario), ElementsAre("", "step-00000001", "step-00000002"));
+  EXPECT_THAT(EverySync(scenario),
+              ElementsAre("", "step-00000001.discarded", "step-00000002.discarded"));
 }
 
 // "a" was created without a sync.

@@ -167,6 +167,11 @@ class S3Storage final : public Storage {
                  there.ok() ? client_.Delete(Key(path), there->etag) : there.status());
   }
 
+  absl::Status DeleteVersion(std::string_view path, std::string_view version) override {
+    TESSERA_RETURN_IF_ERROR(CheckPath("DeleteVersion", path, /*root_allowed=*/false));
+    return Named("DeleteVersion", Describe(path), client_.Delete(Key(path), std::string(version)));
+  }
+
   absl::Status DeleteFiles(std::string_view directory,
                            const std::vector<std::string>& names) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("DeleteFiles", directory, /*root_allowed=*/true));

@@ -330,6 +330,11 @@ absl::Status FaultInjectingStorage::Delete(std::string_view path) {
   return status;
 }
 
+absl::Status FaultInjectingStorage::DeleteVersion(std::string_view path, std::string_view version) {
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kDelete, std::string(path)}).status);
+  return base().DeleteVersion(path, version);
+}
+
 absl::Status FaultInjectingStorage::DeleteTree(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kDeleteTree, std::string(path)}).status);
   absl::Status status = base().DeleteTree(path);

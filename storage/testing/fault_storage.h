@@ -117,6 +117,7 @@ class FaultInjectingStorage final : public ForwardingStorage {
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteVersion(std::string_view path, std::string_view version) override;
   absl::Status DeleteFiles(std::string_view directory,
                            const std::vector<std::string>& names) override {
     return Storage::DeleteFiles(directory, names);

@@ -315,6 +315,14 @@ absl::Status MemoryStorage::Delete(std::string_view path) {
   return absl::OkStatus();
 }
 
+absl::Status MemoryStorage::DeleteVersion(std::string_view path, std::string_view version) {
+  if (renames_directories_) return Storage::DeleteVersion(path, version);
+  MutexLock lock(&shared_->mutex);
+  const NodePtr node = shared_->Find(path);
+  if (node != nullptr && node->version == version) shared_->Remove(path);
+  return absl::OkStatus();
+}
+
 absl::Status MemoryStorage::DeleteTree(std::string_view path) {
   if (absl::Status status = CheckPath("DeleteTree", path, false); !status.ok()) return status;
   MutexLock lock(&shared_->mutex);

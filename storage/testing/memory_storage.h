@@ -37,6 +37,7 @@ class MemoryStorage final : public Storage {
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteVersion(std::string_view path, std::string_view version) override;
   absl::Status DeleteTree(std::string_view path) override;
   std::string Describe(std::string_view path) const override;
 

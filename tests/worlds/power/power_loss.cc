@@ -69,16 +69,16 @@ class Recording {
   using Lost = DurableFiles::Lost;
 
   // The path below the root; nullopt for other files. Names lose their random part: that of a
-  // temporary file, and that before the extension.
+  // temporary file or of a directory that is being deleted, and that before the extension.
   std::optional<std::string> NameOf(int fd) const {
     std::error_code error;
     std::string path = fs::read_symlink(absl::StrCat("/proc/self/fd/", fd), error).string();
     const std::string& root = files_.root();
     if (error || !(path == root || path.starts_with(root + "/"))) return std::nullopt;
     path = path == root ? "" : path.substr(root.size() + 1);
-    static const std::regex temporary("\\.tmp-[0-9a-f]{8,16}");
+    static const std::regex temporary("\\.(tmp|discarded)-[0-9a-f]{8,16}");
     static const std::regex attempt("-[0-9a-f]{8}(\\.[a-z]+)$");
-    return std::regex_replace(std::regex_replace(path, temporary, ".tmp"), attempt, "$1");
+    return std::regex_replace(std::regex_replace(path, attempt, "$1"), temporary, ".$1");
   }
 
   void LookAtPossibleImages(bool finished) {
