@@ -58,12 +58,12 @@ class StagedFile final : public WritableFile {
   }
 
   absl::Status Sync() override {
-    TESSERA_RETURN_IF_ERROR(Upload());
+    TESSERA_RETURN_IF_ERROR(UploadOnce());
     return remote_->Sync();
   }
 
   absl::Status Close() override {
-    absl::Status status = Upload();
+    absl::Status status = UploadOnce();
     status.Update(Staged(file_->Close()));
     status.Update(remote_->Close());
     return status;
@@ -75,6 +75,12 @@ class StagedFile final : public WritableFile {
     uint32_t crc32c = 0;
   };
   using Chunks = std::map<uint64_t, Chunk>;  // by their beginnings
+
+  // After an error, the remote file lacks what was to be uploaded.
+  absl::Status UploadOnce() {
+    if (failed_.ok()) failed_ = Upload();
+    return failed_;
+  }
 
   absl::Status Upload() {
     WrittenRanges written;
@@ -139,6 +145,7 @@ class StagedFile final : public WritableFile {
   const std::unique_ptr<WritableFile> file_;
   const std::unique_ptr<WritableFile> remote_;
   const uint64_t upload_block_bytes_;
+  absl::Status failed_;  // of an upload
   Mutex mutex_;
   WrittenRanges written_ ABSL_GUARDED_BY(mutex_);  // and not yet uploaded
   Chunks chunks_ ABSL_GUARDED_BY(mutex_);          // of these ranges
@@ -201,6 +208,18 @@ absl::Status TieredStorage::Rename(std::string_view from, std::string_view to) {
   // A copy under the old name would be found again by a later file of that name.
   staging_->DeleteTree(from).IgnoreError();
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> TieredStorage::Write(std::string_view path, std::string_view contents,
+                                                 const WriteCondition& condition) {
+  // A copy of an older file, which may be as long, must not be taken for the new one.
+  staging_->Delete(path).IgnoreError();
+  return remote_->Write(path, contents, condition);
+}
+
+absl::Status TieredStorage::DeleteVersion(std::string_view path, std::string_view version) {
+  staging_->Delete(path).IgnoreError();
+  return remote_->DeleteVersion(path, version);
 }
 
 absl::Status TieredStorage::Delete(std::string_view path) {

@@ -25,12 +25,13 @@ namespace tessera {
 //
 // - Create() writes to the staging tier; Sync() uploads, and then makes the remote file durable. If
 //   the staging tier has no room, the file is written to the remote storage directly. Sync()
-//   returns DataLoss if the staged file does not have the checksums of what was written.
+//   returns DataLoss if the staged file does not have the checksums of what was written. After an
+//   upload that failed, Sync() and Close() return its error.
 // - Open() reads the staged file if it is as long as the remote one, and the remote file otherwise
 //   or if the staged one cannot be read. They are not compared any further: a program that has
 //   checksums of its own compares them, and reads the original (ReadOriginalAt()) where they
 //   differ.
-// - Deletions apply to both; a rename deletes the staged file.
+// - Deletions apply to both. A rename deletes the staged file, as does Write().
 // - Write() and Read() go to the remote storage alone, and so does every other operation.
 //
 // Each process of a group has its own TieredStorage; processes of one machine may share the staging
@@ -53,7 +54,10 @@ class TieredStorage final : public ForwardingStorage {
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
+  absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                    const WriteCondition& condition) override;
   absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteVersion(std::string_view path, std::string_view version) override;
   absl::Status DeleteFiles(std::string_view directory,
                            const std::vector<std::string>& names) override;
   absl::Status DeleteTree(std::string_view path) override;

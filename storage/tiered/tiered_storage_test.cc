@@ -126,6 +126,31 @@ class TieredStorageTest : public testing::Test {
   const std::string path_ = "run/step-00000001/data";
 };
 
+TEST_F(TieredStorageTest, AFileThatReplacesAStagedOneIsRead) {
+  ASSERT_OK(WriteAll(*storage_, path_, "old"));
+  EXPECT_EQ(Get(*storage_, path_), "old");
+  ASSERT_OK_AND_ASSIGN(const VersionedContents old, storage_->Read(path_, 10));
+  ASSERT_OK(storage_->Write(path_, "new", {.version = old.version}));
+  EXPECT_EQ(Get(*storage_, path_), "new");
+  ASSERT_OK(storage_->DeleteVersion(path_, old.version));
+  EXPECT_EQ(Get(*storage_, path_), "new");
+  ASSERT_OK_AND_ASSIGN(const VersionedContents other, storage_->Read(path_, 10));
+  ASSERT_OK(storage_->DeleteVersion(path_, other.version));
+  EXPECT_EQ(Get(*storage_, path_), "none");
+}
+
+TEST_F(TieredStorageTest, AnUploadThatFailedIsNotForgotten) {
+  auto file = *storage_->Create(path_, 3);
+  ASSERT_OK(file->WriteAt(0, std::as_bytes(std::span<const char>("abc", 3))));
+  staging_->FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kReadAt; },
+      absl::DataLossError("unreadable"));
+  EXPECT_TRUE(absl::IsDataLoss(file->Sync()));
+  staging_->ClearFaults();
+  EXPECT_TRUE(absl::IsDataLoss(file->Sync())) << "the remote file is empty";
+  EXPECT_TRUE(absl::IsDataLoss(file->Close()));
+}
+
 TEST_F(TieredStorageTest, WritesToTheStagingTierAndUploadsAtTheSync) {
   auto file = *storage_->Create(path_, 6);
   const std::string text = "abcdef";
