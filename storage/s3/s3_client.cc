@@ -94,17 +94,23 @@ absl::Status S3Client::Get(const std::string& key, const std::string& etag, uint
 
 absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std::string& etag,
                                               std::vector<Range>& ranges) {
+  const auto expected_range = [](const Range& range) {
+    return absl::StrCat("bytes ", range.offset_bytes + range.received_bytes, "-",
+                        range.offset_bytes + range.out.size() - 1, "/");
+  };
   std::vector<RequestSender::Sending> all;
   for (Range& range : ranges) {
     range.received_bytes = 0;
     Request request = {.method = "GET", .key = key, .sink = range.out};
     request.headers["range"] = RangeHeader(range.offset_bytes, range.out.size());
     if (!etag.empty()) request.headers.insert(IfVersion(etag));
-    const Restart go_on = [&range](const HttpResponse& broken, Request& next) {
+    const Restart go_on = [&range, &expected_range](const HttpResponse& broken, Request& next) {
       // Fetches the last byte again if nothing else is left: a request cannot ask for an empty
-      // range.
+      // range. Bytes of another range are fetched again, too.
       uint64_t& received = range.received_bytes;
-      received += std::min<uint64_t>(broken.sink_bytes, range.out.size() - received - 1);
+      if (Header(broken, "content-range").starts_with(expected_range(range))) {
+        received += std::min<uint64_t>(broken.sink_bytes, range.out.size() - received - 1);
+      }
       next.sink = range.out.subspan(received);
       next.headers["range"] = RangeHeader(range.offset_bytes + received, next.sink.size());
       return absl::OkStatus();
@@ -123,12 +129,10 @@ absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std:
       return absl::DataLossError(response.status().message());
     }
     TESSERA_RETURN_IF_ERROR(response.status());
-    const auto& [offset, out, received] = ranges[i];
     const std::string found = Header(*response, "content-range");
-    const std::string expected =
-        absl::StrCat("bytes ", offset + received, "-", offset + out.size() - 1, "/");
+    const std::string expected = expected_range(ranges[i]);
     if (response->status == 206 && found.starts_with(expected) &&
-        received + response->sink_bytes == out.size()) {
+        ranges[i].received_bytes + response->sink_bytes == ranges[i].out.size()) {
       continue;
     }
     wrong.push_back(ranges[i]);
@@ -166,7 +170,8 @@ absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
   if (slash != range.npos && !absl::SimpleAtoi(range.substr(slash + 1), &found.size_bytes)) {
     return absl::UnavailableError("the answer does not say how long the object is");
   }
-  if (found.bytes.size() != std::min(max_bytes, found.size_bytes)) {
+  const bool begins_later = slash != range.npos && !range.starts_with("bytes 0-");
+  if (begins_later || found.bytes.size() != std::min(max_bytes, found.size_bytes)) {
     return absl::UnavailableError("the store sent another part of the object than was asked for");
   }
   return found;
@@ -312,7 +317,8 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
                                                               .body = AsBytes(document),
                                                               .sign_body = true,
                                                               .may_take_long = true});
-  if (!absl::IsNotFound(response.status())) return response.status();
+  const bool says_nothing = response.ok() && !IsCompleteUploadResult(response->body);
+  if (!says_nothing && !absl::IsNotFound(response.status())) return response.status();
   // The upload may be gone because an earlier answer was lost.
   const absl::StatusOr<ObjectInfo> there = Head(upload.key);
   bool own = there.ok() && there->writer == upload.writer;
@@ -321,7 +327,9 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
   }
   if (own) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("the upload was removed by another program; ", response.status().message()));
+      says_nothing ? "the store does not say that the upload is complete, and there is no object"
+                   : absl::StrCat("the upload was removed by another program; ",
+                                  response.status().message()));
 }
 
 absl::StatusOr<bool> S3Client::HoldsParts(const std::string& key, const ObjectInfo& info,

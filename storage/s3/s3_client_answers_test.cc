@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "storage/s3/s3_client.h"
+#include "storage/s3/testing/http_server.h"
 #include "storage/s3/testing/s3_server.h"
 
 namespace tessera::s3 {
@@ -53,6 +55,7 @@ class Remembering final : public HttpClient {
   absl::Status Perform(const HttpRequest& request, HttpResponse& response) override {
     requests.push_back(request);
     response.status = 200;
+    response.body = "<CompleteMultipartUploadResult/>";
     return absl::OkStatus();
   }
   std::unique_ptr<HttpBatch> NewBatch() override { return std::make_unique<Batch>(*this); }
@@ -127,9 +130,33 @@ TEST(S3ClientAnswersTest, AnyAnswerIsAnErrorAndNothingWorse) {
     EXPECT_EQ(client.List("", false).status().code(), absl::StatusCode::kUnavailable) << body;
     EXPECT_FALSE(client.CreateUpload("a").ok()) << body;
     EXPECT_FALSE(client.ListUploads("a").ok()) << body;
+    EXPECT_FALSE(client.CompleteUpload({.key = "a"}, {{.number = 1, .size_bytes = 1 << 20}}).ok())
+        << body;
     std::string out(4, '\0');
     EXPECT_FALSE(client.Get("a", "", 0, std::as_writable_bytes(std::span(out))).ok()) << body;
   }
+}
+
+// The first answer is another range than was asked for, and is torn.
+TEST(S3ClientAnswersTest, BytesOfAnotherRangeAreNotTakenForThoseThatWereAskedFor) {
+  const auto object = std::make_shared<const std::string>("abcdefghij");
+  std::vector<std::string> asked;
+  HttpServer server([&](HttpMessage& request) {
+    asked.push_back(request.headers["range"]);
+    const bool is_first = asked.size() == 1;
+    const size_t begin = is_first || asked.back() == "bytes=0-7" ? 0 : 4, shift = is_first ? 2 : 0;
+    HttpReply reply = {.status = 206, .body = {{object, begin + shift, 8 - begin}}};
+    reply.headers["content-range"] = absl::StrCat("bytes ", begin + shift, "-", 7 + shift, "/10");
+    reply.tear = is_first;
+    return reply;
+  });
+  S3Client client({.endpoint = server.url(), .bucket = "b", .min_backoff = absl::Milliseconds(1)});
+  std::string out(8, '\0');
+  ASSERT_OK(client.Get("a", "", 0, std::as_writable_bytes(std::span(out))));
+  EXPECT_EQ(out, "abcdefgh");
+  EXPECT_EQ(asked.size(), 2);
+  asked.clear();
+  EXPECT_TRUE(absl::IsUnavailable(client.GetContents("a", 4).status())) << "of another range";
 }
 
 }  // namespace

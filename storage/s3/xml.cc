@@ -120,6 +120,11 @@ absl::StatusOr<std::string> ParseUploadId(std::string_view body) {
   return upload_id;
 }
 
+bool IsCompleteUploadResult(std::string_view body) {
+  pugi::xml_document document;
+  return !Root(document, body, "CompleteMultipartUploadResult").empty();
+}
+
 std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts, bool with_checksums) {
   pugi::xml_document document;
   pugi::xml_node root = document.append_child("CompleteMultipartUpload");

@@ -57,6 +57,9 @@ struct UploadedPart {
   std::string checksum;  // as sent
   uint64_t size_bytes = 0;
 };
+// Returns whether `body` says that an upload is complete.
+bool IsCompleteUploadResult(std::string_view body);
+
 std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts, bool with_checksums);
 
 std::string DeleteDocument(const std::vector<std::string>& keys);
