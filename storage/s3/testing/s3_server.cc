@@ -201,6 +201,23 @@ std::optional<std::string> S3Server::KeyOf(const HttpMessage& request) const {
 }
 
 HttpReply S3Server::Handle(HttpMessage& request) {
+  {
+    const MutexLock lock(&mutex_);
+    ++in_flight_;
+  }
+  HttpReply reply = Answer(request);
+  const MutexLock lock(&mutex_);
+  --in_flight_;
+  idle_.NotifyAll();
+  return reply;
+}
+
+void S3Server::WaitUntilIdle() {
+  const MutexLock lock(&mutex_);
+  while (in_flight_ > 0) idle_.Wait(&mutex_);
+}
+
+HttpReply S3Server::Answer(HttpMessage& request) {
   const std::optional<std::string> found = KeyOf(request);
   const bool has_bucket = found.has_value();
   const std::string key = found.value_or("");

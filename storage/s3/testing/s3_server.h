@@ -90,6 +90,8 @@ class S3Server {
   std::vector<std::string> hosts() const;
   // Answers a request.
   HttpReply Handle(HttpMessage& request);
+  // Waits until every request that has arrived has taken effect, or is lost.
+  void WaitUntilIdle();
   // Returns options of a client that may do everything, with pauses short enough for tests.
   ClientOptions ForClient() const;
 
@@ -126,6 +128,7 @@ class S3Server {
     absl::Time initiated;
   };
 
+  HttpReply Answer(HttpMessage& request);
   const Fault* FindFault(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the key of a request to the bucket; nullopt for any other request.
@@ -163,6 +166,8 @@ class S3Server {
   Fault current_fault_ ABSL_GUARDED_BY(mutex_);
   int fault_count_ ABSL_GUARDED_BY(mutex_) = 0;
   int last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // calls of Handle()
+  CondVar idle_;
   std::vector<std::string> requests_ ABSL_GUARDED_BY(mutex_), hosts_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<HttpServer> http_;  // last: its threads use the rest
 };
