@@ -228,12 +228,6 @@ constexpr Format kFormats[] = {
                           "does not; --tokenizer=PATH puts the model's into it."},
 };
 
-}  // namespace
-
-std::span<const Format> Formats() { return kFormats; }
-
-namespace {
-
 bool IsCalled(const Format& format, std::string_view name) {
   return format.name == name || (!name.empty() && format.other_name == name);
 }
@@ -351,6 +345,8 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(const SourcePlace& pla
 }
 
 }  // namespace
+
+std::span<const Format> Formats() { return kFormats; }
 
 std::vector<std::string> FormatNames() {
   return NamesOfFormats([](const Format&) { return true; });

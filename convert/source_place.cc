@@ -15,36 +15,6 @@
 #include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt::convert {
-
-std::optional<ForeignObject> FindObject(std::string_view name) {
-  const size_t slash = name.rfind('/');
-  if (LocalPathOfName(name).has_value() || slash == name.npos || !name.ends_with(".gguf")) {
-    return std::nullopt;
-  }
-  return ForeignObject{std::string(name.substr(0, slash)), std::string(name.substr(slash + 1))};
-}
-
-absl::StatusOr<SourcePlace> PlaceOfLocalFile(const std::string& local) {
-  const std::filesystem::path path = local;
-  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(folder));
-  return SourcePlace{std::move(storage), path.filename().string()};
-}
-
-absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOptions& stores) {
-  const std::optional<std::string> local = LocalPathOfName(name);
-  if (const std::optional<ForeignObject> object = FindObject(name)) {
-    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(object->folder, stores));
-    return SourcePlace{std::move(storage), object->file};
-  }
-  std::error_code error;
-  if (local.has_value() && std::filesystem::is_regular_file(*local, error)) {
-    return PlaceOfLocalFile(*local);
-  }
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(name, stores));
-  return SourcePlace{std::move(storage), ""};
-}
-
 namespace {
 
 // What stands before the number: of transformers and PaddleNLP, InfiniTrain, DeepSpeed,
@@ -63,22 +33,6 @@ std::optional<StepFolder> ParseStepFolder(std::string_view listed) {
   }
   return folder;
 }
-
-}  // namespace
-
-absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> listed, storage.List(""));
-  std::vector<StepFolder> folders;
-  for (const std::string& name : listed) {
-    if (std::optional<StepFolder> folder = ParseStepFolder(name)) {
-      folders.push_back(*std::move(folder));
-    }
-  }
-  std::ranges::stable_sort(folders, std::greater<>(), &StepFolder::step);
-  return folders;
-}
-
-namespace {
 
 // A file that a checkpoint with the other files must have.
 struct MissingFile {
@@ -113,6 +67,47 @@ std::string DescribeSteps(Storage& folder, const std::vector<std::string>& names
 }
 
 }  // namespace
+
+std::optional<ForeignObject> FindObject(std::string_view name) {
+  const size_t slash = name.rfind('/');
+  if (LocalPathOfName(name).has_value() || slash == name.npos || !name.ends_with(".gguf")) {
+    return std::nullopt;
+  }
+  return ForeignObject{std::string(name.substr(0, slash)), std::string(name.substr(slash + 1))};
+}
+
+absl::StatusOr<SourcePlace> PlaceOfLocalFile(const std::string& local) {
+  const std::filesystem::path path = local;
+  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(folder));
+  return SourcePlace{std::move(storage), path.filename().string()};
+}
+
+absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOptions& stores) {
+  const std::optional<std::string> local = LocalPathOfName(name);
+  if (const std::optional<ForeignObject> object = FindObject(name)) {
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(object->folder, stores));
+    return SourcePlace{std::move(storage), object->file};
+  }
+  std::error_code error;
+  if (local.has_value() && std::filesystem::is_regular_file(*local, error)) {
+    return PlaceOfLocalFile(*local);
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(name, stores));
+  return SourcePlace{std::move(storage), ""};
+}
+
+absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> listed, storage.List(""));
+  std::vector<StepFolder> folders;
+  for (const std::string& name : listed) {
+    if (std::optional<StepFolder> folder = ParseStepFolder(name)) {
+      folders.push_back(*std::move(folder));
+    }
+  }
+  std::ranges::stable_sort(folders, std::greater<>(), &StepFolder::step);
+  return folders;
+}
 
 std::string DescribeContents(Storage& folder) {
   absl::StatusOr<std::vector<std::string>> names = folder.List("");

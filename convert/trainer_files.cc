@@ -62,22 +62,6 @@ absl::Status AddTrainerState(Storage& storage, ForeignCheckpoint& checkpoint) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  for (const std::string stem : {"optimizer", "scheduler"}) {
-    for (const std::string& file : {stem + ".pt", stem + ".bin"}) {
-      if (!Has(names, file)) continue;
-      TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, file, needed, checkpoint));
-      break;
-    }
-  }
-  return Has(names, kTrainerState) ? AddTrainerState(storage, checkpoint) : absl::OkStatus();
-}
-
-namespace {
-
 // Where a program keeps the step, and the entry by which its files are recognised.
 struct StepName {
   const char* step;
@@ -116,6 +100,18 @@ std::optional<int64_t> FindCount(const Values& values, const std::string& name) 
 }
 
 }  // namespace
+
+absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  for (const std::string stem : {"optimizer", "scheduler"}) {
+    for (const std::string& file : {stem + ".pt", stem + ".bin"}) {
+      if (!Has(names, file)) continue;
+      TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, file, needed, checkpoint));
+      break;
+    }
+  }
+  return Has(names, kTrainerState) ? AddTrainerState(storage, checkpoint) : absl::OkStatus();
+}
 
 void TakeTrainerValues(ForeignCheckpoint& checkpoint) {
   Manifest& description = checkpoint.description;

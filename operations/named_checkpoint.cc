@@ -19,7 +19,6 @@
 #include "convert/source_place.h"
 
 namespace tessera::ckpt {
-
 namespace {
 
 // Returns a checkpoint that is sealed but could not be opened.
@@ -79,25 +78,6 @@ absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
   checkpoint.seal = std::move(seal);
   return checkpoint;
 }
-
-}  // namespace
-
-absl::Status NamedCheckpoint::CheckOtherRecords() const {
-  if (foreign == nullptr) return absl::OkStatus();
-  const std::vector<absl::Status> damaged = foreign->CheckOtherRecords();
-  return damaged.empty() ? absl::OkStatus() : damaged.front();
-}
-
-bool IsForeignName(const std::string& name, const SourceOptions& options) {
-  std::error_code error;
-  const std::optional<std::string> local = LocalPathOfName(name);
-  return !options.format.empty() || !options.parameter_names_file.empty() ||
-         (local.has_value() && (std::filesystem::is_regular_file(*local, error) ||
-                                std::filesystem::is_regular_file(
-                                    absl::StrCat(*local, ".", convert::kSealFileName), error)));
-}
-
-namespace {
 
 // States the step of a checkpoint, where it tells another or none.
 void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
@@ -167,6 +147,21 @@ absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const Source
 }
 
 }  // namespace
+
+absl::Status NamedCheckpoint::CheckOtherRecords() const {
+  if (foreign == nullptr) return absl::OkStatus();
+  const std::vector<absl::Status> damaged = foreign->CheckOtherRecords();
+  return damaged.empty() ? absl::OkStatus() : damaged.front();
+}
+
+bool IsForeignName(const std::string& name, const SourceOptions& options) {
+  std::error_code error;
+  const std::optional<std::string> local = LocalPathOfName(name);
+  return !options.format.empty() || !options.parameter_names_file.empty() ||
+         (local.has_value() && (std::filesystem::is_regular_file(*local, error) ||
+                                std::filesystem::is_regular_file(
+                                    absl::StrCat(*local, ".", convert::kSealFileName), error)));
+}
 
 absl::StatusOr<NamedCheckpoint> FindCheckpoint(const std::string& name,
                                                const SourceOptions& options) {

@@ -81,6 +81,22 @@ uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
   return bytes;
 }
 
+// Returns the most similar name; "" if none is similar.
+std::string NearestTo(const std::string& name, const std::vector<std::string>& others) {
+  constexpr size_t kMostBytes = 200, kMostOthers = 1000;
+  std::string nearest;
+  int best = 4;
+  if (name.size() > kMostBytes || others.size() > kMostOthers) return nearest;
+  for (const std::string& other : others) {
+    if (other.size() > kMostBytes) continue;
+    const int distance = TypingDistance(name, other);
+    if (distance >= best) continue;
+    best = distance;
+    nearest = other;
+  }
+  return nearest;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, std::span<const ForeignTensor> tensors,
@@ -148,26 +164,6 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const Mode
   }
   return known;
 }
-
-namespace {
-
-// Returns the most similar name; "" if none is similar.
-std::string NearestTo(const std::string& name, const std::vector<std::string>& others) {
-  constexpr size_t kMostBytes = 200, kMostOthers = 1000;
-  std::string nearest;
-  int best = 4;
-  if (name.size() > kMostBytes || others.size() > kMostOthers) return nearest;
-  for (const std::string& other : others) {
-    if (other.size() > kMostBytes) continue;
-    const int distance = TypingDistance(name, other);
-    if (distance >= best) continue;
-    best = distance;
-    nearest = other;
-  }
-  return nearest;
-}
-
-}  // namespace
 
 std::vector<std::string> NamesOf(const ForeignParameter& parameter) {
   std::vector<std::string> names = {parameter.name};

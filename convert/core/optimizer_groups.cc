@@ -14,7 +14,6 @@
 #include "convert/core/reading.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 constexpr std::string_view kGroups = "param_groups.";
@@ -107,118 +106,6 @@ Found FindByName(const SavedValue& state, const std::string& prefix,
   }
   return found;
 }
-
-}  // namespace
-
-TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix) {
-  TorchGroups groups;
-  const std::string begin = prefix + std::string(kGroups);
-  for (const auto& [name, value] : ValuesByName(state)) {
-    if (!name.starts_with(begin)) continue;
-    const size_t dot = name.find('.', begin.size());
-    int64_t number = 0;
-    if (dot == name.npos ||
-        !absl::SimpleAtoi(name.substr(begin.size(), dot - begin.size()), &number)) {
-      continue;
-    }
-    TorchGroup& group = groups[number];
-    const std::string key = name.substr(dot + 1);
-    if (key == "params") {
-      if (auto numbers = Integers(*value)) group.numbers = *std::move(numbers);
-    } else if (key == "param_names") {
-      group.names = Texts(*value);
-    } else {
-      group.settings.Add({key}, *value);
-    }
-  }
-  return groups;
-}
-
-void OptimizerFacts::AddUpdates(std::optional<double> count) {
-  const bool is_count =
-      count && *count >= 0 && *count <= kMaxTrainerCount && *count == std::floor(*count);
-  updates.insert(is_count ? std::optional(static_cast<int64_t>(*count)) : std::nullopt);
-}
-
-void OptimizerFacts::AddSettings(const SavedValue::Dict& settings) {
-  const auto is = [&](const char* name, bool wanted) {
-    const SavedValue* const value = settings.Find(name);
-    const bool* const truth = value == nullptr ? nullptr : value->As<bool>();
-    return truth != nullptr && *truth == wanted;
-  };
-  const SavedValue* const decay = settings.Find("weight_decay");
-  if (is("decoupled_weight_decay", false) && decay != nullptr && NumberOf(*decay).value_or(0) != 0)
-    differences.insert("its weight decay is not decoupled");
-  for (const char* const name : {"amsgrad", "maximize"}) {
-    if (is(name, true)) differences.insert(absl::StrCat(name, " is true"));
-  }
-}
-
-void TakeFacts(const OptimizerFacts& facts, ForeignCheckpoint& checkpoint) {
-  Manifest& description = checkpoint.description;
-  if (!facts.differences.empty() && description.optimizer().parameters_size() > 0) {
-    description.mutable_optimizer()->set_algorithm("adam");
-    checkpoint.notes.push_back(
-        absl::StrCat("The optimizer is not AdamW: ", absl::StrJoin(facts.differences, ", "),
-                     "; a run that continues with AdamW computes other values."));
-  }
-  if (!facts.other_states.empty()) {
-    checkpoint.notes.push_back(LeftOutNote("states of the optimizer that are not AdamW's",
-                                           {facts.other_states.begin(), facts.other_states.end()}));
-  }
-  if (facts.updates.empty()) return;
-  const std::optional<int64_t> updates = *facts.updates.begin();
-  if (facts.updates.size() > 1 || !updates) {
-    checkpoint.notes.emplace_back(
-        facts.updates.contains(std::nullopt)
-            ? "Left out: the optimizer's number of updates, which is not a count."
-            : "Left out: the optimizer's numbers of updates, which differ between parameters.");
-  } else if (!TellsStep(description)) {
-    SetProgress(*updates, std::nullopt, description);
-  } else if (const int64_t step = description.trainer().step(); *updates != step) {
-    auto& extra = *description.mutable_trainer()->mutable_extra();
-    extra["optimizer_updates"] = absl::StrCat(*updates);
-    // The steps of a run that began with an optimizer's state count anew.
-    if (*updates > step) extra["earlier_updates"] = absl::StrCat(*updates - step);
-  }
-}
-
-void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
-                  std::string_view framework, ForeignCheckpoint& checkpoint) {
-  OptimizerState& optimizer = *checkpoint.description.mutable_optimizer();
-  const auto group_of = [&](const OptimizerParameter& parameter, const Found& found) {
-    const auto name = parameter.foreign_names().find(std::string(framework));
-    const auto at =
-        name == parameter.foreign_names().end() ? found.of.end() : found.of.find(name->second);
-    return at == found.of.end() ? std::optional<size_t>() : at->second;
-  };
-  const auto is_complete = [&](const Found& found) {
-    return std::ranges::all_of(optimizer.parameters(), [&](const OptimizerParameter& parameter) {
-      return group_of(parameter, found).has_value();
-    });
-  };
-  Found found = FindNumbered(checkpoint.state, prefix, foreign_name);
-  if (!is_complete(found)) found = FindByName(checkpoint.state, prefix, foreign_name);
-  if (!is_complete(found)) return;
-  optimizer.clear_groups();
-  OptimizerFacts facts;
-  for (const SavedValue::Dict& group : found.groups) {
-    *optimizer.add_groups() = Options(group);
-    facts.AddSettings(group);
-  }
-  TakeFacts(facts, checkpoint);
-  for (OptimizerParameter& parameter : *optimizer.mutable_parameters()) {
-    parameter.set_group(static_cast<uint32_t>(*group_of(parameter, found)));
-  }
-  const std::string groups = prefix + std::string(kGroups);
-  Prune(checkpoint.state,
-        [&](const std::string& name, const SavedValue&) { return !name.starts_with(groups); });
-  SavedValue::List list;
-  for (SavedValue::Dict& group : found.groups) list.items.push_back({std::move(group)});
-  MergeInto(DictOf("optimizer", DictOf("param_groups", {std::move(list)})), checkpoint.state);
-}
-
-namespace {
 
 // How many parameters each group has been given.
 using Positions = std::vector<uint32_t>;
@@ -341,6 +228,114 @@ class ParameterAssignment {
 };
 
 }  // namespace
+
+TorchGroups FindTorchGroups(const SavedValue& state, const std::string& prefix) {
+  TorchGroups groups;
+  const std::string begin = prefix + std::string(kGroups);
+  for (const auto& [name, value] : ValuesByName(state)) {
+    if (!name.starts_with(begin)) continue;
+    const size_t dot = name.find('.', begin.size());
+    int64_t number = 0;
+    if (dot == name.npos ||
+        !absl::SimpleAtoi(name.substr(begin.size(), dot - begin.size()), &number)) {
+      continue;
+    }
+    TorchGroup& group = groups[number];
+    const std::string key = name.substr(dot + 1);
+    if (key == "params") {
+      if (auto numbers = Integers(*value)) group.numbers = *std::move(numbers);
+    } else if (key == "param_names") {
+      group.names = Texts(*value);
+    } else {
+      group.settings.Add({key}, *value);
+    }
+  }
+  return groups;
+}
+
+void OptimizerFacts::AddUpdates(std::optional<double> count) {
+  const bool is_count =
+      count && *count >= 0 && *count <= kMaxTrainerCount && *count == std::floor(*count);
+  updates.insert(is_count ? std::optional(static_cast<int64_t>(*count)) : std::nullopt);
+}
+
+void OptimizerFacts::AddSettings(const SavedValue::Dict& settings) {
+  const auto is = [&](const char* name, bool wanted) {
+    const SavedValue* const value = settings.Find(name);
+    const bool* const truth = value == nullptr ? nullptr : value->As<bool>();
+    return truth != nullptr && *truth == wanted;
+  };
+  const SavedValue* const decay = settings.Find("weight_decay");
+  if (is("decoupled_weight_decay", false) && decay != nullptr && NumberOf(*decay).value_or(0) != 0)
+    differences.insert("its weight decay is not decoupled");
+  for (const char* const name : {"amsgrad", "maximize"}) {
+    if (is(name, true)) differences.insert(absl::StrCat(name, " is true"));
+  }
+}
+
+void TakeFacts(const OptimizerFacts& facts, ForeignCheckpoint& checkpoint) {
+  Manifest& description = checkpoint.description;
+  if (!facts.differences.empty() && description.optimizer().parameters_size() > 0) {
+    description.mutable_optimizer()->set_algorithm("adam");
+    checkpoint.notes.push_back(
+        absl::StrCat("The optimizer is not AdamW: ", absl::StrJoin(facts.differences, ", "),
+                     "; a run that continues with AdamW computes other values."));
+  }
+  if (!facts.other_states.empty()) {
+    checkpoint.notes.push_back(LeftOutNote("states of the optimizer that are not AdamW's",
+                                           {facts.other_states.begin(), facts.other_states.end()}));
+  }
+  if (facts.updates.empty()) return;
+  const std::optional<int64_t> updates = *facts.updates.begin();
+  if (facts.updates.size() > 1 || !updates) {
+    checkpoint.notes.emplace_back(
+        facts.updates.contains(std::nullopt)
+            ? "Left out: the optimizer's number of updates, which is not a count."
+            : "Left out: the optimizer's numbers of updates, which differ between parameters.");
+  } else if (!TellsStep(description)) {
+    SetProgress(*updates, std::nullopt, description);
+  } else if (const int64_t step = description.trainer().step(); *updates != step) {
+    auto& extra = *description.mutable_trainer()->mutable_extra();
+    extra["optimizer_updates"] = absl::StrCat(*updates);
+    // The steps of a run that began with an optimizer's state count anew.
+    if (*updates > step) extra["earlier_updates"] = absl::StrCat(*updates - step);
+  }
+}
+
+void TakeSettings(const std::string& prefix, const ForeignNameOf& foreign_name,
+                  std::string_view framework, ForeignCheckpoint& checkpoint) {
+  OptimizerState& optimizer = *checkpoint.description.mutable_optimizer();
+  const auto group_of = [&](const OptimizerParameter& parameter, const Found& found) {
+    const auto name = parameter.foreign_names().find(std::string(framework));
+    const auto at =
+        name == parameter.foreign_names().end() ? found.of.end() : found.of.find(name->second);
+    return at == found.of.end() ? std::optional<size_t>() : at->second;
+  };
+  const auto is_complete = [&](const Found& found) {
+    return std::ranges::all_of(optimizer.parameters(), [&](const OptimizerParameter& parameter) {
+      return group_of(parameter, found).has_value();
+    });
+  };
+  Found found = FindNumbered(checkpoint.state, prefix, foreign_name);
+  if (!is_complete(found)) found = FindByName(checkpoint.state, prefix, foreign_name);
+  if (!is_complete(found)) return;
+  optimizer.clear_groups();
+  OptimizerFacts facts;
+  for (const SavedValue::Dict& group : found.groups) {
+    *optimizer.add_groups() = Options(group);
+    facts.AddSettings(group);
+  }
+  TakeFacts(facts, checkpoint);
+  for (OptimizerParameter& parameter : *optimizer.mutable_parameters()) {
+    parameter.set_group(static_cast<uint32_t>(*group_of(parameter, found)));
+  }
+  const std::string groups = prefix + std::string(kGroups);
+  Prune(checkpoint.state,
+        [&](const std::string& name, const SavedValue&) { return !name.starts_with(groups); });
+  SavedValue::List list;
+  for (SavedValue::Dict& group : found.groups) list.items.push_back({std::move(group)});
+  MergeInto(DictOf("optimizer", DictOf("param_groups", {std::move(list)})), checkpoint.state);
+}
 
 absl::StatusOr<std::map<int64_t, size_t>> MatchNumbers(
     const SavedValue& state, const std::string& prefix, const std::map<int64_t, Shape>& shapes,

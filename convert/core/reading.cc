@@ -12,6 +12,13 @@
 #include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt::convert {
+namespace {
+
+constexpr std::string_view kAnywhere[] = {"_orig_mod", "_fsdp_wrapped_module",
+                                          "_checkpoint_wrapped_module"};
+constexpr std::string_view kAtTheBegin[] = {"module.", "base_model.model."};
+
+}  // namespace
 
 absl::Status In(const absl::AlphaNum& what, const absl::Status& status) {
   if (status.ok()) return status;
@@ -132,14 +139,6 @@ absl::Status WithNotes(const absl::Status& status, const std::vector<std::string
   return WithMessage(
       status, absl::StrCat(message, message.ends_with('.') ? " " : ". ", JoinFirst(notes, " ")));
 }
-
-namespace {
-
-constexpr std::string_view kAnywhere[] = {"_orig_mod", "_fsdp_wrapped_module",
-                                          "_checkpoint_wrapped_module"};
-constexpr std::string_view kAtTheBegin[] = {"module.", "base_model.model."};
-
-}  // namespace
 
 std::string WithoutWrappers(std::string_view name) {
   std::vector<std::string> parts = absl::StrSplit(std::string(name), '.');

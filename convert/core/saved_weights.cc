@@ -17,6 +17,48 @@
 #include "convert/core/errors.h"
 
 namespace tessera::ckpt::convert {
+namespace {
+
+using NewNames = absl::flat_hash_map<std::string, std::string>;
+
+// Returns the mapping's names of tensors of optimizer state, by their names in the checkpoint.
+NewNames NamesByMapping(const Manifest& manifest) {
+  absl::flat_hash_set<std::string> states;
+  NewNames first_names;  // of tensors with a second one
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    if (BelongsToOptimizer(FromProto(tensor.role()))) states.insert(tensor.name());
+    if (!tensor.alias_of().empty()) first_names[tensor.name()] = tensor.alias_of();
+  }
+  NewNames names;
+  absl::flat_hash_set<std::string> given;
+  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+    const auto first = first_names.find(parameter.parameter());
+    const std::string& owner = first == first_names.end() ? parameter.parameter() : first->second;
+    for (const auto& [state, tensor] : parameter.states()) {
+      // A tied parameter's state may have the name that the mapping gives the parameter.
+      const std::string as_mapped = absl::StrCat(parameter.parameter(), ".", state);
+      std::string name = tensor == as_mapped ? as_mapped : absl::StrCat(owner, ".", state);
+      if (states.contains(tensor) && given.insert(name).second) names[tensor] = std::move(name);
+    }
+  }
+  return names;
+}
+
+// Renames tensors whose names are given to others, so that names stay unique.
+void AddDisplaced(const Manifest& manifest, NewNames& names) {
+  absl::flat_hash_set<std::string> given;
+  for (const auto& [tensor, name] : names) given.insert(name);
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    if (!given.contains(tensor.name()) || names.contains(tensor.name())) continue;
+    names[tensor.name()] = absl::StrCat(tensor.name(), " (of no parameter)");
+  }
+}
+
+void Rename(const NewNames& names, std::string& name) {
+  if (const auto at = names.find(name); at != names.end()) name = at->second;
+}
+
+}  // namespace
 
 std::map<std::string, std::string> MastersWithoutWeights(const Manifest& manifest) {
   absl::flat_hash_set<std::string> saved;
@@ -123,49 +165,6 @@ absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,
   }
   return kinds;
 }
-
-namespace {
-
-using NewNames = absl::flat_hash_map<std::string, std::string>;
-
-// Returns the mapping's names of tensors of optimizer state, by their names in the checkpoint.
-NewNames NamesByMapping(const Manifest& manifest) {
-  absl::flat_hash_set<std::string> states;
-  NewNames first_names;  // of tensors with a second one
-  for (const LogicalTensor& tensor : manifest.tensors()) {
-    if (BelongsToOptimizer(FromProto(tensor.role()))) states.insert(tensor.name());
-    if (!tensor.alias_of().empty()) first_names[tensor.name()] = tensor.alias_of();
-  }
-  NewNames names;
-  absl::flat_hash_set<std::string> given;
-  for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
-    const auto first = first_names.find(parameter.parameter());
-    const std::string& owner = first == first_names.end() ? parameter.parameter() : first->second;
-    for (const auto& [state, tensor] : parameter.states()) {
-      // A tied parameter's state may have the name that the mapping gives the parameter.
-      const std::string as_mapped = absl::StrCat(parameter.parameter(), ".", state);
-      std::string name = tensor == as_mapped ? as_mapped : absl::StrCat(owner, ".", state);
-      if (states.contains(tensor) && given.insert(name).second) names[tensor] = std::move(name);
-    }
-  }
-  return names;
-}
-
-// Renames tensors whose names are given to others, so that names stay unique.
-void AddDisplaced(const Manifest& manifest, NewNames& names) {
-  absl::flat_hash_set<std::string> given;
-  for (const auto& [tensor, name] : names) given.insert(name);
-  for (const LogicalTensor& tensor : manifest.tensors()) {
-    if (!given.contains(tensor.name()) || names.contains(tensor.name())) continue;
-    names[tensor.name()] = absl::StrCat(tensor.name(), " (of no parameter)");
-  }
-}
-
-void Rename(const NewNames& names, std::string& name) {
-  if (const auto at = names.find(name); at != names.end()) name = at->second;
-}
-
-}  // namespace
 
 Checkpoint WithStatesNamedByMapping(const Checkpoint& checkpoint) {
   NewNames names = NamesByMapping(checkpoint.manifest());

@@ -22,7 +22,6 @@
 #include "tokenizer/files/tiktoken.h"
 
 namespace tessera {
-
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -194,6 +193,24 @@ std::string TextOf(const Tokenizer& tokenizer, const TokenizerFiles& files, int3
   return ParseSentencePieceModel(kSentencePieceName, *contents)->pieces[id].text;
 }
 
+BpeVocabulary ByteVocabulary() {
+  const ByteTokenizer tokenizer;
+  BpeVocabulary vocabulary;
+  for (int32_t byte = 0; byte < 256; ++byte) {
+    vocabulary.tokens.emplace_back(tokenizer.TokenText(byte));
+  }
+  vocabulary.split = *FindSplitRules(kGpt2Regex);
+  vocabulary.added = {
+      {.text = std::string(kEndOfTextMarker), .id = tokenizer.end_of_text(), .special = true}};
+  return vocabulary;
+}
+
+absl::StatusOr<TokenizerConfig> ConfigIn(const TokenizerFiles& files) {
+  const std::string* contents = files.Find(kTokenizerConfigName);
+  if (contents == nullptr) return TokenizerConfig();
+  return ParseTokenizerConfig(kTokenizerConfigName, *contents);
+}
+
 }  // namespace
 
 std::string WriteTokenizerJson(const BpeVocabulary& vocabulary) {
@@ -271,28 +288,6 @@ absl::StatusOr<std::vector<TokenizerFile>> HuggingFaceFiles(const Tokenizer& tok
   result.push_back({"generation_config.json", generation.dump(2) + "\n"});
   return result;
 }
-
-namespace {
-
-BpeVocabulary ByteVocabulary() {
-  const ByteTokenizer tokenizer;
-  BpeVocabulary vocabulary;
-  for (int32_t byte = 0; byte < 256; ++byte) {
-    vocabulary.tokens.emplace_back(tokenizer.TokenText(byte));
-  }
-  vocabulary.split = *FindSplitRules(kGpt2Regex);
-  vocabulary.added = {
-      {.text = std::string(kEndOfTextMarker), .id = tokenizer.end_of_text(), .special = true}};
-  return vocabulary;
-}
-
-absl::StatusOr<TokenizerConfig> ConfigIn(const TokenizerFiles& files) {
-  const std::string* contents = files.Find(kTokenizerConfigName);
-  if (contents == nullptr) return TokenizerConfig();
-  return ParseTokenizerConfig(kTokenizerConfigName, *contents);
-}
-
-}  // namespace
 
 const std::string* TokenizerFiles::Find(std::string_view name) const {
   const auto found = std::ranges::find(files_, name, &TokenizerFile::name);

@@ -23,11 +23,11 @@
 #include "storage/checks.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 using pickle::Kind;
 using pickle::Value;
+using pickle::Writer;
 
 template <typename... Parts>
 absl::Status Malformed(std::string_view name, const Parts&... what) {
@@ -239,18 +239,6 @@ class MetadataReader {
   absl::flat_hash_map<IndexKey, Stored> stored_;
 };
 
-}  // namespace
-
-absl::StatusOr<DcpMetadata> ReadDcpMetadata(const ReadableFile& file) {
-  TESSERA_ASSIGN_OR_RETURN(const pickle::Pickle read,
-                           pickle::ReadPickle(file, {0, file.size_bytes()}));
-  return MetadataReader(read).Read();
-}
-
-namespace {
-
-using pickle::Writer;
-
 constexpr char kMetadataModule[] = "torch.distributed.checkpoint.metadata";
 
 void WriteSize(const std::vector<int64_t>& values, Writer& writer) {
@@ -336,6 +324,12 @@ void WritePath(const std::string& name, const Path& path, Writer& writer) {
 }
 
 }  // namespace
+
+absl::StatusOr<DcpMetadata> ReadDcpMetadata(const ReadableFile& file) {
+  TESSERA_ASSIGN_OR_RETURN(const pickle::Pickle read,
+                           pickle::ReadPickle(file, {0, file.size_bytes()}));
+  return MetadataReader(read).Read();
+}
 
 std::string DcpMetadataPickle(const DcpMetadata& metadata) {
   Writer writer;

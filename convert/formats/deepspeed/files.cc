@@ -15,8 +15,9 @@
 #include "storage/checks.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
+
+using pickle::Value;
 
 constexpr uint64_t kMaxTagBytes = 4096;
 constexpr std::string_view kParameters = "zero/";
@@ -116,38 +117,6 @@ absl::StatusOr<std::optional<DeepSpeedFolder>> Look(Storage& storage, const std:
   return found;
 }
 
-}  // namespace
-
-absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& storage) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found, Look(storage, "", names));
-  if (found.has_value()) return found;
-  for (const std::string_view latest : {std::string_view("latest"), kLatestUniversal}) {
-    if (!Has(names, latest)) continue;
-    TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, latest, kMaxTagBytes));
-    const std::string tag(absl::StripAsciiWhitespace(text));
-    if (!CheckPath("Open", tag, /*root_allowed=*/false).ok()) continue;
-    if (!Has(names, tag + "/")) {
-      if (!tag.starts_with("global_step")) continue;
-      return DataLoss(storage.Describe(latest), " names the folder ", tag, ", which is missing");
-    }
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inner_names, storage.List(tag));
-    TESSERA_ASSIGN_OR_RETURN(found, Look(storage, tag, inner_names));
-    if (!found.has_value() && latest == kLatestUniversal) {
-      return DataLoss(storage.Describe(latest), " names ", tag, ", in which the folder ",
-                      kParameters, " or the model's file is missing");
-    }
-    if (!found.has_value()) continue;
-    if (Has(names, kConfig)) found->config = kConfig;
-    return found;
-  }
-  return std::nullopt;
-}
-
-namespace {
-
-using pickle::Value;
-
 absl::StatusOr<NamedShapes> ReadShapes(const Value& dict, pickle::Budget& budget) {
   NamedShapes shapes;
   for (const auto& [key, value] : dict.entries()) {
@@ -211,15 +180,6 @@ absl::StatusOr<DeepSpeedModelStates> ReadStates(const TorchArchive& archive) {
   states.version = Shown(root.Find("ds_version").AsText().value_or(""));
   return states;
 }
-
-}  // namespace
-
-absl::StatusOr<DeepSpeedModelStates> ReadDeepSpeedModelStates(Storage& storage,
-                                                              const std::string& path) {
-  return ReadTorchFile(storage, path, ReadStates);
-}
-
-namespace {
 
 int64_t PartitionCount(const Value& count) {
   if (count.size() == 0) return count.AsInt().value_or(0);
@@ -296,6 +256,37 @@ absl::StatusOr<ZeroShard> ReadShard(const TorchArchive& archive) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::optional<DeepSpeedFolder>> FindDeepSpeedFolder(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  TESSERA_ASSIGN_OR_RETURN(std::optional<DeepSpeedFolder> found, Look(storage, "", names));
+  if (found.has_value()) return found;
+  for (const std::string_view latest : {std::string_view("latest"), kLatestUniversal}) {
+    if (!Has(names, latest)) continue;
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, latest, kMaxTagBytes));
+    const std::string tag(absl::StripAsciiWhitespace(text));
+    if (!CheckPath("Open", tag, /*root_allowed=*/false).ok()) continue;
+    if (!Has(names, tag + "/")) {
+      if (!tag.starts_with("global_step")) continue;
+      return DataLoss(storage.Describe(latest), " names the folder ", tag, ", which is missing");
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inner_names, storage.List(tag));
+    TESSERA_ASSIGN_OR_RETURN(found, Look(storage, tag, inner_names));
+    if (!found.has_value() && latest == kLatestUniversal) {
+      return DataLoss(storage.Describe(latest), " names ", tag, ", in which the folder ",
+                      kParameters, " or the model's file is missing");
+    }
+    if (!found.has_value()) continue;
+    if (Has(names, kConfig)) found->config = kConfig;
+    return found;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<DeepSpeedModelStates> ReadDeepSpeedModelStates(Storage& storage,
+                                                              const std::string& path) {
+  return ReadTorchFile(storage, path, ReadStates);
+}
 
 absl::StatusOr<ZeroShard> ReadZeroShard(Storage& storage, const std::string& path) {
   return ReadTorchFile(storage, path, ReadShard);

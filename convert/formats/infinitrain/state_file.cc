@@ -14,7 +14,6 @@
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 constexpr std::string_view kMagic = "CKPT";
@@ -61,56 +60,6 @@ absl::Status ReadContents(FileCursor& cursor, InfiniTrainTensor& tensor) {
   tensor.offset_bytes = cursor.offset();
   return cursor.Skip(bytes);
 }
-
-}  // namespace
-
-absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file) {
-  if (file.size_bytes() < kMagic.size()) return false;
-  TESSERA_ASSIGN_OR_RETURN(const std::string magic, ReadPart(file, 0, kMagic.size()));
-  return magic == kMagic;
-}
-
-absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file) {
-  FileCursor cursor(file, kWindowBytes);
-  TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor.Take(kMagic.size()));
-  if (magic != kMagic) return absl::DataLossError("not a state dict of InfiniTrain");
-  TESSERA_ASSIGN_OR_RETURN(const uint32_t version, cursor.Number<uint32_t>());
-  if (version != kVersion) return Unimplemented("version ", version, " of InfiniTrain's files");
-  TESSERA_ASSIGN_OR_RETURN(const uint32_t count, cursor.Number<uint32_t>());
-  if (count > cursor.left() / kLeastTensorBytes) {
-    return DataLoss(count, " tensors do not fit into ", file.size_bytes(), " bytes");
-  }
-  std::vector<InfiniTrainTensor> tensors;
-  std::set<std::string> names;
-  for (uint32_t i = 0; i < count; ++i) {
-    InfiniTrainTensor tensor;
-    TESSERA_ASSIGN_OR_RETURN(tensor.name, In(absl::StrCat("tensor number ", i), ReadName(cursor)));
-    if (!names.insert(tensor.name).second) {
-      return DataLoss("tensor ", tensor.name, ": occurs twice");
-    }
-    TESSERA_RETURN_IF_ERROR(In(absl::StrCat("tensor ", tensor.name), ReadContents(cursor, tensor)));
-    tensors.push_back(std::move(tensor));
-  }
-  if (cursor.left() > 0) return DataLoss(cursor.left(), " bytes after the last tensor");
-  return tensors;
-}
-
-std::optional<int64_t> FindInfiniTrainNumber(std::string_view text, std::string_view key) {
-  const std::string quoted = '"' + std::string(key) + '"';
-  const size_t begin = text.find(quoted);
-  if (begin == std::string_view::npos) return std::nullopt;
-  text.remove_prefix(begin + quoted.size());
-  if (text.find(quoted) != std::string_view::npos) return std::nullopt;
-  text = text.substr(0, text.find_first_of(",\n}"));
-  absl::string_view value = absl::StripAsciiWhitespace(View(text));
-  int64_t number = 0;
-  if (value.empty() || value.front() != ':') return std::nullopt;
-  value.remove_prefix(1);
-  if (!absl::SimpleAtoi(value, &number)) return std::nullopt;
-  return number;
-}
-
-namespace {
 
 using Json = nlohmann::json;
 
@@ -201,6 +150,52 @@ absl::StatusOr<InfiniTrainShard> ParseShard(const Json& entry) {
 }
 
 }  // namespace
+
+absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file) {
+  if (file.size_bytes() < kMagic.size()) return false;
+  TESSERA_ASSIGN_OR_RETURN(const std::string magic, ReadPart(file, 0, kMagic.size()));
+  return magic == kMagic;
+}
+
+absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file) {
+  FileCursor cursor(file, kWindowBytes);
+  TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor.Take(kMagic.size()));
+  if (magic != kMagic) return absl::DataLossError("not a state dict of InfiniTrain");
+  TESSERA_ASSIGN_OR_RETURN(const uint32_t version, cursor.Number<uint32_t>());
+  if (version != kVersion) return Unimplemented("version ", version, " of InfiniTrain's files");
+  TESSERA_ASSIGN_OR_RETURN(const uint32_t count, cursor.Number<uint32_t>());
+  if (count > cursor.left() / kLeastTensorBytes) {
+    return DataLoss(count, " tensors do not fit into ", file.size_bytes(), " bytes");
+  }
+  std::vector<InfiniTrainTensor> tensors;
+  std::set<std::string> names;
+  for (uint32_t i = 0; i < count; ++i) {
+    InfiniTrainTensor tensor;
+    TESSERA_ASSIGN_OR_RETURN(tensor.name, In(absl::StrCat("tensor number ", i), ReadName(cursor)));
+    if (!names.insert(tensor.name).second) {
+      return DataLoss("tensor ", tensor.name, ": occurs twice");
+    }
+    TESSERA_RETURN_IF_ERROR(In(absl::StrCat("tensor ", tensor.name), ReadContents(cursor, tensor)));
+    tensors.push_back(std::move(tensor));
+  }
+  if (cursor.left() > 0) return DataLoss(cursor.left(), " bytes after the last tensor");
+  return tensors;
+}
+
+std::optional<int64_t> FindInfiniTrainNumber(std::string_view text, std::string_view key) {
+  const std::string quoted = '"' + std::string(key) + '"';
+  const size_t begin = text.find(quoted);
+  if (begin == std::string_view::npos) return std::nullopt;
+  text.remove_prefix(begin + quoted.size());
+  if (text.find(quoted) != std::string_view::npos) return std::nullopt;
+  text = text.substr(0, text.find_first_of(",\n}"));
+  absl::string_view value = absl::StripAsciiWhitespace(View(text));
+  int64_t number = 0;
+  if (value.empty() || value.front() != ':') return std::nullopt;
+  value.remove_prefix(1);
+  if (!absl::SimpleAtoi(value, &number)) return std::nullopt;
+  return number;
+}
 
 absl::StatusOr<std::vector<InfiniTrainShard>> ParseInfiniTrainMetadata(std::string_view text) {
   const Json json = ParseJson(std::string(text));

@@ -15,8 +15,9 @@
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
+
+using pickle::Value;
 
 constexpr size_t kMaxDigits = 6;
 
@@ -80,95 +81,6 @@ absl::StatusOr<std::vector<InternEvoRankFile>> FilesOf(const FileKind& kind,
   return all;
 }
 
-}  // namespace
-
-bool IsInternEvoModelName(const std::string& name) {
-  return name.starts_with(kModels.stem) && name.ends_with(".pt") &&
-         (AxisRank(name, "tp") || AxisRank(name, "wp")) && AxisRank(name, "pp");
-}
-
-absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::string> names) {
-  InternEvoRankFiles files;
-  bool has_optimizers = false;
-  bool has_mode[2] = {false, false};
-  for (const std::string& name : names) {
-    if (name.starts_with("gpus-") && name.ends_with(".pt")) {
-      const auto rank = [&](std::string_view axis) { return AxisRank(name, axis).value_or(0); };
-      files.plans.push_back({name, std::max(rank("tp"), rank("wp")), rank("pp"), rank("zo")});
-      continue;
-    }
-    bool is_known = false;
-    for (const FileKind* const kind : {&kModels, &kOptimizers}) {
-      for (const int mode : {0, 1}) {
-        const std::optional<std::vector<int64_t>> ranks = kind->by_mode[mode].Parse(name);
-        if (!ranks) continue;
-        is_known = has_mode[mode] = true;
-        has_optimizers = has_optimizers || kind == &kOptimizers;
-        files.parts = std::max(files.parts, (*ranks)[0] + 1);
-        files.stages = std::max(files.stages, (*ranks)[1] + 1);
-        if (ranks->size() > 2) files.zero_ranks = std::max(files.zero_ranks, (*ranks)[2] + 1);
-      }
-      const bool is_of_ranks = name.starts_with("model_moe_layer") ||
-                               name.starts_with("optimizer_ep") || AxisRank(name, "pp");
-      if (!is_known && is_of_ranks && name.starts_with(kind->stem)) return Unsupported(name);
-    }
-  }
-  if (has_mode[0] && has_mode[1]) {
-    return absl::DataLossError(
-        "there are files of tensor-parallel ranks (tp) and of weight-parallel ones (wp): leave "
-        "those of one checkpoint in the folder");
-  }
-  files.weight_parallel = has_mode[1];
-  std::vector<std::string> missing;
-  TESSERA_ASSIGN_OR_RETURN(files.models, FilesOf(kModels, files, names, missing));
-  if (has_optimizers) {
-    TESSERA_ASSIGN_OR_RETURN(files.optimizers, FilesOf(kOptimizers, files, names, missing));
-  }
-  if (missing.empty()) return files;
-  return DataLoss("missing: ", JoinFirst(missing, ", "));
-}
-
-InternEvoLocalName ParseInternEvoName(std::string_view name) {
-  constexpr std::string_view kWrapper = "model.";
-  int64_t chunk = 0;
-  const LayerName first = SplitLayer(name);
-  if (first.layer >= 0 && first.before.empty() && !first.after.empty()) {
-    chunk = first.layer;
-    name = std::string_view(first.after).substr(1);
-  }
-  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
-  return {SplitLayer(name), chunk};
-}
-
-void InternEvoLayers::Add(int64_t stage, const InternEvoLocalName& name) {
-  std::set<int64_t>& layers = layers_[{name.chunk, stage}];
-  if (name.layer >= 0) layers.insert(name.layer);
-}
-
-int64_t InternEvoLayers::chunks() const {
-  return layers_.empty() ? 1 : layers_.rbegin()->first.first + 1;
-}
-
-absl::StatusOr<std::string> InternEvoLayers::GlobalName(int64_t stage,
-                                                        const InternEvoLocalName& name) const {
-  if (name.layer < 0) return name.before;
-  int64_t number = name.layer;
-  for (const auto& [place, layers] : layers_) {
-    const auto count = static_cast<int64_t>(layers.size());
-    if (count > 0 && *layers.rbegin() != count - 1) {
-      return DataLoss("stage ", place.second, " has ", count, " layers in chunk ", place.first,
-                      ", but also number ", *layers.rbegin());
-    }
-    if (place >= std::pair(name.chunk, stage)) break;
-    number += count;
-  }
-  return absl::StrCat(name.before, number, name.after);
-}
-
-namespace {
-
-using pickle::Value;
-
 constexpr std::string_view kModelConfig = "model_config.pt";
 // The parameters of a model whose rotary embedding turns neighbouring rows.
 constexpr std::string_view kPairedRows = "internevo.qk_interleaved";
@@ -197,50 +109,6 @@ bool AreSame(const ForeignParameter& a, const ForeignParameter& b) {
     return one.name == other.name && one.offset == other.offset && one.shape == other.shape;
   });
 }
-
-}  // namespace
-
-absl::StatusOr<ForeignModel> ReadInternEvoModel(Storage& storage, int64_t tensor_count,
-                                                uint64_t file_bytes) {
-  TESSERA_ASSIGN_OR_RETURN(const auto archive, IfPresent(ReadTorchFile(storage, kModelConfig)));
-  if (!archive) {
-    return InvalidArgument(storage.Describe(kModelConfig), " is missing: it describes the model");
-  }
-  return At(storage, kModelConfig, MakeModel(archive->contents.root(), tensor_count, file_bytes));
-}
-
-absl::StatusOr<const ForeignParameter*> FindInternEvoParameter(ForeignModel& model,
-                                                               const std::string& name,
-                                                               const Shape& shape, int64_t parts) {
-  const std::vector<ForeignParameter*> candidates = model.Named(name);
-  if (candidates.empty()) {
-    return InvalidArgument("tensor ", Shown(name),
-                           " belongs to no parameter of the model that model_config.pt describes");
-  }
-  const ForeignParameter* found = nullptr;
-  std::set<std::string> expected;
-  for (const ForeignParameter* const candidate : candidates) {
-    const ForeignParameter& parameter = *candidate;
-    const absl::StatusOr<Shape> local = LocalShape(parameter, parts);
-    if (!local.ok()) continue;
-    expected.insert(ShapeToString(*local));
-    if (*local != shape) continue;
-    if (found != nullptr && !AreSame(*found, parameter)) {
-      return InvalidArgument(
-          "tensor ", name, ": by its shape ", ShapeToString(shape), " it could be ",
-          found->blocks.front().name, " or ", parameter.blocks.front().name,
-          ", which releases of InternEvo name differently; convert the checkpoint with the one "
-          "that wrote it");
-    }
-    if (found == nullptr) found = &parameter;
-  }
-  if (found != nullptr) return found;
-  return DataLoss("tensor ", name, ": shape ", ShapeToString(shape), ", expected ",
-                  expected.empty() ? absl::StrCat("one that ", parts, " ranks divide")
-                                   : absl::StrJoin(expected, " or "));
-}
-
-namespace {
 
 constexpr std::string_view kContext = "context.pt", kSampler = "sampler.pt",
                            kScheduler = "schedulder.pt";  // as InternEvo spells it
@@ -351,6 +219,129 @@ absl::StatusOr<std::optional<int64_t>> ReadStep(Storage& storage,
 }
 
 }  // namespace
+
+bool IsInternEvoModelName(const std::string& name) {
+  return name.starts_with(kModels.stem) && name.ends_with(".pt") &&
+         (AxisRank(name, "tp") || AxisRank(name, "wp")) && AxisRank(name, "pp");
+}
+
+absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::string> names) {
+  InternEvoRankFiles files;
+  bool has_optimizers = false;
+  bool has_mode[2] = {false, false};
+  for (const std::string& name : names) {
+    if (name.starts_with("gpus-") && name.ends_with(".pt")) {
+      const auto rank = [&](std::string_view axis) { return AxisRank(name, axis).value_or(0); };
+      files.plans.push_back({name, std::max(rank("tp"), rank("wp")), rank("pp"), rank("zo")});
+      continue;
+    }
+    bool is_known = false;
+    for (const FileKind* const kind : {&kModels, &kOptimizers}) {
+      for (const int mode : {0, 1}) {
+        const std::optional<std::vector<int64_t>> ranks = kind->by_mode[mode].Parse(name);
+        if (!ranks) continue;
+        is_known = has_mode[mode] = true;
+        has_optimizers = has_optimizers || kind == &kOptimizers;
+        files.parts = std::max(files.parts, (*ranks)[0] + 1);
+        files.stages = std::max(files.stages, (*ranks)[1] + 1);
+        if (ranks->size() > 2) files.zero_ranks = std::max(files.zero_ranks, (*ranks)[2] + 1);
+      }
+      const bool is_of_ranks = name.starts_with("model_moe_layer") ||
+                               name.starts_with("optimizer_ep") || AxisRank(name, "pp");
+      if (!is_known && is_of_ranks && name.starts_with(kind->stem)) return Unsupported(name);
+    }
+  }
+  if (has_mode[0] && has_mode[1]) {
+    return absl::DataLossError(
+        "there are files of tensor-parallel ranks (tp) and of weight-parallel ones (wp): leave "
+        "those of one checkpoint in the folder");
+  }
+  files.weight_parallel = has_mode[1];
+  std::vector<std::string> missing;
+  TESSERA_ASSIGN_OR_RETURN(files.models, FilesOf(kModels, files, names, missing));
+  if (has_optimizers) {
+    TESSERA_ASSIGN_OR_RETURN(files.optimizers, FilesOf(kOptimizers, files, names, missing));
+  }
+  if (missing.empty()) return files;
+  return DataLoss("missing: ", JoinFirst(missing, ", "));
+}
+
+InternEvoLocalName ParseInternEvoName(std::string_view name) {
+  constexpr std::string_view kWrapper = "model.";
+  int64_t chunk = 0;
+  const LayerName first = SplitLayer(name);
+  if (first.layer >= 0 && first.before.empty() && !first.after.empty()) {
+    chunk = first.layer;
+    name = std::string_view(first.after).substr(1);
+  }
+  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
+  return {SplitLayer(name), chunk};
+}
+
+void InternEvoLayers::Add(int64_t stage, const InternEvoLocalName& name) {
+  std::set<int64_t>& layers = layers_[{name.chunk, stage}];
+  if (name.layer >= 0) layers.insert(name.layer);
+}
+
+int64_t InternEvoLayers::chunks() const {
+  return layers_.empty() ? 1 : layers_.rbegin()->first.first + 1;
+}
+
+absl::StatusOr<std::string> InternEvoLayers::GlobalName(int64_t stage,
+                                                        const InternEvoLocalName& name) const {
+  if (name.layer < 0) return name.before;
+  int64_t number = name.layer;
+  for (const auto& [place, layers] : layers_) {
+    const auto count = static_cast<int64_t>(layers.size());
+    if (count > 0 && *layers.rbegin() != count - 1) {
+      return DataLoss("stage ", place.second, " has ", count, " layers in chunk ", place.first,
+                      ", but also number ", *layers.rbegin());
+    }
+    if (place >= std::pair(name.chunk, stage)) break;
+    number += count;
+  }
+  return absl::StrCat(name.before, number, name.after);
+}
+
+absl::StatusOr<ForeignModel> ReadInternEvoModel(Storage& storage, int64_t tensor_count,
+                                                uint64_t file_bytes) {
+  TESSERA_ASSIGN_OR_RETURN(const auto archive, IfPresent(ReadTorchFile(storage, kModelConfig)));
+  if (!archive) {
+    return InvalidArgument(storage.Describe(kModelConfig), " is missing: it describes the model");
+  }
+  return At(storage, kModelConfig, MakeModel(archive->contents.root(), tensor_count, file_bytes));
+}
+
+absl::StatusOr<const ForeignParameter*> FindInternEvoParameter(ForeignModel& model,
+                                                               const std::string& name,
+                                                               const Shape& shape, int64_t parts) {
+  const std::vector<ForeignParameter*> candidates = model.Named(name);
+  if (candidates.empty()) {
+    return InvalidArgument("tensor ", Shown(name),
+                           " belongs to no parameter of the model that model_config.pt describes");
+  }
+  const ForeignParameter* found = nullptr;
+  std::set<std::string> expected;
+  for (const ForeignParameter* const candidate : candidates) {
+    const ForeignParameter& parameter = *candidate;
+    const absl::StatusOr<Shape> local = LocalShape(parameter, parts);
+    if (!local.ok()) continue;
+    expected.insert(ShapeToString(*local));
+    if (*local != shape) continue;
+    if (found != nullptr && !AreSame(*found, parameter)) {
+      return InvalidArgument(
+          "tensor ", name, ": by its shape ", ShapeToString(shape), " it could be ",
+          found->blocks.front().name, " or ", parameter.blocks.front().name,
+          ", which releases of InternEvo name differently; convert the checkpoint with the one "
+          "that wrote it");
+    }
+    if (found == nullptr) found = &parameter;
+  }
+  if (found != nullptr) return found;
+  return DataLoss("tensor ", name, ": shape ", ShapeToString(shape), ", expected ",
+                  expected.empty() ? absl::StrCat("one that ", parts, " ranks divide")
+                                   : absl::StrJoin(expected, " or "));
+}
 
 absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoint) {
   Manifest& manifest = checkpoint.description;

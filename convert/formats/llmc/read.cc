@@ -27,7 +27,6 @@
 #include "models/registry.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "the files are little-endian");
@@ -50,56 +49,6 @@ LlmcDescription Describe(const ModelConfig& config, const LlmcFormat& format, DT
   }
   return description;
 }
-
-}  // namespace
-
-absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto* model) {
-  std::vector<std::string> known;
-  for (const Architecture* const architecture : Architectures()) {
-    const LlmcFormat* const format = architecture->llmc;
-    if (format == nullptr) continue;
-    known.push_back(absl::StrCat(format->magic, " (", std::string(format->model), ")"));
-    if (format->magic != file.header[0]) continue;
-    const int32_t version = file.header[1];
-    if (version != kVersionF32 && version != kVersionBF16) {
-      return file.Corrupt(absl::StrCat("unknown version: expected ", kVersionF32, " (fp32) or ",
-                                       kVersionBF16, " (bf16), found ", version));
-    }
-    const DType dtype = version == kVersionF32 ? DType::kF32 : DType::kBF16;
-    file.element_bytes = ElementSize(dtype);
-    TESSERA_ASSIGN_OR_RETURN(ModelConfig config, format->read_config(file));
-    if (model != nullptr) {
-      const absl::StatusOr<ModelConfig> wanted = ConfigOf(*model);
-      if (wanted.ok() && wanted->architecture() == config.architecture() &&
-          wanted->has_untie_embeddings_and_output_weights()) {
-        config.set_untie_embeddings_and_output_weights(
-            wanted->untie_embeddings_and_output_weights());
-      }
-    }
-    return Describe(config, *format, dtype, file.header);
-  }
-  return file.Corrupt(absl::StrCat("wrong magic number: expected ", absl::StrJoin(known, " or "),
-                                   ", found ", file.header[0]));
-}
-
-absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype) {
-  if (dtype != DType::kF32 && dtype != DType::kBF16) {
-    return InvalidArgument("an llm.c file has F32 or BF16, not ", ProtoName(dtype));
-  }
-  TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
-  const LlmcFormat* const format = FindArchitecture(config)->llmc;
-  if (format == nullptr) {
-    return InvalidArgument("an llm.c file has GPT-2 or Llama-3, not ", ArchitectureName(config));
-  }
-  TESSERA_ASSIGN_OR_RETURN(LlmcHeader header, format->make_header(config));
-  header[0] = format->magic;
-  header[1] = dtype == DType::kF32 ? kVersionF32 : kVersionBF16;
-  const auto bytes = std::as_bytes(std::span(header));
-  return LlmcOutput{{reinterpret_cast<const char*>(bytes.data()), bytes.size()},
-                    Describe(config, *format, dtype, header)};
-}
-
-namespace {
 
 constexpr int kMaxRanks = 1 << 16;
 
@@ -234,6 +183,52 @@ class LlmcReader {
 };
 
 }  // namespace
+
+absl::StatusOr<LlmcDescription> ReadLlmcHeader(LlmcFile& file, const ModelProto* model) {
+  std::vector<std::string> known;
+  for (const Architecture* const architecture : Architectures()) {
+    const LlmcFormat* const format = architecture->llmc;
+    if (format == nullptr) continue;
+    known.push_back(absl::StrCat(format->magic, " (", std::string(format->model), ")"));
+    if (format->magic != file.header[0]) continue;
+    const int32_t version = file.header[1];
+    if (version != kVersionF32 && version != kVersionBF16) {
+      return file.Corrupt(absl::StrCat("unknown version: expected ", kVersionF32, " (fp32) or ",
+                                       kVersionBF16, " (bf16), found ", version));
+    }
+    const DType dtype = version == kVersionF32 ? DType::kF32 : DType::kBF16;
+    file.element_bytes = ElementSize(dtype);
+    TESSERA_ASSIGN_OR_RETURN(ModelConfig config, format->read_config(file));
+    if (model != nullptr) {
+      const absl::StatusOr<ModelConfig> wanted = ConfigOf(*model);
+      if (wanted.ok() && wanted->architecture() == config.architecture() &&
+          wanted->has_untie_embeddings_and_output_weights()) {
+        config.set_untie_embeddings_and_output_weights(
+            wanted->untie_embeddings_and_output_weights());
+      }
+    }
+    return Describe(config, *format, dtype, file.header);
+  }
+  return file.Corrupt(absl::StrCat("wrong magic number: expected ", absl::StrJoin(known, " or "),
+                                   ", found ", file.header[0]));
+}
+
+absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelProto& model, DType dtype) {
+  if (dtype != DType::kF32 && dtype != DType::kBF16) {
+    return InvalidArgument("an llm.c file has F32 or BF16, not ", ProtoName(dtype));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
+  const LlmcFormat* const format = FindArchitecture(config)->llmc;
+  if (format == nullptr) {
+    return InvalidArgument("an llm.c file has GPT-2 or Llama-3, not ", ArchitectureName(config));
+  }
+  TESSERA_ASSIGN_OR_RETURN(LlmcHeader header, format->make_header(config));
+  header[0] = format->magic;
+  header[1] = dtype == DType::kF32 ? kVersionF32 : kVersionBF16;
+  const auto bytes = std::as_bytes(std::span(header));
+  return LlmcOutput{{reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                    Describe(config, *format, dtype, header)};
+}
 
 absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view file) {
   std::string model(file);

@@ -47,29 +47,6 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
   return chunk;
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archive) {
-  const Value root = archive.contents.root();
-  pickle::Budget budget(archive.contents);
-  std::vector<RankChunk> chunks;
-  if (const Value model = root.Find("model"); model.present()) {
-    TESSERA_ASSIGN_OR_RETURN(chunks.emplace_back(), ReadChunk(archive, model, budget));
-    return chunks;
-  }
-  while (chunks.size() < kMaxChunks) {
-    const std::string key = absl::StrCat("model", chunks.size());
-    const Value model = root.Find(key);
-    if (!model.present()) break;
-    TESSERA_ASSIGN_OR_RETURN(RankChunk chunk, In(key, ReadChunk(archive, model, budget)));
-    chunks.push_back(std::move(chunk));
-  }
-  if (chunks.empty()) return absl::DataLossError("neither \"model\" nor \"model0\"");
-  return chunks;
-}
-
-namespace {
-
 // An archive, and how much may be made of what several places of it share.
 struct Source {
   const TorchArchive& archive;
@@ -156,7 +133,61 @@ absl::StatusOr<MegatronGroup> ReadGroup(Source& source, const Value& group,
   return read;
 }
 
+// Bounds sizes that come from a file, so that their products do not overflow.
+constexpr int64_t kMaxSize = 1 << 15;
+
+int64_t Bounded(int64_t size) { return std::clamp<int64_t>(size, 1, kMaxSize); }
+
+// Returns the ranks that write the files where the stages are `stride` ranks apart.
+std::vector<int64_t> RanksOf(size_t files, int64_t tensor_ranks, int64_t stride) {
+  std::vector<int64_t> ranks(files);
+  for (size_t i = 0; i < files; ++i) {
+    const auto file = static_cast<int64_t>(i);
+    ranks[i] = file / tensor_ranks * stride + file % tensor_ranks;
+  }
+  return ranks;
+}
+
+size_t CountEqual(std::span<const int64_t> a, std::span<const int64_t> b) {
+  size_t count = 0;
+  for (size_t i = 0; i < a.size(); ++i) count += a[i] == b[i] ? 1 : 0;
+  return count;
+}
+
+// Returns the rank that belongs in each place; empty where that is not known.
+std::vector<int64_t> ExpectedRanks(std::span<const int64_t> ranks, const RankGrid& grid) {
+  const int64_t tensor_ranks = Bounded(grid.tensor_ranks);
+  const int64_t before_data = tensor_ranks * Bounded(grid.context_ranks);
+  for (const int64_t stride : {before_data * Bounded(grid.data_ranks), before_data}) {
+    std::vector<int64_t> expected = RanksOf(ranks.size(), tensor_ranks, stride);
+    if (2 * CountEqual(ranks, expected) > ranks.size()) return expected;
+  }
+  std::vector<int64_t> sorted(ranks.begin(), ranks.end());
+  std::ranges::sort(sorted);
+  if (std::ranges::adjacent_find(sorted) != sorted.end()) sorted.clear();
+  return sorted;
+}
+
 }  // namespace
+
+absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archive) {
+  const Value root = archive.contents.root();
+  pickle::Budget budget(archive.contents);
+  std::vector<RankChunk> chunks;
+  if (const Value model = root.Find("model"); model.present()) {
+    TESSERA_ASSIGN_OR_RETURN(chunks.emplace_back(), ReadChunk(archive, model, budget));
+    return chunks;
+  }
+  while (chunks.size() < kMaxChunks) {
+    const std::string key = absl::StrCat("model", chunks.size());
+    const Value model = root.Find(key);
+    if (!model.present()) break;
+    TESSERA_ASSIGN_OR_RETURN(RankChunk chunk, In(key, ReadChunk(archive, model, budget)));
+    chunks.push_back(std::move(chunk));
+  }
+  if (chunks.empty()) return absl::DataLossError("neither \"model\" nor \"model0\"");
+  return chunks;
+}
 
 absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive& archive,
                                                               const Value& state) {
@@ -201,45 +232,6 @@ absl::StatusOr<std::vector<MegatronGroup>> ReadNumberedState(const TorchArchive&
   }
   return read;
 }
-
-namespace {
-
-// Bounds sizes that come from a file, so that their products do not overflow.
-constexpr int64_t kMaxSize = 1 << 15;
-
-int64_t Bounded(int64_t size) { return std::clamp<int64_t>(size, 1, kMaxSize); }
-
-// Returns the ranks that write the files where the stages are `stride` ranks apart.
-std::vector<int64_t> RanksOf(size_t files, int64_t tensor_ranks, int64_t stride) {
-  std::vector<int64_t> ranks(files);
-  for (size_t i = 0; i < files; ++i) {
-    const auto file = static_cast<int64_t>(i);
-    ranks[i] = file / tensor_ranks * stride + file % tensor_ranks;
-  }
-  return ranks;
-}
-
-size_t CountEqual(std::span<const int64_t> a, std::span<const int64_t> b) {
-  size_t count = 0;
-  for (size_t i = 0; i < a.size(); ++i) count += a[i] == b[i] ? 1 : 0;
-  return count;
-}
-
-// Returns the rank that belongs in each place; empty where that is not known.
-std::vector<int64_t> ExpectedRanks(std::span<const int64_t> ranks, const RankGrid& grid) {
-  const int64_t tensor_ranks = Bounded(grid.tensor_ranks);
-  const int64_t before_data = tensor_ranks * Bounded(grid.context_ranks);
-  for (const int64_t stride : {before_data * Bounded(grid.data_ranks), before_data}) {
-    std::vector<int64_t> expected = RanksOf(ranks.size(), tensor_ranks, stride);
-    if (2 * CountEqual(ranks, expected) > ranks.size()) return expected;
-  }
-  std::vector<int64_t> sorted(ranks.begin(), ranks.end());
-  std::ranges::sort(sorted);
-  if (std::ranges::adjacent_find(sorted) != sorted.end()) sorted.clear();
-  return sorted;
-}
-
-}  // namespace
 
 std::optional<MisplacedFile> FindMisplacedFile(std::span<const int64_t> ranks,
                                                const RankGrid& grid) {

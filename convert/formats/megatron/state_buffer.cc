@@ -16,7 +16,6 @@
 #include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 int64_t Aligned(int64_t at) { return RoundUp(at, kBufferAlignment); }
@@ -41,77 +40,6 @@ std::vector<int64_t> DivideIntoBuckets(std::span<const RankParameter> parameters
   return buckets;
 }
 
-}  // namespace
-
-StateBuffer BufferOf(const GatheredBuffer& gathered, const std::string& path,
-                     const std::string& where) {
-  StateBuffer buffer = {.where = where, .elements = gathered.elements};
-  for (const auto& [kind, tensor] : gathered.vectors) {
-    const BufferRun run = {0, gathered.elements, {path, tensor.offset_bytes, tensor.dtype}};
-    buffer.kinds.emplace_back(kind, std::vector<BufferRun>{run});
-  }
-  return buffer;
-}
-
-std::optional<std::vector<int64_t>> PlaceInBuffer(std::span<const RankParameter> parameters,
-                                                  const StateBuffer& buffer,
-                                                  int64_t bucket_elements) {
-  const std::vector<int64_t> buckets = buffer.bucket_elements.empty()
-                                           ? DivideIntoBuckets(parameters, bucket_elements)
-                                           : buffer.bucket_elements;
-  std::vector<int64_t> begins(parameters.size());
-  size_t bucket = 0;
-  int64_t bucket_begin = 0, end = 0;  // of the bucket in the buffer; of parameters in the bucket
-  const auto is_full = [&] { return end == buckets[bucket] || Aligned(end) == buckets[bucket]; };
-  for (size_t i = parameters.size(); i > 0; --i) {
-    const int64_t elements = parameters[i - 1].elements;
-    if (bucket == buckets.size()) return std::nullopt;
-    if (end > 0 && Aligned(end) + elements > buckets[bucket]) {
-      if (!is_full()) return std::nullopt;
-      bucket_begin += buckets[bucket++];
-      end = 0;
-      if (bucket == buckets.size()) return std::nullopt;
-    }
-    if (Aligned(end) + elements > buckets[bucket]) return std::nullopt;
-    begins[i - 1] = bucket_begin + Aligned(end);
-    end = Aligned(end) + elements;
-  }
-  if (buckets.empty()) return buffer.elements == 0 ? std::optional(begins) : std::nullopt;
-  if (bucket + 1 != buckets.size() || end != buckets[bucket]) return std::nullopt;
-  if (bucket_begin + end != buffer.elements) return std::nullopt;
-  return begins;
-}
-
-absl::Status AddBuffer(std::span<const RankParameter> parameters, std::span<const int64_t> begins,
-                       const StateBuffer& buffer, ForeignTensorSet& set) {
-  for (const auto& [kind, runs] : buffer.kinds) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const RankParameter& own = parameters[i];
-      const int64_t begin = begins[i], end = begin + own.elements;
-      auto run = std::ranges::upper_bound(runs, begin, {}, &BufferRun::begin);
-      if (run != runs.begin()) --run;
-      int64_t at = begin;
-      for (; at < end && run != runs.end() && run->begin <= at; ++run) {
-        const int64_t skipped = at - run->begin;
-        const int64_t count = std::min(run->count - skipped, end - at);
-        if (count <= 0) continue;
-        ForeignPlace place = run->place;
-        place.offset_bytes +=
-            static_cast<uint64_t>(skipped) * static_cast<uint64_t>(ElementSize(place.dtype));
-        TESSERA_RETURN_IF_ERROR(
-            set.AddRange(*own.parameter, own.share, kind, at - begin, at - begin + count, place));
-        at += count;
-      }
-      if (at == end) continue;
-      return DataLoss(buffer.where, ": element ", at, " of ", buffer.elements,
-                      ", which is part of ", own.parameter->name, ", is missing");
-    }
-  }
-  return absl::OkStatus();
-}
-
-namespace {
-
 // The same parameters, norms before the others of the module that their first names tell.
 std::vector<const ForeignParameter*> WithFusedNorms(
     const std::vector<const ForeignParameter*>& layer) {
@@ -128,59 +56,6 @@ std::vector<const ForeignParameter*> WithFusedNorms(
   }
   return order;
 }
-
-}  // namespace
-
-ModuleOrder::ModuleOrder(const ForeignModel& model, bool has_fused_norms) {
-  std::set<std::string> stacks;
-  for (const ForeignParameter& parameter : model.parameters()) {
-    const LayerName name = SplitLayer(parameter.name);
-    if (name.layer < 0) continue;
-    stacks.insert(name.before.substr(0, name.before.size() - 1) + name.after);
-    if (name.layer >= layers()) layers_.resize(static_cast<size_t>(name.layer) + 1);
-    layers_[static_cast<size_t>(name.layer)].push_back(&parameter);
-  }
-  bool is_after_layers = false;
-  for (const ForeignParameter& parameter : model.parameters()) {
-    if (SplitLayer(parameter.name).layer >= 0) {
-      is_after_layers = true;
-    } else if (!stacks.contains(parameter.name)) {
-      (is_after_layers ? tail_ : head_).push_back(&parameter);
-    }
-  }
-  if (!has_fused_norms) return;
-  for (List& layer : layers_) layer = WithFusedNorms(layer);
-}
-
-absl::StatusOr<std::vector<RankParameter>> ModuleOrder::Parameters(
-    const ChunkOfModel& chunk, const TensorParallelShare& share) const {
-  List order;
-  const auto append = [&](const List& list) {
-    order.insert(order.end(), list.begin(), list.end());
-  };
-  if (chunk.is_first) append(head_);
-  for (int64_t i = 0; i < chunk.layers; ++i) {
-    append(layers_[static_cast<size_t>(chunk.first_layer + i)]);
-  }
-  if (chunk.is_last) append(tail_);
-  const bool is_whole = chunk.is_first && chunk.is_last;
-  if (chunk.is_last && !is_whole) {
-    std::ranges::copy_if(head_, std::back_inserter(order), [](const ForeignParameter* parameter) {
-      return IsTiedEmbedding(*parameter);
-    });
-  }
-  std::vector<RankParameter> parameters;
-  for (const ForeignParameter* const parameter : order) {
-    TESSERA_ASSIGN_OR_RETURN(const Shape shape, LocalShape(*parameter, share.size));
-    parameters.push_back({.parameter = parameter,
-                          .share = share,
-                          .elements = ElementCount(shape),
-                          .has_own_bucket = !is_whole && IsTiedEmbedding(*parameter)});
-  }
-  return parameters;
-}
-
-namespace {
 
 constexpr std::string_view kMasterSuffix = ".master";
 
@@ -266,6 +141,122 @@ absl::Status Compare(ElementReader& reader, const ForeignTensor& weight,
 }
 
 }  // namespace
+
+StateBuffer BufferOf(const GatheredBuffer& gathered, const std::string& path,
+                     const std::string& where) {
+  StateBuffer buffer = {.where = where, .elements = gathered.elements};
+  for (const auto& [kind, tensor] : gathered.vectors) {
+    const BufferRun run = {0, gathered.elements, {path, tensor.offset_bytes, tensor.dtype}};
+    buffer.kinds.emplace_back(kind, std::vector<BufferRun>{run});
+  }
+  return buffer;
+}
+
+std::optional<std::vector<int64_t>> PlaceInBuffer(std::span<const RankParameter> parameters,
+                                                  const StateBuffer& buffer,
+                                                  int64_t bucket_elements) {
+  const std::vector<int64_t> buckets = buffer.bucket_elements.empty()
+                                           ? DivideIntoBuckets(parameters, bucket_elements)
+                                           : buffer.bucket_elements;
+  std::vector<int64_t> begins(parameters.size());
+  size_t bucket = 0;
+  int64_t bucket_begin = 0, end = 0;  // of the bucket in the buffer; of parameters in the bucket
+  const auto is_full = [&] { return end == buckets[bucket] || Aligned(end) == buckets[bucket]; };
+  for (size_t i = parameters.size(); i > 0; --i) {
+    const int64_t elements = parameters[i - 1].elements;
+    if (bucket == buckets.size()) return std::nullopt;
+    if (end > 0 && Aligned(end) + elements > buckets[bucket]) {
+      if (!is_full()) return std::nullopt;
+      bucket_begin += buckets[bucket++];
+      end = 0;
+      if (bucket == buckets.size()) return std::nullopt;
+    }
+    if (Aligned(end) + elements > buckets[bucket]) return std::nullopt;
+    begins[i - 1] = bucket_begin + Aligned(end);
+    end = Aligned(end) + elements;
+  }
+  if (buckets.empty()) return buffer.elements == 0 ? std::optional(begins) : std::nullopt;
+  if (bucket + 1 != buckets.size() || end != buckets[bucket]) return std::nullopt;
+  if (bucket_begin + end != buffer.elements) return std::nullopt;
+  return begins;
+}
+
+absl::Status AddBuffer(std::span<const RankParameter> parameters, std::span<const int64_t> begins,
+                       const StateBuffer& buffer, ForeignTensorSet& set) {
+  for (const auto& [kind, runs] : buffer.kinds) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const RankParameter& own = parameters[i];
+      const int64_t begin = begins[i], end = begin + own.elements;
+      auto run = std::ranges::upper_bound(runs, begin, {}, &BufferRun::begin);
+      if (run != runs.begin()) --run;
+      int64_t at = begin;
+      for (; at < end && run != runs.end() && run->begin <= at; ++run) {
+        const int64_t skipped = at - run->begin;
+        const int64_t count = std::min(run->count - skipped, end - at);
+        if (count <= 0) continue;
+        ForeignPlace place = run->place;
+        place.offset_bytes +=
+            static_cast<uint64_t>(skipped) * static_cast<uint64_t>(ElementSize(place.dtype));
+        TESSERA_RETURN_IF_ERROR(
+            set.AddRange(*own.parameter, own.share, kind, at - begin, at - begin + count, place));
+        at += count;
+      }
+      if (at == end) continue;
+      return DataLoss(buffer.where, ": element ", at, " of ", buffer.elements,
+                      ", which is part of ", own.parameter->name, ", is missing");
+    }
+  }
+  return absl::OkStatus();
+}
+
+ModuleOrder::ModuleOrder(const ForeignModel& model, bool has_fused_norms) {
+  std::set<std::string> stacks;
+  for (const ForeignParameter& parameter : model.parameters()) {
+    const LayerName name = SplitLayer(parameter.name);
+    if (name.layer < 0) continue;
+    stacks.insert(name.before.substr(0, name.before.size() - 1) + name.after);
+    if (name.layer >= layers()) layers_.resize(static_cast<size_t>(name.layer) + 1);
+    layers_[static_cast<size_t>(name.layer)].push_back(&parameter);
+  }
+  bool is_after_layers = false;
+  for (const ForeignParameter& parameter : model.parameters()) {
+    if (SplitLayer(parameter.name).layer >= 0) {
+      is_after_layers = true;
+    } else if (!stacks.contains(parameter.name)) {
+      (is_after_layers ? tail_ : head_).push_back(&parameter);
+    }
+  }
+  if (!has_fused_norms) return;
+  for (List& layer : layers_) layer = WithFusedNorms(layer);
+}
+
+absl::StatusOr<std::vector<RankParameter>> ModuleOrder::Parameters(
+    const ChunkOfModel& chunk, const TensorParallelShare& share) const {
+  List order;
+  const auto append = [&](const List& list) {
+    order.insert(order.end(), list.begin(), list.end());
+  };
+  if (chunk.is_first) append(head_);
+  for (int64_t i = 0; i < chunk.layers; ++i) {
+    append(layers_[static_cast<size_t>(chunk.first_layer + i)]);
+  }
+  if (chunk.is_last) append(tail_);
+  const bool is_whole = chunk.is_first && chunk.is_last;
+  if (chunk.is_last && !is_whole) {
+    std::ranges::copy_if(head_, std::back_inserter(order), [](const ForeignParameter* parameter) {
+      return IsTiedEmbedding(*parameter);
+    });
+  }
+  std::vector<RankParameter> parameters;
+  for (const ForeignParameter* const parameter : order) {
+    TESSERA_ASSIGN_OR_RETURN(const Shape shape, LocalShape(*parameter, share.size));
+    parameters.push_back({.parameter = parameter,
+                          .share = share,
+                          .elements = ElementCount(shape),
+                          .has_own_bucket = !is_whole && IsTiedEmbedding(*parameter)});
+  }
+  return parameters;
+}
 
 absl::Status CheckMasterWeights(Storage& storage, const std::vector<ForeignTensor>& tensors) {
   std::map<std::string_view, const ForeignTensor*> weights;

@@ -21,6 +21,7 @@ namespace tessera::ckpt::convert {
 namespace {
 
 using pickle::Value;
+using pickle::Writer;
 
 const RankPattern& MetadataNames() {
   static const auto& pattern = *new RankPattern("{1}.metadata");
@@ -136,6 +137,47 @@ class PaddleMetadataReader {
   std::map<std::pair<std::string, std::vector<int64_t>>, size_t> by_offset_;
 };
 
+// The module's name since version 3.2.
+constexpr char kPaddleMetadataModule[] = "paddle.distributed.flex_checkpoint.dcp.metadata";
+
+// Writes the fields in which a shard's description and its index agree.
+void WritePlace(const PaddleShard& shard, Writer& writer) {
+  writer.Text("global_offset").IntTuple(shard.box.global_offset);
+  writer.Text("local_shape").IntTuple(shard.box.shape);
+  writer.Text("is_flattened").Bool(false);
+  writer.Text("flattened_range").None();
+}
+
+void WriteShard(const PaddleShard& shard, Writer& writer) {
+  writer.BeginObject(kPaddleMetadataModule, "LocalTensorMetadata");
+  WritePlace(shard, writer);
+  writer.Text("dtype").Text(
+      std::ranges::find(kPaddleDTypes, shard.dtype, &PaddleDType::dtype)->name);
+  writer.Text("global_shape").IntTuple(shard.box.shape);
+  writer.EndObject();
+}
+
+void WriteIndex(const PaddleShard& shard, Writer& writer) {
+  writer.BeginObject(kPaddleMetadataModule, "LocalTensorIndex");
+  writer.Text("tensor_key").Text(shard.key);
+  WritePlace(shard, writer);
+  writer.Text("replica_id").None();
+  writer.EndObject();
+}
+
+// Writes the keys of the nested state dict that a flat key stands for.
+void WriteKeys(std::string_view flat, Writer& writer) {
+  writer.BeginTuple();
+  for (const std::string_view prefix :
+       {kPaddleModelPrefix, kPaddleOptimizerPrefix, kPaddleMasterPrefix}) {
+    if (!flat.starts_with(prefix)) continue;
+    writer.Text(prefix.substr(0, prefix.size() - 1));
+    flat.remove_prefix(prefix.size());
+  }
+  writer.Text(flat);
+  writer.EndTuple();
+}
+
 }  // namespace
 
 PaddleShardKey ParsePaddleShardKey(std::string_view key) {
@@ -186,53 +228,6 @@ absl::StatusOr<std::vector<PaddleShard>> ReadPaddleMetadata(const ReadableFile& 
                            pickle::ReadPickle(file, {0, file.size_bytes()}));
   return PaddleMetadataReader(contents).Read();
 }
-
-namespace {
-
-using pickle::Writer;
-
-// The module's name since version 3.2.
-constexpr char kPaddleMetadataModule[] = "paddle.distributed.flex_checkpoint.dcp.metadata";
-
-// Writes the fields in which a shard's description and its index agree.
-void WritePlace(const PaddleShard& shard, Writer& writer) {
-  writer.Text("global_offset").IntTuple(shard.box.global_offset);
-  writer.Text("local_shape").IntTuple(shard.box.shape);
-  writer.Text("is_flattened").Bool(false);
-  writer.Text("flattened_range").None();
-}
-
-void WriteShard(const PaddleShard& shard, Writer& writer) {
-  writer.BeginObject(kPaddleMetadataModule, "LocalTensorMetadata");
-  WritePlace(shard, writer);
-  writer.Text("dtype").Text(
-      std::ranges::find(kPaddleDTypes, shard.dtype, &PaddleDType::dtype)->name);
-  writer.Text("global_shape").IntTuple(shard.box.shape);
-  writer.EndObject();
-}
-
-void WriteIndex(const PaddleShard& shard, Writer& writer) {
-  writer.BeginObject(kPaddleMetadataModule, "LocalTensorIndex");
-  writer.Text("tensor_key").Text(shard.key);
-  WritePlace(shard, writer);
-  writer.Text("replica_id").None();
-  writer.EndObject();
-}
-
-// Writes the keys of the nested state dict that a flat key stands for.
-void WriteKeys(std::string_view flat, Writer& writer) {
-  writer.BeginTuple();
-  for (const std::string_view prefix :
-       {kPaddleModelPrefix, kPaddleOptimizerPrefix, kPaddleMasterPrefix}) {
-    if (!flat.starts_with(prefix)) continue;
-    writer.Text(prefix.substr(0, prefix.size() - 1));
-    flat.remove_prefix(prefix.size());
-  }
-  writer.Text(flat);
-  writer.EndTuple();
-}
-
-}  // namespace
 
 std::string PaddleMetadataPickle(const std::vector<PaddleShard>& shards) {
   Writer writer;

@@ -16,6 +16,8 @@
 namespace tessera::ckpt::convert {
 namespace {
 
+using nlohmann::json;
+
 constexpr std::string_view kModelSuffix = ".pdparams";
 constexpr std::string_view kOptimizerSuffix = ".pdopt";
 constexpr std::string_view kNoStates[] = {"scheduler.pdparams", "scalar.pdparams",
@@ -107,53 +109,6 @@ std::string WithoutChunk(const std::string& name) {
   return absl::StrCat(numbers[0] + numbers[1], ".", View(std::string_view(name).substr(at)));
 }
 
-}  // namespace
-
-bool HasPaddleChunk(const std::string& name) { return WithoutChunk(name) != name; }
-
-std::string CanonicalPaddleName(std::string_view name) {
-  constexpr std::string_view kWrapper = "_layers.";
-  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
-  return WithoutChunk(std::string(name));
-}
-
-bool IsPaddleStateName(const std::string& name) {
-  if (std::ranges::count(kNoStates, name) > 0) return false;
-  return name.ends_with(kModelSuffix) || name.ends_with(kOptimizerSuffix);
-}
-
-absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string> names) {
-  FilesOfKind models = {.suffix = kModelSuffix}, optimizers = {.suffix = kOptimizerSuffix};
-  int64_t degrees[kAxes] = {1, 1, 1};
-  for (const std::string& name : names) {
-    if (!IsPaddleStateName(name)) continue;
-    FilesOfKind& files = name.ends_with(kModelSuffix) ? models : optimizers;
-    files.names.push_back(Parse(name, files.suffix));
-    const ParsedName& parsed = files.names.back();
-    for (size_t i = 0; i < parsed.axes.size(); ++i) {
-      degrees[parsed.axes[i]] = std::max(degrees[parsed.axes[i]], parsed.ranks[i] + 1);
-    }
-  }
-  std::vector<std::string> missing;
-  PaddleRankFiles found = {.degrees = {degrees[0], degrees[1], degrees[2]}};
-  TESSERA_ASSIGN_OR_RETURN(found.models, FilesOf(models, degrees, missing));
-  TESSERA_ASSIGN_OR_RETURN(found.optimizers, FilesOf(optimizers, degrees, missing));
-  // Tensor and pipeline ranks cut both kinds of states.
-  for (const FilesOfKind* files : {&models, &optimizers}) {
-    for (size_t axis = 0; axis < 2 && !files->names.empty(); ++axis) {
-      if (degrees[axis] == 1 || std::ranges::count(files->names[0].axes, axis) > 0) continue;
-      return InvalidArgument(files->names[0].name, " has no rank of ", kAxisNames[axis],
-                             ", of which other files have ", degrees[axis]);
-    }
-  }
-  if (missing.empty()) return found;
-  return DataLoss("missing: ", JoinFirst(missing, ", "));
-}
-
-namespace {
-
-using nlohmann::json;
-
 constexpr int64_t kMaxDegree = 1 << 16;
 
 // Returns an object's member, or an empty object.
@@ -209,7 +164,80 @@ absl::StatusOr<PaddleShardingMeta> ParseRank(const json& value) {
   return meta;
 }
 
+constexpr std::string_view kSlice = "slice@";
+constexpr std::string_view kMaster = "_fp32_master";
+
+struct Suffix {
+  std::string_view text;
+  PaddleState state;
+};
+constexpr Suffix kSuffixes[] = {{"moment1", PaddleState::kMoment1},
+                                {"moment2", PaddleState::kMoment2},
+                                {"beta1_pow_acc", PaddleState::kBeta1Power},
+                                {"beta2_pow_acc", PaddleState::kBeta2Power}};
+
+// Removes "_0" or another number from the end.
+bool RemoveNumber(std::string_view& text) {
+  const size_t last = text.find_last_not_of("0123456789");
+  if (last == text.npos || last + 1 == text.size() || text[last] != '_') return false;
+  text = text.substr(0, last);
+  return true;
+}
+
+bool RemoveEnd(std::string_view& text, std::string_view end) {
+  if (!text.ends_with(end)) return false;
+  text.remove_suffix(end.size());
+  return true;
+}
+
+bool RemoveSlice(std::string_view& text) {
+  if (!text.starts_with(kSlice)) return false;
+  text.remove_prefix(kSlice.size());
+  return true;
+}
+
 }  // namespace
+
+bool HasPaddleChunk(const std::string& name) { return WithoutChunk(name) != name; }
+
+std::string CanonicalPaddleName(std::string_view name) {
+  constexpr std::string_view kWrapper = "_layers.";
+  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
+  return WithoutChunk(std::string(name));
+}
+
+bool IsPaddleStateName(const std::string& name) {
+  if (std::ranges::count(kNoStates, name) > 0) return false;
+  return name.ends_with(kModelSuffix) || name.ends_with(kOptimizerSuffix);
+}
+
+absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string> names) {
+  FilesOfKind models = {.suffix = kModelSuffix}, optimizers = {.suffix = kOptimizerSuffix};
+  int64_t degrees[kAxes] = {1, 1, 1};
+  for (const std::string& name : names) {
+    if (!IsPaddleStateName(name)) continue;
+    FilesOfKind& files = name.ends_with(kModelSuffix) ? models : optimizers;
+    files.names.push_back(Parse(name, files.suffix));
+    const ParsedName& parsed = files.names.back();
+    for (size_t i = 0; i < parsed.axes.size(); ++i) {
+      degrees[parsed.axes[i]] = std::max(degrees[parsed.axes[i]], parsed.ranks[i] + 1);
+    }
+  }
+  std::vector<std::string> missing;
+  PaddleRankFiles found = {.degrees = {degrees[0], degrees[1], degrees[2]}};
+  TESSERA_ASSIGN_OR_RETURN(found.models, FilesOf(models, degrees, missing));
+  TESSERA_ASSIGN_OR_RETURN(found.optimizers, FilesOf(optimizers, degrees, missing));
+  // Tensor and pipeline ranks cut both kinds of states.
+  for (const FilesOfKind* files : {&models, &optimizers}) {
+    for (size_t axis = 0; axis < 2 && !files->names.empty(); ++axis) {
+      if (degrees[axis] == 1 || std::ranges::count(files->names[0].axes, axis) > 0) continue;
+      return InvalidArgument(files->names[0].name, " has no rank of ", kAxisNames[axis],
+                             ", of which other files have ", degrees[axis]);
+    }
+  }
+  if (missing.empty()) return found;
+  return DataLoss("missing: ", JoinFirst(missing, ", "));
+}
 
 absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
   const json root = ParseJson(text);
@@ -261,42 +289,6 @@ absl::StatusOr<std::map<std::string, std::string>> ParsePaddleParameterNames(
   }
   return names;
 }
-
-namespace {
-
-constexpr std::string_view kSlice = "slice@";
-constexpr std::string_view kMaster = "_fp32_master";
-
-struct Suffix {
-  std::string_view text;
-  PaddleState state;
-};
-constexpr Suffix kSuffixes[] = {{"moment1", PaddleState::kMoment1},
-                                {"moment2", PaddleState::kMoment2},
-                                {"beta1_pow_acc", PaddleState::kBeta1Power},
-                                {"beta2_pow_acc", PaddleState::kBeta2Power}};
-
-// Removes "_0" or another number from the end.
-bool RemoveNumber(std::string_view& text) {
-  const size_t last = text.find_last_not_of("0123456789");
-  if (last == text.npos || last + 1 == text.size() || text[last] != '_') return false;
-  text = text.substr(0, last);
-  return true;
-}
-
-bool RemoveEnd(std::string_view& text, std::string_view end) {
-  if (!text.ends_with(end)) return false;
-  text.remove_suffix(end.size());
-  return true;
-}
-
-bool RemoveSlice(std::string_view& text) {
-  if (!text.starts_with(kSlice)) return false;
-  text.remove_prefix(kSlice.size());
-  return true;
-}
-
-}  // namespace
 
 std::string_view PaddleStateName(PaddleState state) {
   if (state == PaddleState::kMasterWeight) return "master_weights";

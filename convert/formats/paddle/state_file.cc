@@ -13,7 +13,6 @@
 #include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 using pickle::Kind;
@@ -133,43 +132,6 @@ absl::Status JoinBigArrays(const Value& descriptions, std::vector<PaddleArray>& 
   arrays = std::move(all);
   return absl::OkStatus();
 }
-
-}  // namespace
-
-absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file) {
-  TESSERA_ASSIGN_OR_RETURN(const pickle::Pickle contents,
-                           pickle::ReadPickle(file, {0, file.size_bytes()}));
-  const Value root = contents.root();
-  if (root.entry_count() == 0 && !root.is(Kind::kDict)) {
-    return DataLoss("expected a dict, found ", pickle::KindName(root.kind()));
-  }
-  pickle::Budget budget(contents);
-  PaddleStateFile state;
-  TESSERA_RETURN_IF_ERROR(AddArrays(root, file, budget, state.decoded, state.arrays));
-  TESSERA_RETURN_IF_ERROR(JoinBigArrays(root.Find(kBigArrays), state.arrays));
-  TESSERA_RETURN_IF_ERROR(AddTensorNames(root.Find(kPaddleTensorNames), budget, state.arrays));
-  TESSERA_RETURN_IF_ERROR(
-      AddArrays(root.Find(kMasterWeights), file, budget, state.decoded, state.master_weights));
-  Value epoch = root.Find(kScheduler).Find("last_epoch");
-  if (!epoch.present()) epoch = root.Find("last_epoch");
-  state.last_epoch = epoch.AsInt();
-  return state;
-}
-
-std::optional<ForeignKind> KindOf(PaddleState state) {
-  switch (state) {
-    case PaddleState::kMoment1:
-      return kForeignExpAvg;
-    case PaddleState::kMoment2:
-      return kForeignExpAvgSq;
-    case PaddleState::kMasterWeight:
-      return kForeignMaster;
-    default:
-      return std::nullopt;
-  }
-}
-
-namespace {
 
 // Paddle pads a parameter to 256 bytes for each sharding rank; other devices than CUDA's to a few
 // times that.
@@ -358,6 +320,39 @@ class StatePlacer {
 };
 
 }  // namespace
+
+absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file) {
+  TESSERA_ASSIGN_OR_RETURN(const pickle::Pickle contents,
+                           pickle::ReadPickle(file, {0, file.size_bytes()}));
+  const Value root = contents.root();
+  if (root.entry_count() == 0 && !root.is(Kind::kDict)) {
+    return DataLoss("expected a dict, found ", pickle::KindName(root.kind()));
+  }
+  pickle::Budget budget(contents);
+  PaddleStateFile state;
+  TESSERA_RETURN_IF_ERROR(AddArrays(root, file, budget, state.decoded, state.arrays));
+  TESSERA_RETURN_IF_ERROR(JoinBigArrays(root.Find(kBigArrays), state.arrays));
+  TESSERA_RETURN_IF_ERROR(AddTensorNames(root.Find(kPaddleTensorNames), budget, state.arrays));
+  TESSERA_RETURN_IF_ERROR(
+      AddArrays(root.Find(kMasterWeights), file, budget, state.decoded, state.master_weights));
+  Value epoch = root.Find(kScheduler).Find("last_epoch");
+  if (!epoch.present()) epoch = root.Find("last_epoch");
+  state.last_epoch = epoch.AsInt();
+  return state;
+}
+
+std::optional<ForeignKind> KindOf(PaddleState state) {
+  switch (state) {
+    case PaddleState::kMoment1:
+      return kForeignExpAvg;
+    case PaddleState::kMoment2:
+      return kForeignExpAvgSq;
+    case PaddleState::kMasterWeight:
+      return kForeignMaster;
+    default:
+      return std::nullopt;
+  }
+}
 
 absl::Status AddPaddleState(const PaddleTarget& target, const std::vector<PaddleStored>& stored,
                             Storage& storage, ForeignTensorSet& set) {

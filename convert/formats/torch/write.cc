@@ -53,22 +53,6 @@ std::vector<TorchOutputGroup> FindGroups(const Manifest& manifest,
   return found;
 }
 
-}  // namespace
-
-OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes) {
-  const Shape shape = GlobalShape(*tensor.logical);
-  return {.name = tensor.logical->name(),
-          .source_name = tensor.logical->name(),
-          .role = FromProto(tensor.logical->role()),
-          .dtype = tensor.dtype,
-          .shape = shape,
-          .offset_bytes = offset_bytes,
-          .elements = ElementCount(shape),
-          .pieces = RowMajorPieces(shape, tensor.dtype)};
-}
-
-namespace {
-
 // Returns the tensors that the options select, with the aliases of those.
 TorchOutputTensors SelectTensors(const Manifest& manifest, const PlanOptions& options,
                                  const std::vector<std::string>& module_order) {
@@ -262,6 +246,18 @@ void AddOwnKeys(const Manifest& manifest, const PlanOptions& options, TorchState
 }
 
 }  // namespace
+
+OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_bytes) {
+  const Shape shape = GlobalShape(*tensor.logical);
+  return {.name = tensor.logical->name(),
+          .source_name = tensor.logical->name(),
+          .role = FromProto(tensor.logical->role()),
+          .dtype = tensor.dtype,
+          .shape = shape,
+          .offset_bytes = offset_bytes,
+          .elements = ElementCount(shape),
+          .pieces = RowMajorPieces(shape, tensor.dtype)};
+}
 
 TorchStateDict PlanStateDict(const Manifest& manifest, const PlanOptions& options,
                              OptimizerForm form, const std::vector<std::string>& module_order) {
