@@ -258,7 +258,7 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
 }
 
 // Returns the first of these folders of `run`, or the first with this step, that is a checkpoint;
-// nullopt where none is.
+// nullopt if none is.
 absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
                                                             std::span<const StepFolder> folders,
                                                             std::optional<int64_t> step,
@@ -289,7 +289,7 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
 
 // Turns NotFound into DataLoss: the checkpoint exists, but is incomplete.
 absl::Status MissingIsDamage(const absl::Status& status) {
-  return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
+  return absl::IsNotFound(status) ? DataLoss(status.message()) : status;
 }
 
 // Gives the tensors the digests that they had when they were sealed.

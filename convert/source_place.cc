@@ -25,7 +25,7 @@ constexpr std::string_view kStems[] = {
 std::optional<StepFolder> ParseStepFolder(std::string_view listed) {
   if (!listed.ends_with('/')) return std::nullopt;
   listed.remove_suffix(1);
-  const size_t stem = listed.find_last_not_of("0123456789") + 1;  // 0 where all are digits
+  const size_t stem = listed.find_last_not_of("0123456789") + 1;  // 0 if all are digits
   StepFolder folder = {.name = std::string(listed)};
   if (std::ranges::count(kStems, listed.substr(0, stem)) == 0 ||
       !absl::SimpleAtoi(folder.name.substr(stem), &folder.step)) {

@@ -71,7 +71,7 @@ std::string UnfinishedName(const std::string& file) {
 }
 
 absl::Status Exists(const std::string& folder) {
-  return absl::AlreadyExistsError(absl::StrCat(folder, " exists, and nothing is ever overwritten"));
+  return AlreadyExists(folder, " exists, and nothing is ever overwritten");
 }
 
 absl::Status ExistsUnfinished(const ForeignObject& place) {
@@ -80,10 +80,10 @@ absl::Status ExistsUnfinished(const ForeignObject& place) {
           ? absl::StrCat("delete all objects below ", place.folder,
                          "/ (for example: aws s3 rm --recursive)")
           : absl::StrCat("delete ", place.file, " and ", UnfinishedName(place.file), " there");
-  return absl::AlreadyExistsError(
-      absl::StrCat(place.folder, " has an object \"", UnfinishedName(place.file),
-                   "\": another conversion is writing there, or was killed; if none is running, ",
-                   what, " and try again"));
+  return AlreadyExists(
+      place.folder, " has an object \"", UnfinishedName(place.file),
+      "\": another conversion is writing there, or was killed; if none is running, ", what,
+      " and try again");
 }
 
 // InvalidArgument, naming the first field, where what was written is another model. Files of torch
@@ -118,7 +118,7 @@ absl::Status CheckWritten(const Checkpoint& source, std::shared_ptr<Storage> fol
 }
 
 // Compares digests with the source. Returns the number of tensors that have one of the same
-// elements there. DataLoss where it differs.
+// elements there. DataLoss if it differs.
 absl::StatusOr<int64_t> CompareWithSource(const Checkpoint& source,
                                           const std::vector<OutputFile>& files,
                                           const DigestsByName& written) {
@@ -132,8 +132,7 @@ absl::StatusOr<int64_t> CompareWithSource(const Checkpoint& source,
           FromProto(at->second->dtype()) != tensor.dtype) {
         continue;
       }
-      const LogicalDigest expected = {at->second->digest().lo(), at->second->digest().hi()};
-      if (written.at(tensor.name) != expected) {
+      if (written.at(tensor.name) != FromProto(at->second->digest())) {
         return Damaged(source.storage(), source.directory(), "tensor ", tensor.source_name,
                        ": its contents do not match its digest");
       }
@@ -284,15 +283,15 @@ absl::Status CheckTokenizer(const PlanOptions& options, const Format& format,
   }
   const absl::StatusOr<ModelConfig> config = ConfigOf(model);
   if (!config.ok()) {
-    return absl::InvalidArgumentError("the checkpoint does not say how many ids its model has");
+    return InvalidArgument("the checkpoint does not say how many ids its model has");
   }
   const int64_t ids = options.tokenizer->vocab_size();
   if (ids <= config->vocab_size()) return absl::OkStatus();
-  return InvalidArgument(options.tokenizer_path, " has ", ids, " ids, but the model only ",
-                         config->vocab_size(), ": it is another one's");
+  return InvalidArgument(options.tokenizer_path, " has ", ids, " ids, but the model has only ",
+                         config->vocab_size(), ": it belongs to another model");
 }
 
-// FailedPrecondition where files without tensors and values are all that is left to write: a reader
+// FailedPrecondition if files without tensors and values are all that is left to write: a reader
 // would not take them for a checkpoint.
 absl::Status CheckHolds(const Checkpoint& source, const std::vector<OutputFile>& files,
                         const PlanOptions& options) {
@@ -317,9 +316,9 @@ void TakeWeights(const std::map<std::string, std::string>& masters,
   }
 }
 
-// Adds what the format has no place for. `--weights-only` wants no more than weights.
-void FindLeftOut(const Manifest& manifest, const std::vector<OutputFile>& files,
-                 const Format& format, const PlanOptions& options, LeftOut& left_out) {
+// Adds the tensors that are not written, or otherwise than they were saved.
+void AddLeftOutTensors(const Manifest& manifest, const std::vector<OutputFile>& files,
+                       const PlanOptions& options, LeftOut& left_out) {
   std::map<std::string, DType> written;
   std::map<std::string, std::set<std::string>> copies;
   for (const OutputFile& file : files) {
@@ -342,9 +341,13 @@ void FindLeftOut(const Manifest& manifest, const std::vector<OutputFile>& files,
     if (!tensor.alias_of().empty() && copies[name].size() > 1)
       left_out.ties.push_back(tensor.name());
   }
-  if (options.weights_only || format.holds == Holds::kEverything) return;
-  left_out.simplified.clear();
-  std::ranges::move(KeysOf(ValuesByName(*options.state)), std::back_inserter(left_out.values));
+}
+
+// Adds the values and the state of the trainer and the optimizer that the format has no place for.
+void AddLeftOutState(const Manifest& manifest, const Format& format, const SavedValue& state,
+                     LeftOut& left_out) {
+  left_out.simplified.clear();  // none of the values is written
+  std::ranges::move(KeysOf(ValuesByName(state)), std::back_inserter(left_out.values));
   const google::protobuf::Reflection& reflection = *manifest.trainer().GetReflection();
   std::vector<const google::protobuf::FieldDescriptor*> fields;
   reflection.ListFields(manifest.trainer(), &fields);
@@ -378,10 +381,10 @@ std::vector<std::string> NotesOf(const LeftOut& left_out, const std::vector<std:
   add(no_place + "these values", left_out.values);
   add(no_place + "this state of the trainer", left_out.trainer);
   add(no_place + "these settings of the optimizer", left_out.optimizer);
-  add("Have another dtype" + as_the_format + " has it", left_out.dtypes);
-  add("Tensors of their own" + as_the_format + " has none that are tied", left_out.ties);
-  add("Types are simpler than they were (namedtuples are tuples) in", left_out.simplified);
-  add("From the master weights, since the weights were not saved", masters);
+  add("Written with another dtype" + as_the_format + " demands", left_out.dtypes);
+  add("No longer tied" + as_the_format + " has no tied tensors", left_out.ties);
+  add("Written with a simpler type, such as a tuple for a namedtuple", left_out.simplified);
+  add("Made from the master weights, since the weights were not saved", masters);
   return notes;
 }
 
@@ -405,14 +408,15 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                            absl::StrJoin(WrittenFormatNames(), ", "));
   }
   const Checkpoint source = WithStatesNamedByMapping(checkpoint);
-  WriteForeignReport lacks;
   SavedState saved;
   PlanOptions plan = options.plan;
-  if (plan.state == nullptr) saved = StateOf(source.manifest());
-  if (plan.state == nullptr) plan.state = &saved.root;
-  lacks.left_out.values = std::move(saved.left_out);
-  lacks.left_out.simplified = std::move(saved.simplified);
-  plan.left_out = &lacks.left_out.values;
+  if (plan.state == nullptr) {
+    saved = StateOf(source.manifest());
+    plan.state = &saved.root;
+  }
+  LeftOut left_out = {.values = std::move(saved.left_out),
+                      .simplified = std::move(saved.simplified)};
+  plan.left_out = &left_out.values;
   TESSERA_RETURN_IF_ERROR(CheckTokenizer(plan, *format, source.manifest().model()));
   TESSERA_ASSIGN_OR_RETURN(std::vector<OutputFile> files, format->plan(source.manifest(), plan));
   TESSERA_RETURN_IF_ERROR(CheckHolds(source, files, plan));
@@ -420,8 +424,11 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
   TakeWeights(masters, files);
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
                            WriteFiles(source, files, format->is_file, folder, options));
-  FindLeftOut(source.manifest(), files, *format, plan, lacks.left_out);
-  report.left_out = std::move(lacks.left_out);
+  AddLeftOutTensors(source.manifest(), files, plan, left_out);
+  if (!plan.weights_only && format->holds != Holds::kEverything) {
+    AddLeftOutState(source.manifest(), *format, *plan.state, left_out);
+  }
+  report.left_out = std::move(left_out);
   report.notes = NotesOf(report.left_out, KeysOf(masters), format->name);
   if (plan.tokenizer == nullptr && !format->without_tokenizer.empty()) {
     report.notes.emplace_back(format->without_tokenizer);

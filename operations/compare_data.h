@@ -13,7 +13,7 @@ namespace tessera::ckpt {
 
 // The difference between the contents of one tensor in two checkpoints.
 struct DataDifference {
-  bool same_bits = true;           // every bit of every element; false where the dtypes differ
+  bool same_bits = true;           // every bit of every element; false if the dtypes differ
   int64_t different_elements = 0;  // by value where floating, else by bits; NaN equals NaN
   double max_abs = 0;              // floating only; +infinity where only one side is a NaN
   int64_t without_distance = 0;    // different elements of which a side is not finite

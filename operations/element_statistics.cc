@@ -161,7 +161,7 @@ void WidenFloat8(const std::byte* from, int count, float* to) {
   for (int i = 0; i < count; ++i) to[i] = values[std::to_integer<uint8_t>(from[i])];
 }
 
-// Returns null where fp32 does not have all of the dtype's values.
+// Returns null if fp32 does not have all of the dtype's values.
 ToNumbers<float> FindFloats(DType dtype) {
   switch (dtype) {
     case DType::kF32:

@@ -116,9 +116,8 @@ absl::StatusOr<ChosenCheckpoint> FindInFolder(Storage& storage, std::optional<in
   if (!step.has_value()) return ChooseToRead(storage, all);
   const auto found = std::ranges::find(all, *step, &CheckpointInfo::step);
   if (found != all.end()) return ChosenCheckpoint{*found, {}};
-  return absl::FailedPreconditionError(
-      absl::StrCat(storage.Describe(""), ": no checkpoint of step ", *step,
-                   "; the newest one is that of step ", all.front().step));
+  return FailedPrecondition(storage.Describe(""), ": no checkpoint of step ", *step,
+                            "; the newest one is that of step ", all.front().step);
 }
 
 absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const SourceOptions& options) {
@@ -135,10 +134,9 @@ absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const Source
   if (absl::IsNotFound(chosen.status())) {
     absl::StatusOr<NamedCheckpoint> foreign = FindForeignCheckpoint(name, options);
     if (!absl::IsNotFound(foreign.status())) return foreign;
-    return absl::NotFoundError(
-        absl::StrCat(name, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints, ",
-                     "nor one of another framework (", absl::StrJoin(convert::FormatNames(), ", "),
-                     "); ", convert::DescribeContents(*storage)));
+    return NotFound(name, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints, ",
+                    "nor one of another framework (", absl::StrJoin(convert::FormatNames(), ", "),
+                    "); ", convert::DescribeContents(*storage));
   }
   TESSERA_RETURN_IF_ERROR(chosen.status());
   NamedCheckpoint found = at(std::move(chosen->checkpoint.directory));

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/text.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/errors.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt {
@@ -97,7 +97,7 @@ class Owners {
     return at == owner_.end() ? std::pair(tensor.name(), -1) : at->second;
   }
 
-  // Null where the parameter itself was not saved.
+  // Null if the parameter itself was not saved.
   const LogicalTensor* Find(const std::string& name) const {
     const auto at = tensors_.find(name);
     return at == tensors_.end() ? nullptr : at->second;
@@ -146,10 +146,10 @@ absl::StatusOr<PartitionRule> ParsePartitionRule(std::string_view text) {
     }
   }
   if (is_valid) return rule;
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       "\"", rule.text,
       "\" is not PATTERN=PART,..., where a PART is the number of a dim, a dim in "
-      "sections (1/3), whole, padded, first, last, both, or, with a # in PATTERN, layer"));
+      "sections (1/3), whole, padded, first, last, both, or, with a # in PATTERN, layer");
 }
 
 bool MatchesPattern(std::string_view pattern, std::string_view text, int64_t& layer) {
@@ -192,9 +192,8 @@ absl::StatusOr<std::vector<PartitionedTensor>> PartitionTensors(
       if (!MatchesPattern(rule.pattern, name, layer)) continue;
       Apply(rule, layer, is_cuttable, partitioned);
       if (const absl::Status fits = CheckPartition(partitioned.partition, shape); !fits.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat("--split=", rule.text, ": tensor ", name,
-                                                       " has shape ", ShapeToString(shape), ": ",
-                                                       fits.message()));
+        return InvalidArgument("--split=", rule.text, ": tensor ", name, " has shape ",
+                               ShapeToString(shape), ": ", fits.message());
       }
     }
     result.push_back(partitioned);

@@ -8,12 +8,12 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/plan.pb.h"
+#include "convert/core/errors.h"
 #include "layout/box.h"
 #include "layout/partition.h"
 
@@ -24,8 +24,8 @@ absl::Status CheckRanks(const Topology& topology) {
   constexpr int kMaxRanks = 1 << 20;  // bounds the memory for the plans of all ranks
   const int most = std::max(topology.world_size(), topology.stages());
   if (most <= kMaxRanks) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("topology ", ToString(topology), ": ", most, " ranks, at most ", kMaxRanks));
+  return InvalidArgument("topology ", ToString(topology), ": ", most, " ranks, at most ",
+                         kMaxRanks);
 }
 
 // Which stage of the pipeline, counted through all chunks, has a tensor.
@@ -57,16 +57,15 @@ class PipelineStages {
     const int stages = topology_.stages();
     const auto layers = static_cast<int64_t>(position_.size());
     if (stages > 1 && layers == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the checkpoint does not say which layers its tensors are in, so that ",
-                       ToString(topology_),
-                       " cannot be cut: --split=PATTERN=layer says it, where # in PATTERN "
-                       "is the layer's number (\"*.blocks.#.*=layer\")"));
+      return InvalidArgument(
+          "the checkpoint does not say which layers its tensors are in, so that ",
+          ToString(topology_),
+          " cannot be cut: --split=PATTERN=layer says it, where # in PATTERN "
+          "is the layer's number (\"*.blocks.#.*=layer\")");
     }
     if (stages > 1 && layers < stages) {
-      return absl::InvalidArgumentError(absl::StrCat("the checkpoint has ", layers,
-                                                     " layers, fewer than the ", stages,
-                                                     " chunks of the pipeline"));
+      return InvalidArgument("the checkpoint has ", layers, " layers, fewer than the ", stages,
+                             " chunks of the pipeline");
     }
     for (int stage = 0; stage < stages && layers > 0; ++stage) {
       const ChunkLayers chunk = LayersOfChunk(
@@ -250,8 +249,8 @@ absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& to
   TESSERA_RETURN_IF_ERROR(CheckRanks(topology));
   const int parts = options.virtual_shards == 0 ? topology.tensor : options.virtual_shards;
   if (parts % topology.tensor != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--virtual-shards=", parts, " is not a multiple of tp = ", topology.tensor));
+    return InvalidArgument("--virtual-shards=", parts,
+                           " is not a multiple of tp = ", topology.tensor);
   }
   const int own = parts / topology.tensor;
   TESSERA_ASSIGN_OR_RETURN(std::vector<PartitionedTensor> tensors,

@@ -16,8 +16,9 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
-#include "convert/core/output.h"
+#include "convert/core/digests.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/open_foreign.h"
@@ -50,13 +51,11 @@ absl::StatusOr<ReshardDestination> ChooseDestination(const std::string& name, in
   }
   TESSERA_ASSIGN_OR_RETURN(const bool exists, HoldsCheckpoint(place.path(), stores));
   if (exists) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(place.path(), " is a committed checkpoint, which is never overwritten"));
+    return AlreadyExists(place.path(), " is a committed checkpoint, which is never overwritten");
   }
   TESSERA_ASSIGN_OR_RETURN(const bool is_checkpoint, HoldsCheckpoint(place.folder, stores));
   if (is_checkpoint) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(place.folder, " is a checkpoint, expected the folder for the new one"));
+    return AlreadyExists(place.folder, " is a checkpoint, expected the folder for the new one");
   }
   return place;
 }
@@ -114,11 +113,10 @@ absl::StatusOr<int64_t> CompareWithForeign(const ReshardPlan& plan, const Reshar
   int64_t compared = 0;
   for (const LogicalTensor& tensor : written.tensors()) {
     if (!tensor.has_digest()) continue;
-    const LogicalDigest digest = {tensor.digest().lo(), tensor.digest().hi()};
     const auto at = read.find(tensor.name());
-    if (at == read.end() || at->second != digest) {
-      return absl::DataLossError(absl::StrCat(plan.place.path(), ": tensor ", tensor.name(),
-                                              " is not that of ", plan.source.Describe()));
+    if (at == read.end() || at->second != FromProto(tensor.digest())) {
+      return DataLoss(plan.place.path(), ": tensor ", tensor.name(), " is not that of ",
+                      plan.source.Describe());
     }
     ++compared;
   }
@@ -140,8 +138,8 @@ absl::StatusOr<ReshardPlan> PlanReshard(const ReshardRequest& request) {
   absl::StatusOr<RankLayout> layout = LayOutRanks(manifest, plan.topology, request.layout);
   if (!plan.source.format.empty() && manifest.tensors().empty() &&
       convert::IsEmpty(plan.source.state)) {
-    layout = absl::FailedPreconditionError(
-        absl::StrCat(plan.source.Describe(), " has neither tensors nor values to convert"));
+    layout =
+        FailedPrecondition(plan.source.Describe(), " has neither tensors nor values to convert");
   }
   if (!layout.ok()) return convert::WithNotes(layout.status(), plan.source.notes);
   plan.layout = *std::move(layout);

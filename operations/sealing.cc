@@ -21,8 +21,10 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/errors.h"
 #include "convert/source_place.h"
 
 namespace tessera::ckpt::convert {
@@ -118,9 +120,7 @@ void AddTensors(const Manifest& manifest, const DigestsByName& digests,
     *sealed.mutable_global_shape() = tensor.global_shape();
     sealed.set_alias_of(tensor.alias_of());
     if (!tensor.alias_of().empty() || ElementCount(GlobalShape(tensor)) == 0) continue;
-    const LogicalDigest& digest = digests.at(tensor.name());
-    sealed.mutable_digest()->set_lo(digest.lo);
-    sealed.mutable_digest()->set_hi(digest.hi);
+    *sealed.mutable_digest() = ToProto(digests.at(tensor.name()));
     tensors[sealed.name()] = &sealed;
   }
   std::ranges::sort(extents, {}, [](const ForeignStorage::Extent& extent) {
@@ -142,8 +142,7 @@ void AddTensors(const Manifest& manifest, const DigestsByName& digests,
 }
 
 absl::Status AlreadyThere(const Storage& storage, const std::string& path) {
-  return absl::AlreadyExistsError(
-      absl::StrCat(storage.Describe(path), " exists; --overwrite replaces it"));
+  return AlreadyExists(storage.Describe(path), " exists; --overwrite replaces it");
 }
 
 // Checks that a seal can be written there, before much is read.
@@ -210,7 +209,7 @@ absl::StatusOr<WriteSealReport> WriteSeal(std::string_view name, const Checkpoin
                            .file = source.file,
                            .seal = Seal()};
   TESSERA_RETURN_IF_ERROR(CheckPlaceOfSeal(place, old.has_value(), options.overwrite));
-  if (!files.mismatch().empty()) return absl::DataLossError(files.mismatch());
+  if (!files.mismatch().empty()) return DataLoss(files.mismatch());
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName digests, ReadDigests(checkpoint, options.io));
   for (const absl::Status& damaged : files.CheckOtherRecords()) return damaged;
   Seal seal;

@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "convert/core/errors.h"
 #include "operations/sealing.h"
 
 namespace tessera::ckpt {
@@ -48,8 +49,7 @@ absl::StatusOr<Key> ReadKey(const std::string& path, KeyReader read, std::string
   Key key(read(bio.get(), nullptr, NoPassword, nullptr), EVP_PKEY_free);
   if (key == nullptr || EVP_PKEY_id(key.get()) != EVP_PKEY_ED25519) {
     const bool encrypted = pem->find("ENCRYPTED") != std::string::npos;
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", wanted, encrypted ? ", without a password" : ""));
+    return InvalidArgument(path, ": ", wanted, encrypted ? ", without a password" : "");
   }
   return key;
 }
@@ -83,7 +83,7 @@ absl::StatusOr<Signature> ParseSignature(std::string_view text) {
       // Base64 leaves bits of its last letters unused: other letters would decode alike.
       absl::Base64Escape(parsed.key) != parts[1] ||
       absl::Base64Escape(parsed.signature) != parts[2]) {
-    return absl::DataLossError("it is damaged, or not a signature");
+    return DataLoss("it is damaged, or not a signature");
   }
   return parsed;
 }
@@ -107,9 +107,8 @@ SignedFile SignedManifest(std::shared_ptr<Storage> storage, const std::string& d
 absl::StatusOr<SignedFile> FindSignedFile(const NamedCheckpoint& named) {
   if (named.format.empty()) return SignedManifest(named.storage, named.directory);
   if (!named.seal.has_value()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(named.Describe(), " (", named.format,
-                     ") is not sealed, and what is signed is the seal: see ckpt seal"));
+    return FailedPrecondition(named.Describe(), " (", named.format,
+                              ") is not sealed, and what is signed is the seal: see ckpt seal");
   }
   return SignedFile{named.seal->folder, named.seal->path, named.seal->path + ".sig"};
 }
@@ -147,24 +146,21 @@ absl::StatusOr<std::string> CheckSignature(const SignedFile& file, const std::st
   const absl::StatusOr<std::string> text =
       ReadAll(*file.storage, file.signature_path, kMaxSignatureFileBytes);
   if (absl::IsNotFound(text.status())) {
-    return absl::DataLossError(
-        absl::StrCat(file.storage->Describe(file.path), " is not signed: there is no ", place));
+    return DataLoss(file.storage->Describe(file.path), " is not signed: there is no ", place);
   }
   if (!text.ok() && !absl::IsResourceExhausted(text.status())) return text.status();
   absl::StatusOr<Signature> signature = ParseSignature(text.ok() ? *text : std::string());
   if (!signature.ok()) {
-    return absl::DataLossError(absl::StrCat(place, ": ", signature.status().message()));
+    return DataLoss(place, ": ", signature.status().message());
   }
   std::string name = absl::Base64Escape(public_bytes);
   if (signature->key != public_bytes) {
-    return absl::DataLossError(absl::StrCat(place, ": another key has signed, ",
-                                            absl::Base64Escape(signature->key), " and not ", name,
-                                            " of ", key_path));
+    return DataLoss(place, ": another key has signed, ", absl::Base64Escape(signature->key),
+                    " and not ", name, " of ", key_path);
   }
   if (Verifies(key, signature->signature, contents)) return name;
-  return absl::DataLossError(
-      absl::StrCat(place, " is not the signature of ", file.storage->Describe(file.path),
-                   " as it is now: one of the two has changed since this key signed"));
+  return DataLoss(place, " is not the signature of ", file.storage->Describe(file.path),
+                  " as it is now: one of the two has changed since this key signed");
 }
 
 }  // namespace tessera::ckpt

@@ -7,12 +7,6 @@
 
 namespace tessera::ckpt {
 
-uint64_t DataBytes(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const DataFile& file : manifest.files()) bytes += file.size_bytes();
-  return bytes;
-}
-
 uint64_t TensorBytes(const LogicalTensor& tensor) {
   return ElementCount(GlobalShape(tensor)) * ElementSize(FromProto(tensor.dtype()));
 }

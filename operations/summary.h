@@ -10,9 +10,6 @@
 
 namespace tessera::ckpt {
 
-// Returns the bytes of all data files.
-uint64_t DataBytes(const Manifest& manifest);
-
 // Returns the bytes of the tensor's elements.
 uint64_t TensorBytes(const LogicalTensor& tensor);
 

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "convert/core/errors.h"
 #include "storage/forwarding_storage.h"
 #include "storage/storage.h"
 
@@ -56,7 +56,7 @@ class DecodedFiles final : public ForwardingStorage {
       const auto decoded = std::as_bytes(std::span(decoded_));
       const uint64_t begin = offset_bytes - base_bytes;
       if (begin > decoded.size() || out.size() > decoded.size() - begin) {
-        return absl::DataLossError("read beyond the end of what the file encodes");
+        return DataLoss("read beyond the end of what the file encodes");
       }
       std::ranges::copy(decoded.subspan(begin, out.size()), out.begin());
       return absl::OkStatus();

@@ -35,6 +35,7 @@ inline constexpr ErrorOf<absl::StatusCode::kInvalidArgument> InvalidArgument;
 inline constexpr ErrorOf<absl::StatusCode::kUnimplemented> Unimplemented;
 inline constexpr ErrorOf<absl::StatusCode::kFailedPrecondition> FailedPrecondition;
 inline constexpr ErrorOf<absl::StatusCode::kNotFound> NotFound;
+inline constexpr ErrorOf<absl::StatusCode::kAlreadyExists> AlreadyExists;
 
 }  // namespace tessera::ckpt
 

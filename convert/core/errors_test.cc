@@ -16,6 +16,7 @@ TEST(Errors, MessagesAreMadeOfParts) {
   EXPECT_EQ(Unimplemented("a", 1), absl::UnimplementedError("a1"));
   EXPECT_EQ(FailedPrecondition("a", 1), absl::FailedPreconditionError("a1"));
   EXPECT_EQ(NotFound("a", 1), absl::NotFoundError("a1"));
+  EXPECT_EQ(AlreadyExists("a", 1), absl::AlreadyExistsError("a1"));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "convert/core/value.h"
@@ -27,6 +28,17 @@ inline uint64_t ByteCount(const Shape& shape, DType dtype) {
 // Returns the place of an element in a tensor with these strides, in elements.
 inline int64_t PlaceOf(const std::vector<int64_t>& index, const std::vector<int64_t>& strides) {
   return std::inner_product(index.begin(), index.end(), strides.begin(), int64_t{0});
+}
+
+// Returns the place of the last element of a tensor with these strides. nullopt for a negative
+// stride, and for a place that does not fit. Preconditions: no dim is 0; one stride for each dim.
+inline std::optional<int64_t> LastElement(const Shape& shape, const std::vector<int64_t>& strides) {
+  std::optional<int64_t> last = 0;
+  for (size_t d = 0; d < shape.size() && last.has_value(); ++d) {
+    const std::optional<int64_t> far = CheckedMultiply(shape[d] - 1, strides[d]);
+    last = far.has_value() && strides[d] >= 0 ? CheckedAdd(*last, *far) : std::nullopt;
+  }
+  return last;
 }
 
 // A box of a logical tensor as a file of another framework stores it. Views, transposition, fused

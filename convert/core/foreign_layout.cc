@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/strings/str_join.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -88,8 +89,7 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
     piece.box.shape[*logical] = overlap.count;
     piece.strides[*logical] = strides[dim] * step;
   }
-  piece.offset_bytes = place.offset_bytes + static_cast<uint64_t>(elements) *
-                                                static_cast<uint64_t>(ElementSize(place.dtype));
+  piece.offset_bytes = place.After(elements).offset_bytes;
   return piece;
 }
 
@@ -101,17 +101,12 @@ absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace&
     return DamagedParameter(place, parameter, strides.size(), " strides for ", box.shape.size(),
                             " dims");
   }
-  std::optional<int64_t> bytes = 0;
-  for (size_t d = 0; d < strides.size(); ++d) {
-    if (strides[d] < 0) return DamagedParameter(place, parameter, "stride ", strides[d]);
-    const std::optional<int64_t> far = CheckedMultiply(box.shape[d], strides[d]);
-    bytes = bytes && far ? CheckedAdd(*bytes, *far) : std::nullopt;
-  }
+  std::optional<int64_t> bytes = LastElement(box.shape, strides);
   if (bytes) bytes = CheckedMultiply(*bytes, std::max<int64_t>(ElementSize(place.dtype), 1));
   // Steps of blocks multiply the strides once more.
   if (bytes && *bytes < INT64_MAX / 1024) return absl::OkStatus();
-  return DamagedParameter(place, parameter, "box ", ToString(box),
-                          " ends beyond what a file can hold");
+  return DamagedParameter(place, parameter, "box ", ToString(box), " with strides [",
+                          absl::StrJoin(strides, ","), "] ends beyond what a file can hold");
 }
 
 }  // namespace
@@ -164,25 +159,31 @@ std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, 
   for (const Box& stored : FlatRangeToBoxes(box, begin, end)) {
     std::optional<StoredPiece> piece = PieceOf(block, stored, place, strides);
     if (piece) pieces.push_back(*std::move(piece));
-    place.offset_bytes += static_cast<uint64_t>(ElementCount(stored.shape)) *
-                          static_cast<uint64_t>(ElementSize(dtype));
+    place = place.After(ElementCount(stored.shape));
   }
   return pieces;
 }
 
-std::function<std::vector<StoredPiece>(int64_t, int64_t)> WholeParameterPieces(
-    const ForeignParameter& parameter, DType dtype) {
-  return [blocks = parameter.blocks, box = WholeBox(parameter.shape),
-          count = ElementCount(parameter.shape), dtype](int64_t begin, int64_t end) {
-    std::vector<StoredPiece> pieces;
-    for (const ForeignBlock& block : blocks) {
-      for (StoredPiece& piece :
-           BlockPieces(block, box, std::min(begin, count), std::min(end, count), dtype)) {
-        pieces.push_back(std::move(piece));
-      }
-    }
-    return pieces;
-  };
+OutputTensor WholeParameter(const ForeignParameter& parameter, const LogicalParameter& logical,
+                            const ForeignKind& kind, DType dtype) {
+  const std::string name = kind.NameOf(logical.name);
+  const int64_t count = ElementCount(parameter.shape);
+  return {.name = name,
+          .source_name = name,
+          .role = kind.role,
+          .dtype = dtype,
+          .shape = logical.shape,
+          .elements = count,
+          .pieces = [blocks = parameter.blocks, box = WholeBox(parameter.shape), count, dtype](
+                        int64_t begin, int64_t end) {
+            std::vector<StoredPiece> pieces;
+            for (const ForeignBlock& block : blocks) {
+              std::ranges::move(
+                  BlockPieces(block, box, std::min(begin, count), std::min(end, count), dtype),
+                  std::back_inserter(pieces));
+            }
+            return pieces;
+          }};
 }
 
 ForeignTensorSet::ForeignTensorSet(const ModelDescription& model) : model_(model) {
@@ -242,11 +243,8 @@ absl::Status ForeignTensorSet::AddBox(const ForeignParameter& parameter,
     Box box = local;
     box.global_offset[d] = run.begin;
     box.shape[d] = run.count;
-    ForeignPlace at = place;
-    at.offset_bytes +=
-        static_cast<uint64_t>((run.local_begin - local.global_offset[d]) * strides[d]) *
-        static_cast<uint64_t>(ElementSize(place.dtype));
-    TESSERA_RETURN_IF_ERROR(AddForeignBox(parameter, kind, box, at, strides));
+    const int64_t skipped = (run.local_begin - local.global_offset[d]) * strides[d];
+    TESSERA_RETURN_IF_ERROR(AddForeignBox(parameter, kind, box, place.After(skipped), strides));
   }
   return absl::OkStatus();
 }
@@ -265,7 +263,7 @@ absl::Status ForeignTensorSet::AddRange(const ForeignParameter& parameter,
   ForeignPlace at = place;
   for (const Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
     TESSERA_RETURN_IF_ERROR(AddBox(parameter, share, kind, box, at, strides));
-    at.offset_bytes += ByteCount(box.shape, place.dtype);
+    at = at.After(ElementCount(box.shape));
   }
   return absl::OkStatus();
 }

@@ -5,7 +5,6 @@
 // logical tensors. Pure: nothing here reads a file.
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -19,6 +18,7 @@
 #include "checkpoint/include/state_dict.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"
+#include "convert/core/output_file.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -59,6 +59,14 @@ struct ForeignPlace {
   std::string file;
   uint64_t offset_bytes = 0;
   DType dtype = DType::kUnspecified;
+
+  // Returns the place that is so many elements further on.
+  ForeignPlace After(int64_t elements) const {
+    return {
+        file,
+        offset_bytes + static_cast<uint64_t>(elements) * static_cast<uint64_t>(ElementSize(dtype)),
+        dtype};
+  }
 };
 
 // Returns the box of the whole block in its parameter. Precondition: neighbours in the block are
@@ -71,9 +79,10 @@ Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block);
 std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
                                      int64_t end, DType dtype);
 
-// Returns OutputTensor::pieces of a parameter that is written whole; elements after it are padding.
-std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> WholeParameterPieces(
-    const ForeignParameter& parameter, DType dtype);
+// Returns a logical tensor of this kind, written as the framework's parameter, which has all of it
+// and nothing else, under the logical name. If a caller adds elements at its end, they are padding.
+OutputTensor WholeParameter(const ForeignParameter& parameter, const LogicalParameter& logical,
+                            const ForeignKind& kind, DType dtype);
 
 // Collects the tensors of a model: its weights under the logical names, states of its optimizer
 // under "<logical name>.<state>". Coverage, bounds of the files and copies are checked by

@@ -318,7 +318,7 @@ TEST(ForeignTensorSetTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(
       set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {3}}, {"file.pt", 0, DType::kF32}, {-1})
           .message(),
-      HasSubstr("stride -1"));
+      HasSubstr("with strides [-1]"));
 }
 
 TEST(ForeignTensorSetTest, AModelMustFitItsFiles) {

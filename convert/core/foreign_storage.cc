@@ -62,10 +62,7 @@ absl::Status DamagedTensor(const ForeignTensor& tensor, const Parts&... problem)
 // Returns the bytes of its file that a piece spans, from its first to its last element.
 // Precondition: it lies inside the file.
 ByteRange BytesOf(const StoredPiece& piece, int64_t element_bytes) {
-  int64_t last = 0;
-  for (size_t d = 0; d < piece.strides.size(); ++d) {
-    last += (piece.box.shape[d] - 1) * piece.strides[d];
-  }
+  const int64_t last = *LastElement(piece.box.shape, piece.strides);
   return {piece.offset_bytes,
           piece.offset_bytes + static_cast<uint64_t>((last + 1) * element_bytes)};
 }
@@ -92,12 +89,7 @@ absl::Status CheckExtent(const ForeignTensor& tensor, const StoredPiece& piece,
                          ", in a file of ", file_bytes, " bytes");
   };
   const auto element_bytes = ElementSize(tensor.dtype);
-  std::optional<int64_t> last = 0;
-  for (size_t d = 0; d < piece.strides.size() && last.has_value(); ++d) {
-    if (piece.strides[d] < 0) return outside("stride ", piece.strides[d]);
-    const std::optional<int64_t> far = CheckedMultiply(piece.box.shape[d] - 1, piece.strides[d]);
-    last = far.has_value() ? CheckedAdd(*last, *far) : std::nullopt;
-  }
+  const std::optional<int64_t> last = LastElement(piece.box.shape, piece.strides);
   const std::optional<int64_t> elements = last.has_value() ? CheckedAdd(*last, 1) : std::nullopt;
   const std::optional<int64_t> bytes =
       elements.has_value() ? CheckedMultiply(*elements, element_bytes) : std::nullopt;

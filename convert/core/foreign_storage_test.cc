@@ -340,7 +340,7 @@ TEST(ForeignStorageTest, PiecesLieInsideTheirFiles) {
   refused([](ForeignTensor& t) { t.pieces[0].offset_bytes = ~uint64_t{0}; }, "ends outside");
   refused([](ForeignTensor& t) { t.pieces[0].strides = {7, 1}; }, "strides [7,1] ends outside");
   refused([](ForeignTensor& t) { t.pieces[0].strides = {int64_t{1} << 62, 1}; }, "ends outside");
-  refused([](ForeignTensor& t) { t.pieces[0].strides = {6, -1}; }, "stride -1");
+  refused([](ForeignTensor& t) { t.pieces[0].strides = {6, -1}; }, "strides [6,-1] ends outside");
   refused([](ForeignTensor& t) { t.pieces[0].strides = {6}; }, "1 strides for 2 dims");
   refused([](ForeignTensor& t) { t.pieces[0].box.global_offset = {1, 0}; }, "a: ");
   refused([](ForeignTensor& t) { t.pieces[0].file = "../a"; }, "tensor w: ");

@@ -43,7 +43,7 @@ int64_t IntegerOf(const nlohmann::json& json, const char* name) {
   return field != json.end() && field->is_number_integer() ? field->get<int64_t>() : 0;
 }
 
-// Returns the rows of the whole table. nullopt where the files have none of this width.
+// Returns the rows of the whole table. nullopt if the files have none of this width.
 std::optional<int64_t> Rows(std::span<const ForeignTensor> tensors, int64_t columns,
                             int64_t parts) {
   for (const ForeignTensor& tensor : tensors) {
@@ -158,7 +158,8 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const Mode
     const std::string prefix(known.hugging_face->format->prefix);
     known.namings.push_back(LogicalNaming(known.description, order, prefix));
   }
-  for (const char* const other : {kMeta, kTorchtitan, kTorchtitanGateUp, kNanoGpt}) {
+  for (const char* const other :
+       {kMeta, kTorchtitan, kTorchtitanGateUp, kNanoGpt}) {
     absl::StatusOr<Parameters> parameters = ForeignParameters(other, known.description.config);
     if (parameters.ok()) known.namings.push_back(*std::move(parameters));
   }
@@ -212,7 +213,7 @@ std::optional<size_t> NamingFinder::FindWeight(const std::string& name) const {
 
 std::string NamingFinder::NotThere(const std::string& name) const {
   return absl::StrCat("the model's ", name, " is not among ",
-                      weights_.empty() ? "them" : SomeOf(KeysOf(weights_)));
+                      weights_.empty() ? "them" : JoinFirst(KeysOf(weights_), ", "));
 }
 
 bool NamingFinder::HasAll(const Parameters& naming, const std::string& prefix) {
@@ -322,7 +323,7 @@ std::string NamingFinder::DescribeMismatch() const {
   std::string message = JoinFirst(missing, "; ");
   const bool shows_some = message.find("; the files have ") != message.npos;
   if (!shows_some && !unexpected.empty()) {
-    absl::StrAppend(&message, "; the files have ", SomeOf(unexpected),
+    absl::StrAppend(&message, "; the files have ", JoinFirst(unexpected, ", "),
                     ", which the model does not have");
   }
   return message;

@@ -95,7 +95,7 @@ absl::StatusOr<ModelConfig> ConfigOf(const ModelProto& model) {
   ModelConfig config;
   if (model.text().empty() ||
       !google::protobuf::TextFormat::ParseFromString(model.text(), &config)) {
-    return absl::InvalidArgumentError("the checkpoint has no configuration of a known model");
+    return InvalidArgument("the checkpoint has no configuration of a known model");
   }
   return ResolveModelConfig(config);
 }

@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/known_model.h"
 #include "convert/core/optimizer_groups.h"
@@ -228,10 +229,9 @@ class Namer {
       return index == indices.end() ? std::nullopt : std::optional(index->second);
     };
     const auto& [optimizer, shapes] = *optimizers.begin();
-    const auto numbers =
-        optimizers.size() > 1
-            ? absl::FailedPreconditionError("there are several optimizers")
-            : MatchNumbers(checkpoint_.state, optimizer, shapes, parameters, index_of);
+    const auto numbers = optimizers.size() > 1 ? FailedPrecondition("there are several optimizers")
+                                               : MatchNumbers(checkpoint_.state, optimizer, shapes,
+                                                              parameters, index_of);
     if (numbers.ok()) {
       for (const auto& [number, at] : *numbers) {
         by_name[absl::StrCat(number)] = at < ordered.size() ? ordered[at] : nullptr;
@@ -289,8 +289,9 @@ class Namer {
     }
     kept = std::move(others);
     if (!unknown.empty()) {
-      checkpoint_.notes.push_back(absl::StrCat(
-          "States of the optimizer that are not AdamW's keep their names: ", SomeOf(unknown), "."));
+      checkpoint_.notes.push_back(
+          absl::StrCat("States of the optimizer that are not AdamW's keep their names: ",
+                       JoinFirst(unknown, ", "), "."));
     }
     // Before torch 1.12 the number of updates was no tensor.
     for (const auto& [full_name, value] : ValuesByName(checkpoint_.state)) {

@@ -407,11 +407,5 @@ TEST(WrappedNamesTest, TwoTensorsOfOneNameAreRefused) {
           "transformer.wte.weight"));
 }
 
-TEST(WrappedNamesTest, AFewNamesAreShown) {
-  EXPECT_EQ(SomeOf({"a"}), "a");
-  EXPECT_EQ(SomeOf({"a", "b\n", "c"}), "a, b\\n, c");
-  EXPECT_EQ(SomeOf({"a", "b", "c", "d", "e"}), "a, b, c and 2 more");
-}
-
 }  // namespace
 }  // namespace tessera::ckpt::convert

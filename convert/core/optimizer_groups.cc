@@ -171,7 +171,7 @@ class ParameterAssignment {
   }
 
   static absl::Status TooManyWays() {
-    return absl::FailedPreconditionError(
+    return FailedPrecondition(
         "the optimizer's parameters can be matched with the model's in too many ways");
   }
 
@@ -186,7 +186,7 @@ class ParameterAssignment {
           parameters_[parameter].name, ", of shape ", ShapeToString(parameters_[parameter].shape),
           ", is next");
     }
-    return absl::FailedPreconditionError("the optimizer's parameters do not match the model's");
+    return FailedPrecondition("the optimizer's parameters do not match the model's");
   }
 
   // Follows the paths backwards from the node in which every group has all of its parameters.

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <iterator>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -14,10 +13,6 @@
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/file_map.h"
-#include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/format/pieces.h"
-#include "checkpoint/scan/verify.h"
 #include "convert/core/block_reader.h"
 #include "layout/dtype.h"
 #include "storage/aligned_buffer.h"
@@ -213,8 +208,8 @@ absl::Status CheckOrder(const OutputFile& file) {
     if (tensor.offset_bytes < end || EndOf(tensor) > file.size_bytes) {
       return absl::InternalError(absl::StrCat(
           file.name, ": tensor ", tensor.name, " has bytes [", tensor.offset_bytes, ", ",
-          EndOf(tensor), "), expected between ", end, ", the end of what precedes it, and ",
-          file.size_bytes, ", that of the file"));
+          EndOf(tensor), "), expected between ", end, ", the end of the bytes before it, and ",
+          file.size_bytes, ", the end of the file"));
     }
     end = EndOf(tensor);
   }
@@ -438,50 +433,6 @@ absl::StatusOr<DigestsByName> WriteOutput(const Checkpoint& source,
   uint64_t total_bytes = 0;
   for (const OutputFile& file : files) total_bytes += file.size_bytes;
   return Writer(source, storage, directory, options, total_bytes).Write(files);
-}
-
-absl::Status ScanFiles(Storage& storage, std::string_view directory, const Manifest& manifest,
-                       const ScanOptions& options, const ChunkFunction& function) {
-  constexpr int kOpenFiles = 256;
-  ScanBuffers buffers;
-  for (int first = 0; first < manifest.files_size(); first += kOpenFiles) {
-    std::vector<uint32_t> files(std::min(kOpenFiles, manifest.files_size() - first));
-    std::iota(files.begin(), files.end(), first);
-    Scanner scanner(storage, directory, manifest, options);
-    TESSERA_RETURN_IF_ERROR(scanner.Open(files));
-    if (function) TESSERA_RETURN_IF_ERROR(scanner.Run(scanner.WholeFiles(), function, &buffers));
-  }
-  return absl::OkStatus();
-}
-
-uint64_t BytesOfFiles(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const DataFile& file : manifest.files()) bytes += file.size_bytes();
-  return bytes;
-}
-
-absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source, const IoOptions& options) {
-  const Manifest& manifest = source.manifest();
-  TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
-  TESSERA_RETURN_IF_ERROR(ValidateCoverage(manifest));
-  TensorDigests sums(manifest, FileMap(manifest), options.io_threads);
-  if (!sums.cut().empty()) return absl::DataLossError(ToString(sums.cut().front().second));
-  ByteProgress progress(options.progress, BytesOfFiles(manifest));
-  TESSERA_RETURN_IF_ERROR(ScanFiles(source.storage(), source.directory(), manifest,
-                                    {.io_threads = options.io_threads},
-                                    [&](int worker, const FilePiece& chunk, const std::byte* data) {
-                                      sums.Add(worker, chunk, data);
-                                      progress.Add(chunk.size());
-                                      return absl::OkStatus();
-                                    }));
-  DigestsByName digests;
-  for (int t = 0; t < manifest.tensors_size(); ++t) {
-    digests[manifest.tensors(t).name()] = sums.Sum(t);
-  }
-  for (const LogicalTensor& tensor : manifest.tensors()) {
-    if (!tensor.alias_of().empty()) digests[tensor.name()] = digests[tensor.alias_of()];
-  }
-  return digests;
 }
 
 }  // namespace tessera::ckpt::convert

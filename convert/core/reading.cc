@@ -155,15 +155,4 @@ std::string WithoutWrappers(std::string_view name) {
   return std::string(rest);
 }
 
-std::string SomeOf(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 3;
-  std::vector<std::string> shown;
-  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
-    shown.push_back(absl::CHexEscape(names[i]));
-  }
-  std::string text = absl::StrJoin(shown, ", ");
-  if (names.size() > kMost) absl::StrAppend(&text, " and ", names.size() - kMost, " more");
-  return text;
-}
-
 }  // namespace tessera::ckpt::convert

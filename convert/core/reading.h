@@ -136,9 +136,6 @@ absl::Status WithNotes(const absl::Status& status, const std::vector<std::string
 // beginning.
 std::string WithoutWrappers(std::string_view name);
 
-// Returns some of the names, for messages: "a, b, c and 14 more".
-std::string SomeOf(const std::vector<std::string>& names);
-
 }  // namespace tessera::ckpt::convert
 
 #endif  // TESSERA_CONVERT_CORE_READING_H_

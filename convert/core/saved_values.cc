@@ -56,7 +56,7 @@ Json ToJson(const SavedValue& value, bool skeleton) {
   if (const auto* dict = value.As<SavedValue::Dict>()) {
     Json pairs = Json::array();
     for (size_t i = 0; i < dict->size(); ++i) {
-      pairs.push_back({ToJson(dict->key(i), false), ToJson(dict->value(i), skeleton)});
+      pairs.push_back({ToJson(dict->key(i), /*skeleton=*/false), ToJson(dict->value(i), skeleton)});
     }
     return Tagged("dict", std::move(pairs));
   }

@@ -35,7 +35,7 @@ nlohmann::json ValueToPlainJson(const SavedValue& value);
 std::optional<SavedValue> ValueOfJson(std::string_view json);
 
 struct SavedState {
-  SavedValue root = {SavedValue::Dict{}};  // empty where the checkpoint has no such entries
+  SavedValue root = {SavedValue::Dict{}};  // empty if the checkpoint has no such entries
   std::vector<std::string> left_out;       // names of values of other kinds than a tree holds
   std::vector<std::string> simplified;  // names of values of simpler types: tuples for namedtuples
 };

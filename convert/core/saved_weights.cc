@@ -58,6 +58,37 @@ void Rename(const NewNames& names, std::string& name) {
   if (const auto at = names.find(name); at != names.end()) name = at->second;
 }
 
+// Returns the wanted dtype or, if it is unspecified, the dtype of all weights.
+absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted) {
+  if (wanted != DType::kUnspecified) return wanted;
+  std::set<DType> dtypes;
+  for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
+  if (dtypes.size() == 1) return *dtypes.begin();
+  return InvalidArgument("the weights have several dtypes: choose one with --dtype");
+}
+
+// Returns the dtype in which all parameters have this state of the optimizer; unspecified if none
+// has it.
+absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
+                                 const std::string& state) {
+  std::map<std::string, DType> saved;
+  for (const LogicalTensor& tensor : manifest.tensors())
+    saved[tensor.name()] = FromProto(tensor.dtype());
+  std::set<DType> dtypes;
+  size_t found = 0;
+  for (const LogicalParameter& parameter : model.parameters) {
+    const auto at = saved.find(absl::StrCat(parameter.name, ".", state));
+    if (at == saved.end()) continue;
+    dtypes.insert(at->second);
+    ++found;
+  }
+  if (found == 0) return DType::kUnspecified;
+  if (found == model.parameters.size() && dtypes.size() == 1) return *dtypes.begin();
+  return InvalidArgument("only ", found, " of ", model.parameters.size(), " parameters have ",
+                         state,
+                         ", or in several dtypes: --weights-only leaves optimizer state out");
+}
+
 }  // namespace
 
 std::map<std::string, std::string> MastersWithoutWeights(const Manifest& manifest) {
@@ -100,40 +131,12 @@ absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
     }
   }
   if (problems.empty()) return weights;
-  return absl::FailedPreconditionError(JoinFirst(problems, "; "));
+  return FailedPrecondition(JoinFirst(problems, "; "));
 }
 
 bool IsFloating(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
          dtype == DType::kBF16;
-}
-
-absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted) {
-  if (wanted != DType::kUnspecified) return wanted;
-  std::set<DType> dtypes;
-  for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
-  if (dtypes.size() == 1) return *dtypes.begin();
-  return absl::InvalidArgumentError("the weights have several dtypes: choose one with --dtype");
-}
-
-absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
-                                 const std::string& state) {
-  std::map<std::string, DType> saved;
-  for (const LogicalTensor& tensor : manifest.tensors())
-    saved[tensor.name()] = FromProto(tensor.dtype());
-  std::set<DType> dtypes;
-  size_t found = 0;
-  for (const LogicalParameter& parameter : model.parameters) {
-    const auto at = saved.find(absl::StrCat(parameter.name, ".", state));
-    if (at == saved.end()) continue;
-    dtypes.insert(at->second);
-    ++found;
-  }
-  if (found == 0) return DType::kUnspecified;
-  if (found == model.parameters.size() && dtypes.size() == 1) return *dtypes.begin();
-  return InvalidArgument("only ", found, " of ", model.parameters.size(), " parameters have ",
-                         state,
-                         ", or in several dtypes: --weights-only leaves optimizer state out");
 }
 
 // A trainer that skips steps has a count of its own for updates.
@@ -164,6 +167,11 @@ absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,
     if (state != DType::kUnspecified) kinds.push_back({kind, state});
   }
   return kinds;
+}
+
+bool HasKind(const std::vector<SavedKind>& kinds, const ForeignKind& kind) {
+  return std::ranges::any_of(
+      kinds, [&](const SavedKind& saved) { return saved.kind.state == kind.state; });
 }
 
 Checkpoint WithStatesNamedByMapping(const Checkpoint& checkpoint) {

@@ -33,15 +33,6 @@ absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
 // Returns whether elements are real numbers that loading converts to each other.
 bool IsFloating(DType dtype);
 
-// Returns the wanted dtype or, if it is unspecified, the dtype of all weights. InvalidArgument if
-// they have several.
-absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted);
-
-// Returns the dtype in which all parameters have this state of the optimizer; unspecified if none
-// has it. InvalidArgument if only some have it, or in several dtypes.
-absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
-                                 const std::string& state);
-
 // Returns how often the optimizer has updated the weights.
 double UpdatesOf(const Manifest& manifest);
 
@@ -56,10 +47,14 @@ struct SavedKind {
 
 // Returns the tensors that a format with AdamW's state writes for each parameter: first the weight,
 // in the wanted dtype; then the existing moments and master weight, unless only weights are wanted.
-// Errors: those of FindWeights(), WeightDType() and StateDType().
+// Errors: those of FindWeights(); InvalidArgument if the weights have several dtypes and none is
+// wanted, and for a state that only some parameters have, or in several dtypes.
 absl::StatusOr<std::vector<SavedKind>> FindKinds(const Manifest& manifest,
                                                  const ModelDescription& model,
                                                  const PlanOptions& options);
+
+// Returns whether one of the kinds is this one.
+bool HasKind(const std::vector<SavedKind>& kinds, const ForeignKind& kind);
 
 // Returns the checkpoint with the name "<parameter>.<state>" (transformer.wte.weight.exp_avg) for
 // each tensor of optimizer state that the manifest's mapping assigns to a parameter. Its name does

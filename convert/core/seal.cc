@@ -75,7 +75,7 @@ absl::Status CheckSeal(const Seal& seal) {
   for (const SealedTensor& tensor : seal.tensors()) {
     TESSERA_RETURN_IF_ERROR(CheckSealedTensor(tensor, seal));
     if (!names.insert(tensor.name()).second) {
-      return InvalidArgument("tensor ", tensor.name(), " is there twice");
+      return InvalidArgument("tensor ", tensor.name(), " occurs twice");
     }
   }
   return absl::OkStatus();
@@ -130,7 +130,7 @@ absl::StatusOr<Seal> DecodeSeal(std::string_view bytes) {
                     bytes.size());
   }
   if (!bytes.starts_with(kSealMagic)) {
-    return absl::DataLossError("not a seal: the magic bytes are wrong");
+    return DataLoss("not a seal: the magic bytes are wrong");
   }
   const auto expected = LoadLittleEndian<uint32_t>(bytes.data() + kSealCrcAt);
   if (const uint32_t found = SealCrc(bytes); found != expected) {
@@ -149,10 +149,10 @@ absl::StatusOr<Seal> DecodeSeal(std::string_view bytes) {
   Seal seal;
   if (payload.size() > kMaxSealBytes || !cost.has_value() || *cost > limit ||
       !seal.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
-    return absl::DataLossError("its contents are not a Seal message");
+    return DataLoss("its contents are not a Seal message");
   }
   if (const absl::Status valid = CheckSeal(seal); !valid.ok()) {
-    return absl::DataLossError(valid.message());
+    return DataLoss(valid.message());
   }
   return seal;
 }

@@ -40,7 +40,7 @@ absl::StatusOr<DType> ResolveDType(const Value& value) {
   const std::optional<std::string_view> name = value.arguments()[0].AsText();
   if (!value.IsObjectOf("numpy.dtype") || !name) return Malformed("its dtype is malformed");
   const std::optional<std::string_view> order = value.state()[1].AsText();
-  if (order == ">") return absl::UnimplementedError("big-endian elements of a numpy array");
+  if (order == ">") return Unimplemented("big-endian elements of a numpy array");
   for (const NamedDType& known : kDTypes) {
     if (*name == known.name) return known.dtype;
   }
@@ -143,8 +143,7 @@ absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value, const ReadableF
   array.shape = *std::move(shape);
   array.strides = StridesOf(array.shape, IsFortran(parts.is_fortran));
   if (parts.bytes.is(Kind::kText) && *bytes > 0) {
-    return absl::UnimplementedError(
-        "a numpy array that Python 2 wrote: save it again with Python 3");
+    return Unimplemented("a numpy array that Python 2 wrote: save it again with Python 3");
   }
   if (parts.bytes.IsObjectOf("_codecs.encode")) {
     array.offset_bytes = file.size_bytes() + decoded.size();

@@ -8,7 +8,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
-#include "base/checked_math.h"
 #include "base/text.h"
 #include "convert/core/record_checks.h"
 #include "convert/core/saved_values.h"
@@ -57,7 +56,7 @@ struct StorageReference {
 absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   const Value id = value.persistent_id();
   if (!id.is(Kind::kTuple) || id.size() < 5 || !id[0].IsText("storage")) {
-    return absl::DataLossError("a tensor without a storage");
+    return DataLoss("a tensor without a storage");
   }
   StorageReference storage = {.elements = FindTorchStorage(id[1]),
                               .key = std::string(id[2].AsText().value_or("")),
@@ -66,8 +65,7 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   if (storage.elements == nullptr) {
     return Unimplemented("a storage of the class ", Shown(id[1].GlobalName()));
   }
-  if (storage.key.empty() || storage.count == UINT64_MAX)
-    return absl::DataLossError("a malformed storage");
+  if (storage.key.empty() || storage.count == UINT64_MAX) return DataLoss("a malformed storage");
   return storage;
 }
 
@@ -101,11 +99,11 @@ absl::StatusOr<std::string> FindFolder(const std::vector<ZipMember>& members) {
   for (const ZipMember& member : members) {
     if (!absl::EndsWith(member.name, kPickle)) continue;
     if (member.name.find('/') != member.name.size() - kPickle.size()) continue;
-    if (!folder.empty()) return absl::DataLossError("two files data.pkl in one archive");
+    if (!folder.empty()) return DataLoss("two files data.pkl in one archive");
     folder = member.name.substr(0, member.name.size() - kPickle.size() + 1);
   }
   if (!folder.empty()) return folder;
-  return absl::DataLossError("a zip archive without data.pkl: not written by torch.save()");
+  return DataLoss("a zip archive without data.pkl: not written by torch.save()");
 }
 
 absl::Status CheckByteOrder(const ReadableFile& file, const ZipMember& member) {
@@ -148,7 +146,7 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
   absl::flat_hash_map<std::string, Extent> storages;
   Extent pickled;
   if (std::ranges::find(members, folder + "constants.pkl", &ZipMember::name) != members.end()) {
-    return absl::UnimplementedError("a TorchScript program: save its state_dict() instead");
+    return Unimplemented("a TorchScript program: save its state_dict() instead");
   }
   for (const ZipMember& member : members) {
     const bool is_pickle = member.name == folder + "data.pkl";
@@ -176,7 +174,7 @@ absl::StatusOr<absl::flat_hash_map<std::string, uint64_t>> ElementSizes(const Pi
     TESSERA_ASSIGN_OR_RETURN(const StorageReference storage, ParseStorage(value));
     const auto [found, is_new] = sizes.emplace(storage.key, storage.elements->element_bytes);
     if (!is_new && found->second != storage.elements->element_bytes) {
-      return absl::DataLossError("a storage of two dtypes");
+      return DataLoss("a storage of two dtypes");
     }
   }
   return sizes;
@@ -192,11 +190,11 @@ absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
   };
   TESSERA_ASSIGN_OR_RETURN(const Pickle version, next());
   if (version.root().AsInt() != kLegacyVersion) {
-    return absl::UnimplementedError("an unknown version of torch's legacy form");
+    return Unimplemented("an unknown version of torch's legacy form");
   }
   TESSERA_ASSIGN_OR_RETURN(const Pickle system, next());
   if (system.root().Find("little_endian").AsBool() == false) {
-    return absl::UnimplementedError("storages in big-endian byte order");
+    return Unimplemented("storages in big-endian byte order");
   }
   TESSERA_ASSIGN_OR_RETURN(Pickle contents, next());
   TESSERA_ASSIGN_OR_RETURN(const Pickle keys, next());
@@ -210,7 +208,7 @@ absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
       return DataLoss("the storage ", shown, " belongs to no tensor");
     }
     constexpr uint64_t kCountBytes = 8;
-    if (end - at < kCountBytes) return absl::DataLossError("the file ends before its storages do");
+    if (end - at < kCountBytes) return DataLoss("the file ends before its storages do");
     TESSERA_ASSIGN_OR_RETURN(const std::string count_bytes, ReadPart(file, at, kCountBytes));
     const auto count = LoadLittleEndian<uint64_t>(count_bytes.data());
     at += kCountBytes;
@@ -267,20 +265,15 @@ TensorCall Unwrap(Value value) {
 // Checks the elements of a storage that a tensor shows. Its bounds were checked before.
 absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t storage_elements) {
   const absl::StatusOr<int64_t> count = CheckedByteCount(tensor.shape, 1);
-  if (!count.ok()) return absl::DataLossError(count.status().message());
+  if (!count.ok()) return DataLoss(count.status().message());
   if (tensor.strides.size() != tensor.shape.size()) {
     return DataLoss("shape ", ShapeToString(tensor.shape), " with ", tensor.strides.size(),
                     " strides");
   }
   if (*count == 0) return absl::OkStatus();
-  std::optional<uint64_t> last = first;
-  for (size_t d = 0; d < tensor.shape.size() && last; ++d) {
-    if (tensor.strides[d] < 0) return absl::DataLossError("a negative stride");
-    const std::optional<uint64_t> span =
-        CheckedMultiply<uint64_t>(tensor.shape[d] - 1, tensor.strides[d]);
-    last = span ? CheckedAdd(*last, *span) : std::nullopt;
-  }
-  if (!last || *last >= storage_elements) {
+  const std::optional<int64_t> last = LastElement(tensor.shape, tensor.strides);
+  if (!last || first >= storage_elements ||
+      static_cast<uint64_t>(*last) >= storage_elements - first) {
     return DataLoss("shape ", ShapeToString(tensor.shape), " at element ", first,
                     " reaches beyond its storage of ", storage_elements, " elements");
   }
@@ -342,7 +335,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   }
   const Value& arguments = call.arguments;
   if (arguments[with_dtype ? 7 : 6].entry_count() > 0) {
-    return absl::UnimplementedError("a tensor that is to be negated or conjugated");
+    return Unimplemented("a tensor that is to be negated or conjugated");
   }
   TESSERA_ASSIGN_OR_RETURN(const StorageReference storage, ParseStorage(arguments[0]));
   TESSERA_ASSIGN_OR_RETURN(const Extent bytes, LocateStorage(archive, storage));
@@ -357,7 +350,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);
   const std::optional<uint64_t> first = arguments[1].AsUint();
   if (!shape || !strides || !first || shape->size() > kMaxDims) {
-    return absl::DataLossError("offset, shape or strides are malformed");
+    return DataLoss("offset, shape or strides are malformed");
   }
   tensor.shape = *std::move(shape);
   tensor.strides = *std::move(strides);
@@ -365,7 +358,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
 }
 
 absl::StatusOr<TorchTensor> ResolveTorchVector(const TorchArchive& archive, const Value& value) {
-  if (!IsTorchTensor(value)) return absl::DataLossError("no tensor");
+  if (!IsTorchTensor(value)) return DataLoss("no tensor");
   TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
   if (tensor.shape.size() == 1 && (tensor.strides[0] == 1 || tensor.shape[0] <= 1)) return tensor;
   return DataLoss("shape ", ShapeToString(tensor.shape), ", expected a contiguous vector");
@@ -435,7 +428,7 @@ absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budg
   const std::string_view text = key.AsText().value_or("");
   TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
   if (!text.empty() && IsValidUtf8(text)) return std::string(text);
-  return absl::DataLossError("a tensor whose name is empty or not valid UTF-8");
+  return DataLoss("a tensor whose name is empty or not valid UTF-8");
 }
 
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
@@ -453,8 +446,7 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
   if (LooksLikeZip(first)) return ReadZip(file, part);
   if (first.starts_with(kLegacyMagic)) return ReadLegacy(file, part);
   if (LooksLikeTarForm(first)) return ReadTorchTar(file, part);
-  return absl::DataLossError(
-      "neither a zip archive nor torch's legacy form: not written by torch.save()");
+  return DataLoss("neither a zip archive nor torch's legacy form: not written by torch.save()");
 }
 
 absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, std::string_view path) {

@@ -25,6 +25,7 @@
 #include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "convert/core/errors.h"
 #include "convert/pickle/read.h"
 #include "convert/pickle/torch_archive.h"
 #include "layout/dtype.h"
@@ -94,7 +95,7 @@ absl::StatusOr<TarMembers> ReadTarMembers(const ReadableFile& file, Extent part)
     const uint64_t padding = (kTarBlockBytes - size % kTarBlockBytes) % kTarBlockBytes;
     at += size + std::min(padding, end - at - size);
   }
-  return absl::DataLossError("a tar archive that does not end");
+  return DataLoss("a tar archive that does not end");
 }
 
 // The pickles and numbers of a member.
@@ -113,7 +114,7 @@ class TarStream {
   absl::StatusOr<uint64_t> NextCount() {
     TESSERA_ASSIGN_OR_RETURN(const Pickle read, Next(kHeadBytes));
     if (const std::optional<uint64_t> count = read.root().AsUint()) return *count;
-    return absl::DataLossError("a number of tensors or storages is missing");
+    return DataLoss("a number of tensors or storages is missing");
   }
   absl::StatusOr<std::vector<int64_t>> Numbers(size_t count) {
     TESSERA_ASSIGN_OR_RETURN(const Extent place, Take(count, sizeof(int64_t)));
@@ -171,7 +172,7 @@ absl::StatusOr<TarStorages> ReadTarStorages(TarStream stream) {
     const auto whole = storages.find(view[1].AsInt().value_or(-1));
     const uint64_t first = view[2].AsUint().value_or(UINT64_MAX);
     const uint64_t elements = view[3].AsUint().value_or(UINT64_MAX);
-    if (!key || whole == storages.end()) return absl::DataLossError("a view of no storage");
+    if (!key || whole == storages.end()) return DataLoss("a view of no storage");
     TarStorage shown = whole->second;
     const uint64_t element_bytes = shown.elements->element_bytes;
     const uint64_t all = shown.bytes.length / element_bytes;
@@ -197,7 +198,7 @@ absl::Status ReadTarTensors(TarStream stream, const TarStorages& storages, Torch
     tensor.shape.assign(numbers.begin(), numbers.begin() + dims);
     tensor.strides.assign(numbers.begin() + dims, numbers.end() - 1);
     const auto storage = storages.find(head.root()[1].AsInt().value_or(-1));
-    absl::StatusOr<TorchTensor> shown = absl::UnimplementedError("a tensor without a storage");
+    absl::StatusOr<TorchTensor> shown = Unimplemented("a tensor without a storage");
     if (storage != storages.end()) {
       tensor.dtype = storage->second.elements->dtype;
       // There were no tensors of no dims but empty ones.
@@ -212,7 +213,7 @@ absl::Status ReadTarTensors(TarStream stream, const TarStorages& storages, Torch
     }
   }
   for (const auto& [key, storage] : storages) {
-    archive.tensors.emplace(absl::StrCat(key), absl::UnimplementedError("a storage by itself"));
+    archive.tensors.emplace(absl::StrCat(key), Unimplemented("a storage by itself"));
   }
   return absl::OkStatus();
 }
@@ -226,10 +227,10 @@ absl::StatusOr<TorchArchive> ReadTorchTar(const ReadableFile& file, Extent part)
   }
   TESSERA_ASSIGN_OR_RETURN(const Pickle system, TarStream(file, members.at("sys_info")).Next());
   if (system.root().Find("protocol_version").AsInt() != kTarVersion) {
-    return absl::UnimplementedError("an unknown version of torch's tar form");
+    return Unimplemented("an unknown version of torch's tar form");
   }
   if (system.root().Find("little_endian").AsBool() == false) {
-    return absl::UnimplementedError("storages in big-endian byte order");
+    return Unimplemented("storages in big-endian byte order");
   }
   TESSERA_ASSIGN_OR_RETURN(Pickle contents, TarStream(file, members.at("pickle")).Next());
   TorchArchive archive = {std::move(contents)};

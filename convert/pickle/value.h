@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/status/status.h"
+#include "convert/core/errors.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::pickle {
@@ -188,7 +188,7 @@ class Budget {
   // Takes bytes; returns an error once nothing is left.
   absl::Status Take(uint64_t bytes) {
     if (Has(bytes)) return absl::OkStatus();
-    return absl::DataLossError(
+    return DataLoss(
         "objects and names that it refers to again and again stand for many times its size");
   }
 

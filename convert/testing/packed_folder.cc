@@ -44,7 +44,7 @@ void AddPart(std::string_view part, std::map<std::string, std::string>& files) {
   std::ranges::copy(bytes, file.begin() + static_cast<std::ptrdiff_t>(offset));
 }
 
-// Nothing where the path is both a file's and a folder's.
+// Nothing if the path is both a file's and a folder's.
 void Write(Storage& storage, const std::string& name, const std::string& contents) {
   for (size_t at = name.find('/'); at != name.npos; at = name.find('/', at + 1)) {
     if (!storage.MakeDirectory(name.substr(0, at)).ok()) return;

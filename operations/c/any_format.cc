@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
 #include "checkpoint/c/tessera_checkpoint.h"
+#include "convert/core/errors.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
@@ -108,7 +109,7 @@ absl::StatusOr<Json> ExportByName(const std::string& source, const std::string& 
   convert::PlanOptions& plan = to.plan;
   if (write.max_file_bytes > 0) plan.max_file_bytes = write.max_file_bytes;
   if (write.dtype != 0 && (write.dtype < 0 || ElementSize(plan.dtype) == 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("there is no dtype ", write.dtype));
+    return InvalidArgument("there is no dtype ", write.dtype);
   }
   std::unique_ptr<Tokenizer> tokenizer;
   if (plan.tokenizer_path = TextOrEmpty(write.tokenizer); !plan.tokenizer_path.empty()) {
@@ -130,7 +131,7 @@ absl::StatusOr<Json> Import(const std::string& source, const std::string& destin
                             const ReadOptions& options, const tessera_write_options& write) {
   if (write.dtype != 0 || write.allow_overflow != 0 || write.weights_only != 0 ||
       write.max_file_bytes != 0 || !TextOrEmpty(write.tokenizer).empty()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "dtype, allow_overflow, weights_only, max_file_bytes and tokenizer are for other formats "
         "than tessera");
   }

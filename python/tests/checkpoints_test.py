@@ -294,7 +294,7 @@ class FolderTest(Case):
         self.assertIn(b"tokenizer.ggml.tokens", pathlib.Path(f"{new}.gguf").read_bytes())
         small = write_gpt2(f"{self.folder}.small", vocab_size=255)
         for source, to, path, message in (
-                (small, "hf", tokenizer, "258 ids, but the model only 255"),
+                (small, "hf", tokenizer, "258 ids, but the model has only 255"),
                 (new, "torch", tokenizer, "is written in the formats hf and gguf, not in torch"),
                 (new, "tessera", tokenizer, "for other formats than tessera"),
                 (new, "hf", f"{new}.none", "No such file")):

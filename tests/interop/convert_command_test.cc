@@ -338,7 +338,7 @@ TEST_F(ConvertCommandTest, WritesATokenizerBesideTheModel) {
   EXPECT_EQ(Run({"diff", In("hf"), In("again")}), 0) << out_ << err_;
 
   EXPECT_EQ(Run({"convert", MakeModel(256), In("new"), "--to=hf", "--tokenizer=" + In("hf")}), 2);
-  EXPECT_THAT(err_, HasSubstr("has 257 ids, but the model only 256"));
+  EXPECT_THAT(err_, HasSubstr("has 257 ids, but the model has only 256"));
   EXPECT_EQ(Run({"convert", In("hf"), In("new"), "--to=hf", "--tokenizer=" + In("absent")}), 2);
   EXPECT_THAT(err_, HasSubstr("absent: No such file"));
   EXPECT_EQ(Run({"convert", In("hf"), In("new"), "--to=torch", "--tokenizer=" + In("hf")}), 2);
@@ -360,7 +360,7 @@ TEST_F(ConvertCommandTest, WritesATokenizerIntoTheFileOfTheModel) {
   EXPECT_EQ(Run({"convert", MakeModel(256), In("a.gguf"), "--to=gguf",
                  "--tokenizer=" + folder_.string()}),
             2);
-  EXPECT_THAT(err_, HasSubstr("has 257 ids, but the model only 256"));
+  EXPECT_THAT(err_, HasSubstr("has 257 ids, but the model has only 256"));
   EXPECT_FALSE(fs::exists(In("a.gguf")));
 }
 

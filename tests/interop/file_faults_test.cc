@@ -26,7 +26,7 @@
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
-#include "convert/core/output.h"
+#include "convert/core/digests.h"
 #include "convert/core/saved_values.h"
 #include "gtest/gtest.h"
 #include "operations/named_checkpoint.h"

@@ -99,10 +99,8 @@ TEST_F(HuggingFaceCommandTest, NamesWithWrappers) {
   write("student.");
   EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
   EXPECT_THAT(err_, AllOf(HasSubstr("tensor transformer.wte.weight is missing"),
-                          HasSubstr("the files have student.transformer.h.0.attn.c_attn.bias, "
-                                    "student.transformer.h.0.attn.c_attn.weight, "
-                                    "student.transformer.h.0.attn.c_proj.bias and 25 more, which "
-                                    "the model does not have")));
+                          HasSubstr("the files have student.transformer.h.0.attn.c_attn.bias, "),
+                          HasSubstr(", and 18 more, which the model does not have")));
 }
 
 // Norms in fp32 beside matrices in bf16: the file has the larger elements first.
@@ -187,9 +185,7 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
            {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", ckpt::kExitDifferent,
             "tensor model.layers.2.input_layernorm.weight is missing"},
            {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", ckpt::kExitDifferent,
-            "the files have model.layers.1.input_layernorm.weight, "
-            "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight and 6 more, "
-            "which the model does not have"},
+            "model.layers.1.self_attn.v_proj.weight, which the model does not have"},
            {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5000", ckpt::kExitUsage,
             "5000 layers, but the files have 21 tensors"},
            {config, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", ckpt::kExitUsage,

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/format/safetensors.h"
 #include "convert/core/foreign_storage.h"
@@ -35,7 +36,8 @@ void ReadIndex(std::string_view text) {
       ckpt::convert::FolderOf({{"model-00001-of-00002.safetensors", first},
                                {"model-00002-of-00002.safetensors", second},
                                {"model.safetensors.index.json", std::string(text)}});
-  const auto read = ckpt::convert::ReadHuggingFaceTensors(*storage);
+  std::vector<std::string> notes;
+  const auto read = ckpt::convert::ReadHuggingFaceTensors(*storage, notes);
   if (!read.ok()) return;
   Check(read->size() <= 2);
   ckpt::convert::ForeignCheckpoint checkpoint = {.format = "hf"};

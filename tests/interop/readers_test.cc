@@ -381,7 +381,7 @@ TEST_F(ReadersTest, ConvertedWeightsComeFromMasterWeights) {
     const std::string written = In(std::string(format) + ".gguf");
     ASSERT_EQ(Run({"convert", paddle, written, std::string("--to=") + format}), ckpt::kExitOk)
         << err_;
-    EXPECT_THAT(out_, HasSubstr("From the master weights, since the weights were not saved: "
+    EXPECT_THAT(out_, HasSubstr("Made from the master weights, since the weights were not saved: "
                                 "lm_head.weight, "));
     Open(written);
     EXPECT_THAT(TensorNames(), Contains(HasSubstr("embed_tokens.weight")));

@@ -34,6 +34,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
@@ -164,10 +165,10 @@ TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
   ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("gpt2_wrapped.pt"), &llama));
   EXPECT_FALSE(ManifestOf(*storage).has_model());
   ASSERT_FALSE(storage->notes().empty());
-  EXPECT_EQ(storage->notes().back(),
-            "Names are those of the files: the model's model.embed_tokens.weight is not among "
-            "model.module.lm_head.weight, model.module.transformer.h.0.attn.c_attn.bias, "
-            "model.module.transformer.h.0.attn.c_attn.weight and 27 more.");
+  EXPECT_THAT(
+      storage->notes().back(),
+      MatchesRegex("Names are those of the files: the model's model.embed_tokens.weight is not "
+                   "among model.module.lm_head.weight, .*, and 20 more\\."));
 }
 
 // The files of a folder by their names in memory.

@@ -17,7 +17,7 @@ constexpr size_t kTextBytesPerSlot = 16;
 
 bool IsAsciiSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// True where `text` has a letter or a number before position `at`, and a space there.
+// True if `text` has a letter or a number before position `at`, and a space there.
 bool IsCut(std::string_view text, size_t at) {
   if (!IsAsciiSpace(text[at])) return false;
   size_t begin = at - 1;

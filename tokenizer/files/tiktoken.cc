@@ -165,7 +165,7 @@ absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::s
   if (!encoding.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         path,
-        ": a tiktoken file does not say how text is split, and this one is none of those "
+        ": a tiktoken file does not say how text is split, and this one is not one of those "
         "that are known: r50k_base (GPT-2), p50k_base, cl100k_base and Llama-3's"));
   }
   vocabulary.merges = TokenMerges(vocabulary.tokens);

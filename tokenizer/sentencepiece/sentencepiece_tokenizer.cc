@@ -24,7 +24,7 @@ bool HasSpaceAfterOther(std::string_view text) {
   return false;
 }
 
-// Returns a feature of the model that is not supported; nullptr where there is nothing.
+// Returns a feature of the model that is not supported; nullptr if there is nothing.
 const char* Unsupported(const SentencePieceModel& model) {
   if (model.model_type == SentencePieceModelType::kUnigram) return "is of the type unigram";
   if (model.model_type != SentencePieceModelType::kBpe) return "is of the type word or char";

@@ -12,6 +12,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/saved_checkpoints.h"
+#include "convert/core/digests.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "operations/summary.h"
@@ -64,13 +65,14 @@ class Listing {
 
   void AddManifest(const Manifest& manifest, const std::string& directory, Json entry) {
     const int64_t written = manifest.producer().created_unix_ms();
-    entry["bytes"] = DataBytes(manifest);
+    entry["bytes"] = convert::BytesOfFiles(manifest);
     entry["tensors"] = manifest.tensors_size();
     entry["topology"] = TopologyText(manifest.topology());
     entry["created_unix_ms"] = written;
     table_.AddRow({absl::StrCat(manifest.trainer().step()), directory,
-                   HumanBytes(DataBytes(manifest)), absl::StrCat(manifest.tensors_size()),
-                   TopologyText(manifest.topology()), TimeText(written)});
+                   HumanBytes(convert::BytesOfFiles(manifest)),
+                   absl::StrCat(manifest.tensors_size()), TopologyText(manifest.topology()),
+                   TimeText(written)});
     json_.push_back(std::move(entry));
   }
 

@@ -35,7 +35,7 @@ std::string WithoutColours(std::string_view line) {
   }
 }
 
-// Returns the position of a word; npos where it is not there, or is the end of another one.
+// Returns the position of a word; npos if it is not there, or is the end of another one.
 size_t FindWord(std::string_view line, std::string_view word) {
   const size_t at = line.find(word);
   const auto is_of_word = [](char c) { return absl::ascii_isalnum(c) || c == '_'; };

@@ -224,7 +224,9 @@ class MetadataReader {
       }
     }
     if (ElementCount(*sizes) == 0) return absl::OkStatus();
-    TESSERA_ASSIGN_OR_RETURN(DcpBlob blob, TakeBlob(tensor.name, {number, true, *offsets}));
+    TESSERA_ASSIGN_OR_RETURN(
+        DcpBlob blob,
+        TakeBlob(tensor.name, {.name = number, .has_offset = true, .offset = *offsets}));
     tensor.chunks.push_back(
         {.box = {.global_offset = *std::move(offsets), .shape = *std::move(sizes)},
          .blob = std::move(blob)});

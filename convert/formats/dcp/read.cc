@@ -121,7 +121,7 @@ absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent par
   TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
   const pickle::Value root = archive.contents.root();
-  if (!IsTorchTensor(root)) return absl::DataLossError("a chunk that is not a tensor");
+  if (!IsTorchTensor(root)) return DataLoss("a chunk that is not a tensor");
   return ResolveTorchTensor(archive, root);
 }
 
@@ -143,7 +143,7 @@ absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Exten
   for (const SafetensorsEntry& entry : whole.entries) {
     if (entry.key == name) return TensorOf(entry, 0);
   }
-  return absl::DataLossError("the safetensors file does not have the tensor");
+  return DataLoss("the safetensors file does not have the tensor");
 }
 
 // Returns whether a chunk, or the file that holds it, begins as a safetensors file does: with the

@@ -233,9 +233,9 @@ absl::StatusOr<ZeroShard> ReadShard(const TorchArchive& archive) {
   const Value base =
       state.Find(shard.cuts_parameters ? "optimizer_state_dict" : "base_optimizer_state");
   const Value slices = state.Find("param_slice_mappings");
-  if (!fp32.present()) return absl::DataLossError("not written by ZeRO: no groups of fp32 weights");
+  if (!fp32.present()) return DataLoss("not written by ZeRO: no groups of fp32 weights");
   if (!shard.cuts_parameters && !slices.present()) {
-    return absl::UnimplementedError(
+    return Unimplemented(
         "no param_slice_mappings, which tell where each parameter is: load and save it with a "
         "later DeepSpeed");
   }

@@ -70,7 +70,7 @@ class DeepSpeedReader {
     note("tensors of dtypes or kinds that are not read", states_.left_out);
     note("further names of tied parameters", further_names_);
     note("copies of tied parameters in the model's file", copies_);
-    note("moments of which these files are missing or damaged", missing_moments_);
+    note("moments whose files are missing or damaged", missing_moments_);
     const int64_t ranks = states_.data_parallel_size.value_or(0);
     if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
       description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
@@ -346,11 +346,11 @@ class DeepSpeedReader {
         return Damaged(storage_, file, "parameter ", parameter.foreign.name, ": ", count,
                        " elements at ", start, " of ", elements);
       }
-      const auto bytes = static_cast<uint64_t>(start) * ElementSize(tensor.dtype);
+      const ForeignPlace place = {file, tensor.offset_bytes, tensor.dtype};
       const bool is_fp32 = kind.role != TensorRole::kOptimizerState;
-      TESSERA_RETURN_IF_ERROR(
-          set_->AddRange(parameter.foreign, {}, is_fp32 ? KindOfFp32(parameter) : kind, begin,
-                         begin + count, {file, tensor.offset_bytes + bytes, tensor.dtype}));
+      TESSERA_RETURN_IF_ERROR(set_->AddRange(parameter.foreign, {},
+                                             is_fp32 ? KindOfFp32(parameter) : kind, begin,
+                                             begin + count, place.After(start)));
     }
     parameter.found += count;
     return absl::OkStatus();
@@ -431,7 +431,7 @@ class DeepSpeedReader {
     return absl::IsDataLoss(added) && !needs_moments_ ? absl::OkStatus() : added;
   }
 
-  // Returns the tensor of a file; nullopt where there is no such file.
+  // Returns the tensor of a file; nullopt if there is no such file.
   absl::StatusOr<std::optional<TorchTensor>> ReadUniversalFile(const std::string& path) {
     TESSERA_ASSIGN_OR_RETURN(const auto archive, IfPresent(ReadTorchFile(storage_, path)));
     if (!archive) return std::nullopt;

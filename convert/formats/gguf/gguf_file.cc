@@ -62,7 +62,7 @@ double AsDecimal(float value) {
   return decimal;
 }
 
-// Returns a string; nullopt where it has more than kMaxGgufTextBytes or is not UTF-8.
+// Returns a string; nullopt if it has more than kMaxGgufTextBytes or is not UTF-8.
 absl::StatusOr<std::optional<std::string>> ReadText(FileCursor& cursor) {
   TESSERA_ASSIGN_OR_RETURN(const auto bytes, cursor.Number<uint64_t>());
   if (bytes > kMaxGgufTextBytes) {
@@ -110,11 +110,11 @@ class HeaderReader {
  private:
   absl::Status ReadVersion() {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor_.Take(kGgufMagic.size()));
-    if (magic != kGgufMagic) return absl::DataLossError("does not begin with GGUF");
+    if (magic != kGgufMagic) return DataLoss("does not begin with GGUF");
     TESSERA_ASSIGN_OR_RETURN(const auto version, cursor_.Number<uint32_t>());
     if (version == 2 || version == kVersion) return absl::OkStatus();
     if (const uint32_t swapped = __builtin_bswap32(version); swapped >= 1 && swapped <= kVersion) {
-      return absl::InvalidArgumentError("big-endian GGUF files are not supported");
+      return InvalidArgument("big-endian GGUF files are not supported");
     }
     return InvalidArgument("version ", version, " of GGUF is not read, only 2 and 3");
   }
@@ -145,7 +145,7 @@ class HeaderReader {
   template <typename Number>
   absl::StatusOr<GgufValue> Integer() {
     TESSERA_ASSIGN_OR_RETURN(const Number number, cursor_.Number<Number>());
-    if (!std::in_range<int64_t>(number)) return absl::DataLossError("the number is too large");
+    if (!std::in_range<int64_t>(number)) return DataLoss("the number is too large");
     return static_cast<int64_t>(number);
   }
 
@@ -246,7 +246,7 @@ class HeaderReader {
   absl::Status PlaceTensors() {
     const uint64_t data = RoundUp(cursor_.offset(), alignment_);
     if (data > file_bytes_ && !header_.tensors.empty()) {
-      return absl::DataLossError("cut off: the file ends before its tensors");
+      return DataLoss("cut off: the file ends before its tensors");
     }
     std::vector<std::pair<uint64_t, uint64_t>> ranges;
     for (GgufTensor& tensor : header_.tensors) {
@@ -258,7 +258,7 @@ class HeaderReader {
           static_cast<uint64_t>(*bytes) > room - tensor.offset_bytes) {
         return DataLoss("cut off: tensor ", tensor.name, " of shape ", ShapeToString(tensor.shape),
                         " at byte ", tensor.offset_bytes,
-                        " of the data does not lie in the file, which has ", file_bytes_, " bytes");
+                        " of the data is not inside the file, which has ", file_bytes_, " bytes");
       }
       tensor.offset_bytes += data;
       ranges.emplace_back(tensor.offset_bytes, tensor.offset_bytes + static_cast<uint64_t>(*bytes));

@@ -76,18 +76,6 @@ void AddVocabulary(GgufVocabulary vocabulary, GgufHeader& header) {
   add("add_eos_token", false);
 }
 
-// Returns the tensor of a parameter as it follows in the file, with padding.
-OutputTensor Output(const ForeignParameter& parameter, const GgufTensor& tensor,
-                    const LogicalParameter& logical) {
-  return {.name = logical.name,
-          .source_name = logical.name,
-          .dtype = tensor.dtype,
-          .shape = logical.shape,
-          .offset_bytes = tensor.offset_bytes,
-          .elements = static_cast<int64_t>(PaddedGgufBytes(tensor)) / ElementSize(tensor.dtype),
-          .pieces = WholeParameterPieces(parameter, tensor.dtype)};
-}
-
 // Returns a tensor that is computed from the configuration and not learned.
 std::string Elements(const nlohmann::ordered_json& numbers, const GgufTensor& tensor) {
   std::string bytes;
@@ -166,8 +154,11 @@ class GgufPlan {
       if (parameter.blocks.empty()) {
         file.header += Elements(json_.at(parameter.name), tensor);
       } else {
-        file.tensors.push_back(
-            Output(parameter, tensor, *weights_.at(parameter.blocks[0].name)->parameter));
+        const LogicalParameter& logical = *weights_.at(parameter.blocks[0].name)->parameter;
+        OutputTensor& output = file.tensors.emplace_back(
+            WholeParameter(parameter, logical, kForeignWeight, tensor.dtype));
+        output.offset_bytes = tensor.offset_bytes;
+        output.elements = static_cast<int64_t>(PaddedGgufBytes(tensor)) / ElementSize(tensor.dtype);
       }
     }
     return file;

@@ -26,10 +26,10 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 // headers of all files. Errors: NotFound (files that the index names); DataLoss, naming file and
 // tensor, for headers, and for tensors in other files than the index says.
 //
-// A model.safetensors that the index does not name replaces it, as in transformers. `notes` (may be
-// null) receives what is not read for that reason, and shards that the index does not name.
+// A model.safetensors that the index does not name replaces it, as in transformers. Adds notes that
+// list the files that are not read for this reason, and the shards that the index does not name.
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(
-    Storage& storage, std::vector<std::string>* notes = nullptr);
+    Storage& storage, std::vector<std::string>& notes);
 
 // Returns whether DCP's HuggingFaceStorageWriter wrote the root of the storage. Precondition:
 // IsHuggingFace() is false. The writer leaves safetensors files with an index or, with

@@ -35,17 +35,16 @@ constexpr char kSavedOffsets[] = "saved_offsets";
 constexpr int64_t kMaxOffset = int64_t{1} << 40;
 
 using TensorsByName = std::map<std::string, ForeignTensor>;
+using NamesByFile = std::map<std::string, std::set<std::string>>;  // of tensors
 
 // Returns whether the file is one rank's, which has its own parts of tensors.
 bool IsShard(const std::string& name) {
-  static const auto& pattern = *new RankPattern("shard-{5}-model-{5}-of-{5}.safetensors");
-  return pattern.Parse(name).has_value();
+  return RankPattern("shard-{5}-model-{5}-of-{5}.safetensors").Parse(name).has_value();
 }
 
 // Returns whether the file is one of several that an index names.
 bool IsPart(const std::string& name) {
-  static const auto& pattern = *new RankPattern("model-{5}-of-{5}.safetensors");
-  return pattern.Parse(name).has_value();
+  return RankPattern("model-{5}-of-{5}.safetensors").Parse(name).has_value();
 }
 
 // Returns where a part of a tensor begins in the whole one; nullopt if that is malformed.
@@ -63,13 +62,13 @@ std::optional<Shape> OffsetOf(const nlohmann::json& info, const SafetensorsEntry
 }
 
 // Returns the files of the index, with the tensors of each.
-absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& storage) {
+absl::StatusOr<NamesByFile> ReadIndex(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, kIndex, kMaxJsonBytes));
   const nlohmann::json json = ParseJson(text);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     return Damaged(storage, kIndex, "no JSON object with a weight_map");
   }
-  std::map<std::string, std::set<std::string>> files;
+  NamesByFile files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string()) return Damaged(storage, kIndex, "weight_map: ", tensor, ": not a file");
     files[file.get<std::string>()].insert(tensor);
@@ -77,8 +76,48 @@ absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& 
   return files;
 }
 
-// Adds the tensors in the header of one file. A tensor of which shards have parts reaches as far as
-// they do.
+// The files of a folder that are read, and the names of their tensors if the index has them.
+struct ChosenFiles {
+  NamesByFile files;
+  bool is_indexed = false;
+};
+
+// Chooses the files of the index or, without one, model.safetensors or all shards. Adds notes about
+// the files that are not read.
+absl::StatusOr<ChosenFiles> ChooseFiles(Storage& storage, std::vector<std::string>& notes) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  const std::string single(kSingle);
+  const bool has_single = Has(names, single), has_index = Has(names, kIndex);
+  ChosenFiles chosen;
+  if (has_index) {
+    absl::StatusOr<NamesByFile> index = ReadIndex(storage);
+    if (index.ok()) {
+      chosen = {.files = *std::move(index), .is_indexed = true};
+    } else if (has_single && absl::IsDataLoss(index.status())) {
+      notes.push_back(absl::StrCat("Not read: ", index.status().message(), "."));
+    } else {
+      return index.status();
+    }
+  }
+  const bool replaces_index = has_index && has_single && !chosen.files.contains(single);
+  if (replaces_index) chosen = {};
+  std::vector<std::string> unread;
+  if (replaces_index) unread.emplace_back(kIndex);
+  for (const std::string& name : names) {
+    if (has_index && IsPart(name) && !chosen.files.contains(name)) unread.push_back(name);
+    if (!chosen.is_indexed && (has_single ? name == single : IsShard(name))) chosen.files[name];
+  }
+  if (!unread.empty()) {
+    notes.push_back(LeftOutNote(replaces_index
+                                    ? absl::StrCat("files that ", single, " replaces")
+                                    : absl::StrCat("files that ", View(kIndex), " does not name"),
+                                unread));
+  }
+  return chosen;
+}
+
+// Adds the tensors in the header of one file. If shards have parts of a tensor, it reaches as far
+// as they do.
 absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName& tensors) {
   const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(name);
   if (absl::IsInvalidArgument(file.status())) {
@@ -116,6 +155,35 @@ absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName
   return absl::OkStatus();
 }
 
+// Reads the headers of all files. NotFound, listing them, for files that are missing.
+absl::StatusOr<TensorsByName> ReadHeaders(Storage& storage, const NamesByFile& files) {
+  TensorsByName tensors;
+  std::vector<std::string> missing;
+  for (const auto& [file, unused] : files) {
+    const absl::Status read = ReadHeader(storage, file, tensors);
+    if (!absl::IsNotFound(read)) TESSERA_RETURN_IF_ERROR(read);
+    if (!read.ok()) missing.push_back(file);
+  }
+  if (missing.empty()) return tensors;
+  return NotFound(storage.Describe(kIndex), ": missing: ", JoinFirst(missing, ", "));
+}
+
+// Checks that the files have the tensors that the index names, and no others.
+absl::Status CheckIndex(const Storage& storage, const NamesByFile& index,
+                        const TensorsByName& tensors) {
+  size_t count = 0;
+  for (const auto& [file, names] : index) {
+    count += names.size();
+    for (const std::string& name : names) {
+      const auto found = tensors.find(name);
+      if (found != tensors.end() && found->second.pieces[0].file == file) continue;
+      return Damaged(storage, file, "no tensor ", name);
+    }
+  }
+  if (count == tensors.size()) return absl::OkStatus();
+  return Damaged(storage, kIndex, count, " tensors, the files have ", tensors.size());
+}
+
 // Matches the tensors of a model with those of its files.
 class ModelReader {
  public:
@@ -139,10 +207,10 @@ class ModelReader {
     if (problems_.empty() && others.empty()) return result;
     std::string message = JoinFirst(problems_, "; ");
     if (!others.empty()) {
-      absl::StrAppend(&message, message.empty() ? "" : "; ", "the files have ", SomeOf(others),
-                      ", which the model does not have");
+      absl::StrAppend(&message, message.empty() ? "" : "; ", "the files have ",
+                      JoinFirst(others, ", "), ", which the model does not have");
     }
-    return absl::DataLossError(message);
+    return DataLoss(message);
   }
 
  private:
@@ -203,64 +271,11 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage) {
 }
 
 absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
-                                                     std::vector<std::string>* notes) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  TensorsByName tensors;
-  std::map<std::string, std::set<std::string>> files;
-  const bool is_single = Has(names, kSingle);
-  bool is_replaced = false;
-  if (Has(names, kIndex)) {
-    auto indexed = ReadIndex(storage);
-    const bool is_damaged = is_single && absl::IsDataLoss(indexed.status());
-    if (is_damaged && notes != nullptr) {
-      notes->push_back(absl::StrCat("Not read: ", indexed.status().message(), "."));
-    }
-    if (!is_damaged) {
-      TESSERA_ASSIGN_OR_RETURN(files, std::move(indexed));
-    }
-    is_replaced =
-        is_damaged || (is_single && !files.empty() && !files.contains(std::string(kSingle)));
-  }
-  std::vector<std::string> unread;
-  if (is_replaced) unread.emplace_back(kIndex);
-  for (const std::string& name : names) {
-    if (IsPart(name) && (is_replaced || (!files.empty() && !files.contains(name)))) {
-      unread.push_back(name);
-    }
-  }
-  if (!unread.empty() && notes != nullptr) {
-    notes->push_back(LeftOutNote(is_replaced
-                                     ? absl::StrCat("files that ", View(kSingle), " replaces")
-                                     : absl::StrCat("files that ", View(kIndex), " does not name"),
-                                 unread));
-  }
-  if (!Has(names, kIndex) || is_replaced) {
-    for (const std::string& name : names) {
-      if (is_single ? name != kSingle : !IsShard(name)) continue;
-      TESSERA_RETURN_IF_ERROR(ReadHeader(storage, name, tensors));
-    }
-    return tensors;
-  }
-  std::vector<std::string> missing;
-  for (const auto& [file, unused] : files) {
-    const absl::Status read = ReadHeader(storage, file, tensors);
-    if (!absl::IsNotFound(read)) TESSERA_RETURN_IF_ERROR(read);
-    if (!read.ok()) missing.push_back(file);
-  }
-  if (!missing.empty()) {
-    return NotFound(storage.Describe(kIndex), ": missing: ", JoinFirst(missing, ", "));
-  }
-  size_t indexed = 0;
-  for (const auto& [file, wanted] : files) {
-    indexed += wanted.size();
-    for (const std::string& tensor : wanted) {
-      const auto found = tensors.find(tensor);
-      if (found != tensors.end() && found->second.pieces[0].file == file) continue;
-      return Damaged(storage, file, "no tensor ", tensor);
-    }
-  }
-  if (indexed == tensors.size()) return tensors;
-  return Damaged(storage, kIndex, indexed, " tensors, the files have ", tensors.size());
+                                                     std::vector<std::string>& notes) {
+  TESSERA_ASSIGN_OR_RETURN(const ChosenFiles chosen, ChooseFiles(storage, notes));
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHeaders(storage, chosen.files));
+  if (chosen.is_indexed) TESSERA_RETURN_IF_ERROR(CheckIndex(storage, chosen.files, tensors));
+  return tensors;
 }
 
 absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
@@ -272,7 +287,7 @@ absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
 absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {
   ForeignCheckpoint checkpoint = CheckpointOf("dcp", "torch.distributed.checkpoint");
   TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
-                           ReadHuggingFaceTensors(storage, &checkpoint.notes));
+                           ReadHuggingFaceTensors(storage, checkpoint.notes));
   for (auto& [unused, tensor] : tensors) checkpoint.tensors.push_back(std::move(tensor));
   return checkpoint;
 }
@@ -280,7 +295,7 @@ absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   ForeignCheckpoint checkpoint = CheckpointOf(kHuggingFace, "transformers");
   TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
-                           ReadHuggingFaceTensors(storage, &checkpoint.notes));
+                           ReadHuggingFaceTensors(storage, checkpoint.notes));
   TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
   TESSERA_ASSIGN_OR_RETURN(
       const HuggingFaceDescription description,

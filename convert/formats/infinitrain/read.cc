@@ -158,7 +158,7 @@ class Reader {
 
   // Compares the sizes in trainer_state.json with those of the model, which has the shapes of the
   // tensors. If a shape contradicts the file, adds a note that the file describes another model;
-  // FailedPrecondition where only the numbers of heads differ, which no shape shows.
+  // FailedPrecondition if only the numbers of heads differ, which no shape shows.
   absl::Status CheckModel(ForeignCheckpoint& checkpoint) const {
     TESSERA_ASSIGN_OR_RETURN(const std::string text,
                              WriteForeignConfig(kInfiniTrain, checkpoint.description.model()));
@@ -176,7 +176,7 @@ class Reader {
     const std::string problem =
         absl::StrCat(storage_.Describe(JoinPath(ranks_.front(), kTrainerStateFile)), ": ",
                      JoinFirst(differences, ", "));
-    if (!shapes_differ) return absl::FailedPreconditionError(problem);
+    if (!shapes_differ) return FailedPrecondition(problem);
     checkpoint.notes.push_back(absl::StrCat(
         "Left out: the sizes in ", problem,
         ": the shapes of the tensors decide. The program writes those of its default model if it "

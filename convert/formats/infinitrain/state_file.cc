@@ -34,7 +34,7 @@ absl::StatusOr<std::string> ReadName(FileCursor& cursor) {
     return DataLoss("a name of ", bytes, " bytes; 1 to ", kMaxNameBytes, " are possible");
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string_view name, cursor.Take(bytes));
-  if (!IsValidUtf8(name)) return absl::DataLossError("a name that is not valid UTF-8");
+  if (!IsValidUtf8(name)) return DataLoss("a name that is not valid UTF-8");
   return std::string(name);
 }
 
@@ -51,7 +51,7 @@ absl::Status ReadContents(FileCursor& cursor, InfiniTrainTensor& tensor) {
   }
   const absl::StatusOr<int64_t> expected =
       CheckedByteCount(tensor.shape, ElementSize(tensor.dtype));
-  if (!expected.ok()) return absl::DataLossError(expected.status().message());
+  if (!expected.ok()) return DataLoss(expected.status().message());
   TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, cursor.Number<uint64_t>());
   if (bytes != static_cast<uint64_t>(*expected)) {
     return DataLoss("expected ", *expected, " bytes for ", ShapeToString(tensor.shape), ", found ",
@@ -67,7 +67,7 @@ constexpr int64_t kMetadataVersion = 3;
 constexpr size_t kMaxShardDims = 32;
 constexpr int64_t kMaxShardExtent = int64_t{1} << 40;
 
-// Returns a list of numbers, none negative; empty where it is missing or something else is in it.
+// Returns a list of numbers, none negative; empty if it is missing or something else is in it.
 std::vector<int64_t> NumbersOf(const Json& entry, const char* key, bool& ok) {
   std::vector<int64_t> numbers;
   const auto list = entry.find(key);
@@ -93,7 +93,7 @@ absl::StatusOr<size_t> CutDim(const std::vector<int64_t>& fragments) {
     dim = d;
     ++cut;
   }
-  if (cut > 1) return absl::UnimplementedError("cut in several dims");
+  if (cut > 1) return Unimplemented("cut in several dims");
   return dim;
 }
 
@@ -119,7 +119,7 @@ absl::Status CheckShapes(const InfiniTrainShard& shard) {
 
 absl::StatusOr<InfiniTrainShard> ParseShard(const Json& entry) {
   InfiniTrainShard shard = {.key = TextOf(entry, "key"), .file = TextOf(entry, "file")};
-  if (shard.key.empty()) return absl::DataLossError("tensors: one has no key");
+  if (shard.key.empty()) return DataLoss("tensors: one has no key");
   if (shard.file.empty()) return DataLoss(shard.key, ": it has no file");
   bool ok = true;
   shard.global_shape = NumbersOf(entry, "global_shape", ok);
@@ -160,7 +160,7 @@ absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file) {
 absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file) {
   FileCursor cursor(file, kWindowBytes);
   TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor.Take(kMagic.size()));
-  if (magic != kMagic) return absl::DataLossError("not a state dict of InfiniTrain");
+  if (magic != kMagic) return DataLoss("not a state dict of InfiniTrain");
   TESSERA_ASSIGN_OR_RETURN(const uint32_t version, cursor.Number<uint32_t>());
   if (version != kVersion) return Unimplemented("version ", version, " of InfiniTrain's files");
   TESSERA_ASSIGN_OR_RETURN(const uint32_t count, cursor.Number<uint32_t>());
@@ -201,7 +201,7 @@ absl::StatusOr<std::vector<InfiniTrainShard>> ParseInfiniTrainMetadata(std::stri
   const Json json = ParseJson(std::string(text));
   const auto tensors = json.is_object() ? json.find("tensors") : json.end();
   if (!json.is_object() || tensors == json.end() || !tensors->is_array()) {
-    return absl::DataLossError("expected an object with a list of tensors");
+    return DataLoss("expected an object with a list of tensors");
   }
   const auto version = json.find("version");
   if (version == json.end() || *version != kMetadataVersion) {
@@ -210,7 +210,7 @@ absl::StatusOr<std::vector<InfiniTrainShard>> ParseInfiniTrainMetadata(std::stri
   }
   std::vector<InfiniTrainShard> shards;
   for (const Json& entry : *tensors) {
-    if (!entry.is_object()) return absl::DataLossError("tensors: one is not an object");
+    if (!entry.is_object()) return DataLoss("tensors: one is not an object");
     TESSERA_ASSIGN_OR_RETURN(shards.emplace_back(), ParseShard(entry));
   }
   return shards;

@@ -90,14 +90,14 @@ constexpr std::string_view kPairedRows = "internevo.qk_interleaved";
 absl::StatusOr<bool> HasPairedRows(const Value& config) {
   if (const auto paired = config.Find("qk_interleaved").AsBool()) return *paired;
   if (const auto halves = config.Find("adapt_hf").AsBool()) return !*halves;
-  return absl::InvalidArgumentError(
+  return InvalidArgument(
       "neither qk_interleaved nor adapt_hf, whose defaults differ between releases: add the one "
       "that the run had");
 }
 
 absl::StatusOr<ForeignModel> MakeModel(const Value& config, int64_t tensor_count,
                                        uint64_t file_bytes) {
-  if (config.entry_count() == 0) return absl::DataLossError("no dict of the model's settings");
+  if (config.entry_count() == 0) return DataLoss("no dict of the model's settings");
   TESSERA_ASSIGN_OR_RETURN(const bool paired, HasPairedRows(config));
   return ForeignModel::Read(paired ? kPairedRows : kInternEvo, pickle::DictToJson(config).dump(),
                             tensor_count, file_bytes);
@@ -114,7 +114,7 @@ constexpr std::string_view kContext = "context.pt", kSampler = "sampler.pt",
                            kScheduler = "schedulder.pt";  // as InternEvo spells it
 constexpr int64_t kMaxCount = int64_t{1} << 40;           // of batches, of samples in one, of ranks
 
-// Returns a number in a file of the run; nullopt where it is absent or impossible.
+// Returns a number in a file of the run; nullopt if it is absent or impossible.
 std::optional<int64_t> CountIn(const Value& dict, std::string_view name) {
   const std::optional<int64_t> count = dict.Find(name).AsInt();
   return count && *count >= 0 && *count <= kMaxCount ? count : std::nullopt;
@@ -197,7 +197,7 @@ SchedulerSteps StepsOf(const Value& scheduler) {
   return steps;
 }
 
-// Reads the step from context.pt and from the scheduler's file, which must agree; nullopt where
+// Reads the step from context.pt and from the scheduler's file, which must agree; nullopt if
 // neither tells it.
 absl::StatusOr<std::optional<int64_t>> ReadStep(Storage& storage,
                                                 const std::optional<TorchArchive>& context,
@@ -252,7 +252,7 @@ absl::StatusOr<InternEvoRankFiles> FindInternEvoRankFiles(std::span<const std::s
     }
   }
   if (has_mode[0] && has_mode[1]) {
-    return absl::DataLossError(
+    return DataLoss(
         "there are files of tensor-parallel ranks (tp) and of weight-parallel ones (wp): leave "
         "those of one checkpoint in the folder");
   }

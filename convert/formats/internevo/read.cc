@@ -174,10 +174,9 @@ class RankFilesReader {
         return ParseInternEvoPlan(archive.contents, archive.contents.root());
       });
     }
-    return At(
-        storage_, files[0]->name,
-        absl::UnimplementedError("no zero_devide_optim_plan, which tells where each parameter "
-                                 "is: load and save it with a later InternEvo"));
+    return At(storage_, files[0]->name,
+              Unimplemented("no zero_devide_optim_plan, which tells where each parameter "
+                            "is: load and save it with a later InternEvo"));
   }
 
   // Returns the parameters of a group, the largest first.

@@ -58,7 +58,7 @@ absl::Status AddVectors(const TorchArchive& archive, const Value& weights, const
   // A rank that has some of a group has them as one tensor.
   const std::optional<int64_t> number = numbers[0].AsInt();
   if (!number || numbers.size() != 1) {
-    return absl::DataLossError("param_groups: \"params\" is not the number of one tensor");
+    return DataLoss("param_groups: \"params\" is not the number of one tensor");
   }
   const Value state = FindNumber(states, *number);
   for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq}) {
@@ -102,7 +102,7 @@ absl::StatusOr<InternEvoZeroState> ParseInternEvoZeroState(const TorchArchive& a
   const Value base = root.Find("base_optim_states");
   const Value groups = base.Find("param_groups");
   if (!weights.present() || groups.size() == 0) {
-    return absl::DataLossError(
+    return DataLoss(
         "not written by HybridZeroOptimizer: no flat_fp32_weights and base_optim_states");
   }
   if (groups.size() > kMaxGroups) return DataLoss(groups.size(), " groups of parameters");

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/testing/packed_folder.h"
 #include "gmock/gmock.h"
@@ -112,6 +113,27 @@ TEST(LlmcTest, SettingsThatAHeaderCannotStateAreNotWritten) {
     EXPECT_EQ(status.ok(), said.empty()) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(said));
   }
+}
+
+// Frozen parameters have no moments.
+TEST(LlmcTest, WeightsAloneAreWrittenWhereOnlySomeParametersHaveMoments) {
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(Fixture("gpt2")));
+  Manifest manifest = read.description;
+  for (const ForeignTensor& tensor : read.tensors) {
+    LogicalTensor& weight = *manifest.add_tensors();
+    weight.set_name(tensor.name);
+    weight.set_alias_of(tensor.alias_of);
+    weight.set_role(ToProto(tensor.role));
+    weight.set_dtype(ToProto(tensor.dtype));
+    weight.mutable_global_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+  }
+  LogicalTensor& moment = *manifest.add_tensors();
+  moment = manifest.tensors(0);
+  moment.set_name(moment.name() + ".exp_avg");
+  moment.set_role(ToProto(TensorRole::kOptimizerState));
+  const absl::Status refused = PlanLlmc(manifest, {}).status();
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--weights-only leaves"));
+  EXPECT_OK(PlanLlmc(manifest, {.weights_only = true}).status());
 }
 
 TEST(LlmcTest, ATiedModelRefusesAHeadOfItsOwn) {

@@ -133,7 +133,7 @@ class LlmcReader {
       }
       TESSERA_RETURN_IF_ERROR(
           set_.AddRange(tensor, {}, kind, part * each, (part + 1) * each, place));
-      place.offset_bytes += static_cast<uint64_t>(each) * ElementSize(place.dtype);
+      place = place.After(each);
     }
     return absl::OkStatus();
   }

@@ -1,5 +1,6 @@
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,15 +24,10 @@ constexpr int kHeaderFields = 256;
 void AddTensors(const LlmcDescription& description, const ForeignKind& kind, DType dtype,
                 OutputFile& file) {
   for (const ForeignParameter& tensor : description.tensors) {
-    const std::string& parameter = tensor.blocks[0].name;
-    file.tensors.push_back({.name = kind.NameOf(tensor.name),
-                            .source_name = kind.NameOf(parameter),
-                            .role = kind.role,
-                            .dtype = dtype,
-                            .shape = description.model.Find(parameter).shape,
-                            .offset_bytes = file.size_bytes,
-                            .elements = ElementCount(tensor.shape),
-                            .pieces = WholeParameterPieces(tensor, dtype)});
+    const LogicalParameter& logical = description.model.Find(tensor.blocks[0].name);
+    OutputTensor& output = file.tensors.emplace_back(WholeParameter(tensor, logical, kind, dtype));
+    output.name = kind.NameOf(tensor.name);
+    output.offset_bytes = file.size_bytes;
     file.size_bytes += ByteCount(tensor.shape, dtype);
   }
 }
@@ -48,22 +44,14 @@ std::string StateHeader(int64_t step, bool has_master) {
   return bytes;
 }
 
-// Returns whether the parameters have this state. InvalidArgument where it is not fp32.
-absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& model,
-                              const std::string& state) {
-  TESSERA_ASSIGN_OR_RETURN(const DType dtype, StateDType(manifest, model, state));
-  if (dtype == DType::kF32 || dtype == DType::kUnspecified) return dtype == DType::kF32;
-  return InvalidArgument(state, " is ", ProtoName(dtype), ": llm.c has fp32 optimizer state");
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
                                                  const PlanOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, WriteLlmcHeader(manifest.model(), DType::kF32));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
-                           FindWeights(manifest, output.description.model));
-  TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options.dtype));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedKind> kinds,
+                           FindKinds(manifest, output.description.model, options));
+  const DType dtype = kinds.front().dtype;
   TESSERA_ASSIGN_OR_RETURN(output, WriteLlmcHeader(manifest.model(), dtype));
   const int64_t step = manifest.trainer().step();
   constexpr int64_t kMaxStep = 99'999'999;  // of the eight digits in the names of files
@@ -77,18 +65,19 @@ absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
   files[0].header = output.header;
   files[0].size_bytes = output.header.size();
   AddTensors(output.description, kForeignWeight, dtype, files[0]);
-  const ModelDescription& model = output.description.model;
-  TESSERA_ASSIGN_OR_RETURN(const bool has_moments, HasState(manifest, model, "exp_avg"));
-  if (has_moments && !options.weights_only) {
-    TESSERA_ASSIGN_OR_RETURN(const bool has_squares, HasState(manifest, model, "exp_avg_sq"));
-    TESSERA_ASSIGN_OR_RETURN(const bool has_master, HasState(manifest, model, "master"));
-    if (!has_squares) return absl::InvalidArgumentError("there is exp_avg, but no exp_avg_sq");
+  if (HasKind(kinds, kForeignExpAvg)) {
+    if (!HasKind(kinds, kForeignExpAvgSq))
+      return InvalidArgument("there is exp_avg, but no exp_avg_sq");
     OutputFile state = {.name = absl::StrFormat("state_%08d_00000.bin", step),
-                        .header = StateHeader(step, has_master)};
+                        .header = StateHeader(step, HasKind(kinds, kForeignMaster))};
     state.size_bytes = state.header.size();
-    AddTensors(output.description, kForeignExpAvg, DType::kF32, state);
-    AddTensors(output.description, kForeignExpAvgSq, DType::kF32, state);
-    if (has_master) AddTensors(output.description, kForeignMaster, DType::kF32, state);
+    for (const auto& [kind, state_dtype] : std::span(kinds).subspan(1)) {
+      if (state_dtype != DType::kF32) {
+        return InvalidArgument(kind.state, " is ", ProtoName(state_dtype),
+                               ": llm.c has fp32 optimizer state");
+      }
+      AddTensors(output.description, kind, state_dtype, state);
+    }
     files.push_back(std::move(state));
   }
   files.push_back({.name = absl::StrFormat("DONE_%08d", step), .commits = true});

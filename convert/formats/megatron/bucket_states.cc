@@ -134,7 +134,7 @@ absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes,
     std::vector<int64_t>& own = sizes_[{group, static_cast<int64_t>(i)}];
     for (size_t j = 0; j < buckets.size(); ++j) {
       const std::optional<int64_t> elements = buckets[j].AsInt();
-      if (!elements) return absl::DataLossError("no number of elements for each bucket");
+      if (!elements) return DataLoss("no number of elements for each bucket");
       TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(int64_t)));
       own.push_back(*elements);
     }

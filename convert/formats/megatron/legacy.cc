@@ -88,15 +88,13 @@ class LegacyReader {
     if (version.AsFloat().value_or(static_cast<double>(version.AsInt().value_or(0))) <
         kCheckpointVersion) {
       return At(storage_, first.path,
-                absl::UnimplementedError(
-                    "checkpoint_version is below 3, when queries, keys and values were "
-                    "fused in other orders: load and save it with a later Megatron-LM"));
+                Unimplemented("checkpoint_version is below 3, when queries, keys and values were "
+                              "fused in other orders: load and save it with a later Megatron-LM"));
     }
     tensor_ranks_ = run.Integer("tensor_model_parallel_size").value_or(1);
     stages_ = run.Integer("pipeline_model_parallel_size").value_or(1);
     if (tensor_ranks_ < 1 || stages_ < 1) {
-      return At(storage_, first.path,
-                absl::DataLossError("its arguments have a parallel size below 1"));
+      return At(storage_, first.path, DataLoss("its arguments have a parallel size below 1"));
     }
     TESSERA_RETURN_IF_ERROR(CheckGrid(found));
     for (int64_t stage = 0; stage < stages_; ++stage) {
@@ -207,7 +205,7 @@ class LegacyReader {
     if (!optimizer.present()) return absl::OkStatus();
     if (optimizer.is(pickle::Kind::kList)) {
       return At(storage_, file.path,
-                absl::UnimplementedError("the states of several optimizers, expected one"));
+                Unimplemented("the states of several optimizers, expected one"));
     }
     TESSERA_RETURN_IF_ERROR(AddOptimizerFacts(storage_, file.path, facts_));
     if (HasNumberedState(optimizer)) return AddNumbered(file, optimizer, chunks);
@@ -251,10 +249,9 @@ class LegacyReader {
     std::set<bool> seen;
     for (const MegatronGroup& group : groups) {
       if (!seen.insert(group.has_weight_decay).second) {
-        return At(
-            storage_, file.path,
-            absl::UnimplementedError("several groups of the optimizer have the same weight decay, "
-                                     "so it cannot be told which parameters they have"));
+        return At(storage_, file.path,
+                  Unimplemented("several groups of the optimizer have the same weight decay, "
+                                "so it cannot be told which parameters they have"));
       }
       std::vector<const RankParameter*> parameters;
       for (const std::vector<RankParameter>& chunk : chunks) {

@@ -20,7 +20,7 @@ constexpr size_t kMaxChunks = 1000;
 absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& model,
                                     pickle::Budget& budget) {
   if (model.Find("language_model").present()) {
-    return absl::UnimplementedError(
+    return Unimplemented(
         "a model of Megatron-LM before Megatron-Core (\"language_model\"): Megatron-LM's "
         "tools/convert.py makes one of Megatron-Core of it");
   }
@@ -40,7 +40,7 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
     chunk.tensors.emplace_back(name, std::move(tensor));
   }
   if (!layers.empty() && *layers.rbegin() + 1 != static_cast<int64_t>(layers.size())) {
-    return DataLoss("it has ", layers.size(), " layers, of which the last has number ",
+    return DataLoss("it has ", layers.size(), " layers, but the last one is number ",
                     *layers.rbegin());
   }
   chunk.layers = static_cast<int64_t>(layers.size());
@@ -55,7 +55,7 @@ struct Source {
 
 absl::Status AddTensor(Source& source, const ForeignKind& kind, const Value& value,
                        StateVectors& vectors) {
-  if (!IsTorchTensor(value)) return absl::DataLossError("no tensor");
+  if (!IsTorchTensor(value)) return DataLoss("no tensor");
   TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(source.archive, value));
   TESSERA_RETURN_IF_ERROR(
       source.budget.Take(sizeof(TorchTensor) + 2 * tensor.shape.size() * sizeof(int64_t)));
@@ -97,7 +97,7 @@ ValuesByNumber ByNumber(const Value& dict) {
 absl::StatusOr<StateVectors> ReadMoments(Source& source, int64_t number,
                                          const ValuesByNumber& states) {
   const auto found = states.find(number);
-  if (found == states.end()) return absl::DataLossError("no state");
+  if (found == states.end()) return DataLoss("no state");
   StateVectors vectors;
   for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq}) {
     TESSERA_RETURN_IF_ERROR(
@@ -112,7 +112,7 @@ absl::StatusOr<MegatronGroup> ReadGroup(Source& source, const Value& group,
   const std::optional<double> decay =
       multiplier.AsInt() ? std::optional<double>(*multiplier.AsInt()) : multiplier.AsFloat();
   if (!decay || group.Find("is_decoupled_lr").AsBool().value_or(false)) {
-    return absl::UnimplementedError(
+    return Unimplemented(
         "whether a parameter has weight decay does not tell alone which group it is in");
   }
   if (masters.present() && masters.size() != numbers.size()) {
@@ -154,7 +154,7 @@ size_t CountEqual(std::span<const int64_t> a, std::span<const int64_t> b) {
   return count;
 }
 
-// Returns the rank that belongs in each place; empty where that is not known.
+// Returns the rank that belongs in each place; empty if that is not known.
 std::vector<int64_t> ExpectedRanks(std::span<const int64_t> ranks, const RankGrid& grid) {
   const int64_t tensor_ranks = Bounded(grid.tensor_ranks);
   const int64_t before_data = tensor_ranks * Bounded(grid.context_ranks);
@@ -185,17 +185,17 @@ absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archiv
     TESSERA_ASSIGN_OR_RETURN(RankChunk chunk, In(key, ReadChunk(archive, model, budget)));
     chunks.push_back(std::move(chunk));
   }
-  if (chunks.empty()) return absl::DataLossError("neither \"model\" nor \"model0\"");
+  if (chunks.empty()) return DataLoss("neither \"model\" nor \"model0\"");
   return chunks;
 }
 
 absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive& archive,
                                                               const Value& state) {
   if (state.is(pickle::Kind::kList)) {
-    return absl::UnimplementedError("the states of several optimizers, expected one");
+    return Unimplemented("the states of several optimizers, expected one");
   }
   if (!state.Find("buckets_coalesced").AsBool().value_or(false)) {
-    return absl::UnimplementedError(
+    return Unimplemented(
         "the buckets are stored apart, as by Megatron-Core 0.7 and earlier, or this is no state "
         "of its distributed optimizer");
   }

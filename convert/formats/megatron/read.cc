@@ -36,7 +36,7 @@ constexpr std::string_view kRankPrefix = "mp_rank_";
 constexpr uint64_t kMaxMetadataBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxTrackerBytes = 64;
 
-// The contents of a small file; nullopt where there is no such file, or a larger one.
+// The contents of a small file; nullopt if there is no such file, or a larger one.
 absl::StatusOr<std::optional<std::string>> ReadSmall(Storage& storage, const std::string& path,
                                                      uint64_t max_bytes) {
   TESSERA_ASSIGN_OR_RETURN(const auto file, OpenIfPresent(storage, path));
@@ -44,7 +44,7 @@ absl::StatusOr<std::optional<std::string>> ReadSmall(Storage& storage, const std
   return ReadPart(*file, 0, file->size_bytes());
 }
 
-// Returns the folder of the iteration that a run's folder names; empty where it names none.
+// Returns the folder of the iteration that a run's folder names; empty if it names none.
 absl::StatusOr<std::string> LatestIteration(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> text,
                            ReadSmall(storage, kTracker, kMaxTrackerBytes));
@@ -198,8 +198,8 @@ class TorchDistReader {
       parameter.mutable_states()->erase(kForeignMaster.state);
     }
     checkpoint.notes.emplace_back(
-        "Left out: the master weights, of which the files have 16-bit remainders alone "
-        "(use_precision_aware_optimizer); the weights are rounded.");
+        "Left out: the master weights: the files have only 16-bit remainders of them "
+        "(use_precision_aware_optimizer), and the rounded weights are used.");
   }
 
   // Adds a tensor of releases up to 0.14. It has an index for each dim of the parameter, which says
@@ -234,15 +234,15 @@ class TorchDistReader {
       for (const Box& box : FlatRangeToBoxes(own, begin, begin + count)) {
         TESSERA_RETURN_IF_ERROR(
             set_.AddBox(parameter, {}, kind, box, place, ContiguousStrides(part)));
-        place.offset_bytes += ByteCount(box.shape, tensor.dtype);
+        place = place.After(ElementCount(box.shape));
       }
     }
     return absl::OkStatus();
   }
 
   absl::Status MalformedFlat(const ForeignTensor& tensor, const ForeignParameter& parameter) const {
-    return DataLoss(where_, ": tensor ", tensor.name, ": shape ", ShapeToString(tensor.shape),
-                    " or one of its chunks is none of flattened parts of ",
+    return DataLoss(where_, ": tensor ", tensor.name, ": its shape ", ShapeToString(tensor.shape),
+                    ", or one of its chunks, does not fit flattened parts of ",
                     ShapeToString(parameter.shape));
   }
 

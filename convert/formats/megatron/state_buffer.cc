@@ -69,7 +69,7 @@ class ElementReader {
  public:
   explicit ElementReader(Storage& storage) : storage_(storage) {}
 
-  // False where no piece has the element.
+  // False if no piece has the element.
   absl::StatusOr<bool> Read(const ForeignTensor& tensor, const std::vector<int64_t>& index,
                             Element& element) {
     for (const StoredPiece& piece : tensor.pieces) {
@@ -194,11 +194,8 @@ absl::Status AddBuffer(std::span<const RankParameter> parameters, std::span<cons
         const int64_t skipped = at - run->begin;
         const int64_t count = std::min(run->count - skipped, end - at);
         if (count <= 0) continue;
-        ForeignPlace place = run->place;
-        place.offset_bytes +=
-            static_cast<uint64_t>(skipped) * static_cast<uint64_t>(ElementSize(place.dtype));
-        TESSERA_RETURN_IF_ERROR(
-            set.AddRange(*own.parameter, own.share, kind, at - begin, at - begin + count, place));
+        TESSERA_RETURN_IF_ERROR(set.AddRange(*own.parameter, own.share, kind, at - begin,
+                                             at - begin + count, run->place.After(skipped)));
         at += count;
       }
       if (at == end) continue;

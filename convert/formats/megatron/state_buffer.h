@@ -50,7 +50,7 @@ struct BufferRun {
 struct StateBuffer {
   std::string where;                     // for messages
   int64_t elements = 0;                  // of each kind
-  std::vector<int64_t> bucket_elements;  // empty where they are not stored
+  std::vector<int64_t> bucket_elements;  // empty if they are not stored
   // The runs of each kind, sorted.
   std::vector<std::pair<ForeignKind, std::vector<BufferRun>>> kinds;
 };

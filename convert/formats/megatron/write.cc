@@ -60,11 +60,8 @@ class MegatronPlan {
         model_(model),
         arguments_(std::move(arguments)),
         kinds_(std::move(kinds)),
-        data_(max_file_bytes) {
-    for (const SavedKind& saved : kinds_) {
-      has_master_ |= saved.kind.role == TensorRole::kMasterWeight;
-    }
-  }
+        has_master_(HasKind(kinds_, kForeignMaster)),
+        data_(max_file_bytes) {}
 
   std::vector<OutputFile> Files(const std::vector<ForeignParameter>& parameters) && {
     DcpMetadata metadata;
@@ -181,7 +178,7 @@ class MegatronPlan {
   const ModelDescription& model_;
   const nlohmann::ordered_json arguments_;
   const std::vector<SavedKind> kinds_;
-  bool has_master_ = false;
+  const bool has_master_;
   DcpDataFiles data_;
 };
 

@@ -23,16 +23,10 @@ namespace {
 using pickle::Value;
 using pickle::Writer;
 
-const RankPattern& MetadataNames() {
-  static const auto& pattern = *new RankPattern("{1}.metadata");
-  return pattern;
-}
+RankPattern MetadataNames() { return RankPattern("{1}.metadata"); }
 
 // Starts with the rank; then comes the number of the metadata file.
-const RankPattern& ShardNames() {
-  static const auto& pattern = *new RankPattern("{1}_{1}.distcp");
-  return pattern;
-}
+RankPattern ShardNames() { return RankPattern("{1}_{1}.distcp"); }
 
 struct PaddleDType {
   std::string_view name;
@@ -64,7 +58,7 @@ class PaddleMetadataReader {
       : root_(contents.root()), budget_(contents) {}
 
   absl::StatusOr<std::vector<PaddleShard>> Read() {
-    if (!IsOfPaddle(root_, "Metadata")) return absl::DataLossError("not written by Paddle");
+    if (!IsOfPaddle(root_, "Metadata")) return DataLoss("not written by Paddle");
     const Value tensors = root_.state().Find("state_dict_metadata");
     for (const auto& [key, shards] : tensors.entries()) {
       TESSERA_ASSIGN_OR_RETURN(const std::string name, KeyOf(key));
@@ -90,21 +84,21 @@ class PaddleMetadataReader {
   absl::StatusOr<std::string> KeyOf(const Value& value) {
     const std::string_view name = value.AsText().value_or("");
     if (name.empty() || !IsValidUtf8(name)) {
-      return absl::DataLossError("a tensor's key is empty or not valid UTF-8");
+      return DataLoss("a tensor's key is empty or not valid UTF-8");
     }
     TESSERA_RETURN_IF_ERROR(budget_.Take(sizeof(PaddleShard) + name.size()));
     return std::string(name);
   }
 
   absl::Status AddShard(const std::string& key, const Value& shard) {
-    if (!IsOfPaddle(shard, "LocalTensorMetadata")) return absl::DataLossError("no list of shards");
+    if (!IsOfPaddle(shard, "LocalTensorMetadata")) return DataLoss("no list of shards");
     if (shard.state().Find("is_flattened").AsBool().value_or(false)) {
-      return absl::UnimplementedError("a shard that is a flat range");
+      return Unimplemented("a shard that is a flat range");
     }
     std::optional<std::vector<int64_t>> offset = DimsOfShard(shard.state().Find("global_offset"));
     std::optional<Shape> shape = DimsOfShard(shard.state().Find("local_shape"));
     if (!offset || !shape || offset->size() != shape->size()) {
-      return absl::DataLossError("the place of a shard is malformed");
+      return DataLoss("the place of a shard is malformed");
     }
     const std::string_view dtype = shard.state().Find("dtype").AsText().value_or("");
     const auto known = std::ranges::find(kPaddleDTypes, dtype, &PaddleDType::name);
@@ -112,7 +106,7 @@ class PaddleMetadataReader {
     // A list is of a few bytes, and a pickle may have it any number of times.
     TESSERA_RETURN_IF_ERROR(budget_.Take(sizeof(PaddleShard) + key.size()));
     const auto [at, is_new] = by_offset_.emplace(std::pair(key, *offset), shards_.size());
-    if (!is_new) return absl::DataLossError("two shards begin at the same place");
+    if (!is_new) return DataLoss("two shards begin at the same place");
     shards_.push_back({key, {*std::move(offset), *std::move(shape)}, known->dtype, ""});
     return absl::OkStatus();
   }
@@ -123,7 +117,7 @@ class PaddleMetadataReader {
     const std::optional<std::vector<int64_t>> offset =
         DimsOfShard(index.state().Find("global_offset"));
     const auto at = offset ? by_offset_.find(std::pair(key, *offset)) : by_offset_.end();
-    if (at == by_offset_.end()) return absl::DataLossError("a file of a shard that is not listed");
+    if (at == by_offset_.end()) return DataLoss("a file of a shard that is not listed");
     const std::string name(file.AsText().value_or(""));
     if (!ShardNames().Parse(name)) return DataLoss("\"", Shown(name), "\" is not a file name");
     TESSERA_RETURN_IF_ERROR(budget_.Take(name.size()));

@@ -137,10 +137,7 @@ std::optional<Shape> ShapeOf(const json& value) {
   return shape;
 }
 
-const RankPattern& RankKeys() {
-  static const auto& pattern = *new RankPattern("tp{2}_pp{2}");
-  return pattern;
-}
+RankPattern RankKeys() { return RankPattern("tp{2}_pp{2}"); }
 
 absl::StatusOr<PaddleShardingMeta> ParseRank(const json& value) {
   PaddleShardingMeta meta;
@@ -232,7 +229,7 @@ absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string>
     for (size_t axis = 0; axis < 2 && !files->names.empty(); ++axis) {
       if (degrees[axis] == 1 || std::ranges::count(files->names[0].axes, axis) > 0) continue;
       return InvalidArgument(files->names[0].name, " has no rank of ", kAxisNames[axis],
-                             ", of which other files have ", degrees[axis]);
+                             ", but other files name ", degrees[axis]);
     }
   }
   if (missing.empty()) return found;
@@ -241,7 +238,7 @@ absl::StatusOr<PaddleRankFiles> FindPaddleRankFiles(std::span<const std::string>
 
 absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
   const json root = ParseJson(text);
-  if (!root.is_object()) return absl::DataLossError("not a JSON object");
+  if (!root.is_object()) return DataLoss("not a JSON object");
   PaddleModelMeta meta;
   if (root.contains("parallel_config")) {
     const json& config = Member(root, "parallel_config");
@@ -268,7 +265,7 @@ absl::StatusOr<std::map<std::string, std::string>> ParsePaddleParameterNames(
     std::string_view text) {
   const json root = ParseJson(text);
   if (!root.is_object() || root.empty()) {
-    return absl::InvalidArgumentError("no JSON object of names of parameters by names of tensors");
+    return InvalidArgument("no JSON object of names of parameters by names of tensors");
   }
   std::map<std::string, std::string> names;
   for (const auto& [key, value] : root.items()) {

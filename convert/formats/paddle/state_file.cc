@@ -48,11 +48,11 @@ absl::Status AddArrays(const Value& dict, const ReadableFile& file, pickle::Budg
     if (!tensor) continue;
     const std::optional<std::string_view> name = key.AsText();
     if (!name || name->empty() || !IsValidUtf8(*name) || !IsValidUtf8(tensor->name)) {
-      return absl::DataLossError("a tensor's name is empty or not valid UTF-8");
+      return DataLoss("a tensor's name is empty or not valid UTF-8");
     }
     TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(PaddleArray) + name->size() + tensor->name.size()));
     if (!keys.insert(*name).second) {
-      return In(Shown(*name), absl::DataLossError("the name occurs twice"));
+      return In(Shown(*name), DataLoss("the name occurs twice"));
     }
     const size_t before = decoded.size();
     TESSERA_ASSIGN_OR_RETURN(
@@ -92,7 +92,7 @@ absl::StatusOr<PaddleArray> JoinParts(const std::string& key, const Value& descr
   const std::optional<std::vector<int64_t>> shape =
       pickle::Integers(description.Find("OriginShape"));
   const Value slices = description.Find("slices");
-  if (!shape || slices.size() == 0) return absl::DataLossError("its parts are malformed");
+  if (!shape || slices.size() == 0) return DataLoss("its parts are malformed");
   TESSERA_ASSIGN_OR_RETURN(const int64_t elements, CheckedElementCount(*shape));
   PaddleArray joined = {.key = key, .shape = *shape};
   int64_t found = 0;
@@ -103,7 +103,7 @@ absl::StatusOr<PaddleArray> JoinParts(const std::string& key, const Value& descr
       return DataLoss("its part ", i, " is missing or not flat: ", name ? Shown(*name) : "");
     }
     if (i > 0 && part->second.dtype != joined.dtype) {
-      return absl::DataLossError("its parts have several dtypes");
+      return DataLoss("its parts have several dtypes");
     }
     joined.dtype = part->second.dtype;
     found += part->second.shape[0];
@@ -122,7 +122,7 @@ absl::Status JoinBigArrays(const Value& descriptions, std::vector<PaddleArray>& 
   for (const auto& [key, description] : descriptions.entries()) {
     const std::string name(key.AsText().value_or(""));
     if (name.empty() || !IsValidUtf8(name) || by_key.contains(name)) {
-      return In(Shown(name), absl::DataLossError("the name of a tensor in parts is wrong"));
+      return In(Shown(name), DataLoss("the name of a tensor in parts is wrong"));
     }
     TESSERA_ASSIGN_OR_RETURN(PaddleArray joined,
                              In(Shown(name), JoinParts(name, description, by_key)));

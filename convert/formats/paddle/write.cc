@@ -185,14 +185,11 @@ class PaddlePlan {
     for (const ForeignParameter& parameter : parameters) {
       names.push_back(NextTensorName(parameter.name, counters));
     }
-    const auto has = [&](const ForeignKind& kind) {
-      return std::ranges::any_of(
-          kinds, [&](const SavedKind& saved) { return saved.kind.state == kind.state; });
-    };
     for (const SavedKind& saved : kinds) {
       for (size_t i = 0; i < parameters.size(); ++i) {
         // States of master weights are named after those.
-        const std::string owner = names[i] + (has(kForeignMaster) ? "_fp32_master_0" : "");
+        const std::string owner =
+            names[i] + (HasKind(kinds, kForeignMaster) ? "_fp32_master_0" : "");
         AddTensor(saved, parameters[i], names[i], owner);
         if (saved.kind.state == kForeignExpAvg.state) AddPowers(owner);
       }
@@ -215,15 +212,8 @@ class PaddlePlan {
  private:
   void AddTensor(const SavedKind& saved, const ForeignParameter& parameter,
                  const std::string& tensor_name, const std::string& owner) {
-    const std::string& logical = parameter.blocks.front().name;
-    const std::string name = saved.kind.NameOf(logical);
-    OutputTensor output = {.name = name,
-                           .source_name = name,
-                           .role = saved.kind.role,
-                           .dtype = saved.dtype,
-                           .shape = model_.Find(logical).shape,
-                           .elements = ElementCount(parameter.shape),
-                           .pieces = WholeParameterPieces(parameter, saved.dtype)};
+    const LogicalParameter& logical = model_.Find(parameter.blocks.front().name);
+    OutputTensor output = WholeParameter(parameter, logical, saved.kind, saved.dtype);
     const auto add = [&](const std::string& key, const std::string& other_key,
                          const std::string& paddles_name) {
       files_.Add(key, other_key, paddles_name, parameter.shape, std::move(output));

@@ -30,7 +30,7 @@ class PartsReader {
       TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint part, ReadTorch(storage_, std::span(&file, 1)));
       TESSERA_RETURN_IF_ERROR(CheckNames(file, part));
       for (const ForeignTensor& tensor : part.tensors) {
-        bytes += static_cast<uint64_t>(ElementCount(tensor.shape)) * ElementSize(tensor.dtype);
+        bytes += ByteCount(tensor.shape, tensor.dtype);
       }
       parts_.push_back(std::move(part));
     }

@@ -181,14 +181,14 @@ class Collector {
     };
     TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
     if (name.empty() || !IsValidUtf8(name)) {
-      return in_tensor(absl::DataLossError("the name is empty or not valid UTF-8"));
+      return in_tensor(DataLoss("the name is empty or not valid UTF-8"));
     }
     absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive_, value);
     if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
       return LeftOut(std::string(tensor.status().message()));
     }
     if (!tensor.ok()) return in_tensor(tensor.status());
-    if (!names_.insert(name).second) return in_tensor(absl::DataLossError("the name occurs twice"));
+    if (!names_.insert(name).second) return in_tensor(DataLoss("the name occurs twice"));
     ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
     added.shape = tensor->shape;
     if (ElementCount(tensor->shape) > 0) {
@@ -214,7 +214,7 @@ class Collector {
   Tree ReadBytes(const pickle::Value& value) {
     if (const std::optional<pickle::Extent> extent = value.extent()) {
       if (extent->length > pickle::kMaxTextBytes || !HasRoom(extent->length)) {
-        return LeftOut("bytes, too many of them");
+        return LeftOut("byte strings that are too long");
       }
       TESSERA_ASSIGN_OR_RETURN(std::string bytes, ReadPart(*open_, extent->offset, extent->length));
       return SavedValue{SavedValue::Bytes{std::move(bytes)}};
@@ -370,10 +370,9 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     TESSERA_RETURN_IF_ERROR(CheckRanks(storage, found));
     return found;
   }
-  return InvalidArgument(
-      storage.Describe(""), ": ", found.size(),
-      " files of torch.save(), each of which may be a checkpoint; name one of them: ",
-      JoinFirst(found, ", "));
+  return InvalidArgument(storage.Describe(""), ": ", found.size(),
+                         " files of torch.save(), and each may be a checkpoint; name one of them: ",
+                         JoinFirst(found, ", "));
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const std::string> files) {
