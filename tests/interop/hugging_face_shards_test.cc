@@ -38,7 +38,7 @@ TEST_F(HuggingFaceShardsTest, ASingleFileTakesThePlaceOfAnIndex) {
   ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr(kLeftOut));
   // The same with a damaged index.
-  for (const std::string contents : {"", "{\"weight_map\": {\"a\": 1}}"}) {
+  for (const std::string contents : {"", "{\"weight_map\": {\"a\": 1}}", "{\"weight_map\": {}}"}) {
     std::ofstream(copy + "/model.safetensors.index.json") << contents;
     ASSERT_EQ(Run({"diff", copy, single, "--data"}), 0) << out_ << err_;
     ASSERT_EQ(Run({"inspect", copy}), 0) << err_;

@@ -73,6 +73,7 @@ absl::StatusOr<NamesByFile> ReadIndex(Storage& storage) {
     if (!file.is_string()) return Damaged(storage, kIndex, "weight_map: ", tensor, ": not a file");
     files[file.get<std::string>()].insert(tensor);
   }
+  if (files.empty()) return Damaged(storage, kIndex, "the weight_map names no tensor");
   return files;
 }
 
