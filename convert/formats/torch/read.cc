@@ -1,8 +1,10 @@
 #include "convert/formats/torch/read.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/own_keys.h"
+#include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
@@ -288,23 +291,23 @@ bool HasTorchName(const std::string& name) {
          name.ends_with(".ckpt");
 }
 
-// Returns whether the file's name says that it is one of several, as Meta names those of ranks.
-bool IsPart(const std::string& name) {
-  return (name.starts_with("consolidated.") && name.ends_with(".pth")) ||
-         (name.find("-of-") != name.npos && name.ends_with(".bin"));
+// Returns the names of all parts of the state dict of which "X-00002-of-00003.bin" is a part, in
+// order; empty for names of another form.
+std::vector<std::string> AllPartsOf(const std::string& name) {
+  constexpr size_t kEndBytes = sizeof("-00002-of-00003.bin") - 1;
+  const RankPattern pattern("-{5}-of-{5}.bin");
+  const size_t stem = name.size() - std::min(name.size(), kEndBytes);
+  const auto numbers = pattern.Parse(std::string_view(name).substr(stem));
+  std::vector<std::string> parts;
+  for (int64_t part = 1; numbers && part <= (*numbers)[1]; ++part) {
+    parts.push_back(name.substr(0, stem) + pattern.Name(std::array{part, (*numbers)[1]}));
+  }
+  return parts;
 }
 
-// Returns whether the files, in the order of their names, are "X-00001-of-00003.bin", ...: parts of
-// one state dict, and all of them.
-bool AreParts(const std::vector<std::string>& files) {
-  constexpr size_t kEndBytes = sizeof("-00001-of-00003.bin") - 1;
-  for (size_t i = 0; i < files.size(); ++i) {
-    const std::string end = absl::StrFormat("-%05d-of-%05d.bin", i + 1, files.size());
-    if (files[i].size() < kEndBytes || !files[i].ends_with(end)) return false;
-    const size_t stem = files[i].size() - end.size();
-    if (files[i].substr(0, stem) != files[0].substr(0, stem)) return false;
-  }
-  return true;
+// Returns whether one of Meta's ranks gives its file such a name.
+bool IsOfRank(const std::string& name) {
+  return RankPattern("consolidated.{2}.pth").Parse(name).has_value();
 }
 
 absl::Status CheckRanks(const Storage& storage, const std::vector<std::string>& files) {
@@ -351,7 +354,8 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     TESSERA_ASSIGN_OR_RETURN(const auto open, storage.Open(name));
     TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open));
     // A part without contents is damage, which is found when it is read.
-    const bool is_lost = file.empty() && open->size_bytes() == 0 && IsPart(name);
+    const bool is_lost =
+        file.empty() && open->size_bytes() == 0 && (IsOfRank(name) || !AllPartsOf(name).empty());
     if (is_torch || is_lost) found.push_back(std::move(name));
   }
   if (!std::ranges::all_of(found, IsBesideModel)) {
@@ -365,11 +369,20 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
                              shards->substr(0, shards->find('/')), ", a checkpoint of its own");
     }
   }
-  if (found.size() <= 1 || AreParts(found)) return found;
-  if (std::ranges::all_of(found, IsPart) && found.front().ends_with(".pth")) {
+  if (!file.empty() || found.empty()) return found;
+  std::ranges::sort(found);
+  if (std::ranges::all_of(found, IsOfRank)) {
     TESSERA_RETURN_IF_ERROR(CheckRanks(storage, found));
     return found;
   }
+  const std::vector<std::string> parts = AllPartsOf(found.front());
+  if (std::ranges::includes(parts, found)) {
+    std::vector<std::string> missing;
+    std::ranges::set_difference(parts, found, std::back_inserter(missing));
+    if (missing.empty()) return found;
+    return Damaged(storage, "", "missing: ", JoinFirst(missing, ", "));
+  }
+  if (found.size() == 1) return found;
   return InvalidArgument(storage.Describe(""), ": ", found.size(),
                          " files of torch.save(), and each may be a checkpoint; name one of them: ",
                          JoinFirst(found, ", "));

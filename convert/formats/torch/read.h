@@ -35,8 +35,8 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const st
 // files of all ranks ("consolidated.00.pth", ...), which are not such parts. Empty if there are no
 // such files. Looks at files whose names end in .pt, .pth, .bin or .ckpt; files that transformers'
 // trainers keep beside a model, such as "optimizer.pt", count only if there is nothing else.
-// Errors: InvalidArgument, listing them, for several files; DataLoss if a rank's file is missing;
-// those of the storage.
+// Errors: InvalidArgument, listing them, for several files; DataLoss if a part or a rank's file is
+// missing; those of the storage.
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file);
 
 // Reads the model of params.json, of which each file, in the order of Meta's tensor-parallel ranks,

@@ -169,6 +169,20 @@ TEST(FindTorchFilesTest, OneFileOrAllParts) {
   ASSERT_OK(WriteAll(parts, "model-00002-of-00002.bin", Contents("listed.pt")));
   EXPECT_EQ(*FindTorchFiles(parts, ""),
             (Names{"model-00001-of-00002.bin", "model-00002-of-00002.bin"}));
+  ASSERT_OK(parts.Delete("model-00002-of-00002.bin"));
+  const absl::Status lost = FindTorchFiles(parts, "").status();
+  EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("missing: model-00002-of-00002.bin"));
+  EXPECT_EQ(*FindTorchFiles(parts, "model-00001-of-00002.bin"), Names{"model-00001-of-00002.bin"});
+  MemoryStorage rank;
+  ASSERT_OK(WriteAll(rank, "consolidated.01.pth", Contents("root.pt")));
+  EXPECT_THAT(std::string(FindTorchFiles(rank, "").status().message()),
+              HasSubstr("consolidated.00.pth is missing, consolidated.01.pth is there"));
+  for (const std::string alike : {"best-of-run.bin", "consolidated.pth"}) {
+    MemoryStorage alone;
+    ASSERT_OK(WriteAll(alone, alike, Contents("root.pt")));
+    EXPECT_EQ(*FindTorchFiles(alone, ""), Names{alike});
+  }
   ASSERT_OK(WriteAll(several, "a.pt", Contents("root.pt")));
   ASSERT_OK(WriteAll(several, "b.pt", Contents("listed.pt")));
   EXPECT_EQ(FindTorchFiles(several, "").status().code(), absl::StatusCode::kInvalidArgument);
