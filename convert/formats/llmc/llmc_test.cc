@@ -56,6 +56,18 @@ TEST(LlmcTest, WrongLengthMagicAndVersionSayWhatWasExpected) {
   ExpectDataLoss(WithField(file, 1, 4), "expected 3 (fp32) or 5 (bf16), found 4");
 }
 
+TEST(LlmcTest, AStateWithoutTheFileOfTheFirstRankIsRefused) {
+  const std::string model = "model_00000003.bin";
+  const auto read = [&](const std::string& state) {
+    return ReadLlmc(*FolderOf({{model, Fixture("gpt2")}, {state, ""}}), model, nullptr);
+  };
+  const absl::Status lost = read("state_00000003_00001.bin").status();
+  EXPECT_TRUE(absl::IsNotFound(lost)) << lost;
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("state_00000003_00000.bin"));
+  ASSERT_OK_AND_ASSIGN(const auto of_another_step, read("state_00000004_00000.bin"));
+  EXPECT_THAT(of_another_step.notes, ::testing::ElementsAre(HasSubstr("no optimizer state")));
+}
+
 // No header crashes the reader or makes it allocate; every field that the model depends on is
 // checked.
 TEST(LlmcTest, HostileHeaderFieldsAreDataLoss) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <map>
@@ -91,10 +92,14 @@ class LlmcReader {
     return AddTensors(kForeignWeight, 0, 1, place);
   }
 
-  // Reads the optimizer's state from the files of all ranks; none if rank 0 has no file.
+  // Reads the optimizer's state from the files of all ranks; none if no rank has a file.
   absl::Status ReadStates(int64_t step, ForeignCheckpoint& checkpoint) {
     absl::StatusOr<LlmcFile> first = ReadHeader(storage_, StateFile(step, 0));
-    if (absl::IsNotFound(first.status())) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(""));
+    const bool has_others = std::ranges::any_of(names, [&](const std::string& name) {
+      return name.starts_with(absl::StrFormat("state_%08d_", step));
+    });
+    if (absl::IsNotFound(first.status()) && !has_others) {
       checkpoint.notes.push_back("There is no optimizer state: no " + StateFile(step, 0) + ".");
       return absl::OkStatus();
     }
