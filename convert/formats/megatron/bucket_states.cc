@@ -119,8 +119,8 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
     }
     runs.push_back({begin, count, {piece.file, piece.offset_bytes, tensor.dtype}});
   }
-  own.kinds[kind->state] = {*kind, std::move(runs)};
-  return absl::OkStatus();
+  if (own.kinds.try_emplace(kind->state, *kind, std::move(runs)).second) return absl::OkStatus();
+  return Unimplemented("tensor ", shown, ": the states of several optimizers, expected one");
 }
 
 // `sizes` has the elements of the buckets of each buffer, by the dtypes of its parameters.
@@ -175,7 +175,9 @@ absl::Status BucketStates::AddGathered(int64_t group, const TorchArchive& archiv
   TESSERA_ASSIGN_OR_RETURN(const std::vector<GatheredBuffer> buffers,
                            ReadGatheredState(archive, state));
   for (size_t i = 0; i < buffers.size(); ++i) {
-    gathered_[{group, static_cast<int64_t>(i)}] = BufferOf(buffers[i], path, where);
+    const BufferKey key = {group, static_cast<int64_t>(i)};
+    if (gathered_.emplace(key, BufferOf(buffers[i], path, where)).second) continue;
+    return Unimplemented("the states of several optimizers, expected one");
   }
   return absl::OkStatus();
 }

@@ -158,6 +158,19 @@ TEST(MegatronTest, RemaindersThatAreIntegersAreNoProof) {
   EXPECT_THAT(std::string(integers.message()), HasSubstr("16-bit remainders"));
 }
 
+TEST(MegatronTest, BucketsOfSeveralOptimizersAreRefused) {
+  BucketStates buckets("");
+  const std::string bucket = ".optimizer.distributed.dp_group_idx_0.gbuf_idx_0.bucket_idx_0.";
+  const auto add = [&](const std::string& name) {
+    return buckets.AddTensor({.name = name, .dtype = DType::kF32, .shape = {4}});
+  };
+  EXPECT_OK(add("chained_0" + bucket + "exp_avg"));
+  EXPECT_OK(add("chained_0" + bucket + "exp_avg_sq"));
+  const absl::Status second = add("chained_1" + bucket + "exp_avg");
+  EXPECT_EQ(second.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(second.message()), HasSubstr("the states of several optimizers"));
+}
+
 TEST(MegatronTest, GroupsHaveAdamsOwnNumberOfUpdates) {
   SavedRun run([](float weight) { return weight; });
   for (const OutputFile& file : run.Plan()) {
