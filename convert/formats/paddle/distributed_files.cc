@@ -223,6 +223,10 @@ absl::StatusOr<std::vector<PaddleShard>> ReadPaddleMetadata(const ReadableFile& 
   return PaddleMetadataReader(contents).Read();
 }
 
+bool IsPaddleDType(DType dtype) {
+  return std::ranges::count(kPaddleDTypes, dtype, &PaddleDType::dtype) > 0;
+}
+
 std::string PaddleMetadataPickle(const std::vector<PaddleShard>& shards) {
   Writer writer;
   writer.BeginObject(kPaddleMetadataModule, "Metadata");

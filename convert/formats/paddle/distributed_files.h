@@ -53,7 +53,11 @@ absl::StatusOr<std::string> FindPaddleMetadata(Storage& storage);
 // that are flat ranges, and for dtypes that this library does not have. Those of ReadPickle().
 absl::StatusOr<std::vector<PaddleShard>> ReadPaddleMetadata(const ReadableFile& file);
 
-// Returns a metadata file as Paddle 3.2 and later read it. Each tensor is one shard.
+// Returns whether Paddle has tensors of this dtype.
+bool IsPaddleDType(DType dtype);
+
+// Returns a metadata file as Paddle 3.2 and later read it. Each tensor is one shard. Precondition:
+// IsPaddleDType() of all dtypes.
 std::string PaddleMetadataPickle(const std::vector<PaddleShard>& shards);
 
 }  // namespace tessera::ckpt::convert

@@ -43,7 +43,7 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddle(
 
 // Plans a folder that paddle.distributed.load_state_dict() loads, with PaddleNLP's config.json and
 // trainer_state.json. Parameters are not fused; tensors have the names that PaddleNLP's models of
-// auto parallel give them. InvalidArgument for models that PaddleNLP does not have.
+// auto parallel give them. InvalidArgument for models and dtypes that Paddle does not have.
 absl::StatusOr<std::vector<OutputFile>> PlanPaddle(const Manifest& manifest,
                                                    const PlanOptions& options);
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/errors.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
@@ -259,6 +260,12 @@ absl::StatusOr<std::vector<OutputFile>> PlanPaddle(const Manifest& manifest,
   std::erase_if(parameters, [](const ForeignParameter& each) { return each.blocks.size() > 1; });
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedKind> kinds,
                            FindKinds(manifest, model.description(), options));
+  for (const SavedKind& saved : kinds) {
+    if (IsPaddleDType(saved.dtype)) continue;
+    return InvalidArgument(saved.kind.state.empty() ? "the weights" : saved.kind.state, ": ",
+                           ProtoName(saved.dtype),
+                           " is not a dtype of Paddle; --dtype converts the weights to another");
+  }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> betas, BetasOf(manifest));
   PaddlePlan plan(manifest, model.description(), betas, options.max_file_bytes);
   plan.Add(kinds, parameters);
