@@ -159,7 +159,7 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const Mode
     known.namings.push_back(LogicalNaming(known.description, order, prefix));
   }
   for (const char* const other :
-       {kMeta, kTorchtitan, kTorchtitanGateUp, kNanoGpt}) {
+       {kMeta, kTorchtitan, kTorchtitanGateUp, kTorchtitanQkv, kNanoGpt}) {
     absl::StatusOr<Parameters> parameters = ForeignParameters(other, known.description.config);
     if (parameters.ok()) known.namings.push_back(*std::move(parameters));
   }

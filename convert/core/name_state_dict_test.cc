@@ -301,7 +301,7 @@ TEST(StateDictLayoutTest, TorchtitansNamesOfLlama) {
 }
 
 // Queries, keys and values by query group in one matrix, whose rows have Meta's order, and gate and
-// up stacked.
+// up stacked: both, or one of the two.
 TEST(StateDictLayoutTest, TorchtitansFusedMatricesOfLlama) {
   constexpr int64_t kWidth = 16, kSize = 4, kQueries = 2, kGroups = 2, kInner = 6;
   ModelProto model;
@@ -310,12 +310,13 @@ TEST(StateDictLayoutTest, TorchtitansFusedMatricesOfLlama) {
       "architecture: LLAMA3 num_layers: 1 hidden_size: 16 num_attention_heads: 4 num_query_groups: "
       "2 vocab_size: 11 ffn_hidden_size: 6 max_position_embeddings: 5 "
       "untie_embeddings_and_output_weights: true");
-  for (const bool fuses_qkv : {true, false}) {
+  for (const auto& [fuses_qkv, fuses_gate_up] :
+       {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
+    SCOPED_TRACE(absl::StrCat(fuses_qkv, fuses_gate_up));
     ForeignCheckpoint checkpoint = {.format = "dcp"};
     std::vector<std::pair<std::string, Shape>> tensors = {
         {"tok_embeddings.weight", {11, kWidth}},
         {"layers.0.attention.wo.weight", {kWidth, kWidth}},
-        {"layers.0.feed_forward.w13.weight", {2, kInner, kWidth}},
         {"layers.0.feed_forward.w2.weight", {kWidth, kInner}},
         {"layers.0.attention_norm.weight", {kWidth}},
         {"layers.0.ffn_norm.weight", {kWidth}},
@@ -327,6 +328,13 @@ TEST(StateDictLayoutTest, TorchtitansFusedMatricesOfLlama) {
     } else {
       for (const auto& [name, rows] : {std::pair("wq", 16), std::pair("wk", 8), std::pair("wv", 8)})
         tensors.emplace_back(absl::StrCat(prefix, name, ".weight"), Shape{rows, kWidth});
+    }
+    if (fuses_gate_up) {
+      tensors.emplace_back("layers.0.feed_forward.w13.weight", Shape{2, kInner, kWidth});
+    } else {
+      for (const std::string name : {"w1", "w3"}) {
+        tensors.emplace_back("layers.0.feed_forward." + name + ".weight", Shape{kInner, kWidth});
+      }
     }
     for (const auto& [name, shape] : tensors) {
       checkpoint.tensors.push_back(
@@ -351,7 +359,7 @@ TEST(StateDictLayoutTest, TorchtitansFusedMatricesOfLlama) {
     const std::string layer = "model.layers.0.";
     for (int64_t row = 0; row < kInner; ++row) {
       EXPECT_EQ(row_of(layer + "mlp.gate_proj.weight", row), row);
-      EXPECT_EQ(row_of(layer + "mlp.up_proj.weight", row), kInner + row);
+      EXPECT_EQ(row_of(layer + "mlp.up_proj.weight", row), fuses_gate_up ? kInner + row : row);
     }
     if (!fuses_qkv) continue;
     for (int64_t group = 0; group < kGroups; ++group) {

@@ -27,6 +27,7 @@ inline constexpr char kNanoGpt[] = "nanogpt";
 inline constexpr char kPaddle[] = "paddle";
 inline constexpr char kTorchtitan[] = "torchtitan";
 inline constexpr char kTorchtitanGateUp[] = "torchtitan.w13";
+inline constexpr char kTorchtitanQkv[] = "torchtitan.wqkv";
 
 // The rules of another framework's files of an architecture.
 struct ForeignFormat {

@@ -104,7 +104,8 @@ constexpr const ForeignFormat* kForeignFormats[] = {&kGgufFormat,
                                                     &kMetaFormat,
                                                     &kPaddleFormat,
                                                     &kTorchtitanFormat,
-                                                    &kTorchtitanGateUpFormat};
+                                                    &kTorchtitanGateUpFormat,
+                                                    &kTorchtitanQkvFormat};
 
 }  // namespace
 

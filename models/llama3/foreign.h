@@ -41,7 +41,7 @@ extern const ForeignFormat kMegatronFormat;
 extern const ForeignFormat kMetaFormat;
 // The parameters of torchtitan as its modules have them, under Meta's names: gate and up stacked in
 // one tensor, and queries, keys and values fused by query group, or, in releases before, not fused.
-extern const ForeignFormat kTorchtitanFormat, kTorchtitanGateUpFormat;
+extern const ForeignFormat kTorchtitanFormat, kTorchtitanGateUpFormat, kTorchtitanQkvFormat;
 
 // PaddleNLP's LlamaForCausalLM. Linear weights are [in, out]; the rows of q and k are in the same
 // order as here. Queries, keys and values, and gate and up, are matrices of their own or fused.

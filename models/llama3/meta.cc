@@ -65,9 +65,7 @@ constexpr std::pair<const char*, const char*> kLayerTensors[] = {
     {"feed_forward.w3.weight", kUp},   {"attention_norm.weight", kNorm1},
     {"ffn_norm.weight", kNorm2}};
 
-enum class Fused { kNothing, kGateUp, kAll };
-
-template <Fused kFused>
+template <bool kFusesQkv, bool kFusesGateUp>
 std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), v = config.vocab_size();
   std::vector<ForeignParameter> parameters;
@@ -76,17 +74,16 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   if (tied) parameters.back().other_names = {"output.weight", "lm_head.weight"};
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
     const std::string prefix = absl::StrCat("layers.", layer, ".");
-    if (kFused == Fused::kAll) {
+    if (kFusesQkv) {
       parameters.push_back(FusedQkv(config, prefix + "attention.qkv_linear.wqkv.weight", layer,
                                     RotaryRows::kPairs, /*transposed=*/false));
     }
     for (const auto& [name, tensor] : kLayerTensors) {
       const std::string_view kind = tensor;
       const bool is_qkv = kind == kQuery || kind == kKey || kind == kValue;
-      if (kFused == Fused::kAll && is_qkv) continue;
-      if (kFused != Fused::kNothing && kind == kUp) continue;
+      if ((kFusesQkv && is_qkv) || (kFusesGateUp && kind == kUp)) continue;
       parameters.push_back(PairedTensor(config, layer, tensor, prefix + name));
-      if (kFused != Fused::kNothing && kind == kGate) {
+      if (kFusesGateUp && kind == kGate) {
         parameters.back() = StackLayers(prefix + "feed_forward.w13.weight",
                                         {parameters.back(), PairedTensor(config, layer, kUp, "")});
       }
@@ -111,13 +108,17 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 constinit const ForeignFormat kMetaFormat = {.framework = kMeta,
                                              .describes = Describes,
                                              .read_config = ReadConfig,
-                                             .parameters = Parameters<Fused::kNothing>};
+                                             .parameters = Parameters<false, false>};
 
 constinit const ForeignFormat kTorchtitanFormat = {
-    .framework = kTorchtitan, .describes = DescribesNothing, .parameters = Parameters<Fused::kAll>};
+    .framework = kTorchtitan, .describes = DescribesNothing, .parameters = Parameters<true, true>};
+
+constinit const ForeignFormat kTorchtitanQkvFormat = {.framework = kTorchtitanQkv,
+                                                      .describes = DescribesNothing,
+                                                      .parameters = Parameters<true, false>};
 
 constinit const ForeignFormat kTorchtitanGateUpFormat = {.framework = kTorchtitanGateUp,
                                                          .describes = DescribesNothing,
-                                                         .parameters = Parameters<Fused::kGateUp>};
+                                                         .parameters = Parameters<false, true>};
 
 }  // namespace tessera::llama3
