@@ -35,8 +35,8 @@ absl::StatusOr<std::string> PlaceOf(int rank, const Storage& folder, const std::
     place.set_machine_id(place.volume_id());
     return place.SerializeAsString();
   }
-  // A folder that is gone must not count as a host of its own: copies for another host would then
-  // be on this one.
+  // A folder that is gone is an error. As a host by itself it would get copies that are meant for
+  // another host.
   struct stat found = {};
   if (stat(path->c_str(), &found) != 0) return Named("Find", *path, ErrnoStatus(errno));
   std::string boot = BootId();

@@ -1,5 +1,6 @@
 #include "checkpoint/include/checkpoint_manager.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -44,8 +45,7 @@ std::vector<uint32_t> FilesToCheck(const Checkpoint& checkpoint, const Hosts& ho
   return files;
 }
 
-// Deletes damaged copies of these files from the staging tier. A load would read their originals
-// all the same.
+// Deletes damaged copies of these files from the staging tier, so that a load reads the originals.
 void CheckStagedFiles(const Storage& storage, Storage& staging, const Checkpoint& checkpoint,
                       const std::vector<uint32_t>& files, const Notes& notes) {
   const StagedFiles staged =
@@ -119,8 +119,8 @@ class LaterSteps {
     may_find_ = false;
   }
 
-  // Returns whether there are some. A folder that cannot be listed is looked at again after the
-  // next step.
+  // Returns whether there are any. A folder that cannot be listed is searched again after the next
+  // step.
   bool Find(Storage& storage, int64_t step) {
     if (!may_find_) return false;
     found_ = CheckLaterSteps(storage, began_at_.value_or(step - 1), kAdviceOnLaterSteps);
@@ -140,30 +140,19 @@ class LaterSteps {
 // steps, or never.
 class BackgroundSaves {
  public:
-  void Announce() {
-    ++announced_;
-    ++started_;
-  }
+  void Announce() { ++announced_; }
+  void Withdraw() { announced_ = std::max<int64_t>(announced_ - 1, 0); }
   void Begin() {
-    if (announced_ > 0) {
-      --announced_;
-    } else {
-      ++started_;
-    }
+    Withdraw();
+    ++running_;
   }
-  void Withdraw() {
-    if (announced_ == 0) return;
-    --announced_;
-    --started_;
-  }
-  void Finish() { ++finished_; }
-  bool in_flight() const { return started_ > finished_; }
+  void Finish() { --running_; }
+  bool in_flight() const { return announced_ + running_ > 0; }
   bool announced() const { return announced_ > 0; }
 
  private:
-  int64_t started_ = 0;  // announced ones included
-  int64_t finished_ = 0;
   int64_t announced_ = 0;  // and not begun
+  int64_t running_ = 0;    // begun, and not finished
 };
 
 // Everything of a job but the work on its saving thread, which is housekeeping_.
@@ -202,7 +191,7 @@ class Manager final : public JobSaves {
 
   absl::StatusOr<ResumeResult> TryResume(const LoadOnThisRank& load,
                                          const ResumeOptions& options) override {
-    WaitForSaves();  // one could appear among later steps, or read what is loaded
+    WaitForSaves();  // one could commit a later step, or read memory into which this loads
     Hosts hosts;
     if (staging_ != nullptr) {
       TESSERA_ASSIGN_OR_RETURN(hosts, Hosts::Find(group(), *staging_, "", options_.save.timeout));
@@ -234,8 +223,7 @@ class Manager final : public JobSaves {
     absl::StatusOr<std::vector<std::string>> moved = std::vector<std::string>();
     if (group().rank() == 0 && storage_ != nullptr && options_.schedule.saves) {
       const absl::Status held = ConfirmFolder(lock_.get());
-      if (!held.ok()) moved = held;
-      if (held.ok()) moved = ckpt::AbandonLater(*storage_, step);
+      moved = held.ok() ? ckpt::AbandonLater(*storage_, step) : held;
     }
     TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group(), moved.status(), options_.save.timeout));
     return moved;
@@ -249,7 +237,7 @@ class Manager final : public JobSaves {
     schedule_ = SaveSchedule(options_.schedule);
     began_ = SteadyNow();
     end_ = EndReason::kNone;
-    // What a killed job has left and no load needs; a failure does no harm.
+    // A killed job may have left copies that no load needs. A failure does no harm.
     if (staging_ != nullptr) DeleteStagedFilesBut(*staging_, resumed_directory_).IgnoreError();
   }
 
@@ -408,7 +396,7 @@ class Manager final : public JobSaves {
     return Encode(known, /*is_rank_0=*/group().rank() == 0);
   }
 
-  // Returns the trouble that this rank knows of; rank 0's counts.
+  // Returns the trouble that this rank knows of. Ranks decide by that of rank 0.
   SaveTrouble FindTrouble(const KnownFacts& known) {
     if (!CheckFolder().ok()) return SaveTrouble::kFolderTaken;
     if (!options_.schedule.saves) return SaveTrouble::kNone;

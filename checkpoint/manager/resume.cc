@@ -55,7 +55,7 @@ std::vector<std::string> Places() {
   return places;
 }
 
-// Returns what earlier resumes have quarantined, as far as it has not been moved away. A slot may
+// Returns the quarantined checkpoints of earlier resumes that are still in the folder. A slot may
 // have folders, in which checkpoints are.
 absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage) {
   std::vector<std::string> found;
@@ -149,7 +149,7 @@ class ResumeSearch {
                        kNoneValid);
   }
 
-  // Renames what was skipped, or is abandoned.
+  // Renames skipped checkpoints and, if an earlier step was requested, later ones.
   absl::Status Quarantine() {
     reading_ = ReadLock();
     const bool goes_back = rules_.step.has_value() && storage_ != nullptr;
@@ -239,8 +239,8 @@ class ResumeSearch {
     return absl::OkStatus();
   }
 
-  // Records the checkpoint as damaged, unless its directory has lost the manifest by now: then
-  // another process is deleting it.
+  // Records the checkpoint as damaged, unless its manifest is gone, because another process is
+  // deleting it.
   absl::Status Skip(const CheckpointInfo& checkpoint, const absl::Status& reason) {
     seen_.insert(checkpoint.directory);
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(*storage_, checkpoint.directory));
@@ -273,7 +273,7 @@ class ResumeSearch {
   ReadLock reading_;
 };
 
-// By directory, what ranks have found damaged while they loaded.
+// The damage that loading ranks have found, by directory.
 using PartsOfLoads = std::map<std::string, std::vector<DamagedPart>>;
 
 // Returns what another rank sees that rank 0 does not, worded to follow "rank 3 "; or nothing.
@@ -343,17 +343,17 @@ std::string Describe(const Storage& storage, const SkippedCheckpoint& skipped) {
 absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& storage,
                                               ProcessGroup& group, const ResumeRules& rules,
                                               const LoadOnThisRank& load) {
-  ResumeSearch decision(storage.get(), rules);
+  ResumeSearch search(storage.get(), rules);
   absl::Status loaded;
-  std::vector<DamagedPart> damaged;  // what `loaded` says
+  std::vector<DamagedPart> damaged;  // according to `loaded`
   PartsOfLoads all_damaged;
   ResumeOffer offer;
   ResumeResult result;
   while (true) {
     const Combine judge_and_offer =
         [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
-      if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(decision.Judge(loaded, damaged));
-      return decision.FindLatestValid();
+      if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(search.Judge(loaded, damaged));
+      return search.FindLatestValid();
     };
     TESSERA_ASSIGN_OR_RETURN(const std::string reply,
                              Agree(group, std::string(), judge_and_offer, rules.timeout));
@@ -375,12 +375,12 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
   if (group.rank() != 0) seen = Contradict(storage.get(), offer, rules, all_damaged);
   const Combine finish = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     TESSERA_RETURN_IF_ERROR(CheckNoneContradicts(all));
-    if (!offer.found()) TESSERA_RETURN_IF_ERROR(decision.CheckNoneIsExpected());
-    TESSERA_RETURN_IF_ERROR(decision.Quarantine());
+    if (!offer.found()) TESSERA_RETURN_IF_ERROR(search.CheckNoneIsExpected());
+    TESSERA_RETURN_IF_ERROR(search.Quarantine());
     return std::string();
   };
   TESSERA_RETURN_IF_ERROR(Agree(group, seen, finish, rules.timeout).status());
-  decision.Report(result);
+  search.Report(result);
   return result;
 }
 

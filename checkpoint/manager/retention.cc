@@ -76,26 +76,26 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
   const auto choose = [&](size_t i) {
     if (i != *good && std::ranges::find(chosen, i) == chosen.end()) chosen.push_back(i);
   };
-  // Chooses permanent ones that the policy gives up. With `newest_count`, the newest good one and
-  // the coming one count even if they are rolling.
-  const auto choose_permanent = [&](bool newest_count) {
+  // Chooses permanent ones that the policy gives up. With `as_permanent`, the newest good one and
+  // the coming one are taken as permanent.
+  const auto choose_permanent = [&](bool as_permanent) {
     std::vector<size_t> indices;
     std::vector<RetentionCandidate> counted;
     for (size_t i = 0; i < candidates.size(); ++i) {
-      if (candidates[i].rolling && !(newest_count && i == *good)) continue;
+      if (candidates[i].rolling && !(as_permanent && i == *good)) continue;
       indices.push_back(i);
       counted.push_back(candidates[i]);
     }
-    if (newest_count || !coming.rolling) counted.push_back(coming);
+    if (as_permanent || !coming.rolling) counted.push_back(coming);
     for (const size_t i : ChooseToDelete(options, counted, now)) {
       if (i < indices.size()) choose(indices[i]);
     }
   };
-  choose_permanent(/*newest_count=*/false);
+  choose_permanent(/*as_permanent=*/false);
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (candidates[i].rolling) choose(i);
   }
-  choose_permanent(/*newest_count=*/true);
+  choose_permanent(/*as_permanent=*/true);
   return chosen;
 }
 
@@ -229,7 +229,7 @@ SaveHooks SaveHousekeeping::Hooks() {
 
 void SaveHousekeeping::AfterCommit(SaveReport& report) {
   if (is_rank_0_ && options_.on_commit) options_.on_commit(report);
-  // The other ranks wait for no answer of this one.
+  // No other rank waits for this one here.
   CatchNoMemory("delete older checkpoints", [&] { return CleanUp(report); }).IgnoreError();
 }
 

@@ -34,8 +34,8 @@ struct RetentionCandidate {
   absl::Time saved_at = absl::InfiniteFuture();
   std::optional<double> validation_loss;  // measured at this step
   std::string validation_data;            // kValidationData
-  // Whether the checkpoint is complete, its state finite and its loss plausible, as far as is
-  // known.
+  // False if the checkpoint is known to be incomplete, its state not to be finite, or its loss not
+  // to be plausible.
   bool good = true;
 };
 
@@ -48,8 +48,8 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
 // in the order of deletion:
 // 1. permanent ones that the policy gives up for the save anyway;
 // 2. rolling ones;
-// 3. permanent ones that the policy gives up if the newest good checkpoint and the coming one count
-//    as permanent even if they are rolling.
+// 3. permanent ones that the policy gives up if the newest good checkpoint and the coming one are
+//    taken as permanent.
 //
 // `candidates`, of both kinds, ascend by step. Never returns the newest good one, so that until the
 // save is complete, the run can lose only the steps since then. Empty if none is good.
@@ -67,10 +67,10 @@ struct ComingSave {
 // Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once after a save.
 // A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
 // again the next time. Symbolic links, directories that cannot be listed, and quarantined
-// checkpoints are left alone and do not count. A checkpoint that is being read (read_lock.h) stays
-// until the next time, as does one that another process has overwritten since its manifest was
-// read. Each checkpoint is uncommitted before its files are deleted, so that a crash
-// halfway leaves none that looks complete. One thread at a time.
+// checkpoints are ignored. A checkpoint that is being read (read_lock.h) stays until the next time,
+// as does one that another process has overwritten since its manifest was read. Each checkpoint is
+// uncommitted before its files are deleted, so that a crash halfway leaves none that looks
+// complete. One thread at a time.
 class Retention {
  public:
   // The storage must outlive this object.
@@ -157,8 +157,7 @@ class SaveHousekeeping {
   PlanCache plan_cache_;
 };
 
-// Returns an error in a job that has lost the folder, which may belong to another job by now.
-// `lock` may be null.
+// Returns an error if the job has lost the folder to another one. `lock` may be null.
 inline absl::Status ConfirmFolder(FolderLock* lock) {
   return lock != nullptr ? lock->Confirm() : absl::OkStatus();
 }

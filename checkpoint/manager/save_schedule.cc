@@ -15,8 +15,7 @@ namespace {
 
 bool Divides(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
 
-// The indices of StepFacts::counts: each counts the ranks that say so, or is a number that rank 0
-// alone contributes.
+// The indices of StepFacts::counts: numbers of ranks, or numbers that rank 0 alone contributes.
 enum Count {
   kInterrupts,
   kTerminations,

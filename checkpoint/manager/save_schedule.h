@@ -70,8 +70,8 @@ StepFacts Encode(const KnownFacts& of_rank, bool is_rank_0);
 absl::StatusOr<StepFacts> AddOverRanks(ProcessGroup& group, const StepFacts& mine,
                                        absl::Duration timeout);
 
-// Decodes the sum over all ranks: any signal, stop file or end of a program counts for all, and
-// all must be healthy.
+// Decodes the sum over all ranks. A signal, a request or an end of the program on any rank is one
+// of all. The run is healthy if all ranks are.
 KnownFacts Decode(int64_t step, const StepFacts& sum);
 
 // The schedule of saves, which remembers what is due. Deterministic. Not thread-safe.
@@ -105,7 +105,7 @@ class FailedSaves {
 
   SaveTrouble Judge(absl::Duration elapsed) const;
 
-  const absl::Status& last() const { return last_; }  // outcome that was not skipped
+  const absl::Status& last() const { return last_; }  // the last outcome that was not skipped
 
  private:
   const FailedSavesOptions options_;

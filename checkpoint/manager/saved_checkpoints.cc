@@ -11,7 +11,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -48,8 +47,8 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListSlot(Storage& storage, std::stri
   return all;
 }
 
-// Returns the directory of the first checkpoint that is intact and healthy; empty: none is. A
-// rolling one that cannot be read, for another reason than damage, counts as such.
+// Returns the directory of the first checkpoint that is intact and healthy, or nothing. A rolling
+// one that cannot be read, for another reason than damage, is taken as good.
 std::string FindGood(Storage& storage, std::span<const CheckpointInfo> newest_first) {
   for (const CheckpointInfo& checkpoint : newest_first) {
     const absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
@@ -166,7 +165,7 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, int64_t 
   std::vector<CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,
                            ListForResume(storage, &unreadable));
-  // It may hold a checkpoint.
+  // A directory that cannot be listed may hold a checkpoint.
   for (const CheckpointInfo& dir : unreadable) {
     if (dir.step > step) return dir.readable;
   }

@@ -93,7 +93,7 @@ bool IsLinked(Storage& storage, std::string_view directory);
 // If it is the one that stays, or a permanent one of its step or a later one, nothing is read.
 // Otherwise reads the manifest of the checkpoint that stays, and the sizes and headers of its
 // files, one after the other. A rolling checkpoint that cannot be read, for another reason than
-// damage, counts as good.
+// damage, is taken as good.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good = "");
 
 }  // namespace tessera::ckpt

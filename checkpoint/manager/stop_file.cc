@@ -81,7 +81,7 @@ StopFile::StopFile(std::string path, const std::string& acted_upon, absl::Durati
     : shared_(std::make_shared<Shared>(std::move(path), acted_upon)) {
   absl::StatusOr<std::thread> thread = StartThread([shared = shared_] {
     while (true) {
-      TryToRead(shared);
+      Read(shared);
       MutexLock lock(&shared->mutex);
       while (!shared->wanted && !shared->stopping) shared->changed.Wait(&shared->mutex);
       if (shared->stopping) return;
@@ -104,37 +104,33 @@ StopFile::~StopFile() {
 }
 
 // Without memory nothing is read until the next Poll().
-void StopFile::TryToRead(const std::shared_ptr<Shared>& shared) {
+void StopFile::Read(const std::shared_ptr<Shared>& shared) {
   CatchNoMemory("read a stop file", [&] {
-    Read(shared);
+    {
+      const MutexLock lock(&shared->mutex);
+      shared->wanted = false;
+    }
+    Reading reading = ReadOnce(shared->path);
+    const absl::StatusOr<int64_t> step = ParseStopFile(reading.contents);
+    const MutexLock lock(&shared->mutex);
+    if (shared->request.version == 0 || reading != shared->newest) {
+      const bool is_new = reading.identity.empty() || reading.identity != shared->acted_upon;
+      if (!reading.problem.empty() || !step.ok()) {  // first, since it takes memory
+        shared->note =
+            absl::StrCat("stop file ", shared->path, " has no effect: ",
+                         step.ok() ? absl::string_view(reading.problem) : step.status().message());
+      }
+      shared->request = {.step = is_new ? step.value_or(0) : 0,
+                         .version = shared->request.version + 1};
+      shared->newest = std::move(reading);
+    }
+    shared->changed.NotifyAll();
     return absl::OkStatus();
   }).IgnoreError();
 }
 
-void StopFile::Read(const std::shared_ptr<Shared>& shared) {
-  {
-    const MutexLock lock(&shared->mutex);
-    shared->wanted = false;
-  }
-  Reading reading = ReadOnce(shared->path);
-  const absl::StatusOr<int64_t> step = ParseStopFile(reading.contents);
-  const MutexLock lock(&shared->mutex);
-  if (shared->request.version == 0 || reading != shared->newest) {
-    const bool is_new = reading.identity.empty() || reading.identity != shared->acted_upon;
-    if (!reading.problem.empty() || !step.ok()) {  // first, since it takes memory
-      shared->note =
-          absl::StrCat("stop file ", shared->path, " has no effect: ",
-                       step.ok() ? absl::string_view(reading.problem) : step.status().message());
-    }
-    shared->request = {.step = is_new ? step.value_or(0) : 0,
-                       .version = shared->request.version + 1};
-    shared->newest = std::move(reading);
-  }
-  shared->changed.NotifyAll();
-}
-
 StopRequest StopFile::Poll() {
-  if (!has_thread_) TryToRead(shared_);
+  if (!has_thread_) Read(shared_);
   const MutexLock lock(&shared_->mutex);
   shared_->wanted = true;
   shared_->changed.NotifyAll();

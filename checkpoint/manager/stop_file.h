@@ -39,8 +39,8 @@ class StopFile {
   StopFile(const StopFile&) = delete;
   StopFile& operator=(const StopFile&) = delete;
 
-  // Returns the request that the newest finished read has found; a missing file counts as empty.
-  // Lets the thread read again.
+  // Returns the request that the newest finished read has found, and lets the thread read again. A
+  // missing file is the same as an empty one.
   StopRequest Poll();
 
   // Returns a short text, for the constructor, that distinguishes the request of this version from
@@ -55,7 +55,6 @@ class StopFile {
  private:
   struct Shared;
   static void Read(const std::shared_ptr<Shared>& shared);
-  static void TryToRead(const std::shared_ptr<Shared>& shared);
 
   const std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this object
   bool has_thread_ = false;
