@@ -18,7 +18,7 @@ The word after a block's fence says what is done with it:
 
 A block of FORMAT.md with a file's name after that word is compared by
 //checkpoint/format:format_doc_test; one of docs/library.md is run, or compared, by
-//tests/outside. Flags that are named outside of blocks are looked up, too.
+//tests/outside. Flags and links outside of blocks are looked up, too.
 """
 
 import os
@@ -94,6 +94,18 @@ def check_flags(words, text):
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")
         if word.startswith("--") and name not in known:
             raise Fault(f"no such flag: {word}")
+
+
+def check_links(links, document):
+    """Whether the files, and the headings in them, to which a document links exist."""
+    for name, heading in links:
+        file = document.parent / name if name else document
+        if not file.exists():
+            raise Fault(f"no such file: {name}")
+        headings = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if heading else ()
+        if heading and heading not in {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-")
+                                       for text in headings}:
+            raise Fault(f"no such heading: {name}#{heading}")
 
 
 def package_of(label):
@@ -239,6 +251,8 @@ def check(*programs):
             prose = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"),
                            flags=re.MULTILINE | re.DOTALL)
             checks = [(1, check_flags, re.findall(r"(?<![\w-])--[a-z][\w-]*", prose), known)]
+            links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", prose)
+            checks.append((1, check_links, links, document))
             checks += [(line, check_block, document, info, text, world, tools)
                        for line, info, text in blocks(document)]
             for line, function, *arguments in checks:
