@@ -186,14 +186,19 @@ def add_libraries(library, glibc, tag, root, folder):
 
 def add_licenses(libraries, root, machine, folder):
     """The copyright files of the packages that the libraries are from."""
+    # dpkg knows a file by the name by which its package has it, below /usr or not; of another
+    # machine's, it knows this one's.
+    names = {path: ("/" + path.resolve().relative_to(root.resolve()).as_posix()).replace(
+        machine, platform.machine()).removeprefix("/usr") for path in libraries}
+    told = subprocess.run(
+        ["dpkg", "-S", *(start + name for name in names.values() for start in ("/usr", ""))],
+        check=False, capture_output=True, text=True).stdout
+    owners = {}
+    for line in told.splitlines():
+        packages, _, file = line.partition(": ")
+        owners[file.removeprefix("/usr")] = packages.partition(":")[0]
     for path in libraries:
-        # dpkg knows a file by the name by which its package has it, below /usr or not; of another
-        # machine's, it knows this one's.
-        real = "/" + path.resolve().relative_to(root.resolve()).as_posix()
-        real = real.replace(machine, platform.machine())
-        owner = subprocess.run(["dpkg", "-S", real, real.removeprefix("/usr")],
-                               check=False, capture_output=True, text=True).stdout
-        package = owner.partition(":")[0]
+        package = owners.get(names[path], "")
         notice = root / "usr/share/doc" / package / "copyright"
         if not package or not notice.exists():
             sys.exit(f"{path}: no package, or no copyright file of it")
