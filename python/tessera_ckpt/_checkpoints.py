@@ -25,6 +25,7 @@ from ._state import TensorInfo
 
 PathLike = Union[str, "os.PathLike[str]"]
 ParameterNames = Union[None, PathLike, Mapping[str, Any]]  # see open_foreign()
+Unexpected = Union[bool, Iterable[str]]  # see load()
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,7 @@ class Checkpoint:
 
     @overload
     def load(self, state: None = None, group: Any = None, *, framework: Optional[str] = None,
-             strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
+             strict: bool = True, allow_missing: bool = False, allow_unexpected: Unexpected = False,
              verify_digests: bool = False, exact_dtypes: bool = False,
              allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS,
@@ -291,14 +292,14 @@ class Checkpoint:
     @overload
     def load(self, state: MutableMapping[Any, Any], group: Any = None, *,
              framework: Optional[str] = None, strict: bool = True,
-             allow_missing: bool = False, allow_unexpected: bool = False,
+             allow_missing: bool = False, allow_unexpected: Unexpected = False,
              verify_digests: bool = False, exact_dtypes: bool = False,
              allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS,
              progress: Progress = None) -> LoadReport: ...
 
     def load(self, state: Any = None, group: Any = None, *, framework: Optional[str] = None,
-             strict: bool = True, allow_missing: bool = False, allow_unexpected: bool = False,
+             strict: bool = True, allow_missing: bool = False, allow_unexpected: Unexpected = False,
              verify_digests: bool = False, exact_dtypes: bool = False,
              allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
@@ -312,10 +313,13 @@ class Checkpoint:
                           timeout_seconds=timeout_seconds, progress=progress)
 
     def _load(self, state: Any, group: Optional[Group], *, framework: Optional[str] = None,
-              allow_missing: bool = False, allow_unexpected: bool = False,
+              allow_missing: bool = False, allow_unexpected: Unexpected = False,
               verify_digests: bool = False, exact_dtypes: bool = False,
               allow_overflow: bool = False, io_threads: int = 0,
               timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
+        if isinstance(allow_unexpected, str):
+            raise InvalidArgumentError("allow_unexpected: expected a bool, or a list of names")
+        branches = None if isinstance(allow_unexpected, bool) else tuple(allow_unexpected)
         types, is_new = _values.Types.EXACT, state is None
         optimizers: List[_new_state.OptimizerState] = []
         with together(group):
@@ -324,11 +328,11 @@ class Checkpoint:
             if is_new:
                 state, absent = _new_state.whole(contents, per_rank, framework)
                 _check_names([] if allow_missing else sorted(absent), [])
-                types, allow_unexpected = _values.Types.MADE, True
+                types, allow_unexpected, branches = _values.Types.MADE, True, None
             leaves = _state.flatten(state, per_rank)
             if not is_new:
                 optimizers = _new_state.of_optimizers(contents, state, per_rank, framework,
-                                                      allow_unexpected)
+                                                      allow_unexpected is True)
             for optimizer in optimizers:
                 _state.flatten(optimizer.made, per_rank, leaves, optimizer.name)
             description = _state.Description(leaves.tensors, saved=self.tensors)
@@ -337,6 +341,7 @@ class Checkpoint:
                 description.add_packed(name, place.memory, self._packed[name].role)
             missing = sorted(leaves.values.keys() - saved.keys() - packed.keys())
             unexpected = sorted(saved.keys() - leaves.values.keys())
+            unexpected += [] if branches is None else self._unwanted(leaves)
         if group is not None:
             unexpected = group.collectives.common(unexpected)
         with together(group):
@@ -344,8 +349,12 @@ class Checkpoint:
             for name in self._packed.keys() & leaves.tensors.keys():
                 raise MismatchError(f"tensor {name}: wanted, saved was a {self._kinds[name]}")
             self._check_outer(leaves.outer)
-            _check_names([] if allow_missing else missing,
-                         [] if allow_unexpected or self.format != "tessera" else unexpected)
+            refused = [] if allow_unexpected is True else [
+                f"{'value' if name in saved else 'tensor'} {name}" for name in unexpected
+                if name.partition(".")[0] not in (branches or ()) and (
+                    self.format == "tessera" or name not in saved)]
+            _check_names([] if allow_missing else missing, refused)
+            unexpected = [name for name in unexpected if name in saved]
             _shared_memory.check(description.parts,
                                  lambda part: self._read_part(part, allow_overflow))
             new = {name: _values.decode(saved[name], name, value, types)
@@ -355,7 +364,7 @@ class Checkpoint:
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
                 timeout_seconds=timeout_seconds, allow_missing=allow_missing,
-                allow_unexpected=allow_unexpected, verify_digests=verify_digests,
+                allow_unexpected=allow_unexpected is not False, verify_digests=verify_digests,
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback,
                 cancelled=cancelled, allow_overflow=allow_overflow,
                 allow_shared_memory=True)  # whose elements were compared
@@ -375,6 +384,14 @@ class Checkpoint:
             LOGGER.warning("%s: %s", self.path, note)
         return state if is_new else loaded
 
+    def _unwanted(self, leaves: _state.Leaves) -> List[str]:
+        """The saved tensors that the library would leave out of a load into these."""
+        wanted = {self.tensors[name].alias_of or name for name in leaves.tensors
+                  if name in self.tensors}
+        return [name for name, info in {**self.tensors, **self._packed}.items()
+                if name not in wanted and name not in leaves.values and info.alias_of is None
+                and info.role != "master_weight"]
+
     def _check_outer(self, wanted: Mapping[str, Any]) -> None:
         """Refuses a tensor that consists of others as another one does."""
         saved = _values.stored_values(self.entry(_OUTER)) if _OUTER in self._entry_names else {}
@@ -390,12 +407,12 @@ class Checkpoint:
 
 
 def _check_names(missing: List[str], unexpected: List[str]) -> None:
-    """An error that names values, if there are any."""
+    """An error that names leaves, if there are any."""
     lines = [f"value {name}: wanted, not saved" for name in missing]
-    lines += [f"value {name}: saved, not wanted" for name in unexpected]
+    lines += [f"{name}: saved, not wanted" for name in unexpected]
     if lines:
         more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
-        raise MismatchError("\n  ".join([f"{len(lines)} values do not match:"] + lines[:10] + more))
+        raise MismatchError("\n  ".join([f"{len(lines)} leaves do not match:"] + lines[:10] + more))
 
 
 def _check_box(name: str, shape: Sequence[int], begin: Optional[Sequence[int]],
@@ -643,8 +660,8 @@ def save_report(folder: Folder, step: int, found: Mapping[str, Any],
 @overload
 def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
-         allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         allow_overflow: bool = False, io_threads: int = 0,
+         allow_unexpected: Unexpected = False, verify_digests: bool = False,
+         exact_dtypes: bool = False, allow_overflow: bool = False, io_threads: int = 0,
          timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Dict[Any, Any]: ...
 
@@ -652,16 +669,16 @@ def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
 @overload
 def load(folder_or_step: PathLike, state: MutableMapping[Any, Any], group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
-         allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         allow_overflow: bool = False, io_threads: int = 0,
+         allow_unexpected: Unexpected = False, verify_digests: bool = False,
+         exact_dtypes: bool = False, allow_overflow: bool = False, io_threads: int = 0,
          timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> LoadReport: ...
 
 
 def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
          framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
-         allow_unexpected: bool = False, verify_digests: bool = False, exact_dtypes: bool = False,
-         allow_overflow: bool = False, io_threads: int = 0,
+         allow_unexpected: Unexpected = False, verify_digests: bool = False,
+         exact_dtypes: bool = False, allow_overflow: bool = False, io_threads: int = 0,
          timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Any:
     """Loads a checkpoint into the memory of `state`, under whatever sharding it has, and returns a
@@ -690,7 +707,8 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
       group: as for save(). Ranks that want the same bytes read them once.
       strict: False allows both missing and unexpected leaves, which the report then lists.
       allow_missing: whether leaves that were not saved are left unchanged.
-      allow_unexpected: whether saved leaves that the state does not have are ignored.
+      allow_unexpected: whether saved leaves that the state does not have are ignored; or the
+        branches of the saved state, by their keys, of which leaves are.
       verify_digests: whether to compare the memory afterwards with the saved digests, too.
       exact_dtypes: whether to refuse to convert between floating dtypes.
       allow_overflow: whether elements that the wanted dtype cannot hold become infinite; otherwise

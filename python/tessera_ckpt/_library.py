@@ -37,7 +37,7 @@ class TesseraError(Exception):
     """An operation failed. The text is the library's message; `code` says of which kind it is."""
 
     __module__ = "tessera_ckpt"  # which is where programs find it
-    code = 2
+    code: int = 2
 
     def __init_subclass__(cls, code: Optional[int] = None) -> None:
         if code is not None:

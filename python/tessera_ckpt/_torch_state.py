@@ -9,9 +9,6 @@ from typing import Any, Dict, Sequence
 import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from ._checkpoints import LoadReport
-from ._library import MismatchError
-
 
 def training_state(models: Sequence[Any], optimizers: Sequence[Any]) -> Dict[str, Any]:
     """The weights and the state of the optimizers, by the names of the parameters, under whatever
@@ -25,14 +22,6 @@ def set_training_state(models: Sequence[Any], optimizers: Sequence[Any],
     """Puts back what training_state() returned, after a load into it."""
     set_state_dict(_joined(models), list(optimizers), model_state_dict=state["model"],
                    optim_state_dict=state["optimizer"])
-
-
-def check_unexpected(report: LoadReport, *others: str) -> None:
-    """Refuses what a load has left in the checkpoint, but for those branches of its state."""
-    left = [name for name in report.unexpected if name.partition(".")[0] not in others]
-    if left:
-        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-        raise MismatchError(f"{report.path}: saved, not wanted: {', '.join(left[:5])}{more}")
 
 
 def _joined(models: Sequence[Any]) -> Any:
@@ -66,7 +55,7 @@ def _accelerator() -> str:
     empty without one."""
     if torch.cuda.is_available():
         return "cuda"
-    accelerators = getattr(torch, "accelerator", None)  # since torch 2.6
+    accelerators: Any = getattr(torch, "accelerator", None)  # since torch 2.6
     is_there = accelerators is not None and accelerators.is_available()
     device = accelerators.current_accelerator() if is_there else None
     return device.type if device and hasattr(_generators(device.type), "get_rng_state_all") else ""

@@ -21,7 +21,7 @@ from . import _checkpoints
 from ._checkpoints import LoadReport, PathLike, SaveReport
 from ._library import UnimplementedError
 from ._replace import save_in_place
-from ._torch_state import (check_unexpected, random_states, set_random_states, set_training_state,
+from ._torch_state import (random_states, set_random_states, set_training_state,
                            training_state)
 
 # How many processes have saved states of their own.
@@ -64,8 +64,8 @@ def load_state(accelerator: Any, input_dir: PathLike) -> LoadReport:
     same = json.loads(_checkpoints.open(input_dir).entry(_PROCESSES)) == accelerator.num_processes
     if not same:
         del state["random"], state["dataloaders"]
-    report = _checkpoints.load(input_dir, state, allow_unexpected=not same)
-    check_unexpected(report, "random", "dataloaders")
+    report = _checkpoints.load(input_dir, state,
+                               allow_unexpected=not same and ["random", "dataloaders"])
     optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
     set_training_state(accelerator._models, optimizers, state)
     for scheduler, saved in zip(accelerator._schedulers, state["schedulers"]):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
@@ -87,17 +87,20 @@ class LoadStrategy(base.LoadShardedStrategy):
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
         saved = _checkpoints.open(checkpoint_dir).tensors
         state: Dict[str, Any] = {}
+        padding: List[Any] = []
         for each in nested_values(sharded_state_dict):
             if isinstance(each, ShardedTensor):
                 if each.data is None:
                     each.init_data("cpu")
-                self._add(state, each, saved)
+                self._add(state, each, saved, padding)
             elif _OBJECT + each.unique_key in saved:
                 name = _OBJECT + each.unique_key
                 state[name] = torch.empty(saved[name].shape, dtype=torch.uint8)
             else:
                 raise CheckpointingException(f"{each.unique_key} is not saved")
         _checkpoints.load(checkpoint_dir, state, allow_unexpected=True)
+        for rows in padding:
+            rows.zero_()
 
         def loaded(each: Any) -> Any:
             if isinstance(each, ShardedTensor):
@@ -108,16 +111,16 @@ class LoadStrategy(base.LoadShardedStrategy):
         return dict_list_map_outplace(loaded, sharded_state_dict)
 
     @staticmethod
-    def _add(state: Dict[str, Any], each: Any, saved: Any) -> None:
+    def _add(state: Dict[str, Any], each: Any, saved: Any, padding: List[Any]) -> None:
         """A part; of one whose tensor may have another shape, such as a vocabulary with padding,
-        what both have, beside zeros."""
+        what both have. The rest is padding."""
         shape, part = tuple(each.global_shape), _box(each, each.data)
         if each.allow_shape_mismatch and each.key in saved:
             shape = saved[each.key].shape
             for dim, (extent, offset) in enumerate(zip(shape, each.global_offset)):
-                part = part.narrow(dim, 0, max(0, min(part.shape[dim], extent - offset)))
-            if part.numel() < each.data.numel():
-                each.data.detach().zero_()
+                kept = max(0, min(part.shape[dim], extent - offset))
+                padding.append(part.narrow(dim, kept, part.shape[dim] - kept))
+                part = part.narrow(dim, 0, kept)
         boxes = state.setdefault(each.key, Boxes([], shape))
         if part.numel() > 0 or not boxes.parts:
             boxes.parts.append((part, tuple(each.global_offset)))

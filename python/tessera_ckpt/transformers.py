@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from . import _checkpoints
 from ._library import NotFoundError, UnimplementedError
 from ._replace import save_in_place
-from ._torch_state import (check_unexpected, random_states, set_random_states, set_training_state,
+from ._torch_state import (random_states, set_random_states, set_training_state,
                            training_state)
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class TesseraCheckpoints(_Trainer):
         if checkpoint is None:
             return
         state = self._whole_state()
-        report = _checkpoints.load(checkpoint, state, allow_unexpected=True)
-        check_unexpected(report, "random")  # the generators come later
+        # The generators come later.
+        _checkpoints.load(checkpoint, state, allow_unexpected=["random"])
         set_training_state([self.model_wrapped], [self._plain_optimizer()], state)
         self.lr_scheduler.load_state_dict(state["scheduler"])
         if state["scaler"] is not None:
@@ -133,6 +133,6 @@ class TesseraCheckpoints(_Trainer):
     @staticmethod
     def _load_weights(checkpoint: str, model: Any) -> None:
         weights = get_model_state_dict(model)
-        report = _checkpoints.load(checkpoint, {"model": weights}, allow_unexpected=True)
-        check_unexpected(report, "optimizer", "scheduler", "scaler", "random")
+        _checkpoints.load(checkpoint, {"model": weights},
+                          allow_unexpected=["optimizer", "scheduler", "scaler", "random"])
         set_model_state_dict(model, weights)

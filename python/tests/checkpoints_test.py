@@ -94,6 +94,35 @@ class StateTest(Case):
         self.assertEqual((report.missing, report.unexpected), (["c", "m"], ["b", "n"]))
         self.assertEqual(state["a"].sum(), 3)
 
+    def test_leaves_of_named_branches_may_be_left_out(self):
+        table = np.ones(4)
+        self.save({"model": {"a": np.ones(3), "b": np.ones(3), "wte": table, "head": table},
+                   "random": {"c": np.ones(2), "n": 5, "long": list(range(50_000))}})
+        model = {"a": np.zeros(3), "head": np.zeros(4)}
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "tensor model.b: saved, not want"):
+            tessera_ckpt.load(self.folder, {"model": model}, allow_unexpected=["random"])
+        self.assertEqual((model["a"].sum(), model["head"].sum()), (0, 0), "nothing is changed")
+        model["b"] = np.zeros(3)
+        with self.assertRaises(tessera_ckpt.MismatchError) as caught:
+            tessera_ckpt.load(self.folder, {"model": model}, allow_unexpected=["model"])
+        for leaf in ("tensor random.c", "value random.n", "tensor random.long"):
+            self.assertIn(f"{leaf}: saved, not wanted", str(caught.exception))
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "value random.n: saved"):
+            tessera_ckpt.load(self.folder, {"model": model}, allow_unexpected=[])
+        for second in ("head", "wte"):  # of one tensor
+            state = {"model": {"a": np.zeros(3), "b": np.zeros(3), second: np.zeros(4)}}
+            report = tessera_ckpt.load(self.folder, state, allow_unexpected=["random"])
+            self.assertEqual(sum(map(np.sum, state["model"].values())), 10)
+            self.assertEqual(set(report.unexpected), {"random.c", "random.n", "random.long"})
+
+        def load(transport):  # each rank wants a part
+            state = {"model": {"ab"[transport.rank]: np.zeros(3), "wte": np.zeros(4)}}
+            return tessera_ckpt.load(self.folder, state, transport, allow_unexpected=["random"])
+
+        self.assertEqual([type(r) for r in run_ranks(2, load)], [tessera_ckpt.LoadReport] * 2)
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "allow_unexpected"):
+            tessera_ckpt.load(self.folder, {"model": model}, allow_unexpected="random")
+
     def test_flat_parts_and_boxes(self):
         tensor = np.arange(7 * 5 * 3, dtype="f4").reshape(7, 5, 3)
         flat = tensor.reshape(-1)
