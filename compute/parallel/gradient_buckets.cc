@@ -44,6 +44,15 @@ int64_t AlignedEnd(int64_t begin, const FlatParameter& parameter) {
   return begin + AlignedElements(parameter.elements);
 }
 
+// Returns whether contribution i opens a subtree, to which later ones are added.
+bool Opens(int64_t i, int64_t contributions, bool tree) {
+  return i == 0 || (tree && i % 2 == 0 && i + 1 < contributions);
+}
+
+void AddInto(Backend& backend, const TensorView& sum, const TensorView& term) {
+  if (sum.elements() > 0) backend.Add({sum, term, sum});
+}
+
 }  // namespace
 
 int64_t GradientBucket::PieceBegin(int rank) const {
@@ -121,19 +130,6 @@ void BucketBuffers::Return(Loan& loan) {
   sizes_[buffers_[loan.buffer].size].free.push_back(loan.buffer);
   loan = {};
 }
-
-namespace {
-
-// Returns whether contribution i opens a subtree, to which later ones are added.
-bool Opens(int64_t i, int64_t contributions, bool tree) {
-  return i == 0 || (tree && i % 2 == 0 && i + 1 < contributions);
-}
-
-void AddInto(Backend& backend, const TensorView& sum, const TensorView& term) {
-  if (sum.elements() > 0) backend.Add({sum, term, sum});
-}
-
-}  // namespace
 
 TensorView BucketSum::Place(int64_t i) {
   if (!Opens(i, contributions_, tree_)) return {};

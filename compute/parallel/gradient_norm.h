@@ -50,17 +50,17 @@ class GradientNorm {
   };
 
   // Exchanges keys and sizes. `parts` are all parameters of this rank, of all chunks, including
-  // those of which it owns nothing. Internal for inconsistent parts: a key with two sizes, a gap
-  // between owners. Collective over the groups, as is Compute(). The backend must outlive the norm.
+  // parameters whose gradients other ranks own. Internal for inconsistent parts: a key with two
+  // sizes, a gap between owners. Collective over the groups, as is Compute(). The backend must
+  // outlive the norm.
   static absl::StatusOr<std::unique_ptr<GradientNorm>> Create(Backend& backend,
                                                               std::vector<GradientPart> parts,
                                                               const Groups& groups);
 
-  // Returns the norm of the current contents of the parts' views, after it has synchronized the
-  // backend. Sends at most 16 log2(blocks)
-  // bytes per parameter to each data rank (8 in total where every one owns everything), and 8 per
-  // parameter to each tensor and pipeline rank. Errors: also those of `on_divergence`; if it
-  // returns OK, one of the copies is used.
+  // Synchronizes the backend, then returns the norm of the current contents of the parts' views.
+  // Sends at most 16 log2(blocks) bytes per parameter to each data rank (8 in total where every one
+  // owns everything), and 8 per parameter to each tensor and pipeline rank. Errors: also those of
+  // `on_divergence`; if it returns OK, one of the copies is used.
   absl::StatusOr<double> Compute(const OnDivergence& on_divergence);
 
  private:

@@ -128,6 +128,27 @@ std::vector<TensorView> FirstRows(const std::vector<Tensor>& tensors, int64_t ro
   return views;
 }
 
+// Returns the n-th pass of a rank in one direction: `ranks` micro-batches through the first chunk,
+// the same through the next, and so on; then the next `ranks` micro-batches. Backward, the chunks
+// are in reverse order.
+PipelineAction NthPass(const PipelineShape& shape, PipelineAction::Kind kind, int64_t n) {
+  if (shape.chunks == 1) return {.kind = kind, .micro_batch = n, .chunk = 0};
+  const int64_t round = int64_t{shape.ranks} * shape.chunks;
+  const int chunk = static_cast<int>(n % round / shape.ranks);
+  return {.kind = kind,
+          .micro_batch = n / round * shape.ranks + n % shape.ranks,
+          .chunk = kind == PipelineAction::kForward ? chunk : shape.chunks - 1 - chunk};
+}
+
+// Forward passes before the first backward pass.
+int64_t WarmupPasses(const PipelineShape& shape, int rank) {
+  const int64_t all = shape.micro_batches * shape.chunks;
+  const int64_t behind = shape.ranks - 1 - rank;
+  const int64_t wanted =
+      shape.chunks == 1 ? behind : 2 * behind + int64_t{shape.chunks - 1} * shape.ranks;
+  return std::min(all, wanted);
+}
+
 }  // namespace
 
 // One call of Train(), TrainOne() or Forward().
@@ -368,31 +389,6 @@ int64_t Pipeline::buffer_bytes() const {
   }
   return bytes;
 }
-
-namespace {
-
-// Returns the n-th pass of a rank in one direction: `ranks` micro-batches through the first chunk,
-// the same through the next, and so on; then the next `ranks` micro-batches. Backward, the chunks
-// are in reverse order.
-PipelineAction NthPass(const PipelineShape& shape, PipelineAction::Kind kind, int64_t n) {
-  if (shape.chunks == 1) return {.kind = kind, .micro_batch = n, .chunk = 0};
-  const int64_t round = int64_t{shape.ranks} * shape.chunks;
-  const int chunk = static_cast<int>(n % round / shape.ranks);
-  return {.kind = kind,
-          .micro_batch = n / round * shape.ranks + n % shape.ranks,
-          .chunk = kind == PipelineAction::kForward ? chunk : shape.chunks - 1 - chunk};
-}
-
-// Forward passes before the first backward pass.
-int64_t WarmupPasses(const PipelineShape& shape, int rank) {
-  const int64_t all = shape.micro_batches * shape.chunks;
-  const int64_t behind = shape.ranks - 1 - rank;
-  const int64_t wanted =
-      shape.chunks == 1 ? behind : 2 * behind + int64_t{shape.chunks - 1} * shape.ranks;
-  return std::min(all, wanted);
-}
-
-}  // namespace
 
 std::vector<PipelineAction> PipelineSchedule(const PipelineShape& shape, int rank) {
   CHECK(rank >= 0 && rank < shape.ranks) << rank << " of " << shape.ranks;

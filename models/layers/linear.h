@@ -35,7 +35,7 @@ class Linear {
   bool BackwardInputGelu(const Pass& pass, const TensorView& d_y, const TensorView& pre,
                          const TensorView& d_pre, const Parameter* bias, bool accumulate) const;
   // Accumulates the gradients of the weight and of `bias`, which may be null, or overwrites them if
-  // `accumulate` is false. `bias` is one that is added to y, or to a sum of which y is a term.
+  // `accumulate` is false. `bias` is added to y, or to a sum that has y as a term.
   // `sums` is UnitSums() for the outputs.
   void BackwardWeight(const Pass& pass, const TensorView& x, const TensorView& d_y,
                       const TensorView& sums, bool accumulate, const Parameter* bias) const;

@@ -86,7 +86,7 @@ absl::Status CheckSameTopology(const ckpt::Manifest& manifest, const TrainConfig
 absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest);
 
 // Returns whether the manifest records the data, and its order, to which its position refers. Other
-// programs' positions are only counts of samples, which are taken as counts of this program's own
+// programs' positions are only numbers of samples, and are taken as positions in this program's own
 // order.
 bool KnowsItsData(const ckpt::Manifest& manifest);
 

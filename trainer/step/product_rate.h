@@ -12,9 +12,9 @@ namespace tessera {
 // programs `train` and check_device, and the least time of a step is the model's FLOPs over it.
 //
 // The products are y = x w^T of square matrices with sides from 256 to 8,192. The numbers are
-// random, since a GPU multiplies constants faster. Each side has several rounds, of which the best
-// one is used: other load on the machine can only slow a round down. A round queues enough products
-// that waiting for them costs little.
+// random, since a GPU multiplies constants faster. The best of several rounds with each side is
+// used: other load on the machine can only slow a round down. A round queues enough products that
+// waiting for them costs little.
 //
 // Cost: about 0.5 s. A side is left out if it is predicted to take long, or no memory is left for
 // it; returns 0 if none is left for the least. Errors: those of the backend.

@@ -5,9 +5,9 @@
 //
 // A block of four warps owns 64 positions of one head, 16 per warp, and iterates over tiles of the
 // other side (keys, or queries). bf16 has two stages of tiles: one is copied while the other is
-// multiplied. Heads are padded with zeros in shared memory to 32, 64 or 128. The backward pass at
-// once, of bf16, has blocks of 128 keys: 32 for each of four warps, or 16 for each of eight where
-// heads are padded to 128.
+// multiplied. Heads are padded with zeros in shared memory to 32, 64 or 128. The backward pass "at
+// once" is one kernel, for bf16. Its blocks have 128 keys: 32 for each of four warps, or 16 for
+// each of eight where heads are padded to 128.
 
 #include <algorithm>
 #include <cstdint>
@@ -70,7 +70,7 @@ constexpr int AttentionBlocks(AttentionPass pass, int64_t padded_head, int64_t e
   return dropout || large ? 2 : 3;
 }
 
-// Returns what the backward pass at once pads heads to.
+// Returns the head size to which the backward pass at once pads.
 constexpr int64_t AttentionHeadAtOnce(int64_t head_size) {
   return head_size <= kMaxHeadSize / 2 ? kMaxHeadSize / 2 : kMaxHeadSize;
 }
@@ -105,8 +105,8 @@ constexpr WarpgroupShape WarpgroupShapeOf(AttentionPass pass, int64_t head_size)
   return {pass == AttentionPass::kBackwardQueries || !large ? 3 : 2, 64, 1};
 }
 
-// Returns the shared memory of its blocks: as that of a block with its own rows in memory, but
-// without longer rows, and with what it takes to begin at a multiple of 1024.
+// Returns the shared memory of one of its blocks, which also holds the block's own rows. Rows are
+// not longer for the banks. 1024 bytes let the tiles begin at a multiple of 1024.
 constexpr int64_t WarpgroupAttentionBytes(AttentionPass pass, int64_t head_size) {
   const WarpgroupShape shape = WarpgroupShapeOf(pass, head_size);
   const int64_t own = (pass == AttentionPass::kForward ? 1 : 2) * shape.warpgroups * kOwnRows;

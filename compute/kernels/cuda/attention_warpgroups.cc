@@ -74,8 +74,8 @@ class RowLoader {
   TESSERA_DEVICE explicit RowLoader(int64_t stride)
       : stride_(stride), offset_(Row() * stride + Column()) {}
 
-  // Begins to copy the next rows, of which `left` exist, and zeros behind those. `from` has the
-  // first rows of all.
+  // Begins to copy the next rows. `left` of them exist; the rest becomes zeros. `from` has the
+  // address of each tensor's first row.
   template <int kRows, int kTensors>
   TESSERA_DEVICE void Load(int left, const BFloat16* const (&from)[kTensors],
                            const SwizzledTile<kRows, Kind::kHead> (&to)[kTensors]) {

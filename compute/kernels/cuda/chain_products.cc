@@ -10,10 +10,10 @@
 namespace tessera::cuda {
 
 // Products in fp32 with the bits of processors in EXACT numerics (cpu/gemm/gemm.h). An element is a
-// chain of fused multiply-adds over ascending indices. A block computes a tile of c, of which a
-// thread has 4 x 4 or 8 x 8 elements. Each operand that a thread reads serves 4 or 8 multiply-adds.
-// Operands pass through shared memory in slices along the chain. The next slice is on its way in
-// registers.
+// chain of fused multiply-adds over ascending indices. A block computes a tile of c, and a thread
+// 4 x 4 or 8 x 8 of its elements. Each operand that a thread reads serves 4 or 8 multiply-adds.
+// Operands pass through shared memory in slices along the chain. Meanwhile the next slice is loaded
+// into registers.
 namespace {
 
 constexpr int kRowThreads = 16, kThreads = kRowThreads * kRowThreads;

@@ -46,8 +46,8 @@ TESSERA_DEVICE float LossOf(const Stats& stats, int32_t target) {
   return target < 0 ? 0.0f : logf(stats.part.sum) + stats.part.max - stats.target;
 }
 
-// Adds kCount logits, of which those from `valid` on are padding: an exponential for each, and one
-// for all where they have a new maximum.
+// Adds kCount logits; those from `valid` on are padding. Computes an exponential for each, and one
+// more if they have a new maximum.
 template <int kCount>
 TESSERA_DEVICE void AddLogits(float (&values)[kCount], int64_t valid, SoftmaxPart* part) {
   float max = part->max;
@@ -100,10 +100,10 @@ TESSERA_HOST_DEVICE int HeldColumns(const Rows<T>& logits) {
   return logits.columns < kMost ? static_cast<int>(logits.columns) : kMost;
 }
 
-// One block a row, whose threads take runs of columns by turns, the same ones whether they can be
-// loaded as packs or not. With kGradient, the stats of the only shard become the loss and the
-// gradient at once. Packs of the first columns are then held in shared memory, each of which only
-// its own thread touches; others are read again.
+// A block for each row. Its threads take turns at runs of columns, the same runs whether or not
+// they can be loaded as packs. With kGradient, the stats of the only shard become the loss and the
+// gradient at once. Shared memory then holds the packs of the first columns; a pack is touched by
+// one thread alone. The other columns are read again.
 template <bool kPacks, bool kGradient, typename T>
 TESSERA_KERNEL void CrossEntropyRows(SoftmaxRows<T> rows, Stats* stats, Stats* combined,
                                      float* losses) {

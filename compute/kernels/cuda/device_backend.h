@@ -29,7 +29,7 @@ namespace tessera::cuda {
 // the contract of cpu/gemm/gemm.h, instead of `products`. With kExact, so is every operation, which
 // then computes the bits of processors in EXACT numerics; operands must be fp32.
 //
-// `choices`: those that are the backend's own, not those of `products`.
+// `choices`: only those about attention are used; `products` has choices of its own.
 //
 // `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,

@@ -15,9 +15,9 @@
 
 namespace tessera::cuda {
 
-// Calls V(type of the result, name) for the operations that round otherwise in EXACT numerics: as
-// processors do (docs/exact.md), in fp32. All others, but for products, have the bits of processors
-// anyway.
+// Calls V(type of the result, name) for the operations that EXACT numerics round differently: as
+// processors do (docs/exact.md), in fp32. All other operations except products have the bits of
+// processors anyway.
 #define TESSERA_EXACT_OPERATIONS(V) \
   V(void, SumRows)                  \
   V(void, LayerNormForward)         \
@@ -88,7 +88,7 @@ class DeviceKernels : public Backend, protected OperationObserver {
     return static_cast<T*>(Scratch(count * static_cast<int64_t>(sizeof(T))));
   }
   // Sets sums[i] to the sum of the elements of tensors[i], or of their squares. Waits for the sums,
-  // unless the sum of one tensor is wanted `later`, and there.
+  // unless `later` is given: it then gets the sum of the one tensor when Synchronize() returns.
   void SumAll(std::span<const TensorView> tensors, int64_t block, bool squares,
               std::span<double> sums, const std::shared_ptr<double>& later = nullptr);
 

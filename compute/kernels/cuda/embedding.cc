@@ -103,7 +103,7 @@ TESSERA_DEVICE int32_t SumBefore(const simt::SharedArray<int32_t>& warp_sums, in
   return start;
 }
 
-// Runs one block. Leaves zeros in the counts, which are counted up again.
+// Runs one block. Sets the counts to zero, so that rows can be counted again.
 TESSERA_KERNEL void ScanCounts(RowLists lists) {
   simt::SharedMemory memory;
   const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
@@ -163,7 +163,7 @@ TESSERA_KERNEL void SortLists(RowLists lists) {
   }
 }
 
-// A sum over units (operations.h), of which some may contribute nothing.
+// A sum over units (operations.h). A unit may contribute nothing.
 class UnitTree {
  public:
   // Units in ascending order.

@@ -69,7 +69,7 @@ TESSERA_DEVICE float SumOfLanes(float x) {
 }
 TESSERA_DEVICE float MaxOfLanes(float x) { return ReduceLanes(x, Max); }
 
-// Returns the sum over the elements [begin, end) of a row, each of which add(i, sum) adds.
+// Returns the sum over the elements [begin, end) of a row; add(i, sum) adds element i.
 template <typename Add>
 TESSERA_DEVICE float SumInLanes(int64_t begin, int64_t end, const Add& add) {
   float sum = 0;

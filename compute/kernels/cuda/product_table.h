@@ -11,7 +11,7 @@
 
 namespace tessera::cuda {
 
-// The fastest proposals that were measured, by DeviceName(). A file of it has
+// The proposals that were measured to be the fastest, by DeviceName(). Its file has
 //
 //   tessera product table 1
 //   [NVIDIA H200, sm_90, 132 multiprocessors; cuBLASLt 130002]

@@ -33,7 +33,7 @@ enum class GeluUse {
 };
 
 // The number of a library's proposal (ProductChoices) by the name of a product: shapes, strides,
-// dtypes and what else its algorithm is chosen by.
+// dtypes and whatever else decides its algorithm.
 using ProductProposals = std::map<std::string, int>;
 
 // Measures products one by one: each is waited for before and after.
@@ -60,15 +60,15 @@ struct ProductChoices {
   // Whether attention's forward pass of bf16 without dropout, with heads of 64 or 128, multiplies
   // by warpgroups (attention_warpgroups.cc). Compute capability 9.0 alone can. No GPU has run it.
   bool attention_by_warpgroups = false;
-  // Whether such operands have a backward pass by warpgroups, too, rather than the one at once. No
-  // GPU has run it.
+  // Whether the backward pass of these operands is by warpgroups, too, even with
+  // attention_at_once. No GPU has run it.
   bool attention_gradients_by_warpgroups = false;
-  // Which of the algorithms that the library proposes, the best by its estimate first, and that
-  // have a fixed order of additions; the last of them if there are fewer.
+  // The number of an algorithm among the library's proposals with a fixed order of additions, the
+  // best by the library's estimate first. With fewer proposals, the last one.
   int proposal = 0;
-  // The proposals of the products that it has, which were measured to be the fastest; null: none. A
-  // number that the library does not propose means the first, with one warning. EXACT numerics,
-  // whose products are not the library's, do not use it.
+  // For some products, the proposals that were measured to be the fastest; null: for none. A number
+  // that the library does not propose means the first, with one warning. EXACT numerics do not use
+  // this table, because their products are not the library's.
   std::shared_ptr<const ProductProposals> measured = nullptr;
   ProductTimer timer = {};
 };

@@ -83,7 +83,7 @@ TESSERA_DEVICE double SumBlock(const T* x, int64_t count, bool squares) {
   return sum;
 }
 
-// groups[BlockX()] = the sum of a group of blocks, each of which a warp adds.
+// groups[BlockX()] = the sum of a group of blocks. A warp adds each block.
 template <typename T>
 TESSERA_KERNEL void SumGroups(SummedList list, int64_t block, bool squares, double* groups) {
   const int which = list.Find(simt::BlockX());

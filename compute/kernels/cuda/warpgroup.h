@@ -33,7 +33,7 @@ namespace tessera::cuda {
 inline constexpr int kWarpgroupThreads = 128;
 inline constexpr int kWarpgroupRows = 64;
 
-// Bytes to multiples of which the memory of a SwizzledTile begins.
+// The memory of a SwizzledTile begins at a multiple of this many bytes.
 inline constexpr int kSwizzleAlignment = 1024;
 
 // A tile in shared memory of kRows, a multiple of 8, and kColumns, a multiple of 64. It consists of

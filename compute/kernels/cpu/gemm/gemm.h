@@ -95,8 +95,8 @@ class ChainGemm {
   // Returns the size of the scratch memory that a call of Run() uses.
   int64_t scratch_bytes() const { return scratch_words_ * static_cast<int64_t>(sizeof(float)); }
 
-  // Computes the product on the calling thread alone. Reads and writes no element outside the
-  // operands, of which there are as many as the shape has terms. `scratch` begins on a cache line.
+  // Computes the product on the calling thread alone. `terms` has the operands of each term of the
+  // shape; no element outside them is read or written. `scratch` begins on a cache line.
   void Run(std::span<const GemmOperands> terms, void* c, const void* bias, void* scratch) const;
   void Run(const void* a, const void* b, void* c, const void* bias, void* scratch) const {
     const GemmOperands term = {a, b};
