@@ -30,6 +30,8 @@ constexpr char kEarlierUpdates[] = "earlier_updates";
 constexpr char kBestTrainingLoss[] = "best_training_loss";
 constexpr char kMicroBatch[] = "micro_batch_size";
 constexpr char kLedger[] = "ledger";
+// Later steps add to a saved position, which must not overflow.
+constexpr int64_t kMaxSamples = int64_t{1} << 62;
 
 // Returns false for settings that a resume may change, because the weights mean the same with any
 // value.
@@ -48,6 +50,12 @@ std::string ModelFieldText(const ModelConfig& config,
   std::string text;
   google::protobuf::TextFormat::PrintFieldValueToString(config, &field, -1, &text);
   return text;
+}
+
+// Returns whether micro-batches of a saved size have units of so many samples.
+bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
+  int64_t size = 0;
+  return absl::SimpleAtoi(micro_batch_size, &size) && size > 0 && CanonicalUnit(size) == unit;
 }
 
 }  // namespace
@@ -165,7 +173,8 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
       return absl::DataLossError("manifest: trainer.extra.ledger is not a digest");
     }
   }
-  if (progress.step < 0 || progress.consumed_samples < 0 || progress.updates < 0 ||
+  if (progress.step < 0 || progress.consumed_samples < 0 ||
+      progress.consumed_samples > kMaxSamples || progress.updates < 0 ||
       progress.earlier_updates < 0 || progress.earlier_updates > progress.updates ||
       progress.updates - progress.earlier_updates > progress.step ||
       std::isnan(progress.best_loss)) {
@@ -179,16 +188,6 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
 std::string SavedTopology(const ckpt::Manifest& manifest) {
   return manifest.has_topology() ? ToString(ckpt::FromProto(manifest.topology())) : "";
 }
-
-namespace {
-
-// Returns whether micro-batches of a saved size have units of so many samples.
-bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
-  int64_t size = 0;
-  return absl::SimpleAtoi(micro_batch_size, &size) && size > 0 && CanonicalUnit(size) == unit;
-}
-
-}  // namespace
 
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics) {

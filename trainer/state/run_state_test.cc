@@ -65,6 +65,8 @@ TEST(RunStateTest, AProgramThatKnowsNoBestLossHasNone) {
 TEST(RunStateTest, ImpossibleProgressIsRefused) {
   ckpt::Manifest manifest = Describe({.step = 7, .updates = 8});
   ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"updates 8"});
+  manifest = Describe({.consumed_samples = std::numeric_limits<int64_t>::max()});
+  ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"consumed_samples 9"});
   manifest = Describe({.step = -1});
   ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"step -1"});
   manifest = Describe({.best_loss = std::numeric_limits<double>::quiet_NaN()});
