@@ -5,14 +5,14 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/byte_progress.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/threads.h"
@@ -118,6 +118,7 @@ class Rewriter {
   absl::Status WriteFiles(const SaveTarget& target) {
     target_ = target;
     for (const DataFile& file : plan_.save.manifest.files()) total_bytes_ += file.size_bytes();
+    progress_.emplace(options_.progress, total_bytes_);
     // Each can read a chunk, and has a window of some size.
     const uint64_t most = StagingBytes() / LargestChunk(source_.manifest(), plan_.save.manifest);
     const uint64_t wanted = std::clamp<uint64_t>(options_.memory_bytes / kWorkerBytes, 2, 64);
@@ -155,8 +156,7 @@ class Rewriter {
     RewriteReport report = report_;
     for (const Worker& worker : workers_) report.bytes_read += worker.bytes_read;
     report.bytes_read -= ends_.found_bytes();
-    const MutexLock lock(&mutex_);
-    report.bytes_written = bytes_written_;
+    report.bytes_written = total_bytes_;
     return report;
   }
 
@@ -359,9 +359,7 @@ class Rewriter {
       }
     }
     for (const auto& write : writes) TESSERA_RETURN_IF_ERROR(write->Wait());
-    const MutexLock lock(&mutex_);
-    for (const Window& window : windows) bytes_written_ += window.end - window.begin;
-    if (options_.progress) options_.progress(bytes_written_, total_bytes_);
+    for (const Window& window : windows) progress_->Add(window.end - window.begin);
     return absl::OkStatus();
   }
 
@@ -429,9 +427,8 @@ class Rewriter {
   std::vector<Worker> workers_;
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;
-  RewriteReport report_;  // but for bytes read and written
-  mutable Mutex mutex_;   // held for each call of options_.progress, too
-  uint64_t bytes_written_ ABSL_GUARDED_BY(mutex_) = 0;
+  RewriteReport report_;                  // without bytes read and written
+  std::optional<ByteProgress> progress_;  // of writing
 };
 
 }  // namespace

@@ -74,9 +74,10 @@ inline absl::Status OnlyCheck(int, const FilePiece&, const std::byte*) { return 
 // The number of pieces of a thread: one in flight, one that has arrived.
 inline constexpr size_t kPiecesPerWorker = 2;
 
-// Reads on one thread: while a piece that has arrived is processed, the next one is in flight.
-// start(ahead) starts a read, an optional object with Wait(); nullopt ends the reading or, if a
-// piece waits to be processed (`ahead`), only delays the read. finish(read, status) processes.
+// Reads on one thread, and processes each read while the next one is in flight. start(ahead)
+// returns a read that it has started, an object with Wait(). It returns nullopt at the end and, if
+// `ahead`, also if no read can start before the last one is processed. finish(read, status)
+// processes a read.
 template <typename Start, typename Finish>
 void ReadAhead(const Start& start, const Finish& finish) {
   auto now = start(/*ahead=*/false);
