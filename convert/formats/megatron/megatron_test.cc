@@ -171,6 +171,13 @@ TEST(MegatronTest, BucketsOfSeveralOptimizersAreRefused) {
   EXPECT_THAT(std::string(second.message()), HasSubstr("the states of several optimizers"));
 }
 
+TEST(MegatronTest, AnUnknownPositionInTheDataStaysUnknown) {
+  SavedRun run([](float weight) { return weight; });
+  ASSERT_OK_AND_ASSIGN(const auto read, run.WriteAndRead());
+  EXPECT_EQ(read.description.trainer().step(), 7);
+  EXPECT_FALSE(read.description.trainer().has_data());
+}
+
 TEST(MegatronTest, GroupsHaveAdamsOwnNumberOfUpdates) {
   SavedRun run([](float weight) { return weight; });
   for (const OutputFile& file : run.Plan()) {

@@ -149,9 +149,10 @@ class MegatronPlan {
 
   std::string CommonPickle() const {
     nlohmann::ordered_json arguments = arguments_;
-    const int64_t samples = manifest_.trainer().data().consumed_samples();
     arguments["iteration"] = manifest_.trainer().step();
-    arguments["consumed_train_samples"] = samples;
+    if (manifest_.trainer().has_data()) {
+      arguments["consumed_train_samples"] = manifest_.trainer().data().consumed_samples();
+    }
     arguments["consumed_valid_samples"] = 0;
     arguments["tensor_model_parallel_size"] = 1;
     arguments["pipeline_model_parallel_size"] = 1;
