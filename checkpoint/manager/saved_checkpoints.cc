@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest_codec.h"
