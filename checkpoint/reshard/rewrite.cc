@@ -117,8 +117,9 @@ class Rewriter {
 
   absl::Status WriteFiles(const SaveTarget& target) {
     target_ = target;
-    for (const DataFile& file : plan_.save.manifest.files()) total_bytes_ += file.size_bytes();
-    progress_.emplace(options_.progress, total_bytes_);
+    for (const DataFile& file : plan_.save.manifest.files())
+      report_.bytes_written += file.size_bytes();
+    progress_.emplace(options_.progress, report_.bytes_written);
     // Each can read a chunk, and has a window of some size.
     const uint64_t most = StagingBytes() / LargestChunk(source_.manifest(), plan_.save.manifest);
     const uint64_t wanted = std::clamp<uint64_t>(options_.memory_bytes / kWorkerBytes, 2, 64);
@@ -148,7 +149,7 @@ class Rewriter {
       report.set_manifest_tensor(t);
       *report.mutable_digest() = ToProto(Sum(t));
     }
-    write_report_.set_bytes(total_bytes_);
+    write_report_.set_bytes(report_.bytes_written);
     return std::move(write_report_);
   }
 
@@ -156,7 +157,6 @@ class Rewriter {
     RewriteReport report = report_;
     for (const Worker& worker : workers_) report.bytes_read += worker.bytes_read;
     report.bytes_read -= ends_.found_bytes();
-    report.bytes_written = total_bytes_;
     return report;
   }
 
@@ -426,8 +426,7 @@ class Rewriter {
   EdgeChunkCache ends_;
   std::vector<Worker> workers_;
   WriteReport write_report_;
-  uint64_t total_bytes_ = 0;
-  RewriteReport report_;                  // without bytes read and written
+  RewriteReport report_;                  // without bytes read
   std::optional<ByteProgress> progress_;  // of writing
 };
 

@@ -28,7 +28,7 @@
 // 2. Coordinator::Prepare(): rank 0 discards what earlier attempts left and creates the directory.
 // 3. Write(): every rank writes its data files, makes their contents and then their names durable,
 //    checks their sizes, and calls SaveOptions::before_commit.
-// 4. Agree() in RunSave(): every rank reports checksums and digests, or its error, which fails all.
+// 4. Commit(): every rank reports checksums and digests, or its error, which fails all.
 // 5. to 7. Coordinator::Commit(): rank 0 writes the manifest under a temporary name, renames it,
 //    which is the commit, and checks before and after that all data files are there.
 
@@ -121,6 +121,26 @@ absl::StatusOr<std::string> Write(
   return report.SerializeAsString();
 }
 
+// Performs steps 4 to 7, with this rank's report or error. Returns the bytes that all ranks wrote.
+absl::StatusOr<uint64_t> Commit(const SaveContext& context,
+                                const absl::StatusOr<std::string>& written,
+                                Coordinator& coordinator) {
+  bool everyone_reported = false;
+  const Combine commit = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
+    const TraceSpan span("save", "commit");
+    const absl::StatusOr<uint64_t> bytes = coordinator.Commit(all);
+    if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
+    return std::to_string(*bytes);
+  };
+  const absl::StatusOr<std::string> committed =
+      Agree(context.group, written, commit, context.options.timeout, &everyone_reported);
+  if (!committed.ok() && everyone_reported) coordinator.Abandon();
+  TESSERA_RETURN_IF_ERROR(committed.status());
+  uint64_t bytes = 0;
+  if (absl::SimpleAtoi(*committed, &bytes)) return bytes;
+  return absl::InternalError("rank 0 sent a bad report");
+}
+
 // Returns the initial manifest of a save, without tensors and files.
 Manifest MakeManifest(const SaveRequest& request, bool by_manager) {
   const Metadata& metadata = request.metadata;
@@ -183,35 +203,17 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::StatusOr<SaveTask> task =
       Plan(context, local, request,
            [&](const PlannedManifest& planned) { return coordinator->Prepare(planned); });
-  if (!task.ok()) {
-    if (coordinator.has_value()) coordinator->Abandon();
-    return task.status();
-  }
+  if (!task.ok() && coordinator.has_value()) coordinator->Abandon();
+  TESSERA_RETURN_IF_ERROR(task.status());
 
   const absl::StatusOr<std::shared_ptr<DataWriter>> writer =
       MakeWriter(context, state, *local, *task);
-  bool everyone_reported = false;
-  const absl::StatusOr<std::string> committed = Agree(
-      context.group,
-      CatchNoMemory(
-          "write the data files",
-          [&] { return Write(writer, on_planned, context.options.before_commit, start); }),
-      [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
-        const TraceSpan commit("save", "commit");
-        const absl::StatusOr<uint64_t> bytes = coordinator->Commit(reports);
-        if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
-        return std::to_string(*bytes);
-      },
-      context.options.timeout, &everyone_reported);
-  if (!committed.ok()) {
-    if (everyone_reported) coordinator->Abandon();
-    return committed.status();
-  }
+  const absl::StatusOr<std::string> written = CatchNoMemory("write the data files", [&] {
+    return Write(writer, on_planned, context.options.before_commit, start);
+  });
   SaveReport report;
+  TESSERA_ASSIGN_OR_RETURN(report.bytes_written, Commit(context, written, *coordinator));
   report.directory = task->directory;
-  if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
-    return absl::InternalError("rank 0 sent a bad report");
-  }
   report.duration = SteadyNow() - start;
   report.ranks = coordinator->phases();
   report.copied_after = (*writer)->copied_at().value_or(start) - start;
