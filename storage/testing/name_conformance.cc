@@ -237,6 +237,11 @@ TEST_P(StorageConformance, ReplacesOnlyTheVersionThatItIsGiven) {
   EXPECT_EQ(storage_->Read("d/file", 100)->version, second);
   EXPECT_TRUE(absl::IsAborted(storage_->Write("d/file", "third", {.version = version}).status()));
   EXPECT_EQ(*storage_->List("d"), Names({"file", "other"}));
+  ASSERT_OK(storage_->DeleteVersion("d/file", version));
+  ASSERT_OK(storage_->DeleteVersion("d/none", version));
+  EXPECT_EQ(Get("d/file"), "second");
+  ASSERT_OK(storage_->DeleteVersion("d/file", second));
+  EXPECT_EQ(*storage_->List("d"), Names({"other"}));
 }
 
 // If several programs replace one version at the same time, exactly one succeeds.
