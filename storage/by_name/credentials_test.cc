@@ -219,7 +219,8 @@ TEST_F(RoleCredentialsTest, AContainersServiceWantsItsToken) {
   http_ = std::make_unique<RedirectingClient>("https://example.org", server_.url());
   variables_["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = "https://example.org/v3";
   EXPECT_NE(Error().find("sends no credentials"), std::string::npos) << Error();
-  for (const char* url : {"http://example.org/", "http://127.0.0.1.example.org/"}) {
+  for (const char* url : {"http://example.org/", "http://127.0.0.1.example.org/",
+                          "http://127.0.0.1:80@example.org/"}) {
     variables_["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = url;
     EXPECT_NE(Error().find("neither https nor an address of this machine"), std::string::npos);
   }

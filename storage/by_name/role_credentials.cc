@@ -122,6 +122,7 @@ absl::StatusOr<s3::Credentials> AssumeRole(const std::string& token_file, const 
 // Returns false for an address at which others could read the response, or the token.
 bool IsTrusted(const std::string& url) {
   if (url.starts_with("https://")) return true;
+  if (url.find('@') != url.npos) return false;  // another host may be behind it
   for (const char* host : {kContainerHost, "http://169.254.170.23", "http://[fd00:ec2::23]",
                            "http://localhost", "http://127.0.0.1", "http://[::1]"}) {
     if (!url.starts_with(host)) continue;
