@@ -152,8 +152,8 @@ class Lease final : public FolderLock {
     return replaced;
   }
 
-  // Takes one of these steps again where the store refuses it, which may pass: as rights that are
-  // not known everywhere yet, or keys that were just replaced.
+  // Repeats one of these steps if the store refuses it. A refusal may pass: new rights may not be
+  // known everywhere yet, and keys may just have been replaced.
   absl::Status Patiently(absl::Status (Lease::*step)()) {
     for (int refusals = 1;; ++refusals) {
       const absl::Status status = (this->*step)();
