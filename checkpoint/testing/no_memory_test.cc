@@ -109,7 +109,7 @@ class NoMemoryTest : public testing::Test {
 // The thread that trains helps to copy, while the disk stands still.
 TEST_F(NoMemoryTest, AThreadThatWaitsForTheCopyEndsTheSaveAndGoesOn) {
   for (const bool and_later : {false, true}) {
-    int64_t failed_saves = 0;
+    int64_t failures = 0, failed_saves = 0;
     bool happened = true;
     for (int64_t allocation = 0; happened; ++allocation) {
       SCOPED_TRACE(absl::StrCat("allocation ", allocation, and_later ? " and all later ones" : ""));
@@ -149,10 +149,13 @@ TEST_F(NoMemoryTest, AThreadThatWaitsForTheCopyEndsTheSaveAndGoesOn) {
       ASSERT_EQ(outcomes.size(), 1);
       EXPECT_TRUE(outcomes[0].report.ok() || (happened && IsNoMemory(outcomes[0].report.status())))
           << outcomes[0].report.status();
+      failures += happened ? 1 : 0;
       failed_saves += outcomes[0].report.ok() ? 0 : 1;
       ExpectThatSavesWork(storage, saver);
     }
-    EXPECT_GT(failed_saves, 3);
+    EXPECT_GT(failures, 3);
+    // The disk may have completed the others before the thread could end them.
+    EXPECT_GT(failed_saves, 0);
   }
 }
 
