@@ -227,10 +227,12 @@ class RenamingRemoval final : public InPlaceRemoval {
     TESSERA_ASSIGN_OR_RETURN(const std::optional<VersionedContents> there,
                              ReadInPlace(storage_, checkpoint_dir));
     if (!there.has_value() || there->contents != manifest_bytes) return there.has_value();
-    const absl::Status deleted = storage_.Delete(ManifestPath(checkpoint_dir));
-    if (absl::IsNotFound(deleted)) return false;
-    TESSERA_RETURN_IF_ERROR(deleted);
-    TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.SyncDirectory(checkpoint_dir)));
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string discarded,
+        RenameUnless(IsAnother(ManifestIdentity(manifest_bytes)), checkpoint_dir));
+    if (discarded.empty()) return IsCommitted(storage_, checkpoint_dir);
+    TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, discarded));
+    TESSERA_RETURN_IF_ERROR(GiveBack(discarded, checkpoint_dir));
     return true;
   }
 
@@ -275,11 +277,7 @@ class RenamingRemoval final : public InPlaceRemoval {
   absl::StatusOr<bool> DeleteCommitted(std::string_view dir, const std::vector<std::string>& names,
                                        const Names& quarantined,
                                        const std::optional<std::string>& judged) override {
-    const auto stays = [&](std::string_view discarded) -> absl::StatusOr<bool> {
-      TESSERA_ASSIGN_OR_RETURN(const std::string there, ManifestIdentity(storage_, discarded));
-      return judged.has_value() && there != *judged;
-    };
-    TESSERA_ASSIGN_OR_RETURN(const std::string discarded, RenameUnless(stays, dir));
+    TESSERA_ASSIGN_OR_RETURN(const std::string discarded, RenameUnless(IsAnother(judged), dir));
     if (discarded.empty()) return false;
     TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, discarded));
     if (quarantined.empty()) return DeleteDiscarded(discarded);
@@ -297,11 +295,20 @@ class RenamingRemoval final : public InPlaceRemoval {
     return discarded.empty() ? false : DeleteDiscarded(discarded);
   }
 
+  using Question = std::function<absl::StatusOr<bool>(std::string_view dir)>;
+
+  // Returns whether a directory has another manifest than the `expected` one; false for any.
+  Question IsAnother(const std::optional<std::string>& expected) {
+    return [this, expected](std::string_view dir) -> absl::StatusOr<bool> {
+      TESSERA_ASSIGN_OR_RETURN(const std::string there, ManifestIdentity(storage_, dir));
+      return expected.has_value() && there != *expected;
+    };
+  }
+
   // Takes a directory out of the reach of other writers, and then looks whether it `stays`: it gets
   // its name back. Returns the new name, which another process may have deleted; "" if the
   // directory stays.
-  absl::StatusOr<std::string> RenameUnless(
-      const std::function<absl::StatusOr<bool>(std::string_view)>& stays, std::string_view dir) {
+  absl::StatusOr<std::string> RenameUnless(const Question& stays, std::string_view dir) {
     const std::string discarded = DiscardedName(dir);
     TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage_.Rename(dir, discarded)));
     const absl::StatusOr<bool> found = stays(discarded);

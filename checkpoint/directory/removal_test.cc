@@ -119,6 +119,28 @@ TEST_P(AnyRemovalTest, OnlyTheManifestThatWasCommittedIsTakenBack) {
   EXPECT_EQ(HasTombstone(), !GetParam());
 }
 
+// Another process replaces the manifest after it was read.
+TEST_P(AnyRemovalTest, WhatReplacesAManifestThatIsTakenBackStays) {
+  class LateStorage final : public ForwardingStorage {
+   public:
+    LateStorage(Storage& base, std::string manifest)
+        : ForwardingStorage(base), manifest_(std::move(manifest)) {}
+    absl::StatusOr<VersionedContents> Read(std::string_view path, uint64_t max_bytes) override {
+      auto found = ForwardingStorage::Read(path, max_bytes);
+      EXPECT_OK(WriteAll(base(), path, manifest_));
+      return found;
+    }
+
+   private:
+    const std::string manifest_;
+  };
+  Commit("model-a");
+  LateStorage late(storage_, Bytes("model-b"));
+  EXPECT_TRUE(*Removal::In(late)->TakeBack(kStepName, Bytes("model-a")));
+  EXPECT_EQ(Contents(absl::StrCat(kStepName, "/manifest.pb")), Bytes("model-b"));
+  EXPECT_THAT(Names(""), ElementsAre("step-00000007/"));
+}
+
 TEST_P(AnyRemovalTest, FilesOfAnAttemptGoUnlessAQuarantinedManifestHasThem) {
   Commit("model-a");
   ASSERT_OK(storage_.Rename(absl::StrCat(kStepName, "/manifest.pb"),
