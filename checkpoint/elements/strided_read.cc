@@ -30,8 +30,8 @@ int64_t Span(Dims dims) {
   return span;
 }
 
-// Orders dims by their stride in the file, largest first, and merges those that are one on both
-// sides.
+// Orders dims by their stride in the file, largest first, and merges neighbours that are one dim
+// both in the file and in memory.
 std::vector<StridedDim> Normalize(std::vector<StridedDim> dims) {
   std::erase_if(dims, [](const StridedDim& dim) { return dim.extent == 1; });
   std::ranges::stable_sort(

@@ -32,9 +32,9 @@
 // 1. every host lists its files of the accepted replicas;
 // 2. newest first: some rank that has the manifest of one sends it to rank 0, which sees whether
 //    every file is on some host in its full size;
-// 3. the ranks of each host share its files, read them and verify their checksums; a damaged copy
-//    does not count;
-// 4. all take it where an intact copy of every file is left.
+// 3. the ranks of each host share its files, read them and verify their checksums; damaged copies
+//    are not used;
+// 4. all take the replica if an intact copy of every file is left.
 
 namespace tessera::ckpt {
 namespace {
@@ -165,7 +165,7 @@ class Finder {
     };
     TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> bytes,
                              FetchManifest(directory, offers));
-    // As a death in the middle leaves them everywhere, or the loss of all hosts that were done.
+    // The job died while it spread this replica, or the hosts that had all of it are lost.
     if (!bytes.has_value()) return reject("it was never complete, or no host has its manifest");
     TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(*bytes));
     if (!IsHealthy(manifest)) return reject("the run had diverged");

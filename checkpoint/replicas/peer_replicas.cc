@@ -64,7 +64,7 @@ absl::StatusOr<AcceptedReplicas> ReadRecord(Storage* store) {
   return DecodeRecord(*bytes);
 }
 
-// Replaces the record: of a job that dies meanwhile, the old one or the new one is there.
+// Replaces the record. A job that dies meanwhile leaves either the old one or the new one.
 absl::Status ReplaceRecord(Storage* store, const AcceptedReplicas& accepted) {
   if (store == nullptr) return ReadRecord(nullptr).status();
   const std::string bytes = EncodeRecord(accepted);

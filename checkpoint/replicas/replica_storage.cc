@@ -54,8 +54,8 @@ class Blocks {
   Block block_;
 };
 
-// One side of the transfer of a rank's files. After an error of the folder, which it remembers,
-// messages of the same sizes follow, so that no rank waits in vain.
+// One side of the transfer of a rank's files. After an error of the folder, it keeps the error and
+// continues with messages of the same sizes, because the other side waits for them.
 class Transfer {
  public:
   Transfer(Storage& folder, const std::string& directory, const RankFiles& files, int peer)
@@ -178,8 +178,8 @@ absl::Status ExchangeFiles(Storage& folder, const std::string& directory, const 
   return AgreeOnStatus(group, status, timeout);
 }
 
-// Reads back what was received, and compares it with the manifest's checksums: the replica before
-// is deleted only when the copies are good.
+// Reads back what was received, and compares it with the manifest's checksums. The previous replica
+// is deleted only if the copies are intact.
 absl::Status VerifyCopies(Storage& folder, const std::string& directory, const SpreadPlan& plan,
                           const Hosts& hosts, int rank) {
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(plan.manifest()));
@@ -214,7 +214,7 @@ absl::StatusOr<std::unique_ptr<WritableFile>> ReplicaStorage::Create(std::string
     is_first = directory_ != directory;
   }
   if (is_first) {
-    // What a replica that failed has left would take the room of this one.
+    // The remains of a replica that failed would take the room of this one.
     TESSERA_RETURN_IF_ERROR(DeleteOthers(std::string(directory)));
     TESSERA_RETURN_IF_ERROR(base().MakeDirectory(directory));
   }

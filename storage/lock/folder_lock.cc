@@ -73,8 +73,7 @@ class FileLock final : public FolderLock {
     }
   }
 
-  // The file may have been deleted, and another one locked by a process to which the folder looked
-  // free.
+  // If the file was deleted, another process may have found the folder free, and locked a new file.
   absl::Status Check() const override {
     if (!folder_fd_.valid()) {
       return absl::FailedPreconditionError(

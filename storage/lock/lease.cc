@@ -92,7 +92,7 @@ std::string Surroundings() {
   return boot.empty() ? "" : absl::StrCat(boot, "/", space, "/");
 }
 
-// Holds nothing.
+// Stands for the lease of a store that has none, and holds nothing.
 class NoLease final : public FolderLock {
  public:
   NoLease(const std::string& where, const absl::Status& reason)
@@ -202,7 +202,7 @@ class Lease final : public FolderLock {
   // Replaces this version, or creates the object if it is empty, and remembers the new one.
   absl::Status Write(const std::string& version, const char* state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writing_) {
-    // Counted from before: what the watcher sees is younger.
+    // The time before the request: a watcher counts from a later time, when it sees the object.
     const absl::Duration now = SinceBoot();
     TESSERA_ASSIGN_OR_RETURN(version_,
                              storage_->Write(kLeaseName, Contents(state), {.version = version}));
@@ -291,7 +291,7 @@ Lease::~Lease() {
   if (!thread_.joinable()) return;
   if (getpid() != owner_) {
     thread_.detach();
-    // The thread does not exist here; what it waited for would wait for it to leave.
+    // The thread does not exist in this process. Destroying what it waits for would never end.
     changed_.release();
     storage_.release();
     return;

@@ -208,12 +208,12 @@ void SetLimits(CURL* handle, const HttpRequest& request) {
 curl_slist* HeaderList(const HttpRequest& request) {
   curl_slist* list = nullptr;
   for (const auto& [name, value] : request.headers) {
-    // libcurl leaves out a header that ends in a colon.
+    // libcurl does not send a header that ends in a colon.
     const std::string line =
         value.empty() ? absl::StrCat(name, ";") : absl::StrCat(name, ": ", value);
     list = curl_slist_append(list, line.c_str());
   }
-  // A pause before each body; a type that was not signed.
+  // Prevents headers that libcurl adds: one pauses before each body, the other was not signed.
   list = curl_slist_append(list, "Expect:");
   if (!request.headers.contains("content-type")) list = curl_slist_append(list, "Content-Type:");
   return list;

@@ -16,7 +16,7 @@ namespace {
 // New memory costs more than filling it.
 constexpr size_t kMaxIdleBuffers = 16;
 
-// Fills what is not written of [0, size) with zeros.
+// Fills the bytes of [0, size) that were not written with zeros.
 void ZeroGaps(const WrittenRanges& written, uint64_t size, std::byte* data) {
   uint64_t at = 0;
   for (const auto& [begin, end] : written.ranges()) {

@@ -151,7 +151,7 @@ class StagedFile final : public WritableFile {
   Chunks chunks_ ABSL_GUARDED_BY(mutex_);          // of these ranges
 };
 
-// Reads a staged file, and the remote file where the staged one cannot be read.
+// Reads a staged file, or the remote file if the staged one cannot be read.
 class StagedCopy final : public ReadableFile {
  public:
   StagedCopy(std::unique_ptr<ReadableFile> staged, std::unique_ptr<ReadableFile> remote)
@@ -205,7 +205,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> TieredStorage::Open(std::string_vi
 
 absl::Status TieredStorage::Rename(std::string_view from, std::string_view to) {
   TESSERA_RETURN_IF_ERROR(remote_->Rename(from, to));
-  // A copy under the old name would be found again by a later file of that name.
+  // Otherwise a later file of the old name would be read from this copy.
   staging_->DeleteTree(from).IgnoreError();
   return absl::OkStatus();
 }
