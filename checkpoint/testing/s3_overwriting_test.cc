@@ -94,6 +94,25 @@ TEST_F(S3OverwritingTest, AnOverwritingCommitThatArrivesAgainIsRefused) {
   EXPECT_EQ(Value("step-00000008"), 81);
 }
 
+// The checkpoint is overwritten while a request of its deletion is on its way.
+TEST_F(S3OverwritingTest, ALateDeletionSparesWhatHasReplacedTheCheckpoint) {
+  for (const char* method : {"GET", "DELETE"}) {
+    SCOPED_TRACE(method);
+    ASSERT_OK(SaveStep(8, 8));
+    ASSERT_OK(SaveStep(12, 12));
+    const int before = server_.fault_count();
+    // The deletion reads the manifest a third time before it deletes it.
+    server_.AddFault({.method = method,
+                      .key_part = "step-00000008/manifest.pb",
+                      .skip = method == std::string("GET") ? 2 : 0,
+                      .meanwhile = [&] { ASSERT_OK(Overwrite(8, 81)); }});
+    ASSERT_OK(CheckpointFolder(*storage_).Prune(1));
+    EXPECT_EQ(server_.fault_count(), before + 1);
+    EXPECT_EQ(Value("step-00000008"), 81);
+    DeleteAll();
+  }
+}
+
 // Stores that cannot replace a version, and say so or do not.
 class S3WithoutReplacementTest : public S3FencingTest,
                                  public ::testing::WithParamInterface<S3ServerOptions> {
