@@ -242,7 +242,7 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
   // The file that commits goes first: it may be there although its request has failed.
   for (const bool commits : {true, false}) {
     for (const OutputFile& file : files) {
-      // A file that is there by now is of another program, as others may be.
+      // Another program may have made the file in the meantime, and other files, too.
       const bool may_be_others = absl::IsAlreadyExists(report.status()) && !Has(own, file.name);
       if (report.ok() || may_be_others || file.commits != commits) continue;
       storage->Delete(file.name).IgnoreError();

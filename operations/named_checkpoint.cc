@@ -79,7 +79,7 @@ absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
   return checkpoint;
 }
 
-// States the step of a checkpoint, where it tells another or none.
+// Sets the step of a checkpoint that records another step, or none.
 void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
   if (!checkpoint.opened.ok()) return;
   Manifest manifest = checkpoint.opened->manifest();

@@ -72,7 +72,7 @@ Partition GuessPartition(const LogicalTensor& tensor) {
   return {.dim = 0, .padded = padded};
 }
 
-// Which tensor is whose optimizer state.
+// The parameters of tensors of optimizer state.
 class Owners {
  public:
   explicit Owners(const Manifest& manifest) {

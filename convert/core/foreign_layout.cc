@@ -316,9 +316,7 @@ void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
       return true;
     });
   }
-  if (!single.empty()) {
-    checkpoint.notes.push_back(LeftOutNote("moments of AdamW without their counterparts", single));
-  }
+  NoteLeftOut("moments of AdamW without their counterparts", single, checkpoint.notes);
   // An optimizer whose moments are left out is not taken for one without state.
   if (std::ranges::none_of(entries_, [&](const auto& item) {
         return single.empty() ? !item.second.state.empty()

@@ -28,8 +28,7 @@ namespace tessera::ckpt::convert {
 // Ends a note about a program whose GPT-2 has another GELU than this library's.
 inline constexpr char kExactGelu[] =
     " computes GELU exactly (nn.GELU), and GPT-2 here by its tanh approximation: activations "
-    "differ "
-    "by up to 0.0005.";
+    "differ by up to 0.0005.";
 
 using Parameters = std::vector<ForeignParameter>;
 

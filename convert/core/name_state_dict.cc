@@ -178,9 +178,7 @@ class Namer {
         return weights_.Damaged(tensor, "not the model's");
       left_out.push_back(tensor.name);
     }
-    if (!left_out.empty()) {
-      checkpoint_.notes.push_back(LeftOutNote("tensors that are not the model's", left_out));
-    }
+    NoteLeftOut("tensors that are not the model's", left_out, checkpoint_.notes);
     return absl::OkStatus();
   }
 
@@ -225,7 +223,7 @@ class Namer {
     const auto index_of = [&](const std::string& name) -> std::optional<size_t> {
       const ForeignParameter* const parameter = FindIn(by_name, name);
       if (parameter == nullptr) return std::nullopt;
-      const auto index = indices.find(parameter->name);  // none of what is computed, not learned
+      const auto index = indices.find(parameter->name);  // without computed tensors
       return index == indices.end() ? std::nullopt : std::optional(index->second);
     };
     const auto& [optimizer, shapes] = *optimizers.begin();

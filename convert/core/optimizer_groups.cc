@@ -281,10 +281,8 @@ void TakeFacts(const OptimizerFacts& facts, ForeignCheckpoint& checkpoint) {
         absl::StrCat("The optimizer is not AdamW: ", absl::StrJoin(facts.differences, ", "),
                      "; a run that continues with AdamW computes other values."));
   }
-  if (!facts.other_states.empty()) {
-    checkpoint.notes.push_back(LeftOutNote("states of the optimizer that are not AdamW's",
-                                           {facts.other_states.begin(), facts.other_states.end()}));
-  }
+  NoteLeftOut("states of the optimizer that are not AdamW's",
+              {facts.other_states.begin(), facts.other_states.end()}, checkpoint.notes);
   if (facts.updates.empty()) return;
   const std::optional<int64_t> updates = *facts.updates.begin();
   if (facts.updates.size() > 1 || !updates) {

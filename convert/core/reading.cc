@@ -127,8 +127,11 @@ LayerName SplitLayer(std::string_view name) {
   return {.before = std::string(name)};
 }
 
-std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names) {
-  return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
+void NoteLeftOut(const absl::AlphaNum& what, const std::vector<std::string>& names,
+                 std::vector<std::string>& notes) {
+  if (!names.empty()) {
+    notes.push_back(absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), "."));
+  }
 }
 
 absl::Status WithNotes(const absl::Status& status, const std::vector<std::string>& notes) {

@@ -120,8 +120,9 @@ struct LayerName {
 
 LayerName SplitLayer(std::string_view name);
 
-// Returns "Left out: WHAT: a, b, c and 14 more."
-std::string LeftOutNote(const absl::AlphaNum& what, const std::vector<std::string>& names);
+// Adds the note "Left out: WHAT: a, b, c, and 14 more."; none if there are no names.
+void NoteLeftOut(const absl::AlphaNum& what, const std::vector<std::string>& names,
+                 std::vector<std::string>& notes);
 
 // Returns an error of an operation on another framework's checkpoint, followed by the notes of its
 // reader, which may be the reason: "the checkpoint has no model. Left out: ...". Errors that do not

@@ -19,8 +19,7 @@ constexpr uint64_t kCheckBlockBytes = uint64_t{1} << 20;
 
 absl::Status DamagedRecord(const StoredRecord& record, uint32_t found) {
   return absl::DataLossError(absl::StrFormat(
-      "record %s of %d bytes at offset %d: its CRC-32 is %08x, expected %08x: the "
-      "file is damaged",
+      "record %s of %d bytes at offset %d: its CRC-32 is %08x, expected %08x: the file is damaged",
       Shown(record.name), record.size_bytes, record.offset_bytes, found, record.crc32));
 }
 

@@ -149,7 +149,7 @@ std::optional<SavedValue> ParseTree(std::string_view text) {
 // Decodes the objects that stand for values without a form in JSON.
 class Decoder {
  public:
-  // `takes_tensors`: of a structure, whose tensors have a place. A value has none.
+  // `takes_tensors` is for structures, in which tensors have places. Values have no tensors.
   explicit Decoder(bool takes_tensors) : takes_tensors_(takes_tensors) {}
 
   // Returns nullopt if a part of the value is of a kind that trees do not hold.

@@ -132,8 +132,8 @@ TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
           .offset_bytes = offset_bytes + entry.file_offset};
 }
 
-// A chunk is a safetensors file of its own, or a tensor of the one that the whole file is. There,
-// the place that the metadata names means nothing, and the key is the tensor's name.
+// A chunk is a safetensors file of its own, or a tensor in a file that is one as a whole. In the
+// latter, the place in the metadata means nothing, and the key is the tensor's name.
 absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Extent part,
                                                  const std::string& name) {
   const absl::StatusOr<SafetensorsHeader> chunk = ReadSafetensors(file, part.offset, part.length);
@@ -215,9 +215,9 @@ bool IsOptimizerState(const std::string& name, const std::set<std::string>& pref
   });
 }
 
-std::string NoteOf(const std::string& what, std::vector<std::string> names) {
+void NoteShown(const char* what, std::vector<std::string> names, std::vector<std::string>& notes) {
   for (std::string& name : names) name = Shown(name);
-  return LeftOutNote(what, names);
+  NoteLeftOut(what, names, notes);
 }
 
 // The values of objects. Each object is a file of torch.save() of its own, and reading one from an
@@ -302,8 +302,8 @@ absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t me
   TESSERA_RETURN_IF_ERROR(
       Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
   checkpoint.state = std::move(tree).Finish();
-  if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are not tensors", objects));
-  if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
+  NoteShown("objects that are not tensors", std::move(objects), checkpoint.notes);
+  NoteShown("tensors of unknown dtypes", std::move(unknown), checkpoint.notes);
   return absl::OkStatus();
 }
 
@@ -358,8 +358,7 @@ absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std:
   for (ForeignTensor& tensor : stored.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
-  const std::vector<std::string> values = KeysOf(ValuesByName(stored.state));
-  if (!values.empty()) stored.notes.push_back(NoteOf("objects that are not tensors", values));
+  NoteShown("objects that are not tensors", KeysOf(ValuesByName(stored.state)), stored.notes);
   if (notes != nullptr) *notes = std::move(stored.notes);
   return std::move(stored.tensors);
 }

@@ -64,22 +64,19 @@ class DeepSpeedReader {
     Manifest& description = checkpoint.description;
     description.mutable_producer()->set_version(states_.version);
     *description.mutable_model() = model_.config;
-    const auto note = [&](const char* what, const std::vector<std::string>& names) {
-      if (!names.empty()) checkpoint.notes.push_back(LeftOutNote(what, names));
-    };
-    note("tensors of dtypes or kinds that are not read", states_.left_out);
-    note("further names of tied parameters", further_names_);
-    note("copies of tied parameters in the model's file", copies_);
-    note("moments whose files are missing or damaged", missing_moments_);
+    std::vector<std::string>& notes = checkpoint.notes;
+    NoteLeftOut("tensors of dtypes or kinds that are not read", states_.left_out, notes);
+    NoteLeftOut("further names of tied parameters", further_names_, notes);
+    NoteLeftOut("copies of tied parameters in the model's file", copies_, notes);
+    NoteLeftOut("moments whose files are missing or damaged", missing_moments_, notes);
     const int64_t ranks = states_.data_parallel_size.value_or(0);
     if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
       description.mutable_topology()->set_data_parallel(static_cast<uint32_t>(ranks));
     }
     if (states_.steps) SetProgress(*states_.steps, states_.samples, description);
-    const size_t notes = checkpoint.notes.size();
+    const size_t count = notes.size();
     set_->DescribeOptimizer(kDeepSpeed, checkpoint);
-    if (checkpoint.notes.size() == notes && facts_.other_states.empty() &&
-        missing_moments_.empty()) {
+    if (notes.size() == count && facts_.other_states.empty() && missing_moments_.empty()) {
       description.mutable_optimizer();  // there is one, if without state
     }
     TakeFacts(facts_, checkpoint);

@@ -108,12 +108,9 @@ absl::StatusOr<ChosenFiles> ChooseFiles(Storage& storage, std::vector<std::strin
     if (has_index && IsPart(name) && !chosen.files.contains(name)) unread.push_back(name);
     if (!chosen.is_indexed && (has_single ? name == single : IsShard(name))) chosen.files[name];
   }
-  if (!unread.empty()) {
-    notes.push_back(LeftOutNote(replaces_index
-                                    ? absl::StrCat("files that ", single, " replaces")
-                                    : absl::StrCat("files that ", View(kIndex), " does not name"),
-                                unread));
-  }
+  NoteLeftOut(replaces_index ? absl::StrCat("files that ", single, " replaces")
+                             : absl::StrCat("files that ", View(kIndex), " does not name"),
+              unread, notes);
   return chosen;
 }
 

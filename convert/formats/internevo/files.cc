@@ -351,9 +351,8 @@ absl::Status DescribeInternEvoRun(Storage& storage, ForeignCheckpoint& checkpoin
   std::vector<std::string> missing;
   if (!context) missing.emplace_back(kContext);
   if (!sampler) missing.emplace_back(kSampler);
-  if (!missing.empty() && (context || scheduler || sampler)) {
-    checkpoint.notes.push_back(
-        LeftOutNote("what these missing files know of the run's position", missing));
+  if (context || scheduler || sampler) {
+    NoteLeftOut("what these missing files know of the run's position", missing, checkpoint.notes);
   }
   TESSERA_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                            ReadStep(storage, context, scheduler));

@@ -174,9 +174,9 @@ class RankFilesReader {
         return ParseInternEvoPlan(archive.contents, archive.contents.root());
       });
     }
-    return At(storage_, files[0]->name,
-              Unimplemented("no zero_devide_optim_plan, which tells where each parameter "
-                            "is: load and save it with a later InternEvo"));
+    return Unimplemented(storage_.Describe(files[0]->name),
+                         ": no zero_devide_optim_plan, which tells where each parameter "
+                         "is: load and save it with a later InternEvo");
   }
 
   // Returns the parameters of a group, the largest first.

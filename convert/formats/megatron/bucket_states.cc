@@ -114,8 +114,8 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
     const int64_t begin = piece.box.global_offset[0];
     if (begin < 0 || count < 0 || count > tensor.shape[0] || begin > tensor.shape[0] - count ||
         (count > 1 && piece.strides[0] != 1)) {
-      return DataLoss("tensor ", shown, ": a part, ", ToString(piece.box),
-                      ", that lies outside or is not contiguous");
+      return DataLoss("tensor ", shown, ": the part ", ToString(piece.box),
+                      " is outside of it, or not contiguous");
     }
     runs.push_back({begin, count, {piece.file, piece.offset_bytes, tensor.dtype}});
   }

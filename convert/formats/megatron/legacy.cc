@@ -70,9 +70,7 @@ class LegacyReader {
         std::move(*set_).MoveTo(kMegatron, storage_.Describe(folder_), checkpoint));
     TESSERA_RETURN_IF_ERROR(CheckMasterWeights(storage_, checkpoint.tensors));
     TakeFacts(facts_, checkpoint);
-    if (!left_out_.empty()) {
-      checkpoint.notes.push_back(LeftOutNote("states of modules", left_out_));
-    }
+    NoteLeftOut("states of modules", left_out_, checkpoint.notes);
     return checkpoint;
   }
 
@@ -87,14 +85,14 @@ class LegacyReader {
     const Value version = root.Find("checkpoint_version");
     if (version.AsFloat().value_or(static_cast<double>(version.AsInt().value_or(0))) <
         kCheckpointVersion) {
-      return At(storage_, first.path,
-                Unimplemented("checkpoint_version is below 3, when queries, keys and values were "
-                              "fused in other orders: load and save it with a later Megatron-LM"));
+      return Unimplemented(storage_.Describe(first.path),
+                           ": checkpoint_version is below 3, when queries, keys and values were "
+                           "fused in other orders: load and save it with a later Megatron-LM");
     }
     tensor_ranks_ = run.Integer("tensor_model_parallel_size").value_or(1);
     stages_ = run.Integer("pipeline_model_parallel_size").value_or(1);
     if (tensor_ranks_ < 1 || stages_ < 1) {
-      return At(storage_, first.path, DataLoss("its arguments have a parallel size below 1"));
+      return Damaged(storage_, first.path, "its arguments have a parallel size below 1");
     }
     TESSERA_RETURN_IF_ERROR(CheckGrid(found));
     for (int64_t stage = 0; stage < stages_; ++stage) {
@@ -204,8 +202,8 @@ class LegacyReader {
     const Value optimizer = file.archive.contents.root().Find("optimizer");
     if (!optimizer.present()) return absl::OkStatus();
     if (optimizer.is(pickle::Kind::kList)) {
-      return At(storage_, file.path,
-                Unimplemented("the states of several optimizers, expected one"));
+      return Unimplemented(storage_.Describe(file.path),
+                           ": the states of several optimizers, expected one");
     }
     TESSERA_RETURN_IF_ERROR(AddOptimizerFacts(storage_, file.path, facts_));
     if (HasNumberedState(optimizer)) return AddNumbered(file, optimizer, chunks);
@@ -249,9 +247,9 @@ class LegacyReader {
     std::set<bool> seen;
     for (const MegatronGroup& group : groups) {
       if (!seen.insert(group.has_weight_decay).second) {
-        return At(storage_, file.path,
-                  Unimplemented("several groups of the optimizer have the same weight decay, "
-                                "so it cannot be told which parameters they have"));
+        return Unimplemented(storage_.Describe(file.path),
+                             ": several groups of the optimizer have the same weight decay, "
+                             "so it cannot be told which parameters they have");
       }
       std::vector<const RankParameter*> parameters;
       for (const std::vector<RankParameter>& chunk : chunks) {

@@ -349,7 +349,7 @@ void MegatronRun::Describe(ForeignCheckpoint& checkpoint) const {
                .virtual_pipeline = size("virtual_pipeline_model_parallel_size"),
                .zero_stage = IsTrue("use_distributed_optimizer") ? 1u : 0},
               manifest);
-  // What it fuses is the tanh form, which some forks have by openai_gelu, too.
+  // The fused form is that with tanh, which some forks have by openai_gelu, too.
   if (arguments_.Find("bias_gelu_fusion").AsBool() == false && !IsTrue("swiglu") &&
       !IsTrue("openai_gelu")) {
     checkpoint.notes.push_back(absl::StrCat("Megatron-LM without bias_gelu_fusion", kExactGelu));

@@ -51,11 +51,8 @@ class PaddleReader {
     TESSERA_RETURN_IF_ERROR(Describe(set, checkpoint));
     checkpoint.tensors = std::move(set).Finish();
     TESSERA_RETURN_IF_ERROR(CheckComplete(checkpoint.tensors));
-    if (!left_out_.empty()) {
-      checkpoint.notes.push_back(absl::StrCat("Left out, as no parameter of the model: ",
-                                              JoinFirst({left_out_.begin(), left_out_.end()}, ", "),
-                                              "."));
-    }
+    NoteLeftOut("tensors that are not the model's", {left_out_.begin(), left_out_.end()},
+                checkpoint.notes);
     checkpoint.decoded = std::move(storage_).Take();
     return checkpoint;
   }

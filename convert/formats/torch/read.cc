@@ -63,7 +63,7 @@ class Collector {
     path_ = IsTorchTensor(root) ? "tensor" : "";
     TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> tree, Walk(root, TensorRole::kWeight, 0));
     if (!tree.has_value()) return absl::OkStatus();
-    // A state is a dict. What has no keys gets those that are in the names of its tensors.
+    // The tree is a dict. The items of a list get their indices as keys, as in names of tensors.
     SavedValue::Dict dict;
     if (tree->As<SavedValue::Tensor>() != nullptr) {
       dict.Add({path_}, *std::move(tree));

@@ -241,7 +241,7 @@ void AddOwnKeys(const Manifest& manifest, const PlanOptions& options, TorchState
   if (is_model) dict.own_keys.emplace_back(kNamesKey, SavedValue{std::move(names)});
   if (roles.size() > 0) dict.own_keys.emplace_back(kRolesKey, SavedValue{std::move(roles)});
   if (options.weights_only || !(is_model || manifest.has_trainer())) return;
-  // A model and its optimizer are in places of torch's: where the values stood is described.
+  // A model and its optimizer have torch's places: the description says where the values stood.
   dict.own_keys.emplace_back(kTrainerKey, TrainerValue(manifest, !is_model, options.state));
 }
 
