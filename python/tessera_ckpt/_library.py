@@ -37,7 +37,7 @@ class TesseraError(Exception):
     """An operation failed. The text is the library's message; `code` says of which kind it is."""
 
     __module__ = "tessera_ckpt"  # which is where programs find it
-    code: int = 2
+    code = 2
 
     def __init_subclass__(cls, code: Optional[int] = None) -> None:
         if code is not None:
@@ -148,6 +148,7 @@ class _Struct(ctypes.Structure):
 
 class Abandoned(ctypes.Structure):
     """Why ranks cannot save or load together any more; `code` is OK if they can."""
+    code: int
     _fields_ = [
         ("code", c_int32),
         ("message", ctypes.c_char * 508),
