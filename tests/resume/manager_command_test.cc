@@ -83,6 +83,13 @@ TEST_F(ManagerCommandTest, NonPersistentSaveIntervalKeepsTwoBesideThePermanentOn
   EXPECT_THAT(MustTrain("run", 13, flags).out, HasSubstr("rolling-1/step-00000010 (step 10)"));
   EXPECT_TRUE(fs::exists(folder / "rolling-0/step-00000008"));
   EXPECT_TRUE(fs::exists(folder / "rolling-1/step-00000010"));
+
+  constexpr char kNone[] =
+      "no rolling checkpoint is saved: save_interval=2 divides "
+      "non_persistent_save_interval=4";
+  const Result none = MustTrain("none", 5, {"--save-interval=2", "--oss-snapshot-freq=4"});
+  EXPECT_THAT(none.out, HasSubstr(kNone));
+  EXPECT_FALSE(fs::exists(Checkpoints("none") / "rolling-0"));
 }
 
 TEST_F(ManagerCommandTest, SaveTopKKeepsTheBestByValidationLoss) {

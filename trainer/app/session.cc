@@ -122,6 +122,12 @@ absl::Status BeginSaves(RunSaver& saver, const std::optional<SavedRun>& saved,
     notes("no checkpoint is saved: --save-interval=0 without another setting that says when");
   }
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
+  const int64_t rolling = checkpoint.non_persistent_save_interval();
+  if (const int64_t every = checkpoint.save_interval();
+      rolling > 0 && every > 0 && rolling % every == 0) {
+    notes(absl::StrCat("no rolling checkpoint is saved: save_interval=", every,
+                       " divides non_persistent_save_interval=", rolling));
+  }
   TESSERA_RETURN_IF_ERROR(
       saver.Begin(session.state(), {.loaded = saved.has_value() ? &saved->manifest() : nullptr,
                                     .replicas = replicas,
