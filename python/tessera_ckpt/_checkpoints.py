@@ -19,7 +19,8 @@ from ._group import TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
                        MismatchError, NotFoundError, ReadOptions, SaveOptions, TesseraError,
-                       UnavailableError, integer, lib, merging, numbers, report, text)
+                       UnavailableError, UnimplementedError, integer, lib, merging, numbers,
+                       report, text)
 from ._progress import Progress, shown
 from ._state import TensorInfo
 
@@ -327,6 +328,12 @@ class Checkpoint:
             contents = self._contents(saved)
             if is_new:
                 state, absent = _new_state.whole(contents, per_rank, framework)
+                pickled = [name for name in sorted(absent)
+                           if f"{_structure.PLACES}/{name}" in self._entry_names]
+                if pickled and not allow_missing:
+                    raise UnimplementedError(f"value {pickled[0]}: torch has pickled it; "
+                                             "torch.distributed.checkpoint.load() with a Reader "
+                                             "loads it into a state")
                 _check_names([] if allow_missing else sorted(absent), [])
                 types, allow_unexpected, branches = _values.Types.MADE, True, None
             leaves = _state.flatten(state, per_rank)

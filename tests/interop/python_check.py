@@ -90,6 +90,18 @@ def torch_calls(folder):
     for name, value in state.items():
         assert torch.equal(value, golden[name]), name
     print(f"ckpt verifies, reshards and converts what dcp.save wrote: {len(state)} tensors equal")
+    # A tuple with a tensor, which torch pickles whole.
+    dcp.save({"a": (torch.ones(2), 3)}, storage_writer=Writer(f"{folder}/pair", group=ALONE),
+             no_dist=True)
+    pair = {"a": (torch.zeros(2), 0)}
+    dcp.load(pair, storage_reader=Reader(f"{folder}/pair", group=ALONE), no_dist=True)
+    assert isinstance(pair["a"], tuple) and pair["a"][0].sum() == 2 and pair["a"][1] == 3, pair
+    try:
+        tessera_ckpt.load(f"{folder}/pair")
+    except tessera_ckpt.UnimplementedError as error:
+        assert "value a: torch has pickled it" in str(error), error
+    else:
+        raise AssertionError("a pickle was read")
 
 
 def move_golden(old, new):
