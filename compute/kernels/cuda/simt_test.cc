@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "compute/kernels/cuda/simt_common.h"
+#include "compute/kernels/cuda/testing/memory_access.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
 #include "compute/kernels/cuda/testing/simulated_arithmetic.h"
 #include "tensor/bfloat16.h"
@@ -197,6 +198,20 @@ TEST_F(SimtTest, ReadOfUninitialisedSharedMemoryIsFound) {
   EXPECT_THAT(error, HasSubstr("(bytes 0 to 4 of shared memory)"));
 }
 
+TEST(SharedAccessTest, AThreadThatReadsAgainIsCheckedAgainAfterABarrierOfItsWarp) {
+  SharedAccess shared;
+  shared.Reset(/*bytes=*/4, /*threads=*/kWarpSize);
+  const auto write = [&] { return shared.Check(/*thread=*/1, 0, 4, SharedAccess::Use::kWrite); };
+  const auto read = [&] { return shared.Check(/*thread=*/0, 0, 4, SharedAccess::Use::kRead); };
+  EXPECT_EQ(write(), nullptr);
+  shared.SyncWarp(0);
+  EXPECT_EQ(read(), nullptr);
+  EXPECT_EQ(read(), nullptr);
+  shared.SyncWarp(0);
+  EXPECT_EQ(write(), nullptr);
+  EXPECT_STREQ(read(), "reads what another thread wrote with no barrier in between");
+}
+
 TESSERA_KERNEL void PassesWithinAWarp(bool sync) {
   SharedMemory memory;
   const SharedArray<BFloat16> values = memory.Take<BFloat16>(ThreadCount());
@@ -259,14 +274,27 @@ TEST_F(SimtTest, PacksMustBeAligned) {
 }
 
 // Each thread copies a pack, and reads its neighbour's, twice from the same place.
-enum class Fault { kNone, kNoWait, kNoBarrier, kNoBarrierBefore, kNoWaitAtTheEnd, kTouches };
+enum class Fault {
+  kNone,
+  kNoWait,
+  kNoBarrier,
+  kNoBarrierBefore,
+  kNoWaitAtTheEnd,
+  kTouches,
+  kReadsAgain
+};
 TESSERA_KERNEL void CopiesPacks(const float* from, float* to, Fault fault) {
   SharedMemory memory;
   const SharedArray<float> packs = memory.Take<float>(4 * ThreadCount());
   const int mine = 4 * ThreadIndex(), next = 4 * (ThreadIndex() ^ 1);
   for (int round = 0; round < 2; ++round) {
+    if (fault == Fault::kReadsAgain) {
+      packs.Set(mine, 1);
+      to[mine] = packs.Get(mine);
+    }
     packs.CopyPackAsync(mine, from + mine, round == 0 || mine % 8 == 0);
     if (fault == Fault::kTouches) packs.Set(mine, 1);
+    if (fault == Fault::kReadsAgain) to[mine] = packs.Get(mine);
     if (fault != Fault::kNoWait) WaitForCopies();
     if (fault != Fault::kNoBarrier) SyncThreads();
     float pack[4];
@@ -290,6 +318,7 @@ TEST_F(SimtTest, CopiesArriveWhenTheyAreWaitedFor) {
   const auto error = [&](Fault fault) { return ErrorOf<CopiesPacks>(kBytes, from, to, fault); };
   EXPECT_THAT(error(Fault::kNoWait), HasSubstr("uses what is being copied, with no wait"));
   EXPECT_THAT(error(Fault::kTouches), HasSubstr("uses what is being copied, with no wait"));
+  EXPECT_THAT(error(Fault::kReadsAgain), HasSubstr("uses what is being copied, with no wait"));
   EXPECT_THAT(error(Fault::kNoBarrier), HasSubstr("shared memory"));
   EXPECT_THAT(error(Fault::kNoBarrierBefore), HasSubstr("in between"));
   EXPECT_THAT(error(Fault::kNoWaitAtTheEnd), HasSubstr("has not waited for its copies"));

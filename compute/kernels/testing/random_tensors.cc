@@ -1,7 +1,9 @@
 #include "compute/kernels/testing/random_tensors.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include "compute/kernels/reference/array.h"
@@ -31,9 +33,23 @@ Tensor Filled(DType dtype, Shape shape, Draw draw) {
 
 RandomTensors::RandomTensors(uint64_t seed) : seed_(ChooseSeed(seed)), generator_(seed_) {}
 
+// Draws the numbers of std::normal_distribution in GCC's library. That one computes two logarithms
+// in extended precision for each of them, which takes longer than many operations under test.
 Tensor RandomTensors::Normal(DType dtype, Shape shape, double mean, double deviation) {
-  std::normal_distribution<double> distribution(mean, deviation);
-  return Filled(dtype, std::move(shape), [&] { return distribution(generator_); });
+  std::optional<double> other;
+  const auto uniform = [&] { return 2.0 * (static_cast<double>(generator_()) * 0x1p-64) - 1.0; };
+  return Filled(dtype, std::move(shape), [&] {
+    if (other.has_value()) return *std::exchange(other, std::nullopt) * deviation + mean;
+    double x, y, square;
+    do {
+      x = uniform();
+      y = uniform();
+      square = x * x + y * y;
+    } while (square > 1.0 || square == 0.0);
+    const double factor = std::sqrt(-2.0 * std::log(square) / square);
+    other = x * factor;
+    return y * factor * deviation + mean;
+  });
 }
 
 Tensor RandomTensors::Uniform(DType dtype, Shape shape, double low, double high) {

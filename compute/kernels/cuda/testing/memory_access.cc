@@ -44,12 +44,16 @@ bool SharedAccess::Ordered(int thread, int other, uint32_t block_epoch, uint32_t
   return other / kWarpSize == warp && warp_epoch != warp_epochs_[warp];
 }
 
+// Whether a read is right and recorded, as most are: several warps, or the thread itself, have read
+// the same since the last barriers. A write by another thread since then would be a race, which has
+// been found.
+bool SharedAccess::AddsNothing(const Cell& cell, int thread, uint32_t warp_epoch) const {
+  if (cell.read_epoch != block_epoch_ || cell.copying) return false;
+  return cell.block_readers || (cell.reader == thread && cell.read_warp_epoch == warp_epoch);
+}
+
 const char* SharedAccess::CheckRead(Cell& cell, int thread) const {
   if (cell.write_epoch == 0) return "reads shared memory that nothing has written";
-  // Whatever it adds is known: most reads are such.
-  if (cell.block_readers && cell.read_epoch == block_epoch_ && cell.write_epoch != block_epoch_) {
-    return nullptr;
-  }
   if (!Ordered(thread, cell.writer, cell.write_epoch, cell.write_warp_epoch)) {
     return "reads what another thread wrote with no barrier in between";
   }
@@ -64,7 +68,7 @@ const char* SharedAccess::CheckRead(Cell& cell, int thread) const {
   } else if (cell.reader != thread) {
     cell.warp_readers = true;
   }
-  cell.reader = thread;
+  cell.reader = static_cast<int16_t>(thread);
   cell.read_epoch = block_epoch_;
   cell.read_warp_epoch = warp_epochs_[warp];
   return nullptr;
@@ -87,7 +91,7 @@ const char* SharedAccess::CheckWrite(Cell& cell, int thread) const {
 }
 
 void SharedAccess::SetWritten(Cell& cell, int thread, bool copying) const {
-  cell.writer = thread;
+  cell.writer = static_cast<int16_t>(thread);
   cell.write_epoch = block_epoch_;
   cell.write_warp_epoch = warp_epochs_[thread / kWarpSize];
   cell.write_fence = fences_[thread];
@@ -95,8 +99,10 @@ void SharedAccess::SetWritten(Cell& cell, int thread, bool copying) const {
 }
 
 const char* SharedAccess::Check(int thread, int64_t begin, int64_t bytes, Use use) {
+  const uint32_t warp_epoch = warp_epochs_[thread / kWarpSize];
   for (int64_t i = begin / kCellBytes; i < (begin + bytes) / kCellBytes; ++i) {
     Cell& cell = cells_[i];
+    if (use == Use::kRead && AddsNothing(cell, thread, warp_epoch)) continue;
     if (cell.copying) return "uses what is being copied, with no wait in between";
     const bool reads = use == Use::kRead || use == Use::kReadByWarp;
     if (!reads && cell.products > 0) return "writes what a product reads, with no wait in between";

@@ -65,14 +65,15 @@ class SharedAccess {
     uint32_t read_warp_epoch = 0;
     uint32_t write_fence = 0;  // the number of the writer's fences before
     int32_t products = 0;      // that read
-    int32_t writer = 0;
-    int32_t reader = 0;          // the last one
+    int16_t writer = 0;
+    int16_t reader = 0;          // the last one
     bool copying = false;        // by the writer
     bool warp_readers = false;   // others of the reader's warp, too, since the warp's barrier
     bool block_readers = false;  // readers of several warps, since the block's barrier
   };
 
   bool Ordered(int thread, int other, uint32_t block_epoch, uint32_t warp_epoch) const;
+  bool AddsNothing(const Cell& cell, int thread, uint32_t warp_epoch) const;
   const char* CheckRead(Cell& cell, int thread) const;
   const char* CheckWrite(Cell& cell, int thread) const;
   void SetWritten(Cell& cell, int thread, bool copying) const;

@@ -4,6 +4,7 @@
 // simt.h on a simulated device: each thread of a block is a fiber of the calling thread, one block
 // after the other. Included by simt.h; tests include it for SimulatorOptions and Counters.
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -23,6 +24,8 @@
 #define TESSERA_BOUNDS(threads, blocks)
 #define TESSERA_DEVICE inline
 #define TESSERA_HOST_DEVICE inline
+// A function whose accesses the compiler does not report.
+#define TESSERA_UNWATCHED __attribute__((no_sanitize("thread")))
 
 namespace tessera::simt {
 
@@ -104,6 +107,17 @@ void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output
 char* AccessShared(int64_t begin_byte, int64_t bytes, Use use);
 // Begins the copy of a pack, of zeros if `from` is null. Called after an access for the copy.
 void CopyAsync(char* to, const void* from);
+// Return, or set, what is at a place of shared memory.
+template <typename T>
+TESSERA_UNWATCHED T ReadShared(int64_t begin_byte) {
+  T value;
+  std::memcpy(&value, AccessShared(begin_byte, sizeof(T), Use::kRead), sizeof(T));
+  return value;
+}
+template <typename T>
+TESSERA_UNWATCHED void WriteShared(int64_t begin_byte, T value) {
+  std::memcpy(AccessShared(begin_byte, sizeof(T), Use::kWrite), &value, sizeof(T));
+}
 int64_t SharedBytes();
 // Copies from or to `used`, global memory that blocks use in turn, after a check of the access.
 void CopyInTurn(const int32_t* turn, const void* used, const void* from, int64_t bytes, void* to);
@@ -121,11 +135,11 @@ void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t sha
 
 }  // namespace internal
 
-inline int ThreadIndex() { return internal::position.thread; }
-inline int ThreadCount() { return internal::position.threads; }
-inline int64_t BlockX() { return internal::position.block.x; }
-inline int64_t BlockY() { return internal::position.block.y; }
-inline int64_t BlockZ() { return internal::position.block.z; }
+TESSERA_UNWATCHED inline int ThreadIndex() { return internal::position.thread; }
+TESSERA_UNWATCHED inline int ThreadCount() { return internal::position.threads; }
+TESSERA_UNWATCHED inline int64_t BlockX() { return internal::position.block.x; }
+TESSERA_UNWATCHED inline int64_t BlockY() { return internal::position.block.y; }
+TESSERA_UNWATCHED inline int64_t BlockZ() { return internal::position.block.z; }
 
 void WaitForCopies();
 void SyncThreads(Site site = Site::Here());
@@ -172,25 +186,20 @@ class SharedArray {
  public:
   SharedArray(int64_t begin_byte, int64_t count) : begin_byte_(begin_byte), count_(count) {}
 
-  T Get(int i) const {
-    T value;
-    std::memcpy(&value, Access(i, 1, internal::Use::kRead), sizeof(T));
-    return value;
-  }
-  void Set(int i, T value) const {
-    std::memcpy(Access(i, 1, internal::Use::kWrite), &value, sizeof(T));
-  }
+  T Get(int i) const { return internal::ReadShared<T>(Place(i, 1)); }
+  void Set(int i, T value) const { internal::WriteShared(Place(i, 1), value); }
   void SetPair(int i, uint32_t word) const {
     static_assert(sizeof(T) == 2);
-    std::memcpy(Access(i, 2, internal::Use::kWrite), &word, sizeof(word));
+    internal::WriteShared(Place(i, 2), word);
   }
   SharedArray Slice(int begin, int count) const {
-    if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count);
+    if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count, count_);
     return SharedArray(begin_byte_ + begin * Bytes(1), count);
   }
   static constexpr int kPack = 16 / sizeof(T);
   void GetPack(int i, T (&to)[kPack]) const {
-    std::memcpy(to, AccessPack(i, internal::Use::kRead), 16);
+    const auto pack = internal::ReadShared<std::array<T, kPack>>(PackPlace(i));
+    std::memcpy(to, pack.data(), sizeof(pack));
   }
   void CopyPackAsync(int i, const T* from, bool copies) const {
     internal::CheckAlignment(from, 16);
@@ -204,22 +213,26 @@ class SharedArray {
 
  private:
   static int64_t Bytes(int64_t count) { return count * static_cast<int64_t>(sizeof(T)); }
-  [[noreturn]] void OutOfBounds(int64_t i) const {
-    internal::SetError("element " + std::to_string(i) + " of an array of " +
-                       std::to_string(count_) + " in shared memory");
+  // Not a method, so that the compiler can hold an array in registers.
+  [[noreturn]] static void OutOfBounds(int64_t i, int64_t count) {
+    internal::SetError("element " + std::to_string(i) + " of an array of " + std::to_string(count) +
+                       " in shared memory");
     internal::EndThread();
   }
-  char* Access(int i, int count, internal::Use use) const {
-    if (i < 0 || i + count > count_) OutOfBounds(i);
-    return internal::AccessShared(begin_byte_ + Bytes(i), Bytes(count), use);
+  int64_t Place(int i, int count) const {
+    if (i < 0 || i + count > count_) OutOfBounds(i, count_);
+    return begin_byte_ + Bytes(i);
   }
 
-  char* AccessPack(int i, internal::Use use) const {
+  int64_t PackPlace(int i) const {
     if ((begin_byte_ + Bytes(i)) % 16 != 0) {
       internal::SetError("a pack in shared memory is not aligned");
       internal::EndThread();
     }
-    return Access(i, kPack, use);
+    return Place(i, kPack);
+  }
+  char* AccessPack(int i, internal::Use use) const {
+    return internal::AccessShared(PackPlace(i), Bytes(kPack), use);
   }
 
   int64_t begin_byte_;
