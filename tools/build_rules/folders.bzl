@@ -1,6 +1,6 @@
 """A folder of C++ is one library, and its tests."""
 
-load("//third_party/pch:precompiled_header.bzl", "cc_library", "cc_test")
+load("//third_party/pch:precompiled_header.bzl", "cc_library", "cc_test", "cc_test_library")
 
 _FOR_OTHERS = ["*_test.cc", "*_main.cc", "*_fuzz.cc", "*_benchmark.cc"]
 
@@ -20,7 +20,14 @@ def _and(labels, deps):
 def _with_base(deps):
     return deps if native.package_name() == "base" else _and(_EVERYWHERE, deps)
 
-def cc_folder(name = None, files = [], exclude = [], apart = [], deps = [], **others):
+def cc_folder(
+        name = None,
+        files = [],
+        exclude = [],
+        apart = [],
+        deps = [],
+        rule = cc_library,
+        **others):
     """A library of the sources and headers of a folder.
 
     The sources are compiled several at once, so that a name that is local to one of them must be
@@ -33,19 +40,24 @@ def cc_folder(name = None, files = [], exclude = [], apart = [], deps = [], **ot
         main programs always do.
       apart: sources that are always compiled on their own.
       deps: of the library, base and Abseil apart.
+      rule: that makes the library.
       **others: as of cc_library.
     """
     name = name or native.package_name().split("/")[-1]
     if not files:
         files = native.glob(["*.cc", "*.h"], exclude = _FOR_OTHERS + exclude)
     sources = [file for file in files if file.endswith(".cc")]
-    cc_library(
+    rule(
         name = name,
         srcs = units(name, sources, apart),
         hdrs = [file for file in files if file.endswith(".h")],
         deps = _with_base(deps),
         **others
     )
+
+def cc_test_folder(**arguments):
+    """A folder that only tests use, compiled as they are. What they wait for is a cc_folder."""
+    cc_folder(rule = cc_test_library, **arguments)
 
 def units(name, sources, apart = []):
     """What the compiler takes at once: each of `apart` on its own, the other sources joined."""
