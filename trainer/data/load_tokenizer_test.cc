@@ -227,17 +227,18 @@ TEST(SentencePieceTokenizerTest, APrefixEncodesOnItsOwn) {
                          SentencePieceTokenizer::Parse("model", Model() + suffix));
     const std::vector<int32_t> whole = *tokenizer->Encode(text);
     int cuts = 0;
+    size_t last = 0;
     for (size_t size = 0; size <= text.size(); ++size) {
       const size_t prefix = tokenizer->EncodablePrefix(std::string_view(text).substr(0, size));
       ASSERT_LE(prefix, size);
-      if (prefix == 0) continue;
+      if (prefix == std::exchange(last, prefix)) continue;
       std::vector<int32_t> ids = *tokenizer->Encode(text.substr(0, prefix));
       const std::vector<int32_t> rest = *tokenizer->Encode(text.substr(prefix));
       ids.insert(ids.end(), rest.begin(), rest.end());
       ASSERT_EQ(ids, whole) << prefix << " with " << suffix;
       ++cuts;
     }
-    EXPECT_GT(cuts, 2000);
+    EXPECT_GT(cuts, 90);
   }
 }
 
