@@ -63,9 +63,9 @@ class Removal {
                                            const Manifest& committed,
                                            const std::vector<std::string>& names) = 0;
 
-  // Takes back a manifest that was committed with these bytes. Returns whether it is committed no
-  // more: it was taken back, or other bytes are there by now. False: it is gone, perhaps with a
-  // directory that gets its name back.
+  // Takes back a manifest that was committed with these bytes. Returns true if it is not committed
+  // any more: it was taken back, or another manifest has replaced it. Returns false if it is gone,
+  // perhaps with a directory that gets its name back.
   virtual absl::StatusOr<bool> TakeBack(std::string_view checkpoint_dir,
                                         std::string_view manifest_bytes) = 0;
 
