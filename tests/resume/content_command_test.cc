@@ -335,7 +335,11 @@ TEST_F(ContentCommandTest, TheBestTrainingLossIsApartFromThatOfEvaluations) {
   EXPECT_EQ(manifest.trainer().best_loss(), std::numeric_limits<double>::infinity());
   EXPECT_EQ(std::stod(manifest.trainer().extra().at("best_training_loss")), best);
   // Evaluations that begin later have a best one, though its loss is higher.
-  MustTrain("run", 6, {"--valid-data-path=" + Tokens(), "--eval-interval=6", "--eval-iters=2"});
+  const Words evaluates = {"--valid-data-path=" + Tokens(), "--eval-iters=2"};
+  EXPECT_THAT(MustTrain("run", 5, evaluates).out,
+              HasSubstr("nothing is evaluated: eval_interval=1000 divides no step from 5 to 5"));
+  EXPECT_THAT(MustTrain("run", 6, Joined(evaluates, {"--eval-interval=6"})).out,
+              Not(HasSubstr("nothing is evaluated")));
   const nlohmann::json record = Records("run").back();
   ASSERT_EQ(record["kind"], "eval");
   EXPECT_GT(record["eval_loss"], best);

@@ -79,6 +79,12 @@ absl::Status OpenFiles(Session& session, bool from_own, const NoteSink& notes) {
     TESSERA_ASSIGN_OR_RETURN(
         session.valid_data,
         OpenData("valid_data_path", config.data().valid_data_path(), session, notes));
+    const int64_t step = session.progress.step, steps = config.training().train_iters();
+    const int64_t interval = config.training().eval_interval();
+    if (session.trains && interval > 0 && step / interval == steps / interval) {
+      notes(absl::StrCat("nothing is evaluated: eval_interval=", interval, " divides no step from ",
+                         step + 1, " to ", steps));
+    }
   }
   if (!config.data().tokenizer_model().empty()) {
     TESSERA_ASSIGN_OR_RETURN(session.tokenizer, OpenTokenizer(config));
