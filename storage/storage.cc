@@ -127,7 +127,8 @@ absl::Status Storage::Replace(std::string_view from, std::string_view to) {
 }
 
 absl::Status Storage::DeleteVersion(std::string_view path, std::string_view version) {
-  const absl::Status is_there = CheckVersion(path, version);
+  // A storage that replaces no versions may have none, which is any.
+  const absl::Status is_there = version.empty() ? absl::OkStatus() : CheckVersion(path, version);
   if (!is_there.ok()) return absl::IsAborted(is_there) ? absl::OkStatus() : is_there;
   const absl::Status deleted = Delete(path);
   return absl::IsNotFound(deleted) ? absl::OkStatus() : deleted;

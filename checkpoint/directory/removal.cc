@@ -63,12 +63,6 @@ absl::Status UnlessNotFound(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }
 
-// Deletes a manifest durably, unless another process has deleted it.
-absl::Status DeleteManifest(Storage& storage, std::string_view dir) {
-  TESSERA_RETURN_IF_ERROR(UnlessNotFound(storage.Delete(ManifestPath(dir))));
-  return UnlessNotFound(storage.SyncDirectory(dir));
-}
-
 // What both ways of removal do in a directory that keeps its name: in an object store, and in a
 // file system if something in the directory is quarantined.
 class InPlaceRemoval : public Removal {
@@ -231,7 +225,9 @@ class RenamingRemoval final : public InPlaceRemoval {
         const std::string discarded,
         RenameUnless(IsAnother(ManifestIdentity(manifest_bytes)), checkpoint_dir));
     if (discarded.empty()) return IsCommitted(storage_, checkpoint_dir);
-    TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, discarded));
+    const absl::Status taken = Uncommit(discarded, checkpoint_dir);
+    if (absl::IsNotFound(taken)) return false;
+    TESSERA_RETURN_IF_ERROR(taken);
     TESSERA_RETURN_IF_ERROR(GiveBack(discarded, checkpoint_dir));
     return true;
   }
@@ -279,10 +275,17 @@ class RenamingRemoval final : public InPlaceRemoval {
                                        const std::optional<std::string>& judged) override {
     TESSERA_ASSIGN_OR_RETURN(const std::string discarded, RenameUnless(IsAnother(judged), dir));
     if (discarded.empty()) return false;
-    TESSERA_RETURN_IF_ERROR(DeleteManifest(storage_, discarded));
+    const absl::Status taken = Uncommit(discarded, dir);
+    if (absl::IsNotFound(taken)) {
+      TESSERA_ASSIGN_OR_RETURN(const bool is_back, IsCommitted(storage_, dir));
+      if (is_back) return false;
+    } else {
+      TESSERA_RETURN_IF_ERROR(taken);
+    }
     if (quarantined.empty()) return DeleteDiscarded(discarded);
-    TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(discarded, FindData(names, quarantined)));
-    TESSERA_RETURN_IF_ERROR(GiveBack(discarded, dir));
+    absl::Status deleted = storage_.DeleteFiles(discarded, FindData(names, quarantined));
+    deleted.Update(GiveBack(discarded, dir));
+    TESSERA_RETURN_IF_ERROR(deleted);
     return true;
   }
 
@@ -300,8 +303,9 @@ class RenamingRemoval final : public InPlaceRemoval {
   // Returns whether a directory has another manifest than the `expected` one; false for any.
   Question IsAnother(const std::optional<std::string>& expected) {
     return [this, expected](std::string_view dir) -> absl::StatusOr<bool> {
+      if (!expected.has_value()) return false;
       TESSERA_ASSIGN_OR_RETURN(const std::string there, ManifestIdentity(storage_, dir));
-      return expected.has_value() && there != *expected;
+      return there != *expected;
     };
   }
 
@@ -316,6 +320,17 @@ class RenamingRemoval final : public InPlaceRemoval {
     TESSERA_RETURN_IF_ERROR(GiveBack(discarded, dir));
     TESSERA_RETURN_IF_ERROR(found.status());
     return "";
+  }
+
+  // Deletes the manifest of a directory that was renamed, durably. NotFound if it has none: another
+  // process may have given the directory its name back, with the manifest. After another error,
+  // gives it back itself, so that a checkpoint that cannot be deleted does not stay hidden.
+  absl::Status Uncommit(std::string_view discarded, std::string_view dir) {
+    absl::Status deleted = storage_.Delete(ManifestPath(discarded));
+    if (absl::IsNotFound(deleted)) return deleted;
+    if (deleted.ok()) deleted = UnlessNotFound(storage_.SyncDirectory(discarded));
+    if (!deleted.ok()) GiveBack(discarded, dir).IgnoreError();
+    return deleted;
   }
 
   // Does nothing if another process has done so, or a later save has the name (SettleDiscarded()).
@@ -428,6 +443,9 @@ class FencingRemoval final : public InPlaceRemoval {
       const absl::Status taken = Uncommit(dir, names, quarantined, *there);
       if (absl::IsAborted(taken)) return false;
       TESSERA_RETURN_IF_ERROR(taken);
+      // A checkpoint that has replaced this one meanwhile may have a signature of the same name.
+      TESSERA_ASSIGN_OR_RETURN(const bool was_replaced, IsCommitted(storage_, dir));
+      if (was_replaced) return false;
     }
     TESSERA_RETURN_IF_ERROR(storage_.DeleteFiles(dir, FindData(names, quarantined)));
     return true;

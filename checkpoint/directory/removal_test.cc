@@ -240,6 +240,45 @@ TEST_P(AnyRemovalTest, AManifestThatCannotBeReadIsDeletedWithItsCheckpoint) {
   if (GetParam()) EXPECT_TRUE(Delete(faulty, /*committed=*/true, judged));
 }
 
+// As a manifest that its owner has protected.
+TEST_P(AnyRemovalTest, ACheckpointThatCannotBeDeletedStaysInItsPlace) {
+  Commit("model-a");
+  FaultInjectingStorage faulty(storage_);
+  faulty.FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kDelete && operation.path.ends_with("manifest.pb");
+      },
+      absl::PermissionDeniedError("protected"));
+  const auto deleted = Removal::In(faulty)->Delete(
+      {.step = 7, .directory = kStepName, .committed = true}, ManifestIdentity(Bytes("model-a")));
+  EXPECT_TRUE(absl::IsPermissionDenied(deleted.status())) << deleted.status();
+  EXPECT_TRUE(*IsCommitted(storage_, kStepName));
+  EXPECT_THAT(Names(), ElementsAre("manifest.pb", "model-a"));
+  if (!GetParam()) return;
+  const auto taken = Removal::In(faulty)->TakeBack(kStepName, Bytes("model-a"));
+  EXPECT_TRUE(absl::IsPermissionDenied(taken.status())) << taken.status();
+  EXPECT_TRUE(*IsCommitted(storage_, kStepName));
+}
+
+TEST_P(AnyRemovalTest, WithoutAJudgementAManifestNeedNotBeReadable) {
+  Commit("model-a");
+  FaultInjectingStorage faulty(storage_);
+  faulty.FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kReadAt; },
+      absl::UnavailableError("no answer"));
+  if (GetParam()) EXPECT_TRUE(Delete(faulty, /*committed=*/true));
+}
+
+// A storage that replaces no versions need not have any.
+TEST_P(AnyRemovalTest, NoVersionIsAnyVersion) {
+  if (!GetParam()) return;
+  Write("file");
+  EXPECT_OK(storage_.DeleteVersion("file", "another"));
+  EXPECT_THAT(Names(""), ElementsAre("file"));
+  EXPECT_OK(storage_.DeleteVersion("file", ""));
+  EXPECT_THAT(Names(""), ElementsAre());
+}
+
 TEST_P(AnyRemovalTest, NothingIsReadWhereThereAreNoLocks) {
   Commit("model-a");
   EXPECT_TRUE(*RemoveUnlessRead(storage_, *removal_, {.step = 7, .directory = kStepName}));

@@ -224,6 +224,7 @@ class Manager final : public JobSaves {
     if (group().rank() == 0 && storage_ != nullptr && options_.schedule.saves) {
       const absl::Status held = ConfirmFolder(lock_.get());
       moved = held.ok() ? ckpt::AbandonLater(*storage_, step) : held;
+      if (housekeeping_.has_value()) housekeeping_->ForgetLoaded();
     }
     TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group(), moved.status(), options_.save.timeout));
     return moved;

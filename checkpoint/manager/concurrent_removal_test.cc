@@ -166,6 +166,41 @@ TEST(ConcurrentRemovalTest, ACheckpointThatIsCommittedWhileItIsDiscardedDoesNotS
   }
 }
 
+// Another process takes the renamed directory for one that a crash has left.
+TEST(ConcurrentRemovalTest, ACheckpointThatGetsItsNameBackWhileItIsDeletedStaysWhole) {
+  MemoryStorage memory;
+  Save(memory, 10);
+  ASSERT_OK_AND_ASSIGN(const std::string manifest,
+                       ReadAll(memory, "step-00000010/manifest.pb", 1 << 20));
+  WatchedStorage watched(memory, [&](const std::string& operation) {
+    if (operation.starts_with("delete step-00000010.disc")) ASSERT_OK(SettleDiscarded(memory, ""));
+  });
+  const std::unique_ptr<Removal> removal = Removal::In(watched);
+  const CheckpointInfo info = {.step = 10, .directory = "step-00000010", .committed = true};
+  EXPECT_FALSE(*removal->Delete(info, ManifestIdentity(manifest)));
+  EXPECT_EQ(Value(memory, 10), 10);
+  EXPECT_FALSE(*removal->TakeBack(info.directory, manifest)) << "its files must stay";
+  EXPECT_EQ(Value(memory, 10), 10);
+}
+
+// The signature of what replaces a checkpoint has the name of the old one.
+TEST(ConcurrentRemovalTest, ALateDeletionInAnObjectStoreSparesANewSignature) {
+  const std::string signature = "step-00000010/manifest.sig";
+  MemoryStorage memory(/*renames_directories=*/false);
+  Save(memory, 10);
+  Save(memory, 20);
+  ASSERT_OK(WriteAll(memory, signature, "old"));
+  WatchedStorage watched(memory, [&](const std::string& operation) {
+    if (operation != "delete step-00000010/manifest.pb") return;
+    std::vector<float> elements(64, 11);
+    ASSERT_OK(CheckpointFolder(memory).Save(10, OneTensor(elements), {.overwrite = true}));
+    ASSERT_OK(WriteAll(memory, signature, "new"));
+  });
+  EXPECT_OK(CheckpointFolder(watched).Prune(1));
+  EXPECT_EQ(Value(memory, 10), 11);
+  EXPECT_EQ(ReadAll(memory, signature, 1 << 20).value_or("gone"), "new");
+}
+
 // A save commits in a directory that another process is about to discard. The directory gets its
 // name back while the save fails.
 TEST(ConcurrentRemovalTest, ASaveThatMayBeCommittedKeepsItsFiles) {

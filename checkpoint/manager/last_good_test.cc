@@ -238,6 +238,30 @@ TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatIsOlderThanTheLoadedOne) {
   EXPECT_EQ(ListForResume(memory)->back().step, 3);
 }
 
+// The loaded checkpoint was the reason not to look at older ones.
+TEST_F(LastGoodTest, AfterAbandoningTheLoadedOneTheGoodRollingCheckpointStays) {
+  MemoryStorage memory;
+  CheckpointManagerOptions options;
+  options.schedule = {.interval_steps = 8, .rolling_interval_steps = 1};
+  Manifest diverged;
+  diverged.mutable_trainer()->mutable_health()->set_state_is_finite(true);
+  {
+    const auto manager = Open(memory, options);
+    ASSERT_OK(TrySave(*manager, {.step = 6}));
+    ASSERT_OK(TrySave(*manager, {.step = 7}, ToMetadata(diverged)));
+    ASSERT_OK(TrySave(*manager, {.step = 8}));
+  }
+  const auto next = Open(memory, options);
+  ASSERT_OK_AND_ASSIGN(const ResumeResult resumed, next->TryResume(OneTensor(weight_)));
+  ASSERT_TRUE(resumed.checkpoint.has_value());
+  EXPECT_EQ(resumed.checkpoint->step(), 8);
+  next->Begin(7);
+  ASSERT_OK(next->AbandonLater(7));
+  ASSERT_OK(TrySave(*next, {.step = 9}));
+  const std::vector<CheckpointInfo> left = *ListForResume(memory);
+  EXPECT_EQ(left.back().step, 6) << "the last good one";
+}
+
 // The program fills in fields of the manifest, but no time, or the time of an earlier save.
 TEST_F(LastGoodTest, ACheckpointIsAsOldAsItsSave) {
   for (const int64_t created_unix_ms : {0, 1000}) {

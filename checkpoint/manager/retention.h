@@ -138,6 +138,8 @@ class SaveHousekeeping {
   void NoteLoaded(const Checkpoint& checkpoint) {
     known_good_ = IsHealthy(checkpoint.manifest()) ? checkpoint.directory() : "";
   }
+  // Later checkpoints, of which that may be one, were quarantined.
+  void ForgetLoaded() { known_good_.clear(); }
 
  private:
   // Returns the root of a save that rank 0 is about to write. Empties a rolling slot. If the disk

@@ -308,7 +308,7 @@ class Checkpoint:
         found_group = group_of(group, timeout_seconds=timeout_seconds)
         return self._load(state, found_group, framework=framework,
                           allow_missing=allow_missing or not strict,
-                          allow_unexpected=allow_unexpected or not strict,
+                          allow_unexpected=allow_unexpected if strict else True,
                           verify_digests=verify_digests, exact_dtypes=exact_dtypes,
                           allow_overflow=allow_overflow, io_threads=io_threads,
                           timeout_seconds=timeout_seconds, progress=progress)
@@ -318,12 +318,11 @@ class Checkpoint:
               verify_digests: bool = False, exact_dtypes: bool = False,
               allow_overflow: bool = False, io_threads: int = 0,
               timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
-        if isinstance(allow_unexpected, str):
-            raise InvalidArgumentError("allow_unexpected: expected a bool, or a list of names")
-        branches = None if isinstance(allow_unexpected, bool) else tuple(allow_unexpected)
         types, is_new = _values.Types.EXACT, state is None
         optimizers: List[_new_state.OptimizerState] = []
         with together(group):
+            branches = _branches(allow_unexpected)
+            allows_all = branches is None and bool(allow_unexpected)
             per_rank, saved = self._per_rank(group), self._stored_values()
             contents = self._contents(saved)
             if is_new:
@@ -335,11 +334,11 @@ class Checkpoint:
                                              "torch.distributed.checkpoint.load() with a Reader "
                                              "loads it into a state")
                 _check_names([] if allow_missing else sorted(absent), [])
-                types, allow_unexpected, branches = _values.Types.MADE, True, None
+                types, allows_all, branches = _values.Types.MADE, True, None
             leaves = _state.flatten(state, per_rank)
             if not is_new:
                 optimizers = _new_state.of_optimizers(contents, state, per_rank, framework,
-                                                      allow_unexpected is True)
+                                                      allows_all)
             for optimizer in optimizers:
                 _state.flatten(optimizer.made, per_rank, leaves, optimizer.name)
             description = _state.Description(leaves.tensors, saved=self.tensors)
@@ -349,14 +348,18 @@ class Checkpoint:
             missing = sorted(leaves.values.keys() - saved.keys() - packed.keys())
             unexpected = sorted(saved.keys() - leaves.values.keys())
             unexpected += [] if branches is None else self._unwanted(leaves)
+        is_agreed = True
         if group is not None:
             unexpected = group.collectives.common(unexpected)
+            is_agreed = bool(group.collectives.common([str(branches)]))
         with together(group):
+            if not is_agreed:
+                raise InvalidArgumentError("allow_unexpected: not the same on all ranks")
             # Files of other frameworks also have values that no state has: arguments, versions.
             for name in self._packed.keys() & leaves.tensors.keys():
                 raise MismatchError(f"tensor {name}: wanted, saved was a {self._kinds[name]}")
             self._check_outer(leaves.outer)
-            refused = [] if allow_unexpected is True else [
+            refused = [] if allows_all else [
                 f"{'value' if name in saved else 'tensor'} {name}" for name in unexpected
                 if name.partition(".")[0] not in (branches or ()) and (
                     self.format == "tessera" or name not in saved)]
@@ -371,7 +374,7 @@ class Checkpoint:
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
                 timeout_seconds=timeout_seconds, allow_missing=allow_missing,
-                allow_unexpected=allow_unexpected is not False, verify_digests=verify_digests,
+                allow_unexpected=allows_all or branches is not None, verify_digests=verify_digests,
                 exact_dtypes=exact_dtypes, io_threads=threads, progress=callback,
                 cancelled=cancelled, allow_overflow=allow_overflow,
                 allow_shared_memory=True)  # whose elements were compared
@@ -395,9 +398,11 @@ class Checkpoint:
         """The saved tensors that the library would leave out of a load into these."""
         wanted = {self.tensors[name].alias_of or name for name in leaves.tensors
                   if name in self.tensors}
+        # A master weight is read for a weight that was not saved.
+        fills_weights = not leaves.tensors.keys() <= self.tensors.keys()
         return [name for name, info in {**self.tensors, **self._packed}.items()
                 if name not in wanted and name not in leaves.values and info.alias_of is None
-                and info.role != "master_weight"]
+                and (info.role != "master_weight" or not fills_weights)]
 
     def _check_outer(self, wanted: Mapping[str, Any]) -> None:
         """Refuses a tensor that consists of others as another one does."""
@@ -411,6 +416,13 @@ class Checkpoint:
         entries = {name: self.entry(name) for name in (_structure.STRUCTURE, _structure.PLACES)
                    if name in self._entry_names}
         return _new_state.Contents(entries, self.tensors, [*saved, *self._packed])
+
+
+def _branches(allow_unexpected: Unexpected) -> Optional[List[str]]:
+    """The branches that a load may leave out, sorted; None for all of them or none."""
+    if isinstance(allow_unexpected, str):
+        raise InvalidArgumentError("allow_unexpected: expected a bool, or a list of names")
+    return sorted(set(allow_unexpected)) if isinstance(allow_unexpected, Iterable) else None
 
 
 def _check_names(missing: List[str], unexpected: List[str]) -> None:
@@ -730,7 +742,7 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
         checkpoint = open(name, s3_endpoint=s3_endpoint)
     return checkpoint._load(state, found_group, framework=framework,
                             allow_missing=allow_missing or not strict,
-                            allow_unexpected=allow_unexpected or not strict,
+                            allow_unexpected=allow_unexpected if strict else True,
                             verify_digests=verify_digests, exact_dtypes=exact_dtypes,
                             allow_overflow=allow_overflow, io_threads=io_threads,
                             timeout_seconds=timeout_seconds, progress=progress)

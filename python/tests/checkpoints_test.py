@@ -122,6 +122,17 @@ class StateTest(Case):
         self.assertEqual([type(r) for r in run_ranks(2, load)], [tessera_ckpt.LoadReport] * 2)
         with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "allow_unexpected"):
             tessera_ckpt.load(self.folder, {"model": model}, allow_unexpected="random")
+        for all_of_them in ({"allow_unexpected": 1}, {"strict": False, "allow_unexpected": []}):
+            report = tessera_ckpt.load(self.folder, {"model": {"a": np.zeros(3)}}, **all_of_them)
+            self.assertIn("model.b", report.unexpected)
+
+        def differ(transport):
+            allowed = [True, ["model", "random"]][transport.rank]
+            return tessera_ckpt.load(self.folder, {"model": {"a": np.zeros(3)}}, transport,
+                                     allow_unexpected=allowed)
+
+        for error in run_ranks(2, differ):
+            self.assertIn("not the same on all ranks", str(error))
 
     def test_flat_parts_and_boxes(self):
         tensor = np.arange(7 * 5 * 3, dtype="f4").reshape(7, 5, 3)
