@@ -276,37 +276,6 @@ bool IsQuarantinedName(std::string_view name) {
   return suffix.starts_with('.') && !suffix.starts_with(".tmp") && name != kFencedFileName;
 }
 
-std::string QuarantinedSignature(std::string_view quarantined) {
-  return absl::StrCat(View(kManifestSignatureFileName),
-                      View(quarantined.substr(kManifestFileName.size())));
-}
-
-absl::StatusOr<std::optional<std::set<std::string>>> FindQuarantined(
-    Storage& storage, std::string_view dir, const std::vector<std::string>& names) {
-  std::set<std::string> quarantined;
-  for (const std::string& name : names) {
-    if (!IsQuarantinedName(name)) continue;
-    quarantined.insert(name);
-    quarantined.insert(QuarantinedSignature(name));
-    const absl::StatusOr<std::string> bytes =
-        ReadAll(storage, JoinPath(dir, name), kMaxManifestBytes);
-    const bool unreadable = absl::IsNotFound(bytes.status()) || absl::IsDataLoss(bytes.status()) ||
-                            absl::IsResourceExhausted(bytes.status()) ||
-                            absl::IsInvalidArgument(bytes.status());
-    if (unreadable) return std::nullopt;
-    TESSERA_RETURN_IF_ERROR(bytes.status());
-    if (IsTombstone(*bytes)) continue;  // names no files
-    const absl::StatusOr<Manifest> manifest = DecodeManifest(*bytes);
-    if (!manifest.ok()) return std::nullopt;
-    for (const DataFile& file : manifest->files()) {
-      const size_t slash = file.path().find('/');
-      quarantined.insert(slash == std::string::npos ? file.path()
-                                                    : file.path().substr(0, slash + 1));
-    }
-  }
-  return quarantined;
-}
-
 absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,
                                                              std::string_view checkpoint_dir) {
   absl::StatusOr<VersionedContents> there =

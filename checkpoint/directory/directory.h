@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,14 +88,6 @@ int64_t TombstoneTime(std::string_view tombstone);
 // Returns whether a name belongs to a quarantined manifest: "manifest.pb.damaged-2". Neither such a
 // manifest nor the files that it names are deleted or replaced.
 bool IsQuarantinedName(std::string_view name);
-
-// Returns the name of the signature of a quarantined manifest: "manifest.sig.abandoned".
-std::string QuarantinedSignature(std::string_view quarantined);
-
-// Returns the quarantined names among `names`, and those of all files that belong to them. Nullopt
-// if that is not known, so that everything in the directory must stay.
-absl::StatusOr<std::optional<std::set<std::string>>> FindQuarantined(
-    Storage& storage, std::string_view checkpoint_dir, const std::vector<std::string>& names);
 
 // Reads the manifest of a directory, or its tombstone; nullopt if the directory has neither.
 absl::StatusOr<std::optional<VersionedContents>> ReadInPlace(Storage& storage,

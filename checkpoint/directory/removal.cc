@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "checkpoint/directory/quarantine.h"
 #include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt {
@@ -29,34 +30,8 @@ bool Contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// Returns "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not in `names`.
-std::string FreeName(const std::vector<std::string>& names, std::string_view name,
-                     std::string_view word) {
-  const std::string first = absl::StrCat(std::string(name), ".", std::string(word));
-  std::string candidate = first;
-  for (int number = 2; Contains(names, candidate) || Contains(names, candidate + "/"); ++number) {
-    candidate = absl::StrCat(first, "-", number);
-  }
-  return candidate;
-}
-
-// Returns the data files and temporary manifests that are not quarantined.
-std::vector<std::string> FindData(const std::vector<std::string>& names, const Names& quarantined) {
-  std::vector<std::string> data;
-  for (const std::string& name : names) {
-    const bool is_data =
-        name != kManifestFileName && name != kFencedFileName && !name.ends_with('/');
-    if (is_data && !quarantined.contains(name)) data.push_back(name);
-  }
-  return data;
-}
-
 std::string DiscardedName(std::string_view dir) {
   return absl::StrCat(View(dir), View(kDiscarded), RandomHex(8));
-}
-
-bool HasQuarantined(const std::vector<std::string>& names) {
-  return std::ranges::any_of(names, IsQuarantinedName);
 }
 
 absl::Status UnlessNotFound(const absl::Status& status) {
@@ -246,7 +221,7 @@ class RenamingRemoval final : public InPlaceRemoval {
     const std::string_view parent = FolderOf(checkpoint_dir);
     const std::string_view name = checkpoint_dir.substr(parent.empty() ? 0 : parent.size() + 1);
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage_.List(parent));
-    std::string to = JoinPath(parent, FreeName(siblings, name, word));
+    std::string to = JoinPath(parent, FreeQuarantinedName(siblings, name, word));
     TESSERA_RETURN_IF_ERROR(storage_.Rename(checkpoint_dir, to));
     // Another process may have replaced the checkpoint before the rename: it gets its name back.
     const absl::Status is_the_same = check(to);
@@ -400,7 +375,7 @@ class FencingRemoval final : public InPlaceRemoval {
       if (copy.ok() && *copy == manifest.contents) to = path;
     }
     if (to.empty()) {
-      to = JoinPath(checkpoint_dir, FreeName(names, kManifestFileName, word));
+      to = JoinPath(checkpoint_dir, FreeQuarantinedName(names, kManifestFileName, word));
       TESSERA_RETURN_IF_ERROR(storage_.Write(to, manifest.contents, {}).status());
     }
     if (Contains(names, kManifestSignatureFileName)) {
@@ -507,7 +482,8 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
       // A save that has the name may still fail, and free it.
       TESSERA_ASSIGN_OR_RETURN(const bool saved_again, IsCommitted(storage, own));
       if (saved_again) {
-        settled = storage.Rename(path, JoinPath(folder, FreeName(names, step, "abandoned")));
+        settled =
+            storage.Rename(path, JoinPath(folder, FreeQuarantinedName(names, step, "abandoned")));
       }
     }
     if (!absl::IsAlreadyExists(settled)) TESSERA_RETURN_IF_ERROR(UnlessNotFound(settled));
