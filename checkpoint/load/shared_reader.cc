@@ -78,18 +78,21 @@ class SharedReader {
     return absl::OkStatus();
   }
 
-  // Reads, sends and places all pieces. The caller's thread exchanges messages. Errors: failed
-  // reads of this rank, and those of the group.
+  // Reads, sends and places all pieces, and agrees that all ranks have. The caller's thread
+  // exchanges messages. Errors: failed reads of any rank, and those of the group.
   absl::Status Run() {
     reads_.Start();
     const absl::Status exchanged = CatchNoMemory(kReadingForOthers, [this] { return Exchange(); });
-    const absl::Status read = reads_.Finish(/*stop=*/!exchanged.ok());
+    absl::Status status = reads_.Finish(/*stop=*/!exchanged.ok());
     sends_.clear();
     answers_.clear();
     pending_.clear();
-    TESSERA_RETURN_IF_ERROR(read);
-    TESSERA_RETURN_IF_ERROR(exchanged);
-    return placer_.Finish();
+    status.Update(exchanged);
+    if (status.ok()) status = placer_.Finish();
+    absl::Status agreed = AgreeOnStatus(group_, status, timeout_);
+    // Messages that this rank has not taken may still arrive: no later load may take them.
+    if (!exchanged.ok()) AbandonGroup(group_, exchanged).IgnoreError();
+    return agreed;
   }
 
  private:
@@ -322,7 +325,7 @@ absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Plac
     return reader.OfferMemory();
   };
   TESSERA_RETURN_IF_ERROR(reader.ShareMemory(CatchNoMemory(kReadingForOthers, prepare)));
-  return AgreeOnStatus(group, reader.Run(), options.timeout);
+  return reader.Run();
 }
 
 }  // namespace tessera::ckpt

@@ -35,7 +35,7 @@ namespace tessera::ckpt {
 // Reads, sends and places what a share asks of this rank, with all buffers within
 // options.staging_bytes, but at least seven pieces. Opens the files that this rank reads only for
 // others. The report gets the bytes read, received and sent, and the size of the buffers.
-// Collective; the same status on all ranks.
+// Collective; the same status on all ranks. A rank whose exchange has failed abandons the group.
 absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Placer& placer,
                           const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
                           LoadReport& report);
