@@ -225,10 +225,11 @@ absl::StatusOr<std::vector<std::string>> GatherAll(ProcessGroup& group,
 
 absl::StatusOr<std::string> FromMessage(ProcessGroup& group,
                                         const absl::StatusOr<std::string>& reply) {
-  if (!reply.ok()) return AbandonGroup(group, reply.status());
-  TESSERA_ASSIGN_OR_RETURN(RankMessage message, MessageFrom<RankMessage>(0, *reply));
-  if (message.code() != 0) return ToStatus(message);
-  return std::move(*message.mutable_payload());
+  absl::StatusOr<RankMessage> message =
+      reply.ok() ? MessageFrom<RankMessage>(0, *reply) : reply.status();
+  if (!message.ok()) return AbandonGroup(group, message.status());
+  if (message->code() != 0) return ToStatus(*message);
+  return std::move(*message->mutable_payload());
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/no_space.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/collective/testing/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -83,6 +85,28 @@ TEST(ProcessGroupTest, ScatterNeedsAPartForEachRank) {
   EXPECT_EQ(part, "a");
   EXPECT_TRUE(
       absl::IsUnavailable(group.StartSend(std::as_bytes(std::span(two[0])), 0)->Wait(kTimeout)));
+}
+
+// Loses the end of what is broadcast.
+class TornGroup final : public ForwardingGroup {
+ public:
+  using ForwardingGroup::ForwardingGroup;
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration timeout) override {
+    TESSERA_ASSIGN_OR_RETURN(std::string reply, ForwardingGroup::Broadcast(from_rank_0, timeout));
+    return reply.substr(0, reply.size() - 1);
+  }
+};
+
+// The other ranks go on, and wait for this one elsewhere.
+TEST(ProcessGroupTest, ARankThatDoesNotUnderstandTheVerdictLeavesTheGroup) {
+  RunRanks(2, [](ProcessGroup& base) {
+    TornGroup torn(base);
+    ProcessGroup& group = base.rank() == 1 ? static_cast<ProcessGroup&>(torn) : base;
+    const absl::Status agreed = AgreeOnStatus(group, absl::AbortedError("no"), kTimeout);
+    EXPECT_EQ(absl::IsAborted(agreed), base.rank() == 0) << agreed;
+    EXPECT_EQ(base.abandoned().ok(), base.rank() == 0) << base.abandoned();
+  });
 }
 
 // Ranks fail in different ways. The first one's code counts, but lack of space does wherever it is.
