@@ -185,6 +185,34 @@ TEST_F(PeerReplicasTest, ALostHostCostsNothingOnAnyOtherRanks) {
   EXPECT_EQ(RestartOn({2, 0}).step, 20);
 }
 
+TEST_F(PeerReplicasTest, HostsWhoseRanksWriteNoFileTakePart) {
+  const auto dict = [](std::vector<float>& values, bool holds) {
+    ShardedTensor small = {.name = "small", .dtype = DType::kF32, .global_shape = {1000}};
+    if (holds) small.shards = {Shard::Of(values, WholeBox({1000}))};
+    return StateDict{{small}};
+  };
+  for (const int writer : {0, 2}) {
+    Job({0, 1, 2}, [&](Rank rank) {
+      std::vector<float> values(1000, 7);
+      const StateDict state = dict(values, writer == 0 || rank.group.rank() == writer);
+      AsyncSaveOptions background;
+      background.save.group = &rank.background;
+      ASSERT_OK(rank.replicas.Begin(state, background, /*resumed=*/false));
+      rank.replicas.Start({.step = 10}, state);
+      ASSERT_OK(rank.replicas.Finish().at(0).report);
+    });
+    EXPECT_THAT(Data(Replicas((writer + 2) % 3).at(0)), IsEmpty());
+    fs::remove_all(Host(writer));
+    Job({0, 1, 2}, [&](Rank rank) {
+      std::vector<float> values(1000);
+      ASSERT_OK_AND_ASSIGN(const FoundReplica found, rank.replicas.FindLatest());
+      ASSERT_TRUE(found.checkpoint.has_value()) << found.note;
+      ASSERT_OK(found.checkpoint->Load(dict(values, /*holds=*/true), {.group = &rank.group}));
+      EXPECT_EQ(values, std::vector<float>(1000, 7));
+    });
+  }
+}
+
 TEST_F(PeerReplicasTest, TwoLostNeighboursCostTheReplicaAndItIsSaid) {
   Job({0, 1, 2}, [](Rank rank) { Replicate(rank, {10}); });
   fs::remove_all(Host(1));

@@ -203,27 +203,36 @@ bool IsReplicasName(std::string_view name) {
   return name.size() == kReplicasDigits && name.find_first_not_of("0123456789abcdef") == name.npos;
 }
 
+absl::Status ReplicaStorage::Begin(std::string_view directory) {
+  // Several threads create the files of one replica.
+  const MutexLock beginning(&begin_mutex_);
+  {
+    const MutexLock lock(&mutex_);
+    if (directory_ == directory) return absl::OkStatus();
+  }
+  // The remains of a replica that failed would take the room of this one.
+  TESSERA_RETURN_IF_ERROR(DeleteOthers(std::string(directory)));
+  TESSERA_RETURN_IF_ERROR(base().MakeDirectory(directory));
+  const MutexLock lock(&mutex_);
+  directory_ = directory;
+  written_.clear();
+  committed_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status ReplicaStorage::MakeDirectory(std::string_view path) {
+  {
+    const MutexLock lock(&mutex_);
+    directory_.clear();
+  }
+  return Begin(path);
+}
+
 absl::StatusOr<std::unique_ptr<WritableFile>> ReplicaStorage::Create(std::string_view path,
                                                                      uint64_t size_hint_bytes) {
   const auto [directory, name] = SplitPath(path);
-  // Several threads create the files of one replica.
-  const MutexLock beginning(&begin_mutex_);
-  bool is_first = false;
-  {
-    const MutexLock lock(&mutex_);
-    is_first = directory_ != directory;
-  }
-  if (is_first) {
-    // The remains of a replica that failed would take the room of this one.
-    TESSERA_RETURN_IF_ERROR(DeleteOthers(std::string(directory)));
-    TESSERA_RETURN_IF_ERROR(base().MakeDirectory(directory));
-  }
+  TESSERA_RETURN_IF_ERROR(Begin(directory));
   const MutexLock lock(&mutex_);
-  if (is_first) {
-    directory_ = directory;
-    written_.clear();
-    committed_.clear();
-  }
   written_.emplace(name);
   return base().Create(path, size_hint_bytes);
 }
@@ -289,15 +298,14 @@ absl::Status ReplicaStorage::DeleteOthers(const std::string& also_kept) {
 
 absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& hosts,
                                     ProcessGroup& group, absl::Duration timeout) {
+  // A rank that has written no file may receive some, or write the manifest.
+  absl::Status status = Begin(directory);
   RankFiles mine;
   {
     const MutexLock lock(&mutex_);
-    if (directory_ == directory) {
-      for (const std::string& name : written_) mine.add_files()->set_name(name);
-    }
+    for (const std::string& name : written_) mine.add_files()->set_name(name);
     committed_.clear();
   }
-  absl::Status status;
   for (HeldFile& held : *mine.mutable_files()) {
     const absl::StatusOr<std::unique_ptr<ReadableFile>> file =
         base().Open(JoinPath(directory, held.name()));
@@ -332,8 +340,7 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
   TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, timeout));
   status = VerifyCopies(base(), directory, plan, hosts, group.rank());
   if (status.ok() && lock_ != nullptr && group.rank() != 0) {
-    status = base().MakeDirectory(directory);
-    if (status.ok()) status = base().Write(manifest_path, plan.manifest(), {}).status();
+    status = base().Write(manifest_path, plan.manifest(), {}).status();
   }
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, status, timeout));
   // Every host has all of it: the one before is not needed any more.

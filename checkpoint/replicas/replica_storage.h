@@ -39,6 +39,8 @@ class ReplicaStorage final : public ForwardingStorage {
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
+  // Begins a replica, on rank 0.
+  absl::Status MakeDirectory(std::string_view path) override;
   absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
                                     const WriteCondition& condition) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
@@ -56,6 +58,9 @@ class ReplicaStorage final : public ForwardingStorage {
                       absl::Duration timeout);
 
  private:
+  // Makes the directory of a replica, unless this rank has begun that one. Each rank calls it
+  // before it writes there.
+  absl::Status Begin(std::string_view directory);
   absl::Status DeleteOthers(const std::string& also_kept);
 
   FolderLock* const lock_;
