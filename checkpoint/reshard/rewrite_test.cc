@@ -34,6 +34,15 @@ class RewriteTest : public testing::Test {
  protected:
   RewriteTest() : faulty_source_(source_), faulty_(storage_) {}
 
+  // Returns a second name of the first tensor.
+  ShardedTensor Alias() const {
+    return {.name = "alias",
+            .role = tensors_[0].role,
+            .dtype = tensors_[0].dtype,
+            .global_shape = tensors_[0].shape,
+            .alias_of = "t0"};
+  }
+
   void SaveRandom(int count, int64_t max_extent) {
     tensors_.clear();
     LocalState state;
@@ -47,13 +56,7 @@ class RewriteTest : public testing::Test {
       tensors_.push_back(RandomTensor("t" + std::to_string(t), role, dtype, shape, random_));
       state.Add(tensors_.back(), RandomCut(shape, 1 + random_() % 5, random_), true);
     }
-    ShardedTensor alias;
-    alias.name = "alias";
-    alias.role = tensors_[0].role;
-    alias.dtype = tensors_[0].dtype;
-    alias.global_shape = tensors_[0].shape;
-    alias.alias_of = "t0";
-    state.dict.tensors.push_back(alias);
+    state.dict.tensors.push_back(Alias());
     Manifest metadata;
     metadata.mutable_trainer()->set_best_loss(2.5);
     SaveOptions options;
@@ -78,13 +81,7 @@ class RewriteTest : public testing::Test {
     }
     ranks_.clear();
     for (LocalState& state : states) {
-      ShardedTensor alias;
-      alias.name = "alias";
-      alias.role = tensors_[0].role;
-      alias.dtype = tensors_[0].dtype;
-      alias.global_shape = tensors_[0].shape;
-      alias.alias_of = "t0";
-      state.dict.tensors.push_back(alias);
+      state.dict.tensors.push_back(Alias());
       ranks_.push_back(DescribeState(state.dict).SerializeAsString());
     }
     SavePlanOptions options;
