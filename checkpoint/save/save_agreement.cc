@@ -50,6 +50,13 @@ std::string CacheKey(const ProcessGroup& group, std::string_view description,
   return key;
 }
 
+// Refuses an option of a rank that is not rank 0's.
+absl::Status CheckSame(std::string_view option, uint64_t of_rank_0, uint64_t other, size_t rank) {
+  if (other == of_rank_0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(View(option), " is ", of_rank_0, " on rank 0, ", other, " on rank ", rank));
+}
+
 uint64_t NewPlanId() {
   return RandomBits() | 1;  // 0 means no plan
 }
@@ -104,6 +111,7 @@ class SaveAgreement {
       begin.set_plan_id(save_.cache.entry_->plan_id);
     } else {
       begin.set_description(description_);
+      begin.set_max_file_bytes(save_.options.max_file_bytes);
     }
     begin.set_entries_digest(EntriesDigest());
     return begin.SerializeAsString();
@@ -128,13 +136,22 @@ class SaveAgreement {
 
   std::string Details(const SaveVerdict& asked) const {
     SaveDetails details;
-    if (asked.wants_description()) details.set_description(description_);
+    if (asked.wants_description()) {
+      details.set_description(description_);
+      details.set_max_file_bytes(save_.options.max_file_bytes);
+    }
     if (asked.wants_entries() && asked.entries_digest() != EntriesDigest()) {
       for (const auto& [name, merge] : save_.metadata.merge) {
         (*details.mutable_entries())[name] = Entry(name);
       }
     }
     return details.SerializeAsString();
+  }
+
+  // Compares the size in a message that has a description. A cached plan has been compared before.
+  absl::Status CheckFileSize(size_t rank, const auto& message) const {
+    return CheckSame("max_file_bytes", save_.options.max_file_bytes, message.max_file_bytes(),
+                     rank);
   }
 
   // Returns rank 0's answers to the first message of every rank.
@@ -153,11 +170,9 @@ class SaveAgreement {
             "rank ", save_.overwrite ? 0 : rank, " overwrites a checkpoint of the step, ", "rank ",
             save_.overwrite ? rank : 0, " does not"));
       }
-      if (begin.checksum_chunk_bytes() != save_.options.checksum_chunk_bytes) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("checksum_chunk_bytes is ", save_.options.checksum_chunk_bytes,
-                         " on rank 0, ", begin.checksum_chunk_bytes(), " on rank ", rank));
-      }
+      TESSERA_RETURN_IF_ERROR(CheckSame("checksum_chunk_bytes", save_.options.checksum_chunk_bytes,
+                                        begin.checksum_chunk_bytes(), rank));
+      if (begin.plan_id() == 0) TESSERA_RETURN_IF_ERROR(CheckFileSize(rank, begin));
       all_hit_ &= save_.cache.entry_ != nullptr && begin.plan_id() == save_.cache.entry_->plan_id;
       all_described &= begin.plan_id() == 0;
       descriptions_.push_back(std::move(*begin.mutable_description()));
@@ -176,7 +191,10 @@ class SaveAgreement {
     for (const auto& [name, merge] : save_.metadata.merge) entries[name][0] = Entry(name);
     for (size_t rank = 0; rank < all.size(); ++rank) {
       TESSERA_ASSIGN_OR_RETURN(auto details, MessageFrom<SaveDetails>(rank, all[rank]));
-      if (takes_descriptions) descriptions_.push_back(std::move(*details.mutable_description()));
+      if (takes_descriptions) {
+        TESSERA_RETURN_IF_ERROR(CheckFileSize(rank, details));
+        descriptions_.push_back(std::move(*details.mutable_description()));
+      }
       for (auto& [name, bytes] : *details.mutable_entries()) {
         if (bytes != entries[name][0]) entries[name][static_cast<int>(rank)] = std::move(bytes);
       }

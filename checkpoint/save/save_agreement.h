@@ -65,11 +65,11 @@ struct SaveProposal {
 // Agrees on one plan for a save, or on the cached one, and merges entries of the metadata. `local`
 // is this rank's description, or the reason why it has none.
 //
-// Collective; every rank returns OK or the same error: InvalidArgument (PlanSave's, different steps
-// or `overwrite`), and errors of merge functions, of prepare(), of other ranks and of the group.
-// Bytes on the wire: some tens per rank for a cached plan. Otherwise all descriptions go to rank 0,
-// and its part of the plan to each rank. In both cases ranks send the entries that differ from rank
-// 0's.
+// Collective; every rank returns OK or the same error: InvalidArgument (PlanSave's; another step,
+// `overwrite`, checksum_chunk_bytes or max_file_bytes than rank 0's), and errors of merge
+// functions, of prepare(), of other ranks and of the group. Bytes on the wire: some tens per rank
+// for a cached plan. Otherwise all descriptions go to rank 0, and its part of the plan to each
+// rank. In both cases ranks send the entries that differ from rank 0's.
 absl::StatusOr<SaveTask> AgreeOnSave(const absl::StatusOr<RankState>& local,
                                      const SaveProposal& proposal);
 

@@ -167,7 +167,10 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
        }},
       {"order", [](Round& r, int k) { r.states[k].mutable_tensors()->SwapElements(0, 1); }},
       {"one tensor less", [](Round& r, int k) { r.states[k].mutable_tensors()->RemoveLast(); }},
-      {"file size", [](Round& r, int k) { r.options[k].max_file_bytes = 40; }},
+      {"file size",
+       [](Round& r, int) {
+         for (auto& o : r.options) o.max_file_bytes = 40;
+       }},
       {"split size", [](Round& r, int k) { r.options[k].min_split_bytes = 8; }},
       {"chunk size",
        [](Round& r, int) {
@@ -225,16 +228,23 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
   }
 }
 
-TEST_F(SaveAgreementTest, ChunksOfOtherSizesAreRefusedWhateverIsCached) {
+TEST_F(SaveAgreementTest, OtherSizesOfChunksAndFilesAreRefusedWhateverIsCached) {
   for (const bool cached : {false, true}) {
     SCOPED_TRACE(cached);
     if (cached) ASSERT_OK(Run(Round()));
-    Round changed;
-    changed.options[2].checksum_chunk_bytes = 64;
-    for (const auto& task : Run(changed).tasks) {
-      EXPECT_TRUE(absl::IsInvalidArgument(task.status())) << task.status();
-      EXPECT_THAT(std::string(task.status().message()),
-                  testing::HasSubstr("checksum_chunk_bytes is 1048576 on rank 0, 64 on rank 2"));
+    Round chunks, files, files_of_first;
+    chunks.options[2].checksum_chunk_bytes = 64;
+    files.options[2].max_file_bytes = 40;
+    files_of_first.options[0].max_file_bytes = 40;
+    const std::pair<const Round&, const char*> refused[] = {
+        {chunks, "checksum_chunk_bytes is 1048576 on rank 0, 64 on rank 2"},
+        {files, "max_file_bytes is 4294967296 on rank 0, 40 on rank 2"},
+        {files_of_first, "max_file_bytes is 40 on rank 0, 4294967296 on rank 1"}};
+    for (const auto& [round, message] : refused) {
+      for (const auto& task : Run(round).tasks) {
+        EXPECT_TRUE(absl::IsInvalidArgument(task.status())) << task.status();
+        EXPECT_THAT(std::string(task.status().message()), testing::HasSubstr(message));
+      }
     }
   }
 }
