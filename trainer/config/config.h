@@ -55,9 +55,6 @@ struct SavedModel {
 struct ResolveOptions {
   int processes = 1;
   Origins origins = {};  // of the settings: see SettleDependents()
-  // Whether settings without an effect are dropped, as those that an older version has saved,
-  // instead of being refused.
-  bool drops_idle = false;
   // Returns the model of the checkpoint with which a run with these settings begins, as far as its
   // files describe one. Called only if the settings do not describe the model. May be null.
   std::function<absl::StatusOr<std::optional<SavedModel>>(const CheckpointConfig&)> saved_model;

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "base/files.h"
 #include "base/flag_options.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
@@ -50,8 +49,8 @@ bool IsOffItself(const TrainConfig& config, const Setting& setting) {
 
 // Returns the setting that makes this one off: itself, or one that it needs, directly or not. The
 // result has no field if the setting is on. If it needs one of several, the first one is returned.
-// With a pattern, a setting with another value is off.
-Setting OffBecauseOf(const TrainConfig& config, const Setting& setting, const std::string& pattern);
+// With a value, a setting with another one is off.
+Setting OffBecauseOf(const TrainConfig& config, const Setting& setting, const std::string& value);
 
 Setting MissingNeed(const TrainConfig& config, const Setting& setting) {
   const std::string& needs = setting.field->options().GetExtension(tessera::needs);
@@ -70,11 +69,9 @@ Setting MissingNeed(const TrainConfig& config, const Setting& setting) {
   return {};
 }
 
-Setting OffBecauseOf(const TrainConfig& config, const Setting& setting,
-                     const std::string& pattern) {
-  const bool off = pattern.empty()
-                       ? IsOffItself(config, setting)
-                       : !MatchesGlob(pattern, FieldText(setting.in(config), *setting.field));
+Setting OffBecauseOf(const TrainConfig& config, const Setting& setting, const std::string& value) {
+  const bool off = value.empty() ? IsOffItself(config, setting)
+                                 : FieldText(setting.in(config), *setting.field) != value;
   return off ? setting : MissingNeed(config, setting);
 }
 
@@ -121,25 +118,24 @@ void OverrideOtherNames(const Origins& origins, TrainConfig* config) {
   }
 }
 
-void SettleDependents(const Origins& origins, TrainConfig* config, Problems* problems) {
+void SettleDependents(const Origins& origins, TrainConfig* config, Problems& problems) {
   // What is missing is judged by the settings as they were given.
   const TrainConfig given = *config;
   for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
     const Setting off = IsSet(given, setting) ? MissingNeed(given, setting) : Setting{};
     if (off.field == nullptr) continue;
     const bool is_flag = IsByFlag(origins, setting.name());
+    if (!is_flag && setting.field->options().GetExtension(of_schedule)) continue;
     const bool goes_along = off.name() == kMasterSwitch
                                 ? !is_flag || IsByFlag(origins, kMasterSwitch)
                                 : !is_flag && IsSwitchedOffByFlag(origins, given, off);
-    const std::string value = FieldText(off.in(given), *off.field);
-    const bool is_text = off.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM ||
-                         off.field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
-    if (goes_along || problems == nullptr) {
+    if (goes_along) {
       setting.Clear(config);
-    } else if (is_text && !value.empty()) {
-      problems->Add(setting.name(), " is set but ", off.name(), "=", value);
+    } else if (off.field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
+      problems.Add(setting.name(), " is set but ", off.name(), "=",
+                   FieldText(off.in(given), *off.field));
     } else {
-      problems->Add(setting.name(), " is set but ", off.name(), " is not");
+      problems.Add(setting.name(), " is set but ", off.name(), " is not");
     }
   }
 }

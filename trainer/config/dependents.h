@@ -25,10 +25,11 @@ void OverrideOtherNames(const Origins& origins, TrainConfig* config);
 // A setting from the config file is cleared if a flag has switched off a setting that it needs, or
 // if enable_save_ckpt=false, from the file or a flag, has switched it off. A setting from a flag is
 // never cleared. Any other setting that lacks one that it needs is a problem, which names both.
-// Without `problems`, all that lack one are cleared.
+// A setting of the learning rate's schedule stays as it is, unless it is a flag. Records of runs
+// have such ones without an effect, and a resume compares its settings with the record's.
 //
 // Precondition: `save` is set, if only to "" (a run that names no folder does not save).
-void SettleDependents(const Origins& origins, TrainConfig* config, Problems* problems);
+void SettleDependents(const Origins& origins, TrainConfig* config, Problems& problems);
 
 }  // namespace tessera
 

@@ -454,7 +454,7 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
   TESSERA_RETURN_IF_ERROR(
       problems.With(ReplaceTopologyNames(options.origins, resolved.mutable_parallel())));
   FillSave(&resolved);
-  SettleDependents(options.origins, &resolved, options.drops_idle ? nullptr : &problems);
+  SettleDependents(options.origins, &resolved, problems);
   if (const absl::Status complete = Complete(options, &resolved); !complete.ok()) {
     return problems.With(complete);
   }

@@ -67,8 +67,7 @@ TEST(LedgerTest, OnlySettingsOfTheComputationCount) {
   const std::string same = SettingsOfRun("");
   for (const std::string more :
        {"parallel { data_parallel_size: 2 zero_stage: 1 tensor_model_parallel_size: 2 }",
-        "training { threads: 2 exit_interval: 7 eval_iters: 3 train_iters: 200 } "
-        "data { valid_data_path: \"v\" }",
+        "training { threads: 2 exit_interval: 7 eval_iters: 3 train_iters: 200 }",
         "checkpoint { save: 'y' save_interval: 3 async_save: true }", "output { run_dir: 'x' }",
         "data { train_data_path: 'elsewhere' }", "training { micro_batch_size: 1 }"}) {
     EXPECT_EQ(SettingsOfRun(more), same) << more;

@@ -101,7 +101,7 @@ absl::StatusOr<TrainConfig> WithSavedSchedule(const TrainConfig& saved, TrainCon
   CopySchedule(saved.optimizer(), *config.mutable_optimizer());
   CheckpointConfig checkpoint;
   checkpoint.Swap(config.mutable_checkpoint());
-  TESSERA_ASSIGN_OR_RETURN(TrainConfig resolved, ResolveConfig(config, {.drops_idle = true}));
+  TESSERA_ASSIGN_OR_RETURN(TrainConfig resolved, ResolveConfig(config));
   checkpoint.Swap(resolved.mutable_checkpoint());
   return resolved;
 }

@@ -74,7 +74,7 @@ TEST(SavedSettingsTest, EverySettingThatResultsDependOnIsCompared) {
   expect("model { attention_dropout: 0.1 }", "attention_dropout: 0 -> 0.1");
   expect("model { make_vocab_size_divisible_by: 64 }", "make_vocab_size_divisible_by: 128 -> 64");
   expect("training { threads: 2 }", "threads: 0 -> 2");
-  expect("training { eval_iters: 5 } data { valid_data_path: \"v\" }", "eval_iters: 100 -> 5");
+  expect("training { eval_iters: 5 }", "eval_iters: 100 -> 5");
   expect("parallel { numerics: EXACT }", "numerics: fast -> exact");
   expect("parallel { ddp_bucket_size: 7 }", "ddp_bucket_size: 10000000 -> 7");
   // A schedule that follows from the length of the run.
