@@ -93,15 +93,18 @@ std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
   return piece;
 }
 
-// Checks that the distances of elements from the first one do not overflow in bytes. Whether they
-// lie in the file is checked once the file is known.
+// Checks that strides, and the distances of elements from the first one, do not overflow in bytes.
+// Whether they lie in the file is checked once the file is known.
 absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace& place,
                           const Box& box, const std::vector<int64_t>& strides) {
   if (strides.size() != box.shape.size()) {
     return DamagedParameter(place, parameter, strides.size(), " strides for ", box.shape.size(),
                             " dims");
   }
-  std::optional<int64_t> bytes = LastElement(box.shape, strides);
+  // With one index more along each dim, the stride of a dim with a single one counts, too.
+  Shape beyond = box.shape;
+  for (int64_t& extent : beyond) extent = std::max<int64_t>(extent, 1) + 1;
+  std::optional<int64_t> bytes = LastElement(beyond, strides);
   if (bytes) bytes = CheckedMultiply(*bytes, std::max<int64_t>(ElementSize(place.dtype), 1));
   // Steps of blocks multiply the strides once more.
   if (bytes && *bytes < INT64_MAX / 1024) return absl::OkStatus();

@@ -311,10 +311,12 @@ TEST(ForeignTensorSetTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(
       set.AddWhole(Bias(), {0, 2}, kForeignWeight, {6}, {"file.pt", 0, DType::kF32}, {1}).message(),
       HasSubstr("shape [6], expected [3]"));
-  EXPECT_THAT(set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {3}}, {"file.pt", 0, DType::kF32},
-                         {int64_t{1} << 61})
-                  .message(),
-              HasSubstr("beyond what a file can hold"));
+  for (const int64_t extent : {3, 1, 0}) {
+    EXPECT_THAT(set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {extent}},
+                           {"file.pt", 0, DType::kF32}, {int64_t{1} << 61})
+                    .message(),
+                HasSubstr("beyond what a file can hold"));
+  }
   EXPECT_THAT(
       set.AddBox(Bias(), {0, 2}, kForeignWeight, {{0}, {3}}, {"file.pt", 0, DType::kF32}, {-1})
           .message(),
