@@ -305,9 +305,10 @@ std::vector<std::string> AllPartsOf(const std::string& name) {
   return parts;
 }
 
-// Returns whether one of Meta's ranks gives its file such a name.
+// Returns whether one of Meta's ranks gives its file such a name. There are less than 100.
 bool IsOfRank(const std::string& name) {
-  return RankPattern("consolidated.{2}.pth").Parse(name).has_value();
+  return name.size() == sizeof("consolidated.00.pth") - 1 &&
+         RankPattern("consolidated.{2}.pth").Parse(name).has_value();
 }
 
 absl::Status CheckRanks(const Storage& storage, const std::vector<std::string>& files) {
