@@ -199,7 +199,7 @@ constexpr Format kFormats[] = {
      .read = [](const SourcePlace& place,
                 const OpenForeignOptions& options) -> absl::StatusOr<ForeignCheckpoint> {
        TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, place.file));
-       return ReadLlmc(*place.storage, model, options.model);
+       return ReadLlmc(*place.storage, model, options.model, place.file.empty());
      },
      .plan = PlanLlmc,
      .holds = Holds::kStep},

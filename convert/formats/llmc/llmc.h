@@ -56,11 +56,12 @@ absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view fil
 // Runs the index pass over that model file. If it is called model_NNNNNNNN.bin, the pass includes
 // the optimizer states of its step: state_NNNNNNNN_RRRRR.bin of every rank, each with the whole
 // state or, with ZeRO, the rank's part. Copies on several ranks are copies of one tensor. `model`
-// as in ReadLlmcHeader().
+// as in ReadLlmcHeader(). A state whose first file is missing is an error only with `of_folder`:
+// the folder was asked for, not this file.
 //
 // Errors: NotFound (a rank's file); DataLoss, naming the file.
 absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,
-                                           const ModelProto* model);
+                                           const ModelProto* model, bool of_folder = false);
 
 // Plans the files that llm.c would write at the checkpoint's step: model_NNNNNNNN.bin and, with
 // optimizer state, state_NNNNNNNN_00000.bin of one rank, then DONE_NNNNNNNN. The position in the

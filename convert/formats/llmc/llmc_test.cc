@@ -58,14 +58,20 @@ TEST(LlmcTest, WrongLengthMagicAndVersionSayWhatWasExpected) {
 
 TEST(LlmcTest, AStateWithoutTheFileOfTheFirstRankIsRefused) {
   const std::string model = "model_00000003.bin";
-  const auto read = [&](const std::string& state) {
-    return ReadLlmc(*FolderOf({{model, Fixture("gpt2")}, {state, ""}}), model, nullptr);
+  const auto read = [&](const std::string& state, bool of_folder) {
+    return ReadLlmc(*FolderOf({{model, Fixture("gpt2")}, {state, ""}}), model, nullptr, of_folder);
   };
-  const absl::Status lost = read("state_00000003_00001.bin").status();
+  const std::string other = "state_00000003_00001.bin";
+  const absl::Status lost = read(other, true).status();
   EXPECT_TRUE(absl::IsNotFound(lost)) << lost;
   EXPECT_THAT(std::string(lost.message()), HasSubstr("state_00000003_00000.bin"));
-  ASSERT_OK_AND_ASSIGN(const auto of_another_step, read("state_00000004_00000.bin"));
-  EXPECT_THAT(of_another_step.notes, ::testing::ElementsAre(HasSubstr("no optimizer state")));
+  for (const auto& [state, of_folder] : {std::pair<std::string, bool>(other, false),
+                                         {"state_00000004_00000.bin", true},
+                                         {other + ".aria2", true},
+                                         {"state_00000003_1.bin", true}}) {
+    ASSERT_OK_AND_ASSIGN(const auto weights, read(state, of_folder));
+    EXPECT_THAT(weights.notes, ::testing::ElementsAre(HasSubstr("no optimizer state")));
+  }
 }
 
 // No header crashes the reader or makes it allocate; every field that the model depends on is
@@ -139,10 +145,16 @@ TEST(LlmcTest, WeightsAloneAreWrittenWhereOnlySomeParametersHaveMoments) {
     weight.set_dtype(ToProto(tensor.dtype));
     weight.mutable_global_shape()->Add(tensor.shape.begin(), tensor.shape.end());
   }
-  LogicalTensor& moment = *manifest.add_tensors();
-  moment = manifest.tensors(0);
-  moment.set_name(moment.name() + ".exp_avg");
-  moment.set_role(ToProto(TensorRole::kOptimizerState));
+  const auto add = [&](const std::string& state) {
+    LogicalTensor& tensor = *manifest.add_tensors();
+    tensor = manifest.tensors(0);
+    tensor.set_name(tensor.name() + "." + state);
+    tensor.set_role(ToProto(TensorRole::kOptimizerState));
+  };
+  // A master weight alone makes no state.
+  add("master");
+  EXPECT_OK(PlanLlmc(manifest, {}).status());
+  add("exp_avg");
   const absl::Status refused = PlanLlmc(manifest, {}).status();
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--weights-only leaves"));
   EXPECT_OK(PlanLlmc(manifest, {.weights_only = true}).status());

@@ -20,6 +20,7 @@
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
+#include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/formats/llmc/llmc.h"
 #include "layout/box.h"
@@ -92,14 +93,17 @@ class LlmcReader {
     return AddTensors(kForeignWeight, 0, 1, place);
   }
 
-  // Reads the optimizer's state from the files of all ranks; none if no rank has a file.
-  absl::Status ReadStates(int64_t step, ForeignCheckpoint& checkpoint) {
+  // Reads the optimizer's state from the files of all ranks; none if no rank has a file or, where
+  // the model's file alone is asked for, if the first one has none.
+  absl::Status ReadStates(int64_t step, bool of_folder, ForeignCheckpoint& checkpoint) {
     absl::StatusOr<LlmcFile> first = ReadHeader(storage_, StateFile(step, 0));
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(""));
+    const RankPattern pattern(absl::StrFormat("state_%08d_{5}.bin", step));
     const bool has_others = std::ranges::any_of(names, [&](const std::string& name) {
-      return name.starts_with(absl::StrFormat("state_%08d_", step));
+      const auto rank = pattern.Parse(name);
+      return rank && pattern.Name(*rank) == name;
     });
-    if (absl::IsNotFound(first.status()) && !has_others) {
+    if (absl::IsNotFound(first.status()) && !(of_folder && has_others)) {
       checkpoint.notes.push_back("There is no optimizer state: no " + StateFile(step, 0) + ".");
       return absl::OkStatus();
     }
@@ -260,7 +264,7 @@ absl::StatusOr<std::string> FindLlmcModel(Storage& storage, std::string_view fil
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& model_file,
-                                           const ModelProto* model) {
+                                           const ModelProto* model, bool of_folder) {
   TESSERA_ASSIGN_OR_RETURN(LlmcFile opened, ReadHeader(storage, model_file));
   TESSERA_ASSIGN_OR_RETURN(LlmcDescription description, ReadLlmcHeader(opened, model));
   ForeignCheckpoint checkpoint = CheckpointOf(kLlmc, "llm.c");
@@ -268,7 +272,7 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmc(Storage& storage, const std::string& 
   TESSERA_RETURN_IF_ERROR(reader.ReadModel(model_file));
   if (const std::optional<int64_t> step = StepOfModel(model_file)) {
     SetProgress(*step, std::nullopt, checkpoint.description);
-    TESSERA_RETURN_IF_ERROR(reader.ReadStates(*step, checkpoint));
+    TESSERA_RETURN_IF_ERROR(reader.ReadStates(*step, of_folder, checkpoint));
   }
   TESSERA_RETURN_IF_ERROR(std::move(reader).MoveTo(checkpoint));
   return checkpoint;

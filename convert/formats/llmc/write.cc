@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -49,8 +50,15 @@ std::string StateHeader(int64_t step, bool has_master) {
 absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest,
                                                  const PlanOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, WriteLlmcHeader(manifest.model(), DType::kF32));
+  // A state is written only with moments: nothing else of the optimizer matters without them.
+  PlanOptions wanted = options;
+  if (std::ranges::none_of(manifest.tensors(), [](const LogicalTensor& tensor) {
+        return tensor.name().ends_with("." + kForeignExpAvg.state);
+      })) {
+    wanted.weights_only = true;
+  }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedKind> kinds,
-                           FindKinds(manifest, output.description.model, options));
+                           FindKinds(manifest, output.description.model, wanted));
   const DType dtype = kinds.front().dtype;
   TESSERA_ASSIGN_OR_RETURN(output, WriteLlmcHeader(manifest.model(), dtype));
   const int64_t step = manifest.trainer().step();
