@@ -53,7 +53,7 @@ absl::StatusOr<std::string> FindPaddleMetadata(Storage& storage);
 // that are flat ranges, and for dtypes that this library does not have. Those of ReadPickle().
 absl::StatusOr<std::vector<PaddleShard>> ReadPaddleMetadata(const ReadableFile& file);
 
-// Returns whether Paddle has tensors of this dtype.
+// Returns whether tensors of this dtype are read and written. Paddle has more: float8, for example.
 bool IsPaddleDType(DType dtype);
 
 // Returns a metadata file as Paddle 3.2 and later read it. Each tensor is one shard. Precondition:

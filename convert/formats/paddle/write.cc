@@ -264,7 +264,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanPaddle(const Manifest& manifest,
     if (IsPaddleDType(saved.dtype)) continue;
     return InvalidArgument(saved.kind.state.empty() ? "the weights" : saved.kind.state, ": ",
                            ProtoName(saved.dtype),
-                           " is not a dtype of Paddle; --dtype converts the weights to another");
+                           " is not written for Paddle; --dtype converts the weights to another");
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> betas, BetasOf(manifest));
   PaddlePlan plan(manifest, model.description(), betas, options.max_file_bytes);

@@ -28,13 +28,13 @@ Manifest LlamaOf(DType dtype) {
   return manifest;
 }
 
-TEST(PlanPaddleTest, DTypesThatPaddleDoesNotHaveAreRefused) {
+TEST(PlanPaddleTest, DTypesThatAreNotWrittenForPaddleAreRefused) {
   EXPECT_OK(PlanPaddle(LlamaOf(DType::kBF16), {}).status());
   for (const DType dtype : {DType::kF8E4M3, DType::kU16}) {
     const absl::Status refused = PlanPaddle(LlamaOf(dtype), {}).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("the weights: " + ProtoName(dtype) + " is not a dtype of Paddle"));
+                HasSubstr("the weights: " + ProtoName(dtype) + " is not written for Paddle"));
     EXPECT_OK(PlanPaddle(LlamaOf(dtype), {.dtype = DType::kF32}).status());
   }
 }
