@@ -301,8 +301,12 @@ TEST_F(TrainCommandTest, ARunThatIsStoppedSavesFirst) {
   EXPECT_THAT(stopped.out.substr(exported),
               HasSubstr("/hf-" + StepDir("run", step).filename().string().substr(5) + "\n"));
 
-  // The first of these ends without a checkpoint of its own.
-  MustTrain("run", step + 1, Joined(flags, {"--save-last-step=false"}));
+  // The first of these ends without a checkpoint of its own, and evaluates only what is owed.
+  const Result owing = MustTrain(
+      "run", step + 1,
+      Joined(flags, {"--save-last-step=false", "--eval-interval=" + std::to_string(step)}));
+  EXPECT_THAT(owing.out, HasSubstr("eval at step " + std::to_string(step)));
+  EXPECT_THAT(owing.out, Not(HasSubstr("nothing is evaluated")));
   MustTrain("run", step + 2, flags);
   MustTrain("undisturbed", step + 2, flags);
   const auto evaluations = [&](const std::string& run) {

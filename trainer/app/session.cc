@@ -81,7 +81,8 @@ absl::Status OpenFiles(Session& session, bool from_own, const NoteSink& notes) {
         OpenData("valid_data_path", config.data().valid_data_path(), session, notes));
     const int64_t step = session.progress.step, steps = config.training().train_iters();
     const int64_t interval = config.training().eval_interval();
-    if (session.trains && interval > 0 && step / interval == steps / interval) {
+    if (session.trains && interval > 0 && step / interval == steps / interval &&
+        !(session.owes_evaluation && step % interval == 0)) {
       notes(absl::StrCat("nothing is evaluated: eval_interval=", interval, " divides no step from ",
                          step + 1, " to ", steps));
     }
