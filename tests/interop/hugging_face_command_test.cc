@@ -96,10 +96,10 @@ TEST_F(HuggingFaceCommandTest, NamesWithWrappers) {
   };
   write("module._orig_mod.");
   EXPECT_EQ(Run({"diff", folder, Fixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
-  write("student.");
+  write("stu\tdent.");
   EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
   EXPECT_THAT(err_, AllOf(HasSubstr("tensor transformer.wte.weight is missing"),
-                          HasSubstr("the files have student.transformer.h.0.attn.c_attn.bias, "),
+                          HasSubstr("the files have stu\\tdent.transformer.h.0.attn.c_attn.bias, "),
                           HasSubstr(", and 18 more, which the model does not have")));
 }
 
@@ -168,7 +168,10 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
     fs::remove_all(folder);
     fs::copy(Fixture("llama3_untied.hf"), folder);
   };
-  fs::copy(Fixture("llama3_untied.hf"), folder);
+  fs::copy(Fixture("gpt2.hf"), folder);
+  fs::remove(folder + "/model.safetensors");
+  fs::create_symlink("lost", folder + "/model.safetensors");
+  refused(ckpt::kExitDifferent, folder + ": missing: model.safetensors\n");
   fs::remove(folder + "/model-00002-of-00004.safetensors");
   refused(ckpt::kExitDifferent, "missing: model-00002-of-00004.safetensors");
   WriteFile(third, ReadFile(third).substr(0, 4000));

@@ -154,16 +154,17 @@ absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName
 }
 
 // Reads the headers of all files. NotFound, listing them, for files that are missing.
-absl::StatusOr<TensorsByName> ReadHeaders(Storage& storage, const NamesByFile& files) {
+absl::StatusOr<TensorsByName> ReadHeaders(Storage& storage, const ChosenFiles& chosen) {
   TensorsByName tensors;
   std::vector<std::string> missing;
-  for (const auto& [file, unused] : files) {
+  for (const auto& [file, unused] : chosen.files) {
     const absl::Status read = ReadHeader(storage, file, tensors);
     if (!absl::IsNotFound(read)) TESSERA_RETURN_IF_ERROR(read);
     if (!read.ok()) missing.push_back(file);
   }
   if (missing.empty()) return tensors;
-  return NotFound(storage.Describe(kIndex), ": missing: ", JoinFirst(missing, ", "));
+  return NotFound(storage.Describe(chosen.is_indexed ? kIndex : ""),
+                  ": missing: ", JoinFirst(missing, ", "));
 }
 
 // Checks that the files have the tensors that the index names, and no others.
@@ -201,7 +202,7 @@ class ModelReader {
       AddParameter(parameter, result);
     }
     std::vector<std::string> others;
-    for (const auto& [name, tensor] : tensors_) others.push_back(tensor.name);
+    for (const auto& [name, tensor] : tensors_) others.push_back(Shown(tensor.name));
     if (problems_.empty() && others.empty()) return result;
     std::string message = JoinFirst(problems_, "; ");
     if (!others.empty()) {
@@ -271,7 +272,7 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage) {
 absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
                                                      std::vector<std::string>& notes) {
   TESSERA_ASSIGN_OR_RETURN(const ChosenFiles chosen, ChooseFiles(storage, notes));
-  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHeaders(storage, chosen.files));
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHeaders(storage, chosen));
   if (chosen.is_indexed) TESSERA_RETURN_IF_ERROR(CheckIndex(storage, chosen.files, tensors));
   return tensors;
 }
