@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import OrderedDict
-from typing import Any, Callable, Container, Dict, Mapping
+from typing import Any, Callable, Container, Dict, Mapping, Tuple
 
 from . import _state, _values
 from ._library import LOGGER, DataLossError, MismatchError, TesseraError
@@ -132,8 +132,14 @@ def decode(stored: bytes, leaf: _Leaf, per_rank: _state.PerRank) -> Dict[Any, An
 
 def decode_places(stored: bytes, is_tensor: Callable[[str], bool], leaf: _Leaf) -> Dict[Any, Any]:
     """The same, of the entry PLACES."""
-    return _checked(PLACES, lambda: _made(_of_places(json.loads(stored), is_tensor), "", leaf,
+    return _checked(PLACES, lambda: _made(_of_places(decode_paths(stored), is_tensor), "", leaf,
                                           _state.PerRank()))
+
+
+def decode_paths(stored: bytes) -> Dict[str, Tuple[Any, ...]]:
+    """The keys to each leaf, by its name, of the entry PLACES."""
+    return _checked(PLACES, lambda: {name: tuple(path)
+                                     for name, path in json.loads(stored).items()})
 
 
 def _checked(entry: str, make: Callable[[], Any]) -> Dict[Any, Any]:

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from . import _checkpoints, _packed, _state, _values
-from ._structure import PLACES
+from ._structure import PLACES, decode_paths
 from ._group import ALONE, TIMEOUT_SECONDS, Group, group_of
 from ._interrupt import cancelling
 from ._library import InvalidArgumentError, SaveOptions, TesseraError, lib, report
@@ -285,10 +285,9 @@ class Reader(_Plain, storage.StorageReader):
                 found[entry[len(_BYTES):]] = BytesStorageMetadata()
         for name in [*checkpoint._stored_values(), *checkpoint._packed]:
             found.setdefault(name, BytesStorageMetadata())
-        places = json.loads(checkpoint.entry(PLACES)) if PLACES in entries else {}
-        return Metadata(state_dict_metadata=found,
-                        planner_data={name: tuple(path) for name, path in places.items()} or {
-                            name: tuple(name.split(".")) for name in found})
+        paths = decode_paths(checkpoint.entry(PLACES)) if PLACES in entries else {}
+        return Metadata(state_dict_metadata=found, planner_data=paths or {
+            name: tuple(name.split(".")) for name in found})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any,
                               **kwargs: Any) -> None:

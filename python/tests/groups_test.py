@@ -2,6 +2,7 @@
 """The package with numpy: state that ranks save and load together."""
 
 import gc
+import importlib
 import random
 import socket
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import tessera_ckpt
 from ranks import run_ranks
 from scratch import Case
-from tessera_ckpt import Box, _jax_group
+from tessera_ckpt import Box, _jax_group, _structure
 
 
 class GroupTest(Case):
@@ -223,6 +224,32 @@ class GroupTest(Case):
 
             self.assertEqual(run_ranks(saved, save), [None] * saved)
             self.assertEqual(run_ranks(loaded, load), [None] * loaded)
+
+
+class DcpTest(Case):
+    """Writer and Reader among ranks, without torch, of which they get what they name."""
+
+    def setUp(self):
+        super().setUp()
+        torch = unittest.mock.MagicMock()
+        torch.distributed.is_initialized.return_value = False
+        checkpoint = torch.distributed.checkpoint
+        checkpoint.storage.StorageWriter = checkpoint.storage.StorageReader = object
+        modules = {"torch": torch, "torch.distributed": torch.distributed,
+                   "torch.distributed.checkpoint": checkpoint, "torch.futures": torch.futures}
+        for name in ("default_planner", "metadata", "planner", "storage"):
+            modules[f"torch.distributed.checkpoint.{name}"] = getattr(checkpoint, name)
+        with unittest.mock.patch.dict(sys.modules, modules):
+            sys.modules.pop("tessera_ckpt.dcp", None)
+            self.dcp = importlib.import_module("tessera_ckpt.dcp")
+
+    def test_damaged_places_are_data_loss(self):
+        for step, damaged in enumerate((b"{", b"[]", b'{"w": 7}', b"\xff")):
+            tessera_ckpt.save(self.folder, step, {"w": np.ones(2)},
+                              entries={_structure.PLACES: damaged})
+            with self.subTest(damaged), self.assertRaisesRegex(
+                    tessera_ckpt.DataLossError, f"the entry {_structure.PLACES} is not as"):
+                self.dcp.Reader(self.folder).read_metadata()
 
 
 class JaxGroupTest(unittest.TestCase):
