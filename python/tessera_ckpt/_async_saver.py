@@ -211,6 +211,7 @@ class AsyncSaver(Finishing):
         """
         self._group = group_of(group, own=True, timeout_seconds=timeout_seconds)
         self._lazy_copy = lazy_copy
+        self._descriptions, self._over = [], []
         with together(self._group):
             self._folder = Folder(folder, create=True, s3_endpoint=s3_endpoint)
             self._progress = _callback(progress)
@@ -222,11 +223,10 @@ class AsyncSaver(Finishing):
                 staging_bytes=_limit(staging_bytes), skip_when_busy=bool(skip_when_busy),
                 progress=self._progress, cancelled=ctypes.pointer(self._cancelled),
                 overwrite=bool(overwrite))
-        self._descriptions, self._over = [], []
-        free = free_after_log(lib.saver_free, lib.saver_poll, self._folder, self._keep)
-        self._handle = Handle(lib.saver_create, free, self._folder.handle,
-                              ctypes.byref(options), of_process="AsyncSaver",
-                              keeps=(self._descriptions, self._group, options))
+            free = free_after_log(lib.saver_free, lib.saver_poll, self._folder, self._keep)
+            self._handle = Handle(lib.saver_create, free, self._folder.handle,
+                                  ctypes.byref(options), of_process="AsyncSaver",
+                                  keeps=(self._descriptions, self._group, options))
         finish_at_exit(self)
 
     def save(self, step: int, state: Any, *, entries: Optional[Mapping[str, bytes]] = None,
@@ -240,8 +240,8 @@ class AsyncSaver(Finishing):
             description = describe(state, entries, program, per_rank, self._group)
         except Exception as error:
             if self._group is not None:  # the other ranks are told by the save
-                code = getattr(error, "code", _library.INVALID_ARGUMENT)
-                lib.saver_refuse(self._handle, number, code, str(error).encode("utf-8", "replace"))
+                code, message = _library.told_of(error, _library.INVALID_ARGUMENT)
+                lib.saver_refuse(self._handle, number, code, message.encode("utf-8", "replace"))
             raise
         # Before the save begins, since SIGINT may end this function as soon as it has.
         self._descriptions.append((number, description))

@@ -21,7 +21,7 @@ from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentErr
                        MismatchError, NotFoundError, ReadOptions, SaveOptions, TesseraError,
                        UnavailableError, UnimplementedError, integer, lib, merging, numbers,
                        report, text)
-from ._progress import Progress, shown
+from ._progress import Progress, prepared, shown
 from ._state import TensorInfo
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -370,7 +370,8 @@ class Checkpoint:
             new = {name: _values.decode(saved[name], name, value, types)
                    for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)
-        with shown(progress, "loading") as callback, cancelling() as cancelled:
+            bar = prepared(progress, "loading")
+        with shown(bar) as callback, cancelling() as cancelled:
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
                 timeout_seconds=timeout_seconds, allow_missing=allow_missing,
@@ -380,11 +381,12 @@ class Checkpoint:
                 allow_shared_memory=True)  # whose elements were compared
             found = report(lib.checkpoint_load, self._handle, description.handle,
                            ctypes.byref(options))
-        new.update(description.finish_load(found["missing"]))
-        new.update((name, place.finish()) for name, place in packed.items())
-        _state.put_back(state, new, per_rank)
-        for optimizer in optimizers:
-            optimizer.place.update(_state.put_back(optimizer.made, new, per_rank, optimizer.name))
+        with together(group):
+            new.update(description.finish_load(found["missing"]))
+            new.update((name, place.finish()) for name, place in packed.items())
+            _state.put_back(state, new, per_rank)
+            for each in optimizers:
+                each.place.update(_state.put_back(each.made, new, per_rank, each.name))
         loaded = LoadReport(self.step, self.path, found["missing"] + missing,
                             found["unexpected"] + unexpected, found["from_master"],
                             found["bytes_read"], found["seconds"])
@@ -566,7 +568,8 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
             raise InvalidArgumentError(f"{path} is not the name of step {number}")
         description = describe(state, entries, program, per_rank, found_group)
         opened = Folder(name, create=True, s3_endpoint=s3_endpoint)
-    with shown(progress, "saving") as callback, cancelling() as cancelled:
+        bar = prepared(progress, "saving")
+    with shown(bar) as callback, cancelling() as cancelled:
         options = SaveOptions(group=None if found_group is None else found_group.pointer(),
                               timeout_seconds=timeout_seconds, io_threads=threads,
                               progress=callback, cancelled=cancelled, overwrite=bool(overwrite))
@@ -750,11 +753,8 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
 
 def _agree_on_name(name: PathLike, s3_endpoint: str, group: Group) -> str:
     """Rank 0 says which checkpoint is the newest."""
-    failed, path = None, None
-    try:
-        path = os.fsdecode(text(name, "folder_or_step"))
-        if group.collectives.transport.rank == 0:
-            path = open(path, s3_endpoint=s3_endpoint).path
-    except TesseraError as error:
-        failed = error
-    return str(group.collectives.agree(failed, path))
+    with together(group) as newest:
+        path = text(name, "folder_or_step")
+        if is_first(group):
+            newest.value = open(os.fsdecode(path), s3_endpoint=s3_endpoint).path
+    return str(newest.value)

@@ -19,8 +19,8 @@ import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from . import _interrupt, _library
-from ._library import (DeadlineExceededError, InvalidArgumentError, TesseraError,
-                       UnavailableError, error_of, guarded, lib)
+from ._library import (DeadlineExceededError, InvalidArgumentError, UnavailableError, error_of,
+                       guarded, lib, told_of)
 
 TIMEOUT_SECONDS = 600.0
 
@@ -285,7 +285,7 @@ class Collectives:
         self.transport.abandoned.check()
         try:
             return self.transport.interruptible(body)
-        except TesseraError as error:
+        except BaseException as error:  # such as missing memory, or KeyboardInterrupt
             self.transport.abandoned.set(error)
             raise
 
@@ -325,10 +325,7 @@ class Collectives:
     def agree(self, error: Optional[BaseException], value: Any = None) -> Any:
         """Raises on every rank where one has an error; otherwise returns rank 0's value, which
         JSON can hold."""
-        mine = None
-        if error is not None:
-            code = getattr(error, "code", _library.INVALID_ARGUMENT)
-            mine = [code, str(error) if isinstance(error, TesseraError) else repr(error)]
+        mine = None if error is None else told_of(error, _library.INVALID_ARGUMENT)
         gathered = self.gather(json.dumps(mine).encode(), self.timeout_seconds)
         verdict = None
         for rank, answer in enumerate(map(json.loads, gathered)):
@@ -427,15 +424,22 @@ def group_of(group: Any, own: bool = False,
     return None if transport is None else Group(transport, timeout_seconds)
 
 
+class Agreed:
+    """What rank 0 has found, which JSON can hold; None by default."""
+
+    value: Any = None
+
+
 @contextlib.contextmanager
-def together(group: Optional[Group]) -> Iterator[None]:
-    """A block that fails on all ranks if it fails on one: the others are waiting for it."""
-    failed = None
+def together(group: Optional[Group]) -> Iterator[Agreed]:
+    """A block that fails on all ranks if it fails on one: the others are waiting for it. After it,
+    the value that rank 0 has set in the block is that of all."""
+    failed, agreed = None, Agreed()
     try:
-        yield
+        yield agreed
     except Exception as error:
         failed = error
     if group is not None:
-        group.collectives.agree(failed)
+        agreed.value = group.collectives.agree(failed, agreed.value)
     elif failed is not None:
         raise failed

@@ -14,7 +14,7 @@ import threading
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from . import _interrupt
 
@@ -107,6 +107,12 @@ def error_of(code: int, message: str) -> TesseraError:
     return error
 
 
+def told_of(error: BaseException, code: int = UNAVAILABLE) -> Tuple[int, str]:
+    """The code and the message of an error for the other ranks, or for the library. `code`: of
+    errors that are not this package's."""
+    return (error.code, str(error)) if isinstance(error, TesseraError) else (code, repr(error))
+
+
 GATHER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_double, c_void_p)
 BROADCAST = GATHER
 START_TRANSFER = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_int32,
@@ -154,10 +160,11 @@ class Abandoned(ctypes.Structure):
         ("message", ctypes.c_char * 508),
     ]
 
-    def set(self, error: TesseraError) -> None:
+    def set(self, error: BaseException) -> None:
         if self.code == OK:
-            self.message = str(error).encode("utf-8", "replace")[:507]
-            self.code = error.code
+            code, message = told_of(error)
+            self.message = message.encode("utf-8", "replace")[:507]
+            self.code = code
 
     def check(self) -> None:
         """Raises the error, if there is one."""
@@ -407,9 +414,9 @@ def guarded(body: Callable[[], None], interruptible: bool = True) -> int:
             body()
         return OK
     except BaseException as error:
-        is_ours = isinstance(error, TesseraError)
-        lib.set_error_message((str(error) if is_ours else repr(error)).encode("utf-8", "replace"))
-        return error.code if isinstance(error, TesseraError) else UNAVAILABLE
+        code, message = told_of(error)
+        lib.set_error_message(message.encode("utf-8", "replace"))
+        return code
 
 
 def merging(merge: Callable[[Dict[int, bytes]], bytes]) -> Any:

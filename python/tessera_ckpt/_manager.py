@@ -188,7 +188,8 @@ class CheckpointManager(Finishing):
         def offer(_context: Any, offered: int) -> int:
             def body() -> None:
                 borrowed = Handle(lambda pointer: _set(pointer, offered), lambda pointer: None)
-                checkpoint = Checkpoint(borrowed, self._name)
+                with together(self._group):
+                    checkpoint = Checkpoint(borrowed, self._name)
                 found.append(checkpoint._load(state, self._group,
                                               timeout_seconds=self._timeout_seconds))
             return guarded(ended.by(body))

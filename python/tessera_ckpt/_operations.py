@@ -13,7 +13,7 @@ from ._checkpoints import ParameterNames, PathLike, names_file
 from ._interrupt import cancelling
 from ._library import (DataLossError, InvalidArgumentError, ReadOptions, WriteOptions, integer, lib,
                        report, text)
-from ._progress import Progress, shown
+from ._progress import Progress, prepared, shown
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ConvertReport:
 @contextlib.contextmanager
 def _options(title: str, format: str, s3_endpoint: str, threads: int, progress: Progress,
              parameter_names: ParameterNames = None) -> Iterator[Any]:
-    with shown(progress, title) as callback, cancelling() as cancelled, \
+    with shown(prepared(progress, title)) as callback, cancelling() as cancelled, \
             names_file(parameter_names) as names:
         yield ctypes.byref(ReadOptions(
             s3_endpoint=text(s3_endpoint, "s3_endpoint"), format=text(format, "format"),

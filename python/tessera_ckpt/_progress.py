@@ -53,7 +53,10 @@ class _Bar:
             self._bar.close()
 
 
-def _function(progress: Progress, title: str) -> Any:
+def prepared(progress: Progress, title: str) -> Any:
+    """What shown() takes: None without a progress."""
+    if progress is None or progress is False:
+        return None
     if progress is True:
         try:
             tqdm: Any = importlib.import_module("tqdm.auto")
@@ -71,12 +74,11 @@ def _function(progress: Progress, title: str) -> Any:
 
 
 @contextlib.contextmanager
-def shown(progress: Progress, title: str) -> Iterator[Any]:
-    """The progress as a callback of the library."""
-    if progress is None or progress is False:
+def shown(function: Any) -> Iterator[Any]:
+    """A progress that is prepared(), as a callback of the library."""
+    if function is None:
         yield _library.PROGRESS()
         return
-    function = _function(progress, title)
     failed: List[BaseException] = []
 
     def call(_context: Any, done: int, total: int) -> None:
@@ -90,7 +92,8 @@ def shown(progress: Progress, title: str) -> Iterator[Any]:
     try:
         yield _library.PROGRESS(call)
     finally:
-        getattr(function, "close", lambda: None)() if function is not progress else None
+        if isinstance(function, (_Line, _Bar)):
+            function.close()
         if failed and not isinstance(failed[0], Exception):  # such as KeyboardInterrupt
             raise failed[0]
         if failed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import json
+from typing import Any
 
 from . import _checkpoints
 from ._checkpoints import PathLike, SaveReport
-from ._group import group_of
-from ._library import TesseraError
+from ._group import group_of, together
+from ._library import DataLossError, integer
 
 
 def save_in_place(path: PathLike, step: int, state: Any, group: Any = None,
@@ -20,15 +21,19 @@ def save_in_place(path: PathLike, step: int, state: Any, group: Any = None,
         back, the checkpoint takes the next number.
       options: of tessera_ckpt.save().
     """
-    found_group = group_of(group)
-    failed: Optional[TesseraError] = None
-    try:
+    with together(group_of(group)) as free:
         found = _checkpoints.latest(path)
-        step = step if found is None else max(step, found.step + 1)
-    except TesseraError as error:
-        failed = error
-    if found_group is not None:
-        step = found_group.collectives.agree(failed, step)
-    elif failed is not None:
-        raise failed
-    return _checkpoints.save(path, step, state, group, keep=1, **options)
+        number = integer(step, "step")
+        free.value = number if found is None else max(number, found.step + 1)
+    return _checkpoints.save(path, free.value, state, group, keep=1, **options)
+
+
+def are_processes_of(path: PathLike, entry: str, processes: int) -> bool:
+    """Whether as many processes have saved a checkpoint, by an entry of it. Collective."""
+    with together(group_of(None)):
+        stored = _checkpoints.open(path).entry(entry)
+        try:
+            saved = json.loads(stored)
+        except (ValueError, RecursionError) as error:
+            raise DataLossError(f"the entry {entry} is no number: {error}") from None
+    return bool(saved == processes)

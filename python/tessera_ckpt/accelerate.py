@@ -20,7 +20,7 @@ from accelerate.utils import DistributedType
 from . import _checkpoints
 from ._checkpoints import LoadReport, PathLike, SaveReport
 from ._library import UnimplementedError
-from ._replace import save_in_place
+from ._replace import are_processes_of, save_in_place
 from ._torch_state import (random_states, set_random_states, set_training_state,
                            training_state)
 
@@ -61,7 +61,7 @@ def load_state(accelerator: Any, input_dir: PathLike) -> LoadReport:
     """Loads what save_state() has saved. At another number of processes, the generators and the
     stateful dataloaders stay as they are."""
     state = _state(accelerator)
-    same = json.loads(_checkpoints.open(input_dir).entry(_PROCESSES)) == accelerator.num_processes
+    same = are_processes_of(input_dir, _PROCESSES, accelerator.num_processes)
     if not same:
         del state["random"], state["dataloaders"]
     report = _checkpoints.load(input_dir, state,

@@ -34,9 +34,9 @@ from torch.futures import Future
 
 from . import _checkpoints, _packed, _state, _values
 from ._structure import PLACES, decode_paths
-from ._group import ALONE, TIMEOUT_SECONDS, Group, group_of
+from ._group import ALONE, TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
-from ._library import InvalidArgumentError, SaveOptions, TesseraError, lib, report
+from ._library import InvalidArgumentError, SaveOptions, TesseraError, integer, lib, report
 from ._checkpoints import Checkpoint, Folder, PathLike
 
 # Entries of a checkpoint: what torch has pickled, by name.
@@ -111,8 +111,15 @@ class _Values:
         head = json.dumps([sizes, self.places, self.values, self.kinds]).encode()
         return b"".join([struct.pack("<q", len(head)), head, *self.pickled.values()])
 
-    def take(self, message: bytes) -> None:
-        """Adds what another rank has."""
+    @classmethod
+    def of_ranks(cls, messages: List[bytes]) -> "_Values":
+        """What these ranks have, from their encoded()."""
+        made = cls()
+        for message in messages:
+            made._take(message)
+        return made
+
+    def _take(self, message: bytes) -> None:
         begin = 8 + struct.unpack_from("<q", message)[0]
         sizes, *others = json.loads(message[8:begin])
         for mine, its in zip((self.places, self.values, self.kinds), others):
@@ -160,11 +167,12 @@ class Writer(_Plain, storage.StorageWriter):
 
     def write_data(self, plan: Any, planner: Any) -> "Future[List[WriteResult]]":
         """Saves, together with the other ranks."""
-        failed, folder, description, step = None, None, None, self._step
-        mine = _Values()
-        try:
+        group, mine = self._group, _Values()
+        if group is not None:
+            group.collectives.timeout_seconds = self._timeout_seconds
+        with together(group) as agreed:
             name, in_path = _checkpoints.place(_given(self._path))
-            step = in_path if step is None else step
+            step = in_path if self._step is None else self._step
             if name != self._path and step != in_path:
                 raise InvalidArgumentError(f"{self._path} is not that of step {step}")
             boxes = self._resolve(plan, planner, mine)
@@ -172,13 +180,18 @@ class Writer(_Plain, storage.StorageWriter):
             for value, packed in mine.packed.items():
                 description.add_packed(value, packed.memory)
             folder = Folder(name, create=True, s3_endpoint=self._s3_endpoint)
-        except Exception as error:
-            failed = error
-        step = self._agree(failed, folder, step)
-        assert folder is not None and description is not None
-        description.set_entries(self._entries(mine))
+            if step is None and _checkpoints.is_first(group):
+                saved = folder.list()
+                step = saved[-1].step + 1 if saved else 0
+            agreed.value = None if step is None else integer(step, "step")
+            encoded = b"" if group is None else mine.encoded()
+        step = agreed.value
+        values = [] if group is None else group.collectives.gather(encoded, self._timeout_seconds)
+        with together(group):
+            description.set_entries(
+                (mine if group is None else _Values.of_ranks(values)).entries())
         with cancelling() as cancelled:
-            options = SaveOptions(group=None if self._group is None else self._group.pointer(),
+            options = SaveOptions(group=None if group is None else group.pointer(),
                                   timeout_seconds=self._timeout_seconds, cancelled=cancelled,
                                   overwrite=self._overwrite)
             found = report(lib.folder_save, folder.handle, step, description.handle, options)
@@ -193,23 +206,6 @@ class Writer(_Plain, storage.StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=_given(self._path))
-
-    def _agree(self, failed: Optional[Exception], folder: Optional[Folder],
-               step: Optional[int]) -> int:
-        """The step, as rank 0 has it; the error of any rank."""
-        if folder is not None and step is None and _checkpoints.is_first(self._group):
-            try:
-                found = [info.step for info in folder.list()]
-                step = found[-1] + 1 if found else 0
-            except TesseraError as error:
-                failed = error
-        if self._group is not None:
-            self._group.collectives.timeout_seconds = self._timeout_seconds
-            return int(self._group.collectives.agree(failed, step))
-        if failed is not None:
-            raise failed
-        assert step is not None
-        return step
 
     @staticmethod
     def _resolve(plan: Any, planner: Any, values: _Values) -> Dict[str, Any]:
@@ -229,15 +225,6 @@ class Writer(_Plain, storage.StorageWriter):
         if isinstance(plan.planner_data, dict):
             values.places = {name: list(path) for name, path in plan.planner_data.items()}
         return parts
-
-    def _entries(self, mine: _Values) -> Dict[str, bytes]:
-        """What all ranks have besides tensors, on rank 0."""
-        all_values = mine
-        if self._group is not None:
-            all_values = _Values()
-            for message in self._group.collectives.gather(mine.encoded(), self._timeout_seconds):
-                all_values.take(message)
-        return all_values.entries()
 
 
 class Reader(_Plain, storage.StorageReader):
@@ -300,19 +287,20 @@ class Reader(_Plain, storage.StorageReader):
         assert checkpoint is not None
         state: Dict[str, Any] = {}
         targets: List[Tuple[Any, Any]] = []
-        for item in plan.items:
-            name = item.storage_index.fqn
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(self._pickled(checkpoint, name)))
-                continue
-            target = planner.resolve_tensor(item).detach()
-            for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths)):
-                target = target.narrow(dim, offset, length)
-            begin = item.storage_index.offset or (0,) * len(item.storage_offsets)
-            offset = tuple(a + b for a, b in zip(begin, item.storage_offsets))
-            boxes = state.setdefault(name, _state.Boxes([], checkpoint.tensors[name].shape))
-            boxes.parts.append((target, offset))
-            targets.append((item, target))
+        with together(self._group):
+            for item in plan.items:
+                name = item.storage_index.fqn
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, io.BytesIO(self._pickled(checkpoint, name)))
+                    continue
+                target = planner.resolve_tensor(item).detach()
+                for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths)):
+                    target = target.narrow(dim, offset, length)
+                begin = item.storage_index.offset or (0,) * len(item.storage_offsets)
+                offset = tuple(a + b for a, b in zip(begin, item.storage_offsets))
+                boxes = state.setdefault(name, _state.Boxes([], checkpoint.tensors[name].shape))
+                boxes.parts.append((target, offset))
+                targets.append((item, target))
         checkpoint._load(state, self._group, allow_unexpected=True,
                          verify_digests=self._verify_digests)
         for item, target in targets:

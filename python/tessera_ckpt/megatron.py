@@ -27,6 +27,7 @@ from megatron.core.dist_checkpointing.mapping import (CheckpointingException, Sh
 from megatron.core.dist_checkpointing.strategies import base
 
 from . import _checkpoints
+from ._group import group_of, together
 from ._replace import save_in_place
 from ._state import Boxes
 
@@ -53,17 +54,18 @@ class SaveStrategy(base.SaveShardedStrategy):
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
         state: Dict[str, Any] = {}
-        for each in nested_values(sharded_state_dict):
-            if not is_main_replica(each.replica_id):
-                continue
-            if isinstance(each, ShardedTensor):
-                boxes = state.setdefault(each.key, Boxes([], tuple(each.global_shape)))
-                boxes.parts.append((_box(each, each.data), tuple(each.global_offset)))
-            else:
-                data = io.BytesIO()
-                torch.save(each.data, data)
-                state[_OBJECT + each.unique_key] = torch.frombuffer(data.getbuffer(),
-                                                                    dtype=torch.uint8)
+        with together(group_of(None)):
+            for each in nested_values(sharded_state_dict):
+                if not is_main_replica(each.replica_id):
+                    continue
+                if isinstance(each, ShardedTensor):
+                    boxes = state.setdefault(each.key, Boxes([], tuple(each.global_shape)))
+                    boxes.parts.append((_box(each, each.data), tuple(each.global_offset)))
+                else:
+                    data = io.BytesIO()
+                    torch.save(each.data, data)
+                    state[_OBJECT + each.unique_key] = torch.frombuffer(data.getbuffer(),
+                                                                        dtype=torch.uint8)
         step = re.fullmatch(r"iter_(\d+)", os.path.basename(os.fspath(checkpoint_dir)))
         save_in_place(checkpoint_dir, int(step[1]) if step else 0, state, program="megatron-core")
 
@@ -85,19 +87,20 @@ class LoadStrategy(base.LoadShardedStrategy):
             raise CheckpointingException(f"version {loaded_version} is not known")
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        saved = _checkpoints.open(checkpoint_dir).tensors
         state: Dict[str, Any] = {}
         padding: List[Any] = []
-        for each in nested_values(sharded_state_dict):
-            if isinstance(each, ShardedTensor):
-                if each.data is None:
-                    each.init_data("cpu")
-                self._add(state, each, saved, padding)
-            elif _OBJECT + each.unique_key in saved:
-                name = _OBJECT + each.unique_key
-                state[name] = torch.empty(saved[name].shape, dtype=torch.uint8)
-            else:
-                raise CheckpointingException(f"{each.unique_key} is not saved")
+        with together(group_of(None)):
+            saved = _checkpoints.open(checkpoint_dir).tensors
+            for each in nested_values(sharded_state_dict):
+                if isinstance(each, ShardedTensor):
+                    if each.data is None:
+                        each.init_data("cpu")
+                    self._add(state, each, saved, padding)
+                elif _OBJECT + each.unique_key in saved:
+                    name = _OBJECT + each.unique_key
+                    state[name] = torch.empty(saved[name].shape, dtype=torch.uint8)
+                else:
+                    raise CheckpointingException(f"{each.unique_key} is not saved")
         _checkpoints.load(checkpoint_dir, state, allow_unexpected=True)
         for rows in padding:
             rows.zero_()

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from . import _checkpoints
 from ._library import NotFoundError, UnimplementedError
-from ._replace import save_in_place
+from ._replace import are_processes_of, save_in_place
 from ._torch_state import (random_states, set_random_states, set_training_state,
                            training_state)
 
@@ -110,8 +110,8 @@ class TesseraCheckpoints(_Trainer):
         """They are saved with the optimizer."""
 
     def _load_rng_state(self, checkpoint: Optional[str]) -> None:
-        if checkpoint is None or self.args.world_size != json.loads(
-                _checkpoints.open(checkpoint).entry(_PROCESSES)):
+        if checkpoint is None or not are_processes_of(checkpoint, _PROCESSES,
+                                                      self.args.world_size):
             return
         state = {"random": random_states()}
         _checkpoints.load(checkpoint, state, allow_unexpected=True)

@@ -3,6 +3,7 @@
 
 import gc
 import importlib
+import io
 import random
 import socket
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import tessera_ckpt
 from ranks import run_ranks
 from scratch import Case
-from tessera_ckpt import Box, _jax_group, _structure
+from tessera_ckpt import Box, _group, _jax_group, _replace, _structure
 
 
 class GroupTest(Case):
@@ -150,10 +151,81 @@ class GroupTest(Case):
         with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "per_rank: expected a list"):
             tessera_ckpt.save(self.folder, 2, state(0), per_rank="rng")
 
+    def check_told(self, results, failed, message):
+        """One rank has failed by itself, and all others raise what it says."""
+        for rank, result in enumerate(results):
+            self.assertIsInstance(result, Exception, results)
+            if rank != failed:
+                self.assertIn(f"rank {failed}: {message}", str(result))
+
+    def test_whatever_fails_on_one_rank_fails_on_all(self):
+        class Odd(Exception):
+            code = print  # as errors of other packages have one
+
+        class Refuses(dict):
+            def items(self):
+                raise Odd
+
+        def save(transport, failing=1, state=None, **options):
+            if transport.rank != failing:
+                state, options = None, {}
+            tessera_ckpt.save(self.folder, 1, state or {"w": np.ones(3)}, transport,
+                              timeout_seconds=5, **options)
+
+        self.check_told(run_ranks(3, lambda each: save(each, state=Refuses(a=1))), 1, "Odd")
+        self.check_told(run_ranks(3, lambda each: save(each, progress="bar")), 1,
+                        "progress: expected")
+        self.assertEqual(run_ranks(2, save), [None] * 2)
+
+        def load(transport, state, **options):
+            return tessera_ckpt.load(self.folder, state, transport, timeout_seconds=5, **options)
+
+        def load_one(transport, **options):
+            return load(transport, {"w": np.zeros(3)}, **(options if transport.rank == 1 else {}))
+
+        for options, message in (({"progress": "bar"}, "progress: expected"),
+                                 ({"allow_unexpected": 7}, "TypeError")):
+            self.check_told(run_ranks(2, lambda each: load_one(each, **options)), 1, message)
+        with unittest.mock.patch.object(tessera_ckpt._checkpoints, "open",
+                                        side_effect=PermissionError):
+            self.check_told(run_ranks(2, load_one), 0, "PermissionError")
+
+    def test_a_state_that_cannot_be_filled_fails_on_all(self):
+        class Closed(dict):
+            def __setitem__(self, key, value):
+                raise RuntimeError("closed")
+
+        self.assertEqual(self.save_on(2, lambda _: {"w": np.ones(3), "step": 7}), [None] * 2)
+        self.check_told(run_ranks(2, lambda transport: tessera_ckpt.load(
+            self.folder, (dict, Closed)[transport.rank](w=np.zeros(3), step=0), transport,
+            timeout_seconds=5)), 1, "RuntimeError('closed')")
+
+    def test_a_step_of_numpy_is_that_of_all_ranks(self):
+        self.assertEqual(run_ranks(2, lambda transport: _replace.save_in_place(
+            self.folder, np.int64(3), {"w": np.ones(3)}, transport).step), [3, 3])
+
+    def test_after_an_exchange_that_failed_no_rank_reads_what_is_left_of_it(self):
+        def body(transport):
+            def receive(*_):
+                raise MemoryError
+
+            with unittest.mock.patch.object(
+                    transport, "receive", receive if transport.rank == 0 else transport.receive):
+                try:
+                    tessera_ckpt.save(self.folder, 1, {}, transport, timeout_seconds=1)
+                except (MemoryError, tessera_ckpt.TesseraError):
+                    pass
+            tessera_ckpt.save(self.folder, 2, {"w": np.ones(3)}, transport, timeout_seconds=1)
+
+        first, second = run_ranks(2, body)
+        self.assertIsInstance(first, tessera_ckpt.UnavailableError)
+        self.assertIn("MemoryError", str(first))
+        self.assertIsInstance(second, tessera_ckpt.DeadlineExceededError)
+
     def test_a_missing_rank_is_named(self):
         def body(transport):
             if transport.rank != 1:
-                tessera_ckpt._group.Collectives(transport).gather(b"x", 0.3)
+                _group.Collectives(transport).gather(b"x", 0.3)
 
         results = run_ranks(2, body)
         self.assertIsInstance(results[0], tessera_ckpt.DeadlineExceededError)
@@ -166,7 +238,7 @@ class GroupTest(Case):
                 state, errors = {"w": np.ones(3)}, []
                 if transport.rank == 1:
                     for _ in range(calls_before_it_leaves):
-                        with tessera_ckpt._group.together(tessera_ckpt._group.group_of(transport)):
+                        with _group.together(_group.group_of(transport)):
                             pass
                     return errors
                 for seconds in (0.5, 600):
@@ -242,6 +314,60 @@ class DcpTest(Case):
         with unittest.mock.patch.dict(sys.modules, modules):
             sys.modules.pop("tessera_ckpt.dcp", None)
             self.dcp = importlib.import_module("tessera_ckpt.dcp")
+
+    def write(self, transport, places=None):
+        """Saves a tensor of rank 0 and, of each rank, what the planner has pickled."""
+        of_rank = f"of_rank_{transport.rank}"
+        chunk = types.SimpleNamespace(sizes=(3,), offsets=(0,))
+        items = [types.SimpleNamespace(index=types.SimpleNamespace(fqn=of_rank),
+                                       type=self.dcp.WriteItemType.BYTE_IO)]
+        if transport.rank == 0:
+            items.append(types.SimpleNamespace(
+                index=types.SimpleNamespace(fqn="w"), type=self.dcp.WriteItemType.TENSOR,
+                tensor_data=types.SimpleNamespace(chunk=chunk, size=(3,))))
+        planner = types.SimpleNamespace(
+            resolve_data=lambda item: np.ones(3) if item is not items[0] else io.BytesIO(b"data"),
+            lookup_object=lambda _: 7)
+        writer = self.dcp.Writer(self.folder, step=np.int64(5), timeout_seconds=5)
+        writer._group = _group.group_of(transport)
+        writer.write_data(types.SimpleNamespace(
+            items=items, planner_data=places or {of_rank: (of_rank,)}), planner)
+
+    def check_told(self, results, failed, error):
+        self.assertIsInstance(results[failed], error)
+        self.assertIsInstance(results[1 - failed], tessera_ckpt.InvalidArgumentError)
+        self.assertIn(f"rank {failed}: {error.__name__}", str(results[1 - failed]))
+
+    def test_what_each_rank_has_is_saved(self):
+        self.assertEqual(run_ranks(2, self.write), [None] * 2)
+        saved = tessera_ckpt.open(self.folder)
+        self.assertEqual((saved.step, saved.values), (5, {"of_rank_0": 7, "of_rank_1": 7}))
+        self.assertEqual(saved.entry("torch.distributed.checkpoint/of_rank_1"), b"data")
+        self.assertEqual(_structure.decode_paths(saved.entry(_structure.PLACES)),
+                         {f"of_rank_{rank}": (f"of_rank_{rank}",) for rank in range(2)})
+
+    def test_an_error_of_one_rank_is_that_of_all(self):
+        with unittest.mock.patch.object(self.dcp._Values, "_take", side_effect=MemoryError):
+            self.check_told(run_ranks(2, self.write), 0, MemoryError)
+        places = {"x": (object(),)}
+        self.check_told(run_ranks(2, lambda transport: self.write(
+            transport, places if transport.rank == 1 else None)), 1, TypeError)
+        self.assertIsNone(tessera_ckpt.latest(self.folder))
+
+    def test_what_one_rank_cannot_take_is_an_error_of_all(self):
+        self.assertEqual(run_ranks(2, self.write), [None] * 2)
+
+        def read(transport):
+            reader = self.dcp.Reader(self.folder)
+            reader._group = _group.group_of(transport, timeout_seconds=5)
+            reader._checkpoint = tessera_ckpt.open(self.folder)
+            item = types.SimpleNamespace(type=self.dcp.LoadItemType.BYTE_IO,
+                                         storage_index=types.SimpleNamespace(fqn="of_rank_0"))
+            taken = {0: []}
+            reader.read_data(types.SimpleNamespace(items=[item]), types.SimpleNamespace(
+                load_bytes=lambda _, data: taken[transport.rank].append(data.read())))
+
+        self.check_told(run_ranks(2, read), 1, KeyError)
 
     def test_damaged_places_are_data_loss(self):
         for step, damaged in enumerate((b"{", b"[]", b'{"w": 7}', b"\xff")):
