@@ -40,6 +40,16 @@ class TrainCommandTest : public CommandTest {
     MustTrain("undisturbed", steps);
     EXPECT_EQ(Losses(run), Losses("undisturbed"));
   }
+  // Returns the names of a run's events but its saves.
+  std::vector<std::string> EventNames(const std::string& run) const {
+    std::vector<std::string> names;
+    std::ifstream file(RunDir(run) / "events.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const std::string name = nlohmann::json::parse(line)["event"];
+      if (name != "saved") names.push_back(name);
+    }
+    return names;
+  }
 };
 
 TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
@@ -353,7 +363,7 @@ TEST_F(TrainCommandTest, WhatHappensIsRecordedOverAllProcessesOfARun) {
       EXPECT_LE(event["ranks"][0]["seconds"], event["seconds"]);
     }
   }
-  EXPECT_THAT(names, ElementsAre("start", "saved", "damaged", "resume", "saved", "end"));
+  EXPECT_THAT(names, ElementsAre("start", "saved", "skipped_damaged", "resume", "saved", "end"));
   EXPECT_EQ(resume["step"], before);
   EXPECT_EQ(resume["lost_steps"], steps - before);
   EXPECT_GT(resume["lost_seconds"], 0);
@@ -422,10 +432,12 @@ TEST_F(TrainCommandTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
   EXPECT_THAT(Steps("run"), ElementsAre(4, 9));
   EXPECT_THAT(result.out, HasSubstr("hf-00000009: step 9 was skipped, or its loss is not plausi"));
   EXPECT_FALSE(fs::exists(Checkpoints("run") / "hf-00000009"));
+  EXPECT_THAT(EventNames("run"), ElementsAre("start", "end", "resume", "not_exported", "diverged"));
   // Nor does another run take it for good.
   EXPECT_THAT(MustTrain("other", 10, {Load("run")}).out,
               AllOf(HasSubstr("WARNING: skipped " + StepDir("run", 9).string()),
                     HasSubstr("step-00000004 (step 4)")));
+  EXPECT_THAT(EventNames("other"), ElementsAre("skipped_diverged", "resume", "end"));
   // The user may ask for step 9: nothing is left to train then, but the command still fails.
   result = MustTrain("run", 9, Joined(broken, {"--ckpt-step=9"}), 1);
   EXPECT_THAT(result.err, HasSubstr("--ckpt-step"));
@@ -437,7 +449,18 @@ TEST_F(TrainCommandTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
               HasSubstr("WARNING: skipped " + StepDir("run", 9).string() +
                         ": the run had diverged at step 9: the loss was not plausible; it is now "
                         "called step-00000009.diverged"));
+  EXPECT_THAT(EventNames("run"), ElementsAre("start", "end", "resume", "not_exported", "diverged",
+                                             "skipped_diverged", "resume", "end"));
   ExpectUndisturbed("run", 9);
+}
+
+// Its message, which names the file, has the words of the other end.
+TEST_F(TrainCommandTest, ARunThatFailsIsNotRecordedAsOneThatHasDiverged) {
+  const fs::path tokens = root_ / "training has diverged: tokens.bin";
+  WriteRandomTokens(tokens, /*vocabulary=*/200, /*count=*/20000);  // twice the model's
+  const Result result = MustTrain("run", 2, {"--train-data-path=" + tokens.string()}, 1);
+  EXPECT_THAT(result.err, HasSubstr("training has diverged: tokens.bin"));
+  EXPECT_THAT(EventNames("run"), ElementsAre("start", "failed"));
 }
 
 }  // namespace

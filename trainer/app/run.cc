@@ -16,7 +16,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
@@ -37,8 +36,8 @@
 #include "trainer/metrics/progress.h"
 #include "trainer/metrics/run_events.h"
 #include "trainer/report/report.h"
-#include "trainer/state/describe_saved.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_run.h"
 
 namespace tessera {
 namespace {
@@ -101,16 +100,14 @@ void RecordEnd(const Session& session, const absl::Status& status) {
                     .text = absl::StrCat("ended after step ", step, " of ",
                                          session.config.training().train_iters())};
   if (!status.ok()) {
-    // Another rank that ends first ends this one's calls, with its name before its message.
-    event.name = absl::StrContains(status.message(), kDivergedMessage) ? "diverged" : "failed";
+    event.name = session.diverged ? "diverged" : "failed";
     event.text = std::string(status.message());
   }
   session.events->Add(event);
 }
 
-// Trains, and returns the exit code. `skipped`: notes about checkpoints that were not resumed from.
-absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
-                          const std::vector<std::string>& skipped) {
+// Trains, and returns the exit code.
+absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
   if (session.first_rank()) {
     const std::string& run_dir = session.config.output().run_dir();
     const std::optional<double> idle_seconds = IdleSeconds(run_dir);
@@ -120,8 +117,10 @@ absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line,
       session.events = std::make_unique<RunEvents>(
           run_dir, idle_seconds,
           [&](const std::string& failure) { progress_line.Message(failure); });
-      for (const std::string& note : skipped) {
-        session.events->Add({.name = "damaged", .step = session.progress.step, .text = note});
+      for (const SkippedRun& skipped : session.skipped) {
+        session.events->Add({.name = absl::StrCat("skipped_", skipped.word),
+                             .step = session.progress.step,
+                             .text = skipped.sentence});
       }
     }
   }
@@ -244,11 +243,10 @@ absl::Status ExportAtEnd(const Session& session, ProgressLine& progress_line) {
 }
 
 // Trains, or does the rest if there is nothing to train.
-absl::Status RunSession(Session& session, ProgressLine& progress_line,
-                        const std::vector<std::string>& skipped, int* stopped_by) {
+absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stopped_by) {
   const TrainConfig& config = session.config;
   if (session.trains) {
-    TESSERA_ASSIGN_OR_RETURN(*stopped_by, Train(session, progress_line, skipped));
+    TESSERA_ASSIGN_OR_RETURN(*stopped_by, Train(session, progress_line));
   } else {
     progress_line.Message("nothing left to train: step " + std::to_string(session.progress.step) +
                           " of " + std::to_string(config.training().train_iters()));
@@ -278,18 +276,14 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
     std::fflush(stdout);
   }
   ProgressLine progress_line(LineOptions(config, launch, output.get()));
-  std::vector<std::string> skipped;
-  const auto note = [&](const std::string& text) {
-    progress_line.Message(text);
-    if (text.starts_with(kSkippedNote)) skipped.push_back(text);
-  };
+  const auto note = [&](const std::string& text) { progress_line.Message(text); };
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<Session> session,
       CatchNoMemory("begin the run", [&] { return BuildSession(config, world, devices, note); }));
   session->began = launch.began;
   TESSERA_RETURN_IF_ERROR(CheckMemory("begin the run"));
   const absl::Status status = CatchNoMemory(
-      "continue the run", [&] { return RunSession(*session, progress_line, skipped, stopped_by); });
+      "continue the run", [&] { return RunSession(*session, progress_line, stopped_by); });
   // The other ranks are notified immediately; the session then waits for a save in flight, unless
   // nothing answers that one.
   if (!status.ok() && world != nullptr) world->Abort(status);

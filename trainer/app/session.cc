@@ -420,8 +420,10 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(RunParts run, const TrainConfig
     session = nullptr;
     return built;
   };
-  TESSERA_RETURN_IF_ERROR(
+  TESSERA_ASSIGN_OR_RETURN(
+      std::vector<SkippedRun> skipped,
       LoadSavedRun(config, group, run.saver->manager(), run.notes, build, std::move(replica)));
+  session->skipped = std::move(skipped);
   session->saver = std::move(run.saver);
   // A run that has nothing left to train needs no restart.
   if (run.replicas != nullptr && !session->trains) {

@@ -32,6 +32,7 @@
 #include "trainer/state/foreign_weights.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/saved_run.h"
 #include "trainer/state/state_chunks.h"
 #include "trainer/step/trainer.h"
 
@@ -72,13 +73,15 @@ struct Session {
   std::unique_ptr<RunEvents> events;
   // The saver. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
-  int64_t hf_step = -1;            // of the last weights in Hugging Face's format; -1: none
-  bool resumed = false;            // the progress came from a checkpoint
-  std::string resumed_from;        // its name; empty otherwise
-  bool resumed_in_memory = false;  // from a replica
-  std::string saved_topology;      // under which that checkpoint was saved; empty if unknown
-  bool resumed_healthy = true;     // its state is good, as far as is known
-  bool owes_evaluation = false;    // that checkpoint was saved before its step was evaluated
+  int64_t hf_step = -1;             // of the last weights in Hugging Face's format; -1: none
+  bool resumed = false;             // the progress came from a checkpoint
+  std::string resumed_from;         // its name; empty otherwise
+  bool resumed_in_memory = false;   // from a replica
+  std::string saved_topology;       // under which that checkpoint was saved; empty if unknown
+  bool resumed_healthy = true;      // its state is good, as far as is known
+  bool owes_evaluation = false;     // that checkpoint was saved before its step was evaluated
+  std::vector<SkippedRun> skipped;  // newer checkpoints than that one; empty but on rank 0
+  bool diverged = false;            // training has, which its error says
 
   Backend& backend() const { return device->backend(); }
   // Returns the fingerprint of this rank's numerics, the same on all ranks in EXACT numerics.

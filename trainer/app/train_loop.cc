@@ -214,10 +214,8 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   FollowRecords();
   if (metrics.skipped && HasDiverged()) {
     ends_together_ = true;
-    return absl::AbortedError(absl::StrFormat(
-        "%sthe gradients of the last %d steps were not finite; resume from an earlier checkpoint "
-        "with a lower --lr (--ckpt-step)",
-        kDivergedMessage, session_.trainer->skipped_in_a_row()));
+    return Diverged(absl::StrFormat("the gradients of the last %d steps were not finite",
+                                    session_.trainer->skipped_in_a_row()));
   }
   return absl::OkStatus();
 }
@@ -424,10 +422,13 @@ absl::Status TrainLoop::FinishSaves() {
 absl::Status TrainLoop::CheckSaves() {
   const TimeSpent spent(TimeUse::kSaving);
   const absl::Status trouble = DescribeTrouble();
-  // The first rank that ends aborts the calls of the others, so each first reports its saves.
-  const RankGroup group = session_.group();
-  ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).IgnoreError();
+  Agree(absl::OkStatus()).IgnoreError();
   return trouble;
+}
+
+absl::Status TrainLoop::Agree(const absl::Status& mine) const {
+  const RankGroup group = session_.group();
+  return ckpt::AgreeOnStatus(group.ranks, mine, group.timeout);
 }
 
 absl::Status TrainLoop::DescribeTrouble() {
@@ -441,18 +442,22 @@ absl::Status TrainLoop::DescribeTrouble() {
 absl::Status TrainLoop::CheckRecords() const {
   const absl::Status own =
       session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->status();
-  if (!decision_.program_ends) return own;
-  const RankGroup group = session_.group();
-  return ckpt::AgreeOnStatus(group.ranks, own, group.timeout);
+  return decision_.program_ends ? Agree(own) : own;
 }
 
-absl::Status TrainLoop::CheckNotDiverged() const {
+absl::Status TrainLoop::CheckNotDiverged() {
   const Progress& progress = session_.progress;
   if (IsSaneLoss(progress.last_loss, config_.model().vocab_size())) return absl::OkStatus();
-  return absl::AbortedError(absl::StrFormat(
-      "%sthe loss of step %d is %g; resume from an earlier checkpoint with a lower --lr "
-      "(--ckpt-step)",
-      kDivergedMessage, progress.step, std::fabs(progress.last_loss)));  // a NaN has a sign
+  return Diverged(absl::StrFormat("the loss of step %d is %g", progress.step,
+                                  std::fabs(progress.last_loss)));  // a NaN has a sign
+}
+
+absl::Status TrainLoop::Diverged(const std::string& reason) {
+  session_.diverged = true;
+  Agree(absl::OkStatus()).IgnoreError();  // so that each finds it by itself
+  return absl::AbortedError(
+      absl::StrCat("training has diverged: ", reason,
+                   "; resume from an earlier checkpoint with a lower --lr (--ckpt-step)"));
 }
 
 absl::Status TrainLoop::EndTogether(const absl::Status& mine) {
@@ -463,9 +468,8 @@ absl::Status TrainLoop::EndTogether(const absl::Status& mine) {
         world->AllReduce(std::span(&failed, 1), ReduceOp::kSum, {.what = "errors of all ranks"}));
   }
   if (failed == 0) return absl::OkStatus();
-  const RankGroup group = session_.group();
   ends_together_ = true;
-  return ckpt::AgreeOnStatus(group.ranks, mine, group.timeout);
+  return Agree(mine);
 }
 
 absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
@@ -487,9 +491,7 @@ absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
   decision_.save = ckpt::SaveKind::kPermanent;
   absl::Status saved = Keep(/*replicates=*/false);
   if (saved.ok()) saved = FinishSaves();
-  // The first rank that ends aborts the calls of the others.
-  const RankGroup group = session_.group();
-  ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).IgnoreError();
+  Agree(absl::OkStatus()).IgnoreError();
   return with(saved.ok() ? absl::StrCat("step ", step, " is saved (--save-on-exception)")
                          : absl::StrCat("step ", step, " is not saved: ", saved.message()));
 }

@@ -24,9 +24,6 @@
 
 namespace tessera {
 
-// The beginning of the error of a run that has diverged.
-inline constexpr char kDivergedMessage[] = "training has diverged: ";
-
 // The training loop of a rank: runs optimizer steps, reports, evaluates and saves. Every rank of a
 // run has its own loop, and all do the same.
 class TrainLoop {
@@ -80,6 +77,10 @@ class TrainLoop {
   // Reports an event and, on rank 0, records it.
   void Happened(const std::string& name, int64_t step, const std::string& text,
                 const ckpt::SaveReport* saved = nullptr);
+  // Returns one error on all ranks if `mine` is an error on any rank. The first rank that ends
+  // aborts the calls of the others, so ranks that end with something to report meet here first.
+  // Collective.
+  absl::Status Agree(const absl::Status& mine) const;
   // Returns an error, after every rank has reported its saves, if all ranks have decided that the
   // run can save no more. Collective.
   absl::Status CheckSaves();
@@ -93,7 +94,10 @@ class TrainLoop {
   // Returns whether the run ends because the gradients of too many steps were not finite.
   bool HasDiverged() const;
   // Returns Aborted if training does not recover from the last loss.
-  absl::Status CheckNotDiverged() const;
+  absl::Status CheckNotDiverged();
+  // Returns the error of a run that has diverged because of `reason`, which all ranks have found in
+  // the same step. Collective.
+  absl::Status Diverged(const std::string& reason);
   bool AtInterval(int64_t interval) const {
     return interval > 0 && session_.progress.step % interval == 0;
   }

@@ -46,9 +46,10 @@ std::map<int, NumbersOfRank> LargestOf(const std::vector<NumbersOfRank>& ranks,
 //                  from its last record until now.
 //   saved          seconds, bytes, directory, ranks: [{"rank", "planning", "copying", "writing",
 //                  "syncing", "seconds"}] in seconds, as SavePhases, of the 64 slowest ranks
-//   not_saved, not_exported (weights at an interval), damaged (a skipped checkpoint), signal,
-//   stop_file, exit_duration, replicated (the first, and the first after a failure),
-//   not_replicated (likewise)
+//   not_saved, not_exported (weights at an interval), signal, stop_file, exit_duration,
+//   replicated (the first, and the first after a failure), not_replicated (likewise)
+//   skipped_damaged, skipped_diverged: a newer checkpoint than the one that was loaded, which is
+//                  damaged or of a run that had diverged
 //   sample         prompt
 //   end, diverged, failed: the last one of a process that was not killed and had begun to train
 //

@@ -55,7 +55,7 @@ def write_run(folder, *, steps=STEPS, loss=5.0, text="a sentence", settings="lr:
                     "syncing": .05, "seconds": .2 + .1 * rank} for rank in range(4)]},
         {"event": "resume", "step": 10, **start, "lost_steps": 5, "lost_seconds": 2.5,
          "down_seconds": 60},
-        {"event": "damaged", "step": 15}, {"event": "signal", "step": 25},
+        {"event": "skipped_damaged", "step": 15}, {"event": "signal", "step": 25},
         {"event": "sample", "step": 30, "prompt": "once"}, {"event": "end", "step": 40})])
     (folder / "config.textproto").write_text(
         f'output {{\n  run_dir: "{folder}"\n}}\noptimizer {{\n  {settings}\n}}\n')
@@ -101,7 +101,7 @@ class ReportPageTest(unittest.TestCase):
         self.assertEqual(self.texts(page, "#memory .label"), ["step"])
         marks = page.evaluate(f"[...document.querySelectorAll('#{loss} .mark')]"
                               ".map((mark) => mark.classList[1])")
-        self.assertEqual(marks, ["saved", "resume", "damaged", "signal", "end"])
+        self.assertEqual(marks, ["saved", "resume", "skipped_damaged", "signal", "end"])
         self.assertEqual(page.count(".events tbody tr"), 6)
         self.assertIn("dp2_tp2, 5 steps lost, 2.50 s computed again, down for 60.0 s",
                       page.text(".events"))

@@ -15,9 +15,6 @@
 
 namespace tessera {
 
-// The beginning of a note about a damaged checkpoint that a resume has skipped.
-inline constexpr char kSkippedNote[] = "WARNING: skipped ";
-
 // Returns NotFound: `load` names no checkpoint. The message describes what is there instead.
 absl::Status NothingToLoad(const CheckpointConfig& config);
 

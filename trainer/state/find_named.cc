@@ -154,13 +154,18 @@ absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> 
   }
   if (saved.empty()) return std::nullopt;
   auto chosen = saved.end();
+  std::vector<SkippedRun> skipped;
   if (config.has_ckpt_step()) {
     chosen = std::ranges::find(saved, config.ckpt_step(), &ckpt::CheckpointInfo::step);
   } else {
     const ckpt::ChosenCheckpoint choice = ckpt::ChooseToRead(*storage, saved);
-    for (const std::string& note : choice.notes) notes(absl::StrCat("WARNING: ", note));
     chosen =
         std::ranges::find(saved, choice.checkpoint.directory, &ckpt::CheckpointInfo::directory);
+    for (const std::string& note : choice.notes) {
+      notes(absl::StrCat("WARNING: ", note));
+      // Without newer checkpoints, the note is one about the folder.
+      if (chosen != saved.begin()) skipped.push_back({"diverged", note});
+    }
   }
   if (chosen == saved.end()) {
     return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ",
@@ -178,7 +183,8 @@ absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> 
   return SavedRun{
       .checkpoint = ckpt::CheckpointOfManifest(std::move(storage), chosen->directory,
                                                *std::move(manifest), std::move(reading)),
-      .older_step = older_step};
+      .older_step = older_step,
+      .skipped = std::move(skipped)};
 }
 
 // Finds the checkpoint that `load` names.

@@ -79,13 +79,14 @@ absl::StatusOr<std::unique_ptr<ckpt::CheckpointManager>> OpenToLook(const Checkp
   return ckpt::CheckpointManager::Open(config.save(), std::move(options), StoresOf(config));
 }
 
-// The arguments of LoadSavedRun() but the replica.
+// The arguments of LoadSavedRun() but the replica, and its result.
 struct Loading {
   const TrainConfig& config;
   const RankGroup& group;
   ckpt::CheckpointManager& manager;
   const NoteSink& notes;
   const LoadRun& load;
+  std::vector<SkippedRun>& skipped;
 
   const CheckpointConfig& checkpoint() const { return config.checkpoint(); }
   bool is_reporter() const { return group.ranks.rank() == 0; }
@@ -136,7 +137,8 @@ absl::StatusOr<bool> LoadFromStore(const Loading& run, std::optional<SavedRun>& 
   const absl::StatusOr<ckpt::ResumeResult> resumed = run.manager.TryResume(load, options);
   TESSERA_RETURN_IF_ERROR(InSettings(resumed.status(), config));
   for (const ckpt::SkippedCheckpoint& skipped : resumed->skipped) {
-    run.notes(absl::StrCat("WARNING: ", ckpt::Describe(run.manager.storage(), skipped)));
+    run.skipped.push_back({skipped.word, ckpt::Describe(run.manager.storage(), skipped)});
+    run.notes(absl::StrCat("WARNING: ", run.skipped.back().sentence));
   }
   NoteAbandoned(config, resumed->abandoned, run.notes);
   return resumed->checkpoint.has_value();
@@ -157,6 +159,33 @@ absl::StatusOr<bool> LoadOwn(const Loading& run, std::optional<SavedRun> replica
   return LoadFromStore(run, replica);
 }
 
+absl::Status LoadAny(const Loading& run, std::optional<SavedRun> replica) {
+  const CheckpointConfig& checkpoint = run.checkpoint();
+  if (ResumesItsOwn(checkpoint)) {
+    TESSERA_ASSIGN_OR_RETURN(const bool loaded, LoadOwn(run, std::move(replica)));
+    if (loaded) return absl::OkStatus();
+    if (LoadsItsOwn(checkpoint)) {
+      if (checkpoint.exit_on_missing_checkpoint() || checkpoint.has_ckpt_step()) {
+        return absl::NotFoundError(absl::StrCat("save: no checkpoint in ", checkpoint.save()));
+      }
+      run.notes(absl::StrCat("no checkpoint in ", checkpoint.save(), ": starting afresh"));
+      return run.load(std::nullopt);
+    }
+  }
+  if (checkpoint.load().empty()) return run.load(std::nullopt);
+  TESSERA_ASSIGN_OR_RETURN(SavedRun named, FindNamed(run.config, run.group, run.notes));
+  for (SkippedRun& skipped : named.skipped) run.skipped.push_back(std::move(skipped));
+  TESSERA_RETURN_IF_ERROR(run.load(std::move(named)));
+  if (!Saves(run.config) || !LoadsItsOwn(checkpoint) || !checkpoint.has_ckpt_step()) {
+    return absl::OkStatus();
+  }
+  // Another future is abandoned.
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                           run.manager.AbandonLater(checkpoint.ckpt_step()));
+  NoteAbandoned(checkpoint, moved, run.notes);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool LoadsItsOwn(const CheckpointConfig& config) {
@@ -169,33 +198,15 @@ bool ResumesLatest(const CheckpointConfig& config) {
   return ResumesItsOwn(config) && !ChoosesOwnStep(config);
 }
 
-absl::Status LoadSavedRun(const TrainConfig& config, const RankGroup& group,
-                          ckpt::CheckpointManager& manager, const NoteSink& notes,
-                          const LoadRun& load, std::optional<SavedRun> replica) {
-  const CheckpointConfig& checkpoint = config.checkpoint();
-  if (ResumesItsOwn(checkpoint)) {
-    const Loading run = {config, group, manager, notes, load};
-    TESSERA_ASSIGN_OR_RETURN(const bool loaded, LoadOwn(run, std::move(replica)));
-    if (loaded) return absl::OkStatus();
-    if (LoadsItsOwn(checkpoint)) {
-      if (checkpoint.exit_on_missing_checkpoint() || checkpoint.has_ckpt_step()) {
-        return absl::NotFoundError(absl::StrCat("save: no checkpoint in ", checkpoint.save()));
-      }
-      notes(absl::StrCat("no checkpoint in ", checkpoint.save(), ": starting afresh"));
-      return load(std::nullopt);
-    }
-  }
-  if (checkpoint.load().empty()) return load(std::nullopt);
-  TESSERA_ASSIGN_OR_RETURN(SavedRun named, FindNamed(config, group, notes));
-  TESSERA_RETURN_IF_ERROR(load(std::move(named)));
-  if (!Saves(config) || !LoadsItsOwn(checkpoint) || !checkpoint.has_ckpt_step()) {
-    return absl::OkStatus();
-  }
-  // Another future is abandoned.
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
-                           manager.AbandonLater(checkpoint.ckpt_step()));
-  NoteAbandoned(checkpoint, moved, notes);
-  return absl::OkStatus();
+absl::StatusOr<std::vector<SkippedRun>> LoadSavedRun(const TrainConfig& config,
+                                                     const RankGroup& group,
+                                                     ckpt::CheckpointManager& manager,
+                                                     const NoteSink& notes, const LoadRun& load,
+                                                     std::optional<SavedRun> replica) {
+  std::vector<SkippedRun> skipped;
+  TESSERA_RETURN_IF_ERROR(
+      LoadAny({config, group, manager, notes, load, skipped}, std::move(replica)));
+  return skipped;
 }
 
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
@@ -211,7 +222,7 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
       LoadSavedRun(looks_only, group, *manager, notes, [&](std::optional<SavedRun> saved) {
         found = std::move(saved);
         return absl::OkStatus();
-      }));
+      }).status());
   return found;
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,6 +24,12 @@
 
 namespace tessera {
 
+// A checkpoint that a run has passed over for an older one.
+struct SkippedRun {
+  std::string word;      // as SkippedCheckpoint::word: "damaged" or "diverged"
+  std::string sentence;  // names it, and the reason
+};
+
 // A committed checkpoint that was chosen. Only its manifest has been read.
 struct SavedRun {
   ckpt::Checkpoint checkpoint;
@@ -35,6 +42,9 @@ struct SavedRun {
   // a checkpoint of this library. Facts that its files do not record are absent from the manifest.
   std::string foreign_name = {};
   std::string foreign_format = {};
+  // The newer checkpoints of the folder that FindNamed() has passed over. Empty on other ranks than
+  // rank 0.
+  std::vector<SkippedRun> skipped = {};
 
   const ckpt::Manifest& manifest() const { return checkpoint.manifest(); }
   std::string Describe() const {
@@ -54,7 +64,8 @@ bool ResumesLatest(const CheckpointConfig& config);
 // checkpoint_manager.h.
 using LoadRun = std::function<absl::Status(std::optional<SavedRun>)>;
 
-// Finds the checkpoint from which the run continues, and calls `load` with it.
+// Finds the checkpoint from which the run continues, and calls `load` with it. Returns, on rank 0,
+// the newer checkpoints that were skipped; `notes` receives a sentence about each.
 //
 // With auto_resume and a folder `save`, the checkpoint is the latest valid one there, permanent or
 // rolling, as CheckpointManager::TryResume() finds it, with a note for each skipped one.
@@ -70,9 +81,9 @@ using LoadRun = std::function<absl::Status(std::optional<SavedRun>)>;
 //
 // `replica` (see ResumesLatest()) is used instead of a checkpoint of its step or an earlier one in
 // `save`; if it is damaged, the run continues as without it.
-absl::Status LoadSavedRun(const TrainConfig& config, const RankGroup& group,
-                          ckpt::CheckpointManager& manager, const NoteSink& notes,
-                          const LoadRun& load, std::optional<SavedRun> replica = std::nullopt);
+absl::StatusOr<std::vector<SkippedRun>> LoadSavedRun(
+    const TrainConfig& config, const RankGroup& group, ckpt::CheckpointManager& manager,
+    const NoteSink& notes, const LoadRun& load, std::optional<SavedRun> replica = std::nullopt);
 
 // Finds the checkpoint that LoadSavedRun() would try first. Changes nothing, and reads only
 // manifests.

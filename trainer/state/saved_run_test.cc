@@ -248,6 +248,11 @@ TEST_F(AutoResumeTest, ADivergedCheckpointOfAnotherRunIsReadOnlyOnRequest) {
     EXPECT_THAT(notes_, HasSubstr("WARNING: skipped " + other + "/" + step +
                                   ": the run had diverged at step "));
   }
+  ASSERT_OK_AND_ASSIGN(const SavedRun named, FindNamed(config_, group_, Sink()));
+  const std::vector<SkippedRun>& skipped = named.skipped;
+  ASSERT_EQ(skipped.size(), 2);
+  EXPECT_EQ(skipped[0].word, "diverged");
+  EXPECT_THAT(skipped[0].sentence, HasSubstr("step-00000006: the run had diverged at step "));
   checkpoint.set_ckpt_step(6);
   EXPECT_EQ(Resumed(), 6);
   EXPECT_EQ(notes_, "");
@@ -299,7 +304,7 @@ class ReplicaTest : public CheckpointsTest {
         .checkpoint = save(folder_ + "/memory", 120), .is_own = true, .in_memory = true};
     Outcome outcome;
     const auto saver = OrFail(OpenSaver(config));
-    outcome.status = LoadSavedRun(
+    const absl::StatusOr<std::vector<SkippedRun>> skipped = LoadSavedRun(
         Of(config), group_, saver->manager(), Sink(),
         [&](const std::optional<SavedRun>& saved) {
           outcome.tried.push_back(!saved.has_value()
@@ -310,6 +315,7 @@ class ReplicaTest : public CheckpointsTest {
           return ckpt::WithDamagedParts(absl::DataLossError("a bad byte"), {{.file = "model"}});
         },
         std::move(replica));
+    outcome.status = skipped.status();
     return outcome;
   }
 };
