@@ -306,6 +306,17 @@ class SourcesTest(unittest.TestCase):
         self.assertNotIn("sandbox_tmpfs_path", settings)
         self.assertNotIn("sandbox_block_path", settings)
 
+    def test_all_sources_are_compiled_with_warnings(self):
+        """Those of examples by other build systems."""
+        settings = pathlib.Path(".bazelrc").read_text()
+        ours, = re.findall(r"--per_file_copt=(\S+)@-Wall,-Wextra,-Werror,", settings)
+        folders = [folder for folder in pathlib.Path().iterdir() if folder.is_dir()
+                   and not folder.is_symlink() and folder.name not in (".git", "examples")]
+        sources = [str(source) for folder in folders for source in folder.glob("**/*.cc")]
+        self.assertGreater(len(sources), 800)
+        self.assertEqual([source for source in sources if not any(
+            re.search(pattern, source) for pattern in ours.split(","))], [])
+
     def test_programs_begin_with_run_program(self):
         mains = [s for s in sources_of_programs() if re.search(r"^int main\(", s.read_text(),
                                                                re.MULTILINE)]
