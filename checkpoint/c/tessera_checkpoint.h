@@ -145,7 +145,9 @@ enum { TESSERA_READ_ONLY = 1 };
  *   strides   in elements, one for each dim; NULL: contiguous and row-major
  *   flags     0 or TESSERA_READ_ONLY
  *
- * The memory belongs to the caller, and must stay valid until the state is freed. */
+ * Elements that several ranks hold must be equal: one rank's copy is saved, and nothing compares it
+ * with the others. The memory belongs to the caller, and must stay valid until the state is freed.
+ */
 TESSERA_API int32_t tessera_state_add_shard(tessera_state* state, void* data, int64_t elements,
                                             const int64_t* offset, const int64_t* shape,
                                             const int64_t* strides, int32_t flags);
