@@ -184,7 +184,7 @@ class GroupTest(Case):
             return load(transport, {"w": np.zeros(3)}, **(options if transport.rank == 1 else {}))
 
         for options, message in (({"progress": "bar"}, "progress: expected"),
-                                 ({"allow_unexpected": 7}, "TypeError")):
+                                 ({"allow_unexpected": "w"}, "allow_unexpected: expected")):
             self.check_told(run_ranks(2, lambda each: load_one(each, **options)), 1, message)
         with unittest.mock.patch.object(tessera_ckpt._checkpoints, "open",
                                         side_effect=PermissionError):
