@@ -138,7 +138,7 @@ class SaveHousekeeping {
   void NoteLoaded(const Checkpoint& checkpoint) {
     known_good_ = IsHealthy(checkpoint.manifest()) ? checkpoint.directory() : "";
   }
-  // Later checkpoints, of which that may be one, were quarantined.
+  // Forgets that checkpoint: it may have been quarantined.
   void ForgetLoaded() { known_good_.clear(); }
 
  private:

@@ -730,7 +730,7 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
       strict: False allows both missing and unexpected leaves, which the report then lists.
       allow_missing: whether leaves that were not saved are left unchanged.
       allow_unexpected: whether saved leaves that the state does not have are ignored; or the
-        branches of the saved state, by their keys, of which leaves are.
+        branches of the saved state, by their keys, whose leaves are ignored.
       verify_digests: whether to compare the memory afterwards with the saved digests, too.
       exact_dtypes: whether to refuse to convert between floating dtypes.
       allow_overflow: whether elements that the wanted dtype cannot hold become infinite; otherwise

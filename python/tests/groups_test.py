@@ -299,7 +299,7 @@ class GroupTest(Case):
 
 
 class DcpTest(Case):
-    """Writer and Reader among ranks, without torch, of which they get what they name."""
+    """Writer and Reader among ranks. A stand-in for torch has the names that they import."""
 
     def setUp(self):
         super().setUp()

@@ -24,7 +24,7 @@
 
 namespace tessera {
 
-// A checkpoint that a run has passed over for an older one.
+// A newer checkpoint than the one that a run resumes from: it is damaged, or had diverged.
 struct SkippedRun {
   std::string word;      // as SkippedCheckpoint::word: "damaged" or "diverged"
   std::string sentence;  // names it, and the reason
@@ -42,8 +42,7 @@ struct SavedRun {
   // a checkpoint of this library. Facts that its files do not record are absent from the manifest.
   std::string foreign_name = {};
   std::string foreign_format = {};
-  // The newer checkpoints of the folder that FindNamed() has passed over. Empty on other ranks than
-  // rank 0.
+  // The newer checkpoints in the folder, which FindNamed() skipped. Rank 0 alone has them.
   std::vector<SkippedRun> skipped = {};
 
   const ckpt::Manifest& manifest() const { return checkpoint.manifest(); }

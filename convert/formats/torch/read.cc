@@ -291,8 +291,8 @@ bool HasTorchName(const std::string& name) {
          name.ends_with(".ckpt");
 }
 
-// Returns the names of all parts of the state dict of which "X-00002-of-00003.bin" is a part, in
-// order; empty for names of another form.
+// Returns the names of all parts of a state dict, in order, from the name of one of them, such as
+// "X-00002-of-00003.bin"; empty for names of another form.
 std::vector<std::string> AllPartsOf(const std::string& name) {
   constexpr size_t kEndBytes = sizeof("-00002-of-00003.bin") - 1;
   const RankPattern pattern("-{5}-of-{5}.bin");
