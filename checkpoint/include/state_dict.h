@@ -107,7 +107,8 @@ struct ShardedTensor {
 };
 
 // The tensors that a process saves or loads. Boxes of one tensor must not overlap within a process.
-// The boxes of all processes may overlap (replicas), and must cover the tensor.
+// The boxes of all processes may overlap (replicas), and must cover the tensor. Replicas must be
+// equal: a save writes one of them, and does not compare them.
 //
 // Files have the tensors in this order. If tensors are parts of one buffer, list them in the order
 // of the buffer: then they are written together, in place.
