@@ -204,7 +204,7 @@ TEST_F(PaddleLossesTest, TheNextStepsHaveTheLossesOfPaddleNlpFromEveryLayout) {
     layouts[LossesOf(entry.path())][entry.path().filename()] = entry.path();
   }
   EXPECT_EQ(layouts.size(), 4);
-  const std::string guide = ReadFile("docs/convert.md");
+  const std::string guide = ReadFile("docs/foreign-formats.md");
   for (const auto& [file, of_state] : layouts) {
     const std::vector<double> paddles = TakeRun(file);
     std::vector<double> first;

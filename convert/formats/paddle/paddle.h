@@ -14,8 +14,8 @@
 // Auto parallel, which is read and written: what paddle.distributed.save_state_dict() saves of
 // {"model": model.state_dict(), "optimizer": optimizer.state_dict()}. Every shard states its place.
 //
-// docs/convert.md says which of these were tested with files that Paddle's own programs wrote, and
-// which with files of a script that cuts a trained state as they do.
+// docs/foreign-formats.md says which of these were tested with files that Paddle's own programs
+// wrote, and which with files of a script that cuts a trained state as they do.
 
 #include <map>
 #include <string>
