@@ -15,9 +15,11 @@ namespace {
 
 constexpr char kTemporarySuffix[] = ".tmp-";
 
-// Returns a version that differs, in this process, from the versions of other contents.
+// Returns the length of the contents and 96 bits of hashes. Only by chance, which nothing guards
+// against, do other contents have the same version.
 std::string VersionOf(std::string_view contents) {
-  return absl::StrCat(contents.size(), "-", std::hash<std::string_view>()(contents));
+  return absl::StrCat(contents.size(), "-", std::hash<std::string_view>()(contents), "-",
+                      Crc32c(AsBytes(contents)));
 }
 
 }  // namespace

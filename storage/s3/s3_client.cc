@@ -327,9 +327,10 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
   }
   if (own) return absl::OkStatus();
   return absl::UnavailableError(
-      says_nothing ? "the store does not say that the upload is complete, and there is no object"
-                   : absl::StrCat("the upload was removed by another program; ",
-                                  response.status().message()));
+      absl::StrCat(says_nothing ? "the store does not say that the upload is complete"
+                                : absl::StrCat("the upload was removed by another program: ",
+                                               response.status().message()),
+                   "; ", there.ok() ? "another object is there" : there.status().message()));
 }
 
 absl::StatusOr<bool> S3Client::HoldsParts(const std::string& key, const ObjectInfo& info,

@@ -5,11 +5,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/s3/s3_client.h"
 #include "storage/s3/testing/http_server.h"
@@ -134,6 +136,29 @@ TEST(S3ClientAnswersTest, AnyAnswerIsAnErrorAndNothingWorse) {
         << body;
     std::string out(4, '\0');
     EXPECT_FALSE(client.Get("a", "", 0, std::as_writable_bytes(std::span(out))).ok()) << body;
+  }
+}
+
+// The store neither confirms the upload nor has it any more.
+TEST(S3ClientAnswersTest, AnUploadThatIsNotConfirmedIsAnErrorThatSaysWhatIsThere) {
+  HttpReply head;
+  HttpServer server(
+      [&](HttpMessage& request) { return request.method == "HEAD" ? head : HttpReply(); });
+  S3Client client({.endpoint = server.url(), .bucket = "b"});
+  const auto complete = [&](const HttpReply& about_object) {
+    head = about_object;
+    return client.CompleteUpload({.key = "key", .id = "1", .writer = "mine"}, {});
+  };
+  EXPECT_OK(complete({.headers = {{"x-amz-meta-tessera-writer", "mine"}}}));
+  const std::vector<std::pair<HttpReply, const char*>> cases = {
+      {{.headers = {{"x-amz-meta-tessera-writer", "other"}}}, "; another object is there"},
+      {{.status = 404}, "; the store answers 404"},
+      {{.status = 403}, "; the store answers 403"},
+  };
+  for (const auto& [about_object, words] : cases) {
+    const absl::Status status = complete(about_object);
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(words));
   }
 }
 
