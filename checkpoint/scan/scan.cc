@@ -353,10 +353,14 @@ absl::Status Scanner::FinishPiece(const absl::Status& read, const FilePiece& pie
 absl::Status Scanner::CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const {
   const DataFile& description = manifest_.files(chunk.file_index);
   const uint64_t index = chunk.begin / description.chunk_bytes();
-  // The rest of a truncated file's last chunk is missing, which was already reported.
-  if (chunk.end !=
-      std::min<uint64_t>(chunk.begin + description.chunk_bytes(), description.size_bytes())) {
-    return absl::OkStatus();
+  const uint64_t begin = index * description.chunk_bytes();
+  const uint64_t end =
+      std::min<uint64_t>(begin + description.chunk_bytes(), description.size_bytes());
+  if (chunk.begin != begin || chunk.end != end) {
+    // The rest of a truncated file's last chunk is missing, which was already reported.
+    if (options_.on_damage != nullptr) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(description.path(), ": bytes [", chunk.begin, ", ",
+                                            chunk.end, ") are not a chunk, and have no checksum"));
   }
   const uint32_t expected = description.chunk_crc32c(index);
   uint32_t found = Crc32c(data);

@@ -97,6 +97,18 @@ TEST_F(ScanTest, DeliversEveryByteOnceWithAnyNumberOfThreadsAndAnyMemory) {
   }
 }
 
+// Only whole chunks have checksums.
+TEST_F(ScanTest, BytesThatNoChecksumCoversEndTheScan) {
+  Scanner scanner(storage_, "c", manifest_, {.io_threads = 1});
+  ASSERT_OK(scanner.OpenAll());
+  const auto ignore = [](int, const FilePiece&, const std::byte*) { return absl::OkStatus(); };
+  for (const FilePiece& range :
+       {FilePiece{0, 0, 65}, FilePiece{0, 1, 65}, FilePiece{0, 1, 64}, FilePiece{1, 64, 399}}) {
+    const absl::Status status = scanner.Run({&range, 1}, ignore);
+    EXPECT_TRUE(absl::IsInternal(status)) << range.begin << " " << range.end << " " << status;
+  }
+}
+
 TEST_F(ScanTest, DamageEndsTheScanAndNamesFileOffsetTensorAndParts) {
   faulty_.CorruptReads("c/file-1", 70, std::byte{4});
   std::string seen;
