@@ -1,24 +1,20 @@
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.pb.h"
-#include "checkpoint/internal/damage.h"
 #include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/internal/saved_checkpoints.h"
-#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/manager/retention.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/scan/verify.h"
 #include "storage/storage.h"
@@ -81,44 +77,7 @@ absl::StatusOr<VerifyReport> CheckpointFolder::Verify(std::string_view directory
 }
 
 absl::Status CheckpointFolder::Prune(int keep, std::optional<int64_t> saved_step) const {
-  absl::Status first_error = SettleDiscarded(*storage_, "");
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
-                           ListStepDirectories(*storage_, ""));
-  std::erase_if(directories, [&](const CheckpointInfo& dir) {
-    return !dir.readable.ok() || storage_->IsLink(dir.directory);
-  });
-  int64_t newest = -1, oldest_kept = -1;
-  bool found_healthy = false;
-  std::set<int64_t> also_kept;  // the newest healthy one, and what may be it
-  std::map<int64_t, std::optional<std::string>> judged;
-  for (auto dir = directories.rbegin(); dir != directories.rend(); ++dir) {
-    if (!dir->committed) continue;
-    // Read before the rest: another process may replace the checkpoint at any time.
-    const absl::StatusOr<std::string> identity = ManifestIdentity(*storage_, dir->directory);
-    first_error.Update(identity.status());
-    if (identity.ok()) judged[dir->step] = *identity;
-    if (oldest_kept >= 0 && found_healthy) continue;
-    newest = std::max(newest, dir->step);
-    const absl::StatusOr<Manifest> manifest = ReadIntact(*storage_, dir->directory);
-    const bool is_unknown = !manifest.ok() && !MayBeDamage(manifest.status());
-    if (is_unknown) first_error.Update(manifest.status());
-    const bool is_healthy = manifest.ok() && IsHealthy(*manifest);
-    if (!found_healthy && (is_healthy || is_unknown)) also_kept.insert(dir->step);
-    found_healthy |= is_healthy;
-    if (manifest.ok() && --keep <= 0 && oldest_kept < 0) oldest_kept = dir->step;
-  }
-  bool removed = false;
-  const std::unique_ptr<Removal> removal = Removal::In(*storage_);
-  for (const CheckpointInfo& dir : directories) {
-    if (dir.step >= (dir.committed ? oldest_kept : newest) || dir.step == saved_step) continue;
-    if (dir.committed && (also_kept.contains(dir.step) || !judged.contains(dir.step))) continue;
-    const absl::StatusOr<bool> deleted =
-        RemoveUnlessRead(*storage_, *removal, dir, judged[dir.step]);
-    first_error.Update(deleted.status());
-    removed |= deleted.value_or(true);
-  }
-  if (removed) first_error.Update(storage_->SyncDirectory(""));
-  return first_error;
+  return Retention(*storage_, {.newest = std::max(keep, 1)}).Apply(absl::Now(), saved_step);
 }
 
 }  // namespace tessera::ckpt

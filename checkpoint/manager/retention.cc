@@ -48,11 +48,13 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
   if (!options.deletes() || candidates.empty()) return {};
   const size_t count = candidates.size();
   std::vector<bool> kept(count);
-  for (size_t i = 0; i < count; ++i) {
+  int64_t newer = 0;  // intact ones
+  for (size_t i = count; i-- > 0;) {
     const RetentionCandidate& candidate = candidates[i];
-    kept[i] = count - i <= static_cast<uint64_t>(std::max<int64_t>(options.newest, 1)) ||
+    kept[i] = newer < std::max<int64_t>(options.newest, 1) ||
               (options.every_steps > 0 && candidate.step % options.every_steps == 0) ||
               (options.within > absl::ZeroDuration() && candidate.saved_at >= now - options.within);
+    newer += candidate.intact ? 1 : 0;
   }
   // The best of each data, since losses of different data do not compare.
   std::map<std::string_view, int64_t> kept_by_data;
@@ -111,17 +113,25 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
   std::erase_if(directories, [&](const CheckpointInfo& dir) {
     return !dir.readable.ok() || storage_.IsLink(dir.directory);
   });
-  std::vector<RetentionCandidate> candidates;
   std::vector<const CheckpointInfo*> committed;
-  std::vector<Described> known;
   for (const CheckpointInfo& dir : directories) {
-    if (!dir.committed) continue;
-    known.push_back(DescribeOnce(dir));
-    first_error.Update(known.back().unknown);
-    candidates.push_back(known.back().candidate);
-    committed.push_back(&dir);
+    if (dir.committed) committed.push_back(&dir);
   }
   if (committed.empty()) return first_error;
+  RetentionOptions others = options_;
+  others.newest = 0;
+  int64_t intact = 0;
+  bool found_good = false;
+  std::vector<RetentionCandidate> candidates(committed.size());
+  std::vector<Described> known(committed.size());
+  for (size_t i = committed.size(); i-- > 0;) {
+    const bool is_surplus = !others.deletes() && found_good && intact >= options_.newest;
+    known[i] = is_surplus ? Identify(*committed[i]) : DescribeOnce(*committed[i]);
+    candidates[i] = known[i].candidate;
+    first_error.Update(known[i].unknown);
+    intact += candidates[i].intact ? 1 : 0;
+    found_good |= candidates[i].good;
+  }
 
   bool tried = false;
   const auto remove = [&](const CheckpointInfo& dir, const std::optional<std::string>& judged) {
@@ -175,7 +185,7 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     if (behind_link) continue;
     const Described described =
         checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
-    if (!described.unknown.ok() || (checkpoint.rolling && !described.intact)) continue;
+    if (!described.unknown.ok() || (checkpoint.rolling && !described.candidate.intact)) continue;
     candidates.push_back(described.candidate);
     found.emplace_back(&checkpoint, described);
   }
@@ -196,18 +206,21 @@ Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint) {
   return described;
 }
 
-Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
+Retention::Described Retention::Identify(const CheckpointInfo& checkpoint) {
   const absl::StatusOr<std::string> identity = ManifestIdentity(storage_, checkpoint.directory);
+  return {.candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling},
+          .unknown = identity.status(),
+          .identity = identity.value_or("")};
+}
+
+Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
+  Described described = Identify(checkpoint);
   const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
-  Described described = {
-      .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
-      .unknown = identity.status(),
-      .identity = identity.value_or(""),
-      .intact = manifest.ok()};
+  RetentionCandidate& candidate = described.candidate;
+  candidate.intact = candidate.good = manifest.ok();
   if (!manifest.ok() && !MayBeDamage(manifest.status())) described.unknown = manifest.status();
   if (!manifest.ok()) return described;
   const TrainerState& trainer = manifest->trainer();
-  RetentionCandidate& candidate = described.candidate;
   const int64_t created = manifest->producer().created_unix_ms();
   if (created != 0) candidate.saved_at = absl::FromUnixMillis(created);
   candidate.good = IsHealthy(*manifest);

@@ -34,13 +34,14 @@ struct RetentionCandidate {
   absl::Time saved_at = absl::InfiniteFuture();
   std::optional<double> validation_loss;  // measured at this step
   std::string validation_data;            // kValidationData
-  // False if the checkpoint is known to be incomplete, its state not to be finite, or its loss not
-  // to be plausible.
+  bool intact = true;                     // false: damaged, or it cannot be read
+  // False if the checkpoint is not intact, its state not finite, or its loss not plausible.
   bool good = true;
 };
 
 // Returns the indices of the checkpoints to delete, ascending; never of the newest, nor of the
-// newest good one. `candidates` are permanent and ascend by step.
+// newest good one. `candidates` are permanent and ascend by step. Only intact ones count as one of
+// RetentionOptions::newest; others stay as long as fewer of these are newer.
 std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
                                    std::span<const RetentionCandidate> candidates, absl::Time now);
 
@@ -64,7 +65,8 @@ struct ComingSave {
   uint64_t needed_bytes = 0;
 };
 
-// Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once after a save.
+// Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once after a save;
+// those that are older than all that a policy of RetentionOptions::newest alone keeps, never.
 // A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
 // again the next time. Symbolic links, directories that cannot be listed, and quarantined
 // checkpoints are ignored. A checkpoint that is being read (read_lock.h) stays until the next time,
@@ -93,10 +95,11 @@ class Retention {
     RetentionCandidate candidate;
     absl::Status unknown;  // an error other than damage: only the step is known
     std::string identity;  // ManifestIdentity() before the manifest was read
-    bool intact = false;
     uint64_t bytes = 0;
   };
 
+  // Reads the header of the manifest only: the candidate has nothing but its step.
+  Described Identify(const CheckpointInfo& checkpoint);
   Described Describe(const CheckpointInfo& checkpoint);
   Described DescribeOnce(const CheckpointInfo& checkpoint);
   // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.

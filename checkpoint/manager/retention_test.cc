@@ -35,6 +35,16 @@ std::vector<int64_t> Kept(const RetentionOptions& options,
 
 using Steps = std::vector<int64_t>;
 
+// Steps in the order in which they make room.
+Steps MakeRoom(const RetentionOptions& options, const std::vector<RetentionCandidate>& candidates,
+               const RetentionCandidate& coming) {
+  Steps steps;
+  for (const size_t i : ChooseToMakeRoom(options, candidates, coming, kNow)) {
+    steps.push_back(candidates[i].step);
+  }
+  return steps;
+}
+
 TEST(RetentionTest, EachPolicyAlone) {
   EXPECT_EQ(Kept({}, Ten()).size(), 10u);
   EXPECT_EQ(Kept({.newest = 3}, Ten()), (Steps{80, 90, 100}));
@@ -73,19 +83,22 @@ TEST(RetentionTest, NeverTheNewestGoodOne) {
   EXPECT_EQ(Kept({.newest = 2}, candidates), (Steps{90, 100}));
 }
 
+// Whatever is damaged, as many are kept that can be loaded.
+TEST(RetentionTest, DamagedOnesAreNotAmongTheNewest) {
+  std::vector<RetentionCandidate> candidates = Ten();
+  for (const size_t damaged : {2, 7, 9}) {
+    candidates[damaged].intact = candidates[damaged].good = false;
+  }
+  EXPECT_EQ(Kept({.newest = 3}, candidates), (Steps{60, 70, 80, 90, 100}));
+  EXPECT_EQ(Kept({.newest = 1}, candidates), (Steps{90, 100}));
+  EXPECT_EQ(Kept({.every_steps = 60}, candidates), (Steps{60, 90, 100}));
+  const RetentionCandidate coming = {.step = 110, .good = false};
+  EXPECT_EQ(MakeRoom({.newest = 3}, candidates, coming), (Steps{10, 20, 30, 40, 50, 60}));
+}
+
 TEST(RetentionTest, NothingToChooseFrom) {
   EXPECT_TRUE(ChooseToDelete({.newest = 1}, {}, kNow).empty());
   EXPECT_EQ(Kept({.newest = 1}, {{.step = 7, .good = false}}), (Steps{7}));
-}
-
-// Steps in the order in which they make room.
-Steps MakeRoom(const RetentionOptions& options, const std::vector<RetentionCandidate>& candidates,
-               const RetentionCandidate& coming) {
-  Steps steps;
-  for (const size_t i : ChooseToMakeRoom(options, candidates, coming, kNow)) {
-    steps.push_back(candidates[i].step);
-  }
-  return steps;
 }
 
 TEST(RetentionTest, MakesRoomWithoutTheNewestGoodOne) {
