@@ -19,4 +19,12 @@ absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action
   }
 }
 
+absl::Status ExceptionStatus(const std::exception& error, std::string_view action) {
+  const auto* const no_memory = dynamic_cast<const std::bad_alloc*>(&error);
+  if (no_memory != nullptr) return NoMemoryStatus(*no_memory, action);
+  return absl::InternalError(absl::StrCat(action.empty() ? "" : "cannot ", View(action),
+                                          action.empty() ? "" : ": ",
+                                          "an exception was thrown: ", error.what()));
+}
+
 }  // namespace tessera

@@ -1,8 +1,9 @@
 #ifndef TESSERA_BASE_NO_MEMORY_H_
 #define TESSERA_BASE_NO_MEMORY_H_
 
-// Missing memory as an absl::Status.
+// Missing memory, and other exceptions, as an absl::Status.
 
+#include <exception>
 #include <new>
 #include <string>
 #include <string_view>
@@ -30,13 +31,17 @@ class NoMemory : public std::bad_alloc {
 // a device is returned as it is.
 absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action);
 
-// Returns body(), an absl::Status or absl::StatusOr; std::bad_alloc becomes ResourceExhausted.
+// Returns NoMemoryStatus() of a std::bad_alloc. Returns Internal for another exception, which a
+// function of the program has thrown: "cannot ACTION: an exception was thrown: ...".
+absl::Status ExceptionStatus(const std::exception& error, std::string_view action);
+
+// Returns body(), an absl::Status or absl::StatusOr, or the status of the exception that it throws.
 template <typename Body>
 auto CatchNoMemory(std::string_view action, const Body& body) -> decltype(body()) {
   try {
     return body();
-  } catch (const std::bad_alloc& error) {
-    return NoMemoryStatus(error, action);
+  } catch (const std::exception& error) {
+    return ExceptionStatus(error, action);
   }
 }
 

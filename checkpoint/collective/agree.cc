@@ -225,11 +225,10 @@ absl::StatusOr<std::vector<std::string>> GatherAll(ProcessGroup& group,
 
 absl::StatusOr<std::string> FromMessage(ProcessGroup& group,
                                         const absl::StatusOr<std::string>& reply) {
-  absl::StatusOr<RankMessage> message =
-      reply.ok() ? MessageFrom<RankMessage>(0, *reply) : reply.status();
-  if (!message.ok()) return AbandonGroup(group, message.status());
-  if (message->code() != 0) return ToStatus(*message);
-  return std::move(*message->mutable_payload());
+  if (!reply.ok()) return AbandonGroup(group, reply.status());
+  TESSERA_ASSIGN_OR_RETURN(RankMessage message, AnswerFrom<RankMessage>(group, *reply));
+  if (message.code() != 0) return ToStatus(message);
+  return std::move(*message.mutable_payload());
 }
 
 }  // namespace
@@ -252,12 +251,12 @@ absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error) {
   return group.abandoned();
 }
 
-absl::Status AbandonGroup(ProcessGroup& group, const std::bad_alloc& error, const char* action) {
-  if (group.size() == 1) return NoMemoryStatus(error, action);
+absl::Status AbandonGroup(ProcessGroup& group, const std::exception& error, const char* action) {
+  if (group.size() == 1) return ExceptionStatus(error, action);
   char text[128];
   std::snprintf(text, sizeof(text), "%s (the other ranks wait: the group cannot be used again)",
                 action);
-  group.Abandon(NoMemoryStatus(error, text));
+  group.Abandon(ExceptionStatus(error, text));
   return group.abandoned();
 }
 

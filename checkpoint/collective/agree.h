@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
-#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +50,12 @@ using CombineEach =
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                       const CombineEach& combine, absl::Duration timeout);
 
+// Abandons the group because of its error. Returns the error.
+absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error);
+// Abandons a group of several ranks, in which this one has run out of memory, or a function of the
+// program has thrown. Returns the error.
+absl::Status AbandonGroup(ProcessGroup& group, const std::exception& error, const char* action);
+
 // Returns the message of type `Message` that a rank has sent; Internal, naming the rank, for other
 // bytes.
 absl::Status BadMessageFrom(size_t rank);
@@ -60,22 +66,27 @@ absl::StatusOr<Message> MessageFrom(size_t rank, const std::string& bytes) {
   return message;
 }
 
+// Returns the message of type `Message` in an agreement's answer. Other bytes abandon the group, as
+// the other ranks, whose answers may be whole, go on and wait for this one.
+template <typename Message>
+absl::StatusOr<Message> AnswerFrom(ProcessGroup& group, const std::string& bytes) {
+  absl::StatusOr<Message> message = MessageFrom<Message>(0, bytes);
+  if (!message.ok()) return AbandonGroup(group, message.status());
+  return message;
+}
+
 // Returns "rank 3", "ranks 0, 4" or, of more than eight, the first eight "and 5 more".
 std::string NameRanks(const std::vector<uint32_t>& ranks);
 
-// Abandons the group because of its error. Returns the error.
-absl::Status AbandonGroup(ProcessGroup& group, const absl::Status& error);
-// Abandons a group of several ranks, in which this one has run out of memory. Returns the error.
-absl::Status AbandonGroup(ProcessGroup& group, const std::bad_alloc& error, const char* action);
-
 // Returns body(), an absl::Status or absl::StatusOr. If memory is missing between two agreements of
-// the body, the group is abandoned, because the other ranks wait for this one.
+// the body, or another exception ends it, the group is abandoned, because the other ranks wait for
+// this one.
 template <typename Body>
 auto CatchNoMemoryIn(ProcessGroup& group, const char* action, const Body& body)
     -> decltype(body()) {
   try {
     return body();
-  } catch (const std::bad_alloc& error) {
+  } catch (const std::exception& error) {
     return AbandonGroup(group, error, action);
   }
 }

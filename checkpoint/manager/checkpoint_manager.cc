@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/units.h"
@@ -249,7 +250,7 @@ class Manager final : public JobSaves {
     const bool ends = decision.end != EndReason::kNone;
     if (ends) WaitForSaves();  // so that the last save is not skipped
     if (decision.save != SaveKind::kNone) {
-      const absl::StatusOr<StateToSave> what = describe();
+      const auto what = CatchNoMemory("describe the state", describe);
       if (!what.ok()) in_background_.Withdraw();
       TESSERA_RETURN_IF_ERROR(what.status());
       const bool healthy = !decision.saves_unhealthy;

@@ -241,9 +241,16 @@ SaveHooks SaveHousekeeping::Hooks() {
 }
 
 void SaveHousekeeping::AfterCommit(SaveReport& report) {
-  if (is_rank_0_ && options_.on_commit) options_.on_commit(report);
+  const auto tell = [&] {
+    if (is_rank_0_ && options_.on_commit) options_.on_commit(report);
+    return absl::OkStatus();
+  };
   // No other rank waits for this one here.
-  CatchNoMemory("delete older checkpoints", [&] { return CleanUp(report); }).IgnoreError();
+  CatchNoMemory("delete older checkpoints", [&] {
+    const absl::Status told = CatchNoMemory("report the commit", tell);
+    if (!told.ok()) AddNote(report, std::string(told.message()));
+    return CleanUp(report);
+  }).IgnoreError();
 }
 
 absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& planned) {

@@ -1,7 +1,7 @@
 #include "checkpoint/save/data_writer.h"
 
 #include <algorithm>
-#include <new>
+#include <exception>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -304,8 +304,8 @@ void DataWriter::DoTasks(Worker& worker) {
         continue;
       }
       status = DoTask(task, worker);
-    } catch (const std::bad_alloc& error) {
-      status = NoMemoryStatus(error, kWritingFiles);
+    } catch (const std::exception& error) {
+      status = ExceptionStatus(error, kWritingFiles);
     }
     KeepFirstError(status);
   }
@@ -326,10 +326,13 @@ absl::Status DataWriter::DoTask(const PieceTable::Task& task, Worker& worker) {
 
 template <typename Body>
 absl::Status DataWriter::Unlocked(const char* action, const Body& body) {
+  struct Relock {
+    Mutex& mutex;
+    ~Relock() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex.lock(); }
+  };
   mutex_.unlock();
-  const absl::Status status = CatchNoMemory(action, body);
-  mutex_.lock();
-  return status;
+  const Relock relock{mutex_};
+  return CatchNoMemory(action, body);
 }
 
 absl::Status DataWriter::ReadPiece(const PieceTable::Task& task, bool on_device, Digests& digests) {

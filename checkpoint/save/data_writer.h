@@ -149,7 +149,8 @@ class DataWriter {
 
   // Calls body() without the mutex. Returns its error, or that of missing memory for `action`.
   template <typename Body>
-  absl::Status Unlocked(const char* action, const Body& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Unlocked(const char* action, const Body& body)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   absl::Status ReadPiece(const PieceTable::Task& task, bool on_device, Digests& digests);
   // Do a task, and release the mutex meanwhile. DoTasks() does what the table gives to a worker.
   absl::Status DoTask(const PieceTable::Task& task, Worker& worker)

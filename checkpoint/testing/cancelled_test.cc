@@ -1,20 +1,24 @@
-// A caller that ends a save, a load or a verification: the call returns Cancelled on every rank, no
-// file is left of a save, and the next call works.
+// A caller that ends a save, a load or a verification, or whose functions throw: the call returns
+// Cancelled, or Internal, on every rank, no file is left of a save, and the next call works.
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/scan/verify.h"
 #include "checkpoint/testing/test_state.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/testing/memory_storage.h"
 
@@ -37,14 +41,24 @@ class CancelledTest : public testing::Test {
     return [calls, count = std::make_shared<std::atomic<int>>(0)] { return ++*count > calls; };
   }
 
-  // Saves by two ranks, of which rank 1 is cancelled.
-  void SaveByTwo(int64_t step, std::function<bool()> is_cancelled, absl::StatusCode expected) {
+  // Saves by two ranks, of which rank 1 has these functions.
+  void SaveByTwo(const SaveOptions& of_rank_1, absl::StatusCode expected) {
     RunRanks(2, [&](ProcessGroup& group) {
       const LocalState state = RowsOf(tensors_, group.rank(), 2, true);
-      SaveOptions options;
-      if (group.rank() == 1) options.is_cancelled = is_cancelled;
-      const auto saved = CheckpointFolder(storage_).Save(step, state.dict, On(group, options));
+      const SaveOptions options = group.rank() == 1 ? of_rank_1 : SaveOptions();
+      const auto saved = CheckpointFolder(storage_).Save(1, state.dict, On(group, options));
       EXPECT_EQ(saved.status().code(), expected) << saved.status();
+    });
+  }
+
+  // Loads on two ranks, both of which want everything. Rank 1 has these functions.
+  void LoadByTwo(const LoadOptions& of_rank_1, absl::StatusCode expected) {
+    RunRanks(2, [&](ProcessGroup& group) {
+      LocalState state = RowsOf(tensors_, 0, 1, false);
+      LoadOptions options = group.rank() == 1 ? of_rank_1 : LoadOptions();
+      options.group = &group;
+      const auto loaded = LoadCheckpoint(storage_, "step-00000001", state.dict, options);
+      EXPECT_EQ(loaded.status().code(), expected) << loaded.status();
     });
   }
 
@@ -54,10 +68,10 @@ class CancelledTest : public testing::Test {
 
 TEST_F(CancelledTest, ASaveLeavesNothingAndTheNextOneWorks) {
   for (const int calls : {0, 1, 2}) {
-    SaveByTwo(1, After(calls), absl::StatusCode::kCancelled);
+    SaveByTwo({.is_cancelled = After(calls)}, absl::StatusCode::kCancelled);
     EXPECT_TRUE(storage_.List("")->empty()) << calls;
   }
-  SaveByTwo(1, nullptr, absl::StatusCode::kOk);
+  SaveByTwo({}, absl::StatusCode::kOk);
 }
 
 TEST_F(CancelledTest, ASaveInTheBackgroundReleasesTheState) {
@@ -80,22 +94,84 @@ TEST_F(CancelledTest, ASaveInTheBackgroundReleasesTheState) {
 }
 
 TEST_F(CancelledTest, ALoadEndsOnEveryRank) {
-  SaveByTwo(1, nullptr, absl::StatusCode::kOk);
+  SaveByTwo({}, absl::StatusCode::kOk);
   for (const int calls : {0, 1}) {
-    RunRanks(2, [&](ProcessGroup& group) {
-      LocalState state = RowsOf(tensors_, 0, 1, false);  // both want everything
-      LoadOptions options = {.group = &group};
-      if (group.rank() == 1) options.is_cancelled = After(calls);
-      const auto loaded = LoadCheckpoint(storage_, "step-00000001", state.dict, options);
-      EXPECT_TRUE(absl::IsCancelled(loaded.status())) << loaded.status();
-    });
+    LoadByTwo({.is_cancelled = After(calls)}, absl::StatusCode::kCancelled);
   }
 }
 
 TEST_F(CancelledTest, AVerificationEndsWithoutDamage) {
-  SaveByTwo(1, nullptr, absl::StatusCode::kOk);
+  SaveByTwo({}, absl::StatusCode::kOk);
   const auto verified = VerifyCheckpoint(storage_, "step-00000001", {.is_cancelled = After(1)});
   EXPECT_TRUE(absl::IsCancelled(verified.status())) << verified.status();
+}
+
+const auto kProgressThrows = [](uint64_t, uint64_t) { throw std::runtime_error("mine"); };
+const auto kThrows = []() -> bool { throw std::runtime_error("mine"); };
+const auto kCommitThrows = []() -> absl::Status { throw std::runtime_error("mine"); };
+
+TEST_F(CancelledTest, AFunctionThatThrowsFailsTheSaveOnEveryRank) {
+  for (const int threads : {1, 4}) {
+    for (const SaveOptions& options :
+         {SaveOptions{.io_threads = threads, .progress = kProgressThrows},
+          SaveOptions{.io_threads = threads, .is_cancelled = kThrows},
+          SaveOptions{.io_threads = threads, .before_commit = kCommitThrows}}) {
+      SaveByTwo(options, absl::StatusCode::kInternal);
+      EXPECT_TRUE(storage_.List("")->empty());
+    }
+  }
+  const LocalState state = RowsOf(tensors_);
+  AsyncSaver saver(storage_, {.save = {.progress = kProgressThrows}});
+  saver.Start({.step = 1}, state.dict);
+  saver.WaitUntilAllCopied();
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_EQ(outcomes.size(), 1);
+  EXPECT_THAT(std::string(outcomes[0].report.status().message()),
+              testing::HasSubstr("an exception was thrown: mine"));
+  EXPECT_TRUE(storage_.List("")->empty());
+  SaveByTwo({}, absl::StatusCode::kOk);
+}
+
+// The checkpoint is there, and the job goes on.
+TEST_F(CancelledTest, AFunctionOfAJobThatThrowsDoesNotEndIt) {
+  for (const bool in_background : {false, true}) {
+    MemoryStorage storage;
+    CheckpointManagerOptions options;
+    if (in_background) options.background.emplace();
+    options.schedule.continuous = true;
+    options.on_commit = [](const SaveReport&) { throw std::runtime_error("mine"); };
+    const std::shared_ptr<Storage> borrowed(std::shared_ptr<Storage>(), &storage);
+    ASSERT_OK_AND_ASSIGN(const auto manager, CheckpointManager::Open(borrowed, nullptr, options));
+    const GiveStateToSave throws = []() -> absl::StatusOr<StateToSave> {
+      throw std::runtime_error("mine");
+    };
+    const LocalState state = RowsOf(tensors_);
+    EXPECT_TRUE(absl::IsInternal(manager->TrySave({.step = 1}, throws).status()));
+    for (const int64_t step : {2, 3}) {
+      ASSERT_OK_AND_ASSIGN(const auto decision, manager->TrySave({.step = step}, state.dict));
+      EXPECT_EQ(decision.save, SaveKind::kPermanent);
+      const std::vector<SaveOutcome> outcomes = manager->Finish();
+      ASSERT_EQ(outcomes.size(), 1);
+      ASSERT_OK(outcomes[0].report);
+      EXPECT_EQ(outcomes[0].report->note,
+                "cannot report the commit: an exception was thrown: mine");
+    }
+  }
+}
+
+TEST_F(CancelledTest, AFunctionThatThrowsFailsTheLoadOnEveryRankAndTheVerification) {
+  SaveByTwo({}, absl::StatusCode::kOk);
+  for (const int threads : {1, 4}) {
+    LoadByTwo({.io_threads = threads, .progress = kProgressThrows}, absl::StatusCode::kInternal);
+    LoadByTwo({.io_threads = threads, .is_cancelled = kThrows}, absl::StatusCode::kInternal);
+    for (const VerifyOptions& options :
+         {VerifyOptions{.io_threads = threads, .progress = kProgressThrows},
+          VerifyOptions{.io_threads = threads, .is_cancelled = kThrows}}) {
+      const auto verified = VerifyCheckpoint(storage_, "step-00000001", options);
+      EXPECT_TRUE(absl::IsInternal(verified.status())) << verified.status();
+    }
+  }
+  LoadByTwo({}, absl::StatusCode::kOk);
 }
 
 }  // namespace
