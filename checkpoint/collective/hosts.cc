@@ -60,8 +60,8 @@ absl::StatusOr<Hosts> Hosts::Find(ProcessGroup& group, const Storage& folder,
     return places.SerializeAsString();
   };
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, join, timeout));
-  TESSERA_ASSIGN_OR_RETURN(const HostPlaces places, MessageFrom<HostPlaces>(0, bytes));
-  if (places.ranks_size() != group.size()) return BadMessageFrom(0);
+  TESSERA_ASSIGN_OR_RETURN(const auto places, AnswerFrom<HostPlaces>(group, bytes));
+  if (places.ranks_size() != group.size()) return AbandonGroup(group, BadMessageFrom(0));
   return Of(places);
 }
 

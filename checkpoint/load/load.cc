@@ -151,7 +151,7 @@ absl::StatusOr<ReadShare> ShareReading(const LoadArguments& load, const Manifest
   };
   TESSERA_ASSIGN_OR_RETURN(const std::string reply,
                            AgreeEach(load.group, needs, share, load.options.timeout));
-  return MessageFrom<ReadShare>(0, reply);
+  return AnswerFrom<ReadShare>(load.group, reply);
 }
 
 // Steps 3 and 4.
@@ -219,7 +219,8 @@ absl::StatusOr<LoadReport> LoadState(const LoadArguments& load, const Manifest& 
   };
   TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
                            Agree(load.group, compared, combine, load.options.timeout));
-  TESSERA_ASSIGN_OR_RETURN(const auto verdict, MessageFrom<CompareVerdict>(0, verdict_bytes));
+  TESSERA_ASSIGN_OR_RETURN(const auto verdict,
+                           AnswerFrom<CompareVerdict>(load.group, verdict_bytes));
   LoadReport report;
   TESSERA_RETURN_IF_ERROR(Read(load, manifest, comparison, report));
   if (load.options.verify_digests) {

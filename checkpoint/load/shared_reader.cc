@@ -72,7 +72,7 @@ class SharedReader {
     const auto mapped = CatchNoMemory(kReadingForOthers, [&] { return MapMemory(offers); });
     TESSERA_ASSIGN_OR_RETURN(const std::string mappers,
                              AgreeEach(group_, mapped, WhoMapped, timeout_));
-    TESSERA_ASSIGN_OR_RETURN(const RankSet parsed, MessageFrom<RankSet>(0, mappers));
+    TESSERA_ASSIGN_OR_RETURN(const auto parsed, AnswerFrom<RankSet>(group_, mappers));
     schedule_.SetMappings({parsed.rank().begin(), parsed.rank().end()},
                           [&](uint32_t reader) { return mapped_.contains(reader); });
     return absl::OkStatus();

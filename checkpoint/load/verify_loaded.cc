@@ -343,7 +343,7 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
       return JudgeLoaded(manifest, payloads);
     };
     TESSERA_ASSIGN_OR_RETURN(const std::string reply, Agree(group, mine, combine, timeout));
-    return MessageFrom<LoadedVerdict>(0, reply);
+    return AnswerFrom<LoadedVerdict>(group, reply);
   };
   TESSERA_ASSIGN_OR_RETURN(LoadedVerdict verdict, judge(all));
   LoadedDigests result;

@@ -54,7 +54,7 @@ class MpiGroup final : public ProcessGroup {
   }
   // Collective, unless the group is unusable.
   ~MpiGroup() override {
-    if (!failed_) MPI_Comm_free(&comm_);
+    if (!failed_ && abandoned().ok()) MPI_Comm_free(&comm_);
   }
   MpiGroup(const MpiGroup&) = delete;
   MpiGroup& operator=(const MpiGroup&) = delete;

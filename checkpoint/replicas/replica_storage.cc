@@ -335,8 +335,8 @@ absl::Status ReplicaStorage::Spread(const std::string& directory, const Hosts& h
       const std::string bytes,
       Agree(group, status.ok() ? absl::StatusOr<std::string>(mine.SerializeAsString()) : status,
             describe, timeout));
-  TESSERA_ASSIGN_OR_RETURN(const auto plan, MessageFrom<SpreadPlan>(0, bytes));
-  if (plan.ranks_size() != group.size()) return BadMessageFrom(0);
+  TESSERA_ASSIGN_OR_RETURN(const auto plan, AnswerFrom<SpreadPlan>(group, bytes));
+  if (plan.ranks_size() != group.size()) return AbandonGroup(group, BadMessageFrom(0));
   TESSERA_RETURN_IF_ERROR(ExchangeFiles(base(), directory, plan, hosts, group, timeout));
   status = VerifyCopies(base(), directory, plan, hosts, group.rank());
   if (status.ok() && lock_ != nullptr && group.rank() != 0) {

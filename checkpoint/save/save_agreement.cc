@@ -99,7 +99,7 @@ class SaveAgreement {
                                     const CombineEach& combine) {
     TESSERA_ASSIGN_OR_RETURN(const std::string reply,
                              AgreeEach(save_.group, mine, combine, save_.timeout));
-    return MessageFrom<SaveVerdict>(0, reply);
+    return AnswerFrom<SaveVerdict>(save_.group, reply);
   }
 
   std::string FirstMessage(bool hit) {
@@ -246,7 +246,7 @@ class SaveAgreement {
       task.plan = save_.cache.entry_->mine;
     } else {
       save_.cache.entry_.reset();
-      TESSERA_ASSIGN_OR_RETURN(task.plan, MessageFrom<RankPlan>(0, verdict.plan()));
+      TESSERA_ASSIGN_OR_RETURN(task.plan, AnswerFrom<RankPlan>(save_.group, verdict.plan()));
       save_.cache.entry_ = std::make_shared<const PlanCache::Entry>(
           PlanCache::Entry{std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)});
     }

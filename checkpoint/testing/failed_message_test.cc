@@ -1,12 +1,14 @@
-// A message of a shared load that fails on one side: no rank takes the load for complete, and no
-// later load takes what is left of it.
+// A message of a load that fails, or is not understood, on one side: no rank takes the load for
+// complete, and no later load takes what is left of it.
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <memory>
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -84,6 +86,47 @@ TEST(FailedMessageTest, AFailedMessageFailsTheLoadOfAllRanksAndEveryLaterOne) {
     EXPECT_EQ(abandoned, 1) << "the rank whose message failed";
   }
   AllowHostMemory(true);
+}
+
+// Destroys an answer of rank 0 within the message that carries it.
+class GarblingGroup final : public ForwardingGroup {
+ public:
+  GarblingGroup(ProcessGroup& base, int broadcast) : ForwardingGroup(base), left_(broadcast) {}
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration timeout) override {
+    constexpr size_t kHeaderBytes = 2;
+    absl::StatusOr<std::string> reply = ForwardingGroup::Broadcast(from_rank_0, timeout);
+    if (reply.ok() && left_-- == 0) {
+      EXPECT_GT(reply->size(), kHeaderBytes) << "an answer without contents";
+      std::fill(reply->begin() + kHeaderBytes, reply->end(), '\xff');
+    }
+    return reply;
+  }
+
+ private:
+  int left_;
+};
+
+// The other rank has understood the verdict, and goes on.
+TEST(FailedMessageTest, ARankThatDoesNotUnderstandTheVerdictLeavesTheGroup) {
+  std::mt19937_64 random(1);
+  std::vector<WholeTensor> tensors = {
+      RandomTensor("w", TensorRole::kWeight, DType::kF32, {64, 96}, random),
+      RandomTensor("unexpected", TensorRole::kWeight, DType::kF32, {1}, random)};
+  MemoryStorage storage;
+  ASSERT_OK(CheckpointFolder(storage).Save(1, RowsOf(tensors).dict));
+  tensors.pop_back();
+  RunRanks(2, [&](ProcessGroup& base) {
+    GarblingGroup garbling(base, 1);
+    ProcessGroup& group = base.rank() == 1 ? static_cast<ProcessGroup&>(garbling) : base;
+    LocalState state = RowsOf(tensors, 0, 1, /*fill=*/false);
+    LoadOptions options = On(group, LoadOptions{.allow_unexpected = true});
+    options.timeout = absl::Seconds(1);
+    const auto loaded = LoadCheckpoint(storage, "step-00000001", state.dict, options);
+    EXPECT_EQ(absl::IsInternal(loaded.status()), base.rank() == 1) << loaded.status();
+    EXPECT_EQ(absl::IsDeadlineExceeded(loaded.status()), base.rank() == 0) << loaded.status();
+    EXPECT_FALSE(base.abandoned().ok());
+  });
 }
 
 }  // namespace
