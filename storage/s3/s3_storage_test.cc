@@ -88,7 +88,7 @@ std::vector<StorageFixture> OfVendors() {
 INSTANTIATE_TEST_SUITE_P(OthersThanAmazon, StorageConformance, testing::ValuesIn(OfVendors()),
                          StorageFixtureName);
 
-std::string Pattern(size_t size) {
+std::string StoredPattern(size_t size) {
   std::string text(size, '\0');
   for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 0x9E3779B97F4A7C15u >> 56);
   return text;
@@ -121,7 +121,7 @@ class S3StorageTest : public testing::Test {
 TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
   constexpr size_t kPiece = (size_t{1} << 20) + 13;
   constexpr int kPieces = 22, kStep = 7;  // in the order 0, 7, 14, 21, 6, ...
-  const std::string contents = Pattern(kPiece * kPieces - 5);
+  const std::string contents = StoredPattern(kPiece * kPieces - 5);
   ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", contents.size()));
   const auto in_threads = [&](const auto& piece) {
     return RunTasks(4, kPieces, [&](int, size_t i) {
@@ -149,7 +149,7 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
 }
 
 TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
-  const std::string contents = Pattern(2 * s3::kMinPartBytes);
+  const std::string contents = StoredPattern(2 * s3::kMinPartBytes);
   ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 0));
   // Parts 1 and 2 at once; nothing of part 0; parts 3 and 4 up to a byte in the middle.
   ASSERT_OK(file->WriteAt(s3::kMinPartBytes, AsBytes(contents)));
@@ -169,7 +169,7 @@ TEST_F(S3StorageTest, ASmallFileIsOneRequest) {
 }
 
 TEST_F(S3StorageTest, AFileThatIsNotClosedLeavesNothing) {
-  const std::string part = Pattern(s3::kMinPartBytes);
+  const std::string part = StoredPattern(s3::kMinPartBytes);
   {
     auto file = storage_->Create("file", 0);
     ASSERT_OK((*file)->WriteAt(0, AsBytes(part)));
@@ -180,7 +180,7 @@ TEST_F(S3StorageTest, AFileThatIsNotClosedLeavesNothing) {
 }
 
 TEST_F(S3StorageTest, AFailedFileLeavesNothing) {
-  const std::string part = Pattern(s3::kMinPartBytes);
+  const std::string part = StoredPattern(s3::kMinPartBytes);
   server_.AddFault({.kind = FaultKind::kRefuse,
                     .status = 403,
                     .code = "AccessDenied",
@@ -226,7 +226,7 @@ TEST(PartMemoryTest, KeepsBuffersOfOneSize) {
 // The store refuses bytes that are not those of the checksum, from whoever computed it.
 TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
   const uint64_t part = s3::kMinPartBytes;
-  const std::string contents = Pattern(2 * part);
+  const std::string contents = StoredPattern(2 * part);
   const auto crcs_of = [&](uint64_t chunk_bytes) {
     std::vector<uint32_t> crcs;
     for (uint64_t at = 0; at < contents.size(); at += chunk_bytes) {
@@ -258,7 +258,7 @@ TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
 TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
   Open({.max_buffered_bytes = 3000});
   const uint64_t size = storage_->Traits().preferred_write_bytes;
-  const std::string bytes = Pattern(size);
+  const std::string bytes = StoredPattern(size);
   const auto file = storage_->Create("file", 2 * size);
   ASSERT_OK((*file)->WriteAt(size, AsBytes(bytes)));
   ASSERT_OK((*file)->WriteAt(0, AsBytes(bytes)));
@@ -267,7 +267,7 @@ TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
 }
 
 TEST_F(S3StorageTest, DeletingATreeAndMakingADirectoryAbortTheUploadsInside) {
-  const std::string part = Pattern(s3::kMinPartBytes);
+  const std::string part = StoredPattern(s3::kMinPartBytes);
   for (const auto abort : {&Storage::DeleteTree, &Storage::MakeDirectory}) {
     auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
     ASSERT_OK((*inside)->WriteAt(0, AsBytes(part)));
@@ -310,7 +310,7 @@ TEST(S3VendorTest, ANewFileReplacesNothingAndIsKnownAsOnesOwn) {
     EXPECT_EQ(server.requests().size(), before + 2) << "it is not repeated";
     EXPECT_EQ(server.contents("run/d/file"), "first");
     // Parts, each with its checksum.
-    const std::string part = Pattern(s3::ChoosePartBytes(0, 0));
+    const std::string part = StoredPattern(s3::ChoosePartBytes(0, 0));
     server.AddFault({.kind = FaultKind::kDamageRequest, .query = "partNumber"});
     ASSERT_OK(WriteAll(*storage, "large", part + part + "end"));
     EXPECT_TRUE(server.contents("run/large") == part + part + "end");
@@ -349,9 +349,9 @@ TEST(S3VendorTest, AVersionIsReplacedOnlyByThoseWhoHaveReadIt) {
 
 TEST_F(S3StorageTest, ReadsSmallFilesOfAnySizeUpToTheLimit) {
   for (const size_t size : {0, 1, 65'535, 65'536, 65'537, 5'000'000}) {
-    server_.PutObject("run/file", Pattern(size));
+    server_.PutObject("run/file", StoredPattern(size));
     ASSERT_OK_AND_ASSIGN(const auto found, storage_->Read("file", size));
-    EXPECT_EQ(found.contents, Pattern(size));
+    EXPECT_EQ(found.contents, StoredPattern(size));
     if (size == 0) continue;
     const absl::Status longer = storage_->Read("file", size - 1).status();
     EXPECT_TRUE(absl::IsResourceExhausted(longer)) << longer;
@@ -371,7 +371,7 @@ TEST_F(S3StorageTest, OldUploadsOfItsOwnAreRemovedWhenTheStorageIsOpenedForWriti
   }
   server_.AgeUploads(absl::Hours(25));
   auto recent = storage_->Create("mine-2", 0);
-  ASSERT_OK((*recent)->WriteAt(0, AsBytes(Pattern(s3::kMinPartBytes))));
+  ASSERT_OK((*recent)->WriteAt(0, AsBytes(StoredPattern(s3::kMinPartBytes))));
   const auto open = [&](const char* prefix, bool create_root, const char* own) {
     ASSERT_OK(OpenS3Storage({.client = server_.ForClient(),
                              .prefix = prefix,

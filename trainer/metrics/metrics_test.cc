@@ -36,7 +36,7 @@ std::vector<int64_t> Steps(const std::string& path) {
   return steps;
 }
 
-StepMetrics AtStep(int64_t step) {
+StepMetrics MetricsAtStep(int64_t step) {
   StepMetrics metrics;
   metrics.step = step;
   metrics.loss = 1.0 / 3.0;
@@ -71,9 +71,9 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
                    {"skipped", false},    {"consumed_samples", 8},
                    {"step_seconds", 0.5}, {"tokens_per_second", 1024.0},
                    {"peak_share", 0.75}};
-  EXPECT_EQ(Recorded(AtStep(1)), expected);
+  EXPECT_EQ(Recorded(MetricsAtStep(1)), expected);
   // Several ranks.
-  StepMetrics parallel = AtStep(1);
+  StepMetrics parallel = MetricsAtStep(1);
   parallel.pipeline_wait_share = 0.25;
   parallel.wire = {
       {"tp", "all-reduce", 30}, {"dp", "reduce-scatter", 500}, {"dp", "all-gather", 7}};
@@ -85,7 +85,7 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
   expected["time"] = {
       {"compute", 0.25}, {"communication", 0.125}, {"waiting", 0.0}, {"saving", 0.5}};
   EXPECT_EQ(Recorded(parallel), expected);
-  StepMetrics linked = AtStep(1);
+  StepMetrics linked = MetricsAtStep(1);
   linked.ledger = "ab";
   linked.ledger_settings = "cd";
   linked.first_sample = 4;
@@ -98,7 +98,7 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
       (json{{"kind", "save"}, {"step", 7}, {"ledger", "ab"}, {"state", "cd"}, {"save", "ef"}}));
   // JSON has no number for what is not finite. A curve of the training loss must not pick up an
   // evaluation's: its name is another.
-  StepMetrics broken = AtStep(1);
+  StepMetrics broken = MetricsAtStep(1);
   broken.loss = std::numeric_limits<double>::infinity();
   broken.grad_norm = std::nan("");
   broken.skipped = true;
@@ -124,11 +124,11 @@ TEST(MetricsWriterTest, NothingIsWrittenAfterAnError) {
   } full_disk;
   const std::string path = Path("full.jsonl");
   const auto writer = Open(path, std::nullopt);
-  ASSERT_OK(writer->Write(AtStep(1)));
+  ASSERT_OK(writer->Write(MetricsAtStep(1)));
   SetFileCallInterceptor(&full_disk);
   EXPECT_TRUE(absl::IsResourceExhausted(writer->Sync()));
   SetFileCallInterceptor(nullptr);
-  EXPECT_TRUE(absl::IsResourceExhausted(writer->Write(AtStep(2))));
+  EXPECT_TRUE(absl::IsResourceExhausted(writer->Write(MetricsAtStep(2))));
   EXPECT_TRUE(absl::IsResourceExhausted(writer->Sync()));
   EXPECT_TRUE(absl::IsResourceExhausted(writer->status()));
   EXPECT_EQ(Steps(path), std::vector<int64_t>{1});
@@ -153,7 +153,7 @@ TEST(MetricsWriterTest, ARunKeepsTheRecordsUpToTheStepThatItResumes) {
     const auto writer = Open(path, resumed);
     EXPECT_EQ(Read(path), kept);
     if (!resumed.has_value()) EXPECT_EQ(Read(path + ".before"), before);
-    ASSERT_OK(writer->Write(AtStep(3)));
+    ASSERT_OK(writer->Write(MetricsAtStep(3)));
     EXPECT_EQ(Steps(path).back(), 3);
     EXPECT_TRUE(Read(path).starts_with(kept));
   }
@@ -190,7 +190,7 @@ TEST(MetricsWriterTest, RecordsSurviveALossOfPowerFromTheSyncOn) {
   scenario.run = [](const std::string& root) -> absl::Status {
     const auto writer = MetricsWriter::Open(root + "/metrics.jsonl", std::nullopt);
     if (!writer.ok()) return writer.status();
-    if (absl::Status status = (*writer)->Write(AtStep(1)); !status.ok()) return status;
+    if (absl::Status status = (*writer)->Write(MetricsAtStep(1)); !status.ok()) return status;
     return (*writer)->Sync();
   };
   scenario.check = [](const FileImage& image, bool finished) -> std::string {

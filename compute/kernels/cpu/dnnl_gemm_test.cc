@@ -106,14 +106,14 @@ class Case {
   const std::vector<Out> c_;
 };
 
-struct Extents {
+struct DnnlExtents {
   int64_t m, n, k;
 };
-constexpr Extents kExtents[] = {{1, 1, 1},    {1, 9, 3},     {5, 1, 17},   {13, 31, 7},
-                                {29, 70, 40}, {5, 27, 1600}, {3, 523, 400}};
+constexpr DnnlExtents kExtents[] = {{1, 1, 1},    {1, 9, 3},     {5, 1, 17},   {13, 31, 7},
+                                    {29, 70, 40}, {5, 27, 1600}, {3, 523, 400}};
 
 // Calls body(shape) for every layout, with and without bias, accumulation and padded rows.
-void ForEachShape(const Extents& e, DType input, DType output,
+void ForEachShape(const DnnlExtents& e, DType input, DType output,
                   const std::function<void(const GemmShape&)>& body) {
   for (int variant = 0; variant < 32; ++variant) {
     GemmShape shape = {.m = e.m, .n = e.n, .k = e.k, .input = input, .output = output};
@@ -134,7 +134,7 @@ TEST_P(GemmTest, MatchesFp64) {
   if (GetParam() == DType::kBF16 && !DnnlHasBf16()) {
     GTEST_SKIP() << "there are no such products (needs: avx512_bf16)";
   }
-  for (const Extents& e : kExtents) {
+  for (const DnnlExtents& e : kExtents) {
     ForEachShape(e, GetParam(), DType::kF32, [&](const GemmShape& shape) {
       const auto check = [&](const auto& product, double error) {
         product.ExpectResult(product.Run(*dnnl_.Make(shape)), error, 0);
