@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "convert/core/errors.h"
 #include "convert/write_foreign.h"
 #include "operations/partition_rules.h"
 #include "tools/ckpt/commands.h"
@@ -399,13 +400,13 @@ absl::StatusOr<const Command*> ChooseCommand(const std::vector<std::string>& arg
   const bool help_first = arguments.size() > 1 && IsHelp(arguments[0]);
   const std::string name = arguments.empty() ? "" : arguments[help_first ? 1 : 0];
   if (name.empty() || name.starts_with("-")) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "a command is missing: ls, inspect, verify, diff, seal, sign, reshard or convert comes "
         "first");
   }
   const Command* const command = FindCommand(name);
   if (command == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown command \"", name, "\""));
+    return InvalidArgument("unknown command \"", name, "\"");
   }
   return command;
 }

@@ -24,6 +24,7 @@
 #include "base/version.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
+#include "convert/core/errors.h"
 #include "nlohmann/json.hpp"
 #include "operations/diff.h"
 #include "operations/summary.h"
@@ -461,7 +462,7 @@ absl::StatusOr<int> WriteInspectPage(const NamedCheckpoint& named, const std::st
   // Where it cannot be written, nothing is read first.
   std::error_code error;
   if (std::filesystem::is_directory(options.html, error)) {
-    return absl::InvalidArgumentError(options.html + " is a folder");
+    return InvalidArgument(options.html, " is a folder");
   }
   TESSERA_ASSIGN_OR_RETURN(const auto file, FileReplacement::Create(options.html));
   std::optional<NamedCheckpoint> other;

@@ -13,6 +13,7 @@
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/digests.h"
+#include "convert/core/errors.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "operations/summary.h"
@@ -137,8 +138,7 @@ absl::StatusOr<int> RunLs(const CommandOptions& options, const CommandOutput& ou
   if (listing.empty()) {
     TESSERA_ASSIGN_OR_RETURN(const bool incomplete, IsIncompleteSave(*storage));
     if (incomplete) {
-      return absl::NotFoundError(
-          absl::StrCat(path, " is a save that was never completed (no manifest.pb)"));
+      return NotFound(path, " is a save that was never completed (no manifest.pb)");
     }
   }
   if (listing.empty() && !options.json) {

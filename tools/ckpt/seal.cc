@@ -4,6 +4,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "convert/core/errors.h"
 #include "operations/named_checkpoint.h"
 #include "operations/sealing.h"
 #include "operations/signature.h"
@@ -18,10 +19,9 @@ absl::StatusOr<int> RunSeal(const CommandOptions& options, const CommandOutput& 
   source.use_seal = false;
   TESSERA_ASSIGN_OR_RETURN(const auto named, FindCheckpoint(options.paths[0], source));
   if (named.format.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(named.Describe(),
-                     ": a checkpoint of this library needs no seal, its "
-                     "manifest has checksums and digests: see ckpt verify"));
+    return InvalidArgument(named.Describe(),
+                           ": a checkpoint of this library needs no seal, its manifest has ",
+                           "checksums and digests: see ckpt verify");
   }
   TESSERA_RETURN_IF_ERROR(named.opened.status());
   TESSERA_ASSIGN_OR_RETURN(

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/saved_checkpoints.h"
+#include "convert/core/errors.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "operations/signature.h"
@@ -70,7 +71,7 @@ class FolderVerifier {
     TESSERA_ASSIGN_OR_RETURN(auto checkpoints, ListForResume(*storage, &unreadable));
     std::ranges::reverse(checkpoints);
     if (checkpoints.empty() && unreadable.empty()) {
-      return absl::NotFoundError("no checkpoints in " + options_.paths[0]);
+      return NotFound("no checkpoints in ", options_.paths[0]);
     }
     for (const CheckpointInfo& checkpoint : unreadable) {
       Add(checkpoint.directory, checkpoint.readable);
