@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
@@ -212,8 +211,8 @@ std::optional<size_t> NamingFinder::FindWeight(const std::string& name) const {
 }
 
 std::string NamingFinder::NotThere(const std::string& name) const {
-  return absl::StrCat("the model's ", name, " is not among ",
-                      weights_.empty() ? "them" : JoinFirst(KeysOf(weights_), ", "));
+  return absl::StrCat("the model's ", Shown(name), " is not among ",
+                      weights_.empty() ? "them" : JoinShown(KeysOf(weights_)));
 }
 
 bool NamingFinder::HasAll(const Parameters& naming, const std::string& prefix) {
@@ -313,17 +312,17 @@ std::string NamingFinder::DescribeMismatch() const {
     if (parameter.blocks.empty() || most.parameters.contains(&parameter)) continue;
     const std::string name = most.prefix + parameter.name;
     const std::string nearest = NearestTo(name, unexpected);
-    missing.push_back(
-        absl::StrCat("the model's ", name, " is missing",
-                     nearest.empty() ? ""
-                                     : absl::StrCat("; the files have ", absl::CHexEscape(nearest),
-                                                    ", which the model does not have")));
+    missing.push_back(absl::StrCat("the model's ", Shown(name), " is missing",
+                                   nearest.empty()
+                                       ? ""
+                                       : absl::StrCat("; the files have ", Shown(nearest),
+                                                      ", which the model does not have")));
   }
   if (missing.empty()) return "";
   std::string message = JoinFirst(missing, "; ");
   const bool shows_some = message.find("; the files have ") != message.npos;
   if (!shows_some && !unexpected.empty()) {
-    absl::StrAppend(&message, "; the files have ", JoinFirst(unexpected, ", "),
+    absl::StrAppend(&message, "; the files have ", JoinShown(unexpected),
                     ", which the model does not have");
   }
   return message;

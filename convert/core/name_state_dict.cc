@@ -287,9 +287,9 @@ class Namer {
     }
     kept = std::move(others);
     if (!unknown.empty()) {
-      checkpoint_.notes.push_back(
-          absl::StrCat("States of the optimizer that are not AdamW's keep their names: ",
-                       JoinFirst(unknown, ", "), "."));
+      checkpoint_.notes.push_back(absl::StrCat(
+          "States of the optimizer that are not AdamW's keep their names: ", JoinShown(unknown),
+          "."));
     }
     // Before torch 1.12 the number of updates was no tensor.
     for (const auto& [full_name, value] : ValuesByName(checkpoint_.state)) {

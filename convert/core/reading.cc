@@ -31,6 +31,11 @@ absl::Status At(const Storage& storage, std::string_view path, const absl::Statu
 
 std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
 
+std::string JoinShown(std::vector<std::string> texts) {
+  for (std::string& text : texts) text = Shown(text);
+  return JoinFirst(texts, ", ");
+}
+
 absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
                                                             std::string_view path) {
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
@@ -130,7 +135,7 @@ LayerName SplitLayer(std::string_view name) {
 void NoteLeftOut(const absl::AlphaNum& what, const std::vector<std::string>& names,
                  std::vector<std::string>& notes) {
   if (!names.empty()) {
-    notes.push_back(absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), "."));
+    notes.push_back(absl::StrCat("Left out: ", what, ": ", JoinShown(names), "."));
   }
 }
 

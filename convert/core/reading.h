@@ -61,6 +61,9 @@ absl::StatusOr<std::optional<T>> IfPresent(absl::StatusOr<T> result) {
 // Returns a text of a file for messages: escaped, and cut if it is long.
 std::string Shown(std::string_view text);
 
+// Returns the first of these texts of files for messages, each as Shown() has it.
+std::string JoinShown(std::vector<std::string> texts);
+
 // Opens the file of this name; returns null if there is no such file.
 absl::StatusOr<std::unique_ptr<ReadableFile>> OpenIfPresent(Storage& storage,
                                                             std::string_view path);
@@ -120,7 +123,8 @@ struct LayerName {
 
 LayerName SplitLayer(std::string_view name);
 
-// Adds the note "Left out: WHAT: a, b, c, and 14 more."; none if there are no names.
+// Adds the note "Left out: WHAT: a, b, c, and 14 more."; none if there are no names. They are
+// escaped as by JoinShown().
 void NoteLeftOut(const absl::AlphaNum& what, const std::vector<std::string>& names,
                  std::vector<std::string>& notes);
 

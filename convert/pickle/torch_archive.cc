@@ -387,7 +387,7 @@ absl::Status AddOptimizerFacts(const ReadableFile& file, const TorchArchive& arc
       if (name == "step") {
         TESSERA_RETURN_IF_ERROR(add_updates(value));
       } else if (name != "exp_avg" && name != "exp_avg_sq" && IsTorchTensor(value)) {
-        facts.other_states.insert(Shown(name));
+        facts.other_states.emplace(name);
       }
     }
     return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
@@ -117,13 +118,15 @@ std::string Renamed(const std::string& from, const std::string& to) {
 }
 
 TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
-  const std::map<std::string, std::string> cases = {{"h.1.ln_2.weight", "h.1.lm_2.weight"},
-                                                    {"wpe.weight", "wpe.weighu"}};
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"h.1.ln_2.weight", "h.1.lm_2.weight"},
+      {"wpe.weight", "wpe.weighu"},
+      {"wpe.weight", "wpe.w\xc3\xa4it\""}};
   for (const auto& [from, to] : cases) {
     const std::string folder = Renamed(from, to);
     ASSERT_OK_AND_ASSIGN(const auto storage, Open(folder));
     const std::string expected = "the model's transformer." + from +
-                                 " is missing; the files have transformer." + to +
+                                 " is missing; the files have transformer." + absl::CHexEscape(to) +
                                  ", which the model does not have";
     EXPECT_EQ(storage->mismatch(), expected);
     EXPECT_FALSE(ManifestOf(*storage).has_model());

@@ -215,11 +215,6 @@ bool IsOptimizerState(const std::string& name, const std::set<std::string>& pref
   });
 }
 
-void NoteShown(const char* what, std::vector<std::string> names, std::vector<std::string>& notes) {
-  for (std::string& name : names) name = Shown(name);
-  NoteLeftOut(what, names, notes);
-}
-
 // The values of objects. Each object is a file of torch.save() of its own, and reading one from an
 // object store takes several requests. Several objects may be in one place.
 class Objects {
@@ -302,8 +297,8 @@ absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t me
   TESSERA_RETURN_IF_ERROR(
       Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
   checkpoint.state = std::move(tree).Finish();
-  NoteShown("objects that are not tensors", std::move(objects), checkpoint.notes);
-  NoteShown("tensors of unknown dtypes", std::move(unknown), checkpoint.notes);
+  NoteLeftOut("objects that are not tensors", objects, checkpoint.notes);
+  NoteLeftOut("tensors of unknown dtypes", unknown, checkpoint.notes);
   return absl::OkStatus();
 }
 
@@ -358,7 +353,7 @@ absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std:
   for (ForeignTensor& tensor : stored.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
-  NoteShown("objects that are not tensors", KeysOf(ValuesByName(stored.state)), stored.notes);
+  NoteLeftOut("objects that are not tensors", KeysOf(ValuesByName(stored.state)), stored.notes);
   if (notes != nullptr) *notes = std::move(stored.notes);
   return std::move(stored.tensors);
 }

@@ -140,7 +140,7 @@ absl::StatusOr<NamedTensors> ReadTensors(const TorchArchive& archive, const Valu
     TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadTorchName(key, budget));
     absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(archive, value);
     if (absl::IsUnimplemented(tensor.status())) {
-      left_out.push_back(Shown(name));
+      left_out.push_back(name);
       continue;
     }
     if (!tensor.ok()) return DataLoss("tensor ", Shown(name), ": ", tensor.status().message());
