@@ -123,6 +123,28 @@ TEST_F(DeepSpeedBuffersTest, ACopyOfATiedHeadIsNoted) {
   EXPECT_THAT(storage->notes(), Contains(HasSubstr("file: lm_head.weight.")));
 }
 
+TEST_F(DeepSpeedBuffersTest, TensorsOfTheModelThatAreNotReadAreNoted) {
+  const std::vector<ckpt::TensorInfo> parameters = Parameters();
+  const std::string first = parameters.front().name;
+  WriteModelFile(model_, {parameters, "cut.weight", {0}, {1}});
+  ASSERT_OK_AND_ASSIGN(auto storage, ckpt::convert::OpenForeign(copy_, {}));
+  EXPECT_THAT(storage->notes(),
+              Contains(HasSubstr("misshapen tensors of the model's file: cut.weight.")));
+  WriteModelFile(model_, {parameters, first, {1}, {1}});
+  ASSERT_OK_AND_ASSIGN(storage, ckpt::convert::OpenForeign(copy_, {}));
+  EXPECT_THAT(storage->notes(),
+              Contains(HasSubstr("misshapen tensors of the model's file: " + first + ".")));
+}
+
+TEST_F(DeepSpeedBuffersTest, AParameterWithoutAWeightIsDataLoss) {
+  std::vector<ckpt::TensorInfo> parameters = Parameters();
+  parameters.push_back({.name = "lost.weight", .global_shape = {3}});
+  WriteModelFile(model_, {parameters, "mean", {1}, {1}});
+  const absl::Status status = ckpt::convert::OpenForeign(copy_, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("no file has lost.weight"));
+}
+
 // Weights can be read without the optimizer.
 TEST_F(DeepSpeedBuffersTest, ASingleMomentIsLeftOutWithANote) {
   const std::string source = "tests/interop/deepspeed/universal",

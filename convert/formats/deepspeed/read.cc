@@ -60,6 +60,7 @@ class DeepSpeedReader {
       TESSERA_RETURN_IF_ERROR(AddRank(rank));
     }
     TESSERA_RETURN_IF_ERROR(AddFrozenParts());
+    TESSERA_RETURN_IF_ERROR(CheckWeights());
     ForeignCheckpoint checkpoint = CheckpointOf(kDeepSpeed, "deepspeed");
     Manifest& description = checkpoint.description;
     description.mutable_producer()->set_version(states_.version);
@@ -68,6 +69,7 @@ class DeepSpeedReader {
     NoteLeftOut("tensors of dtypes or kinds that are not read", states_.left_out, notes);
     NoteLeftOut("further names of tied parameters", further_names_, notes);
     NoteLeftOut("copies of tied parameters in the model's file", copies_, notes);
+    NoteLeftOut("empty or misshapen tensors of the model's file", unread_, notes);
     NoteLeftOut("moments whose files are missing or damaged", missing_moments_, notes);
     const int64_t ranks = states_.data_parallel_size.value_or(0);
     if (ranks > 0 && ranks <= std::numeric_limits<uint32_t>::max()) {
@@ -169,8 +171,10 @@ class DeepSpeedReader {
     for (const auto& [second, first] : states_.shared) known.emplace(second, Shape());
     std::set<std::string> buffers;
     for (const auto& [name, tensor] : states_.module) {
-      // Stage 3 has empty tensors in place of those that it has cut.
-      if (known.contains(name) || ElementCount(tensor.shape) == 0) continue;
+      // Stage 3 has empty tensors in place of those that it has cut, whether or not it saves them.
+      const bool is_cut = ElementCount(tensor.shape) == 0;
+      if (is_cut && !known.contains(name)) unread_.push_back(name);
+      if (is_cut || known.contains(name)) continue;
       const auto first = places.find({tensor.offset_bytes, tensor.dtype});
       if (first != places.end() && tensor.shape == states_.module.at(first->second).shape) {
         states_.shared.emplace_back(name, first->second);
@@ -267,7 +271,11 @@ class DeepSpeedReader {
     for (auto& [name, parameter] : parameters_) {
       // Stage 3 has empty tensors in place of those that it has cut.
       const auto found = states_.module.find(name);
-      if (found == states_.module.end() || found->second.shape != parameter.foreign.shape) continue;
+      if (found == states_.module.end() || ElementCount(found->second.shape) == 0) continue;
+      if (found->second.shape != parameter.foreign.shape) {
+        unread_.push_back(name);
+        continue;
+      }
       const bool is_frozen =
           parameter.is_buffer || (frozen.contains(name) && !universal_.contains(name));
       if (!is_frozen && found->second.dtype == DType::kF32) continue;
@@ -423,6 +431,18 @@ class DeepSpeedReader {
     return AddFacts(JoinPath(folder_.parameters_folder, "optimizer_state.pt"));
   }
 
+  absl::Status CheckWeights() const {
+    std::vector<std::string> missing;
+    for (const auto& [name, parameter] : parameters_) {
+      if (parameter.found == 0 && !parameter.has_rounded_weight && !universal_.contains(name) &&
+          ElementCount(parameter.foreign.shape) > 0) {
+        missing.push_back(name);
+      }
+    }
+    if (missing.empty()) return absl::OkStatus();
+    return Damaged(storage_, "", "no file has ", JoinShown(missing));
+  }
+
   absl::Status AddFacts(const std::string& path) {
     const absl::Status added = AddOptimizerFacts(storage_, path, facts_);
     return absl::IsDataLoss(added) && !needs_moments_ ? absl::OkStatus() : added;
@@ -435,9 +455,7 @@ class DeepSpeedReader {
     const Value root = archive->contents.root();
     const Value value = root.Find("param").present() ? root.Find("param") : root;
     if (!IsTorchTensor(value)) return Damaged(storage_, path, "no tensor \"param\"");
-    TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor,
-                             At(storage_, path, ResolveTorchTensor(*archive, value)));
-    return tensor;
+    return At(storage_, path, ResolveTorchTensor(*archive, value));
   }
 
   absl::StatusOr<Parameter*> Find(const std::string& name, const std::string& file) {
@@ -457,7 +475,7 @@ class DeepSpeedReader {
   ModelDescription model_;
   std::optional<ForeignTensorSet> set_;
   // What notes list.
-  std::vector<std::string> further_names_, copies_, missing_moments_;
+  std::vector<std::string> further_names_, copies_, unread_, missing_moments_;
   OptimizerFacts facts_;
 };
 
