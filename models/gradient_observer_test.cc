@@ -32,13 +32,13 @@ using testing::ShardedGpt2;
 using testing::ShardedLlama3;
 using testing::TestBatch;
 
-struct Case {
+struct ObservedCase {
   std::string name;
   ModelConfig config;
   std::optional<ChunkLayers> stage;
   bool separate_tied_gradients = false;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+std::ostream& operator<<(std::ostream& out, const ObservedCase& c) { return out << c.name; }
 
 // Allocates memory for gradients when they are prepared, fills it with garbage, copies them when
 // they are ready, and frees the memory.
@@ -81,7 +81,7 @@ class LendingObserver final : public GradientObserver {
   Tensor result_;
 };
 
-class GradientObserverTest : public ::testing::TestWithParam<Case> {
+class GradientObserverTest : public ::testing::TestWithParam<ObservedCase> {
  protected:
   GradientObserverTest() : backend_(MakeReferenceBackend()), tensor_parallel_(nullptr, 2, false) {}
 
@@ -189,17 +189,18 @@ TEST_P(GradientObserverTest, AnErrorEndsTheBackwardPass) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, GradientObserverTest,
-    ::testing::Values(Case{"Gpt2", ShardedGpt2(), {}}, Case{"Gpt2Apart", ShardedGpt2(), {}, true},
-                      Case{"Gpt2First", ShardedGpt2(), {{.last = 1, .has_embedding = true}}},
-                      Case{"Gpt2Last", ShardedGpt2(), {{.first = 1, .last = 2, .has_head = true}}},
-                      Case{"Gpt2Middle", ShardedGpt2(), {{.last = 2}}},
-                      Case{"Llama3Tied", ShardedLlama3(true), {}},
-                      Case{"Llama3Apart", ShardedLlama3(true), {}, true},
-                      Case{"Llama3TiedLast",
-                           ShardedLlama3(true),
-                           {{.first = 1, .last = 2, .has_head = true}},
-                           true},
-                      Case{"Llama3Untied", ShardedLlama3(false), {}, true}),
+    ::testing::Values(
+        ObservedCase{"Gpt2", ShardedGpt2(), {}}, ObservedCase{"Gpt2Apart", ShardedGpt2(), {}, true},
+        ObservedCase{"Gpt2First", ShardedGpt2(), {{.last = 1, .has_embedding = true}}},
+        ObservedCase{"Gpt2Last", ShardedGpt2(), {{.first = 1, .last = 2, .has_head = true}}},
+        ObservedCase{"Gpt2Middle", ShardedGpt2(), {{.last = 2}}},
+        ObservedCase{"Llama3Tied", ShardedLlama3(true), {}},
+        ObservedCase{"Llama3Apart", ShardedLlama3(true), {}, true},
+        ObservedCase{"Llama3TiedLast",
+                     ShardedLlama3(true),
+                     {{.first = 1, .last = 2, .has_head = true}},
+                     true},
+        ObservedCase{"Llama3Untied", ShardedLlama3(false), {}, true}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -27,7 +27,7 @@ using testing::SmallLlama3;
 using testing::TestBatch;
 using testing::WithDropout;
 
-struct Case {
+struct GradientCase {
   std::string name;
   ModelConfig config;
   ActivationUse use = ActivationUse::kTraining;
@@ -35,14 +35,14 @@ struct Case {
   int shards = 1;
   bool separate_tied_gradients = false;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+std::ostream& operator<<(std::ostream& out, const GradientCase& c) { return out << c.name; }
 
 ModelConfig WithoutBiases(ModelConfig config) {
   config.set_use_biases(false);
   return config;
 }
 
-std::vector<Case> Cases() {
+std::vector<GradientCase> GradientCases() {
   return {
       {"Gpt2", SmallGpt2()},
       {"Gpt2Dropout", WithDropout(SmallGpt2())},
@@ -66,10 +66,10 @@ std::vector<Case> Cases() {
   };
 }
 
-class GradientsTest : public ::testing::TestWithParam<Case> {};
+class GradientsTest : public ::testing::TestWithParam<GradientCase> {};
 
 TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
-  const Case& c = GetParam();
+  const GradientCase& c = GetParam();
   const auto backend = MakeReferenceBackend();
   ModelOptions options;
   options.compute_dtype = DType::kF64;
@@ -106,7 +106,7 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GradientsTest, ::testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Models, GradientsTest, ::testing::ValuesIn(GradientCases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

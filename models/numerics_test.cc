@@ -45,13 +45,15 @@ std::unique_ptr<Model> Make(const ModelConfig& config, DType dtype, Backend& bac
   return MakeTestModel(config, options, backend);
 }
 
-struct Case {
+struct NumericsCase {
   std::string size;
   DType dtype;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.size << " in " << DTypeName(c.dtype); }
+std::ostream& operator<<(std::ostream& out, const NumericsCase& c) {
+  return out << c.size << " in " << DTypeName(c.dtype);
+}
 
-class NumericsTest : public ::testing::TestWithParam<Case> {
+class NumericsTest : public ::testing::TestWithParam<NumericsCase> {
  protected:
   ModelConfig config_ = Tiny(GetParam().size, /*dropout=*/true);
   TestBatch batch_ = MakeTestBatch(kBatch, kSequence, 251, 7);
@@ -154,17 +156,18 @@ TEST_P(NumericsTest, BytesAreExactAndAStepAllocatesNothing) {
   EXPECT_EQ(TensorMemory().peak_bytes, live);
 }
 
-std::vector<Case> Cases() {
+std::vector<NumericsCase> NumericsCases() {
   return {{"gpt2-tiny", DType::kF32},
           {"gpt2-tiny", DType::kBF16},
           {"llama3-tiny", DType::kF32},
           {"llama3-tiny", DType::kBF16}};
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, NumericsTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return info.param.size.substr(0, info.param.size.find('-')) +
-         (info.param.dtype == DType::kBF16 ? "_BF16" : "_F32");
-});
+INSTANTIATE_TEST_SUITE_P(Models, NumericsTest, ::testing::ValuesIn(NumericsCases()),
+                         [](const auto& info) {
+                           return info.param.size.substr(0, info.param.size.find('-')) +
+                                  (info.param.dtype == DType::kBF16 ? "_BF16" : "_F32");
+                         });
 
 }  // namespace
 }  // namespace tessera

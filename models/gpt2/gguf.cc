@@ -16,21 +16,21 @@ constexpr const char* kModules[] = {"attn_norm", "attn_qkv", "attn_output",
                                     "ffn_norm",  "ffn_up",   "ffn_down"};
 constexpr char kEpsilon[] = "gpt2.attention.layer_norm_epsilon";
 
-bool Describes(const JsonFields& fields) { return IsGgufArchitecture(fields, kName); }
+bool DescribesGguf(const JsonFields& fields) { return IsGgufArchitecture(fields, kName); }
 
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadGgufConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(ReadGgufSizes(fields, kName, config));
   TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real(kEpsilon));
   config.set_norm_epsilon(epsilon);
   return absl::OkStatus();
 }
 
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+void WriteGgufConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   WriteGgufSizes(config, kName, json);
   json[kEpsilon] = config.norm_epsilon();
 }
 
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> GgufParameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size();
   std::vector<ForeignParameter> parameters;
   parameters.push_back(SameTensor(kGgufEmbedding, kTokenEmbedding, {config.vocab_size(), c}));
@@ -53,10 +53,10 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kGgufFormat = {.framework = kGguf,
-                                             .describes = Describes,
-                                             .read_config = ReadConfig,
-                                             .write_config = WriteConfig,
+                                             .describes = DescribesGguf,
+                                             .read_config = ReadGgufConfig,
+                                             .write_config = WriteGgufConfig,
                                              .check = CheckHasBiases,
-                                             .parameters = Parameters};
+                                             .parameters = GgufParameters};
 
 }  // namespace tessera::gpt2

@@ -13,7 +13,7 @@ constexpr std::string_view kComputed[] = {"*.attn.bias", "*.attn.masked_bias"};
 // Not one of transformers' fields: it gives a model whose files have no biases those of zeros.
 constexpr char kBias[] = "bias";
 
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadHuggingFaceConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("activation_function", "gelu_new"));
   TESSERA_RETURN_IF_ERROR(fields.Require("scale_attn_weights", true));
   TESSERA_RETURN_IF_ERROR(fields.Require("scale_attn_by_inverse_layer_idx", false));
@@ -32,7 +32,7 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return ReadFields(fields, {{"n_inner", &ModelConfig::set_ffn_hidden_size}}, config);
 }
 
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+void WriteHuggingFaceConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["activation_function"] = "gelu_new";
   json["n_layer"] = config.num_layers();
   json["n_embd"] = config.hidden_size();
@@ -52,7 +52,7 @@ constinit const HuggingFaceFormat kHuggingFaceFormat = {.model_type = "gpt2",
                                                         .class_name = "GPT2LMHeadModel",
                                                         .prefix = "transformer.",
                                                         .computed = kComputed,
-                                                        .read_config = ReadConfig,
-                                                        .write_config = WriteConfig};
+                                                        .read_config = ReadHuggingFaceConfig,
+                                                        .write_config = WriteHuggingFaceConfig};
 
 }  // namespace tessera::gpt2

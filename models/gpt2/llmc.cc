@@ -15,7 +15,7 @@ namespace {
 enum Field { kPositions = 2, kVocabulary, kLayers, kHeads, kChannels, kPaddedVocabulary };
 
 constexpr int32_t kUsualPadding = 128;
-constexpr double kNormEpsilon = 1e-5;  // of all norms in llm.c
+constexpr double kLlmcNormEpsilon = 1e-5;  // of all norms in llm.c
 
 // Returns the padding rule that yields the file's padded size.
 int64_t VocabularyMultiple(int32_t vocabulary, int32_t padded) {
@@ -23,7 +23,7 @@ int64_t VocabularyMultiple(int32_t vocabulary, int32_t padded) {
   return usual == padded ? kUsualPadding : padded;
 }
 
-absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
+absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcFile& file) {
   const LlmcHeader& header = file.header;
   for (int field = kPositions; field <= kPaddedVocabulary; ++field) {
     if (header[field] < 1) {
@@ -48,7 +48,7 @@ absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
   config.set_hidden_size(header[kChannels]);
   config.set_make_vocab_size_divisible_by(
       VocabularyMultiple(header[kVocabulary], header[kPaddedVocabulary]));
-  config.set_norm_epsilon(kNormEpsilon);
+  config.set_norm_epsilon(kLlmcNormEpsilon);
   FillDefaults(config);
   if (auto valid = Validate(config); !valid.ok()) {
     return file.Corrupt(std::string(valid.message()));
@@ -63,10 +63,10 @@ absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config) {
                                                    ": an llm.c file has 4 * ", "hidden_size (",
                                                    4 * config.hidden_size(), ")"));
   }
-  if (config.norm_epsilon() != kNormEpsilon) {
+  if (config.norm_epsilon() != kLlmcNormEpsilon) {
     return absl::InvalidArgumentError(
         absl::StrCat("norm_epsilon is ", config.norm_epsilon(),
-                     ": an llm.c file has no field for it, and means ", kNormEpsilon));
+                     ": an llm.c file has no field for it, and means ", kLlmcNormEpsilon));
   }
   LlmcHeader header = {};
   header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());
@@ -102,7 +102,7 @@ std::vector<ForeignParameter> Tensors(const ModelConfig& config, const LlmcHeade
 
 constinit const LlmcFormat kLlmcFormat = {.magic = 20240326,
                                           .model = "GPT-2",
-                                          .read_config = ReadConfig,
+                                          .read_config = ReadLlmcConfig,
                                           .make_header = MakeHeader,
                                           .tensors = Tensors};
 

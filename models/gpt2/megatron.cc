@@ -11,11 +11,11 @@
 namespace tessera::gpt2 {
 namespace {
 
-bool Describes(const JsonFields& args) {
+bool DescribesMegatron(const JsonFields& args) {
   return MegatronPositionEmbedding(args) == "learned_absolute";
 }
 
-absl::Status ReadConfig(const JsonFields& args, ModelConfig& config) {
+absl::Status ReadMegatronConfig(const JsonFields& args, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(args.Require("normalization", "LayerNorm"));
   TESSERA_RETURN_IF_ERROR(args.Require("add_bias_linear", true));
   TESSERA_RETURN_IF_ERROR(args.Require("swiglu", false));
@@ -23,7 +23,7 @@ absl::Status ReadConfig(const JsonFields& args, ModelConfig& config) {
   return ReadMegatronSizes(args, config);
 }
 
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
+void WriteMegatronConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
   WriteMegatronSizes(config, args);
   args["position_embedding_type"] = "learned_absolute";
   args["normalization"] = "LayerNorm";
@@ -34,9 +34,9 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
 
 // The parameters of one layer, in the order of the modules. Norms have two names: with and without
 // Transformer Engine.
-class LayerParameters {
+class MegatronLayerParameters {
  public:
-  LayerParameters(const ModelConfig& config, std::string prefix, int64_t layer)
+  MegatronLayerParameters(const ModelConfig& config, std::string prefix, int64_t layer)
       : config_(config), prefix_(std::move(prefix)), layer_(layer) {}
 
   std::vector<ForeignParameter> All() const {
@@ -115,7 +115,7 @@ class LayerParameters {
   const int64_t layer_;
 };
 
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> MegatronParameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size();
   std::vector<ForeignParameter> parameters;
   parameters.push_back(
@@ -127,7 +127,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   AddMegatronLayers(
       config.num_layers(),
       [&](const std::string& prefix, int64_t layer) {
-        return LayerParameters(config, prefix, layer).All();
+        return MegatronLayerParameters(config, prefix, layer).All();
       },
       parameters);
   parameters.push_back(SameTensor("decoder.final_layernorm.weight", kFinalNormWeight, {c}));
@@ -138,10 +138,10 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kMegatronFormat = {.framework = kMegatron,
-                                                 .describes = Describes,
-                                                 .read_config = ReadConfig,
-                                                 .write_config = WriteConfig,
+                                                 .describes = DescribesMegatron,
+                                                 .read_config = ReadMegatronConfig,
+                                                 .write_config = WriteMegatronConfig,
                                                  .check = CheckHasBiases,
-                                                 .parameters = Parameters};
+                                                 .parameters = MegatronParameters};
 
 }  // namespace tessera::gpt2

@@ -4,11 +4,11 @@
 namespace tessera::gpt2 {
 namespace {
 
-bool Describes(const JsonFields& fields) {
+bool DescribesNanoGpt(const JsonFields& fields) {
   return fields.Has("block_size") && fields.Has("n_layer") && fields.Has("n_embd");
 }
 
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadNanoGptConfig(const JsonFields& fields, ModelConfig& config) {
   // Other programs have added settings of their own, and compute another model with them.
   TESSERA_RETURN_IF_ERROR(fields.HasOnly(
       {"vocab_size", "n_layer", "n_embd", "n_head", "block_size", "dropout", "bias"}));
@@ -29,8 +29,8 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kNanoGptFormat = {.framework = kNanoGpt,
-                                                .describes = Describes,
-                                                .read_config = ReadConfig,
+                                                .describes = DescribesNanoGpt,
+                                                .read_config = ReadNanoGptConfig,
                                                 .parameters = OutByInParameters};
 
 }  // namespace tessera::gpt2

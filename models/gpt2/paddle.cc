@@ -12,14 +12,14 @@ namespace tessera::gpt2 {
 namespace {
 
 // All norms have this one, whatever layer_norm_eps says.
-constexpr double kNormEpsilon = 1e-5;
+constexpr double kPaddleNormEpsilon = 1e-5;
 
-bool Describes(const JsonFields& fields) {
+bool DescribesPaddle(const JsonFields& fields) {
   return fields.Text("model_type", "").value_or("") == "gpt";
 }
 
 // PaddleNLP leaves out fields that have its defaults.
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadPaddleConfig(const JsonFields& fields, ModelConfig& config) {
   // GPTDecoderLayer computes it in its tanh form.
   TESSERA_RETURN_IF_ERROR(fields.Require("hidden_activation", "gelu"));
   TESSERA_RETURN_IF_ERROR(fields.Require("normalize_before", true));
@@ -33,11 +33,11 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
                   {"intermediate_size", &ModelConfig::set_ffn_hidden_size, 3072},
                   {"max_position_embeddings", &ModelConfig::set_max_position_embeddings, 512}},
                  config));
-  config.set_norm_epsilon(kNormEpsilon);
+  config.set_norm_epsilon(kPaddleNormEpsilon);
   return absl::OkStatus();
 }
 
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+void WritePaddleConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["model_type"] = "gpt";
   json["architectures"] = {"GPTForCausalLM"};
   json["vocab_size"] = config.vocab_size();
@@ -53,9 +53,9 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
 
 absl::Status Check(const ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(CheckHasBiases(config));
-  if (config.norm_epsilon() == kNormEpsilon) return absl::OkStatus();
+  if (config.norm_epsilon() == kPaddleNormEpsilon) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("its norm_epsilon is ", config.norm_epsilon(), ", not ", kNormEpsilon));
+      absl::StrCat("its norm_epsilon is ", config.norm_epsilon(), ", not ", kPaddleNormEpsilon));
 }
 
 // Columns of a fused logical tensor, and where they are in the parameter.
@@ -101,7 +101,7 @@ void AddQueriesKeysValues(const ModelConfig& config, int64_t layer,
   AddLinear("self_attn.qkv_proj", layer, kQkvWeight, kQkvBias, c, fused, parameters);
 }
 
-std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t layer) {
+std::vector<ForeignParameter> PaddleLayerParameters(const ModelConfig& config, int64_t layer) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   std::vector<ForeignParameter> parameters;
   const auto vector = [&](const char* name, const char* tensor) {
@@ -125,7 +125,7 @@ std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t
   return parameters;
 }
 
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> PaddleParameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), layers = config.num_layers();
   std::vector<ForeignParameter> parameters;
   // `name` follows `prefix` in files of the whole model, and `module` in those of a pipeline, whose
@@ -146,7 +146,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
                  {config.max_position_embeddings(), c}),
       "gpt.embeddings", shared);
   for (int64_t layer = 0; layer < layers; ++layer) {
-    for (ForeignParameter& parameter : LayerParameters(config, layer)) {
+    for (ForeignParameter& parameter : PaddleLayerParameters(config, layer)) {
       add(std::move(parameter), absl::StrCat("gpt.decoder.layers.", layer),
           absl::StrCat(layer + 1));
     }
@@ -159,10 +159,10 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kPaddleFormat = {.framework = kPaddle,
-                                               .describes = Describes,
-                                               .read_config = ReadConfig,
-                                               .write_config = WriteConfig,
+                                               .describes = DescribesPaddle,
+                                               .read_config = ReadPaddleConfig,
+                                               .write_config = WritePaddleConfig,
                                                .check = Check,
-                                               .parameters = Parameters};
+                                               .parameters = PaddleParameters};
 
 }  // namespace tessera::gpt2

@@ -17,15 +17,15 @@ namespace {
 
 constexpr char kName[] = "llama";
 constexpr char kGroups[] = "llama.attention.head_count_kv";
-constexpr char kEpsilon[] = "llama.attention.layer_norm_rms_epsilon";
-constexpr char kRotaryBase[] = "llama.rope.freq_base";
+constexpr char kGgufEpsilon[] = "llama.attention.layer_norm_rms_epsilon";
+constexpr char kGgufRotaryBase[] = "llama.rope.freq_base";
 
 constexpr char kScalingType[] = "llama.rope.scaling.type";
 
 constexpr char kFactor[] = "tessera.rope_scaling.factor";
 constexpr char kLowFactor[] = "tessera.rope_scaling.low_freq_factor";
 constexpr char kHighFactor[] = "tessera.rope_scaling.high_freq_factor";
-constexpr char kOriginalPositions[] = "tessera.rope_scaling.original_max_position_embeddings";
+constexpr char kGgufOriginalPositions[] = "tessera.rope_scaling.original_max_position_embeddings";
 
 // Factors are stored as fp32, and computed in fp32 by llama.cpp's converter.
 constexpr double kFactorTolerance = 1e-4;
@@ -42,7 +42,7 @@ std::vector<double> RopeFactors(const ModelConfig& config) {
   return factors;
 }
 
-bool Describes(const JsonFields& fields) { return IsGgufArchitecture(fields, kName); }
+bool DescribesGguf(const JsonFields& fields) { return IsGgufArchitecture(fields, kName); }
 
 bool AreFactors(const std::vector<double>& found, const ModelConfig& config) {
   const int64_t heads = config.num_attention_heads();
@@ -72,7 +72,7 @@ absl::Status CheckNoLinearScaling(const JsonFields& fields) {
 absl::Status ReadFrequencies(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(CheckNoLinearScaling(fields));
   TESSERA_RETURN_IF_ERROR(
-      ReadFields(fields, {{kRotaryBase, &ModelConfig::set_rotary_base, 10000}}, config));
+      ReadFields(fields, {{kGgufRotaryBase, &ModelConfig::set_rotary_base, 10000}}, config));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> factors, fields.Reals(kGgufRopeFactors));
   config.set_use_rope_scaling(!factors.empty());
   if (factors.empty()) return absl::OkStatus();
@@ -80,7 +80,7 @@ absl::Status ReadFrequencies(const JsonFields& fields, ModelConfig& config) {
   TESSERA_ASSIGN_OR_RETURN(const double factor, fields.Real(kFactor, factors.back()));
   TESSERA_ASSIGN_OR_RETURN(const double low, fields.Real(kLowFactor, 1));
   TESSERA_ASSIGN_OR_RETURN(const double high, fields.Real(kHighFactor, 4));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t original, fields.Integer(kOriginalPositions, 8192));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t original, fields.Integer(kGgufOriginalPositions, 8192));
   config.set_rope_scaling_factor(factor);
   config.set_rope_scaling_low_freq_factor(low);
   config.set_rope_scaling_high_freq_factor(high);
@@ -92,46 +92,46 @@ absl::Status ReadFrequencies(const JsonFields& fields, ModelConfig& config) {
       " turns, and the file states no other: convert the model that it was made from"));
 }
 
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadGgufConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(ReadGgufSizes(fields, kName, config));
   TESSERA_RETURN_IF_ERROR(
       ReadFields(fields,
                  {{kGroups, &ModelConfig::set_num_query_groups, config.num_attention_heads()},
-                  {kEpsilon, &ModelConfig::set_norm_epsilon}},
+                  {kGgufEpsilon, &ModelConfig::set_norm_epsilon}},
                  config));
   TESSERA_ASSIGN_OR_RETURN(const bool has_head, fields.Bool(kGgufHead, false));
   config.set_untie_embeddings_and_output_weights(has_head);
   return ReadFrequencies(fields, config);
 }
 
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+void WriteGgufConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   const int64_t head_size = config.hidden_size() / config.num_attention_heads();
   WriteGgufSizes(config, kName, json);
   json[kGroups] = config.num_query_groups();
   json["llama.attention.key_length"] = head_size;
   json["llama.attention.value_length"] = head_size;
-  json[kEpsilon] = config.norm_epsilon();
+  json[kGgufEpsilon] = config.norm_epsilon();
   json["llama.rope.dimension_count"] = head_size;
-  json[kRotaryBase] = config.rotary_base();
+  json[kGgufRotaryBase] = config.rotary_base();
   if (!config.use_rope_scaling()) return;
   json[kFactor] = config.rope_scaling_factor();
   json[kLowFactor] = config.rope_scaling_low_freq_factor();
   json[kHighFactor] = config.rope_scaling_high_freq_factor();
-  json[kOriginalPositions] = config.rope_scaling_original_max_position_embeddings();
+  json[kGgufOriginalPositions] = config.rope_scaling_original_max_position_embeddings();
   json[kGgufRopeFactors] = RopeFactors(config);
 }
 
-constexpr std::pair<const char*, const char*> kLayerTensors[] = {
+constexpr std::pair<const char*, const char*> kGgufLayerTensors[] = {
     {"attn_norm.weight", kNorm1}, {"attn_q.weight", kQuery},    {"attn_k.weight", kKey},
     {"attn_v.weight", kValue},    {"attn_output.weight", kOut}, {"ffn_norm.weight", kNorm2},
     {"ffn_gate.weight", kGate},   {"ffn_up.weight", kUp},       {"ffn_down.weight", kDown}};
 
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> GgufParameters(const ModelConfig& config) {
   const Shape table = {config.vocab_size(), config.hidden_size()};
   std::vector<ForeignParameter> parameters;
   parameters.push_back(SameTensor(kGgufEmbedding, kTokenEmbedding, table));
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    for (const auto& [name, tensor] : kLayerTensors) {
+    for (const auto& [name, tensor] : kGgufLayerTensors) {
       parameters.push_back(
           PairedTensor(config, layer, tensor, absl::StrCat("blk.", layer, ".", name)));
     }
@@ -148,9 +148,9 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kGgufFormat = {.framework = kGguf,
-                                             .describes = Describes,
-                                             .read_config = ReadConfig,
-                                             .write_config = WriteConfig,
-                                             .parameters = Parameters};
+                                             .describes = DescribesGguf,
+                                             .read_config = ReadGgufConfig,
+                                             .write_config = WriteGgufConfig,
+                                             .parameters = GgufParameters};
 
 }  // namespace tessera::llama3

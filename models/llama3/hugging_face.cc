@@ -17,7 +17,8 @@ constexpr std::string_view kLayerOrder[] = {kQuery, kKey,  kValue, kOut,  kGate,
                                             kUp,    kDown, kNorm1, kNorm2};
 constexpr double kDefaultBase = 10000;  // transformers', where config.json has none
 // A field of our own: what RopeScaling() has divided.
-constexpr std::string_view kOriginalPositions = "rope_scaling_original_max_position_embeddings";
+constexpr std::string_view kHuggingFaceOriginalPositions =
+    "rope_scaling_original_max_position_embeddings";
 
 // transformers 5 has one object `rope_parameters`; versions before have `rope_theta` at the top and
 // `rope_scaling`, whose type has two names.
@@ -41,7 +42,8 @@ absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
   TESSERA_ASSIGN_OR_RETURN(const double high, rope.Real("high_freq_factor"));
   TESSERA_ASSIGN_OR_RETURN(const int64_t original,
                            rope.Integer("original_max_position_embeddings"));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t undivided, fields.Integer(kOriginalPositions, original));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t undivided,
+                           fields.Integer(kHuggingFaceOriginalPositions, original));
   const double scale =
       original > 0 ? static_cast<double>(undivided) / static_cast<double>(original) : 1;
   config.set_rope_scaling_factor(factor);
@@ -61,7 +63,7 @@ absl::Status CheckHeadDim(const JsonFields& fields, int64_t hidden, int64_t head
       ", num_attention_heads (", heads, ") times head_dim (", head_dim, "), but is ", hidden));
 }
 
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadHuggingFaceConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("hidden_act", "silu"));
   TESSERA_RETURN_IF_ERROR(fields.Require("attention_bias", false));
   TESSERA_RETURN_IF_ERROR(fields.Require("mlp_bias", false));
@@ -101,7 +103,7 @@ nlohmann::ordered_json RopeScaling(const ModelConfig& config) {
 }
 
 // The rotary settings as versions before 5 have them, which later ones read, too.
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+void WriteHuggingFaceConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["hidden_act"] = "silu";
   json["num_hidden_layers"] = config.num_layers();
   json["hidden_size"] = config.hidden_size();
@@ -120,7 +122,7 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["rope_scaling"] = RopeScaling(config);
   const int64_t original = config.rope_scaling_original_max_position_embeddings();
   if (json["rope_scaling"]["original_max_position_embeddings"] != original) {
-    json[std::string(kOriginalPositions)] = original;
+    json[std::string(kHuggingFaceOriginalPositions)] = original;
   }
 }
 
@@ -131,7 +133,7 @@ constinit const HuggingFaceFormat kHuggingFaceFormat = {.model_type = "llama",
                                                         .prefix = "model.",
                                                         .computed = kComputed,
                                                         .layer_order = kLayerOrder,
-                                                        .read_config = ReadConfig,
-                                                        .write_config = WriteConfig};
+                                                        .read_config = ReadHuggingFaceConfig,
+                                                        .write_config = WriteHuggingFaceConfig};
 
 }  // namespace tessera::llama3

@@ -11,14 +11,14 @@ namespace tessera::llama3 {
 namespace {
 
 // Writes the fields of trainer_state.json that depend on the model alone.
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+void WriteInfiniTrainConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["n_layer"] = config.num_layers();
   json["n_head"] = config.num_attention_heads();
   json["n_kv_head"] = config.num_query_groups();
   json["n_embd"] = config.hidden_size();
 }
 
-// Describes the rows of queries, followed by those of keys and those of values.
+// DescribesInfiniTrain the rows of queries, followed by those of keys and those of values.
 ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer) {
   const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
   const int64_t groups = config.num_query_groups(), kv = groups * d;
@@ -33,7 +33,8 @@ ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer)
   return qkv;
 }
 
-void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParameter>& parameters) {
+void AddInfiniTrainLayer(const ModelConfig& config, int64_t layer,
+                         std::vector<ForeignParameter>& parameters) {
   const std::string prefix = "transformer.h." + std::to_string(layer) + ".";
   const auto add = [&](const char* name, const char* tensor) {
     parameters.push_back(PairedTensor(config, layer, tensor, prefix + name));
@@ -47,14 +48,14 @@ void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParam
   add("mlp.c_proj.weight", kDown);
 }
 
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> InfiniTrainParameters(const ModelConfig& config) {
   const Shape table = {config.vocab_size(), config.hidden_size()};
   std::vector<ForeignParameter> parameters;
   parameters.push_back(SameTensor("transformer.wte.weight", kTokenEmbedding, table));
   const bool tied = !config.untie_embeddings_and_output_weights();
   if (tied) parameters.back().other_names.emplace_back("lm_head.weight");
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    AddLayer(config, layer, parameters);
+    AddInfiniTrainLayer(config, layer, parameters);
   }
   parameters.push_back(SameTensor("transformer.ln_f.weight", kFinalNorm, {config.hidden_size()}));
   if (!tied) parameters.push_back(SameTensor("lm_head.weight", kHead, table));
@@ -67,7 +68,7 @@ constinit const ForeignFormat kInfiniTrainFormat = {
     .framework = kInfiniTrain,
     // No file describes a whole model.
     .describes = [](const JsonFields&) { return false; },
-    .write_config = WriteConfig,
-    .parameters = Parameters};
+    .write_config = WriteInfiniTrainConfig,
+    .parameters = InfiniTrainParameters};
 
 }  // namespace tessera::llama3

@@ -17,7 +17,7 @@ namespace {
 constexpr double kMostFeedForward = 1e12;
 
 // The dict does not name the class of the model: a model of another class has other parameters.
-bool Describes(const JsonFields& fields) { return fields.Has("hidden_size"); }
+bool DescribesInternEvo(const JsonFields& fields) { return fields.Has("hidden_size"); }
 
 // Refuses settings that make another architecture of it.
 absl::Status CheckSettings(const JsonFields& fields) {
@@ -48,7 +48,7 @@ absl::StatusOr<int64_t> FeedForwardSize(const JsonFields& fields, int64_t hidden
 }
 
 // The dict has the arguments of the model's constructor; those that are absent have its defaults.
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadInternEvoConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(CheckSettings(fields));
   TESSERA_RETURN_IF_ERROR(
       ReadFields(fields,
@@ -83,8 +83,8 @@ void AddOutputMatrix(std::string name, std::string logical_name, Shape shape,
   for (const int dim : {1, 0}) parameters.push_back(SameTensor(name, logical_name, shape, dim));
 }
 
-void AddLayer(const ModelConfig& config, RotaryRows order, int64_t layer,
-              std::vector<ForeignParameter>& parameters) {
+void AddInternEvoLayer(const ModelConfig& config, RotaryRows order, int64_t layer,
+                       std::vector<ForeignParameter>& parameters) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
   const std::string prefix = absl::StrCat("layers.", layer, ".");
@@ -112,7 +112,7 @@ void AddLayer(const ModelConfig& config, RotaryRows order, int64_t layer,
 }
 
 template <RotaryRows kOrder>
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> InternEvoParameters(const ModelConfig& config) {
   const Shape table = {config.vocab_size(), config.hidden_size()};
   std::vector<ForeignParameter> parameters;
   // Early releases cut the columns of the embedding, others may cut its rows.
@@ -121,7 +121,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   }
   parameters.push_back(SameTensor("output.weight", kHead, table, 0));
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    AddLayer(config, kOrder, layer, parameters);
+    AddInternEvoLayer(config, kOrder, layer, parameters);
   }
   parameters.push_back(SameTensor("norm.weight", kFinalNorm, {config.hidden_size()}));
   return parameters;
@@ -129,15 +129,16 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 
 }  // namespace
 
-constinit const ForeignFormat kInternEvoFormat = {.framework = kInternEvo,
-                                                  .describes = Describes,
-                                                  .read_config = ReadConfig,
-                                                  .parameters = Parameters<RotaryRows::kHalves>};
+constinit const ForeignFormat kInternEvoFormat = {
+    .framework = kInternEvo,
+    .describes = DescribesInternEvo,
+    .read_config = ReadInternEvoConfig,
+    .parameters = InternEvoParameters<RotaryRows::kHalves>};
 
 constinit const ForeignFormat kInternEvoPairedFormat = {
     .framework = "internevo.qk_interleaved",
-    .describes = Describes,
-    .read_config = ReadConfig,
-    .parameters = Parameters<RotaryRows::kPairs>};
+    .describes = DescribesInternEvo,
+    .read_config = ReadInternEvoConfig,
+    .parameters = InternEvoParameters<RotaryRows::kPairs>};
 
 }  // namespace tessera::llama3

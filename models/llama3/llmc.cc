@@ -33,7 +33,7 @@ enum Field {
 };
 
 constexpr double kMultipliers[] = {1.3, 1.0, 1.5};  // of Llama's published sizes
-constexpr double kEpsilon = 1e-5;                   // of all of them
+constexpr double kLlmcEpsilon = 1e-5;               // of all of them
 
 // An fp32 in the file stands for a decimal number: the shortest one that rounds to it.
 double FromFloatBits(int32_t bits) {
@@ -67,7 +67,7 @@ absl::Status ReadReals(const LlmcFile& file, ModelConfig& config) {
     return file.Corrupt(absl::StrCat("header field 10 is ", header[kNormEpsilon],
                                      ": neither the bits of a norm epsilon nor 0"));
   }
-  config.set_norm_epsilon(kEpsilon);
+  config.set_norm_epsilon(kLlmcEpsilon);
   config.set_rotary_base(header[kRotaryBase]);
   config.set_ffn_multiplier(header[kFfnMultiplier]);
   for (const double multiplier : kMultipliers) {
@@ -79,7 +79,7 @@ absl::Status ReadReals(const LlmcFile& file, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelConfig> ReadConfig(const LlmcFile& file) {
+absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcFile& file) {
   const LlmcHeader& header = file.header;
   for (const int field :
        {kPositions, kVocabulary, kLayers, kHeads, kKeyValueHeads, kChannels, kFfnMultipleOf}) {
@@ -164,7 +164,7 @@ std::vector<ForeignParameter> Tensors(const ModelConfig& config, const LlmcHeade
 
 constinit const LlmcFormat kLlmcFormat = {.magic = 20240803,
                                           .model = "Llama-3",
-                                          .read_config = ReadConfig,
+                                          .read_config = ReadLlmcConfig,
                                           .make_header = MakeHeader,
                                           .tensors = Tensors};
 

@@ -12,12 +12,12 @@
 namespace tessera::llama3 {
 namespace {
 
-bool Describes(const JsonFields& args) {
+bool DescribesMegatron(const JsonFields& args) {
   return MegatronPositionEmbedding(args) == "rope" &&
          args.Text("normalization", "LayerNorm").value_or("") == "RMSNorm";
 }
 
-absl::Status ReadConfig(const JsonFields& args, ModelConfig& config) {
+absl::Status ReadMegatronConfig(const JsonFields& args, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(args.Require("add_bias_linear", false));
   TESSERA_RETURN_IF_ERROR(args.Require("add_qkv_bias", false));
   TESSERA_RETURN_IF_ERROR(args.Require("swiglu", true));
@@ -39,7 +39,7 @@ absl::Status ReadConfig(const JsonFields& args, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
+void WriteMegatronConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
   WriteMegatronSizes(config, args);
   args["position_embedding_type"] = "rope";
   args["normalization"] = "RMSNorm";
@@ -53,7 +53,7 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
 }
 
 // Megatron-LM's RotaryEmbedding takes the factor alone.
-absl::Status Check(const ModelConfig& config) {
+absl::Status CheckMegatron(const ModelConfig& config) {
   return CheckRopeScaling(config, /*states_factor=*/true);
 }
 
@@ -65,8 +65,8 @@ ForeignParameter Norm(const std::string& prefix, const char* fused_name, const c
 }
 
 // Returns a layer's parameters in the order of the modules.
-std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, const std::string& prefix,
-                                              int64_t layer) {
+std::vector<ForeignParameter> MegatronLayerParameters(const ModelConfig& config,
+                                                      const std::string& prefix, int64_t layer) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const auto logical = [&](const char* tensor) { return LayerName(layer, tensor); };
   return {Norm(prefix, "self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight",
@@ -80,7 +80,7 @@ std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, const s
           SameTensor(prefix + "mlp.linear_fc2.weight", logical(kDown), {c, f}, 1)};
 }
 
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> MegatronParameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size();
   std::vector<ForeignParameter> parameters;
   const auto add_table = [&](const char* name, const char* logical_name) {
@@ -93,7 +93,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   AddMegatronLayers(
       config.num_layers(),
       [&](const std::string& prefix, int64_t layer) {
-        return LayerParameters(config, prefix, layer);
+        return MegatronLayerParameters(config, prefix, layer);
       },
       parameters);
   parameters.push_back(SameTensor("decoder.final_layernorm.weight", kFinalNorm, {c}));
@@ -104,10 +104,10 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kMegatronFormat = {.framework = kMegatron,
-                                                 .describes = Describes,
-                                                 .read_config = ReadConfig,
-                                                 .write_config = WriteConfig,
-                                                 .check = Check,
-                                                 .parameters = Parameters};
+                                                 .describes = DescribesMegatron,
+                                                 .read_config = ReadMegatronConfig,
+                                                 .write_config = WriteMegatronConfig,
+                                                 .check = CheckMegatron,
+                                                 .parameters = MegatronParameters};
 
 }  // namespace tessera::llama3

@@ -16,15 +16,15 @@ namespace tessera::llama3 {
 namespace {
 
 // The longest sequences that Meta trained with, before and since Llama 3.1.
-constexpr int64_t kPositions = 8192;
+constexpr int64_t kMetaPositions = 8192;
 constexpr int64_t kScaledPositions = 131072;
 
 // No file of torchtitan describes the model.
 bool DescribesNothing(const JsonFields&) { return false; }
 
-bool Describes(const JsonFields& fields) { return fields.Has("n_layers") && fields.Has("dim"); }
+bool DescribesMeta(const JsonFields& fields) { return fields.Has("n_layers") && fields.Has("dim"); }
 
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadMetaConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(ReadFields(fields,
                                      {{"n_layers", &ModelConfig::set_num_layers},
                                       {"dim", &ModelConfig::set_hidden_size},
@@ -53,12 +53,12 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   config.set_untie_embeddings_and_output_weights(true);
   return ReadFields(fields,
                     {{"max_seq_len", &ModelConfig::set_max_position_embeddings,
-                      scaled ? kScaledPositions : kPositions}},
+                      scaled ? kScaledPositions : kMetaPositions}},
                     config);
 }
 
 // In the order of the modules, as all parameters are.
-constexpr std::pair<const char*, const char*> kLayerTensors[] = {
+constexpr std::pair<const char*, const char*> kMetaLayerTensors[] = {
     {"attention.wq.weight", kQuery},   {"attention.wk.weight", kKey},
     {"attention.wv.weight", kValue},   {"attention.wo.weight", kOut},
     {"feed_forward.w1.weight", kGate}, {"feed_forward.w2.weight", kDown},
@@ -66,7 +66,7 @@ constexpr std::pair<const char*, const char*> kLayerTensors[] = {
     {"ffn_norm.weight", kNorm2}};
 
 template <bool kFusesQkv, bool kFusesGateUp>
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> MetaParameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), v = config.vocab_size();
   std::vector<ForeignParameter> parameters;
   parameters.push_back(SameTensor("tok_embeddings.weight", kTokenEmbedding, {v, c}));
@@ -78,7 +78,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
       parameters.push_back(FusedQkv(config, prefix + "attention.qkv_linear.wqkv.weight", layer,
                                     RotaryRows::kPairs, /*transposed=*/false));
     }
-    for (const auto& [name, tensor] : kLayerTensors) {
+    for (const auto& [name, tensor] : kMetaLayerTensors) {
       const std::string_view kind = tensor;
       const bool is_qkv = kind == kQuery || kind == kKey || kind == kValue;
       if ((kFusesQkv && is_qkv) || (kFusesGateUp && kind == kUp)) continue;
@@ -106,19 +106,20 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kMetaFormat = {.framework = kMeta,
-                                             .describes = Describes,
-                                             .read_config = ReadConfig,
-                                             .parameters = Parameters<false, false>};
+                                             .describes = DescribesMeta,
+                                             .read_config = ReadMetaConfig,
+                                             .parameters = MetaParameters<false, false>};
 
-constinit const ForeignFormat kTorchtitanFormat = {
-    .framework = kTorchtitan, .describes = DescribesNothing, .parameters = Parameters<true, true>};
+constinit const ForeignFormat kTorchtitanFormat = {.framework = kTorchtitan,
+                                                   .describes = DescribesNothing,
+                                                   .parameters = MetaParameters<true, true>};
 
 constinit const ForeignFormat kTorchtitanQkvFormat = {.framework = kTorchtitanQkv,
                                                       .describes = DescribesNothing,
-                                                      .parameters = Parameters<true, false>};
+                                                      .parameters = MetaParameters<true, false>};
 
 constinit const ForeignFormat kTorchtitanGateUpFormat = {.framework = kTorchtitanGateUp,
                                                          .describes = DescribesNothing,
-                                                         .parameters = Parameters<false, true>};
+                                                         .parameters = MetaParameters<false, true>};
 
 }  // namespace tessera::llama3

@@ -12,12 +12,12 @@
 namespace tessera::llama3 {
 namespace {
 
-bool Describes(const JsonFields& fields) {
+bool DescribesPaddle(const JsonFields& fields) {
   return fields.Text("model_type", "").value_or("") == "llama";
 }
 
 // PaddleNLP leaves out fields that have its defaults.
-absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadPaddleConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("alibi", false));
   // LlamaLMHead of 2.8 has a matrix of its own, whatever this says.
   TESSERA_RETURN_IF_ERROR(fields.Require("tie_word_embeddings", false));
@@ -42,7 +42,7 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+void WritePaddleConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["model_type"] = "llama";
   json["architectures"] = {"LlamaForCausalLM"};
   json["vocab_size"] = config.vocab_size();
@@ -57,7 +57,7 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["tie_word_embeddings"] = false;
 }
 
-absl::Status Check(const ModelConfig& config) {
+absl::Status CheckPaddle(const ModelConfig& config) {
   if (config.use_rope_scaling()) {
     return absl::InvalidArgumentError("its rotary frequencies are scaled (use_rope_scaling)");
   }
@@ -66,7 +66,7 @@ absl::Status Check(const ModelConfig& config) {
 }
 
 // Names of a layer's parameters are the same here and there.
-std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t layer) {
+std::vector<ForeignParameter> PaddleLayerParameters(const ModelConfig& config, int64_t layer) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
   std::vector<ForeignParameter> parameters;
@@ -92,7 +92,7 @@ std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t
   return parameters;
 }
 
-std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+std::vector<ForeignParameter> PaddleParameters(const ModelConfig& config) {
   const int64_t v = config.vocab_size(), c = config.hidden_size();
   std::vector<ForeignParameter> parameters;
   // `name` follows `prefix` in files of the whole model, and the layer's number in a pipeline's.
@@ -104,7 +104,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   const int64_t layers = config.num_layers();
   add(SameTensor("embed_tokens.weight", kTokenEmbedding, {v, c}, 0), "llama", 0);
   for (int64_t layer = 0; layer < layers; ++layer) {
-    for (ForeignParameter& parameter : LayerParameters(config, layer)) {
+    for (ForeignParameter& parameter : PaddleLayerParameters(config, layer)) {
       add(std::move(parameter), absl::StrCat("llama.layers.", layer), layer + 1);
     }
   }
@@ -116,10 +116,10 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
 }  // namespace
 
 constinit const ForeignFormat kPaddleFormat = {.framework = kPaddle,
-                                               .describes = Describes,
-                                               .read_config = ReadConfig,
-                                               .write_config = WriteConfig,
-                                               .check = Check,
-                                               .parameters = Parameters};
+                                               .describes = DescribesPaddle,
+                                               .read_config = ReadPaddleConfig,
+                                               .write_config = WritePaddleConfig,
+                                               .check = CheckPaddle,
+                                               .parameters = PaddleParameters};
 
 }  // namespace tessera::llama3
