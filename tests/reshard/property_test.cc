@@ -34,7 +34,7 @@ constexpr int kDestinations = 3;
 // Set by the environment, for longer campaigns.
 int Rounds() {
   const char* rounds = std::getenv("TESSERA_TEST_ROUNDS");
-  return rounds == nullptr ? 25 : std::atoi(rounds);
+  return rounds == nullptr ? 12 : std::atoi(rounds);
 }
 
 class Chooser {
@@ -163,10 +163,8 @@ TEST(ReshardPropertyTest, SixteenRanksAndTwentyFourLoadWhatTheOthersSaved) {
                                  .seq_length = 16,
                                  .bucket_elements = 3000});
   };
-  const std::vector<std::string> sixteen = {"dp16_zero2", "dp4_zero2_tp2_pp2", "dp2_zero2_tp8",
-                                            "dp4_zero2_pp2_vpp2_tp2"};
-  const std::vector<std::string> twenty_four = {"dp24_zero2", "dp6_zero2_tp2_pp2",
-                                                "dp3_zero2_tp2_pp4", "dp3_zero2_tp8"};
+  const std::vector<std::string> sixteen = {"dp16_zero2", "dp4_zero2_pp2_vpp2_tp2"};
+  const std::vector<std::string> twenty_four = {"dp24_zero2", "dp3_zero2_tp2_pp4"};
   const Progress progress = Chooser(1).Where();
   for (const auto& [from, to] :
        {std::pair(sixteen, twenty_four), std::pair(twenty_four, sixteen)}) {

@@ -46,7 +46,6 @@ struct Kind {
 
 // Five layers split unevenly over two and four stages. The vocabulary's size is a prime number.
 constexpr Kind kKinds[] = {
-    {"Gpt2", R"pb(size: "gpt2-tiny" num_layers: 5 vocab_size: 211)pb", false},
     {"Gpt2Bf16", R"pb(size: "gpt2-tiny" num_layers: 5 vocab_size: 211)pb", true},
     {"Llama", R"pb(size: "llama3-tiny"
                    num_layers: 5
