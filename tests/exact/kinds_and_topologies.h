@@ -21,7 +21,7 @@
 namespace tessera {
 
 inline constexpr int kExactShards = 4;
-inline constexpr int64_t kSteps = 8;
+inline constexpr int64_t kSteps = 5;
 
 struct Kind {
   std::string name;
