@@ -68,7 +68,7 @@ TEST(SimulationTest, OnceFound) {
 
 // A finding is shown by //tests/worlds/jobs:campaign -- --case="...".
 TEST(SimulationTest, NoPromiseIsBroken) {
-  constexpr int kSeconds = 20;
+  constexpr int kSeconds = 8;
   timespec start, now;
   syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &start);
   int64_t calls = 0;
