@@ -44,7 +44,7 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-std::string Fixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
+std::string ModelAt(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
 void WriteFile(const fs::path& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary) << contents;
@@ -95,7 +95,7 @@ class ConvertCommandTest : public testing::ForeignTest {
     const std::string folder =
         In(model + "-" + std::to_string(ranks) + (zero ? "-zero" : "-copies"));
     fs::create_directories(folder);
-    fs::copy_file(Fixture(model + ".model.bin"), folder + "/model_00000007.bin");
+    fs::copy_file(ModelAt(model + ".model.bin"), folder + "/model_00000007.bin");
     const std::vector<ForeignParameter> tensors = TensorsOf(folder + "/model_00000007.bin");
     for (int rank = 0; rank < ranks; ++rank) {
       std::vector<int32_t> header(256);
@@ -190,22 +190,22 @@ TEST_F(ConvertCommandTest, StatesOfLlmcThatDoNotBelongTogether) {
 }
 
 TEST_F(ConvertCommandTest, LooksAtForeignCheckpoints) {
-  const std::string hf = Fixture("llama3_untied.hf");
+  const std::string hf = ModelAt("llama3_untied.hf");
   EXPECT_EQ(Run({"inspect", hf}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_,
               AllOf(HasSubstr("format      hf (transformers)"), HasSubstr("model       llama3"),
                     HasSubstr("num_query_groups: 2"), HasSubstr("lm_head.weight")));
-  EXPECT_EQ(Run({"inspect", Fixture("llama3_tied.hf"), "--json"}), ckpt::kExitOk) << err_;
+  EXPECT_EQ(Run({"inspect", ModelAt("llama3_tied.hf"), "--json"}), ckpt::kExitOk) << err_;
   EXPECT_EQ(Json()["foreign_format"], "hf");
   EXPECT_EQ(Run({"ls", hf}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("llama3_untied.hf (hf)"));
-  EXPECT_EQ(Run({"ls", Fixture("gpt2.model.bin")}), ckpt::kExitOk) << err_;
+  EXPECT_EQ(Run({"ls", ModelAt("gpt2.model.bin")}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("gpt2.model.bin (llmc)"));
   EXPECT_EQ(Run({"verify", hf}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("these files (hf) have no checksums"));
-  EXPECT_EQ(Run({"diff", hf, Fixture("llama3_untied.model.bin")}), ckpt::kExitOk) << out_ << err_;
+  EXPECT_EQ(Run({"diff", hf, ModelAt("llama3_untied.model.bin")}), ckpt::kExitOk) << out_ << err_;
   EXPECT_THAT(out_, HasSubstr("by every bit of the contents"));
-  EXPECT_EQ(Run({"diff", hf, Fixture("llama3_tied.hf")}), ckpt::kExitDifferent);
+  EXPECT_EQ(Run({"diff", hf, ModelAt("llama3_tied.hf")}), ckpt::kExitDifferent);
   EXPECT_EQ(Run({"inspect", hf, "--from=llmc"}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("no checkpoint in the format llmc"));
   EXPECT_EQ(Run({"inspect", hf, "--from=dvd"}), ckpt::kExitUsage);
@@ -214,7 +214,7 @@ TEST_F(ConvertCommandTest, LooksAtForeignCheckpoints) {
 
 // Files of other frameworks tell less, but what both tell is compared.
 TEST_F(ConvertCommandTest, MetadataThatBothTellIsCompared) {
-  const std::string hf = Fixture("llama3_untied.hf"), other = In("other");
+  const std::string hf = ModelAt("llama3_untied.hf"), other = In("other");
   fs::copy(hf, other);
   auto config = nlohmann::json::parse(ReadFile(hf + "/config.json"));
   config["rope_parameters"]["rope_theta"] = 12345.0;
@@ -264,7 +264,7 @@ TEST_F(ConvertCommandTest, RoundTrips) {
   };
   std::vector<Trip> trips;
   for (const std::string model : {"gpt2", "llama3_tied", "llama3_untied"}) {
-    trips.push_back({Fixture(model + ".hf"), "hf", false});
+    trips.push_back({ModelAt(model + ".hf"), "hf", false});
   }
   for (const std::string model : {"gpt2", "llama3_untied"}) {
     trips.push_back({MakeLlmcFolder(model, 1, false), "llmc", true});
@@ -368,7 +368,7 @@ TEST_F(ConvertCommandTest, WritesATokenizerIntoTheFileOfTheModel) {
 TEST_F(ConvertCommandTest, AFileOfLlamaCppIsWrittenAndReadBack) {
   for (const std::string model : {"gpt2", "llama3_tied", "llama3_untied"}) {
     SCOPED_TRACE(model);
-    const std::string source = Fixture(model + ".hf"), file = In("out/" + model + ".gguf");
+    const std::string source = ModelAt(model + ".hf"), file = In("out/" + model + ".gguf");
     ASSERT_EQ(Run({"convert", source, file, "--to=gguf", "--json"}), 0) << err_;
     EXPECT_EQ(Json()["files"], nlohmann::json({model + ".gguf"}));
     EXPECT_EQ(Json()["bytes"], fs::file_size(file));
@@ -394,14 +394,14 @@ TEST_F(ConvertCommandTest, AFileOfLlamaCppIsWrittenAndReadBack) {
     fs::remove_all(In("again"));
   }
   // Beside the model that they were made from, that one is meant.
-  fs::copy(Fixture("gpt2.hf"), In("hf"));
+  fs::copy(ModelAt("gpt2.hf"), In("hf"));
   for (const char* name : {"hf/a.gguf", "hf/b.gguf"}) fs::copy(In("out/gpt2.gguf"), In(name));
   EXPECT_EQ(Run({"inspect", In("hf")}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr("format      hf "));
 }
 
 TEST_F(ConvertCommandTest, ConvertRefuses) {
-  const std::string hf = Fixture("gpt2.hf");
+  const std::string hf = ModelAt("gpt2.hf");
   EXPECT_EQ(Run({"convert", hf, In("a")}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("convert needs --to"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=onnx"}), ckpt::kExitUsage);
@@ -422,7 +422,7 @@ TEST_F(ConvertCommandTest, ErrorsHaveTheNotesThatExplainThem) {
   params["use_scaled_rope"] = true;
   WriteFile(meta + "/params.json", params.dump());
   const std::string gpt2 = CopyOf("tests/interop/state_dict/gpt2");
-  fs::copy_file(Fixture("llama3_untied.hf") + "/config.json", gpt2 + "/config.json",
+  fs::copy_file(ModelAt("llama3_untied.hf") + "/config.json", gpt2 + "/config.json",
                 fs::copy_options::overwrite_existing);
   const std::map<std::string, std::string> reasons = {
       {meta, "add \"rope_scaling_factor\", which is 8 in Llama 3.1"},
@@ -446,7 +446,7 @@ TEST_F(ConvertCommandTest, ErrorsHaveTheNotesThatExplainThem) {
 // A conversion that is killed leaves a folder, which the next one to the same place removes: what
 // nobody has locked any more, and nothing else.
 TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
-  const std::vector<std::string> convert = {"convert", Fixture("gpt2.model.bin"), In("new"),
+  const std::vector<std::string> convert = {"convert", ModelAt("gpt2.model.bin"), In("new"),
                                             "--to=hf"};
   const pid_t child = fork();
   if (child == 0) {

@@ -110,20 +110,20 @@ absl::StatusOr<Contents> Read(const std::string& path) {
 }
 
 // A checkpoint below tests/interop/, and what it is converted to first, if anything.
-struct Case {
+struct FaultCase {
   std::string fixture;
   std::vector<std::string> convert = {};
 };
 
 // The fixture, or the flags of the conversion.
-std::string NameOf(const Case& each) {
+std::string NameOf(const FaultCase& each) {
   return each.convert.empty() ? each.fixture : absl::StrJoin(each.convert, " ");
 }
 
-std::ostream& operator<<(std::ostream& out, const Case& each) { return out << NameOf(each); }
+std::ostream& operator<<(std::ostream& out, const FaultCase& each) { return out << NameOf(each); }
 
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
+std::vector<FaultCase> FaultCases() {
+  std::vector<FaultCase> cases;
   const auto add = [&](const std::string& folder, const std::vector<std::string>& names) {
     for (const std::string& name : names) cases.push_back({folder + "/" + name});
   };
@@ -148,7 +148,7 @@ std::vector<Case> Cases() {
   add("../../convert/formats/gguf/testdata", {"gpt2", "llama3_untied"});
   const std::string state = "megatron/llama3_untied_single";
   for (const char* const format : {"hf", "megatron", "dcp", "paddle"}) {
-    cases.push_back({state, {absl::StrCat("--to=", format), "--max-file-size=3KB"}});
+    cases.push_back({state, {absl::StrCat("--to=", format), "--max-file-size=8KB"}});
   }
   cases.push_back({state, {"--to=torch"}});
   cases.push_back({"megatron/gpt2_tp2_pp2", {"--to=llmc"}});
@@ -156,7 +156,7 @@ std::vector<Case> Cases() {
 }
 
 // Losses that are not named, because nothing tells that there ever was such a file, or because the
-// message names something else. Cases and files are patterns; `faults` lists names.
+// message names something else. FaultCases and files are patterns; `faults` lists names.
 struct Exception {
   std::string cases, file, faults, reason;
 };
@@ -225,10 +225,11 @@ bool Applies(const Exception& exception, const std::string& name, const std::str
          std::ranges::count(faults, fault) > 0;
 }
 
-class FileFaultsTest : public testing::ForeignTest, public ::testing::WithParamInterface<Case> {
+class FileFaultsTest : public testing::ForeignTest,
+                       public ::testing::WithParamInterface<FaultCase> {
  protected:
   // Returns the name of the folder.
-  std::string Make(const Case& made) {
+  std::string Make(const FaultCase& made) {
     const std::string fixture = "tests/interop/" + made.fixture;
     if (made.convert.empty()) return CopyOf(fixture, "checkpoint");
     const std::string folder = In("checkpoint");
@@ -323,12 +324,13 @@ TEST_P(FileFaultsTest, EveryLossIsNamed) {
   EXPECT_TRUE(wrong.empty()) << wrong.size() << ":\n" << absl::StrJoin(wrong, "\n");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FileFaultsTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  std::string name = NameOf(info.param);
-  std::ranges::replace_if(
-      name, [](char c) { return !absl::ascii_isalnum(c); }, '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, FileFaultsTest, ::testing::ValuesIn(FaultCases()),
+                         [](const auto& info) {
+                           std::string name = NameOf(info.param);
+                           std::ranges::replace_if(
+                               name, [](char c) { return !absl::ascii_isalnum(c); }, '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace tessera

@@ -26,9 +26,9 @@ using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
-std::string Fixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
+std::string HfFixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
-void WriteFile(const fs::path& path, const std::string& contents) {
+void WriteHfFile(const fs::path& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary) << contents;
 }
 
@@ -48,7 +48,7 @@ struct Safetensors {
   void Write(const std::string& path) const {
     const std::string text = header.dump();
     const uint64_t length = text.size();
-    WriteFile(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+    WriteHfFile(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
   }
   // Adds a copy of a tensor's entry and data under another name.
   void Copy(const std::string& from, const std::string& to) {
@@ -62,7 +62,7 @@ struct Safetensors {
 // As OpenAI's own files: no prefix, masks of the attention, and the head beside the embedding.
 TEST_F(HuggingFaceCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
   const std::string folder = In("hf"), file = folder + "/model.safetensors";
-  fs::copy(Fixture("gpt2.hf"), folder);
+  fs::copy(HfFixture("gpt2.hf"), folder);
   Safetensors tensors = Safetensors::Read(file);
   const nlohmann::json header = tensors.header;
   tensors.header.clear();
@@ -73,7 +73,7 @@ TEST_F(HuggingFaceCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
   tensors.Copy("h.0.ln_1.weight", "h.0.attn.bias");
   tensors.Copy("wte.weight", "lm_head.weight");
   tensors.Write(file);
-  EXPECT_EQ(Run({"diff", folder, Fixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
+  EXPECT_EQ(Run({"diff", folder, HfFixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
   tensors.data.back() ^= 1;
   tensors.Write(file);
   EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
@@ -84,7 +84,7 @@ TEST_F(HuggingFaceCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
 // torch.compile, DistributedDataParallel and peft add them, and safetensors keep them.
 TEST_F(HuggingFaceCommandTest, NamesWithWrappers) {
   const std::string folder = In("hf"), file = folder + "/model.safetensors";
-  fs::copy(Fixture("gpt2.hf"), folder);
+  fs::copy(HfFixture("gpt2.hf"), folder);
   Safetensors tensors = Safetensors::Read(file);
   const nlohmann::json header = tensors.header;
   const auto write = [&](const std::string& wrapper) {
@@ -95,7 +95,7 @@ TEST_F(HuggingFaceCommandTest, NamesWithWrappers) {
     tensors.Write(file);
   };
   write("module._orig_mod.");
-  EXPECT_EQ(Run({"diff", folder, Fixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
+  EXPECT_EQ(Run({"diff", folder, HfFixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
   write("stu\tdent.");
   EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
   EXPECT_THAT(err_, AllOf(HasSubstr("tensor transformer.wte.weight is missing"),
@@ -108,7 +108,7 @@ TEST_F(HuggingFaceCommandTest, WeightsOfSeveralDtypesAreWrittenAndReadBack) {
   for (const std::string model : {"gpt2", "llama3_tied", "llama3_untied"}) {
     SCOPED_TRACE(model);
     const std::string file = In(model + ".gguf"), hf = In(model + ".hf");
-    ASSERT_EQ(Run({"convert", Fixture(model + ".hf"), file, "--to=gguf", "--dtype=bf16"}), 0);
+    ASSERT_EQ(Run({"convert", HfFixture(model + ".hf"), file, "--to=gguf", "--dtype=bf16"}), 0);
     ASSERT_EQ(Run({"convert", file, hf, "--to=hf"}), 0) << err_;
     EXPECT_EQ(Run({"diff", file, hf}), 0) << out_ << err_;
     const nlohmann::json header = Safetensors::Read(hf + "/model.safetensors").header;
@@ -166,15 +166,15 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
     EXPECT_EQ(Run({"verify", folder}), exit_code) << out_;
     EXPECT_THAT(err_, HasSubstr(message));
     fs::remove_all(folder);
-    fs::copy(Fixture("llama3_untied.hf"), folder);
+    fs::copy(HfFixture("llama3_untied.hf"), folder);
   };
-  fs::copy(Fixture("gpt2.hf"), folder);
+  fs::copy(HfFixture("gpt2.hf"), folder);
   fs::remove(folder + "/model.safetensors");
   fs::create_symlink("lost", folder + "/model.safetensors");
   refused(ckpt::kExitDifferent, folder + ": missing: model.safetensors\n");
   fs::remove(folder + "/model-00002-of-00004.safetensors");
   refused(ckpt::kExitDifferent, "missing: model-00002-of-00004.safetensors");
-  WriteFile(third, ReadFile(third).substr(0, 4000));
+  WriteHfFile(third, ReadFile(third).substr(0, 4000));
   refused(ckpt::kExitDifferent, "model-00003-of-00004.safetensors");
   const char* const index = "/model.safetensors.index.json";
   const char* const config = "/config.json";
@@ -205,8 +205,8 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
             "is 160000000000"}}) {
     std::string text = ReadFile(folder + damage.file);
     ASSERT_NE(text.find(damage.from), text.npos) << damage.from;
-    WriteFile(folder + damage.file,
-              text.replace(text.find(damage.from), damage.from.size(), damage.to));
+    WriteHfFile(folder + damage.file,
+                text.replace(text.find(damage.from), damage.from.size(), damage.to));
     refused(damage.exit_code, damage.message);
   }
 }

@@ -88,7 +88,9 @@ TEST_F(ObjectStoreCommandTest, OfTwoConversionsToOnePlaceOneIsWhole) {
   for (const std::string& format : {std::string("hf"), std::string("gguf")}) {
     const std::string place = format == "hf" ? "s3://bucket/hf" : "s3://bucket/models/a.gguf";
     int second = -1;
-    for (int request = 0; second != -1 || request == 0; ++request) {
+    // Both write by the same requests, of which the second one tries every third.
+    const int stride = format == "hf" ? 1 : 3;
+    for (int request = 0; second != -1 || request == 0; request += stride) {
       SCOPED_TRACE(format + ", before request " + std::to_string(request));
       s3::S3Server server({.region = "us-east-1"});
       const std::string endpoint = "--s3-endpoint=" + server.endpoint();

@@ -27,7 +27,7 @@
 namespace tessera {
 namespace {
 
-std::string Path(const std::string& name) { return "tests/interop/pytorch/" + name; }
+std::string PyTorchPath(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
 // llm.c's debug state, up to the loss.
 struct State {
@@ -64,12 +64,13 @@ State ReadState(const std::string& path, int64_t vocab_size) {
 
 // The header's config, completed by what the header omits.
 absl::StatusOr<ModelConfig> ReadConfig(const std::string& name) {
-  TESSERA_ASSIGN_OR_RETURN(const SavedRun run, testing::OpenForeignRun(Path(name + ".model.bin")));
+  TESSERA_ASSIGN_OR_RETURN(const SavedRun run,
+                           testing::OpenForeignRun(PyTorchPath(name + ".model.bin")));
   ModelConfig config, rest;
   EXPECT_TRUE(
       google::protobuf::TextFormat::ParseFromString(run.manifest().model().text(), &config));
   EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
-      ReadFile(Path(name + ".config.textproto")), &rest));
+      ReadFile(PyTorchPath(name + ".config.textproto")), &rest));
   config.MergeFrom(rest);
   return ResolveModelConfig(config);
 }
@@ -79,7 +80,7 @@ absl::StatusOr<ModelConfig> ReadConfig(const std::string& name) {
 void Fill(const std::string& name, const ModelConfig& config, const ParameterSet& parameters,
           const TensorView& flat) {
   const ckpt::ModelProto model = ToProto(config);
-  ASSERT_OK_AND_ASSIGN(const auto run, testing::OpenForeignRun(Path(name), &model));
+  ASSERT_OK_AND_ASSIGN(const auto run, testing::OpenForeignRun(PyTorchPath(name), &model));
   ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(run.checkpoint.storage(), ""));
   for (const Parameter* parameter : parameters.parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) {
@@ -104,13 +105,13 @@ void Fill(const std::string& name, const ModelConfig& config, const ParameterSet
   }
 }
 
-struct Case {
+struct PyTorchCase {
   std::string name;
   bool reference;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const PyTorchCase& c, std::ostream* out) { *out << c.name; }
 
-class PyTorchTest : public ::testing::TestWithParam<Case> {};
+class PyTorchTest : public ::testing::TestWithParam<PyTorchCase> {};
 
 TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
   const auto& [name, reference] = GetParam();
@@ -123,7 +124,7 @@ TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
   ParameterSet& parameters = model->parameters();
   ASSERT_NO_FATAL_FAILURE(Fill(name + ".model.bin", resolved, parameters, parameters.values()));
 
-  const State state = ReadState(Path(name + ".state.bin"), resolved.vocab_size());
+  const State state = ReadState(PyTorchPath(name + ".state.bin"), resolved.vocab_size());
   MicroBatch batch;
   batch.ids = state.ids;
   batch.targets = state.targets;
@@ -174,19 +175,17 @@ TEST_P(PyTorchTest, NamesAndShapesAreTheStateDicts) {
     }
   }
   std::set<std::string> expected;
-  std::istringstream in(ReadFile(Path(name + ".tensors.txt")));
+  std::istringstream in(ReadFile(PyTorchPath(name + ".tensors.txt")));
   for (std::string line; std::getline(in, line);) expected.insert(line);
   EXPECT_EQ(lines, expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, PyTorchTest,
-                         ::testing::Values(Case{"gpt2", true}, Case{"gpt2", false},
-                                           Case{"llama3_tied", true}, Case{"llama3_tied", false},
-                                           Case{"llama3_untied", true},
-                                           Case{"llama3_untied", false}),
-                         [](const auto& info) {
-                           return info.param.name + (info.param.reference ? "_F64" : "_F32");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, PyTorchTest,
+    ::testing::Values(PyTorchCase{"gpt2", true}, PyTorchCase{"gpt2", false},
+                      PyTorchCase{"llama3_tied", true}, PyTorchCase{"llama3_tied", false},
+                      PyTorchCase{"llama3_untied", true}, PyTorchCase{"llama3_untied", false}),
+    [](const auto& info) { return info.param.name + (info.param.reference ? "_F64" : "_F32"); });
 
 }  // namespace
 }  // namespace tessera

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
-constexpr char kGpt2[] = "tests/interop/pytorch/gpt2.hf";
+constexpr char kSealedGpt2[] = "tests/interop/pytorch/gpt2.hf";
 
 class SealCommandTest : public testing::ForeignTest {
  protected:
@@ -68,7 +68,7 @@ class SealCommandTest : public testing::ForeignTest {
 // of its files changes.
 TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
   const std::pair<std::string, std::string> kCheckpoints[] = {
-      {kGpt2, "hf"},
+      {kSealedGpt2, "hf"},
       {"tests/interop/deepspeed/universal", "deepspeed"},
       {"tests/interop/megatron/gpt2_tp2_pp2", "megatron"},
       {"tests/interop/paddle/testdata/mp2_pp2", "paddle"},
@@ -128,7 +128,7 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
 }
 
 TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
-  const std::string path = CopyOf(kGpt2, "hf"), weights = path + "/model.safetensors";
+  const std::string path = CopyOf(kSealedGpt2, "hf"), weights = path + "/model.safetensors";
   EXPECT_EQ(Run({"verify", path}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr("damage to the contents cannot be detected (ckpt seal writes"));
   ASSERT_EQ(Run({"seal", path}), 0) << err_;
@@ -175,7 +175,7 @@ TEST_F(SealCommandTest, WhatHasChangedIsNamed) {
 
 // The seal itself: refused in every other state, and never taken for what it is not.
 TEST_F(SealCommandTest, ADamagedSealIsDamage) {
-  const std::string path = CopyOf(kGpt2, "hf"), seal = path + "/tessera.seal";
+  const std::string path = CopyOf(kSealedGpt2, "hf"), seal = path + "/tessera.seal";
   ASSERT_EQ(Run({"seal", path}), 0) << err_;
   EXPECT_EQ(Run({"seal", path}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("tessera.seal exists; --overwrite replaces it"));
@@ -208,7 +208,7 @@ TEST_F(SealCommandTest, DamageIsNotSealed) {
 
 // A conversion proves itself: by the digests of the seal, and nothing is read for it.
 TEST_F(SealCommandTest, AConversionIsComparedWithTheSeal) {
-  const std::string path = CopyOf(kGpt2, "hf"), own = In("own"), again = In("again");
+  const std::string path = CopyOf(kSealedGpt2, "hf"), own = In("own"), again = In("again");
   ASSERT_EQ(Run({"seal", path, "--json"}), 0) << err_;
   const auto tensors = Json()["tensors"];
   ASSERT_EQ(Run({"convert", path, own, "--to=tessera", "--topology=tp2_pp2"}), 0) << err_;
@@ -240,7 +240,7 @@ TEST_F(SealCommandTest, AConversionIsComparedWithTheSeal) {
 TEST_F(SealCommandTest, OfARunTheNewestIsMeant) {
   for (const std::string step : {"checkpoint-5", "checkpoint-10"}) {
     fs::create_directories(In("run"));
-    CopyOf(kGpt2, "run/" + step);
+    CopyOf(kSealedGpt2, "run/" + step);
   }
   ASSERT_EQ(Run({"seal", In("run"), "--json"}), 0) << err_;
   EXPECT_EQ(Json()["seal"], In("run/checkpoint-10/tessera.seal"));
@@ -257,13 +257,13 @@ TEST_F(SealCommandTest, InAnObjectStore) {
   const std::string endpoint = "--s3-endpoint=" + server.endpoint();
   for (const std::string format : {"hf", "gguf"}) {
     const std::string place = "s3://bucket/models/a." + format;
-    ASSERT_EQ(Run({"convert", kGpt2, place, "--to=" + format, endpoint}), 0) << err_;
+    ASSERT_EQ(Run({"convert", kSealedGpt2, place, "--to=" + format, endpoint}), 0) << err_;
     ASSERT_EQ(Run({"seal", place, endpoint}), 0) << err_;
     EXPECT_EQ(Run({"seal", place, endpoint}), ckpt::kExitUsage);
     EXPECT_EQ(Run({"seal", place, endpoint, "--overwrite"}), 0) << err_;
     EXPECT_EQ(Run({"verify", place, endpoint, "--digests"}), 0) << out_ << err_;
     EXPECT_THAT(out_, HasSubstr("tessera.seal was written"));
-    EXPECT_EQ(Run({"diff", place, kGpt2, endpoint}), 0) << out_ << err_;
+    EXPECT_EQ(Run({"diff", place, kSealedGpt2, endpoint}), 0) << out_ << err_;
   }
 }
 

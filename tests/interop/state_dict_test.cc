@@ -39,10 +39,10 @@ using ::testing::MatchesRegex;
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-std::string Fixture(const std::string& name) { return "tests/interop/state_dict/" + name; }
+std::string StateDictFixture(const std::string& name) { return "tests/interop/state_dict/" + name; }
 std::string HuggingFace(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
-absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
+absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> OpenStateDict(
     const std::string& name, const ckpt::ModelProto* model = nullptr) {
   return ckpt::convert::OpenForeign(name, {.model = model});
 }
@@ -63,19 +63,19 @@ Tensors Load(Storage& storage) {
 }
 
 Tensors LoadFrom(const std::string& name, const ckpt::ModelProto* model = nullptr) {
-  const auto storage = Open(name, model);
+  const auto storage = OpenStateDict(name, model);
   EXPECT_OK(storage);
   return storage.ok() ? Load(**storage) : Tensors();
 }
 
 ckpt::ModelProto ModelOf(const std::string& name) {
-  const auto storage = OrFail(Open(name));
+  const auto storage = OrFail(OpenStateDict(name));
   return ManifestOf(*storage).model();
 }
 
 // What the live model and optimizer had, by the names of transformers.
 Tensors ReadExpected(const std::string& name) {
-  std::ifstream file(Fixture(name + ".logical.safetensors"), std::ios::binary);
+  std::ifstream file(StateDictFixture(name + ".logical.safetensors"), std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   const auto header = OrFail(ckpt::ParseSafetensorsHeader(bytes, bytes.size()));
   Tensors expected;
@@ -108,7 +108,7 @@ T ValueOf(const ckpt::convert::ForeignStorage& storage, const std::string& name)
 std::string Renamed(const std::string& from, const std::string& to) {
   const std::filesystem::path folder = ::testing::TempDir() + "/renamed";
   std::filesystem::remove_all(folder);
-  std::filesystem::copy(Fixture("gpt2"), folder);
+  std::filesystem::copy(StateDictFixture("gpt2"), folder);
   const std::filesystem::path path = folder / "pytorch_model.bin";
   std::ifstream in(path, std::ios::binary);
   std::string contents{std::istreambuf_iterator<char>(in), {}};
@@ -124,7 +124,7 @@ TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
       {"wpe.weight", "wpe.w\xc3\xa4it\""}};
   for (const auto& [from, to] : cases) {
     const std::string folder = Renamed(from, to);
-    ASSERT_OK_AND_ASSIGN(const auto storage, Open(folder));
+    ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(folder));
     const std::string expected = "the model's transformer." + from +
                                  " is missing; the files have transformer." + absl::CHexEscape(to) +
                                  ", which the model does not have";
@@ -138,17 +138,18 @@ TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
     config.set_allow_missing(true);
     EXPECT_OK(FindSavedModel(config));
   }
-  EXPECT_EQ((*Open(Fixture("gpt2")))->mismatch(), "");
+  EXPECT_EQ((*OpenStateDict(StateDictFixture("gpt2")))->mismatch(), "");
 }
 
 TEST(StateDictTest, WrappersAroundTheModel) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("gpt2_wrapped.pt"), &model));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       OpenStateDict(StateDictFixture("gpt2_wrapped.pt"), &model));
   EXPECT_EQ(Load(*storage), LoadFrom(HuggingFace("gpt2.hf")));
   EXPECT_THAT(storage->notes(),
               ElementsAre("Left out: tensors that are not the model's: rng_state."));
   // Without a model, tensors keep the names that they have in the file.
-  ASSERT_OK_AND_ASSIGN(const auto unknown, Open(Fixture("gpt2_wrapped.pt")));
+  ASSERT_OK_AND_ASSIGN(const auto unknown, OpenStateDict(StateDictFixture("gpt2_wrapped.pt")));
   const ckpt::Manifest manifest = ManifestOf(*unknown);
   std::vector<std::string> names;
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) names.push_back(tensor.name());
@@ -157,7 +158,7 @@ TEST(StateDictTest, WrappersAroundTheModel) {
 
 TEST(StateDictTest, TwoModelsInOneFileAreRefused) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  const absl::Status status = Open(Fixture("gpt2_twice.pt"), &model).status();
+  const absl::Status status = OpenStateDict(StateDictFixture("gpt2_twice.pt"), &model).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("the tensors below \"ema.\" and those below \"model.\" are a whole model"));
@@ -165,7 +166,8 @@ TEST(StateDictTest, TwoModelsInOneFileAreRefused) {
 
 TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
   const ckpt::ModelProto llama = ModelOf(HuggingFace("llama3_untied.hf"));
-  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("gpt2_wrapped.pt"), &llama));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       OpenStateDict(StateDictFixture("gpt2_wrapped.pt"), &llama));
   EXPECT_FALSE(ManifestOf(*storage).has_model());
   ASSERT_FALSE(storage->notes().empty());
   EXPECT_THAT(
@@ -178,7 +180,7 @@ TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
 std::shared_ptr<MemoryStorage> Copied(const std::map<std::string, std::string>& files) {
   auto storage = std::make_shared<MemoryStorage>();
   for (const auto& [name, source] : files) {
-    std::ifstream file(Fixture(source), std::ios::binary);
+    std::ifstream file(StateDictFixture(source), std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(file), {}};
     EXPECT_OK(WriteAll(*storage, name, bytes));
   }
@@ -190,7 +192,7 @@ std::shared_ptr<MemoryStorage> Copied(const std::map<std::string, std::string>& 
 TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
   for (const std::string name : {"llama_meta", "llama_ranks", "llama2_ranks"}) {
     std::map<std::string, std::string> files;
-    for (const auto& entry : std::filesystem::directory_iterator(Fixture(name))) {
+    for (const auto& entry : std::filesystem::directory_iterator(StateDictFixture(name))) {
       const std::string file = entry.path().filename().string();
       files[file] = name + "/" + file;
     }
@@ -202,7 +204,7 @@ TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
     ASSERT_OK(WriteAll(*storage, "params.json", params));
     const auto opened = ckpt::convert::OpenForeignFolder(storage, {});
     ASSERT_OK(opened) << name;
-    EXPECT_EQ(Load(**opened), LoadFrom(Fixture(name))) << name;
+    EXPECT_EQ(Load(**opened), LoadFrom(StateDictFixture(name))) << name;
   }
 }
 
@@ -226,7 +228,7 @@ TEST(StateDictTest, PartsOfMetasRanksThatDoNotMatch) {
 }
 
 TEST(StateDictTest, AllThatATrainerOfTransformersSavesIsShown) {
-  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("trainer")));
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(StateDictFixture("trainer")));
   EXPECT_THAT(storage->notes(), ElementsAre());
   EXPECT_EQ(ValueOf<int64_t>(*storage, "trainer_state.global_step"), 3);
   EXPECT_EQ(ValueOf<int64_t>(*storage, "scheduler.last_epoch"), 3);
@@ -267,7 +269,7 @@ TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
 
 TEST(StateDictTest, MomentsByNumberOfTiedAndFrozenParameters) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("script.pt"), &model));
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(StateDictFixture("script.pt"), &model));
   EXPECT_THAT(storage->notes(), ElementsAre());
   const ckpt::Manifest manifest = ManifestOf(*storage);
   EXPECT_EQ(manifest.trainer().step(), 4);
@@ -282,13 +284,13 @@ TEST(StateDictTest, MomentsByNumberOfTiedAndFrozenParameters) {
 TEST(StateDictTest, CheckpointsOfNanoGptAreReadWithTheirModelAndTheirMoments) {
   for (const std::string name : {"nanogpt", "nanogpt_biases"}) {
     SCOPED_TRACE(name);
-    ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture(name + "/ckpt.pt")));
+    ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(StateDictFixture(name + "/ckpt.pt")));
     EXPECT_EQ(LoadUntied(*storage), ReadExpected(name));
     EXPECT_THAT(storage->notes(), ElementsAre(HasSubstr("nanoGPT computes GELU exactly")));
     const ckpt::Manifest manifest = ManifestOf(*storage);
     EXPECT_EQ(manifest.trainer().step(), 3);
     CheckpointConfig config;
-    config.set_load(Fixture(name));
+    config.set_load(StateDictFixture(name));
     ASSERT_OK_AND_ASSIGN(const auto model, FindSavedModel(config));
     ASSERT_TRUE(model.has_value());
     EXPECT_EQ(model->config.has_use_biases(), name == "nanogpt");
@@ -299,7 +301,7 @@ TEST(StateDictTest, CheckpointsOfNanoGptAreReadWithTheirModelAndTheirMoments) {
 
 TEST(StateDictTest, AmsGradsStatesGoAlongAndARateInATensorIsANumber) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("captured.pt"), &model));
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(StateDictFixture("captured.pt"), &model));
   EXPECT_THAT(storage->notes(), ElementsAre("The optimizer is not AdamW: amsgrad is true; a run "
                                             "that continues with AdamW computes other values."));
   EXPECT_EQ(LoadUntied(*storage), ReadExpected("captured"));
@@ -324,7 +326,7 @@ TEST(StateDictTest, ShardsBesideTheFilesOfATrainerAreNamed) {
 // A name that any script may use is shown and means nothing.
 TEST(StateDictTest, AValueCalledStepInDcp) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  ASSERT_OK_AND_ASSIGN(const auto storage, Open(Fixture("numbered_dcp"), &model));
+  ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(StateDictFixture("numbered_dcp"), &model));
   EXPECT_EQ(ManifestOf(*storage).trainer().step(), 2);
   EXPECT_EQ(ValueOf<int64_t>(*storage, "step"), 17);
 }
@@ -333,7 +335,8 @@ TEST(StateDictTest, AValueCalledStepInDcp) {
 // moments stay where they are.
 TEST(StateDictTest, MomentsByNumberThatMayBeSeveral) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  ASSERT_OK_AND_ASSIGN(const auto ambiguous, Open(Fixture("ambiguous.pt"), &model));
+  ASSERT_OK_AND_ASSIGN(const auto ambiguous,
+                       OpenStateDict(StateDictFixture("ambiguous.pt"), &model));
   EXPECT_THAT(ambiguous->notes(),
               ElementsAre(HasSubstr("Moments by number keep their names: parameter 1 of the "
                                     "optimizer may be transformer.ln_f.weight or "
@@ -343,7 +346,7 @@ TEST(StateDictTest, MomentsByNumberThatMayBeSeveral) {
   EXPECT_FALSE(manifest.has_trainer());
   EXPECT_TRUE(Load(*ambiguous).contains("optimizer.state.0.exp_avg"));
 
-  ASSERT_OK_AND_ASSIGN(const auto named, Open(Fixture("named.pt"), &model));
+  ASSERT_OK_AND_ASSIGN(const auto named, OpenStateDict(StateDictFixture("named.pt"), &model));
   EXPECT_EQ(ManifestOf(*named).optimizer().parameters_size(), 2);
   EXPECT_EQ(LoadUntied(*named), ReadExpected("named"));
 }
