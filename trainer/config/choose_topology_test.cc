@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // 12 layers, 8 heads in 4 groups.
-ModelConfig Model() {
+ModelConfig ChosenModel() {
   ModelConfig model;
   model.set_architecture(ModelConfig::LLAMA3);
   model.set_num_layers(12);
@@ -23,11 +23,11 @@ ModelConfig Model() {
   return model;
 }
 
-constexpr BatchSizes kBatch = {.micro_batch = 2, .global_batch = 48, .sequence_length = 32};
+constexpr BatchSizes kChosenBatch = {.micro_batch = 2, .global_batch = 48, .sequence_length = 32};
 
 std::string Choose(const std::string& wanted, int world_size, int exact_tp_shards = 0) {
-  const absl::StatusOr<Topology> chosen =
-      ChooseTopology(*ParseTopology(wanted), world_size, Model(), kBatch, exact_tp_shards);
+  const absl::StatusOr<Topology> chosen = ChooseTopology(
+      *ParseTopology(wanted), world_size, ChosenModel(), kChosenBatch, exact_tp_shards);
   return chosen.ok() ? ToString(*chosen) : std::string(chosen.status().message());
 }
 
@@ -67,9 +67,10 @@ TEST(ChooseTopologyTest, NothingFits) {
 }
 
 TEST(ChooseTopologyTest, NothingFitsAnyNumber) {
-  BatchSizes batch = kBatch;
+  BatchSizes batch = kChosenBatch;
   batch.global_batch = 47;
-  const absl::Status status = ChooseTopology(*ParseTopology("dp4"), 8, Model(), batch, 0).status();
+  const absl::Status status =
+      ChooseTopology(*ParseTopology("dp4"), 8, ChosenModel(), batch, 0).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("global_batch_size 47"));
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-OptimizerConfig Config() {
+OptimizerConfig AdamWConfig() {
   OptimizerConfig config;
   config.set_lr(0.1);
   config.set_weight_decay(0.1);
@@ -66,7 +66,7 @@ struct Fixture {
   std::unique_ptr<AdamW> Optimizer(std::vector<OwnedRange> ranges) {
     const std::vector<FlatParameter> parameters = {
         {.begin = 0, .elements = 5}, {.begin = 8, .elements = 3, .weight_decay = false}};
-    auto optimizer = std::make_unique<AdamW>(*backend, Config(), parameters, std::move(ranges),
+    auto optimizer = std::make_unique<AdamW>(*backend, AdamWConfig(), parameters, std::move(ranges),
                                              values.view().dtype());
     optimizer->Reset();
     return optimizer;
