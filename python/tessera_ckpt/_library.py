@@ -357,8 +357,10 @@ def library_path() -> pathlib.Path:
 
 def _with_clear_errors(function: Any) -> Callable[..., int]:
     def call(*arguments: Any) -> int:
+        # ctypes would make an ArgumentError of what a handle raises, also of KeyboardInterrupt.
+        plain = [each.pointer() if isinstance(each, Handle) else each for each in arguments]
         try:
-            return int(function(*arguments))
+            return int(function(*plain))
         except ctypes.ArgumentError as error:
             raise InvalidArgumentError(str(error)) from None
 
@@ -464,8 +466,8 @@ class Handle:
         if not self._finalizer.alive:
             raise InvalidArgumentError("it was closed")
 
-    @property
-    def _as_parameter_(self) -> c_void_p:
+    def pointer(self) -> c_void_p:
+        """For the library; an error as by check()."""
         self.check()
         return self._pointer
 

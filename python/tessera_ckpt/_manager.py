@@ -284,7 +284,7 @@ class CheckpointManager(Finishing):
                 with together(self._group):
                     description = describe(state, entries, program, per_rank, self._group)
                 self._descriptions.append((number, description))
-                to[0] = description.handle._as_parameter_
+                to[0] = description.handle.pointer()
             return guarded(ended.by(body))
 
         def save() -> Any:

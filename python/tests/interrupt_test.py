@@ -55,6 +55,13 @@ class InterruptTest(unittest.TestCase):
         tessera_ckpt.save(self.folder, 1, self.state)
         self.assertTrue(tessera_ckpt.verify(self.folder))
 
+    def test_one_before_the_library_is_called_is_no_error_of_an_argument(self):
+        folder = tessera_ckpt.Folder(self.folder, create=True)
+        with unittest.mock.patch.object(type(folder.handle), "check",
+                                        side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                folder.list()
+
     def test_a_load_and_a_verification_end(self):
         tessera_ckpt.save(self.folder, 1, self.state)
         self.interrupted(lambda p: tessera_ckpt.load(self.folder, self.state, progress=p))
