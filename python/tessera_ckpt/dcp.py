@@ -162,8 +162,11 @@ class Writer(_Plain, storage.StorageWriter):
         if checkpoint_id is not None:
             self._path = os.fspath(checkpoint_id)
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, use_collectives: bool = True,
+                              **kwargs: Any) -> None:
+        if not use_collectives and self._group is not None:  # torch would make one of each rank
+            raise InvalidArgumentError("use_collectives=False: the ranks save one checkpoint, and "
+                                       "agree on it; tessera_ckpt.ALONE saves one of each rank")
 
     def write_data(self, plan: Any, planner: Any) -> "Future[List[WriteResult]]":
         """Saves, together with the other ranks."""
