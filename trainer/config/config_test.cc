@@ -231,6 +231,14 @@ TEST(ResolveConfigTest, WhatAFlagSwitchesOffTakesItsDependentsAlong) {
   EXPECT_EQ(no_text.training().eval_interval(), 0);
   // In one place, enable_save_ckpt does so, too.
   EXPECT_OK(ResolveFile("checkpoint { enable_save_ckpt: false async_save: true }", {}));
+  // One setting of those that suffice is switched off.
+  ASSERT_OK_AND_ASSIGN(const TrainConfig afresh,
+                       ResolveFile("checkpoint { save: \"s\" ckpt_step: 5 verify_load: true }",
+                                   {"--auto-resume=false"}));
+  EXPECT_FALSE(afresh.checkpoint().has_ckpt_step());
+  EXPECT_FALSE(afresh.checkpoint().verify_load());
+  EXPECT_OK(ResolveFile("checkpoint { save: \"s\" last_save_in_hf: true export_dtype: FLOAT32 }",
+                        {"--enable-save-ckpt=false"}));
 }
 
 TEST(ResolveConfigTest, AnIntervalOf0SavesTheLastStepByItsOwnSettingAlone) {
@@ -262,6 +270,8 @@ TEST(ResolveConfigTest, ContradictionsAreToldAtOnceWithTheirOrigins) {
   // Both are wishes of one origin.
   EXPECT_EQ(message("", {"--save_interval=0", "--async-save", "--run-dir=r"}),
             "async_save is set but save is not (--async-save=true)");
+  EXPECT_EQ(message("checkpoint { save: \"s\" }", {"--auto-resume=false", "--ckpt-step=5"}),
+            "ckpt_step is set but auto_resume is not (--auto-resume=false, --ckpt-step=5)");
   // A flag is the stronger wish.
   EXPECT_EQ(message("checkpoint { save: \"s\" enable_save_ckpt: false }", {"--async-save"}),
             "async_save is set but enable_save_ckpt is not (--async-save=true, enable_save_ckpt: "

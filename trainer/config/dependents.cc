@@ -47,33 +47,59 @@ bool IsOffItself(const TrainConfig& config, const Setting& setting) {
   return text.empty() || text == "0" || text == "false";
 }
 
-// Returns the setting that makes this one off: itself, or one that it needs, directly or not. The
-// result has no field if the setting is on. If it needs one of several, the first one is returned.
-// With a value, a setting with another one is off.
-Setting OffBecauseOf(const TrainConfig& config, const Setting& setting, const std::string& value);
-
-Setting MissingNeed(const TrainConfig& config, const Setting& setting) {
-  const std::string& needs = setting.field->options().GetExtension(tessera::needs);
-  for (const absl::string_view need : absl::StrSplit(needs, ',', absl::SkipEmpty())) {
-    Setting missing = {};
-    bool any = false;
-    for (const absl::string_view choice : absl::StrSplit(need, '|')) {
-      const std::pair<std::string, std::string> parts =
-          absl::StrSplit(choice, absl::MaxSplits('=', 1));
-      const Setting off = OffBecauseOf(config, Find(parts.first), parts.second);
-      if (off.field == nullptr) any = true;
-      if (missing.field == nullptr) missing = off;
-    }
-    if (!any) return missing;
+// Returns whether the user's flag switches it off. `save` has a default, which follows from others.
+bool IsSwitchedOffByFlag(const Origins& origins, const TrainConfig& config, const Setting& off) {
+  if (IsByFlag(origins, off.name())) return true;
+  if (off.name() != "save" || origins.contains("save")) return false;
+  for (const char* const name : {"save_interval", "run_dir", "enable_save_ckpt"}) {
+    if (IsByFlag(origins, name) && IsOffItself(config, Find(name))) return true;
   }
-  return {};
+  return false;
 }
 
-Setting OffBecauseOf(const TrainConfig& config, const Setting& setting, const std::string& value) {
-  const bool off = value.empty() ? IsOffItself(config, setting)
-                                 : FieldText(setting.in(config), *setting.field) != value;
-  return off ? setting : MissingNeed(config, setting);
-}
+// Finds what makes settings of a config off.
+class Needs {
+ public:
+  Needs(const Origins& origins, const TrainConfig& config) : origins_(origins), config_(config) {}
+
+  // Returns the setting that this one needs and that is off. The result has no field if there is
+  // none. If one of several settings would suffice, prefers one that was switched off.
+  Setting Missing(const Setting& setting) const {
+    const std::string& needs = setting.field->options().GetExtension(tessera::needs);
+    for (const absl::string_view need : absl::StrSplit(needs, ',', absl::SkipEmpty())) {
+      Setting missing = {};
+      bool any = false;
+      for (const absl::string_view choice : absl::StrSplit(need, '|')) {
+        const std::pair<std::string, std::string> parts =
+            absl::StrSplit(choice, absl::MaxSplits('=', 1));
+        const Setting off = BecauseOf(Find(parts.first), parts.second);
+        if (off.field == nullptr) {
+          any = true;
+        } else if (missing.field == nullptr || (!IsSwitchedOff(missing) && IsSwitchedOff(off))) {
+          missing = off;
+        }
+      }
+      if (!any) return missing;
+    }
+    return {};
+  }
+
+ private:
+  // Returns the setting that makes this one off: itself, or one that it needs, directly or not. The
+  // result has no field if the setting is on. With a value, a setting with another one is off.
+  Setting BecauseOf(const Setting& setting, const std::string& value) const {
+    const bool off = value.empty() ? IsOffItself(config_, setting)
+                                   : FieldText(setting.in(config_), *setting.field) != value;
+    return off ? setting : Missing(setting);
+  }
+
+  bool IsSwitchedOff(const Setting& off) const {
+    return off.name() == kMasterSwitch || IsSwitchedOffByFlag(origins_, config_, off);
+  }
+
+  const Origins& origins_;
+  const TrainConfig& config_;
+};
 
 // ckpt_step=0 and consumed_samples=0 are numbers like others.
 bool CountsAsGiven(const FieldDescriptor& field) {
@@ -94,16 +120,6 @@ bool IsSet(const TrainConfig& config, const Setting& setting) {
   return FieldText(group, *setting.field) != FieldText(defaults, *setting.field);
 }
 
-// Returns whether the user's flag switches it off. `save` has a default, which follows from others.
-bool IsSwitchedOffByFlag(const Origins& origins, const TrainConfig& config, const Setting& off) {
-  if (IsByFlag(origins, off.name())) return true;
-  if (off.name() != "save" || origins.contains("save")) return false;
-  for (const char* const name : {"save_interval", "run_dir", "enable_save_ckpt"}) {
-    if (IsByFlag(origins, name) && IsOffItself(config, Find(name))) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 bool IsByFlag(const Origins& origins, std::string_view setting) {
@@ -121,8 +137,9 @@ void OverrideOtherNames(const Origins& origins, TrainConfig* config) {
 void SettleDependents(const Origins& origins, TrainConfig* config, Problems& problems) {
   // What is missing is judged by the settings as they were given.
   const TrainConfig given = *config;
+  const Needs needs(origins, given);
   for (const Setting& setting : AllSettings(*TrainConfig::descriptor())) {
-    const Setting off = IsSet(given, setting) ? MissingNeed(given, setting) : Setting{};
+    const Setting off = IsSet(given, setting) ? needs.Missing(setting) : Setting{};
     if (off.field == nullptr) continue;
     const bool is_flag = IsByFlag(origins, setting.name());
     if (!is_flag && setting.field->options().GetExtension(of_schedule)) continue;
