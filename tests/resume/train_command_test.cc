@@ -147,11 +147,15 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
                     HasSubstr(StepDir("run", 4).string() + ", at step 4"),
                     HasSubstr(HumanBytes(kStateBytes) + " each, to " + Checkpoints("run").string()),
                     HasSubstr("every 2 steps: 4 of them")));
+  // Two of them are rolling ones. Of two that are kept, the older one goes after the next save.
+  const std::string five = "; at most " + HumanBytes(5 * kStateBytes) + " at once; ";
   EXPECT_THAT(dry_run({"--save-interval=5"}),
-              HasSubstr("every 5 steps: 3 of them, and every 2 steps a rolling one"));
+              AllOf(HasSubstr("every 5 steps: 3 of them, and every 2 steps a rolling one"),
+                    HasSubstr(five)));
+  EXPECT_THAT(dry_run({"--max-checkpoint-keep=2"}), HasSubstr(five));
   EXPECT_THAT(
-      dry_run({"--save-interval=5", "--save-last-step=false", "--non-persistent-save-interval=0"}),
-      HasSubstr("every 5 steps: 2 of them; "));
+      dry_run({"--save-interval=5", "--save-last-step=false", "--non-persistent-save-interval=5"}),
+      HasSubstr("every 5 steps: 2 of them; at most "));
   EXPECT_THAT(dry_run({"--no-save-optim"}), HasSubstr(HumanBytes(kStateBytes / 3) + " each, to "));
   EXPECT_TRUE(files() == before);
 

@@ -146,19 +146,39 @@ int64_t CheckpointBytes(const TrainConfig& config) {
          (weight + (config.checkpoint().no_save_optim() ? 0 : optimizer));
 }
 
+// Returns how many multiples of `interval` are after `first` and at most `last`; 0 if it is 0.
+int64_t Multiples(int64_t interval, int64_t first, int64_t last) {
+  return interval == 0 ? 0 : last / interval - first / interval;
+}
+
+// Returns how many of the run's permanent checkpoints there are at once, at most: with
+// max_checkpoint_keep alone, as many and the one that is being written.
+int64_t MostAtOnce(const CheckpointConfig& checkpoint, int64_t saves) {
+  const bool keeps_others = checkpoint.save_retain_interval() > 0 || checkpoint.save_top_k() > 0 ||
+                            checkpoint.save_retain_minutes() > 0;
+  const int64_t newest = checkpoint.max_checkpoint_keep();
+  return newest == 0 || keeps_others ? saves : std::min(saves, newest + 1);
+}
+
 std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
   if (!Saves(config)) return "none are saved";
   const CheckpointConfig& checkpoint = config.checkpoint();
-  const int64_t bytes = CheckpointBytes(config);
+  const int64_t bytes = CheckpointBytes(config), last = config.training().train_iters();
+  const int64_t interval = checkpoint.save_interval();
+  const bool adds_last = checkpoint.save_last_step() && (interval == 0 || last % interval != 0);
+  const int64_t saves = Multiples(interval, first_step, last) + (adds_last ? 1 : 0);
+  int64_t at_once = MostAtOnce(checkpoint, saves);
   std::string text = absl::StrCat(HumanBytes(bytes), " each, to ", checkpoint.save());
-  if (const int64_t interval = checkpoint.save_interval(); interval > 0) {
-    const int64_t last = config.training().train_iters();
-    const bool adds_last = checkpoint.save_last_step() && last % interval != 0;
-    const int64_t saves = last / interval - first_step / interval + (adds_last ? 1 : 0);
-    absl::StrAppend(&text, ", every ", interval, " steps: ", saves, " of them");
-  }
-  if (const int64_t rolling = checkpoint.non_persistent_save_interval(); rolling > 0) {
+  if (interval > 0) absl::StrAppend(&text, ", every ", interval, " steps: ", saves, " of them");
+  // A permanent checkpoint takes the place of a rolling one.
+  const int64_t rolling = checkpoint.non_persistent_save_interval();
+  if (rolling > 0 && (interval == 0 || rolling % interval != 0)) {
     absl::StrAppend(&text, ", and every ", rolling, " steps a rolling one, of which two are kept");
+    at_once += std::min<int64_t>(Multiples(rolling, first_step, last), 2);
+  }
+  // The number of those that are saved by the clock is unknown.
+  if (checkpoint.save_interval_minutes() == 0 && !checkpoint.save_continuously()) {
+    absl::StrAppend(&text, "; at most ", HumanBytes(at_once * bytes), " at once");
   }
   const auto storage = OpenStorage(checkpoint.save(), StoresOf(checkpoint));
   const absl::StatusOr<uint64_t> free = storage.ok() ? (*storage)->FreeBytes() : storage.status();
