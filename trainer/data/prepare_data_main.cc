@@ -126,8 +126,8 @@ void PrintHelp() {
   tessera::Print(text + "\nExit codes: 0 done; 2 wrong settings; 1 anything else.\n");
 }
 
-// Parses --name=value or --name value, with _ or - in the name. Abseil's own parser ends the
-// process with other exit codes.
+// Parses --name=value or --name value, or --name alone for true, with _ or - in the name. Abseil's
+// own parser ends the process with other exit codes.
 absl::Status ParseFlags(const std::vector<std::string>& arguments) {
   const std::map<std::string, absl::CommandLineFlag*> flags = OurFlags();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -142,11 +142,15 @@ absl::Status ParseFlags(const std::vector<std::string>& arguments) {
     if (flag == flags.end()) {
       return absl::InvalidArgumentError(absl::StrCat("unknown flag ", argument, "; see --help"));
     }
-    if (equals == argument.npos && i + 1 == arguments.size()) {
+    const bool is_followed = i + 1 < arguments.size() && !arguments[i + 1].starts_with("--");
+    std::string value = "true";
+    if (equals != argument.npos) {
+      value = argument.substr(equals + 1);
+    } else if (is_followed) {
+      value = arguments[++i];
+    } else if (!flag->second->IsOfType<bool>()) {
       return absl::InvalidArgumentError(absl::StrCat(argument, " has no value"));
     }
-    const std::string value =
-        equals == argument.npos ? arguments[++i] : argument.substr(equals + 1);
     std::string error;
     if (!flag->second->ParseFrom(value, &error)) {
       std::ranges::replace(error, '\n', ' ');
