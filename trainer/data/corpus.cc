@@ -94,7 +94,7 @@ std::span<uint8_t> Bytes(std::string& text) {
 }
 
 // Returns the position at which to split a document so that about `fraction` of it follows: after
-// the end of the line at that point, if that is near.
+// the end of the line at that point, if that is near, or else between two characters.
 absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
   const int64_t wanted = static_cast<int64_t>(document.size_bytes * (1 - fraction));
   TESSERA_ASSIGN_OR_RETURN(const FileDescriptor file,
@@ -102,8 +102,13 @@ absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
   std::string text(kLineSearchBytes, '\0');
   TESSERA_ASSIGN_OR_RETURN(const int64_t read, file.ReadAt(wanted, Bytes(text)));
   text.resize(read);
-  const size_t line_end = text.find('\n');
-  return line_end == text.npos ? wanted : wanted + static_cast<int64_t>(line_end) + 1;
+  if (const size_t line_end = text.find('\n'); line_end != text.npos) {
+    return wanted + static_cast<int64_t>(line_end) + 1;
+  }
+  // A character in UTF-8 continues for up to three bytes.
+  size_t cut = 0;
+  while (cut < std::min<size_t>(text.size(), 3) && (text[cut] & 0xC0) == 0x80) ++cut;
+  return wanted + static_cast<int64_t>(cut);
 }
 
 }  // namespace

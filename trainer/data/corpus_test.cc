@@ -62,6 +62,19 @@ TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
   }
 }
 
+TEST(SplitCorpusTest, ATailWithoutALineBeginsWithACharacter) {
+  const TestFolder folder;
+  std::string text;
+  while (text.size() < 1000) text += "\xE2\x82\xAC";
+  const std::vector<Document> documents = {
+      {folder.Write("f", text), static_cast<int64_t>(text.size()), 0}};
+  for (const double fraction : {0.1, 0.101, 0.102}) {
+    ASSERT_OK_AND_ASSIGN(const CorpusSplit split, SplitCorpus(documents, fraction));
+    ASSERT_EQ(split.kind, "tails");
+    EXPECT_EQ(split.validation[0].begin_bytes % 3, 0) << fraction;
+  }
+}
+
 TEST(DefaultCorpusTest, MissingPackageIsNamed) {
   const TestFolder folder;
   ExpectError(DefaultCorpusPattern(folder.path()).status(), absl::StatusCode::kNotFound,

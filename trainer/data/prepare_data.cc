@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kDefaultSentencePieceVocabulary = 4096;
 // Part of the request hash: incremented whenever the same texts and options yield different files.
-constexpr uint64_t kProgramVersion = 2;
+constexpr uint64_t kProgramVersion = 3;
 
 absl::Status Invalid(absl::string_view option, const absl::AlphaNum& value,
                      absl::string_view expected) {
