@@ -72,6 +72,20 @@ TEST_F(ContentCommandTest, TheScheduleIsTheRunsUnlessTheCheckpointsIsWanted) {
   EXPECT_THAT(both.err, HasSubstr("exclude each other"));
 }
 
+// A folder that was used before, and a checkpoint of another run.
+TEST_F(ContentCommandTest, RecordsOfAnotherRunStay) {
+  MustTrain("run", 2);
+  MustTrain("used", 6, {"--lr=2e-3"});
+  const std::filesystem::path records = RunDir("used") / "metrics.jsonl";
+  const std::string before = ReadFile(records);
+  const Result result = MustRun(
+      Alone({"--train-iters=4", Load("run"), "--save-interval=2",
+             "--run-dir=" + RunDir("used").string(), "--save=" + (root_ / "new").string()}));
+  EXPECT_THAT(result.out, HasSubstr("the records of an earlier run are kept in "));
+  EXPECT_EQ(ReadFile(records.string() + ".before"), before);
+  EXPECT_EQ(Losses("used").begin()->first, 3);
+}
+
 // Master weights begin in fp32, and not with what bf16 keeps of them.
 TEST_F(ContentCommandTest, WeightsHaveTheirPrecisionWhereverTheyComeFrom) {
   const std::string plain = (root_ / "plain.bin").string();

@@ -78,14 +78,16 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(Session& session,
   if (run_dir.empty()) return nullptr;
   const std::optional<int64_t> resumed_step =
       session.resumed ? std::optional(session.progress.step) : std::nullopt;
-  return MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step,
-                             [&](const std::string& note) { progress_line.Message(note); });
+  return MetricsWriter::Open(
+      run_dir + "/metrics.jsonl", resumed_step,
+      [&](const std::string& note) { progress_line.Message(note); },
+      session.resumed && !session.resumed_own ? &session.progress.ledger : nullptr);
 }
 
 // The records of checkpoints are copies of what those hold: nothing is said of lines that are lost.
 absl::Status OpenSaveRecords(Session& session) {
   const std::optional<int64_t> resumed_step =
-      session.resumed ? std::optional(session.progress.step) : std::nullopt;
+      session.metrics->continues() ? std::optional(session.progress.step) : std::nullopt;
   TESSERA_ASSIGN_OR_RETURN(
       session.saves,
       MetricsWriter::Open(session.config.output().run_dir() + "/saves.jsonl", resumed_step));

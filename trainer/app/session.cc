@@ -371,6 +371,7 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run,
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
   if (session->resumed) {
     session->resumed_from = saved->Describe();
+    session->resumed_own = saved->is_own;
     session->resumed_in_memory = saved->in_memory;
     session->saved_topology = SavedTopology(saved->manifest());
     const ckpt::TrainerState& state = saved->manifest().trainer();

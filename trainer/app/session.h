@@ -76,6 +76,7 @@ struct Session {
   int64_t hf_step = -1;             // of the last weights in Hugging Face's format; -1: none
   bool resumed = false;             // the progress came from a checkpoint
   std::string resumed_from;         // its name; empty otherwise
+  bool resumed_own = false;         // from `save`, or from a replica of what is saved there
   bool resumed_in_memory = false;   // from a replica
   std::string saved_topology;       // under which that checkpoint was saved; empty if unknown
   bool resumed_healthy = true;      // its state is good, as far as is known

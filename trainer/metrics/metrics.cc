@@ -101,6 +101,7 @@ struct Record {
   std::string kind;  // empty where the line has none
   int64_t step = 0;
   double seconds = 0;  // that the step took
+  std::string ledger;  // likewise
 };
 
 struct KeptLine {
@@ -114,7 +115,8 @@ std::optional<Record> ParseRecord(const nlohmann::json& json) {
   const double seconds = NumberOf(json, "step_seconds");
   return Record{.kind = std::string(KindOf(json)),
                 .step = *step,
-                .seconds = std::isnan(seconds) ? 0 : seconds};
+                .seconds = std::isnan(seconds) ? 0 : seconds,
+                .ledger = std::string(TextOf(json, "ledger"))};
 }
 
 // Returns the steps up to last_step without a record: all that follow the first recorded one or,
@@ -178,19 +180,25 @@ int64_t StepMetrics::wire_bytes() const {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
-    const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes) {
+    const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes,
+    const std::string* loaded_ledger) {
   KeptRecords kept;
   if (resumed_step.has_value()) {
     TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));
-  } else {
+  }
+  const bool is_other = loaded_ledger != nullptr;
+  const bool continues = resumed_step.has_value() && (!is_other || kept.ledger == *loaded_ledger);
+  if (!continues || (is_other && kept.lost_steps > 0)) {
     TESSERA_RETURN_IF_ERROR(KeepEarlierRun(path, notes));
   }
+  if (!continues) kept = {};
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, kept.text));
   std::unique_ptr<MetricsWriter> writer(new MetricsWriter(std::move(file)));
   writer->lost_ = {.step = resumed_step.value_or(0),
                    .lost_steps = kept.lost_steps,
                    .lost_seconds = kept.lost_seconds};
   writer->evaluated_step_ = kept.evaluated_step;
+  writer->continues_ = continues;
   return writer;
 }
 
@@ -251,6 +259,9 @@ KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
   for (const KeptLine& line : lines) {
     kept.text.append(line.text).append("\n");
     if (line.record.kind == "step") recorded.insert(line.record.step);
+    if (line.record.step == last_step && !line.record.ledger.empty()) {
+      kept.ledger = line.record.ledger;
+    }
     if (line.record.kind == "eval") kept.evaluated_step = line.record.step;
   }
   if (!damaged.empty()) {

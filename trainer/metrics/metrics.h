@@ -130,9 +130,13 @@ class MetricsWriter {
   //
   // With it, the file keeps the records up to that step, each once (KeepRecords()), by rename;
   // `notes` receives a sentence about damaged and missing records.
-  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
-                                                             std::optional<int64_t> resumed_step,
-                                                             const NoteSink& notes = nullptr);
+  //
+  // `loaded_ledger` is the ledger of a checkpoint that the run did not save itself; null if it did.
+  // Unless the record of that step has it, the records are another run's: the file begins anew.
+  // They are kept in `path`.before then, and also if there are records of later steps.
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
+      const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes = nullptr,
+      const std::string* loaded_ledger = nullptr);
   // Opens an existing file to add to it, without an incomplete last line. For records of weights
   // from which the file's run may have gone on long ago.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Append(const std::string& path);
@@ -148,6 +152,8 @@ class MetricsWriter {
   // than the writer's, as may status().
   absl::Status Sync() { return file_->Sync(); }
   absl::Status status() const { return file_->status(); }
+  // Returns whether the file goes on with the records that Open() has found, if any.
+  bool continues() const { return continues_; }
   // Returns the records of later steps than the resumed one that Open() has dropped.
   const ResumeMetrics& lost() const { return lost_; }
   // Returns the step of the last evaluation that Open() has kept; -1 without one.
@@ -157,6 +163,7 @@ class MetricsWriter {
   explicit MetricsWriter(std::unique_ptr<RecordFile> file) : file_(std::move(file)) {}
 
   const std::unique_ptr<RecordFile> file_;
+  bool continues_ = true;
   ResumeMetrics lost_;
   int64_t evaluated_step_ = -1;
 };
@@ -174,6 +181,7 @@ struct KeptRecords {
   int64_t lost_steps = 0;
   double lost_seconds = 0;
   int64_t evaluated_step = -1;  // the last one; -1 without an evaluation
+  std::string ledger;           // of the last step's record; empty without one
 };
 
 // Returns the records of `log` up to `last_step`. No content of a log is an error: the log records

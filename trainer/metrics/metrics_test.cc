@@ -168,6 +168,31 @@ TEST(MetricsWriterTest, TheLongestRecordsOfEarlierRunsAreKept) {
   EXPECT_EQ(Read(path), "");
 }
 
+// The checkpoint is one that the run did not save itself.
+TEST(MetricsWriterTest, RecordsOfAnotherRunAreKeptApart) {
+  const std::string first = "{\"kind\":\"step\",\"step\":1,\"ledger\":\"a\"}\n",
+                    second = "{\"kind\":\"step\",\"step\":2,\"ledger\":\"b\"}\n";
+  const struct {
+    std::string log;
+    int64_t resumed;
+    std::string ledger, kept, before;
+    bool continues = true;
+  } cases[] = {{first + second, 2, "b", first + second, ""},
+               {first + second, 1, "a", first, first + second},
+               {first + second, 2, "c", "", first + second, false},
+               {first, 2, "b", "", first, false},
+               {second, 1, "", "", second}};
+  const std::string path = Path("other.jsonl");
+  for (const auto& [log, resumed, ledger, kept, before, continues] : cases) {
+    std::filesystem::remove(path + ".before");
+    WriteFile(path, log);
+    const auto writer = OrFail(MetricsWriter::Open(path, resumed, nullptr, &ledger));
+    EXPECT_EQ(Read(path), kept);
+    EXPECT_EQ(Read(path + ".before"), before);
+    EXPECT_EQ(writer->continues(), continues);
+  }
+}
+
 TEST(MetricsWriterTest, ResumingSurvivesALossOfPowerAndNeedsEachSync) {
   const std::string kept = "{\"step\":1}\n", old = kept + "{\"step\":2}\n";
   PowerLossScenario scenario;

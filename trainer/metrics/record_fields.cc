@@ -24,11 +24,13 @@ std::optional<nlohmann::json> RecordOf(std::string_view line) {
   return std::move(record.value);
 }
 
-std::string_view KindOf(const nlohmann::json& record) {
-  const auto kind = record.find("kind");
-  if (kind == record.end() || !kind->is_string()) return {};
-  return kind->get_ref<const std::string&>();
+std::string_view TextOf(const nlohmann::json& record, std::string_view name) {
+  const auto field = record.find(name);
+  if (field == record.end() || !field->is_string()) return {};
+  return field->get_ref<const std::string&>();
 }
+
+std::string_view KindOf(const nlohmann::json& record) { return TextOf(record, "kind"); }
 
 std::optional<int64_t> StepOf(const nlohmann::json& record) {
   const auto step = record.find("step");

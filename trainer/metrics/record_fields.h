@@ -16,6 +16,9 @@ namespace tessera {
 // line is not a JSON object with a kind.
 std::optional<nlohmann::json> RecordOf(std::string_view line);
 
+// Returns a text, which belongs to the record; empty unless the field is one.
+std::string_view TextOf(const nlohmann::json& record, std::string_view name);
+
 // Returns "step", "eval", "save" or "event"; empty if the record has no such text.
 std::string_view KindOf(const nlohmann::json& record);
 

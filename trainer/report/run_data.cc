@@ -38,9 +38,7 @@ constexpr size_t kMaxRanks = 4096;
 
 // Returns a text, cut at the end of a character; FillPage() replaces what is not UTF-8.
 std::string Text(const Json& record, const char* name, int64_t max_bytes) {
-  const auto field = record.find(name);
-  if (field == record.end() || !field->is_string()) return "";
-  std::string text = field->get<std::string>();
+  const std::string text(TextOf(record, name));
   if (text.size() <= static_cast<size_t>(max_bytes)) return text;
   size_t end = static_cast<size_t>(max_bytes);
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
