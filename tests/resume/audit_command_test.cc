@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -108,6 +109,27 @@ TEST_F(AuditCommandTest, AReplayWithoutRoomIsNoProofOfADifference) {
   EXPECT_TRUE(fs::is_empty(disk.folder()));
   fs::remove(root_ / "tokens.bin");
   ExpectRefused({"--steps=1"}, "tokens.bin");
+}
+
+// A replay begins with a checkpoint of the run, of which other things are true.
+TEST_F(AuditCommandTest, WhatARunSaysOfItsFirstCheckpointIsNoHindrance) {
+  const std::string weights = (root_ / "weights").string();
+  MustRun({Runfile("tools/ckpt/ckpt"), "convert", StepDir("run", 2), weights, "--to=hf"});
+  MustTrain("tuned", 6,
+            Joined(kExact, {"--load=" + weights, "--ckpt-step=2", "--consumed-samples=16",
+                            "--no-load-optim", "--strict-topology"}));
+  const Words audit = AuditCommand(RunDir("tuned"), {"--steps=5-6", "--topology=dp2"});
+  EXPECT_THAT(MustRun(audit).out, HasSubstr("proven: steps 5 to 6, executed again"));
+}
+
+TEST_F(AuditCommandTest, AReplayLeavesNothingInMemory) {
+  const TestFolder memory("/dev/shm");
+  MustTrain("run", 8,
+            Joined(kExact, {"--replicate-to-peers", "--replicate-interval=1",
+                            "--replicate-folder=" + memory.path()}));
+  EXPECT_TRUE(fs::is_empty(memory.path()));
+  MustAudit({"--steps=7"});
+  EXPECT_TRUE(fs::is_empty(memory.path()));
 }
 
 TEST_F(AuditCommandTest, ASignalLeavesNeitherProcessesNorFilesBehind) {

@@ -40,15 +40,18 @@ from run_folder import NotProven, Refused, Run, is_remote, open_file
 COMPARED = ("settings", "first_sample", "consumed_samples", "lr", "loss_bits", "grad_norm",
             "grad_norm_bits", "skipped", "ledger")
 LENGTH_OF_RANDOM_RANGES = 10
-# A replay neither evaluates nor exports, ends after its last step alone, and keeps one checkpoint.
+# A replay does not evaluate, export or replicate, ends after its last step alone, and keeps one
+# checkpoint.
 QUIET = ["--eval-interval=0", "--valid-data-path=", "--tokenizer-model=", "--export-llmc=",
-         "--export-llmc-interval=0", "--export-hf-interval=0", "--num-tokens-to-generate=0",
+         "--export-llmc-interval=0", "--export-hf-interval=0", "--last-save-in-hf=false",
+         "--replicate-to-peers=false", "--num-tokens-to-generate=0",
          "--stop-file-path=", "--exit-duration-in-mins=0", "--async-upload=false",
          "--max-checkpoint-keep=1", "--save-retain-interval=0", "--save-top-k=0",
          "--save-retain-minutes=0", "--save-interval-minutes=0", "--save-continuously=false"]
 WHOLE_CHECKPOINT = ["--load-format=tessera", "--load-content=all", "--load-tensors=",
                     "--finetune=false", "--no-load-optim=false", "--no-load-rng=false",
-                    "--allow-missing=false", "--allow-unexpected=false", "--verify-load"]
+                    "--allow-missing=false", "--allow-unexpected=false", "--verify-load",
+                    "--strict-topology=false"]
 # What train says of token files that are not the run's, or are damaged.
 OTHER_DATA = re.compile(r"does not fit the data: token files| at offset \d+: ")
 # Words of the launcher about processes.
@@ -138,6 +141,10 @@ class Replay:
                    "--auto-resume", f"--exit-interval={last}"]
         if origin is not None:
             command += [*WHOLE_CHECKPOINT, f"--load={origin}", f"--ckpt-step={start}"]
+            # What the run stated of the checkpoint that it began from is not true of this one.
+            if re.search(r"^\s*consumed_samples: ", run.settings, re.MULTILINE):
+                position = run.steps[start + 1]["first_sample"]
+                command.append(f"--consumed-samples={position}")
         elif start > 0:
             # The folder that the run began from may have later checkpoints by now.
             command += ["--exit-on-missing-checkpoint", f"--ckpt-step={start}"]
