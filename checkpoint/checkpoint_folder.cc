@@ -37,18 +37,28 @@ absl::StatusOr<SaveReport> CheckpointFolder::Save(const SaveRequest& request,
   return SaveNow(*storage_, request, state, options);
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::List(
-    std::vector<CheckpointInfo>* unreadable) const {
-  return ListCommitted(*storage_, "", unreadable);
+absl::StatusOr<FolderContents> CheckpointFolder::ListAll() const {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
+                           ListStepDirectories(*storage_, ""));
+  FolderContents contents;
+  for (CheckpointInfo& dir : directories) {
+    std::vector<CheckpointInfo>& list = !dir.readable.ok() ? contents.unreadable
+                                        : dir.committed    ? contents.committed
+                                                           : contents.uncommitted;
+    list.push_back(std::move(dir));
+  }
+  return contents;
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::ListUncommitted() const {
-  return ckpt::ListUncommitted(*storage_, "");
+absl::StatusOr<std::vector<CheckpointInfo>> CheckpointFolder::List() const {
+  TESSERA_ASSIGN_OR_RETURN(FolderContents contents, ListAll());
+  return std::move(contents.committed);
 }
 
-absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest(std::vector<std::string>* notes) const {
-  std::vector<CheckpointInfo> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints, List(&unreadable));
+absl::StatusOr<FoundCheckpoint> CheckpointFolder::FindLatest() const {
+  TESSERA_ASSIGN_OR_RETURN(const FolderContents contents, ListAll());
+  const std::vector<CheckpointInfo>& unreadable = contents.unreadable;
+  std::vector<CheckpointInfo> checkpoints = contents.committed;
   if (!unreadable.empty() &&
       (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
     return unreadable.back().readable;
@@ -57,14 +67,16 @@ absl::StatusOr<CheckpointInfo> CheckpointFolder::FindLatest(std::vector<std::str
     return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage_->Describe("")));
   }
   std::ranges::reverse(checkpoints);
-  ChosenCheckpoint chosen = ChooseToRead(*storage_, checkpoints);
-  if (notes != nullptr) *notes = std::move(chosen.notes);
-  return std::move(chosen.checkpoint);
+  return ChooseToRead(*storage_, checkpoints);
 }
 
-absl::StatusOr<Checkpoint> CheckpointFolder::Latest(std::vector<std::string>* notes) const {
-  TESSERA_ASSIGN_OR_RETURN(const CheckpointInfo latest, FindLatest(notes));
-  return OpenCheckpoint(storage_, latest.directory);
+absl::StatusOr<Checkpoint> CheckpointFolder::Latest() const {
+  TESSERA_ASSIGN_OR_RETURN(const FoundCheckpoint latest, FindLatest());
+  return At(latest.checkpoint);
+}
+
+absl::StatusOr<Checkpoint> CheckpointFolder::At(const CheckpointInfo& checkpoint) const {
+  return OpenCheckpoint(storage_, checkpoint.directory);
 }
 
 absl::StatusOr<Checkpoint> CheckpointFolder::At(int64_t step) const {

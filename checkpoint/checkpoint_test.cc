@@ -179,10 +179,10 @@ TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
   for (const int64_t step : {2, 11, 5}) ASSERT_OK(folder_->Save(step, Matrix()));
   ASSERT_TRUE(std::filesystem::create_directory(root_ + "/run/step-00000012"));
   ASSERT_OK_AND_ASSIGN(const auto latest, folder_->FindLatest());
-  EXPECT_EQ(latest.step, 11);
-  EXPECT_EQ(latest.directory, "step-00000011");
+  EXPECT_EQ(latest.checkpoint.step, 11);
+  EXPECT_EQ(latest.checkpoint.directory, "step-00000011");
   EXPECT_EQ(folder_->Latest()->step(), 11);
-  EXPECT_EQ(folder_->ListUncommitted()->at(0).directory, "step-00000012");
+  EXPECT_EQ(folder_->ListAll()->uncommitted.at(0).directory, "step-00000012");
   ASSERT_OK(folder_->Prune(1));
   EXPECT_EQ(folder_->List()->size(), 1);
 }
@@ -190,20 +190,21 @@ TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
 TEST_F(PublicInterfaceTest, TheLatestIsOfARunThatHadNotDiverged) {
   Manifest diverged;
   diverged.mutable_trainer()->mutable_health()->set_loss_is_sane(true);
-  std::vector<std::string> notes;
   ASSERT_OK(folder_->Save({.step = 3, .metadata = ToMetadata(diverged)}, Matrix()));
-  ASSERT_OK_AND_ASSIGN(const auto only, folder_->Latest(&notes));
-  EXPECT_EQ(only.step(), 3);
-  EXPECT_THAT(notes, ElementsAre(HasSubstr("holds only checkpoints of a run that had diverged")));
+  ASSERT_OK_AND_ASSIGN(const auto only, folder_->FindLatest());
+  EXPECT_EQ(only.checkpoint.step, 3);
+  EXPECT_THAT(only.notes,
+              ElementsAre(HasSubstr("holds only checkpoints of a run that had diverged")));
   ASSERT_OK(folder_->Save(2, Matrix()));
-  ASSERT_OK_AND_ASSIGN(const auto healthy, folder_->Latest(&notes));
-  EXPECT_EQ(healthy.step(), 2);
-  EXPECT_THAT(notes, ElementsAre(AllOf(HasSubstr("step-00000003"),
-                                       HasSubstr("the run had diverged at step 3"))));
+  ASSERT_OK_AND_ASSIGN(const auto healthy, folder_->FindLatest());
+  EXPECT_EQ(folder_->At(healthy.checkpoint)->step(), 2);
+  EXPECT_EQ(folder_->Latest()->step(), 2);
+  EXPECT_THAT(healthy.notes, ElementsAre(AllOf(HasSubstr("step-00000003"),
+                                               HasSubstr("the run had diverged at step 3"))));
   ASSERT_OK(folder_->Save(4, Matrix()));
-  ASSERT_OK_AND_ASSIGN(const auto newest, folder_->FindLatest(&notes));
-  EXPECT_EQ(newest.step, 4);
-  EXPECT_THAT(notes, ElementsAre());
+  ASSERT_OK_AND_ASSIGN(const auto newest, folder_->FindLatest());
+  EXPECT_EQ(newest.checkpoint.step, 4);
+  EXPECT_THAT(newest.notes, ElementsAre());
   EXPECT_EQ(folder_->At(3)->step(), 3);
 }
 
@@ -225,7 +226,8 @@ TEST_F(PublicInterfaceTest, ADamagedManifestIsFoundByTheFolder) {
   const std::string directory = Saved().directory();
   std::filesystem::resize_file(root_ + "/run/" + directory + "/manifest.pb", 40);
   EXPECT_TRUE(absl::IsDataLoss(folder_->Latest().status()));
-  ASSERT_OK_AND_ASSIGN(const auto verified, folder_->Verify(folder_->FindLatest()->directory));
+  ASSERT_OK_AND_ASSIGN(const auto verified,
+                       folder_->Verify(folder_->FindLatest()->checkpoint.directory));
   EXPECT_EQ(verified.damage.size(), 1);
 }
 

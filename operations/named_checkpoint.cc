@@ -104,7 +104,7 @@ void SetStep(int64_t step, NamedCheckpoint& checkpoint) {
 }
 
 // Returns the checkpoint of the step in a folder, or the one that ChooseToRead() finds.
-absl::StatusOr<ChosenCheckpoint> FindInFolder(Storage& storage, std::optional<int64_t> step) {
+absl::StatusOr<FoundCheckpoint> FindInFolder(Storage& storage, std::optional<int64_t> step) {
   std::vector<CheckpointInfo> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all,
                            ListForResume(storage, &unreadable));
@@ -115,7 +115,7 @@ absl::StatusOr<ChosenCheckpoint> FindInFolder(Storage& storage, std::optional<in
   if (all.empty()) return absl::NotFoundError("");
   if (!step.has_value()) return ChooseToRead(storage, all);
   const auto found = std::ranges::find(all, *step, &CheckpointInfo::step);
-  if (found != all.end()) return ChosenCheckpoint{*found, {}};
+  if (found != all.end()) return FoundCheckpoint{*found, {}};
   return FailedPrecondition(storage.Describe(""), ": no checkpoint of step ", *step,
                             "; the newest one is that of step ", all.front().step);
 }
@@ -130,7 +130,7 @@ absl::StatusOr<NamedCheckpoint> FindByName(const std::string& name, const Source
   };
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(""));
   if (std::ranges::find(names, kManifestFileName) != names.end()) return at("");
-  absl::StatusOr<ChosenCheckpoint> chosen = FindInFolder(*storage, options.step);
+  absl::StatusOr<FoundCheckpoint> chosen = FindInFolder(*storage, options.step);
   if (absl::IsNotFound(chosen.status())) {
     absl::StatusOr<NamedCheckpoint> foreign = FindForeignCheckpoint(name, options);
     if (!absl::IsNotFound(foreign.status())) return foreign;

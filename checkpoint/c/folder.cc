@@ -72,9 +72,9 @@ Json ToJson(const LoadReport& report) {
 }
 
 absl::Status List(const CheckpointFolder& folder, char** report) {
-  std::vector<CheckpointInfo> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> all, folder.List(&unreadable));
-  all.insert(all.end(), unreadable.begin(), unreadable.end());
+  TESSERA_ASSIGN_OR_RETURN(FolderContents contents, folder.ListAll());
+  std::vector<CheckpointInfo>& all = contents.committed;
+  all.insert(all.end(), contents.unreadable.begin(), contents.unreadable.end());
   std::ranges::stable_sort(all, {}, &CheckpointInfo::step);
   Json json = Json::array();
   for (const CheckpointInfo& info : all) {
@@ -90,7 +90,9 @@ absl::StatusOr<Checkpoint> OpenByName(const std::string& name, const OpenStorage
   TESSERA_ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(name, options));
   absl::StatusOr<Checkpoint> itself = Checkpoint::Open(name, options);
   if (!absl::IsNotFound(itself.status())) return itself;
-  return folder.Latest(&notes);
+  TESSERA_ASSIGN_OR_RETURN(FoundCheckpoint latest, folder.FindLatest());
+  notes = std::move(latest.notes);
+  return folder.At(latest.checkpoint);
 }
 
 absl::Status Describe(const tessera_checkpoint& handle, char** report) {
@@ -249,9 +251,8 @@ int32_t tessera_folder_prune(tessera_folder* folder, int32_t keep, int64_t saved
 int32_t tessera_folder_open_latest(tessera_folder* folder, tessera_checkpoint** checkpoint) {
   return RunOn(folder, "folder", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(CheckPointer(checkpoint, "checkpoint"));
-    std::vector<std::string> notes;
-    absl::StatusOr<Checkpoint> latest = folder->folder.Latest(&notes);
-    return Give(std::move(latest), checkpoint, std::move(notes));
+    TESSERA_ASSIGN_OR_RETURN(auto latest, folder->folder.FindLatest());
+    return Give(folder->folder.At(latest.checkpoint), checkpoint, std::move(latest.notes));
   });
 }
 

@@ -349,9 +349,9 @@ TESSERA_API int32_t tessera_folder_save(tessera_folder* folder, int64_t step,
  * "error" says why. */
 TESSERA_API int32_t tessera_folder_list(tessera_folder* folder, char** report);
 
-/* Deletes all but the `keep` checkpoints of the highest steps, and the newest one that does not say
- * that the run had diverged. After a save, `saved_step` is its step, whose checkpoint stays in any
- * case; otherwise -1. */
+/* Deletes all but the `keep` checkpoints of the highest steps, among which damaged ones do not
+ * count, and the newest one that does not say that the run had diverged. After a save, `saved_step`
+ * is its step, whose checkpoint stays in any case; otherwise -1. */
 TESSERA_API int32_t tessera_folder_prune(tessera_folder* folder, int32_t keep, int64_t saved_step);
 
 /* ---- A checkpoint. */

@@ -64,24 +64,6 @@ absl::Status WithPath(const std::string& path, const absl::Status& status) {
                      absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListByState(Storage& storage, std::string_view root,
-                                                        bool committed,
-                                                        std::vector<CheckpointInfo>* unreadable) {
-  if (unreadable != nullptr) unreadable->clear();
-  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> directories,
-                           ListStepDirectories(storage, root));
-  std::vector<CheckpointInfo> those;
-  for (CheckpointInfo& dir : directories) {
-    if (!dir.readable.ok()) {
-      if (unreadable == nullptr) continue;
-      unreadable->push_back(std::move(dir));
-    } else if (dir.committed == committed) {
-      those.push_back(std::move(dir));
-    }
-  }
-  return those;
-}
-
 // Reads the bytes of a committed manifest, as many as its header states. NotFound lists the
 // existing checkpoints.
 absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir) {
@@ -236,16 +218,6 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage
   }
   std::ranges::sort(found, {}, &CheckpointInfo::step);
   return found;
-}
-
-absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(Storage& storage, std::string_view root,
-                                                          std::vector<CheckpointInfo>* unreadable) {
-  return ListByState(storage, root, /*committed=*/true, unreadable);
-}
-
-absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
-                                                            std::string_view root) {
-  return ListByState(storage, root, /*committed=*/false, nullptr);
 }
 
 absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir) {

@@ -52,15 +52,6 @@ absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t siz
 absl::StatusOr<std::vector<CheckpointInfo>> ListStepDirectories(Storage& storage,
                                                                 std::string_view root);
 
-// Returns the committed step directories. Unreadable ones are left out and added to `unreadable`
-// (may be null).
-absl::StatusOr<std::vector<CheckpointInfo>> ListCommitted(
-    Storage& storage, std::string_view root, std::vector<CheckpointInfo>* unreadable = nullptr);
-
-// Returns the directories of saves that were started but not committed.
-absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
-                                                            std::string_view root);
-
 // ---- Fences, and names in a checkpoint's directory other than its manifest and its data files.
 //
 // A tombstone takes a directory out of a late writer's reach in storages that cannot rename

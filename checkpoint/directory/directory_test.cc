@@ -235,12 +235,5 @@ TEST_F(ManifestInPlaceTest, TheNameOfTheStorageCountsWhereThereIsNoOther) {
   EXPECT_OK(ReadManifest(foreign, ""));
 }
 
-TEST_F(ManifestInPlaceTest, WhatCouldNotBeReadIsListedAnew) {
-  std::vector<CheckpointInfo> unreadable(2);
-  ASSERT_OK_AND_ASSIGN(const auto none, ListCommitted(storage_, "", &unreadable));
-  EXPECT_TRUE(none.empty());
-  EXPECT_TRUE(unreadable.empty());
-}
-
 }  // namespace
 }  // namespace tessera::ckpt

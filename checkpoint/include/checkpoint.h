@@ -32,7 +32,8 @@
 //   FailedPrecondition    the saved and the wanted state disagree
 //   NotFound              there is no such checkpoint; the message lists the existing ones
 //   DataLoss              bytes are damaged; the message has file, offset, expected and found value
-// Messages name the tensor.
+// Messages name the tensor. A function of the program that throws a std::exception, such as one in
+// the options, fails a save, a load or a verification with Internal, on every rank.
 //
 // Threads: several threads may call at once, also on one folder or checkpoint, but not with one
 // group or into one memory.
@@ -150,11 +151,11 @@ class Checkpoint {
   // not be read, and says nothing about its bytes.
   absl::StatusOr<VerifyReport> Verify(const VerifyOptions& options = {}) const;
 
-  // For the library's own use.
+ private:
+  friend struct OpenedCheckpoint;
   explicit Checkpoint(std::shared_ptr<const OpenedCheckpoint> opened)
       : opened_(std::move(opened)) {}
 
- private:
   std::shared_ptr<const OpenedCheckpoint> opened_;
 };
 
@@ -168,6 +169,21 @@ struct CheckpointInfo {
   absl::Status readable = absl::OkStatus();
 
   bool operator==(const CheckpointInfo&) const = default;
+};
+
+// The checkpoint of a folder that a program reads, and sentences for its user.
+struct FoundCheckpoint {
+  CheckpointInfo checkpoint;
+  std::vector<std::string> notes;
+};
+
+// The directories of a folder that are named for steps, ascending by step.
+struct FolderContents {
+  std::vector<CheckpointInfo> committed;    // checkpoints
+  std::vector<CheckpointInfo> uncommitted;  // of saves that were started but not committed
+  // Those that cannot be listed, and may hold checkpoints. They are apart, so that one of them does
+  // not make the others useless.
+  std::vector<CheckpointInfo> unreadable;
 };
 
 // A folder of checkpoints, each in a directory that is named for its step: "step-00000042". Copies
@@ -218,22 +234,21 @@ class CheckpointFolder {
     return Save({.step = step}, state, options);
   }
 
-  // Returns the committed checkpoints, ascending by step; none if the folder does not exist. Steps
-  // come from the directories' names; manifests are not read. Unreadable directories are added to
-  // `unreadable` (may be null) instead, so that one bad directory does not make the others useless.
-  absl::StatusOr<std::vector<CheckpointInfo>> List(
-      std::vector<CheckpointInfo>* unreadable = nullptr) const;
-  // Returns the directories of saves that were started but not committed, ascending by step.
-  absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted() const;
+  // Return the committed checkpoints, and all directories that are named for steps. None if the
+  // folder does not exist. Manifests are not read.
+  absl::StatusOr<std::vector<CheckpointInfo>> List() const;  // ascending by step
+  absl::StatusOr<FolderContents> ListAll() const;
 
   // Returns the newest committed checkpoint. Skips checkpoints whose manifest says that the run had
-  // diverged, unless the folder has no others. `notes` (may be null) receives a sentence for each
-  // skipped checkpoint, or one sentence if all have diverged. Reads manifests; a checkpoint whose
-  // manifest cannot be read is not skipped. NotFound if there is no checkpoint. If a directory of a
-  // later step is unreadable, it may be the newest: returns its error.
-  absl::StatusOr<CheckpointInfo> FindLatest(std::vector<std::string>* notes = nullptr) const;
-  // Open the checkpoint that FindLatest() returns, or the checkpoint of a step.
-  absl::StatusOr<Checkpoint> Latest(std::vector<std::string>* notes = nullptr) const;
+  // diverged, unless the folder has no others: a note names each skipped checkpoint, or says that
+  // all have diverged. Reads manifests; a checkpoint whose manifest cannot be read is not skipped.
+  // NotFound if there is no checkpoint. If a directory of a later step is unreadable, it may be the
+  // newest: returns its error.
+  absl::StatusOr<FoundCheckpoint> FindLatest() const;
+  // Open the checkpoint that FindLatest() returns, without its notes, one of a list, or that of a
+  // step.
+  absl::StatusOr<Checkpoint> Latest() const;
+  absl::StatusOr<Checkpoint> At(const CheckpointInfo& checkpoint) const;
   absl::StatusOr<Checkpoint> At(int64_t step) const;
 
   // Verifies a checkpoint as Checkpoint::Verify() does, without opening it: a damaged manifest is
@@ -241,12 +256,13 @@ class CheckpointFolder {
   absl::StatusOr<VerifyReport> Verify(std::string_view directory,
                                       const VerifyOptions& options = {}) const;
 
-  // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. Also
-  // keeps the newest checkpoint whose manifest does not say that the run had diverged, and newer
-  // ones that cannot be read. After a save, pass its step as `saved_step`: its checkpoint is kept
-  // even if its step is lower than others. A checkpoint that another process has overwritten since
-  // its manifest was read stays. Each checkpoint is uncommitted before its files are deleted, so
-  // that a crash halfway leaves no checkpoint that looks complete. Also removes
+  // Deletes all checkpoints but the `keep` ones of the highest steps; keeps at least one. Damaged
+  // ones do not count, and stay as long as fewer than `keep` intact ones are newer. Also keeps the
+  // newest checkpoint whose manifest does not say that the run had diverged, and all that cannot be
+  // read for another reason than damage. After a save, pass its step as `saved_step`: its
+  // checkpoint is kept even if its step is lower than others. A checkpoint that another process has
+  // overwritten since its manifest was read stays. Each checkpoint is uncommitted before its files
+  // are deleted, so that a crash halfway leaves no checkpoint that looks complete. Also removes
   // incomplete directories older than the newest committed one, and directories that an interrupted
   // save renamed to discard them. Ignores symbolic links and unreadable directories. Tries all, and
   // returns the first error.

@@ -104,7 +104,9 @@ using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 // The permanent checkpoints to keep. A checkpoint is kept if any field keeps it. Zero keeps none;
 // if all are zero, everything is kept.
 struct RetentionOptions {
-  int64_t newest = 0;                            // the number of newest checkpoints
+  // The number of newest checkpoints. Damaged ones do not count, and stay as long as fewer intact
+  // ones are newer.
+  int64_t newest = 0;
   int64_t every_steps = 0;                       // checkpoints whose step is a multiple of this
   int64_t best = 0;                              // the number with the lowest validation losses
   absl::Duration within = absl::ZeroDuration();  // checkpoints that are not older than this

@@ -40,17 +40,11 @@ inline constexpr char kValidationData[] = "validation_data";
 // Returns whether the saved state was finite and its loss plausible, as far as is known.
 bool IsHealthy(const Manifest& manifest);
 
-// The checkpoint of a folder that a program reads, and sentences for its user.
-struct ChosenCheckpoint {
-  CheckpointInfo checkpoint;
-  std::vector<std::string> notes;
-};
-
 // Chooses the newest checkpoint that IsHealthy(), for a program that has been given the folder
 // alone; a note names each newer one. If none is healthy, the choice is the newest, and a note says
 // so. A checkpoint whose manifest cannot be read is chosen as a healthy one: the program's own
 // attempt has the error. Reads manifests. Precondition: `newest_first` is not empty.
-ChosenCheckpoint ChooseToRead(Storage& storage, std::span<const CheckpointInfo> newest_first);
+FoundCheckpoint ChooseToRead(Storage& storage, std::span<const CheckpointInfo> newest_first);
 
 // Returns NotFound: "no such checkpoint in", and the existing steps.
 absl::Status NoSuchCheckpoint(const Storage& storage, std::vector<CheckpointInfo> saved);

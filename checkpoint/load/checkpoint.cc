@@ -46,12 +46,16 @@ struct OpenedCheckpoint {
   std::shared_ptr<const ReadLock> reading;  // may be null
   std::vector<RankList> readers;            // see CheckpointOfManifest()
   NamedTensors names{manifest};
+
+  static Checkpoint HandleOf(std::shared_ptr<const OpenedCheckpoint> opened) {
+    return Checkpoint(std::move(opened));
+  }
 };
 
 Checkpoint CheckpointOfManifest(std::shared_ptr<Storage> storage, std::string_view directory,
                                 Manifest manifest, std::shared_ptr<const ReadLock> reading,
                                 std::vector<std::vector<uint32_t>> readers) {
-  return Checkpoint(std::shared_ptr<const OpenedCheckpoint>(
+  return OpenedCheckpoint::HandleOf(std::shared_ptr<const OpenedCheckpoint>(
       new OpenedCheckpoint{std::move(storage), std::string(directory), std::move(manifest),
                            std::move(reading), std::move(readers)}));
 }

@@ -227,7 +227,7 @@ TEST_F(CheckpointManagerTest, AJobAmongLaterStepsIsRefusedUntilTheyAreAbandoned)
               HasSubstr("later steps (900, 1000) than this run starts from (800)"));
   EXPECT_EQ(CheckpointFolder(*storage_).List()->size(), 10u);
   EXPECT_THAT(begin_at(800, /*abandons=*/true), Each(absl::OkStatus()));
-  EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->step, 900);
+  EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->checkpoint.step, 900);
 }
 
 TEST_F(CheckpointManagerTest, Rank0AloneAbandonsLaterSteps) {
@@ -263,7 +263,7 @@ TEST_F(CheckpointManagerTest, LaterStepsAreLookedForOnceTheFolderCanBeListed) {
   for (int64_t step = 3; step <= 7; ++step) {
     EXPECT_OK(manager->TrySave({.step = step}, OneTensor(weight)));
   }
-  EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->step, 7);
+  EXPECT_EQ(CheckpointFolder(*storage_).FindLatest()->checkpoint.step, 7);
   // A program that loads by itself, and never says where it begins, begins before its first step.
   ASSERT_OK_AND_ASSIGN(const auto next, JobSaves::Open(storage, nullptr, {}));
   EXPECT_EQ(next->Decide({.step = 8})->trouble, SaveTrouble::kNone);

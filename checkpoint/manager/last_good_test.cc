@@ -142,7 +142,7 @@ TEST_F(LastGoodTest, ASaveInFlightIsOverBeforeTheJobGoesBack) {
     const std::vector<SaveOutcome> outcomes = manager->Finish();
     ASSERT_EQ(outcomes.size(), 1u);
     EXPECT_OK(outcomes[0].report);
-    EXPECT_EQ(CheckpointFolder(memory).FindLatest()->step, 5);
+    EXPECT_EQ(CheckpointFolder(memory).FindLatest()->checkpoint.step, 5);
     std::vector<float> abandoned(300);
     ASSERT_OK(LoadCheckpoint(memory, "step-00000006.abandoned", OneTensor(abandoned)));
     EXPECT_THAT(abandoned, Each(6));

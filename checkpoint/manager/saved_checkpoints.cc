@@ -122,7 +122,7 @@ SkippedCheckpoint Diverged(const CheckpointInfo& checkpoint, const Manifest& man
               absl::StrCat("the run had diverged at step ", manifest.trainer().step(), ": ", why))};
 }
 
-ChosenCheckpoint ChooseToRead(Storage& storage, std::span<const CheckpointInfo> newest_first) {
+FoundCheckpoint ChooseToRead(Storage& storage, std::span<const CheckpointInfo> newest_first) {
   std::vector<std::string> notes;
   for (const CheckpointInfo& checkpoint : newest_first) {
     const absl::StatusOr<Manifest> manifest = ReadManifest(storage, checkpoint.directory);

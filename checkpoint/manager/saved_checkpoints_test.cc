@@ -261,7 +261,7 @@ TEST_F(SavedCheckpointsTest, PruneKeepsTheNewestHealthyOne) {
   EXPECT_THAT(Steps(), ElementsAre(10, 20, 30));
   ASSERT_OK(saved.Prune(1));
   EXPECT_THAT(Steps(), ElementsAre(10, 30));
-  EXPECT_EQ(saved.FindLatest()->step, 10);
+  EXPECT_EQ(saved.FindLatest()->checkpoint.step, 10);
   ASSERT_OK(memory_.DeleteTree("step-00000010"));
   SaveWithHealth(20, false, true);
   ASSERT_OK(saved.Prune(1));

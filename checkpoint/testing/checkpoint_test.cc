@@ -150,7 +150,7 @@ TEST_F(CheckpointTest, ListIgnoresWhatIsNoCheckpoint) {
   ASSERT_OK(storage_.MakeDirectory("other"));
   ASSERT_OK(WriteAll(storage_, "step-00000009", "a file"));
   EXPECT_TRUE(CheckpointFolder(storage_).List()->empty());
-  EXPECT_TRUE(ListCommitted(storage_, "not/there")->empty());
+  EXPECT_TRUE(ListStepDirectories(storage_, "not/there")->empty());
   ASSERT_OK(CheckpointFolder(storage_).Prune(1));
   EXPECT_OK(storage_.List("step-00000003")) << "nothing committed is newer than it";
 }

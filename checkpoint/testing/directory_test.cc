@@ -44,15 +44,15 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
           return operation.kind == OperationKind::kList && operation.path == "step-00000001";
         },
         error);
-    std::vector<CheckpointInfo> unreadable;
-    ASSERT_OK_AND_ASSIGN(const auto list, CheckpointFolder(faulty).List(&unreadable));
+    ASSERT_OK_AND_ASSIGN(const auto contents, CheckpointFolder(faulty).ListAll());
+    const auto& [list, uncommitted, unreadable] = contents;
     EXPECT_EQ(list.front().step, 2);
     ASSERT_EQ(unreadable.size(), 1);
     EXPECT_EQ(unreadable[0].directory, "step-00000001");
     EXPECT_EQ(unreadable[0].step, 1);
     EXPECT_EQ(unreadable[0].readable.code(), error.code());
     EXPECT_THAT(std::string(unreadable[0].readable.message()), HasSubstr("List step-00000001"));
-    EXPECT_TRUE(CheckpointFolder(faulty).ListUncommitted()->empty());
+    EXPECT_TRUE(uncommitted.empty());
     ASSERT_OK(CheckpointFolder(faulty).Prune(static_cast<int>(list.size()) - 1));
     EXPECT_EQ(CheckpointFolder(faulty).List()->size(), list.size() - 1);
     MustSave(storage_, 2);

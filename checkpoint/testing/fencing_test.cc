@@ -241,7 +241,7 @@ TEST(OverwriteTest, ThereIsAWholeCheckpointAtEveryMoment) {
         const float value = SavedValue(*storage);
         EXPECT_TRUE(value == last || value == 1) << value;
         last = value;
-        EXPECT_EQ(CheckpointFolder(*storage).FindLatest()->step, kStep);
+        EXPECT_EQ(CheckpointFolder(*storage).FindLatest()->checkpoint.step, kStep);
       });
       EXPECT_OK(Overwrite(interrupted.storage(), 1));
       happened = interrupted.happened();

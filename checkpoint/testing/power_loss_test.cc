@@ -161,10 +161,11 @@ void Fill(const FileImage& image, Storage& storage) {
 // Whether everything that looks committed is complete, and whether everything that must be
 // committed is.
 std::string Check(Storage& storage, const std::string& folder, const std::vector<int64_t>& steps) {
-  const auto found = ListCommitted(storage, folder);
+  const auto found = ListStepDirectories(storage, folder);
   if (!found.ok()) return found.status().ToString();
   std::vector<int64_t> missing = steps;
   for (const CheckpointInfo& info : *found) {
+    if (!info.committed) continue;
     std::erase(missing, info.step);
     const std::string path = info.directory;
     const auto verified = VerifyCheckpoint(storage, path, {.digests = true, .io_threads = 1});

@@ -111,7 +111,7 @@ TEST(S3CheckpointTest, SavedByFourRanksAndLoadedByThree) {
   S3Server server;
   const auto storage = MustOpen(server);
   ASSERT_OK(SaveStep(*storage, 7, 4, kRows));
-  EXPECT_EQ(CheckpointFolder(*storage).FindLatest()->step, 7);
+  EXPECT_EQ(CheckpointFolder(*storage).FindLatest()->checkpoint.step, 7);
   EXPECT_TRUE(Loads(*storage, 7, 3, kRows));
   ASSERT_OK_AND_ASSIGN(const auto verified,
                        VerifyCheckpoint(*storage, StepDirectoryName(7), {.digests = true}));

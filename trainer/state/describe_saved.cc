@@ -127,15 +127,12 @@ absl::StatusOr<std::string> DescribeSkipped(const std::string& folder, int64_t s
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
   const ckpt::CheckpointFolder opened(*std::move(storage));
-  std::vector<ckpt::CheckpointInfo> unreadable;
-  TESSERA_RETURN_IF_ERROR(opened.List(&unreadable).status());
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> uncommitted,
-                           opened.ListUncommitted());
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::FolderContents contents, opened.ListAll());
   std::vector<std::string> later, cannot_be_read, sentences;
-  for (const ckpt::CheckpointInfo& dir : uncommitted) {
+  for (const ckpt::CheckpointInfo& dir : contents.uncommitted) {
     if (dir.step > step) later.push_back(dir.directory);
   }
-  for (const ckpt::CheckpointInfo& dir : unreadable) {
+  for (const ckpt::CheckpointInfo& dir : contents.unreadable) {
     cannot_be_read.push_back(absl::StrCat(dir.directory, ", which cannot be read (",
                                           WhyUnreadable(opened.storage(), dir), ")"));
   }

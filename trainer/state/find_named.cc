@@ -158,7 +158,7 @@ absl::StatusOr<std::optional<SavedRun>> TakeFromFolder(std::unique_ptr<Storage> 
   if (config.has_ckpt_step()) {
     chosen = std::ranges::find(saved, config.ckpt_step(), &ckpt::CheckpointInfo::step);
   } else {
-    const ckpt::ChosenCheckpoint choice = ckpt::ChooseToRead(*storage, saved);
+    const ckpt::FoundCheckpoint choice = ckpt::ChooseToRead(*storage, saved);
     chosen =
         std::ranges::find(saved, choice.checkpoint.directory, &ckpt::CheckpointInfo::directory);
     for (const std::string& note : choice.notes) {
