@@ -103,11 +103,7 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
   opened->make_backend =
       [&device = *opened, cublaslt,
        options](const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
-    if ((choices.attention_by_warpgroups || choices.attention_gradients_by_warpgroups) &&
-        !device.multiplies_by_warpgroups) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "attention by warpgroups needs a GPU of compute capability 9.0, not ", device.type));
-    }
+    TESSERA_RETURN_IF_ERROR(CheckChoices(device, choices));
     TESSERA_ASSIGN_OR_RETURN(
         std::unique_ptr<cuda::Products> products,
         cuda::MakeCublasLtProducts(cublaslt, *device.compute,

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/nccl/device_reducer.h"
 #include "compute/kernels/backend.h"
@@ -37,13 +38,17 @@ struct TrainingDevice {
   std::unique_ptr<HostCopies> copies;  // on `compute`
   std::unique_ptr<Backend> backend;    // on `compute`, by `choices`
   cuda::ProductChoices choices;
-  // Returns another backend on `compute`, by other choices, to compare them.
+  // Returns another backend on `compute`, by other choices; the errors of CheckChoices().
   std::function<absl::StatusOr<std::unique_ptr<Backend>>(const cuda::ProductChoices&)> make_backend;
   // Returns another backend on `compute`, which computes the bits of processors in EXACT numerics
   // (DeviceNumerics::kExact).
   std::function<std::unique_ptr<Backend>()> make_exact_backend;
   std::unique_ptr<DeviceReducer> reducer;  // for NcclWorld
 };
+
+// Returns FailedPrecondition, with the reason, if the device cannot compute in one of these ways,
+// with heads of any size.
+absl::Status CheckChoices(const TrainingDevice& device, const cuda::ProductChoices& choices);
 
 }  // namespace tessera
 

@@ -107,6 +107,47 @@ TEST_F(ProductTableSessionTest, IsACauseOfBitsThatCheckpointsRecord) {
   EXPECT_THAT(notes, HasSubstr(note("")));
 }
 
+// The ways of a table are a cause of bits, with or without products.
+TEST_F(ProductTableSessionTest, WaysAreUsedAndRecorded) {
+  const std::string table = root_ / "ways";
+  ASSERT_OK(cuda::SetWays(table, kDevice, {{"attention_at_once", true}, {"gelu_gradient", false}}));
+  TrainConfig without = Config("without", "dp2", true), with = WithTable("with", "dp2", table);
+  for (TrainConfig* config : {&without, &with}) config->mutable_training()->set_bf16(true);
+  ASSERT_OK(Run(without, Train));
+  const auto train = [](Session& session) -> absl::Status {
+    const cuda::ProductChoices& choices = session.device->gpu()->choices;
+    EXPECT_TRUE(choices.attention_at_once);
+    EXPECT_FALSE(choices.gelu_gradient);
+    EXPECT_FALSE(choices.sums);
+    return Train(session);
+  };
+  ASSERT_OK_AND_ASSIGN(std::string notes, Run(with, train));
+  EXPECT_THAT(notes, HasSubstr("fake cuBLASLt with product table " + DigestOf(table)));
+  EXPECT_NE(LossesOf("with"), LossesOf("without"));
+  without.mutable_output()->set_run_dir(root_ / "none");
+  without.mutable_checkpoint()->set_save(Checkpoints("none"));
+  ASSERT_OK_AND_ASSIGN(notes, Run(After("with", kSavedStep, without), Train));
+  EXPECT_THAT(notes, HasSubstr(absl::StrCat("matrix products by fake cuBLASLt with product table ",
+                                            DigestOf(table), ", here fake cuBLASLt)")));
+}
+
+TEST_F(ProductTableSessionTest, WaysThatAGpuDoesNotHaveAreNotUsed) {
+  ASSERT_OK(Run(Config("without", "dp2", true), Train));
+  for (const auto& [way, reason] : std::map<std::string, std::string>{
+           {"attention_by_warpgroups", "attention by warpgroups needs a GPU of compute capability"},
+           {"attention_at_once", "attention_at_once needs 115216 bytes of shared memory"}}) {
+    const std::string table = root_ / way;
+    ASSERT_OK(cuda::SetWays(table, kDevice, {{way, true}}));
+    SimulatedDevices devices(
+        {.count = 2, .shared_bytes_of_block = 99 << 10, .multiplies_by_warpgroups = false});
+    ASSERT_OK_AND_ASSIGN(const std::string notes,
+                         Run(WithTable(way + "_run", "dp2", table), devices, Train));
+    EXPECT_THAT(notes, HasSubstr(absl::StrCat("product_table=", table,
+                                              " is not used: the GPU of rank 0 cannot: ", reason)));
+    EXPECT_EQ(LossesOf(way + "_run"), LossesOf("without"));
+  }
+}
+
 TEST_F(ProductTableSessionTest, IsIgnoredIfItIsDamagedOrOfOtherDevices) {
   const std::string damaged = WriteTable(kDevice, "");
   ASSERT_OK(ReplaceFile(damaged, OrFail(ReadWholeFile(damaged)).substr(1)));
@@ -141,13 +182,20 @@ TEST_F(ProductTableSessionTest, ThatRankZeroCannotReadEndsTheRunOnAllRanks) {
 }
 
 TEST_F(ProductTableSessionTest, IsUsedByAllRanksOrByNone) {
-  const std::string of_one = WriteTable(kDevice, ""), of_both = root_ / "both";
+  const std::string of_one = WriteTable(kDevice, ""), of_both = root_ / "both",
+                    of_ways = root_ / "ways";
   fs::copy_file(of_one, of_both);
   ASSERT_OK(cuda::AddProposals(of_both, "another GPU; fake cuBLASLt", {{"a product", 1}}));
+  for (const std::string& device :
+       {std::string(kDevice), std::string("another GPU; fake cuBLASLt")}) {
+    ASSERT_OK(cuda::AddProposals(of_ways, device, {{"a product", 1}}));
+  }
+  ASSERT_OK(cuda::SetWays(of_ways, kDevice, {{"sums", true}}));
   ASSERT_OK(Run(Config("without", "dp2", true), Train));
   for (const auto& [table, reason] : std::map<std::string, std::string>{
            {of_one, "it has no products of another GPU; fake cuBLASLt, the GPU of rank 1"},
-           {of_both, "it has other products for the GPU of rank 1 than for the GPU of rank 0"}}) {
+           {of_both, "it has other products for the GPU of rank 1 than for the GPU of rank 0"},
+           {of_ways, "it has other products for the GPU of rank 1 than for the GPU of rank 0"}}) {
     const std::string name = fs::path(table).filename().string() + "_run";
     SimulatedDevices devices({.count = 2, .type = TypeOf});
     ASSERT_OK_AND_ASSIGN(const std::string notes,

@@ -75,12 +75,15 @@ std::string ReadTable(const std::string& path) {
   return status.ok() ? "+" + *text : absl::StrCat("-", status.message());
 }
 
-// Returns why no rank uses a table; empty if all have the same proposals for their GPUs, without
-// which replicas would differ in bits. `mine` is null without any. Collective.
-absl::StatusOr<std::string> ReasonAgainst(const cuda::ProductProposals* mine,
-                                          const std::string& device, Communicator* world) {
-  const bool has_any = mine != nullptr && !mine->empty();
-  const std::string own = has_any ? "+" + cuda::DigestOf(*mine) : "-" + device;
+// Returns why no rank uses a table; empty if all have the same ways and proposals for their GPUs,
+// without which replicas would differ in bits, and can compute in these ways. `mine` is what the
+// table has for this rank's GPU, `possible` why it cannot be used there. Collective.
+absl::StatusOr<std::string> ReasonAgainst(const cuda::MeasuredProducts& mine,
+                                          const absl::Status& possible, const std::string& device,
+                                          Communicator* world) {
+  const std::string own = mine.empty()    ? "-" + device
+                          : possible.ok() ? "+" + cuda::DigestOf(mine)
+                                          : absl::StrCat("!", possible.message());
   std::vector<std::string> all = {own};
   if (world != nullptr) {
     TESSERA_ASSIGN_OR_RETURN(all, world->GatherBytes(own, /*root=*/0, kTableCall));
@@ -90,6 +93,8 @@ absl::StatusOr<std::string> ReasonAgainst(const cuda::ProductProposals* mine,
     if (all[rank].starts_with('-')) {
       reason =
           absl::StrCat("it has no products of ", all[rank].substr(1), ", the GPU of rank ", rank);
+    } else if (all[rank].starts_with('!')) {
+      reason = absl::StrCat("the GPU of rank ", rank, " cannot: ", all[rank].substr(1));
     } else if (all[rank] != all[0]) {
       reason = absl::StrCat("it has other products for the GPU of rank ", rank,
                             " than for the GPU of rank 0");
@@ -98,8 +103,8 @@ absl::StatusOr<std::string> ReasonAgainst(const cuda::ProductProposals* mine,
   return FromRank0(reason, world);
 }
 
-// Lets a GPU that is not used yet take the products of a table, whose digest becomes a part of the
-// name of its library: it is a cause of bits. Collective.
+// Lets a GPU that is not used yet take the ways and products of a table, whose digest becomes a
+// part of the name of its library: it is a cause of bits. Collective.
 absl::Status UseProductTable(const std::string& path, Communicator* world, const NoteSink& notes,
                              TrainingDevice* gpu) {
   const bool reads = world == nullptr || world->rank() == 0;
@@ -116,14 +121,18 @@ absl::Status UseProductTable(const std::string& path, Communicator* world, const
   TESSERA_ASSIGN_OR_RETURN(const cuda::ProductTable table, cuda::ParseProductTable(text));
   const std::string device = cuda::DeviceName(gpu->type, gpu->products);
   const auto found = table.find(device);
-  const cuda::ProductProposals* const mine = found == table.end() ? nullptr : &found->second;
-  TESSERA_ASSIGN_OR_RETURN(const std::string reason, ReasonAgainst(mine, device, world));
+  const cuda::MeasuredProducts mine =
+      found == table.end() ? cuda::MeasuredProducts() : found->second;
+  cuda::ProductChoices choices = cuda::WithWays(gpu->choices, mine.ways);
+  TESSERA_ASSIGN_OR_RETURN(const std::string reason,
+                           ReasonAgainst(mine, CheckChoices(*gpu, choices), device, world));
   if (!reason.empty()) {
     notes(absl::StrCat("product_table=", path, " is not used: ", reason));
     return absl::OkStatus();
   }
-  gpu->choices.measured = std::make_shared<const cuda::ProductProposals>(*mine);
-  absl::StrAppend(&gpu->products, " with product table ", cuda::DigestOf(*mine));
+  choices.measured = std::make_shared<const cuda::ProductProposals>(mine.proposals);
+  gpu->choices = choices;
+  absl::StrAppend(&gpu->products, " with product table ", cuda::DigestOf(mine));
   gpu->backend = nullptr;
   TESSERA_ASSIGN_OR_RETURN(gpu->backend, gpu->make_backend(gpu->choices));
   return absl::OkStatus();

@@ -26,8 +26,9 @@ class RankDevice {
   // InvalidArgument if rank 0 cannot read product_table, or it is longer than 16 MiB; the errors of
   // `devices`.
   //
-  // No rank uses a table that is damaged, or that has other products for the GPU of one rank than
-  // for that of another. A sentence for `notes` says so.
+  // No rank uses a table that is damaged, that has other products for the GPU of one rank than for
+  // that of another, or a way of computing that one of the GPUs does not have. A sentence for
+  // `notes` says so.
   static absl::StatusOr<std::unique_ptr<RankDevice>> Open(const TrainConfig& config,
                                                           const HostShare& host,
                                                           Communicator* world,

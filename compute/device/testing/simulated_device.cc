@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "base/status_macros.h"
 #include "compute/device/kernel_reducer.h"
+#include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
 #include "tensor/device.h"
@@ -40,7 +42,10 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
   opened->compute = std::make_unique<Stream>(OrDie(Stream::Create(*opened->context)));
   opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);
   opened->copies = OrDie(HostCopies::Create(*opened->compute, {.slot_bytes = kSmall, .slots = 4}));
-  opened->make_backend = [&device = *opened, numerics](const cuda::ProductChoices& choices) {
+  opened->make_backend =
+      [&device = *opened,
+       numerics](const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    TESSERA_RETURN_IF_ERROR(CheckChoices(device, choices));
     return cuda::MakeDeviceBackend(
         device.device, *device.compute,
         OrDie(cuda::MakeCublasLtProducts(device.cublaslt, *device.compute,

@@ -44,6 +44,7 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> SimulatedDevices::Open(int index
   std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(index, options, numerics);
   device->type = options_.type ? options_.type(index) : "simulated GPU";
   device->products = "fake cuBLASLt";
+  device->multiplies_by_warpgroups = options_.multiplies_by_warpgroups;
   if (numerics == DeviceNumerics::kExact) {
     TESSERA_RETURN_IF_ERROR(cuda::CheckArithmetic(
         absl::StrCat("GPU ", index, " (", device->type, ")"), *device->compute, *device->copies));

@@ -30,6 +30,7 @@ struct SimulatedDevicesOptions {
   // Given a device's index and a number of bytes; see FakeDeviceOptions.
   std::function<bool(int, int64_t)> lacks_pinned;
   int64_t shared_bytes_of_block = FakeDeviceOptions().shared_bytes_of_block;
+  bool multiplies_by_warpgroups = true;
   simt::Arithmetic arithmetic = simt::Arithmetic::kIeee;
 };
 

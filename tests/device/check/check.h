@@ -82,6 +82,11 @@ std::optional<Result> RunWithin(const Deadline& deadline, const std::vector<std:
 CheckOutcome RunTestPrograms(const std::filesystem::path& programs,
                              const std::filesystem::path& scratch, const Deadline& deadline = {});
 
+// Runs a command, which must end with 0. The detail of one that does not has its last lines. One
+// that has not ended when the deadline is over is killed, and left out.
+CheckOutcome RunProgram(const std::vector<std::string>& command,
+                        const std::filesystem::path& scratch, const Deadline& deadline = {});
+
 // Runs `command` under one tool of compute-sanitizer ("memcheck", "racecheck"), which must find
 // nothing. Skipped if there is no compute-sanitizer in $PATH or with the CUDA toolkit.
 CheckOutcome RunSanitizer(const std::string& tool, const std::vector<std::string>& command,

@@ -1,11 +1,13 @@
 // Proves on a GPU what tests cannot prove without one, and measures: see README's "On GPUs".
 //
 //   check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no]
-//                [--choices | --measure=CONFIG] [--json=FILE]
+//                [--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]
 //
 // Prints a line for each check as it ends, then a table. The exit status is 0 only if none has
 // failed, 2 where there is no GPU to check.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -45,10 +47,13 @@ ABSL_FLAG(int, gpu, 0, "Index of the GPU");
 ABSL_FLAG(double, deadline, 300, "Seconds; checks that do not fit are left out");
 ABSL_FLAG(bool, pytorch, true, "Also measure PyTorch, whose compilation takes minutes");
 ABSL_FLAG(bool, choices, false,
-          "Instead of the checks, compare the ways in which products may be computed");
+          "Instead of the checks, compare the ways in which a model may be computed");
 ABSL_FLAG(std::string, measure, "",
-          "Instead of the checks, measure the products of a run with this config of `train`, and "
-          "write the fastest of cuBLASLt's algorithms to the user's table of products");
+          "Instead of the checks, measure a run with this config of `train`, and write the fastest "
+          "ways and the fastest of cuBLASLt's algorithms to the user's table of products");
+ABSL_FLAG(std::string, ways, "",
+          "Instead of the checks, those that ways must pass: sums=true,gelu_gradient=false; \"as "
+          "is\" for the device's own");
 ABSL_FLAG(std::string, json, "", "A file for the results, from which gpus_table.py makes a page");
 
 namespace tessera::testing {
@@ -135,30 +140,69 @@ class Figures {
 
 // On an H200, with the weights of 1.6 billion parameters that are drawn first, and with what
 // PyTorch compiles.
-constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 40,
+constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 30,
                  kSecondsOfProposals = 80;
+// The most that the checks of a choice may take. They are killed then.
+constexpr double kMostSecondsOfChecks = 90;
 
 DeviceCheckOptions OptionsIn(const std::filesystem::path& scratch) {
   const bool quick = absl::GetFlag(FLAGS_quick);
   return {.operations = {.typical = !quick}, .training = FullTraining(quick), .folder = scratch};
 }
 
-// `device` outlives the checks.
-std::vector<Check> ChoiceChecks(TrainingDevice& device, const std::filesystem::path& scratch) {
+ChoiceCheck CheckBySelf(const std::filesystem::path& self, const std::filesystem::path& scratch,
+                        const Deadline& deadline) {
+  std::vector<std::string> command = {self, absl::StrCat("--gpu=", absl::GetFlag(FLAGS_gpu))};
+  if (absl::GetFlag(FLAGS_quick)) command.emplace_back("--quick");
+  return CheckInProcess(command, scratch, kMostSecondsOfChecks, deadline);
+}
+
+// `device` and `deadline` outlive the checks.
+std::vector<Check> ChoiceChecks(TrainingDevice& device, const std::filesystem::path& self,
+                                const std::filesystem::path& scratch, const Deadline& deadline) {
   const std::vector<Choice> choices = ChoicesOf(device);
   const TimedModel model = FullModels().front();
+  const ChoiceCheck check = CheckBySelf(self, scratch, deadline);
   return {{"choices",
-           [=, &device] { return CompareChoices(device, choices, model, OptionsIn(scratch)); },
-           kSecondsOfAChoice * static_cast<double>(choices.size())},
-          {"proposals", [=, &device] { return CompareProposals(device, model, scratch); },
+           [=, &device, &deadline] {
+             const auto fit = static_cast<size_t>(std::clamp(
+                 deadline.left_seconds() / kSecondsOfAChoice, 1.0, 1.0 * choices.size()));
+             CheckOutcome outcome = CompareChoices(
+                 device, {choices.begin(), choices.begin() + static_cast<std::ptrdiff_t>(fit)},
+                 model, scratch, check);
+             for (size_t i = fit; i < choices.size(); ++i) {
+               absl::StrAppend(&outcome.detail, "\nleft out: ", choices[i].name);
+             }
+             return outcome;
+           },
+           2 * kSecondsOfAChoice},
+          {"proposals",
+           [=, &device, &deadline] {
+             return CompareProposals(device, model, scratch, nullptr, deadline);
+           },
            kSecondsOfProposals}};
 }
 
 absl::StatusOr<std::vector<Check>> MeasuringChecks(TrainingDevice& device,
-                                                   const std::filesystem::path& scratch) {
+                                                   const std::filesystem::path& self,
+                                                   const std::filesystem::path& scratch,
+                                                   const Deadline& deadline) {
   TESSERA_ASSIGN_OR_RETURN(const TimedModel model, ModelOfConfig(absl::GetFlag(FLAGS_measure)));
+  const ChoiceCheck check = CheckBySelf(self, scratch, deadline);
   return std::vector<Check>{
-      {"measure", [=, &device] { return MeasureProducts(device, model, scratch); }}};
+      {"ways",
+       [=, &device, &deadline] {
+         return MeasureWays(device, WaysOf(device), model, scratch, check, deadline);
+       }},
+      {"proposals",
+       [=, &device, &deadline] { return MeasureProducts(device, model, scratch, deadline); }}};
+}
+
+absl::StatusOr<std::vector<Check>> ChecksOfWays(TrainingDevice& device,
+                                                const std::filesystem::path& scratch) {
+  TESSERA_ASSIGN_OR_RETURN(const Choice choice, ParseChoice(device, absl::GetFlag(FLAGS_ways)));
+  TESSERA_ASSIGN_OR_RETURN(device.backend, device.make_backend(choice.products));
+  return ChecksOfChoice(device, choice, OptionsIn(scratch));
 }
 
 // The cheapest first, and PyTorch's, which others are compared with, last. `figures` and `deadline`
@@ -223,9 +267,11 @@ absl::Status Run(TrainingDevice& device, const std::filesystem::path& self) {
   const std::string only = absl::GetFlag(FLAGS_only);
   std::vector<Check> checks;
   if (absl::GetFlag(FLAGS_choices)) {
-    checks = ChoiceChecks(device, scratch.path());
+    checks = ChoiceChecks(device, self, scratch.path(), deadline);
   } else if (!absl::GetFlag(FLAGS_measure).empty()) {
-    TESSERA_ASSIGN_OR_RETURN(checks, MeasuringChecks(device, scratch.path()));
+    TESSERA_ASSIGN_OR_RETURN(checks, MeasuringChecks(device, self, scratch.path(), deadline));
+  } else if (!absl::GetFlag(FLAGS_ways).empty()) {
+    TESSERA_ASSIGN_OR_RETURN(checks, ChecksOfWays(device, scratch.path()));
   } else {
     checks = AllChecks(device, self, scratch.path(), figures, deadline);
   }
@@ -257,7 +303,7 @@ int Main(const std::filesystem::path& self) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no] "
-      "[--choices | --measure=CONFIG] [--json=FILE]");
+      "[--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]");
   absl::ParseCommandLine(argc, argv);
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;

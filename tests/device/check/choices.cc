@@ -18,7 +18,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/product_table.h"
 #include "compute/kernels/cuda/products.h"
@@ -33,6 +37,10 @@ namespace {
 constexpr double kShownChange = 0.02;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr size_t kComparedProposals = 8;
+constexpr char kAsIs[] = "as is";
+constexpr int64_t kStepsOfAWay = 5;
+// What a way takes, in trainings: two, and its checks, of which nothing is known at first.
+constexpr double kTrainingsOfAWay = 4;
 
 // Lets the device compute with another backend during its lifetime.
 class WithBackend {
@@ -47,6 +55,11 @@ class WithBackend {
   TrainingDevice& device_;
   std::unique_ptr<Backend> own_;
 };
+
+cuda::ProductChoices Toggled(cuda::ProductChoices choices, const cuda::Way& way) {
+  choices.*way.member = !(choices.*way.member);
+  return choices;
+}
 
 struct TrainedByChoice {
   absl::Status status;                         // of the checks and of training
@@ -118,53 +131,40 @@ absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
       device, model, folder, [&] { *steps += proposal == 0 ? 1 : 0; }, &trained);
 }
 
-enum Round { kChecked, kProfiled, kTimed };
-
-// Whether an earlier choice computes attention in the same way.
-bool RepeatsAttention(const std::vector<Choice>& choices, size_t index) {
-  const auto way = [](const Choice& choice) {
-    const cuda::ProductChoices& products = choice.products;
-    return std::tuple(products.attention_at_once, products.attention_by_warpgroups,
-                      products.attention_gradients_by_warpgroups);
+// Whether the two compute attention in the same way.
+bool AttendAlike(const cuda::ProductChoices& a, const cuda::ProductChoices& b) {
+  const auto way = [](const cuda::ProductChoices& choices) {
+    return std::tuple(choices.attention_at_once, choices.attention_by_warpgroups,
+                      choices.attention_gradients_by_warpgroups);
   };
-  return std::any_of(choices.begin(), choices.begin() + static_cast<std::ptrdiff_t>(index),
-                     [&](const Choice& earlier) { return way(earlier) == way(choices[index]); });
+  return way(a) == way(b);
 }
 
-absl::Status RunRound(Round round, TrainingDevice& device, const TimedModel& model,
-                      const DeviceCheckOptions& options, bool checks_attention,
-                      TrainedByChoice* trained) {
-  const TrainingChecks checks = {device, options.training, options.folder};
-  if (round == kChecked) {
-    TESSERA_RETURN_IF_ERROR(checks.Gradients().status());
-    TESSERA_RETURN_IF_ERROR(checks.SameBits().status());
-    if (checks_attention) {
-      OperationSizes attention = options.operations;
-      if (attention.only.empty()) attention.only = "Attention";
-      TESSERA_RETURN_IF_ERROR(
-          CheckOperations(device, attention, options.training.threads).status());
-    }
-  }
-  return round == kProfiled ? ProfileAgain(device, model, options.folder, trained)
-                            : TrainAgain(
-                                  device, model, options.folder, [] {}, trained);
+// Calls run() while the device computes by a choice.
+absl::Status WithChoice(TrainingDevice& device, const cuda::ProductChoices& choices,
+                        const std::function<absl::Status()>& run) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, device.make_backend(choices));
+  const WithBackend chosen(device, std::move(backend));
+  return run();
 }
+
+enum Round { kChecked, kProfiled, kTimed };
 
 // A choice that has failed is left out from then on.
 std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
                                             const std::vector<Choice>& choices,
-                                            const TimedModel& model,
-                                            const DeviceCheckOptions& options) {
+                                            const TimedModel& model, const std::string& folder,
+                                            const ChoiceCheck& check) {
   std::vector<TrainedByChoice> trained(choices.size());
   for (const Round round : {kChecked, kProfiled, kTimed}) {
     for (size_t i = 0; i < choices.size(); ++i) {
       if (!trained[i].status.ok()) continue;
-      absl::StatusOr<std::unique_ptr<Backend>> backend = device.make_backend(choices[i].products);
-      trained[i].status = backend.status();
-      if (!backend.ok()) continue;
-      const WithBackend chosen(device, *std::move(backend));
       trained[i].status =
-          RunRound(round, device, model, options, !RepeatsAttention(choices, i), &trained[i]);
+          round == kChecked ? check(choices[i]) : WithChoice(device, choices[i].products, [&] {
+            return round == kProfiled ? ProfileAgain(device, model, folder, &trained[i])
+                                      : TrainAgain(
+                                            device, model, folder, [] {}, &trained[i]);
+          });
     }
   }
   return trained;
@@ -194,48 +194,92 @@ std::string OperationLines(const std::vector<TrainedByChoice>& trained) {
 
 }  // namespace
 
-std::vector<Choice> ChoicesOf(const TrainingDevice& device) {
-  cuda::ProductChoices sums = device.choices, gelu = device.choices;
-  sums.sums = !sums.sums;
-  gelu.gelu_gradient = !gelu.gelu_gradient;
-  cuda::ProductChoices both = gelu, attention = device.choices;
-  both.sums = sums.sums;
-  attention.attention_at_once = !attention.attention_at_once;
-  const std::string sums_name = sums.sums ? "products sum" : "products do not sum";
-  const std::string gelu_name =
-      gelu.gelu_gradient ? "GELU's gradient in the product" : "GELU's gradient in a pass that sums";
-  std::vector<Choice> choices = {
-      {"as is", device.choices},
-      {sums_name, sums},
-      {gelu_name, gelu},
-      {absl::StrCat(sums_name, ", ", gelu_name), both},
-      {attention.attention_at_once ? "attention's gradients at once"
-                                   : "attention's gradients in two kernels",
-       attention}};
-  if (device.multiplies_by_warpgroups) {
-    cuda::ProductChoices forward = device.choices, backward = device.choices;
-    const auto name = [](const char* what, bool* by_warpgroups) {
-      *by_warpgroups = !*by_warpgroups;
-      return absl::StrCat(what, *by_warpgroups ? " by warpgroups" : " by warps");
-    };
-    const std::string forward_name = name("attention", &forward.attention_by_warpgroups);
-    const std::string backward_name =
-        name("attention's gradients", &backward.attention_gradients_by_warpgroups);
-    choices.push_back({forward_name, forward});
-    choices.push_back({backward_name, backward});
+std::vector<cuda::Way> WaysOf(const TrainingDevice& device) {
+  std::vector<cuda::Way> ways;
+  for (const cuda::Way& way : cuda::kWays) {
+    if (CheckChoices(device, Toggled(device.choices, way)).ok()) ways.push_back(way);
   }
+  return ways;
+}
+
+absl::StatusOr<Choice> ParseChoice(const TrainingDevice& device, const std::string& name) {
+  cuda::Ways ways;
+  for (const absl::string_view text : absl::StrSplit(name, ',')) {
+    if (name == kAsIs || cuda::AddWay(std::string(text), &ways)) continue;
+    std::string known;
+    for (const cuda::Way& way : cuda::kWays) absl::StrAppend(&known, " ", way.name);
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ways=", name, ": expected NAME=true or NAME=false, of", known));
+  }
+  const Choice choice = {name, cuda::WithWays(device.choices, ways)};
+  TESSERA_RETURN_IF_ERROR(CheckChoices(device, choice.products));
+  return choice;
+}
+
+std::vector<Choice> ChoicesOf(const TrainingDevice& device) {
+  std::vector<Choice> choices = {{kAsIs, device.choices}};
+  for (const cuda::Way& way : WaysOf(device)) {
+    const cuda::ProductChoices toggled = Toggled(device.choices, way);
+    choices.push_back({cuda::WaysText(cuda::Ways{{way.name, toggled.*way.member}}), toggled});
+  }
+  const cuda::Ways both = {{"gelu_gradient", !device.choices.gelu_gradient},
+                           {"sums", !device.choices.sums}};
+  choices.push_back({cuda::WaysText(both), cuda::WithWays(device.choices, both)});
   return choices;
 }
 
+std::vector<Check> ChecksOfChoice(TrainingDevice& device, const Choice& choice,
+                                  const DeviceCheckOptions& options) {
+  const TrainingChecks training = {device, options.training, options.folder};
+  std::vector<Check> checks = {
+      {"gradients", [training] { return OutcomeOf(training.Gradients()); }},
+      {"same_bits", [training] { return OutcomeOf(training.SameBits()); }}};
+  if (choice.name == kAsIs || !AttendAlike(choice.products, device.choices)) {
+    checks.push_back({"attention", [&device, options] {
+                        OperationSizes sizes = options.operations;
+                        if (sizes.only.empty()) sizes.only = "Attention";
+                        return OutcomeOf(CheckOperations(device, sizes, options.training.threads));
+                      }});
+  }
+  return checks;
+}
+
+ChoiceCheck CheckHere(TrainingDevice& device, const DeviceCheckOptions& options) {
+  return [&device, options](const Choice& choice) {
+    return WithChoice(device, choice.products, [&] {
+      for (const Check& check : ChecksOfChoice(device, choice, options)) {
+        const CheckOutcome outcome = check.run();
+        if (outcome.kind != CheckOutcome::kPassed) return absl::InternalError(outcome.detail);
+      }
+      return absl::OkStatus();
+    });
+  };
+}
+
+ChoiceCheck CheckInProcess(std::vector<std::string> command, const std::string& folder,
+                           double seconds, const Deadline& deadline) {
+  return [=](const Choice& choice) {
+    std::vector<std::string> with_ways = command;
+    with_ways.push_back("--ways=" + choice.name);
+    const double most = std::min(seconds, deadline.left_seconds());
+    const CheckOutcome outcome = RunProgram(with_ways, folder, Deadline(most));
+    if (outcome.kind == CheckOutcome::kPassed) return absl::OkStatus();
+    return absl::InternalError(outcome.kind == CheckOutcome::kFailed
+                                   ? outcome.detail
+                                   : absl::StrFormat("its checks have not ended in %.0f s", most));
+  };
+}
+
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,
-                            const TimedModel& model, const DeviceCheckOptions& options) {
+                            const TimedModel& model, const std::string& folder,
+                            const ChoiceCheck& check) {
   TimedModel short_model = model;
   short_model.saves = false;
   CheckOutcome outcome = {CheckOutcome::kPassed, "", {}};
   std::string rates;
   std::vector<TrainedByChoice> right;
   const std::vector<TrainedByChoice> trained =
-      TrainByChoices(device, choices, short_model, options);
+      TrainByChoices(device, choices, short_model, folder, check);
   for (size_t i = 0; i < choices.size(); ++i) {
     if (!trained[i].status.ok()) {
       outcome.kind = CheckOutcome::kFailed;
@@ -251,17 +295,101 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
   return outcome;
 }
 
+CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& ways,
+                         const TimedModel& model, const std::string& folder,
+                         const ChoiceCheck& check, const Deadline& deadline) {
+  const absl::StatusOr<std::string> path = cuda::ProductTablePath();
+  if (!path.ok()) return OutcomeOf(path.status());
+  const std::string name = cuda::DeviceName(device.type, device.products);
+  // Fails here rather than after all measurements.
+  if (const absl::Status status = cuda::AddProposals(*path, name, {}); !status.ok()) {
+    return OutcomeOf(status);
+  }
+  TimedModel short_model = model;
+  short_model.saves = false;
+  short_model.steps = kStepsOfAWay;
+  const auto train = [&](TrainedByChoice* trained) {
+    return TrainAgain(
+        device, short_model, folder, [] {}, trained);
+  };
+  absl::Duration start = SteadyNow();
+  TrainedByChoice now;
+  if (const absl::Status status = train(&now); !status.ok()) return OutcomeOf(status);
+  double longest = kTrainingsOfAWay * SecondsSince(start);
+  CheckOutcome outcome = {
+      CheckOutcome::kPassed,
+      absl::StrFormat("%s, as is: %.0f tokens/s", model.name, now.tokens_per_second),
+      {{"tokens_per_second, as is", now.tokens_per_second}}};
+  cuda::Ways chosen;
+  bool any = false;
+  for (const cuda::Way& way : ways) {
+    const cuda::ProductChoices toggled = Toggled(device.choices, way);
+    cuda::Ways candidate = chosen;
+    candidate[way.name] = toggled.*way.member;
+    const std::string text = cuda::WaysText(candidate);
+    absl::StrAppend(&outcome.detail, "\n", text, ": ");
+    if (deadline.left_seconds() <= longest) {
+      absl::StrAppend(&outcome.detail, "left out, ", deadline.LeftOut().detail);
+      continue;
+    }
+    any = true;
+    start = SteadyNow();
+    TrainedByChoice trained;
+    absl::Status status = check({text, toggled});
+    if (status.ok()) status = WithChoice(device, toggled, [&] { return train(&trained); });
+    // Without the way again, at the same clocks.
+    if (status.ok()) status = train(&now);
+    longest = std::max(longest, SecondsSince(start));
+    if (!status.ok()) {
+      outcome.kind = CheckOutcome::kFailed;
+      absl::StrAppend(&outcome.detail, "not chosen: ", status.message());
+      continue;
+    }
+    const double with = trained.tokens_per_second, without = now.tokens_per_second;
+    outcome.figures["tokens_per_second, " + text] = with;
+    const bool faster = with >= (1 + kShownChange) * without;
+    absl::StrAppendFormat(&outcome.detail, "%.0f tokens/s, without %s %.0f: %s", with, way.name,
+                          without, faster ? "chosen" : "not chosen");
+    if (!faster) continue;
+    absl::StatusOr<std::unique_ptr<Backend>> backend = device.make_backend(toggled);
+    if (!backend.ok()) return OutcomeOf(backend.status());
+    device.backend = *std::move(backend);
+    device.choices = toggled;
+    chosen = candidate;
+    now = trained;
+  }
+  if (!any) {
+    outcome.kind = CheckOutcome::kLeftOut;
+    return outcome;
+  }
+  if (const absl::Status status = cuda::SetWays(*path, name, chosen); !status.ok()) {
+    outcome.kind = CheckOutcome::kFailed;
+    absl::StrAppend(&outcome.detail, "\nnot written: ", status.message());
+    return outcome;
+  }
+  absl::StrAppend(&outcome.detail, "\nwritten to ", *path, ": ",
+                  chosen.empty() ? "none" : cuda::WaysText(chosen));
+  return outcome;
+}
+
 CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
-                              const std::string& folder, cuda::ProductProposals* fastest) {
+                              const std::string& folder, cuda::ProductProposals* fastest,
+                              const Deadline& deadline) {
   TimedModel short_model = model;
   short_model.saves = false;
   short_model.steps = std::min<int64_t>(model.steps, 3);
   std::map<std::string, MeasuredProduct> products;
   int64_t steps = 0;
-  for (size_t i = 0; i < kComparedProposals; ++i) {
-    const absl::Status status = MeasureProposal(device, short_model, folder, i, &products, &steps);
+  size_t measured = 0;
+  for (double longest = 0; measured < kComparedProposals; ++measured) {
+    const absl::Duration start = SteadyNow();
+    if (deadline.left_seconds() <= longest) break;
+    const absl::Status status =
+        MeasureProposal(device, short_model, folder, measured, &products, &steps);
     if (!status.ok()) return OutcomeOf(status);
+    longest = std::max(longest, SecondsSince(start));
   }
+  if (measured < 2) return deadline.LeftOut();
   double all = 0, gain = 0;
   std::string lines;
   for (const auto& [name, product] : products) {
@@ -280,12 +408,12 @@ CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
   return {CheckOutcome::kPassed,
           absl::StrFormat("%s: of %.3f ms of products in a step, a table of the fastest of %d "
                           "proposals would save %.3f ms%s",
-                          model.name, all, kComparedProposals, gain, lines),
+                          model.name, all, measured, gain, lines),
           {{"products_ms", all}, {"saved_ms", gain}}};
 }
 
 CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
-                             const std::string& folder) {
+                             const std::string& folder, const Deadline& deadline) {
   const absl::StatusOr<std::string> path = cuda::ProductTablePath();
   if (!path.ok()) return OutcomeOf(path.status());
   const std::string name = cuda::DeviceName(device.type, device.products);
@@ -294,7 +422,7 @@ CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
     return OutcomeOf(status);
   }
   cuda::ProductProposals fastest;
-  CheckOutcome outcome = CompareProposals(device, model, folder, &fastest);
+  CheckOutcome outcome = CompareProposals(device, model, folder, &fastest, deadline);
   if (outcome.kind != CheckOutcome::kPassed) return outcome;
   const absl::Status written = cuda::AddProposals(*path, name, fastest);
   if (!written.ok()) {

@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <iterator>
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -86,10 +88,10 @@ TimedModel ShortModel() {
 class ChoicesTest : public ::testing::Test {
  protected:
   CheckOutcome Compare(const std::vector<Choice>& choices) {
-    return CompareChoices(*device_, choices, ShortModel(),
-                          {.operations = {.only = "Attention [2,5,3,3,7]"},
-                           .training = SmallTraining(),
-                           .folder = folder_.path()});
+    return CompareChoices(*device_, choices, ShortModel(), folder_.path(),
+                          CheckHere(*device_, {.operations = {.only = "Attention [2,5,3,3,7]"},
+                                               .training = SmallTraining(),
+                                               .folder = folder_.path()}));
   }
   CheckOutcome CompareWithWrongSums(double factor, double growth) {
     const auto right = device_->make_backend;
@@ -110,11 +112,18 @@ TEST_F(ChoicesTest, EachIsMeasured) {
   std::vector<Choice> choices = ChoicesOf(*device_);
   std::vector<std::string> names;
   for (const Choice& choice : choices) names.push_back(choice.name);
-  const std::string sums = "products sum", gelu = "GELU's gradient in a pass that sums";
   ASSERT_THAT(names,
-              ElementsAre("as is", sums, gelu, sums + ", " + gelu, "attention's gradients at once",
-                          "attention by warpgroups", "attention's gradients by warpgroups"));
-  choices.erase(choices.begin() + 1, choices.begin() + 3);  // the next one has both
+              ElementsAre("as is", "attention_gradients_by_warpgroups=true",
+                          "attention_by_warpgroups=true", "sums=true", "attention_at_once=true",
+                          "gelu_gradient=false", "gelu_gradient=false,sums=true"));
+  for (const Choice& choice : choices) {
+    ASSERT_OK_AND_ASSIGN(const Choice parsed, ParseChoice(*device_, choice.name));
+    for (const auto& [name, member] : cuda::kWays) {
+      EXPECT_EQ(parsed.products.*member, choice.products.*member) << choice.name;
+    }
+  }
+  choices.erase(choices.begin() + 5);
+  choices.erase(choices.begin() + 3);  // the last one has both
   // By backend. The first backends are those that are checked, one for each choice.
   std::list<int64_t> attention;
   device_->make_backend = [&attention, make = device_->make_backend](
@@ -127,7 +136,7 @@ TEST_F(ChoicesTest, EachIsMeasured) {
   const CheckOutcome outcome = Compare(choices);
   ASSERT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
   EXPECT_THAT(outcome.detail, StartsWith("a tiny GPT-2, tokens/s: as is: "));
-  EXPECT_THAT(outcome.detail, HasSubstr(", products sum, GELU's gradient in a pass that sums: "));
+  EXPECT_THAT(outcome.detail, HasSubstr(", gelu_gradient=false,sums=true: "));
   EXPECT_EQ(outcome.figures.size(), choices.size());
   for (const Choice& choice : choices) {
     EXPECT_GT(outcome.figures.at("tokens_per_second, " + choice.name), 0);
@@ -135,10 +144,35 @@ TEST_F(ChoicesTest, EachIsMeasured) {
   EXPECT_GT(device_->cublaslt->sums_products(), 0);
   // Attention is checked once for each of its own ways, not for each way of products.
   attention.resize(choices.size());
-  const int64_t trained = *std::next(attention.begin());
-  EXPECT_GT(attention.front(), trained);
-  EXPECT_THAT(attention, ElementsAre(attention.front(), trained, attention.front(),
-                                     attention.front(), attention.front()));
+  const int64_t all = attention.front(), trained = attention.back();
+  EXPECT_GT(all, trained);
+  EXPECT_THAT(attention, ElementsAre(all, all, all, all, trained));
+}
+
+TEST_F(ChoicesTest, AProcessThatFailsOrNeverEndsIsNotTheEnd) {
+  const auto error = [&](const std::string& script, double seconds) {
+    const ChoiceCheck check =
+        CheckInProcess({"/bin/sh", "-c", script, "check"}, folder_.path(), seconds);
+    return std::string(check({"sums=true", {}}).message());
+  };
+  EXPECT_EQ(error("[ $1 = --ways=sums=true ]", 60), "");
+  EXPECT_THAT(error("echo an illegal address; kill -6 $$", 60),
+              HasSubstr("ended with 134\nan illegal address"));
+  EXPECT_EQ(error("exec /bin/sleep 600", 0.2), "its checks have not ended in 0 s");
+}
+
+TEST_F(ChoicesTest, AnUnknownWayIsRefused) {
+  for (const std::string name : {"", "sums", "sums=true,sums=true", "as is,sums=true"}) {
+    const absl::Status status = ParseChoice(*device_, name).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("sums attention_at_once")) << name;
+  }
+  device_->multiplies_by_warpgroups = false;
+  EXPECT_EQ(WaysOf(*device_).size(), 3);
+  device_->shared_bytes_of_block = 99 << 10;
+  EXPECT_EQ(WaysOf(*device_).size(), 2);
+  EXPECT_EQ(ChoicesOf(*device_).size(), 4);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ParseChoice(*device_, "attention_at_once=true").status()));
 }
 
 TEST_F(ChoicesTest, WrongGradientsAreNamed) {
@@ -163,6 +197,7 @@ TEST_F(ChoicesTest, ResultsThatChangeFromRunToRunAreNamed) {
 class ProposalsTest : public ::testing::Test {
  protected:
   static constexpr int64_t kSmall = 4096;
+  static constexpr char kDeviceName[] = "simulated GPU; fake cuBLASLt";
   ProposalsTest() {
     device_->type = "simulated GPU";
     device_->products = "fake cuBLASLt";
@@ -218,10 +253,11 @@ TEST_F(ProposalsTest, AreWrittenToTheUsersTable) {
               HasSubstr("for train --product-table=" + folder_.File("tessera/products")));
   const cuda::ProductTable table = Table();
   ASSERT_EQ(table.size(), 1);
-  EXPECT_EQ(table.begin()->first, "simulated GPU; fake cuBLASLt");
-  EXPECT_GT(table.begin()->second.size(), 5);
+  EXPECT_EQ(table.begin()->first, kDeviceName);
+  const cuda::ProductProposals& proposals = table.begin()->second.proposals;
+  EXPECT_GT(proposals.size(), 5);
   // With the table, products take the least time.
-  device_->choices.measured = std::make_shared<const cuda::ProductProposals>(table.begin()->second);
+  device_->choices.measured = std::make_shared<const cuda::ProductProposals>(proposals);
   device_->backend = OrFail(device_->make_backend(device_->choices));
   TimedModel model = ShortModel();
   model.saves = false;
@@ -239,6 +275,8 @@ TEST_F(ProposalsTest, AreNotMeasuredWhereNoTableCanBeWritten) {
   const CheckOutcome outcome = MeasureProducts(*device_, ShortModel(), folder_.path());
   EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
   EXPECT_THAT(outcome.detail, StartsWith(path + ": it is no table of products"));
+  EXPECT_EQ(MeasureWays(*device_, WaysOf(*device_), ShortModel(), folder_.path(), nullptr).detail,
+            outcome.detail);
   EXPECT_EQ(device_->cublaslt->products(), 0);
 }
 
@@ -257,7 +295,82 @@ TEST_F(ProposalsTest, OfNoUseAreNotWritten) {
     advantage_ = choices.proposal < 3 ? 0.01 : 0.5;
   });
   ASSERT_EQ(MeasureProducts(*device_, ShortModel(), folder_.path()).kind, CheckOutcome::kPassed);
-  EXPECT_EQ(Table(), (cuda::ProductTable{{"simulated GPU; fake cuBLASLt", {}}}));
+  EXPECT_EQ(Table(), (cuda::ProductTable{{kDeviceName, {}}}));
+}
+
+TEST_F(ProposalsTest, ForWhichNoTimeIsLeftAreLeftOut) {
+  EXPECT_EQ(MeasureProducts(*device_, ShortModel(), folder_.path(), Deadline(0)).kind,
+            CheckOutcome::kLeftOut);
+}
+
+// The time of a step follows from the ways in which the device computes.
+class WaysTest : public ProposalsTest {
+ protected:
+  WaysTest() {
+    device_->make_backend = [this, make = device_->make_backend](const auto& choices) {
+      absl::StatusOr<std::unique_ptr<Backend>> backend = make(choices);
+      if (backend.ok()) made_[backend->get()] = choices;
+      return backend;
+    };
+    model_.now = [this] { return now_ += SecondsOf(made_[device_->backend.get()]); };
+  }
+  static double SecondsOf(const cuda::ProductChoices& choices) {
+    return (choices.attention_gradients_by_warpgroups ? 0.9 : 1) *
+           (choices.attention_by_warpgroups ? 0.99 : 1) * (choices.sums ? 0.95 : 1) *
+           (choices.attention_at_once ? 0.5 : 1) * (choices.gelu_gradient ? 1 : 0.97);
+  }
+  CheckOutcome Measure(const ChoiceCheck& check, const Deadline& deadline = {}) {
+    return MeasureWays(*device_, WaysOf(*device_), model_, folder_.path(), check, deadline);
+  }
+
+  TimedModel model_ = ShortModel();
+  double now_ = 0;
+  std::map<const Backend*, cuda::ProductChoices> made_;
+};
+
+TEST_F(WaysTest, TheFastestThatAreRightAreChosen) {
+  ASSERT_OK(cuda::SetWays(OrFail(cuda::ProductTablePath()), kDeviceName,
+                          {{"attention_by_warpgroups", true}}));
+  std::vector<std::string> checked;
+  const CheckOutcome outcome = Measure([&](const Choice& choice) -> absl::Status {
+    checked.push_back(choice.name);
+    EXPECT_EQ(choice.products.attention_gradients_by_warpgroups, true);
+    if (!choice.products.attention_at_once) return absl::OkStatus();
+    return absl::InternalError("the gradients are wrong");
+  });
+  const std::string first = "attention_gradients_by_warpgroups=true";
+  EXPECT_THAT(checked,
+              ElementsAre(first, "attention_by_warpgroups=true," + first, first + ",sums=true",
+                          "attention_at_once=true," + first + ",sums=true",
+                          first + ",gelu_gradient=false,sums=true"));
+  // One is wrong, and one gains a percent.
+  EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
+  EXPECT_THAT(outcome.detail, HasSubstr(checked[3] + ": not chosen: the gradients are wrong\n"));
+  EXPECT_THAT(outcome.detail, HasSubstr(checked[1] + ": 36 tokens/s, without "
+                                                     "attention_by_warpgroups 36: not chosen\n"));
+  const cuda::Ways chosen = {
+      {"attention_gradients_by_warpgroups", true}, {"gelu_gradient", false}, {"sums", true}};
+  EXPECT_EQ(Table(), (cuda::ProductTable{{kDeviceName, {chosen, {}}}}));
+  // Products are measured in the chosen ways.
+  ASSERT_EQ(MeasureProducts(*device_, ShortModel(), folder_.path()).kind, CheckOutcome::kPassed);
+  const cuda::MeasuredProducts measured = Table().at(kDeviceName);
+  EXPECT_EQ(measured.ways, chosen);
+  EXPECT_TRUE(std::ranges::any_of(measured.proposals, [](const auto& product) {
+    return product.first.find("with the sums") != std::string::npos;
+  }));
+}
+
+TEST_F(WaysTest, ThatDoNotFitIntoTheDeadlineAreLeftOutByName) {
+  const cuda::Ways before = {{"sums", true}};
+  ASSERT_OK(cuda::SetWays(OrFail(cuda::ProductTablePath()), kDeviceName, before));
+  const CheckOutcome outcome = Measure([](const Choice&) { return absl::OkStatus(); }, Deadline(0));
+  EXPECT_EQ(outcome.kind, CheckOutcome::kLeftOut);
+  for (const cuda::Way& way : cuda::kWays) {
+    const std::string name(way.name);
+    EXPECT_THAT(outcome.detail, AnyOf(HasSubstr("\n" + name + "=true: left out, does not fit into"),
+                                      HasSubstr("\n" + name + "=false: left out, does not fit")));
+  }
+  EXPECT_EQ(Table().at(kDeviceName).ways, before);
 }
 
 absl::StatusOr<TimedModel> ModelOf(const TestFolder& folder, const std::string& training,

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "checkpoint/include/checkpoint.h"
@@ -37,10 +38,12 @@ std::string Gpt2Text(const TimedModel& model) {
 
 using AfterStep = std::function<void(const StepResult&)>;
 
-absl::StatusOr<double> TimedStep(TrainingRank& rank, const AfterStep& after_step) {
-  const absl::Duration start = SteadyNow();
+absl::StatusOr<double> TimedStep(const TimedModel& model, TrainingRank& rank,
+                                 const AfterStep& after_step) {
+  const auto now = [&] { return model.now ? model.now() : absl::ToDoubleSeconds(SteadyNow()); };
+  const double start = now();
   TESSERA_ASSIGN_OR_RETURN(const StepResult result, rank.Step());
-  const double seconds = SecondsSince(start);
+  const double seconds = now() - start;
   after_step(result);
   return seconds;
 }
@@ -50,14 +53,14 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-absl::Status MeasureSave(TrainingRank& rank, const AfterStep& after_step,
+absl::Status MeasureSave(const TimedModel& model, TrainingRank& rank, const AfterStep& after_step,
                          TrainingFigures* figures) {
   const absl::Duration start = SteadyNow();
   TESSERA_RETURN_IF_ERROR(rank.Save());
   figures->blocked_seconds = SecondsSince(start);
   figures->lost_seconds = figures->blocked_seconds;
   for (int step = 0; step < kMaxStepsOfASave && rank.PollSaves(); ++step) {
-    TESSERA_ASSIGN_OR_RETURN(const double seconds, TimedStep(rank, after_step));
+    TESSERA_ASSIGN_OR_RETURN(const double seconds, TimedStep(model, rank, after_step));
     figures->lost_seconds += seconds - figures->seconds_per_step;
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveReport> reports, rank.FinishSaves());
@@ -81,7 +84,7 @@ absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, Tra
   rank->Initialize();
   std::vector<double> seconds;
   for (int64_t step = 0; step < kWarmUpSteps + model.steps; ++step) {
-    TESSERA_ASSIGN_OR_RETURN(const double one, TimedStep(*rank, after_step));
+    TESSERA_ASSIGN_OR_RETURN(const double one, TimedStep(model, *rank, after_step));
     if (step >= kWarmUpSteps) seconds.push_back(one);
   }
   const double tokens =
@@ -89,7 +92,7 @@ absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, Tra
   figures->seconds_per_step = Median(seconds);
   figures->tokens_per_second = tokens / figures->seconds_per_step;
   figures->flops_per_second = figures->tokens_per_second * rank->trainer().FlopsPerToken();
-  return model.saves ? MeasureSave(*rank, after_step, figures) : absl::OkStatus();
+  return model.saves ? MeasureSave(model, *rank, after_step, figures) : absl::OkStatus();
 }
 
 }  // namespace

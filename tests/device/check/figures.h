@@ -30,6 +30,7 @@ struct TimedModel {
   bool bf16 = true;
   bool recompute_activations = false;
   std::string text = "";  // ModelConfig in text format; empty: a GPT-2 of the sizes above
+  std::function<double()> now = nullptr;  // seconds; null: those of the steady clock
 };
 
 // Returns GPT-2 124M, with a save, and 1558M, for a GPU of 80 GB. llm.c's published figures are for

@@ -91,6 +91,15 @@ std::string FindProgram(const std::string& name, const std::vector<std::string>&
   return "";
 }
 
+CheckOutcome RunProgram(const std::vector<std::string>& command,
+                        const std::filesystem::path& scratch, const Deadline& deadline) {
+  const std::optional<Result> result = RunWithin(deadline, command, scratch);
+  if (!result.has_value()) return deadline.LeftOut();
+  if (result->exit_code == 0) return {CheckOutcome::kPassed, ""};
+  return {CheckOutcome::kFailed,
+          absl::StrCat(command.front(), " ended with ", result->exit_code, "\n", Tail(*result))};
+}
+
 CheckOutcome RunSanitizer(const std::string& tool, const std::vector<std::string>& command,
                           const std::filesystem::path& scratch, const Deadline& deadline) {
   const std::string sanitizer = FindProgram(
@@ -98,11 +107,9 @@ CheckOutcome RunSanitizer(const std::string& tool, const std::vector<std::string
   if (sanitizer.empty()) return {CheckOutcome::kSkipped, "no compute-sanitizer"};
   std::vector<std::string> all = {sanitizer, "--tool", tool, "--error-exitcode", "99"};
   all.insert(all.end(), command.begin(), command.end());
-  const std::optional<Result> result = RunWithin(deadline, all, scratch);
-  if (!result.has_value()) return deadline.LeftOut();
-  if (result->exit_code == 0) return {CheckOutcome::kPassed, "nothing found"};
-  return {CheckOutcome::kFailed,
-          absl::StrCat(sanitizer, " ended with ", result->exit_code, "\n", Tail(*result))};
+  CheckOutcome outcome = RunProgram(all, scratch, deadline);
+  if (outcome.kind == CheckOutcome::kPassed) outcome.detail = "nothing found";
+  return outcome;
 }
 
 }  // namespace tessera::testing
