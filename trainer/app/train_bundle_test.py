@@ -106,6 +106,23 @@ class TrainBundleTest(unittest.TestCase):
         listed = self.run_there("ckpt", "verify", "run/checkpoints")
         self.assertEqual(listed.returncode, 0, listed.stdout + listed.stderr)
 
+    def measure(self, *steps):
+        return subprocess.run([self.bundle / "measure_gpu.sh", *steps], check=False,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+    def test_all_of_a_gpu_is_measured_by_one_script(self):
+        self.assertEqual(self.measure("nothing").returncode, 2)
+        if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
+            return
+        ran = self.measure()
+        self.assertEqual(ran.returncode, 1, ran.stdout + ran.stderr)
+        steps = ["check", "measure", "train", "pytorch", "choices"]
+        self.assertEqual(ran.stdout.splitlines()[-1], "failed: " + " ".join(steps))
+        # Each for want of a GPU alone: there are the data, and no flag is wrong.
+        for step in steps:
+            self.assertRegex((self.bundle / f"results/{step}.txt").read_text(),
+                             r"\A(check_device|train): .*GPU.*\n\Z")
+
     def test_without_a_gpu_one_sentence_says_so(self):
         if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
             return

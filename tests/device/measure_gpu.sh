@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Measures what docs/gpus.md tells of a GPU, in less than ten minutes, the most valuable first.
+#
+# measure_gpu.sh [STEP...]
+#
+# Runs in the unpacked archive of //trainer/app:train_bundle, without a network. The steps are
+# check, measure, train, pytorch and choices, all of them unless some are named. The folder results/
+# gets what each of them prints, and its JSON. A step that fails, or does not end in its time, is
+# named at the end, and the next one runs.
+set -u
+cd "$(dirname "$0")" || exit 1
+mkdir -p results
+export XDG_CACHE_HOME="$PWD/results/cache"
+failed=""
+
+# step NAME SECONDS COMMAND...
+step() {
+  local name=$1 seconds=$2 start=$SECONDS
+  shift 2
+  timeout --kill-after=10 "$seconds" "$@" >"results/$name.txt" 2>&1
+  local status=$?
+  echo "$name: exit status $status, $((SECONDS - start)) s"
+  tail -n 40 "results/$name.txt"
+  [ "$status" -eq 0 ] || failed="$failed $name"
+}
+
+# A deadline ends before the time of its step, with a table of what was measured.
+device() {
+  local name=$1 seconds=$2
+  shift 2
+  step "$name" "$seconds" ./check_device --deadline=$((seconds - 15)) --json="results/$name.json" \
+    "$@"
+}
+
+# Some steps of GPT-2 124M without the table that was measured, and with it, on random text.
+train() {
+  local name table="$XDG_CACHE_HOME/tessera/products"
+  mkdir -p data
+  head -c 11000000 /dev/urandom | base64 >data/text.txt
+  step prepare 15 ./prepare_data --input=data/text.txt --output_dir=data --tokenizer=byte
+  for name in train train_with_table; do
+    rm -rf "results/$name"
+    step "$name" 35 ./train --config=configs/gpt2_124m_gpu.textproto --train-iters=12 \
+      --lr-warmup-iters=5 --train-data-path='data/train_*.bin' --eval-interval=0 \
+      --save-interval=0 "--run-dir=results/$name" "$@"
+    [ -e "$table" ] || return
+    set -- "--product-table=$table"
+  done
+}
+
+for name in ${*:-check measure train pytorch choices}; do
+  case $name in
+    check) device check 160 --pytorch=no ;;
+    measure) device measure 150 --measure=configs/gpt2_124m_gpu.textproto ;;
+    train) train ;;
+    pytorch) device pytorch 80 --only=pytorch_124m ;;
+    choices) device choices 110 --choices ;;
+    *) echo "no step is named $name" >&2 && exit 2 ;;
+  esac
+done
+for json in results/*.json; do
+  [ -e "$json" ] && python3 gpus_table.py "$json"
+done
+[ -z "$failed" ] || { echo "failed:$failed" && exit 1; }
