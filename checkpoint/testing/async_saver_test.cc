@@ -34,7 +34,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string Message(const absl::Status& status) { return std::string(status.message()); }
+std::string SaverMessage(const absl::Status& status) { return std::string(status.message()); }
 
 AsyncSaveOptions SmallPieces() {
   AsyncSaveOptions options;
@@ -220,7 +220,7 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
     EXPECT_OK(outcomes[0].report);
     EXPECT_EQ(outcomes[1].step, 2);
     EXPECT_TRUE(absl::IsCancelled(outcomes[1].report.status())) << outcomes[1].report.status();
-    EXPECT_THAT(Message(outcomes[1].report.status()), HasSubstr("skipped"));
+    EXPECT_THAT(SaverMessage(outcomes[1].report.status()), HasSubstr("skipped"));
     saver.Start(3, state.dict);
     Overwrite(saver, state.dict);
     EXPECT_OK(saver.Finish()[0].report);
@@ -261,8 +261,8 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
       ASSERT_EQ(outcomes.size(), 1);
       const absl::Status& status = outcomes[0].report.status();
       EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-      EXPECT_THAT(Message(status), AllOf(HasSubstr(c.phase), HasSubstr(c.file)));
-      if (c.phase != "committing") EXPECT_THAT(Message(status), HasSubstr("rank 1"));
+      EXPECT_THAT(SaverMessage(status), AllOf(HasSubstr(c.phase), HasSubstr(c.file)));
+      if (c.phase != "committing") EXPECT_THAT(SaverMessage(status), HasSubstr("rank 1"));
       if (group.rank() == 0) faulty_.ClearFaults();
       saver.Prepare(state.dict);
       saver.Finish();
@@ -287,8 +287,9 @@ TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     const absl::Status& status = outcomes[0].report.status();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 2: staging"), HasSubstr("available: 100 B"),
-                                       HasSubstr("staging_bytes")));
+    EXPECT_THAT(SaverMessage(status),
+                AllOf(HasSubstr("rank 2: staging"), HasSubstr("available: 100 B"),
+                      HasSubstr("staging_bytes")));
     available = 1 << 30;
     LocalState again = RowsOf(tensors);
     saver.Start(1, again.dict);
@@ -308,16 +309,17 @@ TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
     AsyncSaver saver(storage_, options);
     saver.Start(1, state.dict);
     saver.WaitUntilAllCopied();
-    EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("copy_threads"));
+    EXPECT_THAT(SaverMessage(saver.Finish()[0].report.status()), HasSubstr("copy_threads"));
   }
   AsyncSaver saver(storage_, SmallPieces());
   state.dict.tensors[1].name = state.dict.tensors[0].name;
   saver.Start(1, state.dict);
   saver.WaitUntilAllCopied();
-  EXPECT_THAT(Message(saver.Finish()[0].report.status()),
+  EXPECT_THAT(SaverMessage(saver.Finish()[0].report.status()),
               AllOf(HasSubstr("planning"), HasSubstr("described twice")));
   saver.Start(-1, {});
-  EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("step must not be negative"));
+  EXPECT_THAT(SaverMessage(saver.Finish()[0].report.status()),
+              HasSubstr("step must not be negative"));
   EXPECT_TRUE(CheckpointFolder(storage_).List()->empty());
 }
 
@@ -335,7 +337,7 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
   bad.mutable_trainer()->mutable_data()->set_epoch(-1);
   const auto expect_refused = [&](const absl::Status& status) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("planning"), HasSubstr("epoch is -1")));
+    EXPECT_THAT(SaverMessage(status), AllOf(HasSubstr("planning"), HasSubstr("epoch is -1")));
     EXPECT_EQ(created, 0);
   };
   AsyncSaver saver(faulty_, SmallPieces());
@@ -413,7 +415,7 @@ TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     const absl::Status& status = outcomes[0].report.status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_THAT(Message(status), HasSubstr("missing ranks: 1"));
+    EXPECT_THAT(SaverMessage(status), HasSubstr("missing ranks: 1"));
   }
   saver.Start(3, state.dict);  // destroyed while in flight
 }

@@ -37,16 +37,17 @@ using ::testing::IsEmpty;
 
 using Call = SimulatedDevice::Call;
 
-constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16,   DType::kI64,
-                             DType::kI32, DType::kI16, DType::kI8,  DType::kU8,     DType::kBool,
-                             DType::kU16, DType::kU32, DType::kU64, DType::kF8E4M3, DType::kF8E5M2};
+constexpr DType kDeviceDTypes[] = {DType::kF64, DType::kF32,    DType::kF16,   DType::kBF16,
+                                   DType::kI64, DType::kI32,    DType::kI16,   DType::kI8,
+                                   DType::kU8,  DType::kBool,   DType::kU16,   DType::kU32,
+                                   DType::kU64, DType::kF8E4M3, DType::kF8E5M2};
 
-std::string Message(const absl::Status& status) { return std::string(status.message()); }
+std::string DeviceMessage(const absl::Status& status) { return std::string(status.message()); }
 
 // The saved tensors, and the data files by their index, without what differs from save to save.
 std::string Contents(Storage& storage, const std::string& directory) {
   absl::StatusOr<Manifest> manifest = ReadManifest(storage, directory);
-  if (!manifest.ok()) return Message(manifest.status());
+  if (!manifest.ok()) return DeviceMessage(manifest.status());
   std::string contents;
   for (DataFile& file : *manifest->mutable_files()) {
     const auto read = storage.Read(JoinPath(directory, file.path()), uint64_t{1} << 30);
@@ -123,7 +124,7 @@ TEST_F(DeviceMemoryTest, SavesTheFilesThatHostMemoryDoes) {
       for (int rank = random_() % 4; rank > 0; --rank) shape.push_back(1 + random_() % 40);
       const WholeTensor tensor =
           RandomTensor(absl::StrCat("tensor.", t), static_cast<TensorRole>(1 + t % 4),
-                       kDTypes[random_() % std::size(kDTypes)], shape, random_);
+                       kDeviceDTypes[random_() % std::size(kDeviceDTypes)], shape, random_);
       std::vector<std::vector<Box>> boxes(ranks);
       for (const Box& box : RandomCut(shape, 1 + random_() % 4, random_)) {
         boxes[random_() % ranks].push_back(box);
@@ -243,7 +244,7 @@ TEST_F(DeviceMemoryTest, ASaveThatFailsLeavesNothing) {
           return saver.Finish().at(0).report.status();
         }();
         EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-        EXPECT_THAT(Message(status), AllOf(HasSubstr("staging: "), HasSubstr("off the bus")));
+        EXPECT_THAT(DeviceMessage(status), AllOf(HasSubstr("staging: "), HasSubstr("off the bus")));
         EXPECT_FALSE(ReadManifest(storage_, StepDirectoryName(step)).ok());
         device_.FailFrom(call, 0);
         saver.Start(step, state.dict);
@@ -282,7 +283,7 @@ TEST_F(DeviceMemoryTest, LoadsWhatHostMemoryWouldHold) {
       for (int rank = random_() % 4; rank > 0; --rank) shape.push_back(1 + random_() % 16);
       const bool is_float = random_() % 2 == 0;
       const DType dtype =
-          is_float ? kFloats[random_() % 4] : kDTypes[random_() % std::size(kDTypes)];
+          is_float ? kFloats[random_() % 4] : kDeviceDTypes[random_() % std::size(kDeviceDTypes)];
       saved.push_back(
           RandomTensor(absl::StrCat("tensor.", t), TensorRole::kWeight, dtype, shape, random_));
       wanted.push_back(is_float ? Converted(saved.back(), kFloats[random_() % 4]) : saved.back());
@@ -381,7 +382,7 @@ TEST_F(DeviceMemoryTest, ALoadThatFailsLeavesNoMemoryAndNoRankInWait) {
                                                    states[group.rank()].dict, On(group, options))
                                         .status();
         EXPECT_EQ(status.ok(), !fails) << status;
-        if (fails) EXPECT_THAT(Message(status), HasSubstr("off the bus"));
+        if (fails) EXPECT_THAT(DeviceMessage(status), HasSubstr("off the bus"));
       });
       EXPECT_EQ(device_.allocated_bytes(), 0);
     };

@@ -107,7 +107,7 @@ uint64_t BytesOf(const StateDict& state) {
 TEST(RoundTripTest, RandomShardingsToRandomShardings) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
     MemoryStorage storage;
     const std::vector<WholeTensor> tensors = RandomTensors(random);

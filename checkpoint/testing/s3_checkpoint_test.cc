@@ -17,6 +17,7 @@
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/manager/resume.h"
 #include "checkpoint/scan/verify.h"
+#include "checkpoint/testing/s3_runs.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"
 #include "storage/s3/s3_storage.h"
@@ -30,8 +31,6 @@ using s3::FaultKind;
 using s3::S3Server;
 using s3::Vendor;
 
-constexpr int kForever = 1 << 30;
-
 std::unique_ptr<Storage> MustOpen(const S3Server& server, bool create_root = true) {
   return OrFail(OpenS3Storage({.client = server.ForClient(),
                                .prefix = "runs",
@@ -39,14 +38,14 @@ std::unique_ptr<Storage> MustOpen(const S3Server& server, bool create_root = tru
                                .own_uploads = ForSaving({}).own_uploads}));
 }
 
-std::vector<WholeTensor> Tensors(uint64_t seed, int64_t rows) {
+std::vector<WholeTensor> S3Tensors(uint64_t seed, int64_t rows) {
   std::mt19937_64 random(seed);
   return {RandomTensor("weight", TensorRole::kWeight, DType::kF32, {rows, 1000}, random),
           RandomTensor("bias", TensorRole::kWeight, DType::kF32, {7}, random)};
 }
 
 absl::Status SaveStep(Storage& storage, int64_t step, int ranks, int64_t rows) {
-  const std::vector<WholeTensor> tensors = Tensors(step, rows);
+  const std::vector<WholeTensor> tensors = S3Tensors(step, rows);
   std::vector<absl::Status> statuses(ranks);
   RunRanks(ranks, [&](ProcessGroup& group) {
     const LocalState state = RowsOf(tensors, group.rank(), ranks, /*fill=*/true);
@@ -58,7 +57,7 @@ absl::Status SaveStep(Storage& storage, int64_t step, int ranks, int64_t rows) {
 
 // Whether the checkpoint of that step is there and whole.
 testing::AssertionResult Loads(Storage& storage, int64_t step, int ranks, int64_t rows) {
-  const std::vector<WholeTensor> tensors = Tensors(step, rows);
+  const std::vector<WholeTensor> tensors = S3Tensors(step, rows);
   std::vector<absl::Status> statuses(ranks);
   std::vector<bool> same(ranks, true);
   RunRanks(ranks, [&](ProcessGroup& group) {
@@ -131,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Vendors, S3VendorCheckpointTest,
                                          Vendor::kGoogle));
 
 TEST_P(S3VendorCheckpointTest, FailuresThatPassAreNotNoticed) {
-  constexpr int64_t kRows = 6'000;
+  constexpr int64_t kRows[] = {6'000, 500};  // uploaded in parts, and by one request
   S3Server server({.vendor = GetParam()});
   const auto storage = MustOpen(server);
   for (const FaultKind kind : {FaultKind::kDrop, FaultKind::kLoseAnswer, FaultKind::kTear}) {
@@ -140,14 +139,14 @@ TEST_P(S3VendorCheckpointTest, FailuresThatPassAreNotNoticed) {
   server.AddFault({.status = 503, .code = "SlowDown", .period = 3, .times = kForever});
   server.AddFault(
       {.kind = FaultKind::kDamageRequest, .method = "PUT", .period = 4, .times = kForever});
-  for (int64_t step = 1; step <= 3; ++step) {
-    ASSERT_EQ(SaveStep(*storage, step, 2, kRows), absl::OkStatus());
-    EXPECT_TRUE(Loads(*storage, step, 3, kRows));
+  for (int64_t step = 1; step <= 2; ++step) {
+    ASSERT_EQ(SaveStep(*storage, step, 2, kRows[step - 1]), absl::OkStatus());
+    EXPECT_TRUE(Loads(*storage, step, 3, kRows[step - 1]));
   }
   ASSERT_OK(CheckpointFolder(*storage).Prune(1));
   server.ClearFaults();
   EXPECT_EQ(CheckpointFolder(*storage).List()->size(), 1);
-  EXPECT_TRUE(Loads(*storage, 3, 1, kRows));
+  EXPECT_TRUE(Loads(*storage, 2, 1, kRows[1]));
   // Where the answer to the creation of an upload was lost, nothing knows of that upload but the
   // store: it goes when the storage is opened after it has become stale.
   server.AgeUploads(absl::Hours(25));

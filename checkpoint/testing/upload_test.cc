@@ -24,7 +24,7 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr int64_t kElements = 1000;
+constexpr int64_t kUploadedElements = 1000;
 
 class UploadTest : public testing::Test {
  protected:
@@ -34,13 +34,13 @@ class UploadTest : public testing::Test {
     staging_ = staging.get();
     remote_ = remote.get();
     storage_ = std::make_unique<TieredStorage>(std::move(staging), std::move(remote));
-    weight_.resize(kElements);
+    weight_.resize(kUploadedElements);
     std::iota(weight_.begin(), weight_.end(), 0.0f);
   }
 
   // Checks that a load succeeds with the saved contents.
   void ExpectLoads() {
-    std::vector<float> loaded(kElements);
+    std::vector<float> loaded(kUploadedElements);
     const auto report = LoadCheckpoint(*storage_, directory_, OneTensor(loaded));
     ASSERT_OK(report);
     EXPECT_EQ(loaded, weight_);
@@ -100,7 +100,7 @@ TEST_F(UploadTest, ARestartReadsStagedFiles) {
   ASSERT_OK(CheckpointFolder(*storage_).Save(1, OneTensor(weight_)));
   const StagedFiles copies = DeleteDamaged();
   EXPECT_EQ(copies.deleted_files, 0);
-  EXPECT_GT(copies.intact_bytes, kElements * sizeof(float));
+  EXPECT_GT(copies.intact_bytes, kUploadedElements * sizeof(float));
   ExpectLoads();
   EXPECT_EQ(RemoteReadsOfData(), 0);
 }
@@ -123,7 +123,7 @@ TEST_F(UploadTest, ACopyThatCannotBeReadOrDeletedStays) {
   fail(OperationKind::kReadAt, absl::UnavailableError("injected"));
   fail(OperationKind::kReadAt, absl::DataLossError("injected"));
   fail(OperationKind::kOpen, absl::PermissionDeniedError("injected"));
-  EXPECT_GT(DeleteDamaged().intact_bytes, kElements * sizeof(float));
+  EXPECT_GT(DeleteDamaged().intact_bytes, kUploadedElements * sizeof(float));
   ASSERT_OK(WriteAll(staged_files_, path, "short"));
   fail(OperationKind::kDelete, absl::UnavailableError("injected"));
   EXPECT_EQ(DeleteDamaged().deleted_files, 1);
