@@ -191,7 +191,7 @@ void ExpectError(const absl::Status& status, absl::StatusCode code, const std::s
 }
 
 // A [4,6] tensor of bytes in one file of 24 bytes.
-ForeignTensor Matrix() {
+ForeignTensor StoredMatrix() {
   return {.name = "w",
           .dtype = DType::kU8,
           .shape = {4, 6},
@@ -306,7 +306,7 @@ TEST(ForeignStorageTest, SparseElementsAreReadInSmallRanges) {
 
 TEST(ForeignStorageTest, EveryElementIsInExactlyOnePiece) {
   const std::map<std::string, std::string> files = {{"a", Pattern(24, 1)}, {"b", Pattern(24, 2)}};
-  ForeignTensor tensor = Matrix();
+  ForeignTensor tensor = StoredMatrix();
   tensor.pieces[0].box.shape = {3, 6};
   ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss,
               "tensor w: element [3,0] is in no file");
@@ -320,7 +320,7 @@ TEST(ForeignStorageTest, EveryElementIsInExactlyOnePiece) {
 TEST(ForeignStorageTest, CopiesAreCompared) {
   std::map<std::string, std::string> files = {{"a", Pattern(24, 1)}};
   files["b"] = files["a"];
-  ForeignTensor tensor = Matrix();
+  ForeignTensor tensor = StoredMatrix();
   tensor.pieces.push_back(tensor.pieces[0]);
   tensor.pieces[1].file = "b";
   EXPECT_OK(CreateStorage(files, {tensor}));
@@ -332,7 +332,7 @@ TEST(ForeignStorageTest, CopiesAreCompared) {
 TEST(ForeignStorageTest, PiecesLieInsideTheirFiles) {
   const std::map<std::string, std::string> files = {{"a", Pattern(24, 1)}};
   const auto refused = [&](const auto& change, const std::string& message) {
-    ForeignTensor tensor = Matrix();
+    ForeignTensor tensor = StoredMatrix();
     change(tensor);
     ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss, message);
   };
@@ -356,8 +356,8 @@ TEST(ForeignStorageTest, PiecesLieInsideTheirFiles) {
 }
 
 TEST(ForeignStorageTest, MissingFilesAreListedTogether) {
-  ForeignTensor tensor = Matrix();
-  ForeignTensor other = Matrix();
+  ForeignTensor tensor = StoredMatrix();
+  ForeignTensor other = StoredMatrix();
   tensor.pieces[0].file = "b";
   other.name = "v";
   other.pieces[0].file = "c";
@@ -368,7 +368,7 @@ TEST(ForeignStorageTest, MissingFilesAreListedTogether) {
 TEST(ForeignStorageTest, PiecesMayBeInWhatAFileEncodes) {
   const std::string contents = Pattern(20, 1), decoded = Pattern(24, 2);
   const auto create = [&](uint64_t offset_bytes) {
-    ForeignTensor tensor = Matrix();
+    ForeignTensor tensor = StoredMatrix();
     tensor.pieces[0].offset_bytes = offset_bytes;
     return ForeignStorage::Create(
         StoreFiles({{"a", contents}}),
@@ -385,15 +385,17 @@ TEST(ForeignStorageTest, PiecesMayBeInWhatAFileEncodes) {
 
 TEST(ForeignStorageTest, FilesThatChangeAreNoticed) {
   const auto base = StoreFiles({{"a", Pattern(24, 1)}});
-  ASSERT_OK_AND_ASSIGN(const auto storage,
-                       ForeignStorage::Create(base, {.format = "test", .tensors = {Matrix()}}));
+  ASSERT_OK_AND_ASSIGN(
+      const auto storage,
+      ForeignStorage::Create(base, {.format = "test", .tensors = {StoredMatrix()}}));
   ASSERT_OK(WriteAll(*base, "a", Pattern(23, 1)));
   ExpectError(storage->Open("tensor-00000").status(), absl::StatusCode::kDataLoss,
               "had 24 bytes, now has 23");
 }
 
 TEST(ForeignStorageTest, IsReadOnly) {
-  ASSERT_OK_AND_ASSIGN(const auto storage, CreateStorage({{"a", Pattern(24, 1)}}, {Matrix()}));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       CreateStorage({{"a", Pattern(24, 1)}}, {StoredMatrix()}));
   constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
   ExpectError(storage->Create("x", 0).status(), kDenied, "read-only");
   ExpectError(storage->Delete("tensor-00000"), kDenied, "read-only");
@@ -407,8 +409,9 @@ TEST(ForeignStorageTest, IsReadOnly) {
 // The manifest of a foreign storage, on a disk: there it must have checksums.
 TEST(ForeignStorageTest, ManifestsOnDisksNeedChecksums) {
   const auto base = StoreFiles({{"a", Pattern(24, 1)}});
-  ASSERT_OK_AND_ASSIGN(const auto storage,
-                       ForeignStorage::Create(base, {.format = "test", .tensors = {Matrix()}}));
+  ASSERT_OK_AND_ASSIGN(
+      const auto storage,
+      ForeignStorage::Create(base, {.format = "test", .tensors = {StoredMatrix()}}));
   ASSERT_OK_AND_ASSIGN(const auto bytes, ReadAll(*storage, kManifestFileName, 1 << 20));
   ASSERT_OK(WriteAll(*base, "manifest.pb", bytes));
   ASSERT_OK(WriteAll(*base, "tensor-00000", Pattern(24, 1)));
