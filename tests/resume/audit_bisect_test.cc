@@ -52,9 +52,9 @@ struct RunLength {
   int last;
 };
 constexpr RunLength kOnProcessors = {.fault = 14, .last = 24};
-// A simulated GPU takes long for a step, whose sequences are shorter.
+// A simulated GPU takes long for a step: the model has one layer, and sequences are shorter.
 constexpr RunLength kOnGpu = {.fault = 6, .last = 8};
-const Words kGpuBatch = {"--seq-length=8", "--global-batch-size=2"};
+const Words kGpuBatch = {"--num-layers=1", "--seq-length=8", "--global-batch-size=2"};
 
 class AuditBisectTest : public AuditTest {
  protected:
