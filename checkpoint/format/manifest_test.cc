@@ -162,7 +162,7 @@ std::vector<BrokenRule> BrokenTensorRules() {
       {"no name", [](Manifest& m) { m.mutable_tensors(0)->clear_name(); }, {"empty"}},
       {"long name",
        [](Manifest& m) { m.mutable_tensors(0)->set_name(std::string(5000, 'a')); },
-       {"5000 bytes"}},
+       {"tensor aaa", "5000 bytes"}},
       {"name like a key",
        [](Manifest& m) { m.mutable_tensors(0)->set_name("a@[0:1]"); },
        {"reserved"}},
@@ -171,7 +171,7 @@ std::vector<BrokenRule> BrokenTensorRules() {
        {"reserved"}},
       {"control character",
        [](Manifest& m) { m.mutable_tensors(0)->set_name("a\tb"); },
-       {"control"}},
+       {"tensor a\\u0009b: ", "control"}},
       {"not UTF-8", [](Manifest& m) { m.mutable_tensors(0)->set_name("a\xFF"); }, {"UTF-8"}},
       {"not UTF-8 in a map",
        [](Manifest& m) {

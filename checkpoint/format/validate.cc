@@ -102,7 +102,8 @@ absl::Status CheckFiles(const Manifest& manifest, Checksums checksums) {
 absl::Status CheckName(const std::string& name) {
   if (name.empty()) return Invalid("tensors: a name is empty");
   if (name.size() > kMaxNameBytes) {
-    return Invalid("tensors: a name has ", name.size(), " bytes, at most ", kMaxNameBytes);
+    return Invalid("tensor ", PrintableInLine(name.substr(0, 100)), "...: the name has ",
+                   name.size(), " bytes, at most ", kMaxNameBytes);
   }
   // "@[" begins the box in a data file's key; "__metadata__" is a key of safetensors.
   if (name.find("@[") != std::string::npos || name == "__metadata__") {
@@ -110,7 +111,7 @@ absl::Status CheckName(const std::string& name) {
   }
   for (const char c : name) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
-      return Invalid("tensors: a name has a control character");
+      return Invalid("tensor ", PrintableInLine(name), ": the name has a control character");
     }
   }
   return absl::OkStatus();
