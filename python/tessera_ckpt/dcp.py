@@ -36,7 +36,8 @@ from . import _checkpoints, _packed, _state, _values
 from ._structure import PLACES, decode_paths
 from ._group import ALONE, TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
-from ._library import InvalidArgumentError, SaveOptions, TesseraError, integer, lib, report
+from ._library import (InvalidArgumentError, SaveOptions, TesseraError, UnimplementedError,
+                       integer, lib, report)
 from ._checkpoints import Checkpoint, Folder, PathLike
 
 # Entries of a checkpoint: what torch has pickled, by name.
@@ -157,6 +158,10 @@ class Writer(_Plain, storage.StorageWriter):
         self._timeout_seconds, self._s3_endpoint = timeout_seconds, s3_endpoint
         self._overwrite = bool(overwrite)
         self._path, self._step = None if path is None else os.fspath(path), step
+
+    def __reduce__(self) -> Any:
+        raise UnimplementedError("a Writer saves in the process that made it: dcp.async_save() "
+                                 "takes it with AsyncCheckpointerType.THREAD")
 
     def reset(self, checkpoint_id: Any = None) -> None:
         if checkpoint_id is not None:

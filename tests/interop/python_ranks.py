@@ -4,6 +4,7 @@
 """
 
 import os
+import pickle
 import sys
 import time
 
@@ -341,12 +342,17 @@ def refused(_, folder, __):
     """A tensor that cannot be saved, on one rank, ends the save of all at once."""
     rank = dist.get_rank()
     state = {f"w{rank}": torch.ones(3, dtype=torch.cfloat if rank == 1 else torch.float32)}
-    try:
-        dcp.save({}, storage_writer=Writer(folder, step=1), use_collectives=False)
-    except tessera_ckpt.InvalidArgumentError as error:
-        assert "use_collectives=False" in str(error), error
-    else:
-        raise AssertionError("each rank has saved what it has as the whole checkpoint")
+    writer = Writer(folder, step=1)
+    for refusal, call in (
+            ("use_collectives=False",
+             lambda: dcp.save({}, storage_writer=writer, use_collectives=False)),
+            ("AsyncCheckpointerType.THREAD", lambda: pickle.dumps(writer))):  # to another process
+        try:
+            call()
+        except tessera_ckpt.TesseraError as error:
+            assert refusal in str(error), error
+        else:
+            raise AssertionError(f"no refusal that names {refusal}")
     began = time.monotonic()
     try:
         dcp.save(state, storage_writer=Writer(folder, step=1))
