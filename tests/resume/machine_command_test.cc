@@ -156,6 +156,13 @@ TEST_F(MachineCommandTest, ASecondRunTouchesNothingOfTheFirst) {
     fs::remove(RunDir(name(i)) / ".lock");
     fs::remove(Checkpoints(name(i)) / ".lock");
     second.push_back(start(i, i / 2 == 0, "second"));
+    // The first run continues while the other one waits.
+    const fs::path output = root_ / ("second" + std::to_string(i)) / "stdout";
+    EXPECT_TRUE(second[i].WaitUntil([&] { return Count(ReadFile(output), "waiting up to ") > 0; }));
+    const int64_t before = RecordCount(name(i));
+    first[i].Kill(SIGCONT);
+    EXPECT_TRUE(second[i].WaitUntil([&] { return RecordCount(name(i)) >= before + 20; }));
+    first[i].Kill(SIGSTOP);
   }
   for (int i = 0; i < kPairs; ++i) {
     const Result refused = second[i].Wait();
