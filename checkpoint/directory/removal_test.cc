@@ -65,6 +65,15 @@ class RemovalTest : public testing::TestWithParam<bool> {
         {.step = 7, .directory = kStepName, .committed = committed}, judged));
   }
   bool Delete(bool committed) { return Delete(storage_, committed); }
+  // Makes operations of a kind fail, on paths with this end.
+  static void Fail(FaultInjectingStorage& storage, OperationKind kind, absl::Status status,
+                   std::string_view end = "") {
+    storage.FailWhere(
+        [kind, end](const Operation& operation) {
+          return operation.kind == kind && operation.path.ends_with(end);
+        },
+        std::move(status));
+  }
   Leftovers Discard() { return OrFail(removal_->DiscardLeftovers(kStepName)); }
 
   MemoryStorage storage_{GetParam()};
@@ -225,15 +234,10 @@ TEST_P(AnyRemovalTest, ACheckpointIsDeletedAsLongAsItIsTheOneThatWasJudged) {
 TEST_P(AnyRemovalTest, AManifestThatCannotBeReadIsDeletedWithItsCheckpoint) {
   Commit("model-a");
   FaultInjectingStorage faulty(storage_);
-  const auto fail = [&](absl::Status status) {
-    faulty.FailWhere(
-        [](const Operation& operation) { return operation.kind == OperationKind::kReadAt; },
-        std::move(status));
-  };
-  fail(absl::UnavailableError("no answer"));
+  Fail(faulty, OperationKind::kReadAt, absl::UnavailableError("no answer"));
   EXPECT_TRUE(absl::IsUnavailable(ManifestIdentity(faulty, kStepName).status()));
   faulty.ClearFaults();
-  fail(absl::DataLossError("unreadable"));
+  Fail(faulty, OperationKind::kReadAt, absl::DataLossError("unreadable"));
   const std::string judged = OrFail(ManifestIdentity(faulty, kStepName));
   EXPECT_FALSE(Delete(storage_, /*committed=*/true, judged)) << "it can be read again";
   EXPECT_EQ(Names().size(), 2);
@@ -244,11 +248,7 @@ TEST_P(AnyRemovalTest, AManifestThatCannotBeReadIsDeletedWithItsCheckpoint) {
 TEST_P(AnyRemovalTest, ACheckpointThatCannotBeDeletedStaysInItsPlace) {
   Commit("model-a");
   FaultInjectingStorage faulty(storage_);
-  faulty.FailWhere(
-      [](const Operation& operation) {
-        return operation.kind == OperationKind::kDelete && operation.path.ends_with("manifest.pb");
-      },
-      absl::PermissionDeniedError("protected"));
+  Fail(faulty, OperationKind::kDelete, absl::PermissionDeniedError("protected"), "/manifest.pb");
   const auto deleted = Removal::In(faulty)->Delete(
       {.step = 7, .directory = kStepName, .committed = true}, ManifestIdentity(Bytes("model-a")));
   EXPECT_TRUE(absl::IsPermissionDenied(deleted.status())) << deleted.status();
@@ -263,9 +263,7 @@ TEST_P(AnyRemovalTest, ACheckpointThatCannotBeDeletedStaysInItsPlace) {
 TEST_P(AnyRemovalTest, WithoutAJudgementAManifestNeedNotBeReadable) {
   Commit("model-a");
   FaultInjectingStorage faulty(storage_);
-  faulty.FailWhere(
-      [](const Operation& operation) { return operation.kind == OperationKind::kReadAt; },
-      absl::UnavailableError("no answer"));
+  Fail(faulty, OperationKind::kReadAt, absl::UnavailableError("no answer"));
   if (GetParam()) EXPECT_TRUE(Delete(faulty, /*committed=*/true));
 }
 
@@ -293,9 +291,7 @@ TEST_P(RenamingRemovalTest, AQuarantineRenamesOnlyWhatIsExpectedAndTellsIfItCann
   for (const Operation& operation : faulty.operations()) {
     EXPECT_NE(operation.kind, OperationKind::kRename) << operation;
   }
-  faulty.FailWhere(
-      [](const Operation& operation) { return operation.kind == OperationKind::kRename; },
-      absl::PermissionDeniedError("denied"));
+  Fail(faulty, OperationKind::kRename, absl::PermissionDeniedError("denied"));
   const auto moved = Removal::In(faulty)->Quarantine(kStepName, "damaged");
   EXPECT_TRUE(absl::IsPermissionDenied(moved.status())) << moved.status();
   EXPECT_TRUE(*IsCommitted(storage_, kStepName));
@@ -390,11 +386,7 @@ TEST_P(FencingRemovalTest, AFenceStaysBesideATombstoneThatCannotBeDeleted) {
   Write(absl::StrCat(kStepName, "/manifest.pb"), "TESSERA tombstone 0 x");
   ASSERT_OK(MarkAsFenced(storage_, kStepName));
   FaultInjectingStorage faulty(storage_);
-  faulty.FailWhere(
-      [](const Operation& operation) {
-        return operation.kind == OperationKind::kDelete && operation.path.ends_with("/manifest.pb");
-      },
-      absl::PermissionDeniedError("denied"));
+  Fail(faulty, OperationKind::kDelete, absl::PermissionDeniedError("denied"), "/manifest.pb");
   const auto deleted =
       Removal::In(faulty)->Delete({.step = 7, .directory = kStepName, .committed = false});
   EXPECT_TRUE(absl::IsPermissionDenied(deleted.status())) << deleted.status();
@@ -465,9 +457,7 @@ TEST_P(FencingRemovalTest, WithoutConditionsAManifestThatStaysIsAnError) {
   FaultInjectingStorage faulty(storage_);
   UnconditionalStorage unconditional(faulty);
   Commit("model-a");
-  faulty.FailWhere(
-      [](const Operation& operation) { return operation.kind == OperationKind::kDelete; },
-      absl::PermissionDeniedError("denied"));
+  Fail(faulty, OperationKind::kDelete, absl::PermissionDeniedError("denied"));
   const auto moved = Removal::In(unconditional)->Quarantine(kStepName, "damaged");
   EXPECT_TRUE(absl::IsPermissionDenied(moved.status())) << moved.status();
 }

@@ -42,6 +42,24 @@ using ::testing::HasSubstr;
 
 constexpr int kTensors = 4;  // each somewhat larger than a piece
 
+// The parts of a save in the background, without its thread.
+struct SaveParts {
+  SaveParts(Storage& storage, const SaveOptions& options)
+      : context{.storage = storage,
+                .hooks = hooks,
+                .group = group,
+                .options = options,
+                .copy_threads = 2,
+                .plan_cache = plan_cache,
+                .staging = staging} {}
+
+  const SaveHooks hooks = {};
+  SingleProcessGroup group;
+  PlanCache plan_cache;
+  StagingPool staging;
+  const SaveContext context;
+};
+
 class InPlaceSaveTest : public testing::Test {
  protected:
   InPlaceSaveTest() {
@@ -69,6 +87,17 @@ class InPlaceSaveTest : public testing::Test {
   static void Overwrite(AsyncSaver& saver, std::span<std::byte> memory) {
     saver.WaitUntilCopied(memory.data(), memory.size());
     std::memset(memory.data(), 0xEE, memory.size());
+  }
+
+  // Saves in the foreground or in the background.
+  void SaveAll(Storage& storage, const StateDict& state, bool waits) const {
+    if (waits) {
+      ASSERT_OK(CheckpointFolder(storage).Save(1, state, options_.save));
+    } else {
+      AsyncSaver saver(storage, options_);
+      saver.Start(1, state);
+      ASSERT_OK(saver.Finish()[0].report);
+    }
   }
 
   // Expects that an update of the memory waits, for this reason, until `release` was called.
@@ -109,13 +138,7 @@ TEST_F(InPlaceSaveTest, CopiesOnlyWhatIsBetweenWholeBlocks) {
       (TensorOf(bytes) >= 0 ? in_place : copied) += bytes.size();
       return absl::OkStatus();
     });
-    if (waits) {
-      ASSERT_OK(CheckpointFolder(watched).Save(1, state_.dict));
-    } else {
-      AsyncSaver saver(watched, options_);
-      saver.Start(1, state_.dict);
-      ASSERT_OK(saver.Finish()[0].report);
-    }
+    SaveAll(watched, state_.dict, waits);
     // The header, and what lies between the blocks of two tensors, or behind the last.
     EXPECT_GT(in_place, kTensors * Memory(0).size() - (6 * 64 << 10)) << waits;
     EXPECT_LT(copied, 6 * 64 << 10) << waits;
@@ -147,16 +170,7 @@ TEST_F(InPlaceSaveTest, BuffersAreWrittenSideBySideBehindTheProgram) {
       if (order.empty() || order.back() != buffer) order.push_back(buffer);
       return absl::OkStatus();
     });
-    options_.save.io_threads = 1;
-    SaveOptions save;
-    save.io_threads = 1;
-    if (waits) {
-      ASSERT_OK(CheckpointFolder(watched).Save(1, state, save));
-    } else {
-      AsyncSaver saver(watched, options_);
-      saver.Start(1, state);
-      ASSERT_OK(saver.Finish()[0].report);
-    }
+    SaveAll(watched, state, waits);
     EXPECT_GE(order.size(), waits ? 2 : 5);
     if (waits) EXPECT_THAT(order, ElementsAre(0, 1));
     ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
@@ -327,24 +341,14 @@ TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
 
 TEST_F(InPlaceSaveTest, NoMemoryIsPreparedForWhatIsNotCopied) {
   WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
-  SingleProcessGroup group;
-  const SaveHooks hooks = {};
   for (const bool in_place : {true, false}) {
     watched.alignment_bytes = in_place ? 1 : 0;
-    PlanCache plan_cache;
-    StagingPool staging;
-    const SaveContext context = {.storage = watched,
-                                 .hooks = hooks,
-                                 .group = group,
-                                 .options = options_.save,
-                                 .copy_threads = 2,
-                                 .plan_cache = plan_cache,
-                                 .staging = staging};
-    ASSERT_OK(PlanAhead(context, state_.dict));
-    while (staging.Prefault()) {
+    SaveParts save(watched, options_.save);
+    ASSERT_OK(PlanAhead(save.context, state_.dict));
+    while (save.staging.Prefault()) {
     }
     // The last piece is too small to be written in place.
-    EXPECT_EQ(staging.present_bytes() <= 1 << 20, in_place);
+    EXPECT_EQ(save.staging.present_bytes() <= 1 << 20, in_place);
   }
 }
 
@@ -389,27 +393,17 @@ TEST_F(InPlaceSaveTest, MemoryIsTouchedInTheBackgroundBeforeTheFirstSave) {
 
 TEST_F(InPlaceSaveTest, MemoryIsPreparedForWhatAnUpdateCameToFirst) {
   WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
-  SingleProcessGroup group;
-  const SaveHooks hooks = {};
   for (const bool updates : {false, true}) {
-    PlanCache plan_cache;
-    StagingPool staging;
-    const SaveContext context = {.storage = watched,
-                                 .hooks = hooks,
-                                 .group = group,
-                                 .options = options_.save,
-                                 .copy_threads = 2,
-                                 .plan_cache = plan_cache,
-                                 .staging = staging};
-    const auto saved = RunSave(context, {.step = updates ? 2 : 1}, state_.dict,
+    SaveParts save(watched, options_.save);
+    const auto saved = RunSave(save.context, {.step = updates ? 2 : 1}, state_.dict,
                                [&](const std::shared_ptr<DataWriter>& writer) {
                                  if (updates) writer->WaitUntilCopied(Memory(0).data(), 4096);
                                });
     ASSERT_OK(saved);
-    EXPECT_GT(staging.present_bytes(), 0) << "what the save has touched";
-    while (staging.Prefault()) {
+    EXPECT_GT(save.staging.present_bytes(), 0) << "what the save has touched";
+    while (save.staging.Prefault()) {
     }
-    EXPECT_EQ(staging.present_bytes() >= 3 << 20, updates);
+    EXPECT_EQ(save.staging.present_bytes() >= 3 << 20, updates);
   }
 }
 
