@@ -178,13 +178,6 @@ std::string TypeOf(const CudaDeviceInfo& info) {
 
 absl::Status UseCudaDevice(int device) { return ToStatus(cudaSetDevice(device)); }
 
-int CudaComputeMajor(int device) {
-  int major = 0;
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  return error == cudaSuccess ? major : 0;
-}
-
 absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device) {
   ChooseConnections();
   int devices = 0;

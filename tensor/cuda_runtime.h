@@ -32,9 +32,6 @@ std::string TypeOf(const CudaDeviceInfo& info);
 
 // Makes a GPU the current device of the calling thread.
 absl::Status UseCudaDevice(int device);
-// Returns the major number of a device's compute capability: 9 is Hopper. 0 if there is no such
-// device.
-int CudaComputeMajor(int device);
 
 // Makes a GPU the current device of the calling thread, and returns its runtime. Memory comes from
 // the device's default pool, which keeps freed memory. NotFound if there is no such device.

@@ -34,12 +34,14 @@ namespace {
 
 // The kernels' machine code is for 8.0 and later.
 constexpr int kLeastMajor = 8;
+constexpr int kHopper = 9;
 
 absl::Status Describe(int index, TrainingDevice* opened) {
   TESSERA_ASSIGN_OR_RETURN(const CudaDeviceInfo info, DescribeCudaDevice(index));
   opened->type = TypeOf(info);
   opened->shared_bytes_of_block = info.shared_bytes_of_block;
-  opened->multiplies_by_warpgroups = info.major == 9 && info.minor == 0;
+  opened->multiplies_by_warpgroups = info.major == kHopper && info.minor == 0;
+  opened->choices = {.gelu = info.major >= kHopper, .gelu_gradient = info.major >= kHopper};
   if (info.major >= kLeastMajor) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("GPU ", index, " (", opened->type, ") is too old: sm_80 or later is needed"));
@@ -47,8 +49,6 @@ absl::Status Describe(int index, TrainingDevice* opened) {
 
 class CudaDevices final : public ComputeDevices {
  public:
-  explicit CudaDevices(const CudaDeviceOptions& options) : options_(options) {}
-
   absl::StatusOr<std::vector<std::string>> Find() override {
     TESSERA_ASSIGN_OR_RETURN(const int count, FindCudaDevices());
     std::vector<std::string> names;
@@ -60,9 +60,7 @@ class CudaDevices final : public ComputeDevices {
   }
   absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index,
                                                        DeviceNumerics numerics) override {
-    CudaDeviceOptions options = options_;
-    options.numerics = numerics;
-    return OpenCudaDevice(index, options);
+    return OpenCudaDevice(index, numerics);
   }
   NumericsFingerprint Numerics(TrainingDevice& device) override {
     const FixedResults results = ComputeFixedResults(*device.backend);
@@ -74,19 +72,13 @@ class CudaDevices final : public ComputeDevices {
   absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& /*device*/) override {
     return tessera::OpenNccl(NcclPlaces());
   }
-
- private:
-  const CudaDeviceOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options) {
-  return std::make_unique<CudaDevices>(options);
-}
+std::unique_ptr<ComputeDevices> MakeCudaDevices() { return std::make_unique<CudaDevices>(); }
 
-absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
-                                                               const CudaDeviceOptions& options) {
+absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index, DeviceNumerics numerics) {
   auto opened = std::make_unique<TrainingDevice>();
   opened->device = {DeviceType::kCuda, index};
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<DeviceRuntime> runtime, MakeCudaRuntime(index));
@@ -97,19 +89,16 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
   opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);
   TESSERA_ASSIGN_OR_RETURN(opened->copies, HostCopies::Create(*opened->compute));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<CublasLtApi> cublaslt, OpenCublasLt(CublasLtPlaces()));
-  opened->products = DescribeCublasLt(cublaslt->GetVersion(), options.allow_tf32);
-  const bool hopper = CudaComputeMajor(index) >= 9;
-  opened->choices = {.gelu = hopper, .gelu_gradient = hopper};
+  opened->products = DescribeCublasLt(cublaslt->GetVersion());
   opened->make_backend =
       [&device = *opened, cublaslt,
-       options](const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
+       numerics](const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
     TESSERA_RETURN_IF_ERROR(CheckChoices(device, choices));
     TESSERA_ASSIGN_OR_RETURN(
         std::unique_ptr<cuda::Products> products,
-        cuda::MakeCublasLtProducts(cublaslt, *device.compute,
-                                   {.allow_tf32 = options.allow_tf32, .choices = choices}));
-    return cuda::MakeDeviceBackend(device.device, *device.compute, std::move(products),
-                                   options.numerics, choices);
+        cuda::MakeCublasLtProducts(cublaslt, *device.compute, {.choices = choices}));
+    return cuda::MakeDeviceBackend(device.device, *device.compute, std::move(products), numerics,
+                                   choices);
   };
   TESSERA_ASSIGN_OR_RETURN(opened->backend, opened->make_backend(opened->choices));
   opened->make_exact_backend = [&device = *opened] {
@@ -117,7 +106,7 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
                                    DeviceNumerics::kExact);
   };
   opened->reducer = MakeKernelReducer();
-  if (options.numerics == DeviceNumerics::kExact) {
+  if (numerics == DeviceNumerics::kExact) {
     TESSERA_RETURN_IF_ERROR(cuda::CheckArithmetic(
         absl::StrCat("GPU ", index, " (", opened->type, ")"), *opened->compute, *opened->copies));
   }

@@ -10,12 +10,6 @@
 
 namespace tessera {
 
-struct CudaDeviceOptions {
-  // Products of fp32 operands are computed in TF32.
-  bool allow_tf32 = false;
-  DeviceNumerics numerics = DeviceNumerics::kFast;
-};
-
 // Returns the number of GPUs that this process sees; 0 in a program that was built without CUDA.
 int CudaDeviceCount();
 
@@ -28,10 +22,10 @@ int CudaDeviceCount();
 //   not built for;
 // - FailedPrecondition, where `numerics` is kExact, for a GPU whose arithmetic is not IEEE 754's.
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
-    int index, const CudaDeviceOptions& options = {});
+    int index, DeviceNumerics numerics = DeviceNumerics::kFast);
 
 // Returns the GPUs that this process sees.
-std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options = {});
+std::unique_ptr<ComputeDevices> MakeCudaDevices();
 
 }  // namespace tessera
 

@@ -37,13 +37,11 @@ class NoCudaDevices final : public ComputeDevices {
 
 int CudaDeviceCount() { return 0; }
 
-absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
-    int /*index*/, const CudaDeviceOptions& /*options*/) {
+absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int /*index*/,
+                                                               DeviceNumerics /*numerics*/) {
   return BuiltWithoutCuda();
 }
 
-std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& /*options*/) {
-  return std::make_unique<NoCudaDevices>();
-}
+std::unique_ptr<ComputeDevices> MakeCudaDevices() { return std::make_unique<NoCudaDevices>(); }
 
 }  // namespace tessera

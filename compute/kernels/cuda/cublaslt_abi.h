@@ -12,7 +12,6 @@ inline constexpr int kReal16BF = 14;  // CUDA_R_16BF
 
 // cublasComputeType_t
 inline constexpr int kCompute32F = 68;
-inline constexpr int kCompute32FFastTF32 = 77;
 
 // cublasLtMatmulDescAttributes_t, with the type of the value
 inline constexpr int kDescTransA = 3;       // int32_t

@@ -28,8 +28,7 @@ static_assert(offsetof(CublasLtApi::HeuristicResult, workspace_bytes) ==
 static_assert(offsetof(CublasLtApi::HeuristicResult, state) ==
               offsetof(cublasLtMatmulHeuristicResult_t, state));
 static_assert(kReal32F == CUDA_R_32F && kReal16BF == CUDA_R_16BF);
-static_assert(kCompute32F == CUBLAS_COMPUTE_32F &&
-              kCompute32FFastTF32 == CUBLAS_COMPUTE_32F_FAST_TF32);
+static_assert(kCompute32F == CUBLAS_COMPUTE_32F);
 static_assert(kDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
 static_assert(kDescTransB == CUBLASLT_MATMUL_DESC_TRANSB);
 static_assert(kDescEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);

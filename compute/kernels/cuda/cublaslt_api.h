@@ -89,9 +89,9 @@ absl::StatusOr<std::unique_ptr<CublasLtApi>> OpenCublasLt(std::span<const std::s
 // usual ones (LibraryPlaces()), with libcublasLt.so.13 before libcublasLt.so.12.
 std::vector<std::string> CublasLtPlaces();
 
-// Describes the library for a numerics fingerprint: its version, and whether products of fp32
-// operands are computed in TF32, which NVIDIA_TF32_OVERRIDE changes whatever the program asks for.
-std::string DescribeCublasLt(size_t version, bool allow_tf32);
+// Describes the library for a numerics fingerprint: its version, and NVIDIA_TF32_OVERRIDE, by which
+// it computes products of fp32 operands in TF32.
+std::string DescribeCublasLt(size_t version);
 
 }  // namespace tessera
 

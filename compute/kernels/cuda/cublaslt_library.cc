@@ -54,11 +54,10 @@ std::vector<std::string> CublasLtPlaces() {
                         .package_folders = {"nvidia/cu13/lib", "nvidia/cublas/lib"}});
 }
 
-std::string DescribeCublasLt(size_t version, bool allow_tf32) {
+std::string DescribeCublasLt(size_t version) {
   const char* const forced = std::getenv("NVIDIA_TF32_OVERRIDE");
-  return absl::StrCat(
-      "cuBLASLt ", version, allow_tf32 ? " in TF32" : "",
-      forced == nullptr ? "" : " with NVIDIA_TF32_OVERRIDE=", forced == nullptr ? "" : forced);
+  const std::string text = absl::StrCat("cuBLASLt ", version);
+  return forced == nullptr ? text : absl::StrCat(text, " with NVIDIA_TF32_OVERRIDE=", forced);
 }
 
 }  // namespace tessera

@@ -299,12 +299,9 @@ absl::StatusOr<ProductPlan*> CublasLtProducts::PlanFor(const ProductKey& key) {
 }
 
 absl::Status CublasLtProducts::Describe(const ProductKey& key, ProductPlan* plan) {
-  const int compute = options_.allow_tf32 && key.operands == DType::kF32
-                          ? cublaslt_abi::kCompute32FFastTF32
-                          : cublaslt_abi::kCompute32F;
-  TESSERA_RETURN_IF_ERROR(
-      ToStatus(api_->MatmulDescCreate(&plan->desc, compute, cublaslt_abi::kReal32F),
-               "cublasLtMatmulDescCreate"));
+  TESSERA_RETURN_IF_ERROR(ToStatus(
+      api_->MatmulDescCreate(&plan->desc, cublaslt_abi::kCompute32F, cublaslt_abi::kReal32F),
+      "cublasLtMatmulDescCreate"));
   const auto operation = [](bool transposes) {
     return transposes ? cublaslt_abi::kOperationT : cublaslt_abi::kOperationN;
   };

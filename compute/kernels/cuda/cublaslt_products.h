@@ -14,8 +14,6 @@ namespace tessera::cuda {
 struct CublasLtOptions {
   // Memory for algorithms that add parts of the inner dim; NVIDIA's advice for H100.
   int64_t workspace_bytes = int64_t{32} << 20;
-  // Whether fp32 operands are rounded to TF32 first.
-  bool allow_tf32 = false;
   ProductChoices choices = {};
 };
 
