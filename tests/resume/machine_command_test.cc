@@ -113,7 +113,7 @@ TEST_F(MachineCommandTest, AFileThatMayNotGrowEndsTheRunWithASentence) {
 TEST_F(MachineCommandTest, MissingMemoryIsASentence) {
   setenv("LD_PRELOAD", Runfile("tests/resume/no_memory.so").c_str(), 1);
   int failed = 0;
-  for (long after = 1; after < 100'000; after += after / 3 + 1) {
+  for (long after = 1; after < 100'000; after += after / 2 + 1) {
     fs::remove_all(RunDir("run"));
     setenv("NO_MEMORY_AFTER", std::to_string(after).c_str(), 1);
     const Result result = Train("run", 6, {"--async-save", "--save-interval=1"});
