@@ -98,13 +98,13 @@ class SdkTest(unittest.TestCase):
                          "begins after step 47\nends after step 48 with 48\n")
 
     def test_cmake(self):
-        for cc, cxx in COMPILERS.items():
-            build = self.program / f"by {cc}"
-            run("cmake", "-S", self.program, "-B", build, f"-DCMAKE_PREFIX_PATH={self.sdk}",
-                f"-DCMAKE_CXX_FLAGS={' '.join(WARNINGS)}", "-DCMAKE_CXX_STANDARD=17",
-                env=environment(CC=cc, CXX=cxx))
-            run("cmake", "--build", build)
-            self.check_programs(build)
+        """By clang; the commands of the page are by gcc."""
+        build = self.program / "by clang"
+        run("cmake", "-S", self.program, "-B", build, f"-DCMAKE_PREFIX_PATH={self.sdk}",
+            f"-DCMAKE_CXX_FLAGS={' '.join(WARNINGS)}", "-DCMAKE_CXX_STANDARD=17",
+            env=environment(CC="clang", CXX="clang++"))
+        run("cmake", "--build", build)
+        self.check_programs(build)
 
     def test_make(self):
         run("make", "-C", self.program, "CXXFLAGS=-O1",
@@ -159,8 +159,8 @@ class SdkTest(unittest.TestCase):
 
     def test_an_older_standard_is_refused(self):
         for cxx in COMPILERS.values():
-            output = run(cxx, "-std=c++17", f"-I{self.sdk}/include", "-fsyntax-only",
-                         self.program / "job.cc", fails=True)
+            output = run(cxx, "-std=c++17", f"-I{self.sdk}/include", "-E", self.program / "job.cc",
+                         "-o", os.devnull, fails=True)
             self.assertIn("C++20: compile with -std=c++20",
                           next(line for line in output.splitlines() if "error" in line))
 
