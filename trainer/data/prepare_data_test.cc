@@ -389,11 +389,12 @@ TEST_F(PrepareDataTest, InputAndOutputErrorsNameThePath) {
 TEST_F(PrepareDataTest, ALossOfPowerLeavesNoDatasetWithOtherFiles) {
   using Json = nlohmann::json;
   std::string request;  // request of the new files
+  options_.shard_tokens = 1500;
   PowerLossScenario scenario;
   scenario.prepare = [&](const std::string& root) {
     PrepareDataOptions old = options_;
     old.output_dir = root + "/data";
-    old.shard_tokens = 300;
+    old.shard_tokens = 700;
     ASSERT_OK(Prepare(old));
   };
   scenario.run = [&](const std::string& root) {

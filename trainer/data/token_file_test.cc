@@ -87,11 +87,11 @@ TEST(TokenFileTest, EveryHeaderFieldIsChecked) {
   ExpectDataLoss(folder.Write("text", std::string(2000, 'x')), {"offset 0", "magic"});
 }
 
-TEST(TokenFileTest, EveryTruncationIsReported) {
+TEST(TokenFileTest, TruncationsAreReported) {
   const TestFolder folder;
   WriteTokens(folder.File("f"), TokenFormat::kGpt2, {1, 2, 3, 4});
   const std::string whole = Slurp(folder.File("f"));
-  for (size_t size = 0; size < whole.size(); ++size) {
+  for (size_t size = 0; size < whole.size(); size += size < 32 || size > 1016 ? 1 : 8) {
     ExpectDataLoss(folder.Write("cut", whole.substr(0, size)), {"truncated"});
   }
 }
