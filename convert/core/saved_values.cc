@@ -373,8 +373,8 @@ SavedState StateOf(const Manifest& manifest) {
       return SavedValue{SavedValue::Tensor{name}};
     }
     const auto at = values.find(name);
-    if (at == values.end()) return std::nullopt;
-    placed.insert(name);
+    // A list has the places of all items, also of one that was left out.
+    if (at == values.end() || !placed.insert(name).second) return std::nullopt;
     return at->second;
   };
   const auto structure = entries.find(kStructureEntry);
@@ -393,24 +393,25 @@ SavedState StateOf(const Manifest& manifest) {
 
 std::vector<std::string> SetEntries(const SavedValue& root, Manifest& manifest) {
   std::vector<std::string> left_out;
-  const std::vector<Leaf> leaves = LeavesOf(root);
-  if (leaves.empty()) return left_out;
+  if (IsEmpty(root)) return left_out;
   std::set<std::string> names;
   for (const LogicalTensor& tensor : manifest.tensors()) names.insert(tensor.name());
   Json values = Json::object();
-  for (const Leaf& leaf : leaves) {
-    if (leaf.value->As<SavedValue::Tensor>() != nullptr) continue;
-    if (names.insert(leaf.name).second) {
-      values[leaf.name] = ToJson(*leaf.value, /*skeleton=*/false);
-    } else {
-      left_out.push_back(leaf.name);
+  SavedValue kept = root;  // a place that is left out would show the other leaf of its name
+  Prune(kept, [&](const std::string& name, const SavedValue& leaf) {
+    if (leaf.As<SavedValue::Tensor>() != nullptr) return true;
+    if (!names.insert(name).second) {
+      left_out.push_back(name);
+      return false;
     }
-  }
+    values[name] = ToJson(leaf, /*skeleton=*/false);
+    return true;
+  });
   const bool is_new = !manifest.has_trainer();
   auto& entries = *manifest.mutable_trainer()->mutable_extra();
   if (is_new) entries[kUnknownStepEntry] = "";
   entries[kValuesEntry] = Dump(values);
-  entries[kStructureEntry] = StructureToJson(root);
+  entries[kStructureEntry] = StructureToJson(kept);
   return left_out;
 }
 

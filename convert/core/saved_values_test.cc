@@ -89,6 +89,14 @@ TEST(SavedValuesTest, LeavesOfOneNameAreNamed) {
                                   {Text("a.b"), {int64_t{2}}},
                                   {Text("c"), {int64_t{3}}}});
   EXPECT_THAT(SetEntries(tree, manifest), ElementsAre("a.b", "c"));
+  EXPECT_TRUE(StateOf(manifest).root == DictOf({{Text("a"), DictOf({{Text("b"), {int64_t{1}}}})}}));
+  const auto with_item = [](SavedValue item) {
+    const SavedValue dict = DictOf({{Text("x"), {true}}});
+    return DictOf(
+        {{Text("l.1"), {int64_t{7}}}, {Text("l"), {SavedValue::List{{dict, std::move(item)}}}}});
+  };
+  EXPECT_THAT(SetEntries(with_item({int64_t{5}}), manifest), ElementsAre("l.1"));
+  EXPECT_TRUE(StateOf(manifest).root == with_item({SavedValue::None{}}));
 }
 
 TEST(SavedValuesTest, KindsOfThePackage) {
