@@ -102,6 +102,8 @@ TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
   const Result begun = MustTrain(
       "run", 6, {Load("run"), "--seq-length=16", "--load-content=model,optimizer,scheduler,rng"});
   EXPECT_THAT(begun.out, HasSubstr("weights and optimizer, reading the data from the beginning"));
+  constexpr char kOnce[] = "a restart of this command leaves the same parts out again";
+  EXPECT_THAT(begun.out, HasSubstr(kOnce));
   EXPECT_THAT(begun.out, HasSubstr("step 5/6 "));
   const nlohmann::json last = Records("run").back();
   EXPECT_EQ(last["step"], 6);
@@ -109,6 +111,11 @@ TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
   // From then on as any run.
   const Result resumed = MustTrain("run", 8, {Load("run"), "--seq-length=16"});
   EXPECT_EQ(Records("run").back()["consumed_samples"], 32);
+  EXPECT_THAT(resumed.out, Not(HasSubstr(kOnce)));
+  // With another folder, such flags count for its checkpoint alone.
+  const Words other = {Load("run"), "--seq-length=16", "--no-load-optim"};
+  EXPECT_THAT(MustTrain("other", 10, other).out, Not(HasSubstr(kOnce)));
+  EXPECT_THAT(MustTrain("other", 12, other).out, Not(HasSubstr(kOnce)));
 }
 
 TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {

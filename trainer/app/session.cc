@@ -264,6 +264,11 @@ void NoteLoaded(const SavedRun& saved, const LoadContent& content, const LoadPol
       "loaded %s (step %d) in %.2f s: %s", saved.Describe(), saved.manifest().trainer().step(),
       absl::ToDoubleSeconds(loaded.report.duration), DescribeLoaded(content, policy, loaded)));
   for (const std::string& sentence : loaded.sentences) notes(sentence);
+  if (session.first_rank() && ResumesInPart(saved, session.given_checkpoint)) {
+    notes(
+        "WARNING: a restart of this command leaves the same parts out again: give these flags "
+        "once");
+  }
   if (session.first_rank() && session.resumed && session.progress.ledger.empty()) {
     notes(absl::StrCat("the ledger begins a new chain after step ", session.progress.step,
                        ": what was loaded does not continue one"));

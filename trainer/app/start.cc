@@ -86,6 +86,13 @@ absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, Tra
   return progress;
 }
 
+bool ResumesInPart(const SavedRun& saved, const CheckpointConfig& given) {
+  const LoadContent content = LoadContentOf(given);
+  const bool optimizer = content.optimizer || given.no_save_optim();
+  const bool is_whole = content.model && optimizer && content.sampler;
+  return saved.is_own && LoadsItsOwn(given) && !(is_whole && given.load_tensors().empty());
+}
+
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes) {
   if (config.checkpoint().strict_topology()) {
     const absl::Status same = CheckSameTopology(saved.manifest(), config);

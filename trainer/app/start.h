@@ -27,6 +27,10 @@ absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, Tra
 // settings allow differences. With strict_topology, also if the topology differs.
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes);
 
+// Returns whether the run leaves parts of its own checkpoint out, as its next start will again.
+// `given` is what the user gave.
+bool ResumesInPart(const SavedRun& saved, const CheckpointConfig& given);
+
 // Finds the model file of llm.c that llmc_filepath names. FailedPrecondition if it is another
 // model's. Collective.
 absl::StatusOr<SavedRun> FindLlmcFile(const TrainConfig& config, const RankGroup& group);
