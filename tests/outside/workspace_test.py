@@ -60,7 +60,7 @@ class WorkspaceTest(unittest.TestCase):
     def compile_programs(self):
         """With the sources' headers and messages, and some of the sources. Linked with the SDK."""
         bazel(self.workspace, "build", *QUIET, "--output_groups=compilation_outputs", "//...",
-              "@tessera//layout", "@tessera//storage", "@tessera//checkpoint/save")
+              "@tessera//layout", "@tessera//checkpoint/save")
         paths = {**os.environ, "PKG_CONFIG_PATH": f"{self.sdk}/lib/pkgconfig"}
         for name, package in (("columns", "tessera-checkpoint"),
                               ("columns_c", "tessera-checkpoint-c")):
