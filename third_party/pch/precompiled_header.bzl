@@ -7,6 +7,20 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 # test is in libraries, which are compiled as for users.
 TEST_COPTS = ["-O0", "-U_FORTIFY_SOURCE"]
 
+def _flags(ctx, toolchain, features, source, output, copts):
+    return cc_common.get_memory_inefficient_command_line(
+        feature_configuration = features,
+        action_name = ACTION_NAMES.cpp_compile,
+        variables = cc_common.create_compile_variables(
+            cc_toolchain = toolchain,
+            feature_configuration = features,
+            source_file = source,
+            output_file = output,
+            user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts +
+                                 ctx.attr.copts + copts,
+        ),
+    )
+
 def _precompiled_header(ctx):
     toolchain = find_cpp_toolchain(ctx)
     features = cc_common.configure_features(
@@ -17,21 +31,10 @@ def _precompiled_header(ctx):
         unsupported_features = ctx.disabled_features + ["layering_check", "module_maps"],
     )
     output = ctx.actions.declare_file(ctx.label.name + ".pch")
-    flags = cc_common.get_memory_inefficient_command_line(
-        feature_configuration = features,
-        action_name = ACTION_NAMES.cpp_compile,
-        variables = cc_common.create_compile_variables(
-            cc_toolchain = toolchain,
-            feature_configuration = features,
-            source_file = "-",
-            output_file = "-",
-            # The sizes of headers tell whether they have changed; copies of a cache have new times.
-            user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts +
-                                 ctx.attr.copts +
-                                 ["-Xclang", "-fno-pch-timestamp", "-fmodules-strict-decluse",
-                                  "-fpch-instantiate-templates"],
-        ),
-    )
+    # The sizes of headers tell whether they have changed; copies of a cache have new times.
+    copts = ["-Xclang", "-fno-pch-timestamp", "-fmodules-strict-decluse"]
+    copts += ["-fpch-instantiate-templates"] + (["-fpch-codegen"] if ctx.outputs.object else [])
+    flags = _flags(ctx, toolchain, features, "-", "-", copts)
     compiler = cc_common.get_tool_for_action(
         feature_configuration = features,
         action_name = ACTION_NAMES.cpp_compile,
@@ -48,26 +51,56 @@ def _precompiled_header(ctx):
         outputs = [output],
         use_default_shell_env = True,
     )
+    if ctx.outputs.object:
+        ctx.actions.run(
+            mnemonic = "PrecompileHeader",
+            executable = compiler,
+            arguments = _flags(
+                ctx,
+                toolchain,
+                features,
+                output.path,
+                ctx.outputs.object.path,
+                ["-Wno-unused-command-line-argument"],
+            ),
+            inputs = depset([output], transitive = [toolchain.all_files]),
+            outputs = [ctx.outputs.object],
+            use_default_shell_env = True,
+        )
     return [DefaultInfo(files = depset([output]))]
 
 _pch = rule(
     implementation = _precompiled_header,
     attrs = {
         "copts": attr.string_list(),
+        "object": attr.output(),
         "srcs": attr.label_list(allow_files = [".inc"], mandatory = True),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
     toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
-    doc = "Makes NAME.pch of `srcs`, one after the other.",
+    doc = "Makes NAME.pch of `srcs`, one after the other, and `object` of its functions.",
 )
 
-def precompiled_header(name, srcs, copts = []):
-    _pch(name = name, srcs = srcs, copts = copts)
+def precompiled_header(name, srcs, copts = [], object = None, **others):
+    """A header, and NAME_headers, on which what is compiled with it depends.
+
+    Args:
+      name: of the header.
+      srcs: its parts.
+      copts: of the header, and of what is compiled with it.
+      object: an object that gets the code of all inline functions of the header. What is compiled
+        with it has no code for these, so that it is compiled and linked in less time.
+      **others: as of NAME_headers, a cc_library.
+    """
+    _pch(name = name, srcs = srcs, copts = copts, object = object, testonly = object != None)
     # As an input of what depends on it.
     native.cc_library(
         name = name + "_headers",
+        srcs = [object] if object else [],
         textual_hdrs = [":" + name],
+        testonly = object != None,
+        **others
     )
 
 def is_ours():
