@@ -14,7 +14,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
@@ -67,11 +66,8 @@ Manifest NewMetadata(const NamedCheckpoint& source, const Topology& topology,
   const std::string unread = convert::DescribeUnread(source.format);
   if (!unread.empty()) notes.push_back(unread);
   if (const convert::SavedValue* const state = source.foreign_state()) {
-    const std::vector<std::string> left_out = convert::SetEntries(*state, metadata);
-    if (!left_out.empty()) {
-      notes.push_back(absl::StrCat("Left out, as other values or tensors have these names: ",
-                                   JoinFirst(left_out, ", "), "."));
-    }
+    convert::NoteLeftOut("values with the name of another value or tensor",
+                         convert::SetEntries(*state, metadata), notes);
   }
   metadata.clear_tensors();
   metadata.clear_files();

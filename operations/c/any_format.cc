@@ -12,6 +12,7 @@
 #include "checkpoint/c/tessera_checkpoint.h"
 #include "convert/core/errors.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
 #include "convert/write_foreign.h"
@@ -66,7 +67,8 @@ absl::Status Open(const std::string& name, const SourceOptions& options, tessera
   // The same entries that a conversion to this library's format would have.
   if (const convert::SavedValue* const state = named.foreign_state()) {
     Manifest manifest = handle->checkpoint.manifest();
-    convert::SetEntries(*state, manifest);
+    convert::NoteLeftOut("values with the name of another value or tensor",
+                         convert::SetEntries(*state, manifest), handle->notes);
     for (auto& [entry, bytes] : *manifest.mutable_trainer()->mutable_extra()) {
       handle->metadata.entries[entry] = std::move(bytes);
     }

@@ -18,6 +18,7 @@ import traceback
 import types
 import unittest
 import unittest.mock
+import zipfile
 
 import numpy as np
 import tessera_ckpt
@@ -140,6 +141,14 @@ class LoadWithoutAStateTest(Case):
         with unittest.mock.patch.dict(sys.modules, {"ml_dtypes": fake}):
             made = tessera_ckpt._tensors.empty_of("numpy", "bfloat16", (4,), "w")
         self.assertEqual((made.dtype, made.shape), (np.dtype("u2"), (4,)))
+
+    def test_values_of_one_name_in_a_file_of_torch(self):
+        path = f"{self.folder}.pt"
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("x/data.pkl", pickle.dumps({"a.b": 1, "a": {"b": 2, "c": 3}}, 2))
+        foreign = tessera_ckpt.open_foreign(path)
+        self.assertEqual(foreign.load(), {"a.b": 1, "a": {"c": 3}})
+        self.assertRegex(foreign.notes[0], "Left out: .* another value or tensor: a.b.")
 
     def test_checkpoints_that_do_not_tell_their_containers(self):
         exported = write_gpt2(f"{self.folder}.gpt2", vocab_size=300)
