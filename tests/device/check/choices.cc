@@ -131,6 +131,20 @@ absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
       device, model, folder, [&] { *steps += proposal == 0 ? 1 : 0; }, &trained);
 }
 
+// Returns the user's table. Fails here rather than after all measurements.
+absl::StatusOr<std::string> WritableTable(const std::string& device) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string path, cuda::ProductTablePath());
+  TESSERA_RETURN_IF_ERROR(cuda::AddProposals(path, device, {}));
+  return path;
+}
+
+// Adds what became of a measurement that was written to the table to its outcome.
+void AddWritten(const absl::Status& written, const std::string& text, CheckOutcome* outcome) {
+  if (!written.ok()) outcome->kind = CheckOutcome::kFailed;
+  absl::StrAppend(&outcome->detail, "\n",
+                  written.ok() ? text : absl::StrCat("not written: ", written.message()));
+}
+
 // Whether the two compute attention in the same way.
 bool AttendAlike(const cuda::ProductChoices& a, const cuda::ProductChoices& b) {
   const auto way = [](const cuda::ProductChoices& choices) {
@@ -298,13 +312,9 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
 CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& ways,
                          const TimedModel& model, const std::string& folder,
                          const ChoiceCheck& check, const Deadline& deadline) {
-  const absl::StatusOr<std::string> path = cuda::ProductTablePath();
-  if (!path.ok()) return OutcomeOf(path.status());
   const std::string name = cuda::DeviceName(device.type, device.products);
-  // Fails here rather than after all measurements.
-  if (const absl::Status status = cuda::AddProposals(*path, name, {}); !status.ok()) {
-    return OutcomeOf(status);
-  }
+  const absl::StatusOr<std::string> path = WritableTable(name);
+  if (!path.ok()) return OutcomeOf(path.status());
   TimedModel short_model = model;
   short_model.saves = false;
   short_model.steps = kStepsOfAWay;
@@ -362,13 +372,10 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
     outcome.kind = CheckOutcome::kLeftOut;
     return outcome;
   }
-  if (const absl::Status status = cuda::SetWays(*path, name, chosen); !status.ok()) {
-    outcome.kind = CheckOutcome::kFailed;
-    absl::StrAppend(&outcome.detail, "\nnot written: ", status.message());
-    return outcome;
-  }
-  absl::StrAppend(&outcome.detail, "\nwritten to ", *path, ": ",
-                  chosen.empty() ? "none" : cuda::WaysText(chosen));
+  AddWritten(
+      cuda::SetWays(*path, name, chosen),
+      absl::StrCat("written to ", *path, ": ", chosen.empty() ? "none" : cuda::WaysText(chosen)),
+      &outcome);
   return outcome;
 }
 
@@ -414,23 +421,14 @@ CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
 
 CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
                              const std::string& folder, const Deadline& deadline) {
-  const absl::StatusOr<std::string> path = cuda::ProductTablePath();
-  if (!path.ok()) return OutcomeOf(path.status());
   const std::string name = cuda::DeviceName(device.type, device.products);
-  // Fails here rather than after all measurements.
-  if (const absl::Status status = cuda::AddProposals(*path, name, {}); !status.ok()) {
-    return OutcomeOf(status);
-  }
+  const absl::StatusOr<std::string> path = WritableTable(name);
+  if (!path.ok()) return OutcomeOf(path.status());
   cuda::ProductProposals fastest;
   CheckOutcome outcome = CompareProposals(device, model, folder, &fastest, deadline);
   if (outcome.kind != CheckOutcome::kPassed) return outcome;
-  const absl::Status written = cuda::AddProposals(*path, name, fastest);
-  if (!written.ok()) {
-    outcome.kind = CheckOutcome::kFailed;
-    absl::StrAppend(&outcome.detail, "\nnot written: ", written.message());
-    return outcome;
-  }
-  absl::StrAppend(&outcome.detail, "\nwritten to ", *path, ", for train --product-table=", *path);
+  AddWritten(cuda::AddProposals(*path, name, fastest),
+             absl::StrCat("written to ", *path, ", for train --product-table=", *path), &outcome);
   return outcome;
 }
 
