@@ -15,8 +15,8 @@ namespace {
 
 constexpr char kTemporarySuffix[] = ".tmp-";
 
-// Returns the length of the contents and 96 bits of hashes. Only by chance, which nothing guards
-// against, do other contents have the same version.
+// Returns the length of the contents and 96 bits of hashes. Other contents have the same version
+// only by chance; nothing guards against an adversary.
 std::string VersionOf(std::string_view contents) {
   return absl::StrCat(contents.size(), "-", std::hash<std::string_view>()(contents), "-",
                       Crc32c(AsBytes(contents)));

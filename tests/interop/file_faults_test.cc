@@ -156,7 +156,7 @@ std::vector<FaultCase> FaultCases() {
 }
 
 // Losses that are not named, because nothing tells that there ever was such a file, or because the
-// message names something else. FaultCases and files are patterns; `faults` lists names.
+// message names something else. `cases` and `file` are patterns; `faults` lists names.
 struct Exception {
   std::string cases, file, faults, reason;
 };
