@@ -93,6 +93,9 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
       if (i < indices.size()) choose(indices[i]);
     }
   };
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (options.deletes() && !candidates[i].rolling && !candidates[i].intact) choose(i);
+  }
   choose_permanent(/*as_permanent=*/false);
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (candidates[i].rolling) choose(i);
@@ -219,7 +222,14 @@ Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
   RetentionCandidate& candidate = described.candidate;
   candidate.intact = candidate.good = manifest.ok();
   if (!manifest.ok() && !MayBeDamage(manifest.status())) described.unknown = manifest.status();
-  if (!manifest.ok()) return described;
+  if (!manifest.ok()) {
+    for (const std::string& name :
+         ListIfThere(storage_, checkpoint.directory).value_or(std::vector<std::string>())) {
+      const auto file = storage_.Open(JoinPath(checkpoint.directory, name));
+      if (file.ok()) described.bytes += (*file)->size_bytes();
+    }
+    return described;
+  }
   const TrainerState& trainer = manifest->trainer();
   const int64_t created = manifest->producer().created_unix_ms();
   if (created != 0) candidate.saved_at = absl::FromUnixMillis(created);

@@ -41,15 +41,16 @@ struct RetentionCandidate {
 
 // Returns the indices of the checkpoints to delete, ascending; never of the newest, nor of the
 // newest good one. `candidates` are permanent and ascend by step. Only intact ones count as one of
-// RetentionOptions::newest; others stay as long as fewer of these are newer.
+// RetentionOptions::newest; a damaged one stays while fewer intact ones than that are newer.
 std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
                                    std::span<const RetentionCandidate> candidates, absl::Time now);
 
 // Returns the indices of the checkpoints that may be deleted if the save of `coming` lacks space,
 // in the order of deletion:
-// 1. permanent ones that the policy gives up for the save anyway;
-// 2. rolling ones;
-// 3. permanent ones that the policy gives up if the newest good checkpoint and the coming one are
+// 1. damaged permanent ones, if the policy deletes any at all;
+// 2. permanent ones that the policy gives up for the save anyway;
+// 3. rolling ones;
+// 4. permanent ones that the policy gives up if the newest good checkpoint and the coming one are
 //    taken as permanent.
 //
 // `candidates`, of both kinds, ascend by step. Never returns the newest good one, so that until the

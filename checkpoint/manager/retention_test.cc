@@ -93,7 +93,9 @@ TEST(RetentionTest, DamagedOnesAreNotAmongTheNewest) {
   EXPECT_EQ(Kept({.newest = 1}, candidates), (Steps{90, 100}));
   EXPECT_EQ(Kept({.every_steps = 60}, candidates), (Steps{60, 90, 100}));
   const RetentionCandidate coming = {.step = 110, .good = false};
-  EXPECT_EQ(MakeRoom({.newest = 3}, candidates, coming), (Steps{10, 20, 30, 40, 50, 60}));
+  EXPECT_EQ(MakeRoom({.newest = 3}, candidates, coming), (Steps{30, 80, 100, 10, 20, 40, 50, 60}));
+  EXPECT_EQ(MakeRoom({.every_steps = 10}, candidates, coming), (Steps{30, 80, 100}));
+  EXPECT_EQ(MakeRoom({}, candidates, coming), (Steps{}));
 }
 
 TEST(RetentionTest, NothingToChooseFrom) {

@@ -328,6 +328,20 @@ TEST_F(SavedCheckpointsTest, NoRoomIsMadeOfWhatCannotBeRead) {
   EXPECT_THAT(Steps(), ElementsAre(10, 30));
 }
 
+TEST_F(SavedCheckpointsTest, DamagedOnesMakeRoom) {
+  storage_.SetDiskBytes(1 << 20);
+  for (const int64_t step : {20, 30, 40, 50}) SaveWithHealth(step, true, true);
+  Damage(Data("step-00000030"), [](std::string& bytes) { bytes.pop_back(); });
+  Damage("step-00000040/manifest.pb", [](std::string& bytes) { bytes.back() ^= 1; });
+  const uint64_t bytes =
+      Contents(Data("step-00000030")).size() + Contents(Data("step-00000040")).size();
+  Retention retention(storage_, {.newest = 3});
+  ASSERT_OK_AND_ASSIGN(const auto deleted,
+                       retention.MakeRoom({60, false, *storage_.FreeBytes() + bytes}, absl::Now()));
+  EXPECT_THAT(deleted, ElementsAre("step-00000030", "step-00000040"));
+  EXPECT_THAT(Steps(), ElementsAre(20, 50));
+}
+
 // A checkpoint that was copied from an object store, with what was set aside there in its folder.
 TEST_F(SavedCheckpointsTest, WhatWasSetAsideInItsFolderStaysInACopyOnADisk) {
   Save(10);
