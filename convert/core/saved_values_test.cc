@@ -97,6 +97,13 @@ TEST(SavedValuesTest, LeavesOfOneNameAreNamed) {
   };
   EXPECT_THAT(SetEntries(with_item({int64_t{5}}), manifest), ElementsAre("l.1"));
   EXPECT_TRUE(StateOf(manifest).root == with_item({SavedValue::None{}}));
+  const auto with_dict = [](SavedValue dict) {
+    return DictOf({{Text("l.0.x"), {int64_t{1}}},
+                   {Text("l"), {SavedValue::List{{std::move(dict), {int64_t{5}}}}}}});
+  };
+  EXPECT_THAT(SetEntries(with_dict(DictOf({{Text("x"), {int64_t{2}}}})), manifest),
+              ElementsAre("l.0.x"));
+  EXPECT_TRUE(StateOf(manifest).root == with_dict(DictOf({})));
 }
 
 TEST(SavedValuesTest, KindsOfThePackage) {

@@ -61,9 +61,12 @@ bool PruneBelow(SavedValue& value, std::string& name, const IsWanted& is_wanted)
   return KeepChildren(value, [&](const PathPart& part, SavedValue& child) {
     const size_t bytes = name.size();
     absl::StrAppend(&name, name.empty() ? "" : ".", part.ToString());
+    const bool is_branch = IsBranch(child);
     const bool is_kept = PruneBelow(child, name, is_wanted);
     name.resize(bytes);
-    if (!is_kept) child = SavedValue{SavedValue::None{}};
+    // A list whose only dict is gone would be a leaf.
+    if (!is_kept)
+      child = is_branch ? SavedValue{SavedValue::Dict{}} : SavedValue{SavedValue::None{}};
     return is_kept;
   });
 }

@@ -115,7 +115,7 @@ bool KeepChildren(SavedValue& branch,
                   const std::function<bool(const PathPart&, SavedValue& child)>& keep);
 
 // Removes the leaves for whose names `is_wanted` returns false, and the branches that become empty.
-// In a list that keeps others, None takes their places.
+// In a list that keeps others, None takes a leaf's place, and an empty dict that of a branch.
 void Prune(SavedValue& root,
            const std::function<bool(const std::string&, const SavedValue&)>& is_wanted);
 
