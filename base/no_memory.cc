@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// Does not throw: without memory for the message, it is empty.
+// Neither of these throws: without memory for the message, it is empty.
 absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action) {
   const auto* const known = dynamic_cast<const NoMemory*>(&error);
   if (known != nullptr && !known->error().ok()) return known->error();
@@ -22,9 +22,13 @@ absl::Status NoMemoryStatus(const std::bad_alloc& error, std::string_view action
 absl::Status ExceptionStatus(const std::exception& error, std::string_view action) {
   const auto* const no_memory = dynamic_cast<const std::bad_alloc*>(&error);
   if (no_memory != nullptr) return NoMemoryStatus(*no_memory, action);
-  return absl::InternalError(absl::StrCat(action.empty() ? "" : "cannot ", View(action),
-                                          action.empty() ? "" : ": ",
-                                          "an exception was thrown: ", error.what()));
+  try {
+    return absl::InternalError(absl::StrCat(action.empty() ? "" : "cannot ", View(action),
+                                            action.empty() ? "" : ": ",
+                                            "an exception was thrown: ", error.what()));
+  } catch (const std::bad_alloc& missing) {
+    return NoMemoryStatus(missing, action);
+  }
 }
 
 }  // namespace tessera

@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <fstream>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "base/fail_allocation.h"
+#include "base/no_memory.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 
@@ -102,6 +104,16 @@ TEST_F(ThreadsTest, MissingMemoryIsAStatusEvenWithoutMemoryForItsMessage) {
   {
     const FailAllocation fail(0, /*and_later=*/true);
     status = StartThread([] {}).status();
+  }
+  EXPECT_EQ(status, absl::Status(absl::StatusCode::kResourceExhausted, ""));
+}
+
+TEST_F(ThreadsTest, AnExceptionIsAStatusEvenWithoutMemoryForItsMessage) {
+  const std::runtime_error error("mine");
+  absl::Status status;
+  {
+    const FailAllocation fail(0, /*and_later=*/true);
+    status = ExceptionStatus(error, "go on");
   }
   EXPECT_EQ(status, absl::Status(absl::StatusCode::kResourceExhausted, ""));
 }
