@@ -10,6 +10,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
+#include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "checkpoint/directory/directory.h"
@@ -301,8 +302,10 @@ absl::Status Scanner::ReadPieces(const Pieces& all, std::vector<AlignedBuffer>& 
       return Started{*index, data, StartPiece(piece, data)};
     };
     ReadAhead(start, [&](const Started& read, const absl::Status& status) {
-      progress.End(read.index,
-                   FinishPiece(status, all.pieces[read.index], read.data, worker, function));
+      progress.End(read.index, CatchNoMemory("", [&] {
+                     return FinishPiece(status, all.pieces[read.index], read.data, worker,
+                                        function);
+                   }));
     });
     return absl::OkStatus();
   }));

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "checkpoint/format/digest.h"
@@ -256,6 +260,20 @@ TEST_F(ScanTest, AnErrorOfTheCallbackEndsTheScan) {
       scanner.WholeFiles(),
       [](int, const FilePiece&, const std::byte*) { return absl::AbortedError("enough"); });
   EXPECT_TRUE(absl::IsAborted(status)) << status;
+}
+
+TEST_F(ScanTest, AFunctionThatThrowsInOneReaderEndsTheOthers) {
+  std::atomic<int> calls = 0;
+  ScanOptions options = {.io_threads = 2, .staging_bytes = 2 * kChunkBytes};
+  options.is_cancelled = [&]() -> bool {
+    if (++calls == 2) throw std::runtime_error("mine");
+    absl::SleepFor(absl::Milliseconds(50));  // the other reader begins meanwhile
+    return false;
+  };
+  std::string seen;
+  const absl::Status thrown = Scan(options, seen);
+  EXPECT_TRUE(absl::IsInternal(thrown)) << thrown;
+  EXPECT_LT(calls, 5) << "of 17 pieces";
 }
 
 TEST_F(ScanTest, EveryFileThatCannotBeReadIsListed) {
