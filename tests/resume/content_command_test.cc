@@ -81,7 +81,7 @@ TEST_F(ContentCommandTest, RecordsOfAnotherRunStay) {
   const Result result = MustRun(
       Alone({"--train-iters=4", Load("run"), "--save-interval=2",
              "--run-dir=" + RunDir("used").string(), "--save=" + (root_ / "new").string()}));
-  EXPECT_THAT(result.out, HasSubstr("the records of an earlier run are kept in "));
+  EXPECT_THAT(result.out, HasSubstr("the earlier records are kept in "));
   EXPECT_EQ(ReadFile(records.string() + ".before"), before);
   EXPECT_EQ(Losses("used").begin()->first, 3);
 }

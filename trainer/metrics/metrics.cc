@@ -70,30 +70,21 @@ std::string LastFields(const StepMetrics& metrics) {
   return absl::StrCat(text, "}}");
 }
 
-// Returns the file's records up to `last_step`; empty if the file does not exist.
-absl::StatusOr<KeptRecords> ReadRecords(const std::string& path, int64_t last_step,
-                                        const NoteSink& notes) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string log, ReadRecordFile(path));
-  KeptRecords kept = KeepRecords(log, last_step);
-  for (const std::string& note : kept.notes) {
-    if (notes != nullptr) notes(absl::StrCat(path, ": ", note));
-  }
-  return kept;
-}
-
-// Renames the records of an earlier run. A start without its checkpoints, on a file system that is
-// not mounted for example, must not delete them.
-absl::Status KeepEarlierRun(const std::string& path, const NoteSink& notes) {
-  std::error_code error;
-  const uintmax_t size = std::filesystem::file_size(path, error);
-  if (error || size == 0) return absl::OkStatus();
+// Keeps a copy of a file with these records. A start without its checkpoints, on a file system that
+// is not mounted for example, must not delete them.
+absl::Status KeepEarlierRecords(const std::string& path, std::string_view log,
+                                const NoteSink& notes) {
+  if (log.empty()) return absl::OkStatus();
   const std::string kept = path + ".before";
-  // If such a start is repeated, the longer one is kept.
-  const uintmax_t earlier = std::filesystem::file_size(kept, error);
-  if (!error && earlier > size) return absl::OkStatus();
-  std::filesystem::rename(path, kept, error);
-  if (error) return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
-  if (notes != nullptr) notes(absl::StrCat("the records of an earlier run are kept in ", kept));
+  // If such a start is repeated, the longer ones are kept.
+  std::error_code error;
+  const uintmax_t size = std::filesystem::file_size(kept, error);
+  const bool has_longer = !error && size > log.size();
+  if (!has_longer) TESSERA_RETURN_IF_ERROR(ReplaceFile(kept, log));
+  if (notes == nullptr) return absl::OkStatus();
+  notes(has_longer ? absl::StrCat("the earlier records of ", path,
+                                  " are deleted: there are longer ones in ", kept)
+                   : absl::StrCat("the earlier records are kept in ", kept));
   return absl::OkStatus();
 }
 
@@ -182,16 +173,20 @@ int64_t StepMetrics::wire_bytes() const {
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
     const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes,
     const std::string* loaded_ledger) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string log, ReadRecordFile(path));
   KeptRecords kept;
-  if (resumed_step.has_value()) {
-    TESSERA_ASSIGN_OR_RETURN(kept, ReadRecords(path, *resumed_step, notes));
+  if (resumed_step.has_value()) kept = KeepRecords(log, *resumed_step);
+  for (const std::string& note : kept.notes) {
+    if (notes != nullptr) notes(absl::StrCat(path, ": ", note));
   }
   const bool is_other = loaded_ledger != nullptr;
-  const bool continues = resumed_step.has_value() && (!is_other || kept.ledger == *loaded_ledger);
+  const bool continues = resumed_step.has_value() &&
+                         (!is_other || (!loaded_ledger->empty() && kept.ledger == *loaded_ledger));
   if (!continues || (is_other && kept.lost_steps > 0)) {
-    TESSERA_RETURN_IF_ERROR(KeepEarlierRun(path, notes));
+    TESSERA_RETURN_IF_ERROR(KeepEarlierRecords(path, log, notes));
   }
-  if (!continues) kept = {};
+  if (!continues && !kept.begins_after) kept = {};
+  if (!continues) kept = {.lost_steps = kept.lost_steps, .lost_seconds = kept.lost_seconds};
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, kept.text));
   std::unique_ptr<MetricsWriter> writer(new MetricsWriter(std::move(file)));
   writer->lost_ = {.step = resumed_step.value_or(0),
@@ -264,6 +259,7 @@ KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
     }
     if (line.record.kind == "eval") kept.evaluated_step = line.record.step;
   }
+  kept.begins_after = recorded.empty() && lost.contains(last_step + 1);
   if (!damaged.empty()) {
     kept.notes.push_back(absl::StrCat(Plural("line", damaged), damaged.size() == 1 ? " is" : " are",
                                       " damaged and dropped: not a record of a step"));

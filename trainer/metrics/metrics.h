@@ -125,15 +125,16 @@ class RateMeter {
 // none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
-  // Without a `resumed_step`, starts a new run. The records of an earlier run are kept in
-  // `path`.before, unless longer ones are there; `notes` (may be null) receives a sentence.
+  // Without a `resumed_step`, starts a new run. Earlier records are kept in `path`.before, unless
+  // longer ones are there; `notes` (may be null) receives a sentence.
   //
   // With it, the file keeps the records up to that step, each once (KeepRecords()), by rename;
   // `notes` receives a sentence about damaged and missing records.
   //
   // `loaded_ledger` is the ledger of a checkpoint that the run did not save itself; null if it did.
-  // Unless the record of that step has it, the records are another run's: the file begins anew.
-  // They are kept in `path`.before then, and also if there are records of later steps.
+  // Unless the record of that step has it, the file begins anew. Earlier records are then kept
+  // likewise, and also if there are some of later steps. Records that begin with the step after the
+  // resumed one are of this run, which has died before it saved; others are another run's.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
       const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes = nullptr,
       const std::string* loaded_ledger = nullptr);
@@ -180,6 +181,8 @@ struct KeptRecords {
   // Number of dropped records of steps after the last one, which were computed in vain.
   int64_t lost_steps = 0;
   double lost_seconds = 0;
+  // Whether no step up to the last one is recorded, but the next one is.
+  bool begins_after = false;
   int64_t evaluated_step = -1;  // the last one; -1 without an evaluation
   std::string ledger;           // of the last step's record; empty without one
 };

@@ -161,11 +161,18 @@ TEST(MetricsWriterTest, ARunKeepsTheRecordsUpToTheStepThatItResumes) {
 
 TEST(MetricsWriterTest, TheLongestRecordsOfEarlierRunsAreKept) {
   const std::string path = Path("earlier.jsonl");
-  WriteFile(path + ".before", "{\"step\":1}\n{\"step\":2}\n");
-  WriteFile(path, "{\"step\":1}\n");
-  Open(path, std::nullopt);
+  WriteFile(path, "{\"step\":1}\n{\"step\":2}\n");
+  std::vector<std::string> notes;
+  const NoteSink note = [&](const std::string& text) { notes.push_back(text); };
+  OrFail(MetricsWriter::Open(path, std::nullopt, note));
+  WriteFile(path, "{\"step\":3}\n");
+  OrFail(MetricsWriter::Open(path, std::nullopt, note));
   EXPECT_EQ(Steps(path + ".before"), (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(Read(path), "");
+  EXPECT_EQ(notes, (std::vector<std::string>{"the earlier records are kept in " + path + ".before",
+                                             "the earlier records of " + path +
+                                                 " are deleted: there are longer ones in " + path +
+                                                 ".before"}));
 }
 
 // The checkpoint is one that the run did not save itself.
@@ -176,21 +183,51 @@ TEST(MetricsWriterTest, RecordsOfAnotherRunAreKeptApart) {
     std::string log;
     int64_t resumed;
     std::string ledger, kept, before;
-    bool continues = true;
+    int64_t lost_steps = 0;
   } cases[] = {{first + second, 2, "b", first + second, ""},
-               {first + second, 1, "a", first, first + second},
-               {first + second, 2, "c", "", first + second, false},
-               {first, 2, "b", "", first, false},
-               {second, 1, "", "", second}};
+               {first + second, 1, "a", first, first + second, 1},
+               {first + second, 1, "c", "", first + second},
+               {first + second, 2, "c", "", first + second},
+               {first, 2, "b", "", first},
+               {first, 2, "", "", first},  // two that do not know their ledger are not one
+               // A run that died before its first save.
+               {second, 1, "a", "", second, 1},
+               {second, 1, "", "", second, 1},
+               {"{\"kind\":\"eval\",\"step\":1}\n" + second, 1, "a", "",
+                "{\"kind\":\"eval\",\"step\":1}\n" + second, 1},
+               {second, 0, "a", "", second}};
   const std::string path = Path("other.jsonl");
-  for (const auto& [log, resumed, ledger, kept, before, continues] : cases) {
+  for (const auto& [log, resumed, ledger, kept, before, lost_steps] : cases) {
     std::filesystem::remove(path + ".before");
     WriteFile(path, log);
     const auto writer = OrFail(MetricsWriter::Open(path, resumed, nullptr, &ledger));
     EXPECT_EQ(Read(path), kept);
     EXPECT_EQ(Read(path + ".before"), before);
-    EXPECT_EQ(writer->continues(), continues);
+    EXPECT_EQ(writer->continues(), !kept.empty());
+    EXPECT_EQ(writer->lost().lost_steps, lost_steps) << log << resumed;
+    EXPECT_EQ(writer->evaluated_step(), -1);
   }
+}
+
+// Wherever the process ends, the next one finds the records to compare with.
+TEST(MetricsWriterTest, ARecordFileIsThereWhileEarlierRecordsAreKept) {
+  const std::string kept = "{\"kind\":\"step\",\"step\":1,\"ledger\":\"a\"}\n";
+  const std::string old = kept + "{\"kind\":\"step\",\"step\":2}\n";
+  PowerLossScenario scenario;
+  scenario.prepare = [&](const std::string& root) { WriteFile(root + "/metrics.jsonl", old); };
+  scenario.run = [](const std::string& root) {
+    const std::string ledger = "a";
+    return MetricsWriter::Open(root + "/metrics.jsonl", 1, nullptr, &ledger).status();
+  };
+  scenario.check = [&](const FileImage& image, bool finished) -> std::string {
+    const auto at = image.find("metrics.jsonl"), before = image.find("metrics.jsonl.before");
+    if (at == image.end()) return "the file is gone";
+    if (at->second == old && !finished) return "";
+    return at->second == kept && before != image.end() && before->second == old
+               ? ""
+               : "it holds " + at->second;
+  };
+  EXPECT_EQ(CheckEverySync(scenario, testing::TempDir() + "/power_loss_other", nullptr), "");
 }
 
 TEST(MetricsWriterTest, ResumingSurvivesALossOfPowerAndNeedsEachSync) {
