@@ -18,7 +18,7 @@ void WriteInfiniTrainConfig(const ModelConfig& config, nlohmann::ordered_json& j
   json["n_embd"] = config.hidden_size();
 }
 
-// DescribesInfiniTrain the rows of queries, followed by those of keys and those of values.
+// Describes the rows of queries, followed by those of keys and those of values.
 ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer) {
   const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
   const int64_t groups = config.num_query_groups(), kv = groups * d;

@@ -27,8 +27,8 @@ absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, Tra
 // settings allow differences. With strict_topology, also if the topology differs.
 absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const NoteSink& notes);
 
-// Returns whether the run leaves parts of its own checkpoint out, as its next start will again.
-// `given` is what the user gave.
+// Returns whether the run leaves weights, optimizer or the position in the data of its own
+// checkpoint out, as its next start will again. `given` is what the user gave.
 bool ResumesInPart(const SavedRun& saved, const CheckpointConfig& given);
 
 // Finds the model file of llm.c that llmc_filepath names. FailedPrecondition if it is another
