@@ -155,8 +155,8 @@ TEST_F(ProductTableSessionTest, IsIgnoredIfItIsDamagedOrOfOtherDevices) {
   int run = 0;
   for (const auto& [table, reason] : std::map<std::string, std::string>{
            {damaged, "it is no table of products of version 1"},
-           {WriteTable("simulated GPU; fake cuBLASLt 2", ""), "it has no products of "},
-           {WriteTable("another GPU; fake cuBLASLt", ""), "it has no products of "}}) {
+           {WriteTable("simulated GPU; fake cuBLASLt 2", ""), "it has nothing for "},
+           {WriteTable("another GPU; fake cuBLASLt", ""), "it has nothing for "}}) {
     const std::string name = absl::StrCat("run", ++run);
     ASSERT_OK_AND_ASSIGN(const std::string notes, Run(WithTable(name, "dp2", table), Train));
     const std::string sentence = absl::StrCat("product_table=", table, " is not used: ", reason);
@@ -193,7 +193,7 @@ TEST_F(ProductTableSessionTest, IsUsedByAllRanksOrByNone) {
   ASSERT_OK(cuda::SetWays(of_ways, kDevice, {{"sums", true}}));
   ASSERT_OK(Run(Config("without", "dp2", true), Train));
   for (const auto& [table, reason] : std::map<std::string, std::string>{
-           {of_one, "it has no products of another GPU; fake cuBLASLt, the GPU of rank 1"},
+           {of_one, "it has nothing for another GPU; fake cuBLASLt, the GPU of rank 1"},
            {of_both, "it has other products for the GPU of rank 1 than for the GPU of rank 0"},
            {of_ways, "it has other products for the GPU of rank 1 than for the GPU of rank 0"}}) {
     const std::string name = fs::path(table).filename().string() + "_run";

@@ -91,8 +91,7 @@ absl::StatusOr<std::string> ReasonAgainst(const cuda::MeasuredProducts& mine,
   std::string reason;
   for (size_t rank = 0; rank < all.size() && reason.empty(); ++rank) {
     if (all[rank].starts_with('-')) {
-      reason =
-          absl::StrCat("it has no products of ", all[rank].substr(1), ", the GPU of rank ", rank);
+      reason = absl::StrCat("it has nothing for ", all[rank].substr(1), ", the GPU of rank ", rank);
     } else if (all[rank].starts_with('!')) {
       reason = absl::StrCat("the GPU of rank ", rank, " cannot: ", all[rank].substr(1));
     } else if (all[rank] != all[0]) {
