@@ -153,6 +153,12 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
               AllOf(HasSubstr("every 5 steps: 3 of them, and every 2 steps a rolling one"),
                     HasSubstr(five)));
   EXPECT_THAT(dry_run({"--max-checkpoint-keep=2"}), HasSubstr(five));
+  const std::string very_many = std::to_string(int64_t{1} << 50);  // of bytes, more than 64 bits
+  EXPECT_THAT(
+      MustRun(Alone({"--dry-run", "--train-iters=" + very_many, "--save-interval=1",
+                     "--save=" + Checkpoints("long").string()}))
+          .out,
+      AllOf(HasSubstr("every 1 steps: " + very_many + " of them"), Not(HasSubstr("; at most "))));
   EXPECT_THAT(
       dry_run({"--save-interval=5", "--save-last-step=false", "--non-persistent-save-interval=5"}),
       HasSubstr("every 5 steps: 2 of them; at most "));

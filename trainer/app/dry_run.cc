@@ -1,6 +1,7 @@
 #include "trainer/app/dry_run.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -177,7 +178,8 @@ std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
     at_once += std::min<int64_t>(Multiples(rolling, first_step, last), 2);
   }
   // The number of those that are saved by the clock is unknown.
-  if (checkpoint.save_interval_minutes() == 0 && !checkpoint.save_continuously()) {
+  const bool is_known = checkpoint.save_interval_minutes() == 0 && !checkpoint.save_continuously();
+  if (is_known && at_once <= std::numeric_limits<int64_t>::max() / bytes) {
     absl::StrAppend(&text, "; at most ", HumanBytes(at_once * bytes), " at once");
   }
   const auto storage = OpenStorage(checkpoint.save(), StoresOf(checkpoint));
