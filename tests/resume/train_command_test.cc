@@ -59,7 +59,10 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--vocab-size=50"}, 1, "tokens.bin");
   ExpectRefused({"--llmc-filepath=/nowhere/model.bin"}, 1, "/nowhere/model.bin");
   const std::string no_folder = Tokens() + "/x";
-  ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, no_folder);
+  ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, "save: cannot create the folder ");
+  for (const std::string saves : {"--save-interval=1", "--save-interval=0", "--dry-run"}) {
+    ExpectRefused({saves, "--save=" + Tokens()}, 2, "save: " + Tokens() + " is not a folder");
+  }
   ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
   // At the start, instead of after the training.
   ExpectRefused({"--export-llmc=/nowhere/model.bin"}, 1,

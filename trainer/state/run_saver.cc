@@ -65,9 +65,9 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Open(const TrainConfig& conf
   }
   ckpt::CheckpointManagerOptions options = saver->ManagerOptions();
   options.lock_wait = lock_wait;
-  TESSERA_ASSIGN_OR_RETURN(
-      saver->manager_,
-      ckpt::JobSaves::Open(checkpoint.save(), std::move(options), StoresOf(checkpoint)));
+  auto manager = ckpt::JobSaves::Open(checkpoint.save(), std::move(options), StoresOf(checkpoint));
+  TESSERA_RETURN_IF_ERROR(OfSave(manager.status()));
+  saver->manager_ = *std::move(manager);
   return saver;
 }
 

@@ -60,6 +60,11 @@ std::string ReplicaFolder(const CheckpointConfig& config, int rank) {
   return LocalFolderFor(config.save(), StoresOf(config), config.replicate_folder(), suffix);
 }
 
+absl::Status OfSave(const absl::Status& status) {
+  return status.ok() ? status
+                     : absl::Status(status.code(), absl::StrCat("save: ", status.message()));
+}
+
 absl::Status CheckFoldersApart(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint();
   if (checkpoint.async_upload()) {

@@ -215,11 +215,11 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
   // A run that does not save leaves everything as it is.
   TrainConfig looks_only = config;
   looks_only.mutable_checkpoint()->set_enable_save_ckpt(false);
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::CheckpointManager> manager,
-                           OpenToLook(config.checkpoint(), group));
+  const auto manager = OpenToLook(config.checkpoint(), group);
+  TESSERA_RETURN_IF_ERROR(OfSave(manager.status()));
   std::optional<SavedRun> found;
   TESSERA_RETURN_IF_ERROR(
-      LoadSavedRun(looks_only, group, *manager, notes, [&](std::optional<SavedRun> saved) {
+      LoadSavedRun(looks_only, group, **manager, notes, [&](std::optional<SavedRun> saved) {
         found = std::move(saved);
         return absl::OkStatus();
       }).status());
