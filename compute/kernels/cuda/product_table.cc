@@ -179,8 +179,14 @@ absl::Status AddProposals(const std::string& path, const std::string& device,
   });
 }
 
-absl::Status SetWays(const std::string& path, const std::string& device, const Ways& ways) {
-  return ChangeTable(path, device, [&](MeasuredProducts& measured) { measured.ways = ways; });
+absl::Status SetWays(const std::string& path, const std::string& device,
+                     const std::map<std::string, std::optional<bool>>& ways) {
+  return ChangeTable(path, device, [&](MeasuredProducts& measured) {
+    for (const auto& [name, value] : ways) {
+      measured.ways.erase(name);
+      if (value.has_value()) measured.ways.emplace(name, *value);
+    }
+  });
 }
 
 }  // namespace tessera::cuda

@@ -2,6 +2,7 @@
 #define TESSERA_COMPUTE_KERNELS_CUDA_PRODUCT_TABLE_H_
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -75,8 +76,10 @@ absl::StatusOr<std::string> ProductTablePath();
 // of this version is replaced, with a warning; DataLoss for any other file.
 absl::Status AddProposals(const std::string& path, const std::string& device,
                           const ProductProposals& proposals);
-// Does the same with ways, in place of all that the device had.
-absl::Status SetWays(const std::string& path, const std::string& device, const Ways& ways);
+// Does the same with ways, in place of those of the same names. One without a value is the device's
+// own, and gets no line.
+absl::Status SetWays(const std::string& path, const std::string& device,
+                     const std::map<std::string, std::optional<bool>>& ways);
 
 }  // namespace tessera::cuda
 

@@ -149,13 +149,15 @@ TEST_F(ProductTableFileTest, ProposalsAreAddedToThoseOfOtherProductsAndDevices) 
   EXPECT_EQ(files, 2);  // and the lock
 }
 
-TEST_F(ProductTableFileTest, WaysReplaceThoseOfTheDevice) {
+TEST_F(ProductTableFileTest, WaysReplaceThoseOfTheirNames) {
   ASSERT_OK(AddProposals(path_, "H200", {{"x", 3}}));
   ASSERT_OK(SetWays(path_, "H200", {{"sums", true}}));
   ASSERT_OK(SetWays(path_, "A100", {{"sums", true}}));
   ASSERT_OK(SetWays(path_, "H200", {{"gelu_gradient", false}}));
-  EXPECT_EQ(Read(), (ProductTable{{"A100", {{{"sums", true}}, {}}},
-                                  {"H200", {{{"gelu_gradient", false}}, {{"x", 3}}}}}));
+  const Ways both = {{"gelu_gradient", false}, {"sums", true}};
+  EXPECT_EQ(Read(), (ProductTable{{"A100", {{{"sums", true}}, {}}}, {"H200", {both, {{"x", 3}}}}}));
+  ASSERT_OK(SetWays(path_, "H200", {{"gelu_gradient", true}, {"sums", std::nullopt}}));
+  EXPECT_EQ(Read().at("H200"), (MeasuredProducts{{{"gelu_gradient", true}}, {{"x", 3}}}));
 }
 
 TEST_F(ProductTableFileTest, ADamagedTableIsReplacedAndAnotherFileIsNot) {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -39,8 +40,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr size_t kComparedProposals = 8;
 constexpr char kAsIs[] = "as is";
 constexpr int64_t kStepsOfAWay = 5;
-// What a way takes, in trainings: two, and its checks, of which nothing is known at first.
-constexpr double kTrainingsOfAWay = 4;
+// What a way takes, in trainings: three, and its checks, of which nothing is known at first.
+constexpr double kTrainingsOfAWay = 5;
 
 // Lets the device compute with another backend during its lifetime.
 class WithBackend {
@@ -63,12 +64,12 @@ cuda::ProductChoices Toggled(cuda::ProductChoices choices, const cuda::Way& way)
 
 struct TrainedByChoice {
   absl::Status status;                         // of the checks and of training
-  double tokens_per_second = 0;                // the best
+  double tokens_per_second = 0;                // the last time
   std::map<std::string, double> milliseconds;  // of a step, the least; by operation
   std::vector<double> results;                 // of each step: loss and norm
 };
 
-// Trains, and keeps the better figures. Results must be those that are there already.
+// Results must be those that are there already.
 absl::Status TrainAgain(TrainingDevice& device, const TimedModel& model, const std::string& folder,
                         const std::function<void()>& after_step, TrainedByChoice* trained) {
   std::vector<double> results;
@@ -77,7 +78,7 @@ absl::Status TrainAgain(TrainingDevice& device, const TimedModel& model, const s
                              results.insert(results.end(), {result.loss, result.grad_norm});
                              after_step();
                            }));
-  trained->tokens_per_second = std::max(trained->tokens_per_second, figures.tokens_per_second);
+  trained->tokens_per_second = figures.tokens_per_second;
   if (trained->results.empty()) trained->results = results;
   if (trained->results == results &&
       std::ranges::all_of(results, [](double x) { return std::isfinite(x); })) {
@@ -278,9 +279,13 @@ ChoiceCheck CheckInProcess(std::vector<std::string> command, const std::string& 
     const double most = std::min(seconds, deadline.left_seconds());
     const CheckOutcome outcome = RunProgram(with_ways, folder, Deadline(most));
     if (outcome.kind == CheckOutcome::kPassed) return absl::OkStatus();
-    return absl::InternalError(outcome.kind == CheckOutcome::kFailed
-                                   ? outcome.detail
-                                   : absl::StrFormat("its checks have not ended in %.0f s", most));
+    if (outcome.kind == CheckOutcome::kLeftOut && most < seconds) {
+      return absl::DeadlineExceededError(deadline.LeftOut().detail);
+    }
+    return absl::InternalError(
+        outcome.kind == CheckOutcome::kFailed
+            ? outcome.detail
+            : absl::StrFormat("its checks have not ended in %.0f s", seconds));
   };
 }
 
@@ -295,9 +300,11 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
   const std::vector<TrainedByChoice> trained =
       TrainByChoices(device, choices, short_model, folder, check);
   for (size_t i = 0; i < choices.size(); ++i) {
-    if (!trained[i].status.ok()) {
-      outcome.kind = CheckOutcome::kFailed;
-      absl::StrAppend(&outcome.detail, choices[i].name, ": ", trained[i].status.message(), "\n");
+    if (const absl::Status& status = trained[i].status; !status.ok()) {
+      const bool left_out = absl::IsDeadlineExceeded(status);
+      if (!left_out) outcome.kind = CheckOutcome::kFailed;
+      absl::StrAppend(&outcome.detail, choices[i].name, ": ", left_out ? "left out, " : "",
+                      status.message(), "\n");
       continue;
     }
     const double rate = trained[i].tokens_per_second;
@@ -305,6 +312,7 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
     outcome.figures["tokens_per_second, " + choices[i].name] = rate;
     right.push_back(trained[i]);
   }
+  if (right.empty() && outcome.kind == CheckOutcome::kPassed) outcome.kind = CheckOutcome::kLeftOut;
   absl::StrAppend(&outcome.detail, model.name, ", tokens/s", rates, OperationLines(right));
   return outcome;
 }
@@ -327,53 +335,68 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
   if (const absl::Status status = train(&now); !status.ok()) return OutcomeOf(status);
   double longest = kTrainingsOfAWay * SecondsSince(start);
   CheckOutcome outcome = {
-      CheckOutcome::kPassed,
+      CheckOutcome::kLeftOut,
       absl::StrFormat("%s, as is: %.0f tokens/s", model.name, now.tokens_per_second),
       {{"tokens_per_second, as is", now.tokens_per_second}}};
   cuda::Ways chosen;
-  bool any = false;
+  std::map<std::string, std::optional<bool>> compared;
+  bool wrong = false;
   for (const cuda::Way& way : ways) {
     const cuda::ProductChoices toggled = Toggled(device.choices, way);
     cuda::Ways candidate = chosen;
     candidate[way.name] = toggled.*way.member;
     const std::string text = cuda::WaysText(candidate);
     absl::StrAppend(&outcome.detail, "\n", text, ": ");
-    if (deadline.left_seconds() <= longest) {
-      absl::StrAppend(&outcome.detail, "left out, ", deadline.LeftOut().detail);
+    start = SteadyNow();
+    absl::Status status = deadline.left_seconds() > longest
+                              ? check({text, toggled})
+                              : absl::DeadlineExceededError(deadline.LeftOut().detail);
+    if (absl::IsDeadlineExceeded(status)) {
+      absl::StrAppend(&outcome.detail, "left out, ", status.message());
       continue;
     }
-    any = true;
-    start = SteadyNow();
+    compared[way.name] = std::nullopt;
+    // With the way, without it, and with it again: clocks that rise or fall help one side at most.
     TrainedByChoice trained;
-    absl::Status status = check({text, toggled});
-    if (status.ok()) status = WithChoice(device, toggled, [&] { return train(&trained); });
-    // Without the way again, at the same clocks.
-    if (status.ok()) status = train(&now);
+    double with = kNever;
+    const auto train_with = [&] {
+      const absl::Status trained_with =
+          WithChoice(device, toggled, [&] { return train(&trained); });
+      with = std::min(with, trained.tokens_per_second);
+      return trained_with;
+    };
+    const auto gains = [&] { return with >= (1 + kShownChange) * now.tokens_per_second; };
+    if (status.ok()) status = train_with();
+    if (status.ok()) {
+      if (const absl::Status without = train(&now); !without.ok()) {
+        outcome.kind = CheckOutcome::kFailed;
+        absl::StrAppend(&outcome.detail, "without it: ", without.message());
+        return outcome;
+      }
+      if (gains()) status = train_with();
+    }
     longest = std::max(longest, SecondsSince(start));
     if (!status.ok()) {
-      outcome.kind = CheckOutcome::kFailed;
+      wrong = true;
       absl::StrAppend(&outcome.detail, "not chosen: ", status.message());
       continue;
     }
-    const double with = trained.tokens_per_second, without = now.tokens_per_second;
     outcome.figures["tokens_per_second, " + text] = with;
-    const bool faster = with >= (1 + kShownChange) * without;
     absl::StrAppendFormat(&outcome.detail, "%.0f tokens/s, without %s %.0f: %s", with, way.name,
-                          without, faster ? "chosen" : "not chosen");
-    if (!faster) continue;
+                          now.tokens_per_second, gains() ? "chosen" : "not chosen");
+    if (!gains()) continue;
     absl::StatusOr<std::unique_ptr<Backend>> backend = device.make_backend(toggled);
     if (!backend.ok()) return OutcomeOf(backend.status());
     device.backend = *std::move(backend);
     device.choices = toggled;
     chosen = candidate;
+    compared[way.name] = candidate[way.name];
     now = trained;
   }
-  if (!any) {
-    outcome.kind = CheckOutcome::kLeftOut;
-    return outcome;
-  }
+  if (compared.empty()) return outcome;
+  outcome.kind = wrong ? CheckOutcome::kFailed : CheckOutcome::kPassed;
   AddWritten(
-      cuda::SetWays(*path, name, chosen),
+      cuda::SetWays(*path, name, compared),
       absl::StrCat("written to ", *path, ": ", chosen.empty() ? "none" : cuda::WaysText(chosen)),
       &outcome);
   return outcome;

@@ -1,8 +1,7 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_CHOICES_H_
 #define TESSERA_TESTS_DEVICE_CHECK_CHOICES_H_
 
-// Comparison of the ways in which a device may compute a model (cuda::ProductChoices), in one
-// process.
+// Comparison of the ways in which a device may compute a model (cuda::ProductChoices).
 
 #include <functional>
 #include <string>
@@ -38,12 +37,13 @@ std::vector<Choice> ChoicesOf(const TrainingDevice& device);
 std::vector<Check> ChecksOfChoice(TrainingDevice& device, const Choice& choice,
                                   const DeviceCheckOptions& options);
 
-// Checks a choice.
+// Checks a choice. DeadlineExceeded leaves it out.
 using ChoiceCheck = std::function<absl::Status(const Choice&)>;
 // Returns what runs ChecksOfChoice() in this process.
 ChoiceCheck CheckHere(TrainingDevice& device, const DeviceCheckOptions& options);
 // Returns what runs `command` and "--ways=NAME", which must end with 0, in `seconds` at most. A
-// kernel that no GPU has run may leave its process without a GPU, or never end.
+// kernel that no GPU has run may leave its process without a GPU, or never end. DeadlineExceeded if
+// `deadline` ends it sooner.
 ChoiceCheck CheckInProcess(std::vector<std::string> command, const std::string& folder,
                            double seconds, const Deadline& deadline = {});
 
@@ -57,11 +57,12 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
                             const ChoiceCheck& check);
 
 // Trains `model` as it is, then in each of the ways in turn, beside those that were chosen before.
-// A way is chosen if it passes `check`, ends with finite losses and is at least 2 percent faster
-// than without it. The device computes in the chosen ways from then on, and the user's table gets
-// them, in place of others. Ways for which no time is left, by the longest so far, are left out by
-// name. One that is wrong is a failure; the others are measured nevertheless. Measures nothing
-// where no table can be written.
+// A way is chosen if it passes `check`, and trains twice with the same finite losses and norms, at
+// least 2 percent faster each time than without it in between. The device computes in the chosen
+// ways from then on, and the user's table gets them, in place of all that were compared. Ways for
+// which no time is left, by the longest so far, are left out by name, and keep what the table has.
+// One that is wrong is a failure; the others are measured nevertheless. Losses that change without
+// it are one, too: the table stays as it was. Measures nothing where no table can be written.
 CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& ways,
                          const TimedModel& model, const std::string& folder,
                          const ChoiceCheck& check, const Deadline& deadline = {});

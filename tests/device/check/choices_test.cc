@@ -12,6 +12,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "base/files.h"
 #include "base/replace_file.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
@@ -159,6 +161,10 @@ TEST_F(ChoicesTest, AProcessThatFailsOrNeverEndsIsNotTheEnd) {
   EXPECT_THAT(error("echo an illegal address; kill -6 $$", 60),
               HasSubstr("ended with 134\nan illegal address"));
   EXPECT_EQ(error("exec /bin/sleep 600", 0.2), "its checks have not ended in 0 s");
+  // A deadline of all checks may end those of a choice.
+  const ChoiceCheck check = CheckInProcess({"/bin/sh", "-c", "exec /bin/sleep 600", "check"},
+                                           folder_.path(), 60, Deadline(0.2));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(check({"sums=true", {}})));
 }
 
 TEST_F(ChoicesTest, AnUnknownWayIsRefused) {
@@ -303,34 +309,53 @@ TEST_F(ProposalsTest, ForWhichNoTimeIsLeftAreLeftOut) {
             CheckOutcome::kLeftOut);
 }
 
-// The time of a step follows from the ways in which the device computes.
+// The time of a step follows from the ways in which the device computes. The first training is
+// faster, as that of a cool GPU is.
 class WaysTest : public ProposalsTest {
  protected:
   WaysTest() {
-    device_->make_backend = [this, make = device_->make_backend](const auto& choices) {
-      absl::StatusOr<std::unique_ptr<Backend>> backend = make(choices);
-      if (backend.ok()) made_[backend->get()] = choices;
+    device_->make_backend =
+        [this, make = device_->make_backend](
+            const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
+      TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, make(choices));
+      if (choices.sums) {
+        backend = std::make_unique<WrongSums>(std::move(backend), factor_, 0);
+        factor_ += growth_;
+      }
+      made_[backend.get()] = choices;
       return backend;
     };
-    model_.now = [this] { return now_ += SecondsOf(made_[device_->backend.get()]); };
+    model_.now = [this] {
+      slowness_ *= 1 + slower_;
+      return now_ += slowness_ * (made_.empty() ? 0.9 : SecondsOf(made_[device_->backend.get()]));
+    };
+    EXPECT_OK(cuda::SetWays(OrFail(cuda::ProductTablePath()), kDeviceName,
+                            {before_.begin(), before_.end()}));
   }
   static double SecondsOf(const cuda::ProductChoices& choices) {
     return (choices.attention_gradients_by_warpgroups ? 0.9 : 1) *
            (choices.attention_by_warpgroups ? 0.99 : 1) * (choices.sums ? 0.95 : 1) *
            (choices.attention_at_once ? 0.5 : 1) * (choices.gelu_gradient ? 1 : 0.97);
   }
-  CheckOutcome Measure(const ChoiceCheck& check, const Deadline& deadline = {}) {
-    return MeasureWays(*device_, WaysOf(*device_), model_, folder_.path(), check, deadline);
+  // Measures all ways, or those of these names.
+  CheckOutcome Measure(const ChoiceCheck& check, const Deadline& deadline = {},
+                       const std::set<std::string>& names = {}) {
+    std::vector<cuda::Way> ways = WaysOf(*device_);
+    std::erase_if(
+        ways, [&](const cuda::Way& way) { return !names.empty() && !names.contains(way.name); });
+    return MeasureWays(*device_, ways, model_, folder_.path(), check, deadline);
   }
+  cuda::Ways WaysInTable() const { return Table().at(kDeviceName).ways; }
 
+  const cuda::Ways before_ = {{"attention_at_once", true}, {"attention_by_warpgroups", true}};
   TimedModel model_ = ShortModel();
   double now_ = 0;
+  double slowness_ = 1, slower_ = 0;  // of a step, and what each call adds to it
+  double factor_ = 1, growth_ = 0;    // of sums, and what each backend adds to it
   std::map<const Backend*, cuda::ProductChoices> made_;
 };
 
 TEST_F(WaysTest, TheFastestThatAreRightAreChosen) {
-  ASSERT_OK(cuda::SetWays(OrFail(cuda::ProductTablePath()), kDeviceName,
-                          {{"attention_by_warpgroups", true}}));
   std::vector<std::string> checked;
   const CheckOutcome outcome = Measure([&](const Choice& choice) -> absl::Status {
     checked.push_back(choice.name);
@@ -360,17 +385,60 @@ TEST_F(WaysTest, TheFastestThatAreRightAreChosen) {
   }));
 }
 
+absl::Status Right(const Choice&) { return absl::OkStatus(); }
+
 TEST_F(WaysTest, ThatDoNotFitIntoTheDeadlineAreLeftOutByName) {
-  const cuda::Ways before = {{"sums", true}};
-  ASSERT_OK(cuda::SetWays(OrFail(cuda::ProductTablePath()), kDeviceName, before));
-  const CheckOutcome outcome = Measure([](const Choice&) { return absl::OkStatus(); }, Deadline(0));
+  const CheckOutcome outcome = Measure(Right, Deadline(0));
   EXPECT_EQ(outcome.kind, CheckOutcome::kLeftOut);
   for (const cuda::Way& way : cuda::kWays) {
     const std::string name(way.name);
     EXPECT_THAT(outcome.detail, AnyOf(HasSubstr("\n" + name + "=true: left out, does not fit into"),
                                       HasSubstr("\n" + name + "=false: left out, does not fit")));
   }
-  EXPECT_EQ(Table().at(kDeviceName).ways, before);
+  EXPECT_EQ(WaysInTable(), before_);
+}
+
+TEST_F(WaysTest, ThatAreLeftOutKeepTheirValuesInTheTable) {
+  const ChoiceCheck check = [](const Choice& choice) -> absl::Status {
+    if (!choice.products.attention_at_once) return absl::OkStatus();
+    return absl::DeadlineExceededError("there is no time");
+  };
+  const CheckOutcome outcome =
+      Measure(check, {}, {"attention_at_once", "attention_by_warpgroups", "sums"});
+  EXPECT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
+  EXPECT_THAT(outcome.detail, HasSubstr("sums=true: left out, there is no time\n"));
+  EXPECT_EQ(WaysInTable(), (cuda::Ways{{"attention_at_once", true}, {"sums", true}}));
+}
+
+TEST_F(WaysTest, WithOtherLossesTheNextTimeAreNotChosen) {
+  growth_ = 1e-3;
+  const CheckOutcome outcome = Measure(Right, {}, {"attention_at_once", "sums"});
+  EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
+  EXPECT_THAT(outcome.detail, HasSubstr("\nsums=true: not chosen: the losses or norms of a tiny"));
+  // The next one is not to blame.
+  EXPECT_EQ(WaysInTable(), before_) << outcome.detail;
+}
+
+TEST_F(WaysTest, AreNotChosenBesideOthersWhoseLossesChange) {
+  device_->choices.sums = true;
+  device_->backend = std::make_unique<WrongSums>(std::move(device_->backend), 1, 1e-3);
+  const CheckOutcome outcome = Measure(Right);
+  EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
+  EXPECT_THAT(outcome.detail, HasSubstr("\nattention_gradients_by_warpgroups=true: without it: the "
+                                        "losses or norms of a tiny GPT-2 are not those"));
+  EXPECT_THAT(outcome.detail, Not(HasSubstr("chosen")));
+  EXPECT_EQ(WaysInTable(), before_);
+}
+
+TEST_F(WaysTest, ThatOnlyTheClocksMakeFasterAreNotChosen) {
+  // 3.5 percent in each training of seven steps, in the order that favours either side.
+  for (const double slower : {0.0025, -0.0025}) {
+    slower_ = slower;
+    const CheckOutcome outcome = Measure(Right, {}, {"attention_by_warpgroups"});
+    EXPECT_EQ(outcome.kind, CheckOutcome::kPassed);
+    EXPECT_THAT(outcome.detail, HasSubstr("without attention_by_warpgroups"));
+    EXPECT_EQ(WaysInTable(), (cuda::Ways{{"attention_at_once", true}})) << outcome.detail;
+  }
 }
 
 absl::StatusOr<TimedModel> ModelOf(const TestFolder& folder, const std::string& training,
