@@ -140,8 +140,7 @@ class Figures {
 
 // On an H200, with the weights of 1.6 billion parameters that are drawn first, and with what
 // PyTorch compiles.
-constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 30,
-                 kSecondsOfProposals = 80;
+constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 30;
 // The most that the checks of a choice may take. They are killed then.
 constexpr double kMostSecondsOfChecks = 90;
 
@@ -175,12 +174,7 @@ std::vector<Check> ChoiceChecks(TrainingDevice& device, const std::filesystem::p
              }
              return outcome;
            },
-           2 * kSecondsOfAChoice},
-          {"proposals",
-           [=, &device, &deadline] {
-             return CompareProposals(device, model, scratch, nullptr, deadline);
-           },
-           kSecondsOfProposals}};
+           2 * kSecondsOfAChoice}};
 }
 
 absl::StatusOr<std::vector<Check>> MeasuringChecks(TrainingDevice& device,

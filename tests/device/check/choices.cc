@@ -402,9 +402,11 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
   return outcome;
 }
 
-CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
-                              const std::string& folder, cuda::ProductProposals* fastest,
-                              const Deadline& deadline) {
+CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
+                             const std::string& folder, const Deadline& deadline) {
+  const std::string device_name = cuda::DeviceName(device.type, device.products);
+  const absl::StatusOr<std::string> path = WritableTable(device_name);
+  if (!path.ok()) return OutcomeOf(path.status());
   TimedModel short_model = model;
   short_model.saves = false;
   short_model.steps = std::min<int64_t>(model.steps, 3);
@@ -422,6 +424,7 @@ CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
   if (measured < 2) return deadline.LeftOut();
   double all = 0, gain = 0;
   std::string lines;
+  cuda::ProductProposals fastest;
   for (const auto& [name, product] : products) {
     const double calls = static_cast<double>(product.calls) / static_cast<double>(steps);
     const double first = 1e3 * calls * product.seconds[0];
@@ -429,28 +432,19 @@ CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
     all += first;
     const bool gains = product.seconds[0] - *best > kShownChange * product.seconds[0];
     const auto chosen = gains ? best - product.seconds.begin() : 0;
-    if (fastest != nullptr) (*fastest)[name] = static_cast<int>(chosen);
+    fastest[name] = static_cast<int>(chosen);
     if (!gains) continue;
     gain += first - 1e3 * calls * *best;
     absl::StrAppendFormat(&lines, "\n%.1f of the %s: %.3f ms, by proposal %d: %.3f ms", calls, name,
                           first, chosen, 1e3 * calls * *best);
   }
-  return {CheckOutcome::kPassed,
-          absl::StrFormat("%s: of %.3f ms of products in a step, a table of the fastest of %d "
-                          "proposals would save %.3f ms%s",
-                          model.name, all, measured, gain, lines),
-          {{"products_ms", all}, {"saved_ms", gain}}};
-}
-
-CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
-                             const std::string& folder, const Deadline& deadline) {
-  const std::string name = cuda::DeviceName(device.type, device.products);
-  const absl::StatusOr<std::string> path = WritableTable(name);
-  if (!path.ok()) return OutcomeOf(path.status());
-  cuda::ProductProposals fastest;
-  CheckOutcome outcome = CompareProposals(device, model, folder, &fastest, deadline);
-  if (outcome.kind != CheckOutcome::kPassed) return outcome;
-  AddWritten(cuda::AddProposals(*path, name, fastest),
+  CheckOutcome outcome = {
+      CheckOutcome::kPassed,
+      absl::StrFormat("%s: of %.3f ms of products in a step, a table of the fastest of %d "
+                      "proposals saves %.3f ms%s",
+                      model.name, all, measured, gain, lines),
+      {{"products_ms", all}, {"saved_ms", gain}}};
+  AddWritten(cuda::AddProposals(*path, device_name, fastest),
              absl::StrCat("written to ", *path, ", for train --product-table=", *path), &outcome);
   return outcome;
 }

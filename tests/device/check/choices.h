@@ -71,16 +71,10 @@ std::vector<cuda::Way> WaysOf(const TrainingDevice& device);
 
 // Trains `model` by each of the first 8 algorithms that the library proposes for its products
 // (ProductChoices::proposal), and measures each product (ProductTimer); by fewer if the time that
-// is left is less than the longest took. The figures are the time of a step's products and what a
-// table of the fastest would save of it. A line for each product whose fastest gains more than 2
-// percent over the first has both times. `fastest` gets the proposal of each product, 0 where
-// nothing is gained; it may be null.
-CheckOutcome CompareProposals(TrainingDevice& device, const TimedModel& model,
-                              const std::string& folder, cuda::ProductProposals* fastest = nullptr,
-                              const Deadline& deadline = {});
-
-// Does the same, and writes the fastest to the user's table of products (product_table.h), for
-// `train --product-table`. Measures nothing where no table can be written.
+// is left is less than the longest took. Writes the fastest to the user's table of products
+// (product_table.h), for `train --product-table`: the first where another gains less than 2
+// percent. The figures are the time of a step's products and what the table saves of it. A line for
+// each product that gains has both times. Measures nothing where no table can be written.
 CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
                              const std::string& folder, const Deadline& deadline = {});
 

@@ -232,9 +232,8 @@ class ProposalsTest : public ::testing::Test {
        }});
 };
 
-TEST_F(ProposalsTest, AreMeasuredProductByProduct) {
-  cuda::ProductProposals fastest;
-  const CheckOutcome outcome = CompareProposals(*device_, ShortModel(), folder_.path(), &fastest);
+TEST_F(ProposalsTest, AreMeasuredProductByProductAndWrittenToTheUsersTable) {
+  const CheckOutcome outcome = MeasureProducts(*device_, ShortModel(), folder_.path());
   ASSERT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
   EXPECT_THAT(outcome.detail, StartsWith("a tiny GPT-2: of "));
   EXPECT_THAT(outcome.detail, HasSubstr(", by proposal 1: "));
@@ -242,25 +241,20 @@ TEST_F(ProposalsTest, AreMeasuredProductByProduct) {
   const double all = outcome.figures.at("products_ms");
   EXPECT_GT(all, 10);
   EXPECT_NEAR(outcome.figures.at("saved_ms"), all / 2, 1e-6);
-  // The up projection, [2 x 16,128] in bf16, and the gradient of its input, [2 x 16,32].
-  int larger = 0;
-  for (const auto& [name, proposal] : fastest) {
-    ASSERT_THAT(proposal, AnyOf(1, 2)) << name;
-    larger += proposal == 2 ? 1 : 0;
-  }
-  EXPECT_GT(larger, 0);
-  EXPECT_LT(larger, std::ssize(fastest));
-}
-
-TEST_F(ProposalsTest, AreWrittenToTheUsersTable) {
-  const CheckOutcome outcome = MeasureProducts(*device_, ShortModel(), folder_.path());
-  ASSERT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
   EXPECT_THAT(outcome.detail,
               HasSubstr("for train --product-table=" + folder_.File("tessera/products")));
   const cuda::ProductTable table = Table();
   ASSERT_EQ(table.size(), 1);
   EXPECT_EQ(table.begin()->first, kDeviceName);
   const cuda::ProductProposals& proposals = table.begin()->second.proposals;
+  // The up projection, [2 x 16,128] in bf16, and the gradient of its input, [2 x 16,32].
+  int larger = 0;
+  for (const auto& [name, proposal] : proposals) {
+    ASSERT_THAT(proposal, AnyOf(1, 2)) << name;
+    larger += proposal == 2 ? 1 : 0;
+  }
+  EXPECT_GT(larger, 0);
+  EXPECT_LT(larger, std::ssize(proposals));
   EXPECT_GT(proposals.size(), 5);
   // With the table, products take the least time.
   device_->choices.measured = std::make_shared<const cuda::ProductProposals>(proposals);
@@ -457,9 +451,9 @@ TEST_F(ProposalsTest, AreThoseOfTheModelOfAConfig) {
   ASSERT_OK_AND_ASSIGN(const TimedModel model, ModelOf(folder_, "bf16: true"));
   EXPECT_TRUE(model.bf16);
   EXPECT_EQ(model.micro_batch, 2);
-  cuda::ProductProposals fastest;
-  const CheckOutcome outcome = CompareProposals(*device_, model, folder_.path(), &fastest);
+  const CheckOutcome outcome = MeasureProducts(*device_, model, folder_.path());
   ASSERT_EQ(outcome.kind, CheckOutcome::kPassed) << outcome.detail;
+  const cuda::ProductProposals fastest = Table().at(kDeviceName).proposals;
   EXPECT_GT(fastest.size(), 5);
   for (const auto& [name, proposal] : fastest) EXPECT_THAT(name, Not(HasSubstr("GELU")));
   EXPECT_FALSE(model.recompute_activations);
