@@ -1,4 +1,4 @@
-// Proves on a GPU what tests cannot prove without one, and measures: see README's "On GPUs".
+// Proves on a GPU what tests cannot prove without one, and measures: see docs/gpus.md.
 //
 //   check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no]
 //                [--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]

@@ -69,9 +69,11 @@ struct TrainedByChoice {
   std::vector<double> results;                 // of each step: loss and norm
 };
 
-// Results must be those that are there already.
-absl::Status TrainAgain(TrainingDevice& device, const TimedModel& model, const std::string& folder,
-                        const std::function<void()>& after_step, TrainedByChoice* trained) {
+// Trains, and saves nothing. Results must be those that are there already.
+absl::Status TrainAgain(
+    TrainingDevice& device, TimedModel model, const std::string& folder, TrainedByChoice* trained,
+    const std::function<void()>& after_step = [] {}) {
+  model.saves = false;
   std::vector<double> results;
   TESSERA_ASSIGN_OR_RETURN(const TrainingFigures figures,
                            MeasureTraining(model, &device, folder, [&](const StepResult& result) {
@@ -94,15 +96,12 @@ absl::Status ProfileAgain(TrainingDevice& device, const TimedModel& model,
   auto owned = std::make_unique<ProfilingBackend>(*device.backend);
   ProfilingBackend& profiling = *owned;
   const WithBackend profiled(device, std::move(owned));
-  return TrainAgain(
-      device, model, folder,
-      [&] {
-        for (const auto& [name, total] : profiling.Take()) {
-          const auto [least, first] = trained->milliseconds.emplace(name, 1e3 * total.seconds);
-          if (!first) least->second = std::min(least->second, 1e3 * total.seconds);
-        }
-      },
-      trained);
+  return TrainAgain(device, model, folder, trained, [&] {
+    for (const auto& [name, total] : profiling.Take()) {
+      const auto [least, first] = trained->milliseconds.emplace(name, 1e3 * total.seconds);
+      if (!first) least->second = std::min(least->second, 1e3 * total.seconds);
+    }
+  });
 }
 
 struct MeasuredProduct {
@@ -128,8 +127,7 @@ absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, device.make_backend(choices));
   const WithBackend chosen(device, std::move(backend));
   TrainedByChoice trained;
-  return TrainAgain(
-      device, model, folder, [&] { *steps += proposal == 0 ? 1 : 0; }, &trained);
+  return TrainAgain(device, model, folder, &trained, [&] { *steps += proposal == 0 ? 1 : 0; });
 }
 
 // Returns the user's table. Fails here rather than after all measurements.
@@ -177,8 +175,7 @@ std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
       trained[i].status =
           round == kChecked ? check(choices[i]) : WithChoice(device, choices[i].products, [&] {
             return round == kProfiled ? ProfileAgain(device, model, folder, &trained[i])
-                                      : TrainAgain(
-                                            device, model, folder, [] {}, &trained[i]);
+                                      : TrainAgain(device, model, folder, &trained[i]);
           });
     }
   }
@@ -292,13 +289,11 @@ ChoiceCheck CheckInProcess(std::vector<std::string> command, const std::string& 
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,
                             const TimedModel& model, const std::string& folder,
                             const ChoiceCheck& check) {
-  TimedModel short_model = model;
-  short_model.saves = false;
   CheckOutcome outcome = {CheckOutcome::kPassed, "", {}};
   std::string rates;
   std::vector<TrainedByChoice> right;
   const std::vector<TrainedByChoice> trained =
-      TrainByChoices(device, choices, short_model, folder, check);
+      TrainByChoices(device, choices, model, folder, check);
   for (size_t i = 0; i < choices.size(); ++i) {
     if (const absl::Status& status = trained[i].status; !status.ok()) {
       const bool left_out = absl::IsDeadlineExceeded(status);
@@ -324,11 +319,9 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
   const absl::StatusOr<std::string> path = WritableTable(name);
   if (!path.ok()) return OutcomeOf(path.status());
   TimedModel short_model = model;
-  short_model.saves = false;
   short_model.steps = kStepsOfAWay;
   const auto train = [&](TrainedByChoice* trained) {
-    return TrainAgain(
-        device, short_model, folder, [] {}, trained);
+    return TrainAgain(device, short_model, folder, trained);
   };
   absl::Duration start = SteadyNow();
   TrainedByChoice now;
@@ -340,7 +333,6 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
       {{"tokens_per_second, as is", now.tokens_per_second}}};
   cuda::Ways chosen;
   std::map<std::string, std::optional<bool>> compared;
-  bool wrong = false;
   for (const cuda::Way& way : ways) {
     const cuda::ProductChoices toggled = Toggled(device.choices, way);
     cuda::Ways candidate = chosen;
@@ -377,7 +369,7 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
     }
     longest = std::max(longest, SecondsSince(start));
     if (!status.ok()) {
-      wrong = true;
+      outcome.kind = CheckOutcome::kFailed;
       absl::StrAppend(&outcome.detail, "not chosen: ", status.message());
       continue;
     }
@@ -394,7 +386,7 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
     now = trained;
   }
   if (compared.empty()) return outcome;
-  outcome.kind = wrong ? CheckOutcome::kFailed : CheckOutcome::kPassed;
+  if (outcome.kind == CheckOutcome::kLeftOut) outcome.kind = CheckOutcome::kPassed;
   AddWritten(
       cuda::SetWays(*path, name, compared),
       absl::StrCat("written to ", *path, ": ", chosen.empty() ? "none" : cuda::WaysText(chosen)),
@@ -408,7 +400,6 @@ CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
   const absl::StatusOr<std::string> path = WritableTable(device_name);
   if (!path.ok()) return OutcomeOf(path.status());
   TimedModel short_model = model;
-  short_model.saves = false;
   short_model.steps = std::min<int64_t>(model.steps, 3);
   std::map<std::string, MeasuredProduct> products;
   int64_t steps = 0;
