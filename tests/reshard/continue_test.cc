@@ -146,13 +146,14 @@ const std::vector<Chain>& Chains() {
   return chains;
 }
 
-// Returns every `stride`-th chain, with one of two kinds in turn; both kinds with each chain if
-// TESSERA_EVERY_PAIR is in the environment.
-std::vector<std::tuple<Kind, Chain>> Pairs(const std::vector<Kind>& kinds, size_t stride) {
+// Returns every `stride`-th chain, beginning with the one of the number `first`, with one of two
+// kinds in turn; both kinds with each chain if TESSERA_EVERY_PAIR is in the environment.
+std::vector<std::tuple<Kind, Chain>> Pairs(const std::vector<Kind>& kinds, size_t first,
+                                           size_t stride) {
   std::vector<std::tuple<Kind, Chain>> pairs;
   for (size_t i = 0; i < Chains().size(); ++i) {
     for (size_t kind = 0; kind < kinds.size(); ++kind) {
-      const bool in_turn = i % stride == 0 && i / stride % kinds.size() == kind;
+      const bool in_turn = i % stride == first && i / stride % kinds.size() == kind;
       if (in_turn || std::getenv("TESSERA_EVERY_PAIR") != nullptr) {
         pairs.emplace_back(kinds[kind], Chains()[i]);
       }
@@ -164,12 +165,12 @@ std::vector<std::tuple<Kind, Chain>> Pairs(const std::vector<Kind>& kinds, size_
 INSTANTIATE_TEST_SUITE_P(All, ExactContinueTest,
                          ::testing::ValuesIn(Pairs({{"Gpt2Fp32", testing::kGpt2, false},
                                                     {"LlamaBf16", testing::kLlama, true}},
-                                                   /*stride=*/1)),
+                                                   /*first=*/0, /*stride=*/1)),
                          Name);
 INSTANTIATE_TEST_SUITE_P(All, FastContinueTest,
                          ::testing::ValuesIn(Pairs({{"Gpt2", testing::kGpt2},
                                                     {"TiedLlama", testing::kTiedLlama}},
-                                                   /*stride=*/3)),
+                                                   /*first=*/1, /*stride=*/3)),
                          Name);
 
 }  // namespace

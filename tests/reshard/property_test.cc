@@ -164,7 +164,7 @@ TEST(ReshardPropertyTest, SixteenRanksAndTwentyFourLoadWhatTheOthersSaved) {
                                  .bucket_elements = 3000});
   };
   const std::vector<std::string> sixteen = {"dp16_zero2", "dp4_zero2_pp2_vpp2_tp2"};
-  const std::vector<std::string> twenty_four = {"dp24_zero2", "dp3_zero2_tp2_pp4"};
+  const std::vector<std::string> twenty_four = {"dp24_zero2", "dp6_zero2_tp2_pp2"};
   const Progress progress = Chooser(1).Where();
   for (const auto& [from, to] :
        {std::pair(sixteen, twenty_four), std::pair(twenty_four, sixteen)}) {
