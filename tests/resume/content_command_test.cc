@@ -84,6 +84,12 @@ TEST_F(ContentCommandTest, RecordsOfAnotherRunStay) {
   EXPECT_THAT(result.out, HasSubstr("the earlier records are kept in "));
   EXPECT_EQ(ReadFile(records.string() + ".before"), before);
   EXPECT_EQ(Losses("used").begin()->first, 3);
+  // A start that saved nothing has lost its steps, which the next one says.
+  const Words unsaved = {Load("run"), "--save-interval=9", "--save-last-step=false",
+                         "--non-persistent-save-interval=0"};
+  MustTrain("unsaved", 4, unsaved);
+  MustTrain("unsaved", 4, unsaved);
+  EXPECT_THAT(ReadFile(RunDir("unsaved") / "events.jsonl"), HasSubstr("\"lost_steps\":2"));
 }
 
 // Master weights begin in fp32, and not with what bf16 keeps of them.
@@ -275,12 +281,13 @@ TEST_F(ContentCommandTest, ARunGoesOnWhereItsWeightsAreBeyondTheDTypeOfExports) 
   EXPECT_THAT(refused.err, HasSubstr("no weights written to " + last));
   EXPECT_EQ(Steps("alone"), (std::set<int64_t>{2, 4, 6, 8}));
   EXPECT_FALSE(std::filesystem::exists(last));
-  // What the message advises works, and writes the last step's weights once.
+  // What the message advises works, and writes each step's weights once.
   end.push_back("--export-dtype=float32");
   const Result ten = MustTrain("alone", 10, end);
-  EXPECT_EQ(Count(ten.out, "weights written to"), 1);
-  EXPECT_THAT(ten.out,
-              HasSubstr("weights written to " + (Checkpoints("alone") / "hf-00000010").string()));
+  EXPECT_EQ(Count(ten.out, "weights written to"), 2);
+  EXPECT_THAT(ten.out, AllOf(HasSubstr("weights written to " + last),
+                             HasSubstr("weights written to " +
+                                       (Checkpoints("alone") / "hf-00000010").string())));
 }
 
 // A folder is in the place of the exported file. The step is saved first, and the run goes on.
@@ -296,6 +303,43 @@ TEST_F(ContentCommandTest, AnExportThatFailsCostsNothingElse) {
   EXPECT_EQ(Steps("run"), (std::set<int64_t>{2, 4}));
   EXPECT_EQ(Count(ReadFile(RunDir("run") / "events.jsonl"), "\"not_exported\""), 1);
   EXPECT_EQ(ReadFile(weights("-00000004")), ReadFile(weights("")));
+}
+
+// The process that saved a step has died before it exported.
+TEST_F(ContentCommandTest, AResumeMakesTheExportsOfItsStepThatAreMissing) {
+  const auto weights = [&](int step) {
+    return root_ / ("w-0000000" + std::to_string(step) + ".bin");
+  };
+  const auto hf = [&](const std::string& run, int step) {
+    return Checkpoints(run) / ("hf-0000000" + std::to_string(step));
+  };
+  const Words flags = {"--export-llmc=" + (root_ / "w.bin").string(), "--export-llmc-interval=2",
+                       "--export-hf-interval=2", "--data-parallel-size=2"};
+  const auto train = [&](const std::string& run, int steps, const Words& more = {}) {
+    return MustRun(Launcher(Saving(run, steps, Joined(flags, more)))).out;
+  };
+  train("run", 2);
+  const std::string two = ReadFile(weights(2));
+  const auto hf_two = FilesIn(hf("run", 2));
+  std::filesystem::remove(weights(2));
+  std::filesystem::remove_all(hf("run", 2));
+  train("run", 4);
+  EXPECT_TRUE(ReadFile(weights(2)) == two);
+  EXPECT_TRUE(FilesIn(hf("run", 2)) == hf_two);
+  // One that is there stays as it is, and nothing is left to train.
+  const std::string four = ReadFile(weights(4));
+  std::ofstream(hf("run", 4) / "mine.txt") << "mine";
+  std::filesystem::remove(weights(4));
+  EXPECT_THAT(train("run", 4), HasSubstr("nothing left to train"));
+  EXPECT_TRUE(ReadFile(weights(4)) == four);
+  EXPECT_TRUE(std::filesystem::exists(hf("run", 4) / "mine.txt"));
+  // Weights that the run has not saved are not owed.
+  std::filesystem::remove(weights(4));
+  train("other", 6, {Load("run")});
+  train("run", 6, {Load("run"), "--load-content=optimizer,scheduler"});
+  EXPECT_FALSE(std::filesystem::exists(weights(4)));
+  EXPECT_FALSE(std::filesystem::exists(hf("other", 4)));
+  EXPECT_TRUE(std::filesystem::exists(hf("other", 6)));
 }
 
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {

@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -97,6 +99,24 @@ std::vector<ForeignWeights> DueExports(const Session& session) {
   if (is_due(checkpoint.export_llmc_interval())) due.push_back(LlmcExportOfStep(session));
   if (is_due(checkpoint.export_hf_interval())) due.push_back(HuggingFaceExportOfStep(session));
   return due;
+}
+
+absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session) {
+  std::vector<ForeignWeights> due = DueExports(session);
+  const bool is_whole = session.resumed_own && session.loaded.has_value();
+  std::vector<ForeignWeights> owed;
+  if (due.empty() || !is_whole || !session.resumed_healthy) return owed;
+  std::string missing;
+  for (const ForeignWeights& weights : due) {
+    std::error_code error;
+    missing += std::filesystem::exists(weights.path, error) ? '-' : '+';
+  }
+  const RankGroup group = session.group();
+  TESSERA_ASSIGN_OR_RETURN(missing, group.ranks.Broadcast(missing, group.timeout));
+  for (size_t i = 0; i < due.size(); ++i) {
+    if (missing.at(i) == '+') owed.push_back(std::move(due[i]));
+  }
+  return owed;
 }
 
 ForeignWeights HuggingFaceExportOfStep(const Session& session) {

@@ -227,7 +227,8 @@ void ReportRun(const Session& session, ProgressLine& progress_line) {
   if (!written.ok()) progress_line.Message("no report: " + std::string(written.message()));
 }
 
-// Writes the weights of export_llmc and last_save_in_hf.
+// Writes the weights of export_llmc and last_save_in_hf and, where nothing was left to train, those
+// that the run owes.
 absl::Status ExportAtEnd(const Session& session, ProgressLine& progress_line) {
   const CheckpointConfig& checkpoint = session.config.checkpoint();
   const auto write = [&](const ForeignWeights& weights) -> absl::Status {
@@ -239,8 +240,11 @@ absl::Status ExportAtEnd(const Session& session, ProgressLine& progress_line) {
   const int64_t step = session.progress.step;
   const bool is_last = step == session.config.training().train_iters();
   if (checkpoint.last_save_in_hf() && is_last && session.hf_step != step) {
-    return write(HuggingFaceExportOfStep(session));
+    TESSERA_RETURN_IF_ERROR(write(HuggingFaceExportOfStep(session)));
   }
+  if (session.trains) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignWeights> owed, OwedExports(session));
+  for (const ForeignWeights& weights : owed) TESSERA_RETURN_IF_ERROR(write(weights));
   return absl::OkStatus();
 }
 

@@ -122,6 +122,9 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
 ForeignWeights LlmcExport(const Session& session);
 // Returns the exports that are due at the present step by their intervals.
 std::vector<ForeignWeights> DueExports(const Session& session);
+// Returns those of them that are not there, where the run was resumed at this step from the whole
+// of its own checkpoint: the process that saved it may have died before it exported. Collective.
+absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session);
 // Returns the export of export_hf_interval, or of last_save_in_hf, at the present step: the folder
 // "hf-00000100" in `save`.
 ForeignWeights HuggingFaceExportOfStep(const Session& session);

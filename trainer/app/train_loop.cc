@@ -89,6 +89,8 @@ absl::Status TrainLoop::Run() {
 absl::Status TrainLoop::Train() {
   const Progress& progress = session_.progress;
   if (session_.owes_evaluation) TESSERA_RETURN_IF_ERROR(Evaluate(/*may_stop=*/false));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignWeights> owed, OwedExports(session_));
+  TESSERA_RETURN_IF_ERROR(Export(owed));
   while (progress.step < config_.training().train_iters()) {
     if (timeline_ != nullptr) TESSERA_RETURN_IF_ERROR(timeline_->NextStep(progress.step + 1));
     const absl::Duration start = SteadyNow();
@@ -113,7 +115,7 @@ absl::Status TrainLoop::Train() {
     if (decision_.save != ckpt::SaveKind::kNone || replicates) {
       TESSERA_RETURN_IF_ERROR(Keep(replicates));
     }
-    TESSERA_RETURN_IF_ERROR(Export());
+    TESSERA_RETURN_IF_ERROR(Export(DueExports(session_)));
     if (ends) break;
   }
   return absl::OkStatus();
@@ -277,8 +279,7 @@ void TrainLoop::CheckEvents(const absl::Status& status) {
   events_ = nullptr;
 }
 
-absl::Status TrainLoop::Export() {
-  const std::vector<ForeignWeights> due = DueExports(session_);
+absl::Status TrainLoop::Export(const std::vector<ForeignWeights>& due) {
   if (due.empty()) return absl::OkStatus();
   const TimeSpent spent(TimeUse::kSaving);
   const TraceSpan span("save", "export of weights");

@@ -59,9 +59,9 @@ class TrainLoop {
   void AddScalars(int64_t step, const std::map<std::string, double>& by_tag);
   // Ends the event file, with a message, but not the run, if `status` is an error.
   void CheckEvents(const absl::Status& status);
-  // Exports the weights that are due at this step, once the saves in flight are done. Reports an
-  // export that fails, or that an unhealthy step prevents, without ending the run. Collective.
-  absl::Status Export();
+  // Makes the exports that are due at this step, once the saves in flight are done. Reports one
+  // that fails, or that an unhealthy step prevents, without ending the run. Collective.
+  absl::Status Export(const std::vector<ForeignWeights>& due);
   // Reports what has ended the run, if it was not its last step.
   void SayEnd();
   // Returns whether the state is replicated in memory after this step.
