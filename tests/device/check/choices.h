@@ -48,10 +48,10 @@ ChoiceCheck CheckInProcess(std::vector<std::string> command, const std::string& 
                            double seconds, const Deadline& deadline = {});
 
 // Checks each choice, then trains `model` by each in turn, twice: losses and norms of a choice must
-// be the same. A choice that is wrong is named, and the others are compared. The figures are
-// tokens/s by choice; the lines below have the operations that another choice than the first
-// changes by more than 2 percent, in ms of a step. An operation's time includes that of waiting for
-// it.
+// be the same. A choice that is wrong or left out is named, and the others are compared. The
+// figures are tokens/s by choice; the lines below have the operations that another choice than the
+// first changes by more than 2 percent, in ms of a step. An operation's time includes that of
+// waiting for it.
 CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& choices,
                             const TimedModel& model, const std::string& folder,
                             const ChoiceCheck& check);

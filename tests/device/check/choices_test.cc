@@ -191,6 +191,14 @@ TEST_F(ChoicesTest, WrongGradientsAreNamed) {
   EXPECT_EQ(outcome.figures.size(), 1);
 }
 
+TEST_F(ChoicesTest, WithoutTimeForTheirChecksTheyAreLeftOut) {
+  const CheckOutcome outcome =
+      CompareChoices(*device_, {{"as is", {}}}, ShortModel(), folder_.path(),
+                     [](const Choice&) { return absl::DeadlineExceededError("there is no time"); });
+  EXPECT_EQ(outcome.kind, CheckOutcome::kLeftOut);
+  EXPECT_THAT(outcome.detail, StartsWith("as is: left out, there is no time\n"));
+}
+
 // As small as a rounding.
 TEST_F(ChoicesTest, ResultsThatChangeFromRunToRunAreNamed) {
   const CheckOutcome outcome = CompareWithWrongSums(1, 1e-6);
