@@ -256,7 +256,7 @@ TEST(CharacterAlphabetTest, PiecesHaveTheIdsOfTheWhole) {
 
 // With quadratic time, each of these would take longer than the test may.
 TEST(CharacterAlphabetTest, LongTextsTakeLinearTime) {
-  constexpr size_t kBytes = 1 << 16;
+  constexpr size_t kBytes = 1 << 18;
   for (const std::string& name : Names()) {
     const auto tokenizer = Parsed(File(name));
     for (const char* part : {"a", "  ", "\n", "the", "\xC3\xA9", "\xFF", "<s>"}) {
