@@ -32,8 +32,9 @@
 //   FailedPrecondition    the saved and the wanted state disagree
 //   NotFound              there is no such checkpoint; the message lists the existing ones
 //   DataLoss              bytes are damaged; the message has file, offset, expected and found value
-// Messages name the tensor. A function of the program that throws a std::exception, such as one in
-// the options, fails a save, a load or a verification with Internal, on every rank.
+// Messages name the tensor. A function of SaveOptions, AsyncSaveOptions, LoadOptions or
+// VerifyOptions that throws a std::exception fails the save, the load or the verification with
+// Internal, on every rank. manager_options.h says what those of a job do.
 //
 // Threads: several threads may call at once, also on one folder or checkpoint, but not with one
 // group or into one memory.

@@ -96,7 +96,7 @@ struct StateToSave {
 
 // Describes this rank's state at a step that is saved. The memory of the result must stay valid as
 // long as that of TrySave()'s arguments. Returns the same status on all ranks, as LoadOnThisRank
-// does.
+// does. If it throws on any rank, the save fails on every rank.
 using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 
 // ---- Which checkpoints it keeps.
@@ -129,9 +129,10 @@ struct ResumeOptions {
 
 // Loads a checkpoint on this rank. Collective; returns the same status on all ranks, as
 // Checkpoint::Load() does. A rank that fails on its own first agrees with the others
-// (AgreeOnStatus()), or leaves the group, so that the others' waits end. If all ranks return the
-// same error, and it is damage that Checkpoint::Load() has found, TryResume() goes on to the next
-// checkpoint. Any other error ends TryResume() without another call of the group.
+// (AgreeOnStatus()), or leaves the group, so that the others' waits end; one on which this throws
+// abandons the group. If all ranks return the same error, and it is damage that Checkpoint::Load()
+// has found, TryResume() goes on to the next checkpoint. Any other error ends TryResume() without
+// another call of the group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 
 // The reason why TryResume() found no checkpoint. Its error carries it, and ProblemOf() reads it.
@@ -199,10 +200,11 @@ struct CheckpointManagerOptions {
   std::string stop_file_path = {};
 
   absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder
-  // Receives sentences for the user, on the rank that has news. May be null.
+  // Receives sentences for the user, on the rank that has news. May be null. What it throws is
+  // ignored.
   std::function<void(const std::string&)> notes = {};
   // Called on rank 0 by the saving thread once a checkpoint is committed, before superfluous ones
-  // are deleted. May be null.
+  // are deleted. May be null. What it throws becomes a note of the report.
   std::function<void(const SaveReport&)> on_commit = {};
 };
 

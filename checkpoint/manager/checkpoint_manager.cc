@@ -148,8 +148,20 @@ class Manager final : public JobSaves {
     const bool ends = decision.end != EndReason::kNone;
     if (ends) WaitForSaves();  // so that the last save is not skipped
     if (decision.save != SaveKind::kNone) {
-      const auto what = CatchNoMemory("describe the state", describe);
-      if (!what.ok()) in_background_.Withdraw();
+      bool throws = true;  // on this rank alone: the others save, unless they are told
+      const auto what = CatchNoMemory("describe the state", [&] {
+        auto given = describe();
+        throws = false;
+        return given;
+      });
+      if (throws && background_ == nullptr) {
+        return RefuseNow(*storage_, now.step, what.status(), options_.save, housekeeping_->Hooks());
+      }
+      if (throws) {
+        Refuse(now.step, what.status());
+      } else if (!what.ok()) {
+        in_background_.Withdraw();
+      }
       TESSERA_RETURN_IF_ERROR(what.status());
       const bool healthy = !decision.saves_unhealthy;
       TESSERA_RETURN_IF_ERROR(
@@ -364,6 +376,14 @@ absl::StatusOr<std::unique_ptr<JobSaves>> JobSaves::Open(std::shared_ptr<Storage
   ProcessGroup& group = options.save.group != nullptr ? *options.save.group : alone;
   if (options.async_upload) {
     return absl::InvalidArgumentError("async_upload is for a folder that is opened by its name");
+  }
+  if (options.notes) {
+    options.notes = [notes = std::move(options.notes)](const std::string& sentence) {
+      CatchNoMemory("", [&] {
+        notes(sentence);
+        return absl::OkStatus();
+      }).IgnoreError();
+    };
   }
   absl::StatusOr<std::unique_ptr<FolderLock>> lock = nullptr;
   if (to_lock != nullptr && group.rank() == 0) {

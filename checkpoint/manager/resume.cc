@@ -360,7 +360,8 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
     absl::StatusOr<std::optional<Checkpoint>> offered = Decode(reply, storage, offer);
     TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), rules.timeout));
     result.checkpoint = *std::move(offered);
-    loaded = result.checkpoint.has_value() ? load(*result.checkpoint) : absl::OkStatus();
+    if (!result.checkpoint.has_value()) break;
+    loaded = CatchNoMemoryIn(group, "load", [&] { return load(*result.checkpoint); });
     if (loaded.ok()) break;
     if (rules.step.has_value()) return loaded;
     damaged = FindDamagedParts(loaded).value_or(std::vector<DamagedPart>());

@@ -1,8 +1,10 @@
 // A caller that ends a save, a load or a verification, or whose functions throw: the call returns
-// Cancelled, or Internal, on every rank, no file is left of a save, and the next call works.
+// Cancelled, or Internal, on every rank, no file is left of a save, and the next call works, also
+// on the same group.
 
 #include <atomic>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -10,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/include/async_saver.h"
@@ -43,11 +46,13 @@ class CancelledTest : public testing::Test {
 
   // Saves by two ranks, of which rank 1 has these functions.
   void SaveByTwo(const SaveOptions& of_rank_1, absl::StatusCode expected) {
+    MemoryStorage next;
     RunRanks(2, [&](ProcessGroup& group) {
       const LocalState state = RowsOf(tensors_, group.rank(), 2, true);
       const SaveOptions options = group.rank() == 1 ? of_rank_1 : SaveOptions();
       const auto saved = CheckpointFolder(storage_).Save(1, state.dict, On(group, options));
       EXPECT_EQ(saved.status().code(), expected) << saved.status();
+      EXPECT_OK(CheckpointFolder(next).Save(2, state.dict, On(group, SaveOptions())));
     });
   }
 
@@ -59,6 +64,7 @@ class CancelledTest : public testing::Test {
       options.group = &group;
       const auto loaded = LoadCheckpoint(storage_, "step-00000001", state.dict, options);
       EXPECT_EQ(loaded.status().code(), expected) << loaded.status();
+      EXPECT_OK(LoadCheckpoint(storage_, "step-00000001", state.dict, {.group = &group}));
     });
   }
 
@@ -135,12 +141,16 @@ TEST_F(CancelledTest, AFunctionThatThrowsFailsTheSaveOnEveryRank) {
 
 // The checkpoint is there, and the job goes on.
 TEST_F(CancelledTest, AFunctionOfAJobThatThrowsDoesNotEndIt) {
+  const TestFolder folder;
+  std::ofstream(folder.path() + "/stop") << "no number, which is worth a note";
   for (const bool in_background : {false, true}) {
     MemoryStorage storage;
     CheckpointManagerOptions options;
     if (in_background) options.background.emplace();
     options.schedule.continuous = true;
     options.on_commit = [](const SaveReport&) { throw std::runtime_error("mine"); };
+    options.notes = [](const std::string&) { throw std::runtime_error("mine"); };
+    options.stop_file_path = folder.path() + "/stop";
     const std::shared_ptr<Storage> borrowed(std::shared_ptr<Storage>(), &storage);
     ASSERT_OK_AND_ASSIGN(const auto manager, CheckpointManager::Open(borrowed, nullptr, options));
     const GiveStateToSave throws = []() -> absl::StatusOr<StateToSave> {
@@ -148,6 +158,7 @@ TEST_F(CancelledTest, AFunctionOfAJobThatThrowsDoesNotEndIt) {
     };
     std::vector<float> weight(8);
     EXPECT_TRUE(absl::IsInternal(manager->TrySave({.step = 1}, throws).status()));
+    manager->Finish();
     for (const int64_t step : {2, 3}) {
       ASSERT_OK_AND_ASSIGN(const auto decision,
                            manager->TrySave({.step = step}, OneTensor(weight)));
@@ -158,6 +169,45 @@ TEST_F(CancelledTest, AFunctionOfAJobThatThrowsDoesNotEndIt) {
       EXPECT_EQ(outcomes[0].report->note,
                 "cannot report the commit: an exception was thrown: mine");
     }
+    const LoadOnThisRank load = [](const Checkpoint&) -> absl::Status {
+      throw std::runtime_error("mine");
+    };
+    EXPECT_TRUE(absl::IsInternal(manager->TryResume(load).status()));
+  }
+}
+
+TEST_F(CancelledTest, AStateThatOneRankCannotDescribeIsSavedByNone) {
+  tensors_.pop_back();
+  for (const bool in_background : {false, true}) {
+    MemoryStorage storage;
+    ThreadGroupHub hub(2);
+    RunRanks(2, [&](ProcessGroup& group) {
+      ThreadProcessGroup saving(hub, group.rank());
+      CheckpointManagerOptions options;
+      options.save.group = &group;
+      options.save.timeout = absl::Minutes(1);
+      if (in_background) options.background.emplace().save.group = &saving;
+      options.schedule.continuous = true;
+      const std::shared_ptr<Storage> borrowed(std::shared_ptr<Storage>(), &storage);
+      ASSERT_OK_AND_ASSIGN(const auto manager, CheckpointManager::Open(borrowed, nullptr, options));
+      const LocalState state = RowsOf(tensors_, group.rank(), 2, true);
+      const Metadata metadata;
+      const GiveStateToSave describe = [&]() -> absl::StatusOr<StateToSave> {
+        if (group.rank() == 1) throw std::runtime_error("mine");
+        return StateToSave{&state.dict, &metadata};
+      };
+      absl::Status refused = manager->TrySave({.step = 1}, describe).status();
+      std::vector<SaveOutcome> outcomes = manager->Finish();
+      if (in_background) refused = outcomes.at(0).report.status();
+      EXPECT_TRUE(absl::IsInternal(refused)) << refused;
+      EXPECT_THAT(std::string(refused.message()),
+                  testing::HasSubstr("cannot describe the state: an exception was thrown: mine"));
+      ASSERT_OK_AND_ASSIGN(const auto decision, manager->TrySave({.step = 2}, state.dict));
+      EXPECT_EQ(decision.save, SaveKind::kPermanent);
+      outcomes = manager->Finish();
+      ASSERT_EQ(outcomes.size(), 1);
+      EXPECT_OK(outcomes[0].report);
+    });
   }
 }
 
