@@ -35,6 +35,7 @@ struct ModelFile {
   Shape shape;
   std::vector<float> elements;
   std::vector<std::string> shared = {};  // further names of the first parameter
+  DType dtype = DType::kF32;             // of the buffer
 };
 
 // Writes a model's file with a state dict of a buffer and of a tensor that cannot be read.
@@ -56,7 +57,7 @@ void WriteModelFile(const fs::path& path, const ModelFile& file) {
   writer.EndDict();
   writer.Text("module").BeginDict();
   writer.Text(file.buffer);
-  ckpt::convert::WriteTorchTensor(DType::kF32, file.shape, 0, writer);
+  ckpt::convert::WriteTorchTensor(file.dtype, file.shape, 0, writer);
   writer.Text("norm.sparse").Global("torch._utils", "_rebuild_sparse_tensor");
   writer.BeginTuple();
   writer.EndTuple();
@@ -140,9 +141,14 @@ TEST_F(DeepSpeedBuffersTest, AParameterWithoutAWeightIsDataLoss) {
   std::vector<ckpt::TensorInfo> parameters = Parameters();
   parameters.push_back({.name = "lost.weight", .global_shape = {3}});
   WriteModelFile(model_, {parameters, "mean", {1}, {1}});
-  const absl::Status status = ckpt::convert::OpenForeign(copy_, {}).status();
+  absl::Status status = ckpt::convert::OpenForeign(copy_, {}).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(status.message(), HasSubstr("no file has lost.weight"));
+  // Its rounded copy alone, where others have fp32 weights.
+  WriteModelFile(model_, {parameters, "lost.weight", {3}, {1, 2}, {}, DType::kBF16});
+  status = ckpt::convert::OpenForeign(copy_, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("no file has lost.weight.master"));
 }
 
 // Weights can be read without the optimizer.

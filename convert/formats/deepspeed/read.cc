@@ -432,11 +432,12 @@ class DeepSpeedReader {
   }
 
   absl::Status CheckWeights() const {
+    const bool has_ranks = !folder_.optimizer_files.empty();  // else rounded weights are enough
     std::vector<std::string> missing;
     for (const auto& [name, parameter] : parameters_) {
-      if (parameter.found == 0 && !parameter.has_rounded_weight && !universal_.contains(name) &&
-          ElementCount(parameter.foreign.shape) > 0) {
-        missing.push_back(name);
+      if (parameter.found == 0 && (has_ranks || !parameter.has_rounded_weight) &&
+          !universal_.contains(name) && ElementCount(parameter.foreign.shape) > 0) {
+        missing.push_back(KindOfFp32(parameter).NameOf(name));
       }
     }
     if (missing.empty()) return absl::OkStatus();
