@@ -27,6 +27,8 @@
 namespace tessera::ckpt {
 namespace {
 
+int freed_communicators = 0;
+
 constexpr absl::Duration kTimeout = absl::Seconds(20);
 
 void Check(bool holds, std::string_view what) {
@@ -104,6 +106,15 @@ void SavesAndLoads(const std::string& name, ProcessGroup& group, ProcessGroup& b
   }
 }
 
+// The other ranks may still use the communicator, and would not take part.
+void KeepsTheCommunicatorOfAnAbandonedGroup() {
+  const int before = freed_communicators;
+  MpiGroup(MPI_COMM_WORLD).Abandon(absl::InternalError("another rank goes on"));
+  Check(freed_communicators == before, "an abandoned group frees nothing");
+  MpiGroup(MPI_COMM_WORLD).rank();
+  Check(freed_communicators == before + 1, "a usable one does");
+}
+
 // The errors of ranks 0 and 2 name rank 1, which makes no call, and their later calls fail at once.
 void NamesTheMissing(ProcessGroup& group) {
   std::vector<std::byte> memory(8);
@@ -138,11 +149,18 @@ void Run(std::string_view what, const std::string& name) {
   if (what == "missing") TellThatOneIsMissing(group, name);
   GathersAndBroadcasts(group);
   Transfers(group);
+  KeepsTheCommunicatorOfAnAbandonedGroup();
   SavesAndLoads(name, group, background);
 }
 
 }  // namespace
 }  // namespace tessera::ckpt
+
+// MPI lets a program put its own function in front of each of MPI's.
+int MPI_Comm_free(MPI_Comm* communicator) {
+  ++tessera::ckpt::freed_communicators;
+  return PMPI_Comm_free(communicator);
+}
 
 int main(int argc, char** argv) {
   int provided = 0;
