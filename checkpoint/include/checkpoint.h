@@ -236,7 +236,7 @@ class CheckpointFolder {
   }
 
   // Return the committed checkpoints, and all directories that are named for steps. None if the
-  // folder does not exist. Manifests are not read.
+  // folder does not exist. Manifests are not read. List() leaves unreadable directories out.
   absl::StatusOr<std::vector<CheckpointInfo>> List() const;  // ascending by step
   absl::StatusOr<FolderContents> ListAll() const;
 
@@ -246,8 +246,7 @@ class CheckpointFolder {
   // NotFound if there is no checkpoint. If a directory of a later step is unreadable, it may be the
   // newest: returns its error.
   absl::StatusOr<FoundCheckpoint> FindLatest() const;
-  // Open the checkpoint that FindLatest() returns, without its notes, one of a list, or that of a
-  // step.
+  // Open a checkpoint: FindLatest()'s, without its notes; one of a list; that of a step.
   absl::StatusOr<Checkpoint> Latest() const;
   absl::StatusOr<Checkpoint> At(const CheckpointInfo& checkpoint) const;
   absl::StatusOr<Checkpoint> At(int64_t step) const;

@@ -190,7 +190,7 @@ class AsyncSaver::Background {
     queue_.pop_front();
     busy_ = true;
     lock.Unlock();
-    // The other ranks wait if memory is missing between two agreements.
+    // The other ranks wait if an exception ends this one between two agreements.
     absl::StatusOr<SaveReport> report =
         CatchNoMemoryIn(group_, "save", [&] { return Handle(request); });
     lock.Lock();

@@ -171,7 +171,7 @@ void DataWriter::WaitUntilAllCopied() {
   });
 }
 
-// A thread that lacks memory to help ends the save, and waits for its end.
+// A thread that cannot help, as without memory, ends the save, and waits for its end.
 void DataWriter::WaitForPieces(absl::FunctionRef<std::vector<size_t>()> pieces) {
   const absl::Status helped = CatchNoMemory("copy the state", [&] {
     Help({.pieces = pieces()});

@@ -147,7 +147,7 @@ class DataWriter {
                const PieceTable::Result& result, PieceTable::Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Calls body() without the mutex. Returns its error, or that of missing memory for `action`.
+  // Calls body() without the mutex. Returns its error, or that of an exception in `action`.
   template <typename Body>
   absl::Status Unlocked(const char* action, const Body& body)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) ABSL_NO_THREAD_SAFETY_ANALYSIS;

@@ -192,7 +192,7 @@ absl::StatusOr<SaveReport> RunSave(
     if (!hooks.choose_root) return "";
     return hooks.choose_root({request.step, hooks.rolling, data_bytes, &manifest});
   };
-  // Missing memory is this rank's error, which all ranks learn in the next agreement.
+  // An exception is this rank's error, which all ranks learn in the next agreement.
   std::optional<Coordinator> coordinator;
   const absl::StatusOr<RankState> local = CatchNoMemory(kDescribing, [&] {
     manifest = MakeManifest(request, /*by_manager=*/hooks.choose_root != nullptr);
