@@ -114,8 +114,9 @@ TEST_F(StopFileTest, APipeDelaysNothing) {
 
 // Most starts are faster than the thread that reads.
 TEST_F(StopFileTest, AStartWaitsNoLongerThanItMay) {
+  // On a busy machine, nearly each reader may be faster than its start.
   bool waits = true;
-  for (int i = 0; i < 1000 && waits; ++i) {
+  for (int i = 0; i < 50'000 && waits; ++i) {
     waits = StopFile(path_, "", absl::ZeroDuration()).Poll().version > 0;
   }
   EXPECT_FALSE(waits);
