@@ -37,6 +37,16 @@ std::optional<size_t> NewestGood(std::span<const RetentionCandidate> candidates)
   return std::nullopt;
 }
 
+uint64_t BytesIn(Storage& storage, const std::string& directory) {
+  uint64_t bytes = 0;
+  for (const std::string& name :
+       ListIfThere(storage, directory).value_or(std::vector<std::string>())) {
+    const auto file = storage.Open(JoinPath(directory, name));
+    if (file.ok()) bytes += (*file)->size_bytes();
+  }
+  return bytes;
+}
+
 void AddNote(SaveReport& report, std::string_view note) {
   absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", std::string(note));
 }
@@ -186,9 +196,10 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     const bool behind_link = checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
                                                 : storage_.IsLink(checkpoint.directory);
     if (behind_link) continue;
-    const Described described =
-        checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
-    if (!described.unknown.ok() || (checkpoint.rolling && !described.candidate.intact)) continue;
+    Described described = checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
+    const bool intact = described.candidate.intact;
+    if (!described.unknown.ok() || (checkpoint.rolling && !intact)) continue;
+    if (!intact) described.bytes = BytesIn(storage_, checkpoint.directory);
     candidates.push_back(described.candidate);
     found.emplace_back(&checkpoint, described);
   }
@@ -205,7 +216,7 @@ Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint) {
   const auto known = described_.find(checkpoint.directory);
   if (known != described_.end()) return known->second;
   Described described = Describe(checkpoint);
-  if (described.unknown.ok()) described_[checkpoint.directory] = described;
+  if (described.candidate.intact) described_[checkpoint.directory] = described;
   return described;
 }
 
@@ -222,14 +233,7 @@ Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
   RetentionCandidate& candidate = described.candidate;
   candidate.intact = candidate.good = manifest.ok();
   if (!manifest.ok() && !MayBeDamage(manifest.status())) described.unknown = manifest.status();
-  if (!manifest.ok()) {
-    for (const std::string& name :
-         ListIfThere(storage_, checkpoint.directory).value_or(std::vector<std::string>())) {
-      const auto file = storage_.Open(JoinPath(checkpoint.directory, name));
-      if (file.ok()) described.bytes += (*file)->size_bytes();
-    }
-    return described;
-  }
+  if (!manifest.ok()) return described;
   const TrainerState& trainer = manifest->trainer();
   const int64_t created = manifest->producer().created_unix_ms();
   if (created != 0) candidate.saved_at = absl::FromUnixMillis(created);

@@ -68,12 +68,12 @@ struct ComingSave {
 
 // Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once after a save;
 // those that are older than all that a policy of RetentionOptions::newest alone keeps, never.
-// A checkpoint whose manifest cannot be read, for another reason than damage, stays, and is read
-// again the next time. Symbolic links, directories that cannot be listed, and quarantined
-// checkpoints are ignored. A checkpoint that is being read (read_lock.h) stays until the next time,
-// as does one that another process has overwritten since its manifest was read. Each checkpoint is
-// uncommitted before its files are deleted, so that a crash halfway leaves none that looks
-// complete. One thread at a time.
+// Damaged ones are read again each time, since they may become whole. A checkpoint whose manifest
+// cannot be read, for another reason than damage, stays, and is read again the next time. Symbolic
+// links, directories that cannot be listed, and quarantined checkpoints are ignored. A checkpoint
+// that is being read (read_lock.h) stays until the next time, as does one that another process has
+// overwritten since its manifest was read. Each checkpoint is uncommitted before its files are
+// deleted, so that a crash halfway leaves none that looks complete. One thread at a time.
 class Retention {
  public:
   // The storage must outlive this object.

@@ -333,9 +333,14 @@ TEST_F(SavedCheckpointsTest, DamagedOnesMakeRoom) {
   for (const int64_t step : {20, 30, 40, 50}) SaveWithHealth(step, true, true);
   Damage(Data("step-00000030"), [](std::string& bytes) { bytes.pop_back(); });
   Damage("step-00000040/manifest.pb", [](std::string& bytes) { bytes.back() ^= 1; });
+  // Somebody was still copying this one when it was looked at first.
+  const std::string whole = Contents(Data("step-00000020"));
+  Damage(Data("step-00000020"), [](std::string& bytes) { bytes.pop_back(); });
+  Retention retention(storage_, {.newest = 4});
+  ASSERT_OK(retention.Apply(absl::Now()));
+  Damage(Data("step-00000020"), [&](std::string& bytes) { bytes = whole; });
   const uint64_t bytes =
       Contents(Data("step-00000030")).size() + Contents(Data("step-00000040")).size();
-  Retention retention(storage_, {.newest = 3});
   ASSERT_OK_AND_ASSIGN(const auto deleted,
                        retention.MakeRoom({60, false, *storage_.FreeBytes() + bytes}, absl::Now()));
   EXPECT_THAT(deleted, ElementsAre("step-00000030", "step-00000040"));
