@@ -274,6 +274,8 @@ TEST_F(ContentCommandTest, ARunGoesOnWhereItsWeightsAreBeyondTheDTypeOfExports) 
     }
   }
   EXPECT_EQ(Count(ReadFile(RunDir("alone") / "events.jsonl"), "\"not_exported\""), 3);
+  // Nor is it the end of one that has nothing left to train.
+  EXPECT_THAT(MustTrain("alone", 6, flags).out, HasSubstr("no weights written to "));
   // At the end, the error is the run's, after the last save.
   Words end = Joined(flags, {"--last-save-in-hf"});
   const Result refused = MustTrain("alone", 8, end, 1);

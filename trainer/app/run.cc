@@ -244,7 +244,10 @@ absl::Status ExportAtEnd(const Session& session, ProgressLine& progress_line) {
   }
   if (session.trains) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignWeights> owed, OwedExports(session));
-  for (const ForeignWeights& weights : owed) TESSERA_RETURN_IF_ERROR(write(weights));
+  for (const ForeignWeights& weights : owed) {
+    const absl::Status written = write(weights);
+    if (!written.ok()) progress_line.Message(std::string(written.message()));
+  }
   return absl::OkStatus();
 }
 
