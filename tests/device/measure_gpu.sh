@@ -51,7 +51,7 @@ train() {
 for name in ${*:-check measure train pytorch choices}; do
   case $name in
     check) device check 160 --pytorch=no ;;
-    measure) device measure 165 --measure=configs/gpt2_124m_gpu.textproto ;;
+    measure) device measure 155 --measure=configs/gpt2_124m_gpu.textproto ;;
     train) train ;;
     pytorch) device pytorch 80 --only=pytorch_124m ;;
     choices) device choices 105 --choices ;;

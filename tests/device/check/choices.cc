@@ -41,7 +41,8 @@ constexpr size_t kComparedProposals = 8;
 constexpr char kAsIs[] = "as is";
 constexpr int64_t kStepsOfAWay = 5;
 // What a way takes, in trainings: three, and its checks, of which nothing is known at first.
-constexpr double kTrainingsOfAWay = 5;
+constexpr double kTrainingsToCompare = 3;
+constexpr double kTrainingsOfAWay = kTrainingsToCompare + 2;
 
 // Lets the device compute with another backend during its lifetime.
 class WithBackend {
@@ -326,7 +327,8 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
   absl::Duration start = SteadyNow();
   TrainedByChoice now;
   if (const absl::Status status = train(&now); !status.ok()) return OutcomeOf(status);
-  double longest = kTrainingsOfAWay * SecondsSince(start);
+  const double training = SecondsSince(start);
+  double longest = kTrainingsOfAWay * training;
   CheckOutcome outcome = {
       CheckOutcome::kLeftOut,
       absl::StrFormat("%s, as is: %.0f tokens/s", model.name, now.tokens_per_second),
@@ -343,6 +345,9 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
     absl::Status status = deadline.left_seconds() > longest
                               ? check({text, toggled})
                               : absl::DeadlineExceededError(deadline.LeftOut().detail);
+    if (status.ok() && deadline.left_seconds() < kTrainingsToCompare * training) {
+      status = absl::DeadlineExceededError(deadline.LeftOut().detail);
+    }
     if (absl::IsDeadlineExceeded(status)) {
       absl::StrAppend(&outcome.detail, "left out, ", status.message());
       continue;
@@ -423,7 +428,8 @@ CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
     all += first;
     const bool gains = product.seconds[0] - *best > kShownChange * product.seconds[0];
     const auto chosen = gains ? best - product.seconds.begin() : 0;
-    fastest[name] = static_cast<int>(chosen);
+    // A proposal that was not measured now may be the one that the table has.
+    if (gains || measured == kComparedProposals) fastest[name] = static_cast<int>(chosen);
     if (!gains) continue;
     gain += first - 1e3 * calls * *best;
     absl::StrAppendFormat(&lines, "\n%.1f of the %s: %.3f ms, by proposal %d: %.3f ms", calls, name,
