@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Open(const TrainConfig& conf
   ckpt::CheckpointManagerOptions options = saver->ManagerOptions();
   options.lock_wait = lock_wait;
   auto manager = ckpt::JobSaves::Open(checkpoint.save(), std::move(options), StoresOf(checkpoint));
-  TESSERA_RETURN_IF_ERROR(OfSave(manager.status()));
+  TESSERA_RETURN_IF_ERROR(OfSave(checkpoint, manager.status()));
   saver->manager_ = *std::move(manager);
   return saver;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "storage/tiered/staging_folder.h"
@@ -60,9 +61,9 @@ std::string ReplicaFolder(const CheckpointConfig& config, int rank) {
   return LocalFolderFor(config.save(), StoresOf(config), config.replicate_folder(), suffix);
 }
 
-absl::Status OfSave(const absl::Status& status) {
-  return status.ok() ? status
-                     : absl::Status(status.code(), absl::StrCat("save: ", status.message()));
+absl::Status OfSave(const CheckpointConfig& config, const absl::Status& status) {
+  if (status.ok() || config.async_upload()) return status;
+  return WithMessage(status, absl::StrCat("save: ", status.message()));
 }
 
 absl::Status CheckFoldersApart(const TrainConfig& config) {

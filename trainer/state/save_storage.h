@@ -25,8 +25,9 @@ std::string StagingFolderOf(const CheckpointConfig& config);
 // one for the machine or, with replicate_ranks_per_node, for the ranks that count as one.
 std::string ReplicaFolder(const CheckpointConfig& config, int rank);
 
-// Adds the name of the setting to an error of opening `save`.
-absl::Status OfSave(const absl::Status& status);
+// Adds the name of the setting to an error of opening `save`; with async_upload, the error may be
+// that of another folder.
+absl::Status OfSave(const CheckpointConfig& config, const absl::Status& status);
 
 // Returns InvalidArgument if async_upload_tmp_folder, StagingFolderOf(), replicate_folder or
 // ReplicaFolder() is, contains or lies in `save`, `load` or run_dir.

@@ -216,7 +216,7 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
   TrainConfig looks_only = config;
   looks_only.mutable_checkpoint()->set_enable_save_ckpt(false);
   const auto manager = OpenToLook(config.checkpoint(), group);
-  TESSERA_RETURN_IF_ERROR(OfSave(manager.status()));
+  TESSERA_RETURN_IF_ERROR(OfSave(config.checkpoint(), manager.status()));
   std::optional<SavedRun> found;
   TESSERA_RETURN_IF_ERROR(
       LoadSavedRun(looks_only, group, **manager, notes, [&](std::optional<SavedRun> saved) {
