@@ -96,7 +96,8 @@ struct StateToSave {
 
 // Describes this rank's state at a step that is saved. The memory of the result must stay valid as
 // long as that of TrySave()'s arguments. Returns the same status on all ranks, as LoadOnThisRank
-// does. If it throws on any rank, the save fails on every rank.
+// does. If it throws on any rank, the save fails on every rank: of a save in the background, the
+// others learn it by Poll().
 using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 
 // ---- Which checkpoints it keeps.
