@@ -132,7 +132,7 @@ struct ResumeOptions {
 // Checkpoint::Load() does. A rank that fails on its own first agrees with the others
 // (AgreeOnStatus()), or leaves the group, so that the others' waits end; one on which this throws
 // abandons the group. If all ranks return the same error, and it is damage that Checkpoint::Load()
-// has found, TryResume() goes on to the next checkpoint. Any other error ends TryResume() without
+// has found, TryResume() tries the next checkpoint. Any other error ends TryResume() without
 // another call of the group.
 using LoadOnThisRank = std::function<absl::Status(const Checkpoint&)>;
 

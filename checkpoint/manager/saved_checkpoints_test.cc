@@ -333,7 +333,7 @@ TEST_F(SavedCheckpointsTest, DamagedOnesMakeRoom) {
   for (const int64_t step : {20, 30, 40, 50}) SaveWithHealth(step, true, true);
   Damage(Data("step-00000030"), [](std::string& bytes) { bytes.pop_back(); });
   Damage("step-00000040/manifest.pb", [](std::string& bytes) { bytes.back() ^= 1; });
-  // Somebody was still copying this one when it was looked at first.
+  // A user was still copying this one when it was first read.
   const std::string whole = Contents(Data("step-00000020"));
   Damage(Data("step-00000020"), [](std::string& bytes) { bytes.pop_back(); });
   Retention retention(storage_, {.newest = 4});

@@ -139,7 +139,7 @@ TEST_F(CancelledTest, AFunctionThatThrowsFailsTheSaveOnEveryRank) {
   SaveByTwo({}, absl::StatusCode::kOk);
 }
 
-// The checkpoint is there, and the job goes on.
+// The checkpoint is committed, and the job continues.
 TEST_F(CancelledTest, AFunctionOfAJobThatThrowsDoesNotEndIt) {
   const TestFolder folder;
   std::ofstream(folder.path() + "/stop") << "no number, which is worth a note";

@@ -107,7 +107,7 @@ class GarblingGroup final : public ForwardingGroup {
   int left_;
 };
 
-// The other rank has understood the verdict, and goes on.
+// The other rank has parsed the verdict, and continues.
 TEST(FailedMessageTest, ARankThatDoesNotUnderstandTheVerdictLeavesTheGroup) {
   std::mt19937_64 random(1);
   std::vector<WholeTensor> tensors = {

@@ -150,7 +150,7 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
                     HasSubstr(StepDir("run", 4).string() + ", at step 4"),
                     HasSubstr(HumanBytes(kStateBytes) + " each, to " + Checkpoints("run").string()),
                     HasSubstr("every 2 steps: 4 of them")));
-  // Two of them are rolling ones. Of two that are kept, the older one goes after the next save.
+  // Two more are rolling. With two to keep, the older one is deleted after the next save.
   const std::string five = "; at most " + HumanBytes(5 * kStateBytes) + " at once; ";
   EXPECT_THAT(dry_run({"--save-interval=5"}),
               AllOf(HasSubstr("every 5 steps: 3 of them, and every 2 steps a rolling one"),

@@ -27,8 +27,8 @@ class RankDevice {
   // `devices`.
   //
   // No rank uses a table that is damaged, that has other products for the GPU of one rank than for
-  // that of another, or a way of computing that one of the GPUs does not have. A sentence for
-  // `notes` says so.
+  // that of another, or a way of computing that one of the GPUs does not have. `notes` receives
+  // the reason.
   static absl::StatusOr<std::unique_ptr<RankDevice>> Open(const TrainConfig& config,
                                                           const HostShare& host,
                                                           Communicator* world,

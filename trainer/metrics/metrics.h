@@ -153,7 +153,7 @@ class MetricsWriter {
   // than the writer's, as may status().
   absl::Status Sync() { return file_->Sync(); }
   absl::Status status() const { return file_->status(); }
-  // Returns whether the file goes on with the records that Open() has found, if any.
+  // Returns whether the file continues the records that Open() has found, if any.
   bool continues() const { return continues_; }
   // Returns the records of later steps than the resumed one that Open() has dropped.
   const ResumeMetrics& lost() const { return lost_; }
