@@ -36,13 +36,14 @@ namespace tessera::testing {
 namespace {
 
 constexpr double kShownChange = 0.02;
+// A way is chosen if it gains this part of a step, in both of its trainings.
+constexpr double kLeastGain = 0.005;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr size_t kComparedProposals = 8;
 constexpr char kAsIs[] = "as is";
 constexpr int64_t kStepsOfAWay = 5;
 // What a way takes, in trainings: three, and its checks, of which nothing is known at first.
-constexpr double kTrainingsToCompare = 3;
-constexpr double kTrainingsOfAWay = kTrainingsToCompare + 2;
+constexpr double kTrainingsToCompare = 3, kTrainingsOfAWay = kTrainingsToCompare + 2;
 
 // Lets the device compute with another backend during its lifetime.
 class WithBackend {
@@ -122,8 +123,7 @@ absl::Status MeasureProposal(TrainingDevice& device, const TimedModel& model,
     if (static_cast<size_t>(taken) != proposal) return;
     MeasuredProduct& product = (*products)[name];
     product.calls += proposal == 0 ? 1 : 0;
-    double& least = product.seconds[proposal];
-    least = std::min(least, seconds);
+    product.seconds[proposal] = std::min(product.seconds[proposal], seconds);
   };
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, device.make_backend(choices));
   const WithBackend chosen(device, std::move(backend));
@@ -183,14 +183,137 @@ std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
   return trained;
 }
 
+// What is known of ways so far. The device computes in those that were chosen.
+class WayMeasurement {
+ public:
+  // The arguments outlive it.
+  WayMeasurement(TrainingDevice& device, const TimedModel& model, const std::string& folder,
+                 const ChoiceCheck& check, const Deadline& deadline)
+      : device_(device), model_(model), folder_(folder), check_(check), deadline_(deadline) {
+    model_.steps = kStepsOfAWay;
+  }
+
+  absl::Status TrainAsIs();
+  // Returns whether losses without the way are as before: if not, nothing else can be compared.
+  bool Measure(const cuda::Way& way);
+  // Writes what was compared, if all of it can be trusted, to the table at `path`.
+  CheckOutcome Written(const std::string& path, const std::string& device_name);
+
+ private:
+  // DeadlineExceeded if no time is left for it, or for training after it.
+  absl::Status CheckInTime(const Choice& choice);
+  // Trains, and keeps the least rate.
+  absl::Status TrainWith(const cuda::ProductChoices& choices, TrainedByChoice* trained,
+                         double* rate);
+  absl::Status Choose(const cuda::ProductChoices& choices);
+
+  TrainingDevice& device_;
+  TimedModel model_;
+  const std::string& folder_;
+  const ChoiceCheck& check_;
+  const Deadline& deadline_;
+  TrainedByChoice now_;                    // in the chosen ways
+  double training_ = 0, way_longest_ = 0;  // seconds
+  cuda::Ways chosen_;
+  std::map<std::string, std::optional<bool>> compared_;  // the value of each that was chosen
+  CheckOutcome outcome_ = {CheckOutcome::kLeftOut, "", {}};
+};
+
+absl::Status WayMeasurement::TrainAsIs() {
+  const absl::Duration start = SteadyNow();
+  TESSERA_RETURN_IF_ERROR(TrainAgain(device_, model_, folder_, &now_));
+  training_ = SecondsSince(start);
+  way_longest_ = kTrainingsOfAWay * training_;
+  outcome_.detail =
+      absl::StrFormat("%s, as is: %.0f tokens/s", model_.name, now_.tokens_per_second);
+  outcome_.figures["tokens_per_second, as is"] = now_.tokens_per_second;
+  return absl::OkStatus();
+}
+
+absl::Status WayMeasurement::CheckInTime(const Choice& choice) {
+  const absl::Status late = absl::DeadlineExceededError(deadline_.LeftOut().detail);
+  if (deadline_.left_seconds() <= way_longest_) return late;
+  TESSERA_RETURN_IF_ERROR(check_(choice));
+  return deadline_.left_seconds() < kTrainingsToCompare * training_ ? late : absl::OkStatus();
+}
+
+absl::Status WayMeasurement::TrainWith(const cuda::ProductChoices& choices,
+                                       TrainedByChoice* trained, double* rate) {
+  TESSERA_RETURN_IF_ERROR(
+      WithChoice(device_, choices, [&] { return TrainAgain(device_, model_, folder_, trained); }));
+  *rate = std::min(*rate, trained->tokens_per_second);
+  return absl::OkStatus();
+}
+
+absl::Status WayMeasurement::Choose(const cuda::ProductChoices& choices) {
+  TESSERA_ASSIGN_OR_RETURN(device_.backend, device_.make_backend(choices));
+  device_.choices = choices;
+  return absl::OkStatus();
+}
+
+bool WayMeasurement::Measure(const cuda::Way& way) {
+  const cuda::ProductChoices toggled = Toggled(device_.choices, way);
+  cuda::Ways candidate = chosen_;
+  candidate[way.name] = toggled.*way.member;
+  const std::string text = cuda::WaysText(candidate);
+  absl::StrAppend(&outcome_.detail, "\n", text, ": ");
+  const absl::Duration start = SteadyNow();
+  absl::Status status = CheckInTime({text, toggled});
+  if (absl::IsDeadlineExceeded(status)) {
+    absl::StrAppend(&outcome_.detail, "left out, ", status.message());
+    return true;
+  }
+  compared_[way.name] = std::nullopt;
+  TrainedByChoice trained;
+  double with = kNever;
+  const auto gains = [&] { return with >= (1 + kLeastGain) * now_.tokens_per_second; };
+  // With the way, without it, and with it again: clocks that rise or fall help one side at most.
+  if (status.ok()) status = TrainWith(toggled, &trained, &with);
+  if (status.ok()) {
+    const absl::Status without = TrainAgain(device_, model_, folder_, &now_);
+    if (!without.ok()) {
+      outcome_.kind = CheckOutcome::kFailed;
+      absl::StrAppend(&outcome_.detail, "without it: ", without.message());
+      compared_.clear();
+      return false;
+    }
+    if (gains()) status = TrainWith(toggled, &trained, &with);
+  }
+  way_longest_ = std::max(way_longest_, SecondsSince(start));
+  const bool chosen = status.ok() && gains();
+  if (chosen) status = Choose(toggled);
+  if (!status.ok()) {
+    outcome_.kind = CheckOutcome::kFailed;
+    absl::StrAppend(&outcome_.detail, "not chosen: ", status.message());
+    return true;
+  }
+  outcome_.figures["tokens_per_second, " + text] = with;
+  absl::StrAppendFormat(&outcome_.detail, "%.0f tokens/s, without %s %.0f: %s", with, way.name,
+                        now_.tokens_per_second, chosen ? "chosen" : "not chosen");
+  if (!chosen) return true;
+  chosen_ = candidate;
+  compared_[way.name] = candidate[way.name];
+  now_ = trained;
+  return true;
+}
+
+CheckOutcome WayMeasurement::Written(const std::string& path, const std::string& device_name) {
+  if (compared_.empty()) return outcome_;
+  if (outcome_.kind == CheckOutcome::kLeftOut) outcome_.kind = CheckOutcome::kPassed;
+  AddWritten(
+      cuda::SetWays(path, device_name, compared_),
+      absl::StrCat("written to ", path, ": ", chosen_.empty() ? "none" : cuda::WaysText(chosen_)),
+      &outcome_);
+  return outcome_;
+}
+
 // A line for each operation that takes another time by another choice.
 std::string OperationLines(const std::vector<TrainedByChoice>& trained) {
   std::map<std::string, std::vector<double>> table;
   for (size_t i = 0; i < trained.size(); ++i) {
     for (const auto& [name, milliseconds] : trained[i].milliseconds) {
-      std::vector<double>& row = table[name];
-      row.resize(trained.size());
-      row[i] = milliseconds;
+      table[name].resize(trained.size());
+      table[name][i] = milliseconds;
     }
   }
   std::string lines;
@@ -319,84 +442,12 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
   const std::string name = cuda::DeviceName(device.type, device.products);
   const absl::StatusOr<std::string> path = WritableTable(name);
   if (!path.ok()) return OutcomeOf(path.status());
-  TimedModel short_model = model;
-  short_model.steps = kStepsOfAWay;
-  const auto train = [&](TrainedByChoice* trained) {
-    return TrainAgain(device, short_model, folder, trained);
-  };
-  absl::Duration start = SteadyNow();
-  TrainedByChoice now;
-  if (const absl::Status status = train(&now); !status.ok()) return OutcomeOf(status);
-  const double training = SecondsSince(start);
-  double longest = kTrainingsOfAWay * training;
-  CheckOutcome outcome = {
-      CheckOutcome::kLeftOut,
-      absl::StrFormat("%s, as is: %.0f tokens/s", model.name, now.tokens_per_second),
-      {{"tokens_per_second, as is", now.tokens_per_second}}};
-  cuda::Ways chosen;
-  std::map<std::string, std::optional<bool>> compared;
+  WayMeasurement measurement(device, model, folder, check, deadline);
+  if (const absl::Status status = measurement.TrainAsIs(); !status.ok()) return OutcomeOf(status);
   for (const cuda::Way& way : ways) {
-    const cuda::ProductChoices toggled = Toggled(device.choices, way);
-    cuda::Ways candidate = chosen;
-    candidate[way.name] = toggled.*way.member;
-    const std::string text = cuda::WaysText(candidate);
-    absl::StrAppend(&outcome.detail, "\n", text, ": ");
-    start = SteadyNow();
-    absl::Status status = deadline.left_seconds() > longest
-                              ? check({text, toggled})
-                              : absl::DeadlineExceededError(deadline.LeftOut().detail);
-    if (status.ok() && deadline.left_seconds() < kTrainingsToCompare * training) {
-      status = absl::DeadlineExceededError(deadline.LeftOut().detail);
-    }
-    if (absl::IsDeadlineExceeded(status)) {
-      absl::StrAppend(&outcome.detail, "left out, ", status.message());
-      continue;
-    }
-    compared[way.name] = std::nullopt;
-    // With the way, without it, and with it again: clocks that rise or fall help one side at most.
-    TrainedByChoice trained;
-    double with = kNever;
-    const auto train_with = [&] {
-      const absl::Status trained_with =
-          WithChoice(device, toggled, [&] { return train(&trained); });
-      with = std::min(with, trained.tokens_per_second);
-      return trained_with;
-    };
-    const auto gains = [&] { return with >= (1 + kShownChange) * now.tokens_per_second; };
-    if (status.ok()) status = train_with();
-    if (status.ok()) {
-      if (const absl::Status without = train(&now); !without.ok()) {
-        outcome.kind = CheckOutcome::kFailed;
-        absl::StrAppend(&outcome.detail, "without it: ", without.message());
-        return outcome;
-      }
-      if (gains()) status = train_with();
-    }
-    longest = std::max(longest, SecondsSince(start));
-    if (!status.ok()) {
-      outcome.kind = CheckOutcome::kFailed;
-      absl::StrAppend(&outcome.detail, "not chosen: ", status.message());
-      continue;
-    }
-    outcome.figures["tokens_per_second, " + text] = with;
-    absl::StrAppendFormat(&outcome.detail, "%.0f tokens/s, without %s %.0f: %s", with, way.name,
-                          now.tokens_per_second, gains() ? "chosen" : "not chosen");
-    if (!gains()) continue;
-    absl::StatusOr<std::unique_ptr<Backend>> backend = device.make_backend(toggled);
-    if (!backend.ok()) return OutcomeOf(backend.status());
-    device.backend = *std::move(backend);
-    device.choices = toggled;
-    chosen = candidate;
-    compared[way.name] = candidate[way.name];
-    now = trained;
+    if (!measurement.Measure(way)) break;
   }
-  if (compared.empty()) return outcome;
-  if (outcome.kind == CheckOutcome::kLeftOut) outcome.kind = CheckOutcome::kPassed;
-  AddWritten(
-      cuda::SetWays(*path, name, compared),
-      absl::StrCat("written to ", *path, ": ", chosen.empty() ? "none" : cuda::WaysText(chosen)),
-      &outcome);
-  return outcome;
+  return measurement.Written(*path, name);
 }
 
 CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,

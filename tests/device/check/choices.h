@@ -58,7 +58,7 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
 
 // Trains `model` as it is, then in each of the ways in turn, beside those that were chosen before.
 // A way is chosen if it passes `check`, and trains twice with the same finite losses and norms, at
-// least 2 percent faster each time than without it in between. The device computes in the chosen
+// least 0.5 percent faster each time than without it in between. The device computes in the chosen
 // ways from then on, and the user's table gets them, in place of all that were compared. Ways for
 // which no time is left, by the longest so far, are left out by name, and keep what the table has.
 // One that is wrong is a failure; the others are measured nevertheless. Losses that change without

@@ -344,8 +344,8 @@ class WaysTest : public ProposalsTest {
   }
   static double SecondsOf(const cuda::ProductChoices& choices) {
     return (choices.attention_gradients_by_warpgroups ? 0.9 : 1) *
-           (choices.attention_by_warpgroups ? 0.99 : 1) * (choices.sums ? 0.95 : 1) *
-           (choices.attention_at_once ? 0.5 : 1) * (choices.gelu_gradient ? 1 : 0.97);
+           (choices.attention_by_warpgroups ? 0.996 : 1) * (choices.sums ? 0.95 : 1) *
+           (choices.attention_at_once ? 0.5 : 1) * (choices.gelu_gradient ? 1 : 0.99);
   }
   // Measures all ways, or those of these names.
   CheckOutcome Measure(const ChoiceCheck& check, const Deadline& deadline = {},
@@ -378,7 +378,7 @@ TEST_F(WaysTest, TheFastestThatAreRightAreChosen) {
               ElementsAre(first, "attention_by_warpgroups=true," + first, first + ",sums=true",
                           "attention_at_once=true," + first + ",sums=true",
                           first + ",gelu_gradient=false,sums=true"));
-  // One is wrong, and one gains a percent.
+  // One is wrong, and one gains less than half a percent.
   EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
   EXPECT_THAT(outcome.detail, HasSubstr(checked[3] + ": not chosen: the gradients are wrong\n"));
   EXPECT_THAT(outcome.detail, HasSubstr(checked[1] + ": 36 tokens/s, without "
