@@ -26,21 +26,21 @@ using testing::TrainedRun;
 constexpr int kShards = 4;
 constexpr int64_t kSteps = 8;
 
-struct Kind {
+struct TrainedKind {
   std::string name;
   std::string model;
   bool bf16 = false;
 };
 
-std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+std::ostream& operator<<(std::ostream& out, const TrainedKind& kind) { return out << kind.name; }
 
 // The topologies at step 0, and from steps 2 and 6 on.
 using Chain = std::vector<std::string>;
 constexpr int64_t kChainSteps[] = {2, 6, kSteps};
 
-class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
+class ContinueTest : public ::testing::TestWithParam<std::tuple<TrainedKind, Chain>> {
  protected:
-  static const Kind& kind() { return std::get<0>(GetParam()); }
+  static const TrainedKind& kind() { return std::get<0>(GetParam()); }
   static const Chain& chain() { return std::get<1>(GetParam()); }
 
   static TrainConfig Config(const std::string& topology, bool exact, int64_t steps) {
@@ -148,9 +148,9 @@ const std::vector<Chain>& Chains() {
 
 // Returns every `stride`-th chain, beginning with the one of the number `first`, with one of two
 // kinds in turn; both kinds with each chain if TESSERA_EVERY_PAIR is in the environment.
-std::vector<std::tuple<Kind, Chain>> Pairs(const std::vector<Kind>& kinds, size_t first,
-                                           size_t stride) {
-  std::vector<std::tuple<Kind, Chain>> pairs;
+std::vector<std::tuple<TrainedKind, Chain>> Pairs(const std::vector<TrainedKind>& kinds,
+                                                  size_t first, size_t stride) {
+  std::vector<std::tuple<TrainedKind, Chain>> pairs;
   for (size_t i = 0; i < Chains().size(); ++i) {
     for (size_t kind = 0; kind < kinds.size(); ++kind) {
       const bool in_turn = i % stride == first && i / stride % kinds.size() == kind;

@@ -1,8 +1,9 @@
-// Every topology's checkpoint, loaded under every other topology, holds what was saved: weights,
-// master weights and moments to the last bit, and the progress of the run. Compared with a naively
+// A topology's checkpoint, loaded under another topology, holds what was saved: weights, master
+// weights and moments to the last bit, and the progress of the run. Compared with a naively
 // gathered state, on both sides.
 
 #include <cstdint>
+#include <cstdlib>
 #include <iostream>
 #include <ostream>
 #include <string>
@@ -75,6 +76,12 @@ const std::vector<Layout>& Layouts() {
   return layouts;
 }
 
+// Each layout is on either side of several pairs, a third of all. With TESSERA_EVERY_PAIR in the
+// environment, all of them are tried.
+bool IsTried(size_t from, size_t to) {
+  return (from + to) % 3 == 0 || std::getenv("TESSERA_EVERY_PAIR") != nullptr;
+}
+
 class MatrixTest : public ::testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
@@ -116,7 +123,6 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
       config.mutable_checkpoint()->set_save_interval(config.training().train_iters());
       const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config);
       ASSERT_OK(run) << layouts_[i].topology;
-      folders_.push_back(Folder(layouts_[i]));
       saved_.push_back(*run);
     }
   }
@@ -142,25 +148,31 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
   const TestFolder folder_;
   const std::string root_ = folder_.path();
   std::vector<Layout> layouts_;  // valid for the model
-  std::vector<std::string> folders_;
   std::vector<TrainedRun> saved_;
 };
 
-TEST_P(MatrixTest, EveryTopologyLoadsWhatEveryOtherSaved) {
+TEST_P(MatrixTest, ATopologyLoadsWhatAnotherSaved) {
   ASSERT_NO_FATAL_FAILURE(SaveEverywhere());
-  int pairs = 0;
-  for (const Layout& to : layouts_) {
-    const absl::StatusOr<std::vector<LoadOutcome>> outcomes =
-        testing::LoadAll(Config(to, GetParam().loaded_bf16, /*seed=*/1), folders_);
-    ASSERT_OK(outcomes) << "into " << to.topology;
-    for (size_t i = 0; i < saved_.size(); ++i) {
-      SCOPED_TRACE(absl::StrCat(layouts_[i].topology, " -> ", to.topology));
-      ExpectLoaded(saved_[i], (*outcomes)[i]);
-      ++pairs;
+  size_t pairs = 0;
+  for (size_t to = 0; to < layouts_.size(); ++to) {
+    std::vector<size_t> from;
+    std::vector<std::string> folders;
+    for (size_t i = 0; i < layouts_.size(); ++i) {
+      if (!IsTried(i, to)) continue;
+      from.push_back(i);
+      folders.push_back(Folder(layouts_[i]));
     }
+    const absl::StatusOr<std::vector<LoadOutcome>> outcomes =
+        testing::LoadAll(Config(layouts_[to], GetParam().loaded_bf16, /*seed=*/1), folders);
+    ASSERT_OK(outcomes) << "into " << layouts_[to].topology;
+    for (size_t i = 0; i < from.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat(layouts_[from[i]].topology, " -> ", layouts_[to].topology));
+      ExpectLoaded(saved_[from[i]], (*outcomes)[i]);
+    }
+    pairs += from.size();
   }
   std::cout << pairs << " pairs of topologies\n";
-  EXPECT_GE(pairs, GetParam().all_layouts ? 400 : 49);
+  EXPECT_GE(pairs, GetParam().all_layouts ? 160u : 17u);
 }
 
 INSTANTIATE_TEST_SUITE_P(
