@@ -34,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-constexpr char kExact[] = "parallel { numerics: EXACT exact_tp_shards: 2 }";
+constexpr char kExactNumerics[] = "parallel { numerics: EXACT exact_tp_shards: 2 }";
 constexpr int64_t kSaved = 4;
 
 // A new name for each tensor of optimizer state, or "" to leave it out, and a last change of the
@@ -137,7 +137,7 @@ TEST_F(MappingTest, MomentsAreThoseOfTheMapping) {
   const std::string many =
       "parallel { data_parallel_size: 2 zero_stage: 2 tensor_model_parallel_size: 2 "
       "pipeline_model_parallel_size: 2 }";
-  ASSERT_OK(Train(Settings({kExact, bf16}, "full")));
+  ASSERT_OK(Train(Settings({kExactNumerics, bf16}, "full")));
   std::map<int64_t, std::string> expected = Losses("full");
   expected.erase(expected.begin(), expected.upper_bound(kSaved));
   ASSERT_EQ(expected.size(), 4u);
@@ -146,8 +146,8 @@ TEST_F(MappingTest, MomentsAreThoseOfTheMapping) {
     SCOPED_TRACE(name);
     ASSERT_OK(SaveChanged("full", name, change));
     const std::string one = absl::StrCat(name, "-one"), eight = absl::StrCat(name, "-eight");
-    EXPECT_EQ(Continue(name, one, {kExact, bf16}), expected);
-    EXPECT_EQ(Continue(name, eight, {kExact, bf16, many}), expected);
+    EXPECT_EQ(Continue(name, one, {kExactNumerics, bf16}), expected);
+    EXPECT_EQ(Continue(name, eight, {kExactNumerics, bf16, many}), expected);
     ExpectSameTensors("full", one, 8);
     // What others call the parameters is saved again, and by a run that continues from that.
     const auto names = ForeignNames(StepDir(name, kSaved));

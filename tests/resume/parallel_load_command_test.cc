@@ -21,15 +21,15 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // Steps that have the same bits on every topology, with heads, layers and micro-batches for many.
-const Words kExact = {"--numerics=exact", "--exact-tp-shards=2", "--num-layers=3",
-                      "--micro-batch-size=1"};
-const Words kFour = {"--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"};
+const Words kExactSteps = {"--numerics=exact", "--exact-tp-shards=2", "--num-layers=3",
+                           "--micro-batch-size=1"};
+const Words kTwoByTwo = {"--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"};
 
 using ParallelLoadTest = CommandTest;
 
 // A job that has more or fewer processes at each start simply continues.
 TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
-  MustTrain("undisturbed", 8, kExact);
+  MustTrain("undisturbed", 8, kExactSteps);
   struct Start {
     int processes;
     std::string topology;
@@ -40,8 +40,8 @@ TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
                              Start{6, "dp2_zero2_pp3"}, Start{3, "zero2_pp3"}}) {
     SCOPED_TRACE(start.topology);
     steps += 2;
-    const Words flags = Joined(kExact, {"--topology=auto", "--tensor-model-parallel-size=2",
-                                        "--zero-stage=2", Load("auto")});
+    const Words flags = Joined(kExactSteps, {"--topology=auto", "--tensor-model-parallel-size=2",
+                                             "--zero-stage=2", Load("auto")});
     const Result result = MustRun(Mpirun(start.processes, Saving("auto", steps, flags)));
     if (steps > 2) {
       EXPECT_EQ(Count(result.out, "resharded from " + before + " to " + start.topology), 1)
@@ -55,7 +55,7 @@ TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
 
 // What is loaded, what is omitted and the messages about it do not depend on the topology.
 TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
-  MustTrain("base", 2, kExact);
+  MustTrain("base", 2, kExactSteps);
   struct Policy {
     std::string name;
     Words flags;
@@ -72,10 +72,10 @@ TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
       {"finetune", {"--finetune"}, "weights alone, starting at step 0"}};
   for (const Policy& policy : policies) {
     SCOPED_TRACE(policy.name);
-    const Words flags = Joined(Joined(kExact, {Load("base")}), policy.flags);
+    const Words flags = Joined(Joined(kExactSteps, {Load("base")}), policy.flags);
     const std::string one = policy.name + "_one", four = policy.name + "_four";
     const Result alone = MustTrain(one, 4, flags);
-    const Result together = MustRun(Launcher(Saving(four, 4, Joined(flags, kFour))));
+    const Result together = MustRun(Launcher(Saving(four, 4, Joined(flags, kTwoByTwo))));
     EXPECT_EQ(Count(alone.out, policy.said), 1) << alone.out;
     EXPECT_EQ(Count(together.out, policy.said), 1) << together.out;
     EXPECT_EQ(Lines(together.err), 1) << "the launcher's line: " << together.err;
@@ -90,8 +90,8 @@ TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
 }
 
 TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
-  MustTrain("base", 2, kExact);
-  const Words flags = Joined(Joined(kExact, kFour), {Load("base")});
+  MustTrain("base", 2, kExactSteps);
+  const Words flags = Joined(Joined(kExactSteps, kTwoByTwo), {Load("base")});
   struct Difference {
     Words flags;
     std::string message;
@@ -120,7 +120,7 @@ TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
 // save is complete.
 TEST_F(ParallelLoadTest, SavesBehindTheTrainingOutlastASlowDisk) {
   const Words flags = Joined(
-      kExact, {"--data-parallel-size=2", "--zero-stage=2", "--tensor-model-parallel-size=2"});
+      kExactSteps, {"--data-parallel-size=2", "--zero-stage=2", "--tensor-model-parallel-size=2"});
   ASSERT_EQ(Run(Launcher(Saving("quick", 8, flags))).exit_code, 0);
 
   const fs::path gate = root_ / "gate";

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kSteps = 80;
+constexpr int kReplicatedSteps = 80;
 
 class ReplicasCommandTest : public CommandTest {
  protected:
@@ -29,7 +29,7 @@ class ReplicasCommandTest : public CommandTest {
                   topology);
   }
   Words Replicating(const Words& topology) const {
-    return Saving("run", kSteps,
+    return Saving("run", kReplicatedSteps,
                   Joined(Flags(topology), {"--replicate-to-peers", "--replicate-interval=2",
                                            "--replicate-ranks-per-node=1",
                                            "--replicate-folder=" + memory_.string()}));
@@ -47,7 +47,7 @@ class ReplicasCommandTest : public CommandTest {
     const Result killed = job.Wait();
     ASSERT_NE(killed.exit_code, 0);
     EXPECT_THAT(killed.out, HasSubstr("replicas every 2 steps in the memory of 4 hosts (node0, "));
-    ASSERT_LT(RecordCount("run"), kSteps);
+    ASSERT_LT(RecordCount("run"), kReplicatedSteps);
     ASSERT_TRUE(Steps("run").empty());
   }
   void LoseMemoryOf(const std::string& node) {
@@ -61,7 +61,7 @@ class ReplicasCommandTest : public CommandTest {
 };
 
 TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
-  MustTrain("calm", kSteps, Flags({}));
+  MustTrain("calm", kReplicatedSteps, Flags({}));
   TrainUntilARankIsKilled();
   LoseMemoryOf("-node1");
   const Result result = MustRun(

@@ -37,7 +37,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSequence = 24, kBatch = 16;
-constexpr char kSaved[] = "step 3 is saved (--save-on-exception)";
+constexpr char kSavedSentence[] = "step 3 is saved (--save-on-exception)";
 
 class SaveOnExceptionTest : public ::testing::TestWithParam<std::string> {
  protected:
@@ -115,7 +115,7 @@ TEST_P(SaveOnExceptionTest, ASampleThatCannotBeReadEndsTheRunWithTheStepBefore) 
     config.mutable_checkpoint()->set_async_save(async);
     const std::string error = ErrorOf(config);
     EXPECT_THAT(error, HasSubstr("bad.bin"));
-    EXPECT_THAT(error, HasSubstr(kSaved));
+    EXPECT_THAT(error, HasSubstr(kSavedSentence));
     ASSERT_THAT(Saved(run), ::testing::ElementsAre("step-00000003"));
     EXPECT_EQ(OrFail(testing::ReadDigests(root_ / run, 3)),
               OrFail(testing::ReadDigests(root_ / "whole", 3)));
@@ -161,7 +161,7 @@ TEST_P(SaveOnExceptionTest, AnEvaluationThatCannotReadEndsTheRunWithItsStep) {
   config.mutable_data()->set_valid_data_path(root_ / "bad.bin");
   config.mutable_training()->set_eval_interval(3);
   config.mutable_training()->set_eval_iters(100);
-  EXPECT_THAT(ErrorOf(config), HasSubstr(kSaved));
+  EXPECT_THAT(ErrorOf(config), HasSubstr(kSavedSentence));
   EXPECT_THAT(Saved("run"), ::testing::ElementsAre("step-00000003"));
 }
 
@@ -285,7 +285,7 @@ TEST_F(SaveOnExceptionTest, AStepWhoseSaveWasSkippedIsSaved) {
     const std::string error = ErrorOf(config);
     const std::string saved = "run/step-00000003/manifest.pb";
     EXPECT_EQ(std::ranges::count(server.keys(), saved), 1) << error;
-    if (error.find(kSaved) != error.npos) ++skipped;
+    if (error.find(kSavedSentence) != error.npos) ++skipped;
   }
   EXPECT_EQ(skipped, 1);
 }

@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 // Inner dimensions beyond 252, for which oneDNN's products without AVX-512 switch to another stack,
 // and beyond 84, for which those with it do.
 const Words kLongProducts = {"--seq-length=64", "--micro-batch-size=4"};
-constexpr int kSteps = 20;
+constexpr int kSignalledSteps = 20;
 
 uint64_t Bits(const sigset_t& signals) {
   uint64_t bits = 0;
@@ -72,9 +72,9 @@ class SignalsCommandTest : public CommandTest {
   }
 
   std::map<int64_t, std::string> Undisturbed(const std::string& run) const {
-    MustRun(LongAlone(run, {"--train-iters=" + std::to_string(kSteps)}));
+    MustRun(LongAlone(run, {"--train-iters=" + std::to_string(kSignalledSteps)}));
     std::map<int64_t, std::string> losses = Losses(run);
-    EXPECT_EQ(losses.size(), kSteps);
+    EXPECT_EQ(losses.size(), kSignalledSteps);
     return losses;
   }
 
@@ -96,7 +96,7 @@ class SignalsCommandTest : public CommandTest {
     const std::map<int64_t, std::string> losses = Losses(run);
     EXPECT_FALSE(losses.empty());
     for (const auto& [step, loss] : losses) {
-      if (step <= kSteps) EXPECT_EQ(loss, undisturbed.at(step)) << "step " << step;
+      if (step <= kSignalledSteps) EXPECT_EQ(loss, undisturbed.at(step)) << "step " << step;
     }
   }
 
@@ -175,7 +175,8 @@ TEST_F(SignalsCommandTest, AProfilerChangesNoNumber) {
     const std::map<int64_t, std::string> undisturbed = Undisturbed("undisturbed" + instructions);
     const std::string run = "profiled" + instructions;
     setenv("LD_PRELOAD", Runfile("tests/resume/profiler.so").c_str(), 1);
-    const Process process(LongAlone(run, {"--train-iters=" + std::to_string(kSteps)}), root_);
+    const Process process(LongAlone(run, {"--train-iters=" + std::to_string(kSignalledSteps)}),
+                          root_);
     unsetenv("LD_PRELOAD");
     EXPECT_GE(SendUntilTheEnd(process, {process.pid()}, SIGPROF), 100);
     const Result result = process.Wait();
@@ -234,7 +235,7 @@ TEST_F(SignalsCommandTest, AnEvaluationStopsAtASignal) {
   const std::string valid = (root_ / "valid.bin").string();
   WriteRandomTokens(valid, /*vocabulary=*/100, /*count=*/2'000'000);
   const Words flags = {"--data-parallel-size=2", "--valid-data-path=" + valid, "--eval-interval=2",
-                       "--eval-iters=1000", "--save-interval=100"};
+                       "--eval-iters=400", "--save-interval=100"};
   const auto evaluations = [&](const std::string& run) {
     std::vector<std::string> bits;
     for (const nlohmann::json& record : Records(run)) {
