@@ -128,6 +128,10 @@ def cc_test_library(name, copts = [], deps = [], **others):
     """A library that only tests use, and that is compiled as they are."""
     _with("tests", native.cc_library, name, TEST_COPTS + copts, deps, testonly = True, **others)
 
+def cc_test_binary(name, copts = [], deps = [], **others):
+    """A program that only tests and measurements start, and that is compiled as tests are."""
+    _with("tests", native.cc_binary, name, TEST_COPTS + copts, deps, testonly = True, **others)
+
 def cc_binary(name, copts = [], deps = [], **others):
     _with("common", native.cc_binary, name, copts, deps, **others)
 
