@@ -6,6 +6,7 @@
 #include <ostream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/support/training.h"
@@ -27,20 +28,21 @@ struct Case {
 
 std::ostream& operator<<(std::ostream& out, const Case& which) { return out << which.name; }
 
+// Two layers where they are on two stages.
 TrainedRun Train(const std::string& topology, bool bf16, int exact_shards) {
   const std::string tokens = ::testing::TempDir() + "/tokens.bin";
   EXPECT_OK(testing::WriteTokens(tokens, kVocabulary, 2000));
-  return OrFail(testing::TrainOnThreads(
-      OrFail(testing::MakeConfig({.model = "size: \"gpt2-124m\" num_layers: 2 vocab_size: 5003",
-                                  .tokens = tokens,
-                                  .topology = topology,
-                                  .exact_shards = exact_shards,
-                                  .bf16 = bf16,
-                                  .global_batch_size = 4,
-                                  .seq_length = 96,
-                                  .steps = kSteps,
-                                  .decay_steps = 10,
-                                  .bucket_elements = 3'000'000}))));
+  return OrFail(testing::TrainOnThreads(OrFail(testing::MakeConfig(
+      {.model = absl::StrCat("size: \"gpt2-124m\" vocab_size: 5003 ", "num_layers: ", bf16 ? 2 : 1),
+       .tokens = tokens,
+       .topology = topology,
+       .exact_shards = exact_shards,
+       .bf16 = bf16,
+       .global_batch_size = 4,
+       .seq_length = 96,
+       .steps = kSteps,
+       .decay_steps = 10,
+       .bucket_elements = 3'000'000}))));
 }
 
 // One process, trained once.
