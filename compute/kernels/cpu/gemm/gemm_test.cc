@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -265,13 +266,16 @@ TEST_F(ChainGemmTest, FlushesWhatIsLessThanNormalAfterRounding) {
   }
 }
 
-// Several parts of k and blocks of columns.
+// Several parts of k, or blocks of columns: each with every two flags set and not set.
 TEST_F(ChainGemmTest, HasTheBitsOfTheContractInLargeShapes) {
   for (int variant = 0; variant < 32 && !HasFailure(); ++variant) {
     const int64_t few = 1 + static_cast<int64_t>(random_() % 30);
     const int64_t many = 300 + static_cast<int64_t>(random_() % 900);
-    ExpectContract(few, few, many, variant, variant % 3 == 0);
-    ExpectContract(few, many, 40, variant, false);
+    if (std::popcount(static_cast<unsigned>(variant)) % 2 == 0) {
+      ExpectContract(few, few, many, variant, variant % 3 == 0);
+    } else {
+      ExpectContract(few, many, 40, variant, false);
+    }
   }
 }
 
@@ -282,7 +286,7 @@ TEST_F(ChainGemmTest, AddsTermsInTheTree) {
     int64_t m, n, k;
   };
   for (const Case& c : {Case{3, 20, 40}, Case{70, 50, 33}, Case{33, 400, 64}, Case{40, 35, 1100}}) {
-    for (const int64_t terms : {2, 3, 4, 7}) {
+    for (const int64_t terms : {2, 3, 7}) {
       const int variant = static_cast<int>(random_() % 8);
       const bool tiny = random_() % 2 == 0;
       SCOPED_TRACE(::testing::Message() << terms << " * " << c.m << "x" << c.n << "x" << c.k
