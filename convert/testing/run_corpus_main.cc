@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace {
 
 // Variants of one file, at most; larger files are varied at every n-th byte.
-constexpr size_t kMaxVariants = 100;
+constexpr size_t kMaxVariants = 50;
 
 void Run(const std::string& input) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());

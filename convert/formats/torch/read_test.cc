@@ -399,7 +399,7 @@ TEST(ReadTorchTest, SharedKeysTakeNoMoreMemoryThanTheFileAllows) {
   EXPECT_EQ(good.tensors[299].name, std::string(100, 'k') + "." + std::string(100, 'k') + ".t299");
   for (const auto& [depth, key_bytes, tensors] :
        {std::tuple(30, 30'000, 3000), std::tuple(60, 1'000'000, 100),
-        std::tuple(1, 100, 500'000)}) {
+        std::tuple(1, 100, 200'000)}) {
     const std::string contents = TorchFile(LongNamesPickle(depth, key_bytes, tensors));
     const auto read = ReadContents(contents);
     EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << contents.size();
