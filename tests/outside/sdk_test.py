@@ -107,10 +107,17 @@ class SdkTest(unittest.TestCase):
         self.check_programs(build)
 
     def test_make(self):
-        run("make", "-C", self.program, "CXXFLAGS=-O1",
-            env=environment(CC="clang", CXX="clang++",
-                            PKG_CONFIG_PATH=f"{self.sdk}/lib/pkgconfig"))
-        self.check_programs(self.program)
+        """The command for C++ is that of the page, which is run below."""
+        make = ("make", "-C", self.program, "CC=clang", "CXX=g++")
+        env = environment(PKG_CONFIG_PATH=f"{self.sdk}/lib/pkgconfig")
+        run(*make, "job_c", env=env)
+        told = run(*make, "--dry-run", "job", env=env)
+        flags = run("pkg-config", "--cflags", "--libs", "tessera-checkpoint", env=env)
+        words = told.replace("\\\n", " ").partition("g++")[2].partition("\nmake")[0].split()
+        self.assertEqual(sorted(words), sorted(["job.cc", "-o", "job", *flags.split()]))
+        name = self.program / "checkpoints"
+        self.assertEqual(run(self.program / "job_c", name, 47, 4),
+                         "begins after step 0\nends after step 47 with 47\n")
 
     def test_commands_of_the_page(self):
         """In order, with another folder in the place of /opt."""
