@@ -14,6 +14,7 @@
 #include <limits>
 #include <mutex>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,12 +24,14 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
+#include "storage/open_files.h"
 #include "storage/posix_file.h"
 
 namespace tessera {
 namespace {
 
 using internal::BouncePool;
+using internal::OpenFiles;
 using internal::PosixReadableFile;
 using internal::PosixWritableFile;
 
@@ -140,20 +143,21 @@ class PosixStorage final : public Storage {
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path_view) override {
     TESSERA_RETURN_IF_ERROR(CheckPath("Open", path_view, /*root_allowed=*/false));
     const std::string path(path_view);
-    absl::StatusOr<ScopedFd> opened = OpenRegularFile(root_fd_.get(), path, O_RDONLY);
-    if (!opened.ok()) return Named("Open", Describe(path), opened.status());
-    ScopedFd fd = *std::move(opened);
-    struct stat info;
-    if (fstat(fd.get(), &info) != 0) {
-      return Named("Open", Describe(path), ReadErrnoStatus(errno));
-    }
-    ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
-    // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
-    if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
-    const internal::DualFileOptions file_options = FileOptions(direct);
-    return std::make_unique<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
-                                               file_options, &bounce_,
-                                               static_cast<uint64_t>(info.st_size));
+    struct stat first = {};
+    TESSERA_ASSIGN_OR_RETURN(OpenFiles::File opened, OpenToRead(path, first));
+    const auto reopen = [this, path, first]() -> absl::StatusOr<OpenFiles::File> {
+      struct stat again = {};
+      TESSERA_ASSIGN_OR_RETURN(OpenFiles::File file, OpenToRead(path, again));
+      // An inode's number may be that of a later file.
+      const auto identity = [](const struct stat& info) {
+        return std::tuple(info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec,
+                          info.st_mtim.tv_nsec);
+      };
+      if (identity(again) == identity(first)) return file;
+      return absl::AbortedError(
+          absl::StrCat("Open ", Describe(path), ": it was replaced or changed while it was read"));
+    };
+    return open_files_.Keep(std::move(opened), reopen);
   }
 
   absl::Status Rename(std::string_view from_view, std::string_view to_view) override {
@@ -288,6 +292,22 @@ class PosixStorage final : public Storage {
     }
   }
 
+  absl::StatusOr<OpenFiles::File> OpenToRead(const std::string& path, struct stat& info) {
+    absl::StatusOr<ScopedFd> opened = OpenRegularFile(root_fd_.get(), path, O_RDONLY);
+    if (!opened.ok()) return Named("Open", Describe(path), opened.status());
+    ScopedFd fd = *std::move(opened);
+    if (fstat(fd.get(), &info) != 0) {
+      return Named("Open", Describe(path), ReadErrnoStatus(errno));
+    }
+    ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
+    // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
+    if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
+    const internal::DualFileOptions file_options = FileOptions(direct);
+    return std::make_shared<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
+                                               file_options, &bounce_,
+                                               static_cast<uint64_t>(info.st_size));
+  }
+
   // Opens the same file again for direct I/O; invalid if that is not possible.
   ScopedFd OpenDirect(const std::string& path, int access, int fd) {
     if (!options_.direct_io) return ScopedFd();
@@ -351,6 +371,7 @@ class PosixStorage final : public Storage {
   const ScopedFd root_fd_;
   const PosixStorageOptions options_;
   BouncePool bounce_;
+  OpenFiles open_files_;
   std::once_flag probed_;
   uint64_t in_place_alignment_bytes_ = 0;  // once it is probed
 };

@@ -58,6 +58,10 @@ struct PosixStorageOptions {
 // Errors: those of Storage; NotFound if the root does not exist, InvalidArgument if it is not a
 // directory. A write beyond RLIMIT_FSIZE is ResourceExhausted in processes that ignore SIGXFSZ, and
 // kills others.
+//
+// Any number of files may be open for reading: all but the last ones used, as many as RLIMIT_NOFILE
+// leaves room for, are closed meanwhile. Reading one that has been replaced since is Aborted, and
+// one that has been deleted NotFound.
 absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root,
                                                           const PosixStorageOptions& options = {});
 
