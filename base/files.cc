@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 
 #include "base/errno_status.h"
 #include "base/file_calls.h"
@@ -58,6 +60,12 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
     }
   }
   return bytes;
+}
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.string();
 }
 
 std::string BootId() {

@@ -22,6 +22,10 @@ bool MatchesGlob(const std::string& pattern, const std::string& name);
 // else, otherwise as ErrnoStatus(), for reading as ReadErrnoStatus().
 absl::StatusOr<ScopedFd> OpenRegularFile(int at, const std::string& path, int flags);
 
+// Returns a path that stays right when the process changes its directory; `path` itself if it has
+// none.
+std::string AbsolutePath(const std::string& path);
+
 // Returns the id of this boot of the machine, the same for all processes; empty if it is not known.
 std::string BootId();
 

@@ -40,6 +40,11 @@ constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 // "" is the directory itself.
 const char* AtPath(const std::string& path) { return path.empty() ? "." : path.c_str(); }
 
+std::string PathBelow(const std::string& root, std::string_view path) {
+  if (path.empty()) return root;
+  return absl::StrCat(root, root.ends_with('/') ? "" : "/", std::string(path));
+}
+
 std::string LastName(const std::string& path) { return std::string(SplitPath(path).second); }
 
 // Returns the names and types (DT_DIR, ...) of the entries of an open directory, without "." and
@@ -104,6 +109,7 @@ class PosixStorage final : public Storage {
  public:
   PosixStorage(std::string root, ScopedFd root_fd, const PosixStorageOptions& options)
       : root_(std::move(root)),
+        absolute_root_(AbsolutePath(root_)),
         root_fd_(std::move(root_fd)),
         options_(options),
         bounce_(options.bounce_buffer_bytes, options.max_bounce_buffers) {}
@@ -266,13 +272,9 @@ class PosixStorage final : public Storage {
   }
 
   std::optional<std::string> LocalPath(std::string_view path) const override {
-    return Describe(path);
+    return PathBelow(absolute_root_, path);
   }
-  std::string Describe(std::string_view path) const override {
-    if (path.empty()) return root_;
-    const bool slash = !root_.empty() && root_.back() == '/';
-    return absl::StrCat(root_, slash ? "" : "/", std::string(path));
-  }
+  std::string Describe(std::string_view path) const override { return PathBelow(root_, path); }
 
  private:
   // Creates a new file under a name that may exist already.
@@ -367,7 +369,8 @@ class PosixStorage final : public Storage {
             options_.io_calls != nullptr ? *options_.io_calls : internal::IoCalls()};
   }
 
-  const std::string root_;
+  const std::string root_;           // as it was named, for messages
+  const std::string absolute_root_;  // which leads there from any directory of the process
   const ScopedFd root_fd_;
   const PosixStorageOptions options_;
   BouncePool bounce_;

@@ -370,6 +370,18 @@ TEST_F(PosixStorageTest, AFileBeyondTheProcessLimitIsReportedAndHurtsNothing) {
   EXPECT_EQ(InChild([this] { return FillLimitedFile(root()); }), "");
 }
 
+TEST_F(PosixStorageTest, LocalPathsLeadThereFromAnyDirectory) {
+  EXPECT_EQ(InChild([this]() -> std::string {
+              REQUIRE(chdir(directory_.path().c_str()) == 0, std::strerror(errno));
+              const auto storage = *OpenPosixStorage("root");
+              REQUIRE(chdir("/") == 0, std::strerror(errno));
+              REQUIRE(storage->LocalPath("") == root(), *storage->LocalPath(""));
+              REQUIRE(storage->LocalPath("a") == root() + "/a", *storage->LocalPath("a"));
+              return "";
+            }),
+            "");
+}
+
 std::string ReadMoreFilesThanDescriptors(const std::string& root) {
   constexpr size_t kFiles = 200, kAtOnce = 10, kBytes = 200'000;
   auto storage = *OpenPosixStorage(root);

@@ -53,8 +53,8 @@ Reading ReadOnce(const std::string& path) {
 }  // namespace
 
 struct StopFile::Shared {
-  Shared(std::string file, std::string identity)
-      : path(std::move(file)), acted_upon(std::move(identity)) {}
+  Shared(const std::string& file, std::string identity)
+      : path(AbsolutePath(file)), acted_upon(std::move(identity)) {}
 
   const std::string path;
   const std::string acted_upon;
@@ -77,8 +77,9 @@ absl::StatusOr<int64_t> ParseStopFile(std::string_view contents) {
   return absl::InvalidArgumentError(absl::StrCat("expected an integer, not \"", shown, "\""));
 }
 
-StopFile::StopFile(std::string path, const std::string& acted_upon, absl::Duration first_read)
-    : shared_(std::make_shared<Shared>(std::move(path), acted_upon)) {
+StopFile::StopFile(const std::string& path, const std::string& acted_upon,
+                   absl::Duration first_read)
+    : shared_(std::make_shared<Shared>(path, acted_upon)) {
   absl::StatusOr<std::thread> thread = StartThread([shared = shared_] {
     while (true) {
       Read(shared);

@@ -32,7 +32,7 @@ class StopFile {
  public:
   // `acted_upon` is the identity of a request that has ended an earlier run. If the file is still
   // the same, it requests nothing.
-  explicit StopFile(std::string path, const std::string& acted_upon = "",
+  explicit StopFile(const std::string& path, const std::string& acted_upon = "",
                     absl::Duration first_read = absl::Seconds(2));
   // Does not wait for a read in progress.
   ~StopFile();

@@ -64,6 +64,15 @@ class StopFileTest : public ::testing::Test {
   std::string path_;
 };
 
+TEST_F(StopFileTest, ARelativePathIsThatOfTheStart) {
+  const std::filesystem::path before = std::filesystem::current_path(), path = path_;
+  std::filesystem::current_path(path.parent_path());
+  StopFile file(path.filename().string(), "", absl::Seconds(60));
+  std::filesystem::current_path(before);
+  Write("25\n");
+  EXPECT_EQ(Await(file, 2), 25);
+}
+
 TEST_F(StopFileTest, TheFirstContentsAreKnownAtTheStart) {
   Write("25\n");
   StopFile file(path_, "", absl::Seconds(60));
