@@ -1,10 +1,14 @@
 #include "base/file_descriptor.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 
+#include "base/files.h"
+#include "base/scoped_fd.h"
 #include "base/testing.h"
 
 namespace tessera {
@@ -66,6 +70,18 @@ TEST(ReadFileTest, BoundsAndKinds) {
   // Opening a pipe without a writer must not block.
   ASSERT_EQ(mkfifo((folder + "pipe").c_str(), 0600), 0);
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder + "pipe", 5).status()));
+}
+
+TEST(OpenRegularFileTest, ReturnsNoStandardStream) {
+  const std::string path = NewFolder() + "file";
+  const auto open_without_streams = [&] {
+    for (const int stream : {0, 1, 2}) close(stream);
+    const absl::StatusOr<ScopedFd> file = OpenRegularFile(AT_FDCWD, path, O_WRONLY | O_CREAT);
+    const bool is_safe = file.ok() && file->get() > STDERR_FILENO && write(0, "a message", 9) < 0;
+    _exit(is_safe && write(file->get(), "text", 4) == 4 ? 0 : 1);
+  };
+  EXPECT_EXIT(open_without_streams(), testing::ExitedWithCode(0), "");
+  EXPECT_EQ(*ReadFile(path, 100), "text");
 }
 
 }  // namespace

@@ -27,6 +27,12 @@ bool MatchesGlob(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), /*flags=*/0) == 0;
 }
 
+int AboveStandardStreams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const ScopedFd standard(fd);
+  return fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+}
+
 absl::StatusOr<ScopedFd> OpenRegularFile(int at, const std::string& path, int flags) {
   const auto error = [&] {
     return (flags & O_ACCMODE) == O_RDONLY ? ReadErrnoStatus(errno) : ErrnoStatus(errno);
@@ -36,7 +42,7 @@ absl::StatusOr<ScopedFd> OpenRegularFile(int at, const std::string& path, int fl
   do {
     opened = openat(at, path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
   } while (opened < 0 && errno == EINTR);
-  ScopedFd fd(opened);
+  ScopedFd fd(AboveStandardStreams(opened));
   struct stat info;
   if (fd.valid() && fstat(fd.get(), &info) != 0) return error();
   // ENXIO: a pipe without a reader, a socket, a device. EISDIR: a folder, for writing.

@@ -15,11 +15,17 @@ namespace tessera {
 // of a set.
 bool MatchesGlob(const std::string& pattern, const std::string& name);
 
+// Returns a new descriptor as it is, or another one of the same file if it is a standard stream,
+// where a program that has closed it may still write messages. Returns -1 for -1 and, with errno,
+// where the process may have no more descriptors.
+int AboveStandardStreams(int fd);
+
 // Opens a regular file, without ever waiting: refuses pipes, devices and sockets. Every package
 // opens files with this function. `flags`, as for open(), get O_CLOEXEC, O_NONBLOCK and O_NOCTTY in
 // addition. `path` is relative to the open directory `at` or, with AT_FDCWD, to the current one.
-// Errors have the reason as their message: InvalidArgument ("not a regular file") for anything
-// else, otherwise as ErrnoStatus(), for reading as ReadErrnoStatus().
+// The descriptor is never a standard stream. Errors have the reason as their message:
+// InvalidArgument ("not a regular file") for anything else, otherwise as ErrnoStatus(), for reading
+// as ReadErrnoStatus().
 absl::StatusOr<ScopedFd> OpenRegularFile(int at, const std::string& path, int flags);
 
 // Returns a path that stays right when the process changes its directory; `path` itself if it has

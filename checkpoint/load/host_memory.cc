@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,6 +28,13 @@ namespace {
 constexpr char kMemoryName[] = "tessera-load";
 
 std::atomic<bool> is_allowed = true;
+
+// Returns whether a file may become so large. If not (ulimit -f), the attempt would end a process
+// that does not ignore SIGXFSZ.
+bool MayBecome(uint64_t size_bytes) {
+  rlimit limit = {};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && size_bytes <= limit.rlim_cur;
+}
 
 // Maps a file where huge pages can be mapped as such.
 std::byte* MapFile(int fd, uint64_t size_bytes, int protection) {
@@ -62,8 +70,9 @@ absl::StatusOr<HostMemory> HostMemory::Create(uint64_t size_bytes) {
   // Rounding up must not add much.
   const bool is_large = size_bytes >= 4 * kHugePageBytes;
   size_bytes = RoundUp<uint64_t>(size_bytes, is_large ? kHugePageBytes : kIoAlignmentBytes);
-  memory.fd_ = memfd_create(kMemoryName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (memory.fd_ < 0 || ftruncate(memory.fd_, static_cast<off_t>(size_bytes)) != 0 ||
+  memory.fd_ = AboveStandardStreams(memfd_create(kMemoryName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (memory.fd_ < 0 || !MayBecome(size_bytes) ||
+      ftruncate(memory.fd_, static_cast<off_t>(size_bytes)) != 0 ||
       fcntl(memory.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return NoMemory();
   }

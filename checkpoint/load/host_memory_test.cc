@@ -1,5 +1,8 @@
 #include "checkpoint/load/host_memory.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -41,6 +44,24 @@ TEST(HostMemoryTest, IsRefusedWhereItIsForbiddenOrHasNoSize) {
   EXPECT_TRUE(absl::IsUnimplemented(HostMemory::Create(4096).status()));
   AllowHostMemory(true);
   EXPECT_OK(HostMemory::Create(4096));
+}
+
+TEST(HostMemoryTest, EndsNoProcessThatMayWriteSmallFilesOnly) {
+  const auto create = [] {
+    const rlimit limit = {4096, 4096};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0 || !HostMemory::Create(4096).ok()) _exit(1);
+    _exit(absl::IsUnimplemented(HostMemory::Create(8192).status()) ? 0 : 2);
+  };
+  EXPECT_EXIT(create(), testing::ExitedWithCode(0), "");
+}
+
+TEST(HostMemoryTest, IsNoStandardStream) {
+  const auto create = [] {
+    close(STDERR_FILENO);
+    const auto memory = HostMemory::Create(4096);
+    _exit(memory.ok() && write(STDERR_FILENO, "a message", 9) < 0 ? 0 : 1);
+  };
+  EXPECT_EXIT(create(), testing::ExitedWithCode(0), "");
 }
 
 TEST(HostMemoryTest, OffersAreMappedWhereTheyAreNeededAndSeen) {
