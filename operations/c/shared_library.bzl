@@ -33,6 +33,8 @@ def shared_library(name, exports, deps, visibility):
         linkopts = [
             "-Wl,--version-script=$(location %s)" % exports,
             "-Wl,-z,defs",
+            # Stays when a program unloads it: protobuf, Abseil and threads keep addresses in it.
+            "-Wl,-z,nodelete",
             "-Wl,--as-needed",
             "-Wl,--gc-sections",
             "-Wl,-soname,%s" % name,
