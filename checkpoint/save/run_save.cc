@@ -3,7 +3,6 @@
 #include <optional>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -130,15 +129,16 @@ absl::StatusOr<uint64_t> Commit(const SaveContext& context,
     const TraceSpan span("save", "commit");
     const absl::StatusOr<uint64_t> bytes = coordinator.Commit(all);
     if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
-    return std::to_string(*bytes);
+    CommitVerdict verdict;
+    verdict.set_bytes(*bytes);
+    return verdict.SerializeAsString();
   };
   const absl::StatusOr<std::string> committed =
       Agree(context.group, written, commit, context.options.timeout, &everyone_reported);
   if (!committed.ok() && everyone_reported) coordinator.Abandon();
   TESSERA_RETURN_IF_ERROR(committed.status());
-  uint64_t bytes = 0;
-  if (absl::SimpleAtoi(*committed, &bytes)) return bytes;
-  return absl::InternalError("rank 0 sent a bad report");
+  // The checkpoint is there, whatever this rank understands of its size.
+  return AnswerFrom<CommitVerdict>(context.group, *committed).value_or(CommitVerdict()).bytes();
 }
 
 // Returns the initial manifest of a save, without tensors and files.

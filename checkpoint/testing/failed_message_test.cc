@@ -1,5 +1,5 @@
-// A message of a load that fails, or is not understood, on one side: no rank takes the load for
-// complete, and no later load takes what is left of it.
+// A message that fails, or is not understood, on one side. No rank takes the load for complete, and
+// no later load takes what is left of it. A save that is committed has succeeded on every rank.
 
 #include <algorithm>
 #include <atomic>
@@ -127,6 +127,23 @@ TEST(FailedMessageTest, ARankThatDoesNotUnderstandTheVerdictLeavesTheGroup) {
     EXPECT_EQ(absl::IsDeadlineExceeded(loaded.status()), base.rank() == 0) << loaded.status();
     EXPECT_FALSE(base.abandoned().ok());
   });
+}
+
+// The checkpoint is there, so that no rank may say that the save has failed.
+TEST(FailedMessageTest, ARankThatDoesNotUnderstandTheLastAnswerOfASaveHasSaved) {
+  std::mt19937_64 random(1);
+  const std::vector<WholeTensor> tensors = {
+      RandomTensor("w", TensorRole::kWeight, DType::kF32, {64, 96}, random)};
+  MemoryStorage storage;
+  RunRanks(2, [&](ProcessGroup& base) {
+    GarblingGroup garbling(base, 0);
+    ProcessGroup& group = base.rank() == 1 ? static_cast<ProcessGroup&>(garbling) : base;
+    const LocalState state = RowsOf(tensors, base.rank(), 2);
+    const auto saved = CheckpointFolder(storage).Save(1, state.dict, On(group, SaveOptions()));
+    EXPECT_OK(saved.status());
+    EXPECT_EQ(base.abandoned().ok(), base.rank() == 0) << "no later message is understood";
+  });
+  EXPECT_EQ(CheckpointFolder(storage).List()->size(), 1);
 }
 
 }  // namespace
