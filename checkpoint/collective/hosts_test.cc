@@ -1,3 +1,5 @@
+// Ranks know who shares a host and a folder with them, and copies go to another machine.
+
 #include "checkpoint/collective/hosts.h"
 
 #include <filesystem>

@@ -1,3 +1,5 @@
+// A status keeps which parts are damaged, through agreements and whatever else it says.
+
 #include "checkpoint/internal/damage.h"
 
 #include <optional>

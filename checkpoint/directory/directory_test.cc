@@ -1,3 +1,5 @@
+// Names say what is a checkpoint, and only a committed one is taken for one.
+
 #include "checkpoint/directory/directory.h"
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Damage is named by the tensor that it hits and, where that is possible, by its only byte.
+
 #include "checkpoint/directory/file_map.h"
 
 #include <cstdint>

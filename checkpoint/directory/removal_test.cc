@@ -1,3 +1,6 @@
+// A deletion or a quarantine takes only what it was meant for, and an interruption loses no
+// checkpoint.
+
 #include "checkpoint/directory/removal.h"
 
 #include <cstdint>

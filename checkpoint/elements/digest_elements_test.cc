@@ -1,3 +1,5 @@
+// A digest does not depend on how a tensor is cut, or on how it lies in memory.
+
 #include "checkpoint/elements/digest_elements.h"
 
 #include <algorithm>

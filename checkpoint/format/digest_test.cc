@@ -1,3 +1,5 @@
+// Digests are the same on every processor and in every version, and any change changes them.
+
 #include "checkpoint/format/digest.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// A manifest comes back as it was, and one that contradicts itself is refused with the place.
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// A message from a disk takes no more memory than its length permits.
+
 #include "base/parse_cost.h"
 
 #include <google/protobuf/stubs/logging.h>

@@ -1,3 +1,5 @@
+// A header comes back as it was; a truncated, changed or hostile one is refused.
+
 #include "checkpoint/format/safetensors.h"
 
 #include <gtest/gtest.h>

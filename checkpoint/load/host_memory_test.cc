@@ -1,3 +1,6 @@
+// Memory that processes of a host share is used where it can be had, and missed by nobody where
+// not.
+
 #include "checkpoint/load/host_memory.h"
 
 #include <sys/resource.h>

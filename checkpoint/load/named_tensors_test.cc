@@ -1,3 +1,5 @@
+// A part of a checkpoint is a valid checkpoint.
+
 #include "checkpoint/load/named_tensors.h"
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// A plan says which bytes of which files are read, and where they go.
+
 #include "checkpoint/load/placer.h"
 
 #include <cstddef>

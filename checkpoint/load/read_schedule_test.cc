@@ -1,3 +1,5 @@
+// All ranks exchange pieces in one order, with buffers that suffice within their limit.
+
 #include "checkpoint/load/read_schedule.h"
 
 #include <cstdint>

@@ -1,3 +1,6 @@
+// A job that is killed while it uploads loses nothing that it has committed, and reads again what
+// is staged.
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,3 +1,5 @@
+// All ranks of a job decide the same, and it writes and deletes only in a folder that it has.
+
 #include "checkpoint/include/checkpoint_manager.h"
 
 #include <fcntl.h>

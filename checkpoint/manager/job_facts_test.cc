@@ -1,3 +1,5 @@
+// What a job knows between its steps: which requests it has obeyed, and which save is in flight.
+
 #include "checkpoint/manager/job_facts.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// A job resumes from the newest valid checkpoint; only damage that all ranks see condemns one.
+
 #include "checkpoint/manager/resume.h"
 
 #include <gmock/gmock.h>

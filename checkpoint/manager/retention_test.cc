@@ -1,3 +1,5 @@
+// Which checkpoints a policy gives up: never the newest good one.
+
 #include "checkpoint/manager/retention.h"
 
 #include <gtest/gtest.h>

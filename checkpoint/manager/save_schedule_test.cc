@@ -1,3 +1,5 @@
+// When a job saves and when it ends, by all of its settings and what its ranks know.
+
 #include "checkpoint/manager/save_schedule.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// A request in a stop file acts once, and reading it delays no step.
+
 #include "checkpoint/manager/stop_file.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// A load reads the chunks that hold wanted bytes, and no others.
+
 #include "checkpoint/plan/load_plan.h"
 
 #include <random>

@@ -1,3 +1,5 @@
+// Each element is written once, by a rank that holds it, and the bytes are balanced.
+
 #include "checkpoint/plan/save_plan.h"
 
 #include <numeric>

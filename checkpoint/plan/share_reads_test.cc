@@ -1,3 +1,5 @@
+// Each chunk is read once and reaches all ranks that need it.
+
 #include "checkpoint/plan/share_reads.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// A job that loses a host finds its newest state in the memory of others, or is told that it is
+// lost.
+
 #include "checkpoint/include/peer_replicas.h"
 
 #include <fcntl.h>

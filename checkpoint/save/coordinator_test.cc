@@ -1,3 +1,5 @@
+// Rank 0 commits what was planned, as long as it may, and repeats a request only behind a fence.
+
 #include "checkpoint/save/coordinator.h"
 
 #include <string_view>

@@ -1,3 +1,5 @@
+// Staging memory stays within its limit, and a note says what was missing.
+
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -1,3 +1,5 @@
+// Every byte that a scan delivers is delivered once and has been checked.
+
 #include "checkpoint/scan/scan.h"
 
 #include <algorithm>
