@@ -48,7 +48,7 @@ Json ToJson(const SavedValue& value, bool skeleton) {
   }
   if (const auto* text = value.As<std::string>()) return *text;
   if (const auto* bytes = value.As<SavedValue::Bytes>()) {
-    return Tagged("bytes", absl::Base64Escape(bytes->bytes));
+    return Tagged(bytes->is_bytearray ? "bytearray" : "bytes", absl::Base64Escape(bytes->bytes));
   }
   if (const auto* list = value.As<SavedValue::List>()) {
     return list->is_tuple ? Tagged("tuple", items(list->items)) : items(list->items);
@@ -183,8 +183,7 @@ class Decoder {
     if (kind == "tensor" && takes_tensors_) return SavedValue{SavedValue::Tensor{}};
     SavedValue* const value = tagged.Find(kTagged);
     if (value == nullptr) return std::nullopt;
-    for (const char* const simplified :
-         {"numpy", "bytearray", "OrderedDict", "namedtuple", "torch.Size"}) {
+    for (const char* const simplified : {"numpy", "OrderedDict", "namedtuple", "torch.Size"}) {
       if (kind == simplified) is_simplified_ = true;
     }
     if (kind == "numpy") return Decode(std::move(*value));
@@ -210,8 +209,8 @@ class Decoder {
   }
 
   static std::optional<SavedValue> DecodeText(const std::string& kind, const std::string& text) {
-    SavedValue::Bytes bytes;
-    if ((kind == "bytes" || kind == "bytearray") && absl::Base64Unescape(text, &bytes.bytes)) {
+    SavedValue::Bytes bytes = {.is_bytearray = kind == "bytearray"};
+    if ((kind == "bytes" || bytes.is_bytearray) && absl::Base64Unescape(text, &bytes.bytes)) {
       return SavedValue{std::move(bytes)};
     }
     if (kind != "float") return std::nullopt;

@@ -56,6 +56,7 @@ TEST(SavedValuesTest, EntriesAreTheTreeAndItsInverse) {
                      {DictOf({{Text("lr"), {1e-3}},
                               {Text("betas"), {SavedValue::List{{{0.9}, {0.95}}, true}}}})}}}}})},
        {Text("raw"), {SavedValue::Bytes{std::string("\0\xFF", 2)}}},
+       {Text("array"), {SavedValue::Bytes{"bytes", /*is_bytearray=*/true}}},
        {Text("far"), {SavedValue::List{{{-infinity}, {SavedValue::None{}}, {true}, Text("ü")}}}},
        {Text("empty"), DictOf({})},
        {Text("by key"), DictOf({{{1.5}, {int64_t{2}}}})}});
@@ -68,7 +69,7 @@ TEST(SavedValuesTest, EntriesAreTheTreeAndItsInverse) {
   EXPECT_TRUE(state.root == tree) << StructureToJson(state.root);
   EXPECT_THAT(NamesOf(state.root),
               ElementsAre("model.a.weight", "optimizer.state.0.step", "optimizer.param_groups.0.lr",
-                          "optimizer.param_groups.0.betas", "raw", "far", "by key"));
+                          "optimizer.param_groups.0.betas", "raw", "array", "far", "by key"));
   EXPECT_THAT(state.left_out, ElementsAre());
 }
 

@@ -24,7 +24,8 @@ struct SavedValue {
     bool operator==(const None&) const = default;
   };
   struct Bytes {
-    std::string bytes;
+    std::string bytes = {};
+    bool is_bytearray = false;
     bool operator==(const Bytes&) const = default;
   };
   // The place of a tensor, whose name in the checkpoint this is.

@@ -88,10 +88,10 @@ class Reader : private StackMachine {
     set('X', "BINUNICODE", Do<&Reader::PushText<uint32_t>>);
     set(0x8C, "SHORT_BINUNICODE", Do<&Reader::PushText<uint8_t>>);
     set(0x8D, "BINUNICODE8", Do<&Reader::PushText<uint64_t>>);
-    set('B', "BINBYTES", Do<&Reader::PushBytes<uint32_t>>);
-    set('C', "SHORT_BINBYTES", Do<&Reader::PushBytes<uint8_t>>);
-    set(0x8E, "BINBYTES8", Do<&Reader::PushBytes<uint64_t>>);
-    set(0x96, "BYTEARRAY8", Do<&Reader::PushBytes<uint64_t>>);
+    set('B', "BINBYTES", Do<&Reader::PushBytes<uint32_t, Kind::kBytes>>);
+    set('C', "SHORT_BINBYTES", Do<&Reader::PushBytes<uint8_t, Kind::kBytes>>);
+    set(0x8E, "BINBYTES8", Do<&Reader::PushBytes<uint64_t, Kind::kBytes>>);
+    set(0x96, "BYTEARRAY8", Do<&Reader::PushBytes<uint64_t, Kind::kByteArray>>);
 
     set(')', "EMPTY_TUPLE", Do<&Reader::PushTuple, 0>);
     set(0x85, "TUPLE1", Do<&Reader::PushTuple, 1>);
@@ -222,12 +222,12 @@ class Reader : private StackMachine {
     return Push(node);
   }
 
-  template <typename Length>
+  template <typename Length, Kind kind>
   absl::Status PushBytes() {
     TESSERA_ASSIGN_OR_RETURN(const Length length, stream_.Number<Length>());
     const uint64_t offset = stream_.offset();
     TESSERA_RETURN_IF_ERROR(stream_.Skip(length));
-    return Push({.kind = Kind::kBytes, .place = Place::kInFile, .b = length, .a = offset});
+    return Push({.kind = kind, .place = Place::kInFile, .b = length, .a = offset});
   }
 
   template <typename T>

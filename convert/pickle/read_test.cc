@@ -65,6 +65,7 @@ class Renderer {
       case Kind::kText:
         return Quoted(*value.AsText());
       case Kind::kBytes:
+      case Kind::kByteArray:
         return absl::StrCat("b",
                             Quoted(std::string_view(file_.contents())
                                        .substr(value.extent()->offset, value.extent()->length)));

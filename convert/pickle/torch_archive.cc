@@ -23,12 +23,21 @@ using pickle::Kind;
 using pickle::Pickle;
 using pickle::Value;
 
-// The pickle of the magic number 0x1950A86A20F9469CFC6C, protocol 2, with which the legacy form
-// begins.
-constexpr std::string_view kLegacyMagic =
-    "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
+// The magic number 0x1950A86A20F9469CFC6C in a pickle, with which the legacy form begins.
+constexpr std::string_view kLegacyMagic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 constexpr int64_t kLegacyVersion = 1001;
 constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
+
+// Returns the size of the magic number's pickle; 0 if the bytes begin otherwise. The protocol comes
+// first, and from protocol 4 on a frame.
+uint64_t LegacyMagicBytes(std::string_view first_bytes) {
+  constexpr size_t kProtocolBytes = 2, kFrameBytes = 9;
+  const size_t at = first_bytes.find(kLegacyMagic);
+  const bool is_framed =
+      at == kProtocolBytes + kFrameBytes && first_bytes[kProtocolBytes] == '\x95';
+  if (!first_bytes.starts_with('\x80') || (at != kProtocolBytes && !is_framed)) return 0;
+  return at + kLegacyMagic.size();
+}
 
 // Returns whether this is a tar archive whose first member is "sys_info", or Python's record of the
 // times of a member.
@@ -180,9 +189,8 @@ absl::StatusOr<absl::flat_hash_map<std::string, uint64_t>> ElementSizes(const Pi
   return sizes;
 }
 
-absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
-  const uint64_t end = part.offset + part.length;
-  uint64_t at = part.offset + kLegacyMagic.size();
+// Reads the legacy form from the end of its magic number on.
+absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, uint64_t at, uint64_t end) {
   const auto next = [&]() -> absl::StatusOr<Pickle> {
     TESSERA_ASSIGN_OR_RETURN(Pickle read, pickle::ReadPickle(file, {at, end - at}));
     at = read.end_offset();
@@ -434,7 +442,7 @@ absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budg
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::string first,
                            ReadSome(file, {0, file.size_bytes()}, kFirstBytes));
-  return LooksLikeZip(first) || first.starts_with(kLegacyMagic) || LooksLikeTarForm(first);
+  return LooksLikeZip(first) || LegacyMagicBytes(first) > 0 || LooksLikeTarForm(first);
 }
 
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent part) {
@@ -444,7 +452,9 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kFirstBytes));
   if (LooksLikeZip(first)) return ReadZip(file, part);
-  if (first.starts_with(kLegacyMagic)) return ReadLegacy(file, part);
+  if (const uint64_t magic_bytes = LegacyMagicBytes(first); magic_bytes > 0) {
+    return ReadLegacy(file, part.offset + magic_bytes, part.offset + part.length);
+  }
   if (LooksLikeTarForm(first)) return ReadTorchTar(file, part);
   return DataLoss("neither a zip archive nor torch's legacy form: not written by torch.save()");
 }

@@ -49,9 +49,9 @@ std::span<const NodeId> EntriesOf(const Nodes* nodes, NodeId id) {
 }  // namespace
 
 std::string_view KindName(Kind kind) {
-  constexpr std::string_view kNames[] = {"nothing", "None",   "bool",   "int",          "float",
-                                         "str",     "bytes",  "tuple",  "list",         "dict",
-                                         "set",     "global", "object", "persistent id"};
+  constexpr std::string_view kNames[] = {
+      "nothing", "None", "bool", "int", "float",  "str",    "bytes",        "bytearray",
+      "tuple",   "list", "dict", "set", "global", "object", "persistent id"};
   static_assert(std::size(kNames) == static_cast<size_t>(Kind::kPersistentId) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

@@ -24,7 +24,8 @@ enum class Kind : uint8_t {
   kInt,    // of any size
   kFloat,  // a double
   kText,   // str
-  kBytes,  // bytes or bytearray
+  kBytes,
+  kByteArray,  // of protocol 5; before, it is a call with bytes
   kTuple,
   kList,
   kDict,

@@ -233,7 +233,7 @@ class Generator {
         return {
             OneOf<std::string>({"", "text", "null", "\"\\\n\t", "данные", std::string(3, '\0')})};
       case 5: {
-        SavedValue::Bytes bytes;
+        SavedValue::Bytes bytes = {.is_bytearray = Coin()};
         for (int64_t i = 0, count = Between(0, 300); i < count; ++i) {
           bytes.bytes += static_cast<char>(random_());
         }

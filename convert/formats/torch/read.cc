@@ -46,6 +46,17 @@ std::string CalledName(const pickle::Value& object) {
   return calls == 0 ? name : absl::StrCat("a result of ", name);
 }
 
+// Returns whether a value is an object of a type that Python itself has.
+bool IsBuiltIn(const pickle::Value& value, const char* type) {
+  return value.is(Kind::kObject) && (value.IsObjectOf(absl::StrCat("builtins.", type)) ||
+                                     value.IsObjectOf(absl::StrCat("__builtin__.", type)));
+}
+
+bool IsBytes(const pickle::Value& value) {
+  return value.is(Kind::kBytes) || value.is(Kind::kByteArray) || IsBuiltIn(value, "bytes") ||
+         IsBuiltIn(value, "bytearray") || value.IsObjectOf("_codecs.encode");
+}
+
 // Makes a tree of the values of pickles, and of the tensors of their archives.
 class Collector {
  public:
@@ -122,7 +133,7 @@ class Collector {
     if (IsTorchDict(value)) return WalkEntries(value, role, depth);
     if (value.is(Kind::kList) || value.is(Kind::kTuple)) return WalkItems(value, role, depth);
     if (IsTorchTensor(value)) return AddTensor(value, role);
-    if (value.is(Kind::kBytes) || value.IsObjectOf("_codecs.encode")) return ReadBytes(value);
+    if (IsBytes(value)) return ReadBytes(value);
     return Plain(value);
   }
 
@@ -213,22 +224,32 @@ class Collector {
   }
 
   // Bytes of protocol 3 and later are in the file. Before, they are a text whose characters they
-  // are.
+  // are. Empty ones, and each bytearray before protocol 5, are calls of their types.
   Tree ReadBytes(const pickle::Value& value) {
-    if (const std::optional<pickle::Extent> extent = value.extent()) {
-      if (extent->length > pickle::kMaxTextBytes || !HasRoom(extent->length)) {
+    const bool is_call = IsBuiltIn(value, "bytes") || IsBuiltIn(value, "bytearray");
+    const bool is_empty = is_call && value.arguments().size() == 0;
+    const pickle::Value contents = is_call && !is_empty ? value.arguments()[0] : value;
+    SavedValue::Bytes read = {.is_bytearray =
+                                  value.is(Kind::kByteArray) || IsBuiltIn(value, "bytearray")};
+    if (is_empty) return SavedValue{std::move(read)};
+    if (contents.is(Kind::kBytes) || contents.is(Kind::kByteArray)) {
+      const pickle::Extent extent = *contents.extent();
+      if (extent.length > pickle::kMaxTextBytes || !HasRoom(extent.length)) {
         return LeftOut("byte strings that are too long");
       }
-      TESSERA_ASSIGN_OR_RETURN(std::string bytes, ReadPart(*open_, extent->offset, extent->length));
-      return SavedValue{SavedValue::Bytes{std::move(bytes)}};
+      TESSERA_ASSIGN_OR_RETURN(read.bytes, ReadPart(*open_, extent.offset, extent.length));
+      return SavedValue{std::move(read)};
     }
-    const std::optional<std::string_view> text = value.arguments()[0].AsText();
-    if (text && value.arguments()[1].IsText("latin1") && HasRoom(text->size())) {
+    const std::optional<std::string_view> text = contents.arguments()[0].AsText();
+    const bool is_latin1 =
+        contents.IsObjectOf("_codecs.encode") && contents.arguments()[1].IsText("latin1");
+    if (text && is_latin1 && HasRoom(text->size())) {
       if (std::optional<std::string> bytes = pickle::DecodeLatin1(*text)) {
-        return SavedValue{SavedValue::Bytes{*std::move(bytes)}};
+        read.bytes = *std::move(bytes);
+        return SavedValue{std::move(read)};
       }
     }
-    return LeftOut("objects of _codecs.encode");
+    return Plain(value);
   }
 
   // Returns a value without others inside.
@@ -324,8 +345,7 @@ absl::Status CheckRanks(const Storage& storage, const std::vector<std::string>& 
 
 bool IsTorchDict(const pickle::Value& value) {
   return value.is(Kind::kDict) || value.IsObjectOf("collections.OrderedDict") ||
-         value.IsObjectOf("collections.defaultdict") || value.IsObjectOf("builtins.dict") ||
-         value.IsObjectOf("__builtin__.dict");
+         value.IsObjectOf("collections.defaultdict") || IsBuiltIn(value, "dict");
 }
 
 struct ObjectReader::Impl : Collector {

@@ -17,6 +17,7 @@
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
+#include "convert/core/saved_values.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
 #include "convert/pickle/zip.h"
@@ -93,7 +94,23 @@ TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
     }
     ++files;
   }
-  EXPECT_EQ(files, 13);
+  EXPECT_EQ(files, 15);
+}
+
+TEST(ReadTorchTest, BytesKeepTheirTypesInEveryProtocol) {
+  SavedValue::Dict dict;
+  for (const bool is_array : {false, true}) {
+    for (const std::string& bytes : {std::string(), std::string("\0\xFF", 2)}) {
+      dict.Add({absl::StrCat(is_array ? "array" : "bytes", bytes.size())},
+               {SavedValue::Bytes{bytes, is_array}});
+    }
+  }
+  const SavedValue expected = {std::move(dict)};
+  for (const char* file : {"bytes_protocol2.pt", "bytes_protocol4.pt", "bytes_protocol5.pt"}) {
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read(file));
+    EXPECT_TRUE(checkpoint.state == expected) << file << StructureToJson(checkpoint.state);
+    EXPECT_EQ(absl::StrJoin(checkpoint.notes, "\n"), "") << file;
+  }
 }
 
 TEST(ReadTorchTest, TheSameViewIsAnAlias) {

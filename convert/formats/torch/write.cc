@@ -305,7 +305,14 @@ void WriteValue(const SavedValue& value, pickle::Writer& writer,
   if (const auto* integer = value.As<int64_t>()) return writer.Int(*integer);
   if (const auto* number = value.As<double>()) return writer.Float(*number);
   if (const auto* text = value.As<std::string>()) return void(writer.Text(*text));
-  if (const auto* bytes = value.As<SavedValue::Bytes>()) return writer.Bytes(bytes->bytes);
+  if (const auto* bytes = value.As<SavedValue::Bytes>()) {
+    if (!bytes->is_bytearray) return writer.Bytes(bytes->bytes);
+    writer.Global("builtins", "bytearray");
+    writer.BeginTuple();
+    writer.Bytes(bytes->bytes);
+    writer.EndTuple();
+    return writer.Call();
+  }
   if (const auto* place = value.As<SavedValue::Tensor>()) return tensor(place->name);
   if (const auto* list = value.As<SavedValue::List>()) {
     list->is_tuple ? writer.BeginTuple() : writer.BeginList();

@@ -222,6 +222,14 @@ def main():
         assert [n for n, _ in flatten(loaded)] == [n for n, _ in flatten(value)]
     torch.save(numbers(3, 2), folder / "protocol4.pt", pickle_protocol=4)
     twin(numbers(3, 2), folder / "protocol4.safetensors")
+    for protocol in (4, 5):
+        torch.save(numbers(3, 2), folder / f"legacy_protocol{protocol}.pt",
+                   pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        twin(numbers(3, 2), folder / f"legacy_protocol{protocol}.safetensors")
+    for protocol in (2, 4, 5):
+        torch.save({f"{kind}{len(data)}": make(data) for kind, make in
+                    (("bytes", bytes), ("array", bytearray)) for data in (b"", b"\0\xff")},
+                   folder / f"bytes_protocol{protocol}.pt", pickle_protocol=protocol)
     # Python's zipfile writes sizes into local headers, where torch writes them after the data.
     repack(folder / "views.pt", folder / "python_zip.pt", lambda n, d: [(n, d)])
     twin(views(), folder / "python_zip.safetensors")
