@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -185,12 +187,46 @@ bool HasDigest(const LogicalTensor& tensor) {
   return tensor.has_digest() || ElementCount(GlobalShape(tensor)) == 0;
 }
 
+using NamesByStored = std::map<std::string, std::set<std::string>>;
+
+// Returns the names of each stored tensor: its own and those of its aliases.
+NamesByStored TiedNames(const Manifest& manifest) {
+  NamesByStored names;
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    names[tensor.alias_of().empty() ? tensor.name() : tensor.alias_of()].insert(tensor.name());
+  }
+  return names;
+}
+
+// Which of several tied tensors is stored differs from format to format. Returns the tensors of `b`
+// that `a` ties under the same names, with the one as stored that `a` stores.
+std::vector<LogicalTensor> TiedLike(const Manifest& a, const Manifest& b) {
+  std::map<std::string_view, const LogicalTensor*> index;
+  for (const LogicalTensor& tensor : b.tensors()) index[tensor.name()] = &tensor;
+  const NamesByStored in_b = TiedNames(b);
+  std::vector<LogicalTensor> tied;
+  for (const auto& [stored, names] : TiedNames(a)) {
+    const auto at = index.find(stored);
+    const auto other = at == index.end() ? in_b.end() : in_b.find(at->second->alias_of());
+    if (other == in_b.end() || other->second != names) continue;
+    for (const std::string& name : names) {
+      LogicalTensor& tensor = tied.emplace_back(*index.at(name));
+      const LogicalTensor& saved = *index.at(other->first);
+      tensor.set_alias_of(name == stored ? "" : stored);
+      if (saved.has_digest()) *tensor.mutable_digest() = saved.digest();
+    }
+  }
+  return tied;
+}
+
 // Returns the names of the tensors whose contents must be compared.
 std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b,
                                         const DiffOptions& options, Differences& differences) {
   std::vector<std::string> by_contents;
   std::map<std::string, const LogicalTensor*> index_b;
   for (const LogicalTensor& tensor : b.tensors()) index_b[tensor.name()] = &tensor;
+  const std::vector<LogicalTensor> tied = TiedLike(a, b);
+  for (const LogicalTensor& tensor : tied) index_b[tensor.name()] = &tensor;
   for (const LogicalTensor& in_a : a.tensors()) {
     const auto at = index_b.find(in_a.name());
     if (at == index_b.end()) {

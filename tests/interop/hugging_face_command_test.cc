@@ -211,5 +211,23 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
   }
 }
 
+// torch and DCP store the other one of two tied tensors.
+TEST_F(HuggingFaceCommandTest, TiedTensorsAreEqualWhicheverIsStored) {
+  const std::string copy = CopyOf(HfFixture("gpt2.hf"));
+  for (const std::string format : {"dcp", "torch"}) {
+    ASSERT_EQ(Run({"convert", copy, In(format), "--to=" + format}), 0) << err_;
+    EXPECT_EQ(Run({"diff", copy, In(format)}), ckpt::kExitOk) << out_;
+    EXPECT_THAT(out_, HasSubstr("1 as other names of the same tensors"));
+    EXPECT_EQ(Run({"diff", In(format), copy}), ckpt::kExitOk) << out_;
+  }
+  Safetensors file = Safetensors::Read(copy + "/model.safetensors");
+  file.data[file.header["transformer.wte.weight"]["data_offsets"][0]] ^= 1;
+  file.Write(copy + "/model.safetensors");
+  EXPECT_EQ(Run({"diff", copy, In("dcp")}), ckpt::kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("transformer.wte.weight: 1 elements differ"));
+  EXPECT_EQ(Run({"diff", In("dcp"), copy}), ckpt::kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("lm_head.weight: 1 elements differ"));
+}
+
 }  // namespace
 }  // namespace tessera
