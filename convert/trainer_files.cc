@@ -102,15 +102,19 @@ std::optional<int64_t> FindCount(const Values& values, const std::string& name) 
 }  // namespace
 
 absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, storage.List(""));
   for (const std::string stem : {"optimizer", "scheduler"}) {
     for (const std::string& file : {stem + ".pt", stem + ".bin"}) {
       if (!Has(names, file)) continue;
       TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, file, needed, checkpoint));
+      std::erase(names, file);
       break;
     }
   }
-  return Has(names, kTrainerState) ? AddTrainerState(storage, checkpoint) : absl::OkStatus();
+  const bool has_state = Has(names, kTrainerState);
+  std::erase_if(names, [](const std::string& name) { return !IsBesideModel(name); });
+  NoteLeftOut("other files of the trainer", names, checkpoint.notes);
+  return has_state ? AddTrainerState(storage, checkpoint) : absl::OkStatus();
 }
 
 void TakeTrainerValues(ForeignCheckpoint& checkpoint) {

@@ -12,7 +12,8 @@ namespace tessera::ckpt::convert {
 // Adds the files that transformers' trainers and accelerate keep beside a model. Names of tensors
 // and values begin with "optimizer." (optimizer.pt or .bin) or "scheduler." (scheduler.pt or .bin),
 // those in the JSON object trainer_state.json with "trainer_state.". Missing files are skipped.
-// Damaged files are skipped with a note, unless `needed`. Errors: DataLoss, naming the file; those
+// Damaged files are skipped with a note, unless `needed`. Another note lists the other files of the
+// trainer, such as rng_state.pth. Errors: DataLoss, naming the file; those
 // of the storage.
 absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint);
 

@@ -25,6 +25,11 @@ const Object* ObjectOf(const Nodes* nodes, NodeId id) {
 
 Value ValueOf(const Nodes* nodes, NodeId id) { return id == kNoNode ? Value() : Value(nodes, id); }
 
+Value PartOf(const Nodes* nodes, NodeId id, NodeId Object::*part) {
+  const Object* const object = ObjectOf(nodes, id);
+  return object == nullptr ? Value() : ValueOf(nodes, object->*part);
+}
+
 std::span<const NodeId> ListOf(const Nodes* nodes, uint64_t list) {
   if (list == kNoList) return {};
   return std::span(nodes->list_elements).subspan(nodes->lists[list].begin, nodes->lists[list].size);
@@ -146,25 +151,10 @@ bool Value::IsGlobal(std::string_view module_and_name) const {
          module_and_name.ends_with(name);
 }
 
-Value Value::callable() const {
-  const Object* object = ObjectOf(nodes_, id_);
-  return object == nullptr ? Value() : ValueOf(nodes_, object->callable);
-}
-
-Value Value::arguments() const {
-  const Object* object = ObjectOf(nodes_, id_);
-  return object == nullptr ? Value() : ValueOf(nodes_, object->arguments);
-}
-
-Value Value::keyword_arguments() const {
-  const Object* object = ObjectOf(nodes_, id_);
-  return object == nullptr ? Value() : ValueOf(nodes_, object->keyword_arguments);
-}
-
-Value Value::state() const {
-  const Object* object = ObjectOf(nodes_, id_);
-  return object == nullptr ? Value() : ValueOf(nodes_, object->state);
-}
+Value Value::callable() const { return PartOf(nodes_, id_, &Object::callable); }
+Value Value::arguments() const { return PartOf(nodes_, id_, &Object::arguments); }
+Value Value::keyword_arguments() const { return PartOf(nodes_, id_, &Object::keyword_arguments); }
+Value Value::state() const { return PartOf(nodes_, id_, &Object::state); }
 
 bool Value::IsObjectOf(std::string_view module_and_name) const {
   return callable().IsGlobal(module_and_name);

@@ -26,6 +26,14 @@ TEST_F(HuggingFaceShardsTest, AShardThatTheIndexDoesNotNameIsNoted) {
                               "model-00005-of-00005.safetensors"));
 }
 
+TEST_F(HuggingFaceShardsTest, AnAdapterBesideTheModelIsNoted) {
+  const std::string copy = CopyOf(kSharded);
+  fs::copy(copy + "/model-00002-of-00004.safetensors", copy + "/adapter_model.safetensors");
+  ASSERT_EQ(Run({"inspect", copy}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("Left out: files of safetensors beside the model's: "
+                              "adapter_model.safetensors"));
+}
+
 // transformers reads the single file. The shards have other weights.
 TEST_F(HuggingFaceShardsTest, ASingleFileTakesThePlaceOfAnIndex) {
   const std::string copy = CopyOf(kSharded), single = In("single");

@@ -35,6 +35,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using ::testing::MatchesRegex;
 
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -318,9 +319,29 @@ TEST(StateDictTest, ShardsBesideTheFilesOfATrainerAreNamed) {
   ASSERT_OK(storage->MakeDirectory("pytorch_model_fsdp_0"));
   const absl::Status status = ckpt::convert::OpenForeignFolder(storage, {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(
-      std::string(status.message()),
-      HasSubstr("the model is in the folder pytorch_model_fsdp_0, a checkpoint of its own"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("a trainer's files, whose weights are in pytorch_model_fsdp_0"));
+}
+
+// accelerate saves no config.json.
+TEST(StateDictTest, AModelBesideTheFilesOfATrainerIsReadWithoutAConfiguration) {
+  const ckpt::ModelProto model = ModelOf(StateDictFixture("accelerate"));
+  const auto storage = Copied({{"model.safetensors", "accelerate/model.safetensors"},
+                               {"optimizer.bin", "accelerate/optimizer.bin"},
+                               {"optimizer_1.bin", "accelerate/optimizer.bin"},
+                               {"model_1.safetensors", "accelerate/model.safetensors"}});
+  ASSERT_OK_AND_ASSIGN(const auto opened,
+                       ckpt::convert::OpenForeignFolder(storage, {.model = &model}));
+  EXPECT_EQ(LoadUntied(*opened), ReadExpected("accelerate"));
+  EXPECT_THAT(opened->notes(),
+              IsSupersetOf({"Left out: files of safetensors beside the model's: "
+                            "model_1.safetensors.",
+                            "Left out: other files of the trainer: optimizer_1.bin."}));
+  ASSERT_OK(storage->Delete("model.safetensors"));
+  const absl::Status without = ckpt::convert::OpenForeignFolder(storage, {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(without)) << without;
+  EXPECT_THAT(std::string(without.message()),
+              HasSubstr("a trainer's files, whose weights are in model_1.safetensors"));
 }
 
 // A name that any script may use is shown and means nothing.

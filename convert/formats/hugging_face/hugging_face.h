@@ -27,14 +27,16 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 // tensor, for headers, and for tensors in other files than the index says.
 //
 // A model.safetensors that the index does not name replaces it, as in transformers. Adds notes that
-// list the files that are not read for this reason, and the shards that the index does not name.
+// list the files that are not read for this reason, the shards that the index does not name, and
+// other safetensors files, such as those of an adapter.
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(
     Storage& storage, std::vector<std::string>& notes);
 
-// Returns whether DCP's HuggingFaceStorageWriter wrote the root of the storage. Precondition:
-// IsHuggingFace() is false. The writer leaves safetensors files with an index or, with
-// save_distributed=True, a file of each rank (shard-00001-model-00001-of-00001.safetensors), whose
-// header says where each part of a tensor belongs.
+// Returns whether DCP's HuggingFaceStorageWriter, or accelerate, may have written the root of the
+// storage. Precondition: IsHuggingFace() is false. The writer leaves safetensors files with an
+// index or, with save_distributed=True, a file of each rank
+// (shard-00001-model-00001-of-00001.safetensors), whose header says where each part of a tensor
+// belongs. accelerate leaves model.safetensors.
 absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage);
 
 // Reads them under the names that they have. The shape of a tensor is what its parts cover, since

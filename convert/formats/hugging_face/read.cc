@@ -102,15 +102,17 @@ absl::StatusOr<ChosenFiles> ChooseFiles(Storage& storage, std::vector<std::strin
   }
   const bool replaces_index = has_index && has_single && !chosen.files.contains(single);
   if (replaces_index) chosen = {};
-  std::vector<std::string> unread;
+  std::vector<std::string> unread, others;
   if (replaces_index) unread.emplace_back(kIndex);
   for (const std::string& name : names) {
-    if (has_index && IsPart(name) && !chosen.files.contains(name)) unread.push_back(name);
     if (!chosen.is_indexed && (has_single ? name == single : IsShard(name))) chosen.files[name];
+    if (!name.ends_with(".safetensors") || chosen.files.contains(name)) continue;
+    (has_index && IsPart(name) ? unread : others).push_back(name);
   }
   NoteLeftOut(replaces_index ? absl::StrCat("files that ", single, " replaces")
                              : absl::StrCat("files that ", View(kIndex), " does not name"),
               unread, notes);
+  NoteLeftOut("files of safetensors beside the model's", others, notes);
   return chosen;
 }
 
@@ -279,8 +281,9 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
 
 absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  return std::ranges::any_of(
-      names, [](const std::string& name) { return name == kIndex || IsShard(name); });
+  return std::ranges::any_of(names, [](const std::string& name) {
+    return name == kIndex || name == kSingle || IsShard(name);
+  });
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {

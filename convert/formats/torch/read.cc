@@ -52,11 +52,6 @@ bool IsBuiltIn(const pickle::Value& value, const char* type) {
                                      value.IsObjectOf(absl::StrCat("__builtin__.", type)));
 }
 
-bool IsBytes(const pickle::Value& value) {
-  return value.is(Kind::kBytes) || value.is(Kind::kByteArray) || IsBuiltIn(value, "bytes") ||
-         IsBuiltIn(value, "bytearray") || value.IsObjectOf("_codecs.encode");
-}
-
 // Makes a tree of the values of pickles, and of the tensors of their archives.
 class Collector {
  public:
@@ -133,8 +128,7 @@ class Collector {
     if (IsTorchDict(value)) return WalkEntries(value, role, depth);
     if (value.is(Kind::kList) || value.is(Kind::kTuple)) return WalkItems(value, role, depth);
     if (IsTorchTensor(value)) return AddTensor(value, role);
-    if (IsBytes(value)) return ReadBytes(value);
-    return Plain(value);
+    return ReadLeaf(value);
   }
 
   Tree WalkItems(const pickle::Value& list, TensorRole role, int depth) {
@@ -225,7 +219,7 @@ class Collector {
 
   // Bytes of protocol 3 and later are in the file. Before, they are a text whose characters they
   // are. Empty ones, and each bytearray before protocol 5, are calls of their types.
-  Tree ReadBytes(const pickle::Value& value) {
+  Tree ReadLeaf(const pickle::Value& value) {
     const bool is_call = IsBuiltIn(value, "bytes") || IsBuiltIn(value, "bytearray");
     const bool is_empty = is_call && value.arguments().size() == 0;
     const pickle::Value contents = is_call && !is_empty ? value.arguments()[0] : value;
@@ -299,14 +293,6 @@ class Collector {
   std::map<std::string, Noted> noted_;
 };
 
-// Returns whether a trainer of transformers, or accelerate, gives this name to a file beside the
-// model.
-bool IsBesideModel(const std::string& name) {
-  const std::string stem = name.substr(0, name.rfind('.'));
-  return stem == "optimizer" || stem == "scheduler" || stem == "scaler" ||
-         stem == "training_args" || stem.starts_with("rng_state");
-}
-
 bool HasTorchName(const std::string& name) {
   return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
          name.ends_with(".ckpt");
@@ -342,6 +328,17 @@ absl::Status CheckRanks(const Storage& storage, const std::vector<std::string>& 
 }
 
 }  // namespace
+
+bool IsBesideModel(const std::string& name) {
+  constexpr const char* kStems[] = {"optimizer",     "scheduler",     "scaler",
+                                    "training_args", "rng_state",     "random_states",
+                                    "sampler",       "dl_state_dict", "custom_checkpoint"};
+  const std::string stem = name.substr(0, name.rfind('.'));
+  // The number of a rank or an optimizer may follow.
+  return std::ranges::any_of(kStems, [&](const std::string known) {
+    return stem == known || stem.starts_with(known + "_");
+  });
+}
 
 bool IsTorchDict(const pickle::Value& value) {
   return value.is(Kind::kDict) || value.IsObjectOf("collections.OrderedDict") ||
@@ -383,11 +380,12 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     std::erase_if(found, IsBesideModel);
   } else if (file.empty() && !found.empty()) {
     TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
-    const auto shards = std::ranges::find_if(
-        names, [](const std::string& name) { return name.starts_with("pytorch_model_fsdp_"); });
-    if (shards != names.end()) {
-      return InvalidArgument(storage.Describe(""), ": the model is in the folder ",
-                             shards->substr(0, shards->find('/')), ", a checkpoint of its own");
+    const auto model = std::ranges::find_if(names, [](const std::string& name) {
+      return name.starts_with("pytorch_model_fsdp_") || name.ends_with(".safetensors");
+    });
+    if (model != names.end()) {
+      return InvalidArgument(storage.Describe(""), ": a trainer's files, whose weights are in ",
+                             model->substr(0, model->find('/')));
     }
   }
   if (!file.empty() || found.empty()) return found;

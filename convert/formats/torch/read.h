@@ -39,6 +39,10 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const st
 // missing; those of the storage.
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file);
 
+// Returns whether a trainer of transformers, or accelerate, gives this name to a file beside the
+// model.
+bool IsBesideModel(const std::string& name);
+
 // Reads the model of params.json, of which each file, in the order of Meta's tensor-parallel ranks,
 // has a part of every tensor. A part's shape shows along which dim the tensor is cut into equal
 // parts, or that the part is a copy: embedding tables are cut by rows since Llama 3 and by columns
