@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/resume/audit_run.h"
 #include "tests/support/command.h"
 #include "tools/ckpt/commands.h"
 
@@ -361,6 +362,9 @@ TEST_F(ForeignCommandTest, ParameterToStructuredNameCompletesPaddlesFiles) {
   const auto expected = LossesOn("single", "whole", 5, {"--load=" + whole, consumed});
   ASSERT_EQ(expected.size(), 2u);
   EXPECT_EQ(LossesOn("tp2", "named", 5, {load, consumed, flag}, "(step 3)"), expected);
+  // A replay that begins with the run's own checkpoint needs no names.
+  const Result audit = MustRun(AuditCommand(RunDir("named"), {"--bisect", "--topology=single"}));
+  EXPECT_THAT(audit.out, HasSubstr("all 2 steps from the beginning to step 5 follow"));
 }
 
 TEST_F(ForeignCommandTest, LoadFormatSettlesTheFormat) {

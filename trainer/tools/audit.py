@@ -48,10 +48,10 @@ QUIET = ["--eval-interval=0", "--valid-data-path=", "--tokenizer-model=", "--exp
          "--stop-file-path=", "--exit-duration-in-mins=0", "--async-upload=false",
          "--max-checkpoint-keep=1", "--save-retain-interval=0", "--save-top-k=0",
          "--save-retain-minutes=0", "--save-interval-minutes=0", "--save-continuously=false"]
-WHOLE_CHECKPOINT = ["--load-format=tessera", "--load-content=all", "--load-tensors=",
-                    "--finetune=false", "--no-load-optim=false", "--no-load-rng=false",
-                    "--allow-missing=false", "--allow-unexpected=false", "--verify-load",
-                    "--strict-topology=false"]
+WHOLE_CHECKPOINT = ["--load-format=tessera", "--parameter-to-structured-name=",
+                    "--load-content=all", "--load-tensors=", "--finetune=false",
+                    "--no-load-optim=false", "--no-load-rng=false", "--allow-missing=false",
+                    "--allow-unexpected=false", "--verify-load", "--strict-topology=false"]
 # What train says of token files that are not the run's, or are damaged.
 OTHER_DATA = re.compile(r"does not fit the data: token files| at offset \d+: ")
 # Words of the launcher about processes.
