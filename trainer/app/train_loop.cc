@@ -10,9 +10,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/trace.h"
-#include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.h"
 #include "checkpoint/include/process_group.h"
 #include "comm/communicator.h"
 #include "trainer/app/dry_run.h"
@@ -22,7 +20,6 @@
 #include "trainer/config/config.h"
 #include "trainer/metrics/run_events.h"
 #include "trainer/state/ledger.h"
-#include "trainer/state/run_state.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/state_health.h"
 
@@ -119,12 +116,6 @@ absl::Status TrainLoop::Train() {
     if (ends) break;
   }
   return absl::OkStatus();
-}
-
-bool TrainLoop::IsToReplicate() const {
-  return Saves(config_) && config_.checkpoint().replicate_to_peers() &&
-         decision_.end == ckpt::EndReason::kNone && healthy_ &&
-         AtInterval(config_.checkpoint().replicate_interval());
 }
 
 void TrainLoop::SayEnd() {
@@ -279,116 +270,6 @@ void TrainLoop::CheckEvents(const absl::Status& status) {
   events_ = nullptr;
 }
 
-absl::Status TrainLoop::Export(const std::vector<ForeignWeights>& due) {
-  if (due.empty()) return absl::OkStatus();
-  const TimeSpent spent(TimeUse::kSaving);
-  const TraceSpan span("save", "export of weights");
-  const int64_t step = session_.progress.step;
-  ReportSaves(session_.saver->Finish());
-  for (const ForeignWeights& weights : due) {
-    const absl::Status written =
-        healthy_ ? ExportWeights(session_, weights)
-                 : absl::AbortedError(absl::StrCat("no weights written to ", weights.path,
-                                                   ": step ", step, " was skipped, or its loss ",
-                                                   "is not plausible"));
-    if (!written.ok()) {
-      Happened("not_exported", step, std::string(written.message()));
-      // If ranks no longer reach each other, this is the end.
-      const RankGroup group = session_.group();
-      TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout));
-      continue;
-    }
-    if (weights.format == "hf") session_.hf_step = step;
-    progress_line_.Message("weights written to " + weights.path);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TrainLoop::Keep(bool replicates) {
-  const TimeSpent spent(TimeUse::kSaving);
-  const TraceSpan span("save", "begin of a save");
-  const Progress& progress = session_.progress;
-  std::optional<double> validation_loss;
-  if (evaluation_.has_value() && evaluation_->step == progress.step) {
-    validation_loss = evaluation_->loss;
-  }
-  ckpt::Manifest run = DescribeRun(config_, config_.model(), progress, session_.data_identity(),
-                                   session_.numerics());
-  TESSERA_ASSIGN_OR_RETURN(
-      *run.mutable_trainer()->mutable_health(),
-      MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
-                    config_.model().vocab_size(), validation_loss));
-  // The state is finite, since nothing was updated.
-  if (HasDiverged()) run.mutable_trainer()->mutable_health()->set_loss_is_sane(false);
-  if (decision_.save != ckpt::SaveKind::kNone) {
-    TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, decision_.save));
-    ReportSaves(session_.saver->Poll());
-  }
-  if (replicates) TESSERA_RETURN_IF_ERROR(session_.saver->Replicate(std::move(run)));
-  return absl::OkStatus();
-}
-
-// Prints one sentence for each change from success to failure or back: replicas are frequent.
-void TrainLoop::ReportReplicas(const std::vector<ckpt::SaveOutcome>& outcomes) {
-  for (const ckpt::SaveOutcome& outcome : outcomes) {
-    const absl::Status& status = outcome.report.status();
-    if (status.ok()) {
-      AddScalars(outcome.step,
-                 {{"replica/seconds", absl::ToDoubleSeconds(outcome.report->duration)}});
-    }
-    if (std::exchange(last_replica_, status.code()) == status.code()) continue;
-    if (status.ok()) {
-      Happened("replicated", outcome.step,
-               absl::StrFormat("step %d is in memory: %s in %.2f s; so are later ones",
-                               outcome.step, HumanBytes(outcome.report->bytes_written),
-                               absl::ToDoubleSeconds(outcome.report->duration)));
-    } else {
-      Happened("not_replicated", outcome.step,
-               absl::StrCat("step ", outcome.step, " is not replicated: ",
-                            absl::IsCancelled(status)
-                                ? "the replica before is still being written; a larger "
-                                  "--replicate-interval costs less"
-                                : status.message()));
-    }
-  }
-}
-
-void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
-  const TimeSpent spent(TimeUse::kSaving);
-  for (const ckpt::SaveOutcome& outcome : outcomes) {
-    if (const absl::Status& status = outcome.report.status(); !status.ok()) {
-      Happened("not_saved", outcome.step,
-               absl::StrCat("step ", outcome.step, " is not saved: ",
-                            absl::IsCancelled(status) ? "an earlier save is still being written"
-                                                      : status.message()));
-      continue;
-    }
-    kept_step_ = std::max(kept_step_, outcome.step);
-    const auto& report = *outcome.report;
-    const std::string slot = report.directory.substr(0, report.directory.find('/'));
-    Happened(
-        "saved", outcome.step,
-        absl::StrFormat("saved step %d%s: %s in %.2f s", outcome.step,
-                        slot == report.directory ? "" : " in " + slot,
-                        HumanBytes(report.bytes_written), absl::ToDoubleSeconds(report.duration)),
-        &report);
-    if (!report.note.empty()) progress_line_.Message(report.note);
-    if (const absl::Status recorded = RecordSave(outcome.step, report); !recorded.ok()) {
-      progress_line_.Message(absl::StrFormat("step %d is saved, but not recorded: %s", outcome.step,
-                                             std::string(recorded.message())));
-    }
-  }
-}
-
-absl::Status TrainLoop::RecordSave(int64_t step, const ckpt::SaveReport& report) {
-  if (session_.saves == nullptr) return absl::OkStatus();
-  AddScalars(step, {{"save/seconds", absl::ToDoubleSeconds(report.duration)},
-                    {"save/bytes", static_cast<double>(report.bytes_written)}});
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::Manifest manifest, session_.saver->Saved(report.directory));
-  TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(manifest));
-  return session_.saves->Write(RecordOf(manifest, progress));
-}
-
 void TrainLoop::Happened(const std::string& name, int64_t step, const std::string& text,
                          const ckpt::SaveReport* saved) {
   progress_line_.Message(text);
@@ -414,30 +295,9 @@ void TrainLoop::Happened(const std::string& name, int64_t step, const std::strin
   session_.events->Add(event);
 }
 
-absl::Status TrainLoop::FinishSaves() {
-  ReportSaves(session_.saver->Finish());
-  ReportReplicas(session_.saver->FinishReplicas());
-  return manager_.last_save();
-}
-
-absl::Status TrainLoop::CheckSaves() {
-  const TimeSpent spent(TimeUse::kSaving);
-  const absl::Status trouble = DescribeTrouble();
-  Agree(absl::OkStatus()).IgnoreError();
-  return trouble;
-}
-
 absl::Status TrainLoop::Agree(const absl::Status& mine) const {
   const RankGroup group = session_.group();
   return ckpt::AgreeOnStatus(group.ranks, mine, group.timeout);
-}
-
-absl::Status TrainLoop::DescribeTrouble() {
-  if (decision_.trouble == ckpt::SaveTrouble::kNoRoom) return FinishSaves();
-  const absl::Status error = manager_.ErrorOf(decision_.trouble);
-  if (!absl::IsAborted(error)) return error;
-  return absl::AbortedError(absl::StrCat(
-      error.message(), "; the same command resumes from the newest checkpoint once it can save"));
 }
 
 absl::Status TrainLoop::CheckRecords() const {
@@ -471,30 +331,6 @@ absl::Status TrainLoop::EndTogether(const absl::Status& mine) {
   if (failed == 0) return absl::OkStatus();
   ends_together_ = true;
   return Agree(mine);
-}
-
-absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
-  const int64_t step = session_.progress.step;
-  const auto with = [&](const std::string& sentence) {
-    return absl::Status(error.code(), absl::StrCat(error.message(), "; ", sentence));
-  };
-  if (!ends_together_) {
-    constexpr char kNothing[] =
-        "nothing is saved (--save-on-exception): the ranks have not agreed on this error before an "
-        "update";
-    // If a rank is gone, the error of the run is what the communicator has found.
-    progress_line_.Message(kNothing);
-    return with(kNothing);
-  }
-  ReportSaves(session_.saver->Finish());
-  if (kept_step_ == step)
-    return with(absl::StrCat("there is nothing newer to save than step ", step));
-  decision_.save = ckpt::SaveKind::kPermanent;
-  absl::Status saved = Keep(/*replicates=*/false);
-  if (saved.ok()) saved = FinishSaves();
-  Agree(absl::OkStatus()).IgnoreError();
-  return with(saved.ok() ? absl::StrCat("step ", step, " is saved (--save-on-exception)")
-                         : absl::StrCat("step ", step, " is not saved: ", saved.message()));
 }
 
 }  // namespace tessera
