@@ -1,6 +1,7 @@
 // What a run takes from a checkpoint, and what it says about it.
 
 #include <algorithm>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -342,6 +343,33 @@ TEST_F(ContentCommandTest, AResumeMakesTheExportsOfItsStepThatAreMissing) {
   EXPECT_FALSE(std::filesystem::exists(weights(4)));
   EXPECT_FALSE(std::filesystem::exists(hf("other", 4)));
   EXPECT_TRUE(std::filesystem::exists(hf("other", 6)));
+}
+
+// An export that ends the process, as for lack of memory, does not end that of every start.
+TEST_F(ContentCommandTest, AnExportThatEndsTheProcessIsTriedAgainOnce) {
+  const std::filesystem::path weights = root_ / "w-00000002.bin";
+  const std::string mark = weights.string() + ".retried";
+  const Words flags = {"--export-llmc=" + (root_ / "w.bin").string(), "--export-llmc-interval=2"};
+  MustTrain("run", 2, flags);
+  std::filesystem::remove(weights);
+  {
+    const Process start(
+        Joined({"/usr/bin/env", "LD_PRELOAD=" + Runfile("tests/resume/slow_disk.so"),
+                "SLOW_DISK_GATE=" + (root_ / "gate").string()},
+               Alone(Saving("run", 3, flags))),
+        root_);
+    EXPECT_TRUE(start.WaitUntil([&] { return std::filesystem::exists(mark); }));
+    start.Kill(SIGKILL);
+    EXPECT_EQ(start.Wait().exit_code, 128 + SIGKILL);
+  }
+  ASSERT_TRUE(std::filesystem::exists(mark)) << "the export had ended before the kill";
+  const std::string said = "no weights written to " + weights.string() + ": a process has died ";
+  EXPECT_THAT(MustTrain("run", 2, flags).out,
+              AllOf(HasSubstr("nothing left to train"), HasSubstr(said)));
+  EXPECT_FALSE(std::filesystem::exists(weights));
+  std::filesystem::remove(mark);
+  EXPECT_THAT(MustTrain("run", 3, flags).out, HasSubstr("weights written to " + weights.string()));
+  EXPECT_FALSE(std::filesystem::exists(mark));
 }
 
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {

@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -51,6 +52,10 @@ ForeignWeights LlmcExportOfStep(const Session& session) {
           .dtype = ExportedDType(session)};
 }
 
+// A file beside weights that a start makes up for. It is there until they are written, or until all
+// ranks have found that they cannot be.
+std::string MarkOfRetry(const ForeignWeights& weights) { return weights.path + ".retried"; }
+
 }  // namespace
 
 absl::Status CheckExport(const Session& session) {
@@ -81,7 +86,13 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
     TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, download(), group.timeout));
     for (StateChunk& chunk : chunks) chunk.mirror = mirror.get();
   }
-  return WriteForeignWeights(weights, session.config.model(), chunks, session.group());
+  const RankGroup group = session.group();
+  const absl::Status written = WriteForeignWeights(weights, session.config.model(), chunks, group);
+  const bool all_are_here =
+      written.ok() || ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).ok();
+  std::error_code none;
+  if (session.first_rank() && all_are_here) std::filesystem::remove(MarkOfRetry(weights), none);
+  return written;
 }
 
 ForeignWeights LlmcExport(const Session& session) {
@@ -101,20 +112,29 @@ std::vector<ForeignWeights> DueExports(const Session& session) {
   return due;
 }
 
-absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session) {
+absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session,
+                                                        const NoteSink& notes) {
   std::vector<ForeignWeights> due = DueExports(session);
   const bool is_whole = session.resumed_own && session.loaded.has_value();
   std::vector<ForeignWeights> owed;
   if (due.empty() || !is_whole || !session.resumed_healthy) return owed;
-  std::string missing;
+  std::string states;
   for (const ForeignWeights& weights : due) {
     std::error_code error;
-    missing += std::filesystem::exists(weights.path, error) ? '-' : '+';
+    const bool is_there = std::filesystem::exists(weights.path, error);
+    const bool was_retried = std::filesystem::exists(MarkOfRetry(weights), error);
+    states += is_there ? 'T' : was_retried ? 'R' : 'M';
+    if (session.first_rank() && states.back() == 'M') std::ofstream(MarkOfRetry(weights));
   }
   const RankGroup group = session.group();
-  TESSERA_ASSIGN_OR_RETURN(missing, group.ranks.Broadcast(missing, group.timeout));
+  TESSERA_ASSIGN_OR_RETURN(states, group.ranks.Broadcast(states, group.timeout));
   for (size_t i = 0; i < due.size(); ++i) {
-    if (missing.at(i) == '+') owed.push_back(std::move(due[i]));
+    if (states.at(i) == 'R') {
+      notes(absl::StrCat("no weights written to ", due[i].path,
+                         ": a process has died while an earlier start made up for them; without ",
+                         MarkOfRetry(due[i]), " the next start tries again"));
+    }
+    if (states.at(i) == 'M') owed.push_back(std::move(due[i]));
   }
   return owed;
 }

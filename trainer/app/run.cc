@@ -243,7 +243,9 @@ absl::Status ExportAtEnd(const Session& session, ProgressLine& progress_line) {
     TESSERA_RETURN_IF_ERROR(write(HuggingFaceExportOfStep(session)));
   }
   if (session.trains) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignWeights> owed, OwedExports(session));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<ForeignWeights> owed,
+      OwedExports(session, [&](const std::string& note) { progress_line.Message(note); }));
   for (const ForeignWeights& weights : owed) {
     const absl::Status written = write(weights);
     if (!written.ok()) progress_line.Message(std::string(written.message()));

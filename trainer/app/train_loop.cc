@@ -86,7 +86,10 @@ absl::Status TrainLoop::Run() {
 absl::Status TrainLoop::Train() {
   const Progress& progress = session_.progress;
   if (session_.owes_evaluation) TESSERA_RETURN_IF_ERROR(Evaluate(/*may_stop=*/false));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignWeights> owed, OwedExports(session_));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignWeights> owed,
+                           OwedExports(session_, [this](const std::string& note) {
+                             Happened("not_exported", session_.progress.step, note);
+                           }));
   TESSERA_RETURN_IF_ERROR(Export(owed));
   while (progress.step < config_.training().train_iters()) {
     if (timeline_ != nullptr) TESSERA_RETURN_IF_ERROR(timeline_->NextStep(progress.step + 1));
