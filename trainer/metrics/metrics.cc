@@ -143,6 +143,16 @@ std::vector<std::string> DropRepeated(std::vector<KeptLine>& lines) {
   return steps;
 }
 
+// Returns whether a run has recorded, in this file, the save of a step after this one.
+absl::StatusOr<bool> HasSavedAfter(int64_t step, const std::filesystem::path& saves) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string log, ReadRecordFile(saves.string()));
+  bool found = false;
+  ForEachLine(log, [&](const RecordLine& line) {
+    found = found || StepOf(line.value).value_or(step) > step;
+  });
+  return found;
+}
+
 std::string Plural(std::string_view noun, const std::vector<std::string>& of) {
   return absl::StrCat(std::string(noun), of.size() == 1 ? " " : "s ", JoinFirst(of, ", "));
 }
@@ -184,6 +194,12 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
                          (!is_other || (!loaded_ledger->empty() && kept.ledger == *loaded_ledger));
   if (!continues || (is_other && kept.lost_steps > 0)) {
     TESSERA_RETURN_IF_ERROR(KeepEarlierRecords(path, log, notes));
+  }
+  if (!continues && kept.begins_after) {
+    // A run that has saved would resume from there.
+    const std::filesystem::path saves = std::filesystem::path(path).replace_filename("saves.jsonl");
+    TESSERA_ASSIGN_OR_RETURN(const bool has_saved, HasSavedAfter(*resumed_step, saves));
+    kept.begins_after = !has_saved;
   }
   if (!continues && !kept.begins_after) kept = {};
   if (!continues) kept = {.lost_steps = kept.lost_steps, .lost_seconds = kept.lost_seconds};
