@@ -56,6 +56,10 @@ TEST_F(AuditCommandTest, TheLedgerDoesNotDependOnSavesAndInterruptions) {
   const Result part = MustTrain(
       "part", 7, Joined(kExact, {Load("run"), "--load-content=model,scheduler,sampler,rng"}));
   EXPECT_THAT(part.out, HasSubstr("the ledger begins a new chain after step 6: "));
+  MustTrain("part", 8, kExact);
+  EXPECT_THAT(MustRun(AuditCommand(RunDir("part"), {"--steps=8"})).out,
+              HasSubstr("the run left parts of a checkpoint out when it resumed: step 6 without "
+                        "optimizer\n"));
 }
 
 TEST_F(AuditCommandTest, AnEditedNumberIsFound) {

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -128,6 +129,20 @@ TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
   const Result resumed = MustTrain("run", 8, {Load("run"), "--seq-length=16"});
   EXPECT_EQ(Records("run").back()["consumed_samples"], 32);
   EXPECT_THAT(resumed.out, Not(HasSubstr(kOnce)));
+  // The checkpoints since then, and the records, still tell.
+  constexpr char kMark[] = "step 4 without sampler";
+  ASSERT_OK_AND_ASSIGN(const auto saved, ckpt::Checkpoint::Open(StepDir("run", 8).string()));
+  EXPECT_EQ(saved.manifest().trainer().extra().at("partial_resumes"), kMark);
+  ASSERT_OK_AND_ASSIGN(const auto before, ckpt::Checkpoint::Open(StepDir("run", 4).string()));
+  EXPECT_FALSE(before.manifest().trainer().extra().contains("partial_resumes"));
+  EXPECT_EQ(Count(ReadFile(RunDir("run") / "events.jsonl"),
+                  absl::StrCat("\"partial_resumes\":\"", kMark, "\"")),
+            2);
+  // A second time adds to the mark.
+  MustTrain("run", 10, {Load("run"), "--seq-length=16", "--no-load-optim"});
+  ASSERT_OK_AND_ASSIGN(const auto second, ckpt::Checkpoint::Open(StepDir("run", 10).string()));
+  EXPECT_EQ(second.manifest().trainer().extra().at("partial_resumes"),
+            absl::StrCat(kMark, "; step 8 without optimizer"));
   // With another folder, such flags count for its checkpoint alone.
   const Words other = {Load("run"), "--seq-length=16", "--no-load-optim"};
   EXPECT_THAT(MustTrain("other", 10, other).out, Not(HasSubstr(kOnce)));

@@ -261,6 +261,9 @@ RunEvent StartEvent(const Session& session, const std::vector<Trainer::Memory>& 
   }
   if (!session.resumed) return event;
   event.strings["checkpoint"] = session.resumed_from;
+  if (!session.progress.partial_resumes.empty()) {
+    event.strings["partial_resumes"] = session.progress.partial_resumes;
+  }
   if (session.resumed_in_memory) event.strings["tier"] = "memory";
   if (!session.saved_topology.empty()) event.strings["saved_topology"] = session.saved_topology;
   if (!session.events->idle_seconds().has_value()) return event;

@@ -26,6 +26,7 @@ Progress TakenOver(const Progress& saved, const LoadContent& content) {
     progress.best_loss = saved.best_loss;
     progress.best_training_loss = saved.best_training_loss;
     progress.best_loss_data = saved.best_loss_data;
+    progress.partial_resumes = saved.partial_resumes;
   }
   if (content.optimizer) {
     progress.updates = saved.updates;
@@ -36,11 +37,25 @@ Progress TakenOver(const Progress& saved, const LoadContent& content) {
     progress.consumed_samples = saved.consumed_samples;
     progress.data_seed = saved.data_seed;
   }
-  // The chain is of one computation: what is taken in parts begins another one.
-  if (content.model && content.optimizer && content.scheduler && content.sampler) {
-    progress.ledger = saved.ledger;
-  }
+  progress.ledger = saved.ledger;
   return progress;
+}
+
+// Marks a progress that continues from some parts or tensors of a checkpoint only: the chain is of
+// one computation, and what is taken in parts begins another one.
+void MarkPartialResume(const LoadContent& content, const LoadPolicy& policy, Progress& progress) {
+  const bool has_parts = content.model && content.optimizer && content.scheduler && content.sampler;
+  if (has_parts && !policy.partial()) return;
+  progress.ledger.clear();
+  if (!content.scheduler) return;
+  std::string left_out = LeftOut(content);
+  if (policy.partial()) {
+    absl::StrAppend(&left_out, left_out.empty() ? "" : ", ",
+                    policy.patterns.empty() ? "what allow_missing permits"
+                                            : "tensors that load_tensors excludes");
+  }
+  absl::StrAppend(&progress.partial_resumes, progress.partial_resumes.empty() ? "" : "; ", "step ",
+                  progress.step, " without ", left_out);
 }
 
 // Returns the checkpoint's progress, as far as the settings permit.
@@ -55,7 +70,7 @@ absl::StatusOr<Progress> ProgressFrom(const TrainConfig& config,
     const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest());
     TESSERA_RETURN_IF_ERROR(InCheckpoint(*saved, saved_progress.status()));
     progress = TakenOver(*saved_progress, content);
-    if (PolicyOf(config.checkpoint(), /*trains=*/true).partial()) progress.ledger.clear();
+    MarkPartialResume(content, PolicyOf(config.checkpoint(), /*trains=*/true), progress);
     if (content.rng && saved->manifest().trainer().has_rng()) {
       TESSERA_RETURN_IF_ERROR(InCheckpoint(*saved, CheckSameRandomNumbers(saved->manifest())));
       progress.seed = saved_progress->seed;

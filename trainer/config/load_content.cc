@@ -1,10 +1,12 @@
 #include "trainer/config/load_content.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 
@@ -45,6 +47,14 @@ absl::StatusOr<LoadContent> ParseLoadContent(const std::string& text) {
     }
   }
   return content;
+}
+
+std::string LeftOut(const LoadContent& content) {
+  std::vector<absl::string_view> names;
+  for (const auto& [name, part] : kParts) {
+    if (!(content.*part)) names.push_back(name);
+  }
+  return absl::StrJoin(names, ", ");
 }
 
 LoadContent LoadContentOf(const CheckpointConfig& config) {

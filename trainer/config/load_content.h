@@ -26,6 +26,9 @@ struct LoadContent {
 // InvalidArgument for other words.
 absl::StatusOr<LoadContent> ParseLoadContent(const std::string& text);
 
+// Returns the names of the parts that are not loaded: "sampler, rng".
+std::string LeftOut(const LoadContent& content);
+
 // Returns the parts for which the settings ask: load_content without the parts that no_load_optim,
 // no_load_rng and finetune leave out. Precondition: load_content has been checked, as in a resolved
 // config.

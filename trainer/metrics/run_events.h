@@ -40,10 +40,10 @@ std::map<int, NumbersOfRank> LargestOf(const std::vector<NumbersOfRank>& ranks,
 // to the others, which never change. NAME, and the further fields:
 //   start, resume  parameters, predicted_step_seconds, ranks: [{"rank", "weights", "gradients",
 //                  "optimizer", "activations"}] in bytes. A resume adds "checkpoint",
-//                  "saved_topology" and, for a replica, "tier": "memory" and, if this folder has
-//                  records of the former process,
-//                  lost_steps and lost_seconds, the work that was lost, and down_seconds, the time
-//                  from its last record until now.
+//                  "saved_topology", for a replica "tier": "memory" and, if this resume or an
+//                  earlier one left parts of its checkpoint out, "partial_resumes". If this folder
+//                  has records of the former process, it adds lost_steps and lost_seconds, the work
+//                  that was lost, and down_seconds, the time from its last record until now.
 //   saved          seconds, bytes, directory, ranks: [{"rank", "planning", "copying", "writing",
 //                  "syncing", "seconds"}] in seconds, as SavePhases, of the 64 slowest ranks
 //   not_saved, not_exported (weights at an interval), signal, stop_file, exit_duration,

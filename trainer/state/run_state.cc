@@ -30,6 +30,7 @@ constexpr char kEarlierUpdates[] = "earlier_updates";
 constexpr char kBestTrainingLoss[] = "best_training_loss";
 constexpr char kMicroBatch[] = "micro_batch_size";
 constexpr char kLedger[] = "ledger";
+constexpr char kPartialResumes[] = "partial_resumes";
 // Later steps add to a saved position, which must not overflow.
 constexpr int64_t kMaxSamples = int64_t{1} << 62;
 
@@ -83,6 +84,9 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   }
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
   if (!progress.ledger.empty()) (*state.mutable_extra())[kLedger] = progress.ledger;
+  if (!progress.partial_resumes.empty()) {
+    (*state.mutable_extra())[kPartialResumes] = progress.partial_resumes;
+  }
   const std::string& evaluated =
       data.validation.empty() ? progress.best_loss_data : data.validation;
   if (!evaluated.empty()) (*state.mutable_extra())[ckpt::kValidationData] = evaluated;
@@ -166,6 +170,9 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   }
   if (const auto data = state.extra().find(ckpt::kValidationData); data != state.extra().end()) {
     progress.best_loss_data = data->second;
+  }
+  if (const auto resumes = state.extra().find(kPartialResumes); resumes != state.extra().end()) {
+    progress.partial_resumes = resumes->second;
   }
   if (const auto ledger = state.extra().find(kLedger); ledger != state.extra().end()) {
     progress.ledger = ledger->second;

@@ -34,6 +34,9 @@ struct Progress {
   uint64_t seed = 0;           // for dropout and sampling
   uint64_t data_seed = 0;      // for the sample order, kept when `seed` changes
   std::string ledger;          // head of the chain of steps; empty before the first (ledger.h)
+  // The resumes that continued at the step of a checkpoint, but left parts of it out:
+  // "step 4 without sampler; step 8 without optimizer". Empty without one.
+  std::string partial_resumes;
 };
 
 // The data to which consumed_samples refers. A position is meaningless in other data, or in samples

@@ -37,7 +37,8 @@ TEST(RunStateTest, ProgressComesBack) {
                         .best_loss = 3.5,
                         .best_training_loss = 10 / 3.0,
                         .best_loss_data = "its data",
-                        .seed = 9};
+                        .seed = 9,
+                        .partial_resumes = "step 4 without sampler"};
   const ckpt::Manifest manifest = Describe(before);
   EXPECT_EQ(manifest.trainer().data().epoch(), 2);
   EXPECT_EQ(manifest.model().architecture(), "gpt2");
@@ -52,6 +53,7 @@ TEST(RunStateTest, ProgressComesBack) {
   EXPECT_EQ(after.best_training_loss, before.best_training_loss);
   EXPECT_EQ(after.best_loss_data, before.best_loss_data) << "of a run without evaluations";
   EXPECT_EQ(after.seed, before.seed);
+  EXPECT_EQ(after.partial_resumes, before.partial_resumes);
 }
 
 TEST(RunStateTest, AProgramThatKnowsNoBestLossHasNone) {

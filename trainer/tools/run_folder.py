@@ -117,6 +117,7 @@ class Run:
             or self.endpoint
         self.damaged = {}
         self.checked = {}
+        self.partial_resumes = ""  # that a checkpoint tells of
         self.checkpoints = self.find_checkpoints()
 
     def setting(self, name):
@@ -174,6 +175,10 @@ class Run:
         found, damaged = self.ckpt("inspect", self.checkpoints[step])
         if damaged:
             raise NotProven(f"step {step}: its checkpoint is damaged: {found['error']}")
+        resumes = found["extra"].get("partial_resumes", "")
+        if resumes not in self.partial_resumes:
+            self.partial_resumes = resumes
+            print(f"the run left parts of a checkpoint out when it resumed: {resumes}", flush=True)
         ledger, state = found["extra"].get("ledger", ""), state_digest(found["tensors"])
         if step in self.steps and ledger != self.steps[step].get("ledger", ""):
             raise NotProven(f"step {step}: its checkpoint was saved by a run with another ledger")
