@@ -421,6 +421,15 @@ TEST_F(ContentCommandTest, AnEvaluationAloneIsRecorded) {
   EXPECT_TRUE(ReadFile(root_ / "run" / "metrics.jsonl").starts_with(before)) << "nothing is lost";
 }
 
+// The record of the step keeps its mark as the best, and is the only one.
+TEST_F(ContentCommandTest, AFinishedRunThatIsStartedAgainAddsNoRecord) {
+  const Words flags = {"--eval-interval=2", "--eval-iters=2", "--valid-data-path=" + Tokens()};
+  MustTrain("run", 2, flags);
+  const std::string before = ReadFile(RunDir("run") / "metrics.jsonl");
+  EXPECT_THAT(MustTrain("run", 2, flags).out, HasSubstr("nothing left to train"));
+  EXPECT_EQ(ReadFile(RunDir("run") / "metrics.jsonl"), before);
+}
+
 // The checkpoint of step 3 was saved without an evaluation, that of step 2 with one. Texts of one
 // token have a lower loss than random ones.
 TEST_F(ContentCommandTest, AnEvaluationThatARunOwesMayBeItsBest) {

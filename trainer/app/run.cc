@@ -148,9 +148,13 @@ absl::Status EvaluateOnly(Session& session, ProgressLine& progress_line) {
   const std::string& run_dir = session.config.output().run_dir();
   if (!session.first_rank() || run_dir.empty()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(HoldRunFolder(session, progress_line));
-  // The records and the settings of a run that has trained there remain.
+  // The records and the settings of a run that has trained there remain. A finished run that is
+  // started again and again does not add the same one.
+  const std::string path = run_dir + "/metrics.jsonl";
+  TESSERA_ASSIGN_OR_RETURN(const bool is_recorded, IsRecorded(metrics, path));
+  if (is_recorded) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<MetricsWriter> records,
-                           MetricsWriter::Append(run_dir + "/metrics.jsonl"));
+                           MetricsWriter::Append(path));
   TESSERA_RETURN_IF_ERROR(records->Write(metrics));
   return records->Sync();
 }

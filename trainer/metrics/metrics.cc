@@ -218,6 +218,16 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Append(const std::
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file)));
 }
 
+absl::StatusOr<bool> IsRecorded(const EvalMetrics& metrics, const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string log, ReadRecordFile(path));
+  bool found = false;
+  ForEachLine(log, [&](const RecordLine& line) {
+    found = found || (KindOf(line.value) == "eval" && StepOf(line.value) == metrics.step &&
+                      TextOf(line.value, "eval_loss_bits") == LossBits(metrics.loss));
+  });
+  return found;
+}
+
 absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
   return file_->Write(absl::StrFormat(
       "{\"kind\":\"step\",\"step\":%d,\"loss\":%s,\"loss_bits\":\"%s\",\"lr\":%s,"

@@ -170,6 +170,9 @@ class MetricsWriter {
   int64_t evaluated_step_ = -1;
 };
 
+// Returns whether the log has a record of an evaluation of this step with this loss.
+absl::StatusOr<bool> IsRecorded(const EvalMetrics& metrics, const std::string& path);
+
 // Returns the 64 bits of a double as 16 hexadecimal digits.
 std::string LossBits(double loss);
 
