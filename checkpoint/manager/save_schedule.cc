@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -35,7 +37,7 @@ static_assert(kCountsUsed == StepFacts::kCounts);
 StopFileAsks StopRequests::AfterStep(int64_t step, const StopRequest& request) {
   if (request.step == 0 || request.version == handled_version_) return StopFileAsks::kNothing;
   // The smallest integer has no opposite.
-  const int64_t at = request.step > 0 ? request.step : -(request.step + 1) + 1;
+  const int64_t at = std::abs(std::max(request.step, -std::numeric_limits<int64_t>::max()));
   const bool is_stale = request.version == 1 && at <= resumed_step_;
   if (!is_stale && step < at) return StopFileAsks::kNothing;
   handled_version_ = request.version;

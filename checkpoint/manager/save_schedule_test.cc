@@ -169,10 +169,13 @@ TEST(SaveScheduleTest, StopFilePathSavesAtItsStepAndEnds) {
 TEST(SaveScheduleTest, ANegativeStopStepSavesAndContinues) {
   EXPECT_EQ(Schedule({.last_step = 12}).To(50, StopFile(-5, 1)).decisions,
             (Decisions{{5, "permanent"}, {12, "permanent last"}}));
-  EXPECT_EQ(Schedule({.last_step = 12})
-                .To(50, StopFile(std::numeric_limits<int64_t>::min(), 1))
-                .decisions,
-            (Decisions{{12, "permanent last"}}));
+  for (const int64_t version : {1, 2}) {
+    EXPECT_EQ(Schedule({.last_step = 12})
+                  .To(50, StopFile(std::numeric_limits<int64_t>::min(), version))
+                  .decisions,
+              (Decisions{{12, "permanent last"}}))
+        << version;
+  }
 }
 
 TEST(SaveScheduleTest, AStopStepThatHasPassedActsAtTheNextStepOnce) {
