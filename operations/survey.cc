@@ -168,9 +168,6 @@ class Surveyor {
     }
   }
 
-  // The scanner's words for a file that has too many damaged places.
-  static constexpr std::string_view kMoreDamage = "; more of this file is not reported";
-
   const Manifest& manifest_;
   const SurveyOptions& options_;
   CheckpointSurvey survey_;

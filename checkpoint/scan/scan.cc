@@ -205,7 +205,7 @@ void Scanner::ReportDamage(uint32_t file_index, const std::function<Damage()>& d
   }
   if (count > kMaxDamagePerFile) return;
   Damage damage = describe();
-  if (count == kMaxDamagePerFile) damage.message += "; more of this file is not reported";
+  if (count == kMaxDamagePerFile) damage.message += kMoreDamage;
   const MutexLock lock(&mutex_);
   options_.on_damage(std::move(damage));
 }

@@ -39,6 +39,9 @@ namespace tessera::ckpt {
 
 inline constexpr int kChunkRereads = 2;  // of a chunk whose checksum is wrong
 
+// The end of the last message about a file that has more damaged places than are described.
+inline constexpr std::string_view kMoreDamage = "; more of this file is not reported";
+
 // Bytes [begin, end) of a data file. Begins at a checksum chunk, and ends at one or with the file.
 struct FilePiece {
   uint32_t file_index;  // into Manifest.files
