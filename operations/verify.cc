@@ -63,6 +63,17 @@ absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOp
   return report;
 }
 
+nlohmann::ordered_json ToJson(std::span<const Damage> damage) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const Damage& place : damage) {
+    json.push_back({{"file", place.file},
+                    {"offset", place.offset_bytes},
+                    {"tensor", place.tensor},
+                    {"message", place.message}});
+  }
+  return json;
+}
+
 nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& report,
                               bool digests) {
   nlohmann::ordered_json json = ToJson(named.Describe(), report, digests);
@@ -77,16 +88,10 @@ nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& repor
                                  {"digests", digests},
                                  {"bytes_read", report.bytes_read},
                                  {"seconds", absl::ToDoubleSeconds(report.duration)},
-                                 {"damage", nlohmann::ordered_json::array()}};
+                                 {"damage", ToJson(report.damage)}};
   if (digests) {
     json["digests_verified"] = report.digests_verified;
     json["digests_missing"] = report.digests_missing;
-  }
-  for (const Damage& damage : report.damage) {
-    json["damage"].push_back({{"file", damage.file},
-                              {"offset", damage.offset_bytes},
-                              {"tensor", damage.tensor},
-                              {"message", damage.message}});
   }
   return json;
 }

@@ -1,6 +1,7 @@
 #ifndef TESSERA_OPERATIONS_VERIFY_H_
 #define TESSERA_OPERATIONS_VERIFY_H_
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ absl::StatusOr<VerifyReport> Verify(const NamedCheckpoint& named, const VerifyOp
 // Renames damaged places of another framework's checkpoint, which is presented under other names,
 // to places in its own files. Does not change damage of a checkpoint of this library.
 void NameForeignPlaces(const NamedCheckpoint& named, std::vector<Damage>& damage);
+
+// Returns damaged places as a JSON array.
+nlohmann::ordered_json ToJson(std::span<const Damage> damage);
 
 // Returns the report as JSON. `digests` tells whether digests were compared.
 nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& report,

@@ -29,6 +29,7 @@
 #include "operations/diff.h"
 #include "operations/summary.h"
 #include "operations/survey.h"
+#include "operations/verify.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/inspect_page.h"
 #include "tools/ckpt/report.h"
@@ -200,15 +201,10 @@ class PageData {
   }
 
   void AddDamage() {
-    PageJson& json = data_["damage"] = PageJson::array();
-    for (size_t i = 0; i < std::min(survey_.damage.size(), kMaxLines); ++i) {
-      const Damage& damage = survey_.damage[i];
-      json.push_back({{"file", damage.file},
-                      {"offset", damage.offset_bytes},
-                      {"tensor", damage.tensor},
-                      {"message", damage.message}});
-    }
-    LeaveOut(survey_.damage.size() - json.size(), "damaged places, which ckpt verify prints");
+    const std::span all(survey_.damage);
+    const std::span shown = all.first(std::min(all.size(), kMaxLines));
+    data_["damage"] = ToJson(shown);
+    LeaveOut(all.size() - shown.size(), "damaged places, which ckpt verify prints");
     if (survey_.damage.empty()) data_["proof"] = Proof(named_, {}, /*digests=*/false);
   }
 
@@ -428,13 +424,7 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
                                    {"page_bytes", page_bytes},
                                    {"bytes_read", survey.bytes_read},
                                    {"seconds", absl::ToDoubleSeconds(survey.duration)},
-                                   {"damage", nlohmann::ordered_json::array()}};
-    for (const Damage& damage : survey.damage) {
-      json["damage"].push_back({{"file", damage.file},
-                                {"offset", damage.offset_bytes},
-                                {"tensor", damage.tensor},
-                                {"message", damage.message}});
-    }
+                                   {"damage", ToJson(survey.damage)}};
     if (differences != nullptr) json["same_state"] = differences->none();
     return PrintJson(json, out);
   }
