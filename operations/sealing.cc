@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/replace_file.h"
@@ -77,7 +78,7 @@ absl::Status AddChecksums(Storage& storage, const IoOptions& options, Seal& seal
   for (const SealedFile& file : seal.files()) *described.add_files() = file.file();
   std::vector<Chunks> chunks;
   for (SealedFile& file : *seal.mutable_files()) {
-    const uint64_t count = SealedChunks(file.file());
+    const uint64_t count = CeilDivide(file.file().size_bytes(), file.file().chunk_bytes());
     auto& crc32c = *file.mutable_file()->mutable_chunk_crc32c();
     crc32c.Resize(static_cast<int>(count), 0);
     file.mutable_chunk_sha256()->resize(count * kSha256Bytes);

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/parse_cost.h"
 #include "base/status_macros.h"
@@ -36,7 +37,7 @@ absl::Status CheckFile(const SealedFile& sealed) {
   const DataFile& file = sealed.file();
   if (file.path().empty()) return InvalidArgument("a file has no name");
   if (file.chunk_bytes() == 0) return InvalidArgument(file.path(), ": chunks of 0 bytes");
-  const uint64_t chunks = SealedChunks(file);
+  const uint64_t chunks = CeilDivide(file.size_bytes(), file.chunk_bytes());
   if (static_cast<uint64_t>(file.chunk_crc32c_size()) != chunks ||
       sealed.chunk_sha256().size() != chunks * kSha256Bytes) {
     return InvalidArgument(file.path(), ": ", file.chunk_crc32c_size(), " checksums and ",
@@ -99,10 +100,6 @@ std::string NamesTogether(const Seal& seal, const std::map<int, int>& tensors) {
 }
 
 }  // namespace
-
-uint64_t SealedChunks(const DataFile& file) {
-  return file.size_bytes() / file.chunk_bytes() + (file.size_bytes() % file.chunk_bytes() != 0);
-}
 
 absl::StatusOr<std::string> EncodeSeal(const Seal& seal) {
   TESSERA_RETURN_IF_ERROR(CheckSeal(seal));

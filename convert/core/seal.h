@@ -36,9 +36,6 @@ absl::StatusOr<std::string> EncodeSeal(const Seal& seal);
 // detected before the message is parsed. Unimplemented for another version.
 absl::StatusOr<Seal> DecodeSeal(std::string_view bytes);
 
-// Returns the number of chunks of a file.
-uint64_t SealedChunks(const DataFile& file);
-
 // Returns a manifest of the sealed files, for a Scanner. Its tensors name bytes only: each stands
 // for some of the sealed tensors, and its shards are the ranges of their bytes.
 Manifest ToScannedManifest(const Seal& seal);
