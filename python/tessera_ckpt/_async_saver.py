@@ -269,12 +269,8 @@ class AsyncSaver(Finishing):
         memory = _tensors.memory_of(tensor, "tensor")
         if memory.finish is not None or 0 in memory.shape:
             return  # what is saved is a copy
-        reach = [(extent - 1) * stride for extent, stride in zip(memory.shape, memory.strides)]
-        first = sum(r for r in reach if r < 0)
-        last = sum(r for r in reach if r > 0) + 1
-        size = _tensors.item_bytes(memory.dtype)
-        address, size_bytes = memory.address + first * size, (last - first) * size
-        self._wait(lambda: lib.saver_wait_copied(self._handle, address, size_bytes))
+        begin, end = _tensors.span_of(memory)
+        self._wait(lambda: lib.saver_wait_copied(self._handle, begin, end - begin))
         if memory.on_device is not None:
             self._order(memory.on_device)
 

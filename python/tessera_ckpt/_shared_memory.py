@@ -7,7 +7,7 @@ import itertools
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ._library import MismatchError
-from ._tensors import Elements, contiguous_strides, item_bytes
+from ._tensors import Elements, contiguous_strides, item_bytes, span_of
 
 _FORMATS: Dict[int, Any] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
@@ -32,8 +32,8 @@ def check(parts: Iterable[Part], read: _Read) -> None:
     parts that may overlap."""
     group: List[Part] = []
     end: Tuple[str, int] = ("", 0)
-    for part in sorted(parts, key=lambda part: (part.elements.device, _span(part.elements))):
-        first, last = _span(part.elements)
+    for part in sorted(parts, key=lambda part: (part.elements.device, span_of(part.elements))):
+        first, last = span_of(part.elements)
         if (part.elements.device, first) >= end or part.elements.device != end[0]:
             _check_group(group, read)
             group = []
@@ -48,7 +48,7 @@ def _check_group(group: List[Part], read: _Read) -> None:
     if len(group) < _MANY and not any(map(_may_overlap_itself, each)) and not any(
             _may_overlap(a, b) for a, b in itertools.combinations(each, 2)):
         return
-    spans = [_span(part.elements) for part in group]
+    spans = [span_of(part.elements) for part in group]
     begin = min(first for first, _ in spans)
     image = bytearray(max(last for _, last in spans) - begin)
     for part in group:
@@ -62,14 +62,6 @@ def _check_group(group: List[Part], read: _Read) -> None:
                 f"tensor {part.name}: has elements in memory that another place of "
                 f"{', '.join(names[:10])} has, too, and the checkpoint has different values for "
                 "them: load into tensors with memory of their own")
-
-
-def _span(elements: Elements) -> Tuple[int, int]:
-    """The addresses of the first byte and behind the last one."""
-    reach = [(extent - 1) * stride for extent, stride in zip(elements.shape, elements.strides)]
-    size = item_bytes(elements.dtype)
-    return (elements.address + size * sum(r for r in reach if r < 0),
-            elements.address + size * (sum(r for r in reach if r > 0) + 1))
 
 
 def _may_overlap_itself(elements: Elements) -> bool:

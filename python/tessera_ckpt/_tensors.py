@@ -16,7 +16,7 @@ import importlib
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ._library import InvalidArgumentError, UnimplementedError
 
@@ -475,6 +475,14 @@ def contiguous_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
 def item_bytes(dtype: int) -> int:
     """The size of an element."""
     return _ITEM_BYTES[dtype]
+
+
+def span_of(elements: Union[Elements, Memory]) -> Tuple[int, int]:
+    """The addresses of the first byte and behind the last one."""
+    reach = [(extent - 1) * stride for extent, stride in zip(elements.shape, elements.strides)]
+    size = item_bytes(elements.dtype)
+    return (elements.address + size * sum(r for r in reach if r < 0),
+            elements.address + size * (sum(r for r in reach if r > 0) + 1))
 
 
 def empty(dtype: int, shape: Tuple[int, ...]) -> Any:
