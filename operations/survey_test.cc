@@ -336,5 +336,27 @@ TEST_F(SurveyTest, NamesWhatIsDamaged) {
   EXPECT_THAT(Damaged(survey), testing::Not(testing::Contains("scalar")));
 }
 
+TEST_F(SurveyTest, OfAFileWithMoreDamageThanIsReportedAllIsDamaged) {
+  std::string bytes(60000, 'a');
+  StateDict state;
+  for (const std::string name : {"first", "last"}) {
+    const Shape shape = {name == "first" ? 59000 : 1000};
+    state.tensors.push_back({.name = name,
+                             .dtype = DType::kU8,
+                             .global_shape = shape,
+                             .shards = {{WholeBox(shape), bytes.data(), {}}}});
+  }
+  ASSERT_OK_AND_ASSIGN(CheckpointFolder folder, CheckpointFolder::Open(root_));
+  ASSERT_OK(folder.Save(8, state, {.checksum_chunk_bytes = 512}));
+  MustSurvey(1);
+  const std::string path =
+      root_ + "/" + named_->directory + "/" + named_->opened->manifest().files(0).path();
+  std::filesystem::resize_file(path, 4096);
+  std::filesystem::resize_file(path, named_->opened->manifest().files(0).size_bytes());
+  const CheckpointSurvey survey = MustSurvey(1);
+  EXPECT_EQ(survey.damage.size(), 100);
+  EXPECT_THAT(Damaged(survey), ElementsAre("first", "last"));
+}
+
 }  // namespace
 }  // namespace tessera::ckpt
