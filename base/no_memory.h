@@ -37,7 +37,7 @@ absl::Status ExceptionStatus(const std::exception& error, std::string_view actio
 
 // Returns body(), an absl::Status or absl::StatusOr, or the status of the exception that it throws.
 template <typename Body>
-auto CatchNoMemory(std::string_view action, const Body& body) -> decltype(body()) {
+auto CatchExceptions(std::string_view action, const Body& body) -> decltype(body()) {
   try {
     return body();
   } catch (const std::exception& error) {

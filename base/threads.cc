@@ -50,7 +50,7 @@ absl::Status NoThread(const std::string& reason) {
 }  // namespace
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
-  return CatchNoMemory("start a thread", [&]() -> absl::StatusOr<std::thread> {
+  return CatchExceptions("start a thread", [&]() -> absl::StatusOr<std::thread> {
     if (!TakeThread()) return NoThread(std::generic_category().message(EAGAIN));
     try {
       return std::thread([body = std::move(body)] {
@@ -69,16 +69,16 @@ absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
 std::vector<std::thread> StartThreads(int count, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   if (count <= 0) return threads;
-  CatchNoMemory("",
-                [&] {  // also to copy `body`
-                  threads.reserve(count);
-                  for (int i = 0; i < count; ++i) {
-                    TESSERA_ASSIGN_OR_RETURN(std::thread thread,
-                                             StartThread([body, i] { body(i); }));
-                    threads.push_back(std::move(thread));
-                  }
-                  return absl::OkStatus();
-                })
+  CatchExceptions("",
+                  [&] {  // also to copy `body`
+                    threads.reserve(count);
+                    for (int i = 0; i < count; ++i) {
+                      TESSERA_ASSIGN_OR_RETURN(std::thread thread,
+                                               StartThread([body, i] { body(i); }));
+                      threads.push_back(std::move(thread));
+                    }
+                    return absl::OkStatus();
+                  })
       .IgnoreError();
   return threads;
 }
@@ -118,7 +118,7 @@ absl::Status RunTasks(int workers, size_t count,
     while (!failed.load(std::memory_order_relaxed)) {
       const size_t i = next.fetch_add(1, std::memory_order_relaxed);
       if (i >= count) return;
-      absl::Status status = CatchNoMemory("", [&] { return task(worker, i); });
+      absl::Status status = CatchExceptions("", [&] { return task(worker, i); });
       if (status.ok()) continue;
       failed = true;
       first_failure.Add(i, std::move(status));

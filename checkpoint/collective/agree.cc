@@ -186,7 +186,7 @@ absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
                                        const Combine& combine) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
   absl::StatusOr<std::string> combined =
-      CatchNoMemory("combine the ranks' messages", [&] { return combine(payloads); });
+      CatchExceptions("combine the ranks' messages", [&] { return combine(payloads); });
   if (!combined.ok()) return OfRank0(combined.status());
   return combined;
 }
@@ -197,7 +197,7 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
   const auto answers = [&]() -> absl::StatusOr<std::vector<std::string>> {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
     absl::StatusOr<std::vector<std::string>> combined =
-        CatchNoMemory("combine the ranks' messages", [&] { return combine(payloads); });
+        CatchExceptions("combine the ranks' messages", [&] { return combine(payloads); });
     if (!combined.ok()) return OfRank0(combined.status());
     if (combined->size() == gathered.size()) return combined;
     return absl::InternalError(

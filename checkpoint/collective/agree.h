@@ -82,7 +82,7 @@ std::string NameRanks(const std::vector<uint32_t>& ranks);
 // the body, or another exception ends it, the group is abandoned, because the other ranks wait for
 // this one.
 template <typename Body>
-auto CatchNoMemoryIn(ProcessGroup& group, const char* action, const Body& body)
+auto CatchExceptionsIn(ProcessGroup& group, const char* action, const Body& body)
     -> decltype(body()) {
   try {
     return body();

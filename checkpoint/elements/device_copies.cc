@@ -29,7 +29,7 @@ absl::Status DeviceCopies::Start(DeviceMemory::Direction direction) {
   started_.reserve(added.size());
   for (const auto& batch : added) {
     auto started =
-        CatchNoMemory("copy", [&] { return batch.first->StartCopies(batch.second, direction); });
+        CatchExceptions("copy", [&] { return batch.first->StartCopies(batch.second, direction); });
     if (!started.ok()) {
       started_.clear();
       return started.status();

@@ -121,7 +121,7 @@ absl::Status CheckSameOptions(const std::vector<std::string>& all) {
 absl::StatusOr<std::string> ShareManifest(const LoadArguments& load, const Manifest& own,
                                           absl::FunctionRef<absl::Status()> prepare) {
   const absl::StatusOr<std::string> mine =
-      CatchNoMemory("load", [&]() -> absl::StatusOr<std::string> {
+      CatchExceptions("load", [&]() -> absl::StatusOr<std::string> {
         TESSERA_RETURN_IF_ERROR(prepare());
         LoadBegin begin;
         begin.set_verify_checksums(load.options.verify_checksums);
@@ -141,7 +141,7 @@ absl::StatusOr<std::string> ShareManifest(const LoadArguments& load, const Manif
 absl::StatusOr<ReadShare> ShareReading(const LoadArguments& load, const Manifest& manifest,
                                        const absl::Status& ready, const LoadPlan& plan) {
   const absl::StatusOr<std::string> needs =
-      CatchNoMemory("plan the reads", [&]() -> absl::StatusOr<std::string> {
+      CatchExceptions("plan the reads", [&]() -> absl::StatusOr<std::string> {
         TESSERA_RETURN_IF_ERROR(ready);
         if (load.group.size() == 1) return "";
         return DescribeNeeds(manifest, plan, load.options.staging_bytes).SerializeAsString();
@@ -165,7 +165,7 @@ absl::Status Read(const LoadArguments& load, const Manifest& manifest, const Com
                    .verify_checksums = options.verify_checksums,
                    .is_cancelled = options.is_cancelled});
   const absl::StatusOr<Placer> placer =
-      CatchNoMemory("plan the reads", [&]() -> absl::StatusOr<Placer> {
+      CatchExceptions("plan the reads", [&]() -> absl::StatusOr<Placer> {
         TESSERA_ASSIGN_OR_RETURN(plan, PlanLoad(manifest, comparison.wanted));
         TESSERA_RETURN_IF_ERROR(scanner.Open(FilesOf(plan)));
         return Placer::Create(manifest, plan, comparison.destinations, options);
@@ -180,7 +180,7 @@ absl::Status Read(const LoadArguments& load, const Manifest& manifest, const Com
     return ReadTogether(manifest, scanner, *placer, share, load.group, options, report);
   }
   report.bytes_read = plan.bytes;
-  const absl::Status placed = CatchNoMemory("read", [&]() -> absl::Status {
+  const absl::Status placed = CatchExceptions("read", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(scanner.Run(RangesOf(plan), placer->AsCallback(), load.buffers));
     return placer->Finish();
   });
@@ -207,7 +207,7 @@ absl::StatusOr<LoadReport> LoadState(const LoadArguments& load, const Manifest& 
   const Manifest& manifest = load.group.size() == 1 ? own : of_rank_0;
   Comparison comparison;
   const absl::StatusOr<std::string> compared =
-      CatchNoMemory("compare the state", [&]() -> absl::StatusOr<std::string> {
+      CatchExceptions("compare the state", [&]() -> absl::StatusOr<std::string> {
         TESSERA_ASSIGN_OR_RETURN(of_rank_0, MessageFrom<Manifest>(0, shared));
         shared = std::string();
         comparison = Compare(manifest, load.state, load.options);
@@ -246,7 +246,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                               .group = options.group != nullptr ? *options.group : alone,
                               .buffers = buffers,
                               .readers = readers};
-  return CatchNoMemoryIn(load.group, "load", [&]() -> absl::StatusOr<LoadReport> {
+  return CatchExceptionsIn(load.group, "load", [&]() -> absl::StatusOr<LoadReport> {
     const absl::Duration start = SteadyNow();
     ReadLock reading;
     const auto prepare = [&]() -> absl::Status {

@@ -110,7 +110,7 @@ std::optional<PieceReads::Task> PieceReads::StartNext(bool may_wait) {
 }
 
 absl::Status PieceReads::Task::Wait() {
-  return CatchNoMemory(kReadingForOthers, [&]() -> absl::Status {
+  return CatchExceptions(kReadingForOthers, [&]() -> absl::Status {
     const std::unique_ptr<PendingIo> started = std::move(read);
     return started != nullptr ? started->Wait() : absl::CancelledError("after another error");
   });
@@ -118,7 +118,7 @@ absl::Status PieceReads::Task::Wait() {
 
 void PieceReads::FinishTask(int worker, const Task& task, const absl::Status& read) {
   const FilePiece& piece = PieceOf(task);
-  const absl::Status status = CatchNoMemory(kReadingForOthers, [&] {
+  const absl::Status status = CatchExceptions(kReadingForOthers, [&] {
     return scanner_.FinishPiece(read, piece, task.buffer, worker, placer_.AsCallback());
   });
   const MutexLock lock(&mutex_);

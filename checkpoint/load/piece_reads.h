@@ -59,7 +59,7 @@ class PieceReads {
   // Calls body(), and keeps its error: this rank continues to take part in the exchange. From any
   // thread.
   void Try(const auto& body) {
-    const absl::Status status = CatchNoMemory(kReadingForOthers, body);
+    const absl::Status status = CatchExceptions(kReadingForOthers, body);
     const MutexLock lock(&mutex_);
     error_.Update(status);
   }

@@ -58,7 +58,7 @@ class DeviceSlots {
   absl::Status Fill(uint64_t bytes, const std::function<void(std::byte*, DeviceCopies&)>& fill) {
     constexpr uint64_t kAlignmentBytes = 64;
     TESSERA_ASSIGN_OR_RETURN(Slot* const slot, Take(bytes));
-    const absl::Status filled = CatchNoMemory("copy to a device", [&] {
+    const absl::Status filled = CatchExceptions("copy to a device", [&] {
       fill(slot->memory + slot->used_bytes, slot->copies);
       return absl::OkStatus();
     });
@@ -108,7 +108,7 @@ class DeviceSlots {
     Slot* const slot = open_.front();
     open_.pop_front();
     mutex_.unlock();
-    const absl::Status started = CatchNoMemory(
+    const absl::Status started = CatchExceptions(
         "copy to a device", [&] { return slot->copies.Start(DeviceMemory::Direction::kToDevice); });
     mutex_.lock();
     in_flight_.push_back(slot);
@@ -122,7 +122,7 @@ class DeviceSlots {
     in_flight_.pop_front();
     mutex_.unlock();
     const absl::Status ended =
-        CatchNoMemory("copy to a device", [&] { return slot->copies.Wait(); });
+        CatchExceptions("copy to a device", [&] { return slot->copies.Wait(); });
     mutex_.lock();
     slot->used_bytes = 0;
     open_.push_back(slot);

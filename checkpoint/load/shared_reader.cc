@@ -69,7 +69,7 @@ class SharedReader {
   absl::Status ShareMemory(const absl::StatusOr<std::string>& offer) {
     TESSERA_ASSIGN_OR_RETURN(const std::string offers,
                              AgreeEach(group_, offer, OffersByHost, timeout_));
-    const auto mapped = CatchNoMemory(kReadingForOthers, [&] { return MapMemory(offers); });
+    const auto mapped = CatchExceptions(kReadingForOthers, [&] { return MapMemory(offers); });
     TESSERA_ASSIGN_OR_RETURN(const std::string mappers,
                              AgreeEach(group_, mapped, WhoMapped, timeout_));
     TESSERA_ASSIGN_OR_RETURN(const auto parsed, AnswerFrom<RankSet>(group_, mappers));
@@ -82,7 +82,8 @@ class SharedReader {
   // exchanges messages. Errors: failed reads of any rank, and those of the group.
   absl::Status Run() {
     reads_.Start();
-    const absl::Status exchanged = CatchNoMemory(kReadingForOthers, [this] { return Exchange(); });
+    const absl::Status exchanged =
+        CatchExceptions(kReadingForOthers, [this] { return Exchange(); });
     absl::Status status = reads_.Finish(/*stop=*/!exchanged.ok());
     sends_.clear();
     answers_.clear();
@@ -324,7 +325,7 @@ absl::Status ReadTogether(const Manifest& manifest, Scanner& scanner, const Plac
     TESSERA_RETURN_IF_ERROR(reader.Prepare(manifest, share, options));
     return reader.OfferMemory();
   };
-  TESSERA_RETURN_IF_ERROR(reader.ShareMemory(CatchNoMemory(kReadingForOthers, prepare)));
+  TESSERA_RETURN_IF_ERROR(reader.ShareMemory(CatchExceptions(kReadingForOthers, prepare)));
   return reader.Run();
 }
 

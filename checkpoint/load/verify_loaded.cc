@@ -337,8 +337,8 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
   std::set<std::string> converted;
   const std::vector<Held> all = CollectHeld(manifest, comparison, converted);
   const auto judge = [&](const std::vector<Held>& held) -> absl::StatusOr<LoadedVerdict> {
-    const absl::StatusOr<std::string> mine =
-        CatchNoMemory("digest what was loaded", [&] { return DigestAll(manifest, held, threads); });
+    const absl::StatusOr<std::string> mine = CatchExceptions(
+        "digest what was loaded", [&] { return DigestAll(manifest, held, threads); });
     const Combine combine = [&](const std::vector<std::string>& payloads) {
       return JudgeLoaded(manifest, payloads);
     };

@@ -149,7 +149,7 @@ class Manager final : public JobSaves {
     if (ends) WaitForSaves();  // so that the last save is not skipped
     if (decision.save != SaveKind::kNone) {
       bool throws = true;  // on this rank alone: the others save, unless they are told
-      const auto what = CatchNoMemory("describe the state", [&] {
+      const auto what = CatchExceptions("describe the state", [&] {
         auto given = describe();
         throws = false;
         return given;
@@ -379,7 +379,7 @@ absl::StatusOr<std::unique_ptr<JobSaves>> JobSaves::Open(std::shared_ptr<Storage
   }
   if (options.notes) {
     options.notes = [notes = std::move(options.notes)](const std::string& sentence) {
-      CatchNoMemory("", [&] {
+      CatchExceptions("", [&] {
         notes(sentence);
         return absl::OkStatus();
       }).IgnoreError();

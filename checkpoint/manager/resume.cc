@@ -361,7 +361,7 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(const std::shared_ptr<Storage>& st
     TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, offered.status(), rules.timeout));
     result.checkpoint = *std::move(offered);
     if (!result.checkpoint.has_value()) break;
-    loaded = CatchNoMemoryIn(group, "load", [&] { return load(*result.checkpoint); });
+    loaded = CatchExceptionsIn(group, "load", [&] { return load(*result.checkpoint); });
     if (loaded.ok()) break;
     if (rules.step.has_value()) return loaded;
     damaged = FindDamagedParts(loaded).value_or(std::vector<DamagedPart>());

@@ -260,8 +260,8 @@ void SaveHousekeeping::AfterCommit(SaveReport& report) {
     return absl::OkStatus();
   };
   // No other rank waits for this one here.
-  CatchNoMemory("delete older checkpoints", [&] {
-    const absl::Status told = CatchNoMemory("report the commit", tell);
+  CatchExceptions("delete older checkpoints", [&] {
+    const absl::Status told = CatchExceptions("report the commit", tell);
     if (!told.ok()) AddNote(report, std::string(told.message()));
     return CleanUp(report);
   }).IgnoreError();

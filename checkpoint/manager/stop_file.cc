@@ -106,7 +106,7 @@ StopFile::~StopFile() {
 
 // Without memory nothing is read until the next Poll().
 void StopFile::Read(const std::shared_ptr<Shared>& shared) {
-  CatchNoMemory("read a stop file", [&] {
+  CatchExceptions("read a stop file", [&] {
     {
       const MutexLock lock(&shared->mutex);
       shared->wanted = false;

@@ -341,7 +341,7 @@ absl::StatusOr<FoundReplica> FindReplica(const absl::StatusOr<AcceptedReplicas>&
                                          ProcessGroup& group, absl::Duration timeout) {
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, accepted.status(), timeout));
   Finder finder(folder, hosts, group, timeout);
-  absl::StatusOr<FoundReplica> found = CatchNoMemoryIn(group, "look for replicas", [&] {
+  absl::StatusOr<FoundReplica> found = CatchExceptionsIn(group, "look for replicas", [&] {
     return group.rank() == 0 ? finder.Lead(*accepted) : finder.Follow();
   });
   // This rank may have left the others waiting, whatever the error.

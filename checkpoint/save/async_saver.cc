@@ -138,7 +138,7 @@ class AsyncSaver::Background {
     absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
     if (!thread.ok()) {
       // Without memory for the reason, the report has none. The caller does the work.
-      CatchNoMemory("", [&] {
+      CatchExceptions("", [&] {
         no_thread_ = std::string(thread.status().message());
         return absl::OkStatus();
       }).IgnoreError();
@@ -192,7 +192,7 @@ class AsyncSaver::Background {
     lock.Unlock();
     // The other ranks wait if an exception ends this one between two agreements.
     absl::StatusOr<SaveReport> report =
-        CatchNoMemoryIn(group_, "save", [&] { return Handle(request); });
+        CatchExceptionsIn(group_, "save", [&] { return Handle(request); });
     lock.Lock();
     busy_ = false;
     if (request.kind == Kind::kSave) {

@@ -173,7 +173,7 @@ void DataWriter::WaitUntilAllCopied() {
 
 // A thread that cannot help, as without memory, ends the save, and waits for its end.
 void DataWriter::WaitForPieces(absl::FunctionRef<std::vector<size_t>()> pieces) {
-  const absl::Status helped = CatchNoMemory("copy the state", [&] {
+  const absl::Status helped = CatchExceptions("copy the state", [&] {
     Help({.pieces = pieces()});
     return absl::OkStatus();
   });
@@ -217,7 +217,7 @@ DataWriter::Digests& DataWriter::TakeIdleDigests() {
 }
 
 absl::StatusOr<WriteReport> DataWriter::Run() {
-  const absl::Status written = CatchNoMemory(kWritingFiles, [&] {
+  const absl::Status written = CatchExceptions(kWritingFiles, [&] {
     WritePieces();
     return absl::OkStatus();
   });
@@ -245,7 +245,7 @@ void DataWriter::WritePieces() {
   for (Worker& worker : workers_) worker.digests.resize(slots_.size());
   std::vector<std::thread> others =
       StartThreads(static_cast<int>(workers_.size()) - 1, [this, trace = BoundTrace()](int other) {
-        const absl::Status status = CatchNoMemory(kWritingFiles, [&] {
+        const absl::Status status = CatchExceptions(kWritingFiles, [&] {
           const TraceThread traced(trace, "save writers");
           DoTasks(workers_[other + 1]);
           return absl::OkStatus();
@@ -332,7 +332,7 @@ absl::Status DataWriter::Unlocked(const char* action, const Body& body) {
   };
   mutex_.unlock();
   const Relock relock{mutex_};
-  return CatchNoMemory(action, body);
+  return CatchExceptions(action, body);
 }
 
 absl::Status DataWriter::ReadPiece(const PieceTable::Task& task, bool on_device, Digests& digests) {

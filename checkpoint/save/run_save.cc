@@ -94,7 +94,7 @@ absl::StatusOr<std::shared_ptr<DataWriter>> MakeWriter(const SaveContext& contex
                                                        const StateDict& state,
                                                        const RankState& local,
                                                        const SaveTask& task) {
-  return CatchNoMemory("prepare the data files", [&] {
+  return CatchExceptions("prepare the data files", [&] {
     return DataWriter::Make(context.storage, task.directory, state, local, task.plan,
                             {.save = context.options,
                              .traits = context.storage.Traits(),
@@ -175,7 +175,7 @@ auto InForeground(Storage& storage, const SaveOptions& options, const SaveHooks&
       .copy_threads = 0,
       .plan_cache = hooks.plan_cache != nullptr ? *hooks.plan_cache : plan_cache,
       .staging = staging};
-  return CatchNoMemoryIn(context.group, "save", [&] { return call(context); });
+  return CatchExceptionsIn(context.group, "save", [&] { return call(context); });
 }
 
 }  // namespace
@@ -194,7 +194,7 @@ absl::StatusOr<SaveReport> RunSave(
   };
   // An exception is this rank's error, which all ranks learn in the next agreement.
   std::optional<Coordinator> coordinator;
-  const absl::StatusOr<RankState> local = CatchNoMemory(kDescribing, [&] {
+  const absl::StatusOr<RankState> local = CatchExceptions(kDescribing, [&] {
     manifest = MakeManifest(request, /*by_manager=*/hooks.choose_root != nullptr);
     coordinator.emplace(context.storage, manifest, choose_root, context.options.overwrite,
                         hooks.may_commit);
@@ -208,7 +208,7 @@ absl::StatusOr<SaveReport> RunSave(
 
   const absl::StatusOr<std::shared_ptr<DataWriter>> writer =
       MakeWriter(context, state, *local, *task);
-  const absl::StatusOr<std::string> written = CatchNoMemory("write the data files", [&] {
+  const absl::StatusOr<std::string> written = CatchExceptions("write the data files", [&] {
     return Write(writer, on_planned, context.options.before_commit, start);
   });
   SaveReport report;
@@ -243,7 +243,7 @@ absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::St
 
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
   const absl::StatusOr<RankState> local =
-      CatchNoMemory(kDescribing, [&] { return Describe(Manifest(), state, context.options); });
+      CatchExceptions(kDescribing, [&] { return Describe(Manifest(), state, context.options); });
   const auto check_plan = [](const PlannedManifest& planned) -> absl::StatusOr<SaveTarget> {
     if (planned.is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned.layout));
     return SaveTarget();

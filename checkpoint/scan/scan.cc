@@ -302,7 +302,7 @@ absl::Status Scanner::ReadPieces(const Pieces& all, std::vector<AlignedBuffer>& 
       return Started{*index, data, StartPiece(piece, data)};
     };
     ReadAhead(start, [&](const Started& read, const absl::Status& status) {
-      progress.End(read.index, CatchNoMemory("", [&] {
+      progress.End(read.index, CatchExceptions("", [&] {
                      return FinishPiece(status, all.pieces[read.index], read.data, worker,
                                         function);
                    }));

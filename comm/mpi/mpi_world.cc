@@ -163,7 +163,7 @@ int RunMpiRank(CommOptions options, const std::function<absl::Status(Communicato
     Print(absl::StrCat(world.status().message(), "\n"), stderr);
     return 1;
   }
-  return (*world)->Finish(CatchNoMemory("go on", [&] { return rank_main((*world)->world()); }));
+  return (*world)->Finish(CatchExceptions("go on", [&] { return rank_main((*world)->world()); }));
 }
 
 }  // namespace tessera

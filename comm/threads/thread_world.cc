@@ -37,7 +37,7 @@ absl::Status ThreadWorld::Run(const std::function<absl::Status(Communicator&)>& 
     transport.Enter(&endpoint);
     {
       Communicator world(&endpoint);
-      const absl::Status status = CatchNoMemory("go on", [&] { return rank_main(world); });
+      const absl::Status status = CatchExceptions("go on", [&] { return rank_main(world); });
       codes[rank] = status.code();
       messages[rank] = std::string(status.message());
       if (!status.ok()) world.Abort(status);

@@ -244,7 +244,7 @@ class Lease final : public FolderLock {
   }
 
   void Free() {
-    CatchNoMemory("free a lease", [this] {
+    CatchExceptions("free a lease", [this] {
       const MutexLock writing(&writing_);
       return Write(version_, "free");
     }).IgnoreError();
@@ -259,7 +259,7 @@ class Lease final : public FolderLock {
       }
       if (stop_) break;
       lock.Unlock();
-      CatchNoMemory("renew a lease", [this] { return Renew(); }).IgnoreError();  // is tried again
+      CatchExceptions("renew a lease", [this] { return Renew(); }).IgnoreError();  // is tried again
       lock.Lock();
     }
     const bool is_held = lost_.ok();

@@ -223,7 +223,7 @@ void RequestSender::ReadCredentials() {
   reading_ = true;
   mutex_.unlock();
   absl::StatusOr<Credentials> read =
-      CatchNoMemory("read credentials", [&] { return options_.read_credentials(); });
+      CatchExceptions("read credentials", [&] { return options_.read_credentials(); });
   mutex_.lock();
   reading_ = false;
   credentials_error_ = read.status();

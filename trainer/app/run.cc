@@ -294,10 +294,10 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   const auto note = [&](const std::string& text) { progress_line.Message(text); };
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<Session> session,
-      CatchNoMemory("begin the run", [&] { return BuildSession(config, world, devices, note); }));
+      CatchExceptions("begin the run", [&] { return BuildSession(config, world, devices, note); }));
   session->began = launch.began;
   TESSERA_RETURN_IF_ERROR(CheckMemory("begin the run"));
-  const absl::Status status = CatchNoMemory(
+  const absl::Status status = CatchExceptions(
       "continue the run", [&] { return RunSession(*session, progress_line, stopped_by); });
   // The other ranks are notified immediately; the session then waits for a save in flight, unless
   // nothing answers that one.

@@ -32,7 +32,7 @@ std::string LineOf(const CheckResult& result) {
 CheckOutcome RunOne(const Check& check, const Deadline& deadline) {
   if (deadline.left_seconds() <= check.expected_seconds) return deadline.LeftOut();
   CheckOutcome outcome;
-  const absl::Status thrown = CatchNoMemory("check", [&] {
+  const absl::Status thrown = CatchExceptions("check", [&] {
     outcome = check.run();
     return absl::OkStatus();
   });
