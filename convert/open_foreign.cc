@@ -76,13 +76,11 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const SourcePlace& place,
                                                        const OpenForeignOptions& options) {
   absl::StatusOr<ForeignCheckpoint> checkpoint =
       WithTrainerFiles(place, options, ReadHuggingFace(*place.storage));
-  const auto is_weight = [](const ForeignTensor& tensor) {
-    return tensor.role == TensorRole::kWeight;
-  };
-  if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
-    return WithModelNames(place, options, *std::move(checkpoint));
-  }
-  if (checkpoint.ok()) TakeTrainerValues(*checkpoint);
+  TESSERA_RETURN_IF_ERROR(checkpoint.status());
+  const bool has_moments =
+      std::ranges::any_of(checkpoint->tensors, BelongsToOptimizer, &ForeignTensor::role);
+  if (has_moments) return WithModelNames(place, options, std::move(checkpoint));
+  TakeTrainerValues(*checkpoint);
   return checkpoint;
 }
 
@@ -126,9 +124,10 @@ absl::StatusOr<bool> IsDcpFolder(Storage& storage) {
 absl::StatusOr<ForeignCheckpoint> ReadDcpPlace(const SourcePlace& place,
                                                const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(*place.storage, ""));
-  if (has_metadata) return WithModelNames(place, options, ReadDcp(*place.storage, ""));
   return WithModelNames(place, options,
-                        WithTrainerFiles(place, options, ReadSafetensorsOfDcp(*place.storage)));
+                        WithTrainerFiles(place, options,
+                                         has_metadata ? ReadDcp(*place.storage, "")
+                                                      : ReadSafetensorsOfDcp(*place.storage)));
 }
 
 // For formats of files, which `find` gives: the one of the place, or those in it.

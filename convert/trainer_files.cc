@@ -18,6 +18,7 @@
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
+#include "convert/formats/dcp/dcp.h"
 #include "convert/formats/torch/read.h"
 #include "layout/box.h"
 
@@ -25,8 +26,10 @@ namespace tessera::ckpt::convert {
 namespace {
 
 constexpr std::string_view kTrainerState = "trainer_state.json";
+// Lightning puts what is not sharded into this file, in the folder of DCP that has the rest.
+constexpr char kBesideShards[] = "meta.pt";
 
-// Adds the contents of a file of torch.save() under its stem.
+// Adds the contents of a file of torch.save() under its stem, and those of `meta.pt` as they are.
 absl::Status AddTorchFile(Storage& storage, const std::string& file, bool needed,
                           ForeignCheckpoint& checkpoint) {
   absl::StatusOr<ForeignCheckpoint> read = ReadTorch(storage, std::span(&file, 1));
@@ -37,15 +40,16 @@ absl::Status AddTorchFile(Storage& storage, const std::string& file, bool needed
   }
   TESSERA_RETURN_IF_ERROR(read.status());
   ForeignCheckpoint& added = *read;
-  const std::string stem = file.substr(0, file.find('.'));
-  const std::string prefix = stem + ".";
+  const std::string stem = file == kBesideShards ? "" : file.substr(0, file.find('.'));
+  const std::string prefix = stem.empty() ? "" : stem + ".";
   for (ForeignTensor& tensor : added.tensors) {
     tensor.name.insert(0, prefix);
     if (!tensor.alias_of.empty()) tensor.alias_of.insert(0, prefix);
     checkpoint.tensors.push_back(std::move(tensor));
   }
   RenameTensors([&](const std::string& name) { return prefix + name; }, added.state);
-  MergeInto(DictOf(stem, std::move(added.state)), checkpoint.state);
+  if (!stem.empty()) added.state = DictOf(stem, std::move(added.state));
+  MergeInto(std::move(added.state), checkpoint.state);
   for (const std::string& note : added.notes) {
     checkpoint.notes.push_back(absl::StrCat(file, ": ", note));
   }
@@ -88,21 +92,21 @@ using Values = std::map<std::string, const SavedValue*>;
 std::optional<int64_t> FindCount(const Values& values, const std::string& name) {
   const auto at = values.find(name);
   if (at == values.end()) return std::nullopt;
-  std::optional<int64_t> count;
-  if (const auto* integer = at->second->As<int64_t>()) count = *integer;
+  const auto is_count = [](auto n) { return n >= 0 && n <= kMaxTrainerCount; };
+  if (const auto* n = at->second->As<int64_t>(); n != nullptr && is_count(*n)) return *n;
   const auto* const number = at->second->As<double>();
-  if (number != nullptr && *number == std::floor(*number) &&
-      std::abs(*number) <= kMaxTrainerCount) {
-    count = static_cast<int64_t>(*number);
-  }
-  if (!count.has_value() || *count < 0 || *count > kMaxTrainerCount) return std::nullopt;
-  return count;
+  if (number == nullptr || !is_count(*number) || *number != std::floor(*number))
+    return std::nullopt;
+  return static_cast<int64_t>(*number);
 }
 
 }  // namespace
 
 absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& checkpoint) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, storage.List(""));
+  if (checkpoint.format == kDcp && Has(names, kBesideShards)) {
+    TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, kBesideShards, needed, checkpoint));
+  }
   for (const std::string stem : {"optimizer", "scheduler"}) {
     for (const std::string& file : {stem + ".pt", stem + ".bin"}) {
       if (!Has(names, file)) continue;

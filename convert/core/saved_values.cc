@@ -391,21 +391,15 @@ SavedState StateOf(const Manifest& manifest) {
 }
 
 std::vector<std::string> SetEntries(const SavedValue& root, Manifest& manifest) {
-  std::vector<std::string> left_out;
-  if (IsEmpty(root)) return left_out;
+  if (IsEmpty(root)) return {};
   std::set<std::string> names;
   for (const LogicalTensor& tensor : manifest.tensors()) names.insert(tensor.name());
   Json values = Json::object();
-  SavedValue kept = root;  // a place that is left out would show the other leaf of its name
-  Prune(kept, [&](const std::string& name, const SavedValue& leaf) {
-    if (leaf.As<SavedValue::Tensor>() != nullptr) return true;
-    if (!names.insert(name).second) {
-      left_out.push_back(name);
-      return false;
-    }
-    values[name] = ToJson(leaf, /*skeleton=*/false);
-    return true;
-  });
+  SavedValue kept = root;
+  std::vector<std::string> left_out = RemoveNamesakes(std::move(names), kept);
+  for (const auto& [name, value] : ValuesByName(kept)) {
+    values[name] = ToJson(*value, /*skeleton=*/false);
+  }
   const bool is_new = !manifest.has_trainer();
   auto& entries = *manifest.mutable_trainer()->mutable_extra();
   if (is_new) entries[kUnknownStepEntry] = "";

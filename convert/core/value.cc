@@ -167,6 +167,19 @@ void Prune(SavedValue& root, const IsWanted& is_wanted) {
   if (!PruneBelow(root, name, is_wanted)) root = SavedValue{SavedValue::Dict{}};
 }
 
+std::vector<std::string> RemoveNamesakes(std::set<std::string> names, SavedValue& root) {
+  for (const Leaf& leaf : LeavesOf(root)) {
+    if (leaf.value->As<SavedValue::Tensor>() != nullptr) names.insert(leaf.name);
+  }
+  std::vector<std::string> removed;
+  Prune(root, [&](const std::string& name, const SavedValue& leaf) {
+    if (leaf.As<SavedValue::Tensor>() != nullptr || names.insert(name).second) return true;
+    removed.push_back(name);
+    return false;
+  });
+  return removed;
+}
+
 void RenameTensors(const std::function<std::string(const std::string&)>& name, SavedValue& root) {
   if (auto* tensor = root.As<SavedValue::Tensor>()) {
     tensor->name = name(tensor->name);

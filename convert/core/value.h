@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -119,6 +120,10 @@ bool KeepChildren(SavedValue& branch,
 // In a list that keeps others, None takes a leaf's place, and an empty dict that of a branch.
 void Prune(SavedValue& root,
            const std::function<bool(const std::string&, const SavedValue&)>& is_wanted);
+
+// Removes the values that have one of these names, or that of a tensor or an earlier value, since
+// their places would show the other one. Returns their names.
+std::vector<std::string> RemoveNamesakes(std::set<std::string> names, SavedValue& root);
 
 // Renames the tensors of a tree.
 void RenameTensors(const std::function<std::string(const std::string&)>& name, SavedValue& root);

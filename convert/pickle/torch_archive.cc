@@ -28,15 +28,12 @@ constexpr std::string_view kLegacyMagic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\
 constexpr int64_t kLegacyVersion = 1001;
 constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
 
-// Returns the size of the magic number's pickle; 0 if the bytes begin otherwise. The protocol comes
-// first, and from protocol 4 on a frame.
+// Returns the size of the magic number's pickle; 0 if the bytes begin otherwise. The protocol takes
+// two bytes, and from protocol 4 on a frame nine more.
 uint64_t LegacyMagicBytes(std::string_view first_bytes) {
-  constexpr size_t kProtocolBytes = 2, kFrameBytes = 9;
   const size_t at = first_bytes.find(kLegacyMagic);
-  const bool is_framed =
-      at == kProtocolBytes + kFrameBytes && first_bytes[kProtocolBytes] == '\x95';
-  if (!first_bytes.starts_with('\x80') || (at != kProtocolBytes && !is_framed)) return 0;
-  return at + kLegacyMagic.size();
+  const bool is_pickle = first_bytes.starts_with('\x80') && (at == 2 || at == 11);
+  return is_pickle ? at + kLegacyMagic.size() : 0;
 }
 
 // Returns whether this is a tar archive whose first member is "sys_info", or Python's record of the
@@ -244,28 +241,18 @@ constexpr int kMaxWrappers = 8;
 // Parameters and subclasses wrap the call that makes their tensor.
 TensorCall Unwrap(Value value) {
   for (int i = 0; i < kMaxWrappers; ++i) {
-    const bool is_parameter = value.IsObjectOf("torch._utils._rebuild_parameter") ||
-                              value.IsObjectOf("torch._utils._rebuild_parameter_with_state");
-    if (is_parameter) {
-      value = value.arguments()[0];
-      continue;
-    }
-    if (value.IsObjectOf("torch._tensor._rebuild_from_type_v2")) {
-      const Value type = value.arguments()[1];
+    TensorCall call = {value.callable().GlobalName(), value.arguments()};
+    if (call.function == "torch._tensor._rebuild_from_type_v2") {
+      const Value type = call.arguments[1];
       const bool is_plain = type.IsGlobal("torch.Tensor") ||
                             type.IsGlobal("torch._tensor.Tensor") ||
                             type.IsGlobal("torch.nn.parameter.Parameter") ||
                             type.IsGlobal("torch.nn.parameter.Buffer");
       if (!is_plain) return {type.GlobalName(), {}};
-      const Value function = value.arguments()[0];
-      const Value arguments = value.arguments()[2];
-      if (function.GlobalName().starts_with("torch._utils._rebuild_parameter")) {
-        value = arguments[0];
-        continue;
-      }
-      return {function.GlobalName(), arguments};
+      call = {call.arguments[0].GlobalName(), call.arguments[2]};
     }
-    return {value.callable().GlobalName(), value.arguments()};
+    if (!call.function.starts_with("torch._utils._rebuild_parameter")) return call;
+    value = call.arguments[0];
   }
   return {};
 }

@@ -52,7 +52,10 @@ class SmallArchives {
 
 absl::StatusOr<std::vector<OutputFile>> PlanDcp(const Manifest& manifest,
                                                 const PlanOptions& options) {
-  const TorchStateDict dict = PlanStateDict(manifest, options, OptimizerForm::kFlat);
+  TorchStateDict dict = PlanStateDict(manifest, options, OptimizerForm::kFlat);
+  for (const std::string& name : RemoveNamesakes({}, dict.root)) {
+    if (options.left_out != nullptr) options.left_out->push_back(name);
+  }
   DcpDataFiles data(options.max_file_bytes);
   std::vector<DcpBlob> blobs;
   for (const TorchOutputTensor& tensor : dict.tensors.stored) {

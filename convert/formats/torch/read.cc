@@ -225,7 +225,6 @@ class Collector {
     const pickle::Value contents = is_call && !is_empty ? value.arguments()[0] : value;
     SavedValue::Bytes read = {.is_bytearray =
                                   value.is(Kind::kByteArray) || IsBuiltIn(value, "bytearray")};
-    if (is_empty) return SavedValue{std::move(read)};
     if (contents.is(Kind::kBytes) || contents.is(Kind::kByteArray)) {
       const pickle::Extent extent = *contents.extent();
       if (extent.length > pickle::kMaxTextBytes || !HasRoom(extent.length)) {
@@ -237,13 +236,11 @@ class Collector {
     const std::optional<std::string_view> text = contents.arguments()[0].AsText();
     const bool is_latin1 =
         contents.IsObjectOf("_codecs.encode") && contents.arguments()[1].IsText("latin1");
-    if (text && is_latin1 && HasRoom(text->size())) {
-      if (std::optional<std::string> bytes = pickle::DecodeLatin1(*text)) {
-        read.bytes = *std::move(bytes);
-        return SavedValue{std::move(read)};
-      }
-    }
-    return Plain(value);
+    std::optional<std::string> bytes;
+    if (text && is_latin1 && HasRoom(text->size())) bytes = pickle::DecodeLatin1(*text);
+    if (!is_empty && !bytes) return Plain(value);
+    read.bytes = std::move(bytes).value_or("");
+    return SavedValue{std::move(read)};
   }
 
   // Returns a value without others inside.
@@ -334,7 +331,6 @@ bool IsBesideModel(const std::string& name) {
                                     "training_args", "rng_state",     "random_states",
                                     "sampler",       "dl_state_dict", "custom_checkpoint"};
   const std::string stem = name.substr(0, name.rfind('.'));
-  // The number of a rank or an optimizer may follow.
   return std::ranges::any_of(kStems, [&](const std::string known) {
     return stem == known || stem.starts_with(known + "_");
   });

@@ -39,8 +39,7 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const st
 // missing; those of the storage.
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file);
 
-// Returns whether a trainer of transformers, or accelerate, gives this name to a file beside the
-// model.
+// Returns whether transformers' trainers, or accelerate, give this name to a file beside a model.
 bool IsBesideModel(const std::string& name);
 
 // Reads the model of params.json, of which each file, in the order of Meta's tensor-parallel ranks,
