@@ -1,6 +1,5 @@
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -9,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/process_group.h"
 #include "compute/device/training_device.h"
@@ -124,7 +124,9 @@ absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session,
     const bool is_there = std::filesystem::exists(weights.path, error);
     const bool was_retried = std::filesystem::exists(MarkOfRetry(weights), error);
     states += is_there ? 'T' : was_retried ? 'R' : 'M';
-    if (session.first_rank() && states.back() == 'M') std::ofstream(MarkOfRetry(weights));
+    if (session.first_rank() && states.back() == 'M') {
+      ReplaceFile(MarkOfRetry(weights), "").IgnoreError();
+    }
   }
   const RankGroup group = session.group();
   TESSERA_ASSIGN_OR_RETURN(states, group.ranks.Broadcast(states, group.timeout));
