@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,11 +15,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
-#include "compute/random/philox.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/files/json_files.h"
+#include "tokenizer/files/test_data.h"
 #include "tokenizer/files/tiktoken.h"
 #include "tokenizer/llmc_tokenizer.h"
 #include "tokenizer/tokenizer.h"
@@ -30,16 +28,6 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
-
-std::string SlurpBpe(const std::string& name) {
-  std::ifstream file("tokenizer/testdata/" + name, std::ios::binary);
-  EXPECT_TRUE(file.is_open()) << name;
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-uint32_t NumberIn(uint64_t stream, uint64_t i) {
-  return RandomWord({1, RandomUse::kSampling, stream}, i);
-}
 
 TiktokenEncoding SmallEncoding(std::string_view regex) {
   constexpr int32_t kEndOfText = 1203;  // as in make_testdata.py
@@ -50,12 +38,12 @@ TiktokenEncoding SmallEncoding(std::string_view regex) {
 }
 
 std::unique_ptr<BpeTokenizer> Small(std::string_view regex) {
-  return *ParseTiktoken("small", SlurpBpe("small.tiktoken"), SmallEncoding(regex));
+  return *ParseTiktoken("small", TestFile("small.tiktoken"), SmallEncoding(regex));
 }
 
 // GPT-2's, with numbers split off before.
 std::unique_ptr<BpeTokenizer> WithDigits(bool individual) {
-  Json file = Json::parse(SlurpBpe("gpt2_json/tokenizer.json"));
+  Json file = TestJson("gpt2_json/tokenizer.json");
   const Json digits = {{"type", "Digits"}, {"individual_digits", individual}};
   const Json steps = Json::array({digits, file["pre_tokenizer"]});
   file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
@@ -66,7 +54,7 @@ std::unique_ptr<BpeTokenizer> WithDigits(bool individual) {
 std::map<std::string, std::unique_ptr<BpeTokenizer>> Fixtures() {
   std::map<std::string, std::unique_ptr<BpeTokenizer>> all;
   const auto json = [](const std::string& folder) {
-    return OrFail(ParseTokenizerJson(folder, SlurpBpe(folder + "/tokenizer.json")));
+    return OrFail(ParseTokenizerJson(folder, TestFile(folder + "/tokenizer.json")));
   };
   all["llama3"] = json("llama3");
   all["added"] = json("added");
@@ -80,8 +68,8 @@ std::map<std::string, std::unique_ptr<BpeTokenizer>> Fixtures() {
 }
 
 void ExpectIds(const Tokenizer& tokenizer, const std::string& name) {
-  const Json texts = Json::parse(SlurpBpe("texts.json"));
-  const Json ids = Json::parse(SlurpBpe(name + ".ids.json"));
+  const Json texts = TestJson("texts.json");
+  const Json ids = TestJson(name + ".ids.json");
   ASSERT_GT(texts.size(), 70u);
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::string text = texts[i].get<std::string>();
@@ -95,8 +83,8 @@ void ExpectIds(const Tokenizer& tokenizer, const std::string& name) {
 
 TEST(BpeTokenizerTest, IdsAreThoseOfTheOriginals) {
   for (const auto& [name, tokenizer] : Fixtures()) ExpectIds(*tokenizer, name);
-  ASSERT_OK_AND_ASSIGN(const auto gpt2, ParseGpt2Files("gpt2", SlurpBpe("gpt2/vocab.json"),
-                                                       SlurpBpe("gpt2/merges.txt")));
+  ASSERT_OK_AND_ASSIGN(const auto gpt2, ParseGpt2Files("gpt2", TestFile("gpt2/vocab.json"),
+                                                       TestFile("gpt2/merges.txt")));
   ExpectIds(*gpt2, "gpt2");
 }
 
@@ -108,11 +96,11 @@ TEST(BpeTokenizerTest, WrittenAsTokenizerJsonTheyHaveTheSameIds) {
   for (const auto& [regex, ids] : {std::pair(kGpt2Regex, "r50k"),
                                    {kCl100kRegex, "cl100k"},
                                    {kLlama3Regex, "tiktoken_llama3"}}) {
-    const auto vocabulary = ReadTiktoken("small", SlurpBpe("small.tiktoken"), SmallEncoding(regex));
+    const auto vocabulary = ReadTiktoken("small", TestFile("small.tiktoken"), SmallEncoding(regex));
     expect(WriteTokenizerJson(*vocabulary), ids);
   }
   const auto gpt2 =
-      ParseGpt2Files("gpt2", SlurpBpe("gpt2/vocab.json"), SlurpBpe("gpt2/merges.txt"));
+      ParseGpt2Files("gpt2", TestFile("gpt2/vocab.json"), TestFile("gpt2/merges.txt"));
   ASSERT_OK_AND_ASSIGN(const auto files, HuggingFaceFiles(**gpt2));
   expect(files.front().contents, "gpt2");
 }
@@ -120,8 +108,8 @@ TEST(BpeTokenizerTest, WrittenAsTokenizerJsonTheyHaveTheSameIds) {
 TEST(BpeTokenizerTest, FilesForHuggingFace) {
   const Json text = {{"eos_token", "<|endoftext|>"}, {"other", 1}};
   const auto config = ParseTokenizerConfig("config", text.dump());
-  ASSERT_OK_AND_ASSIGN(const auto gpt2, ParseGpt2Files("gpt2", SlurpBpe("gpt2/vocab.json"),
-                                                       SlurpBpe("gpt2/merges.txt"), *config));
+  ASSERT_OK_AND_ASSIGN(const auto gpt2, ParseGpt2Files("gpt2", TestFile("gpt2/vocab.json"),
+                                                       TestFile("gpt2/merges.txt"), *config));
   auto files = *HuggingFaceFiles(*gpt2);
   ASSERT_EQ(files.size(), 3u);
   EXPECT_EQ(files[1].name, "tokenizer_config.json");
@@ -130,7 +118,7 @@ TEST(BpeTokenizerTest, FilesForHuggingFace) {
   EXPECT_EQ(Json::parse(files[2].contents)["eos_token_id"], gpt2->end_of_text());
 
   // A file of Hugging Face stays as it is; its template says where a text begins.
-  const std::string contents = SlurpBpe("llama3/tokenizer.json");
+  const std::string contents = TestFile("llama3/tokenizer.json");
   const auto llama3 = ParseTokenizerJson("llama3", contents);
   ASSERT_TRUE((*llama3)->begin_of_text().has_value());
   files = *HuggingFaceFiles(**llama3);
@@ -145,10 +133,10 @@ TEST(BpeTokenizerTest, FilesForHuggingFace) {
 }
 
 TEST(BpeTokenizerTest, AMergeOfAnEmptyTokenIsRefused) {
-  Json vocabulary = Json::parse(SlurpBpe("gpt2/vocab.json"));
+  Json vocabulary = TestJson("gpt2/vocab.json");
   vocabulary[""] = vocabulary.size();
   const auto tokenizer =
-      ParseGpt2Files("gpt2", vocabulary.dump(), SlurpBpe("gpt2/merges.txt") + "\n a\n");
+      ParseGpt2Files("gpt2", vocabulary.dump(), TestFile("gpt2/merges.txt") + "\n a\n");
   EXPECT_TRUE(absl::IsDataLoss(tokenizer.status())) << tokenizer.status();
   EXPECT_NE(tokenizer.status().message().find("expected two tokens, found an empty one"),
             std::string::npos)
@@ -156,7 +144,7 @@ TEST(BpeTokenizerTest, AMergeOfAnEmptyTokenIsRefused) {
 }
 
 TEST(BpeTokenizerTest, ATokenThatNoMergesMakeIsStillWrittenWhole) {
-  const std::string file = SlurpBpe("small.tiktoken") + absl::Base64Escape("qzxj") + " 1200\n";
+  const std::string file = TestFile("small.tiktoken") + absl::Base64Escape("qzxj") + " 1200\n";
   ASSERT_OK_AND_ASSIGN(const auto vocabulary,
                        ReadTiktoken("small", file, SmallEncoding(kLlama3Regex)));
   ASSERT_OK_AND_ASSIGN(const auto tokenizer,
@@ -167,7 +155,7 @@ TEST(BpeTokenizerTest, ATokenThatNoMergesMakeIsStillWrittenWhole) {
 
 // What text begins with is in the vocabulary of a well-known tiktoken file only.
 TEST(BpeTokenizerTest, TheTemplateOfATokenizerJsonThatWasWritten) {
-  auto vocabulary = *ReadTiktoken("small", SlurpBpe("small.tiktoken"), SmallEncoding(kLlama3Regex));
+  auto vocabulary = *ReadTiktoken("small", TestFile("small.tiktoken"), SmallEncoding(kLlama3Regex));
   vocabulary.begin_of_text = vocabulary.end_of_text;
   ASSERT_OK_AND_ASSIGN(const auto tokenizer,
                        ParseTokenizerJson("written", WriteTokenizerJson(vocabulary)));
@@ -177,7 +165,7 @@ TEST(BpeTokenizerTest, TheTemplateOfATokenizerJsonThatWasWritten) {
 // Added tokens are found before and after normalisation, as they ask for.
 TEST(BpeTokenizerTest, NormalizesAsTheOriginals) {
   const auto expect = [](const std::string& name, const Json& normalizer) {
-    Json file = Json::parse(SlurpBpe(name + "/tokenizer.json"));
+    Json file = TestJson(name + "/tokenizer.json");
     file["normalizer"] = normalizer;
     ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson(name, file.dump()));
     ExpectIds(*tokenizer, name + "_normalized");
@@ -196,7 +184,7 @@ TEST(BpeTokenizerTest, NormalizesAsTheOriginals) {
 }
 
 TEST(BpeTokenizerTest, ClassesAreThoseOfTheOriginals) {
-  const Json classes = Json::parse(SlurpBpe("classes.json"));
+  const Json classes = TestJson("classes.json");
   std::vector<CharacterClass> expected(0x110000, CharacterClass::kOther);
   for (const auto& [name, kind] :
        {std::pair("\\p{L}", CharacterClass::kLetter), std::pair("\\p{N}", CharacterClass::kNumber),
@@ -223,11 +211,11 @@ TEST(BpeTokenizerTest, SpecialTokens) {
 
 // The property of byte-level BPE, whatever the bytes.
 TEST(BpeTokenizerTest, LosslessForAnyBytes) {
-  const Json texts = Json::parse(SlurpBpe("texts.json"));
+  const Json texts = TestJson("texts.json");
   for (const auto& [name, tokenizer] : Fixtures()) {
     for (uint64_t stream = 0; stream < 200; ++stream) {
       std::string text;
-      for (uint64_t i = 0; i < stream; ++i) text += static_cast<char>(NumberIn(stream, i));
+      for (uint64_t i = 0; i < stream; ++i) text += static_cast<char>(RandomNumber(stream, i));
       // Some of it valid, with a cut in the middle of a character.
       const std::string valid = texts[stream % texts.size()].get<std::string>();
       text += valid.substr(0, valid.size() / 2);
@@ -258,7 +246,7 @@ TEST(BpeTokenizerTest, LongPiecesTakeLinearTime) {
 }
 
 TEST(BpeTokenizerTest, APrefixEncodesOnItsOwn) {
-  const Json texts = Json::parse(SlurpBpe("texts.json"));
+  const Json texts = TestJson("texts.json");
   int cuts = 0;
   for (const auto& [name, tokenizer] : Fixtures()) {
     for (const Json& json : texts) {
@@ -303,7 +291,7 @@ TEST(BpeMergesTest, ShortAndLongPiecesFollowTheDefinition) {
     int32_t next = 256;
     for (uint64_t i = 0; i < 40; ++i) {
       const auto token = [&](uint64_t j) -> int32_t {
-        const uint32_t word = NumberIn(stream, 3 * i + j);
+        const uint32_t word = RandomNumber(stream, 3 * i + j);
         const int32_t created = next - 256;
         return word % 2 == 0 || created == 0 ? 'a' + word / 2 % 3 : 256 + word / 2 % created;
       };
@@ -319,7 +307,7 @@ TEST(BpeMergesTest, ShortAndLongPiecesFollowTheDefinition) {
     for (const size_t size : {1, 2, 7, 30, 48, 49, 130}) {
       std::string piece;
       for (size_t i = 0; i < size; ++i) {
-        piece += static_cast<char>('a' + NumberIn(stream + 1000, i) % 3);
+        piece += static_cast<char>('a' + RandomNumber(stream + 1000, i) % 3);
       }
       std::vector<int32_t> ids = {'c'};  // of an earlier piece
       ids.insert(ids.end(), piece.begin(), piece.end());
@@ -333,7 +321,7 @@ TEST(BpeMergesTest, ShortAndLongPiecesFollowTheDefinition) {
 
 // What a file asks for beyond what is implemented is refused by name.
 TEST(TokenizerJsonTest, UnknownSettingsAreNamed) {
-  const Json whole = Json::parse(SlurpBpe("llama3/tokenizer.json"));
+  const Json whole = TestJson("llama3/tokenizer.json");
   const auto expect = [&](const char* pointer, const Json& value, const std::string& part) {
     Json changed = whole;
     changed[Json::json_pointer(pointer)] = value;
@@ -386,7 +374,7 @@ TEST(TokenizerJsonTest, UnknownSettingsAreNamed) {
 }
 
 TEST(TokenizerJsonTest, ContradictionsAreNamed) {
-  const Json whole = Json::parse(SlurpBpe("llama3/tokenizer.json"));
+  const Json whole = TestJson("llama3/tokenizer.json");
   const auto expect = [&](const std::function<void(Json&)>& change, const std::string& part) {
     Json changed = whole;
     change(changed);
@@ -423,7 +411,7 @@ TEST(TokenizerJsonTest, ContradictionsAreNamed) {
 }
 
 TEST(TokenizerJsonTest, TheConfigurationNamesEndOfText) {
-  Json json = Json::parse(SlurpBpe("llama3/tokenizer.json"));
+  Json json = TestJson("llama3/tokenizer.json");
   json["added_tokens"][1]["content"] = "<|eot|>";
   EXPECT_FALSE(ParseTokenizerJson("FILE", json.dump()).ok());
   const auto config = ParseTokenizerConfig("CONFIG", R"({"eos_token": {"content": "<|eot|>"}})");
@@ -434,8 +422,8 @@ TEST(TokenizerJsonTest, TheConfigurationNamesEndOfText) {
 }
 
 TEST(Gpt2FilesTest, OtherTokenizersWithFilesOfTheseNamesAreRefused) {
-  const std::string merges = SlurpBpe("gpt2/merges.txt");
-  const std::string text = SlurpBpe("gpt2/vocab.json");
+  const std::string merges = TestFile("gpt2/merges.txt");
+  const std::string text = TestFile("gpt2/vocab.json");
   const auto qwen = ParseTokenizerConfig("CONFIG", R"({"tokenizer_class": "Qwen2Tokenizer"})");
   const absl::Status named = ParseGpt2Files("FILE", text, merges, *qwen).status();
   EXPECT_TRUE(absl::IsInvalidArgument(named));
@@ -451,8 +439,8 @@ TEST(Gpt2FilesTest, OtherTokenizersWithFilesOfTheseNamesAreRefused) {
 // A token that is not written in the alphabet of bytes decodes to itself, and text is not encoded
 // with it: here a space, which is written as U+0120.
 TEST(Gpt2FilesTest, TokensOutsideTheAlphabetAreNotBytes) {
-  const std::string merges = SlurpBpe("gpt2/merges.txt");
-  Json vocabulary = Json::parse(SlurpBpe("gpt2/vocab.json"));
+  const std::string merges = TestFile("gpt2/merges.txt");
+  Json vocabulary = TestJson("gpt2/vocab.json");
   const auto before = ParseGpt2Files("FILE", vocabulary.dump(), merges);
   const int32_t id = static_cast<int32_t>(vocabulary.size());
   vocabulary[" "] = id;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,32 +12,22 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/testing.h"
-#include "compute/random/philox.h"
 #include "tokenizer/bpe/alphabet.h"
 #include "tokenizer/bpe/bpe_tokenizer.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/normalizers.h"
 #include "tokenizer/files/json_files.h"
+#include "tokenizer/files/test_data.h"
 
 namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
 
-Json Slurp(const std::string& name) {
-  std::ifstream file("tokenizer/testdata/" + name);
-  EXPECT_TRUE(file.is_open()) << name;
-  return Json::parse(std::string(std::istreambuf_iterator<char>(file), {}));
-}
-
-uint32_t Random(uint64_t stream, uint64_t i) {
-  return RandomWord({1, RandomUse::kSampling, stream}, i);
-}
-
 // A tokenizer.json with the stages of NAME.ids.json (make_testdata.py).
 Json File(const std::string& name) {
-  Json file = Slurp("llama2/tokenizer.json");
-  file.update(Slurp(name + ".ids.json")["stages"]);
+  Json file = TestJson("llama2/tokenizer.json");
+  file.update(TestJson(name + ".ids.json")["stages"]);
   return file;
 }
 
@@ -54,8 +42,8 @@ const std::vector<std::string>& Names() {
 }
 
 std::vector<std::string> Texts() {
-  auto texts = Slurp("texts.json").get<std::vector<std::string>>();
-  const Json marked = Slurp("llama2.ids.json");
+  auto texts = TestJson("texts.json").get<std::vector<std::string>>();
+  const Json marked = TestJson("llama2.ids.json");
   texts.insert(texts.end(), marked["texts"].begin(), marked["texts"].end());
   return texts;
 }
@@ -68,7 +56,7 @@ TEST(CharacterAlphabetTest, IdsAreThoseOfTheOriginals) {
   const std::vector<std::string> texts = Texts();
   for (const std::string& name : Names()) {
     const auto tokenizer = Parsed(File(name));
-    const Json ids = Slurp(name + ".ids.json");
+    const Json ids = TestJson(name + ".ids.json");
     ASSERT_EQ(ids["ordinary"].size(), texts.size());
     for (size_t i = 0; i < texts.size(); ++i) {
       EXPECT_EQ(Json(*tokenizer->Encode(texts[i])), ids["ordinary"][i]) << name << " " << texts[i];
@@ -82,7 +70,7 @@ TEST(CharacterAlphabetTest, KeepsEveryByteButTheMarkOfASpace) {
   const auto tokenizer = Parsed(File("llama2_published"));
   for (uint64_t stream = 0; stream < 300; ++stream) {
     std::string text;
-    for (uint64_t i = 0; i < stream; ++i) text += static_cast<char>(Random(stream, i));
+    for (uint64_t i = 0; i < stream; ++i) text += static_cast<char>(RandomNumber(stream, i));
     ASSERT_EQ(Through(*tokenizer, text), text) << stream;
   }
   EXPECT_EQ(Through(*tokenizer, "  two \xE4\xB8 "), "  two \xE4\xB8 ");
@@ -189,8 +177,8 @@ DrawnVocabulary RandomVocabulary(uint64_t stream) {
   DrawnVocabulary vocabulary;
   std::vector<std::string> tokens = kCharacters;
   for (uint64_t i = 0; i < 12; ++i) {
-    const std::string& left = tokens[Random(stream, 2 * i) % tokens.size()];
-    const std::string& right = tokens[Random(stream, 2 * i + 1) % tokens.size()];
+    const std::string& left = tokens[RandomNumber(stream, 2 * i) % tokens.size()];
+    const std::string& right = tokens[RandomNumber(stream, 2 * i + 1) % tokens.size()];
     const std::string both = absl::StrCat(left, right);
     if (std::ranges::find(tokens, both) == tokens.end()) tokens.push_back(both);
   }
@@ -227,7 +215,7 @@ TEST(CharacterAlphabetTest, PiecesHaveTheIdsOfTheWhole) {
     characters.insert(characters.end(), {"\xE4\xB8\xAD", "\xFF", "\xE2", "z"});
     std::string text;
     for (uint64_t i = 0; i < 60; ++i) {
-      text += characters[Random(stream + 1000, i) % characters.size()];
+      text += characters[RandomNumber(stream + 1000, i) % characters.size()];
     }
     for (const bool before_space : {false, true}) {
       const auto alphabet =

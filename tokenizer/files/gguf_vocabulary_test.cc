@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -18,18 +16,13 @@
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/files/json_files.h"
+#include "tokenizer/files/test_data.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 
 namespace tessera {
 namespace {
 
 constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
-
-std::string FileOf(const std::string& name) {
-  std::ifstream in("tokenizer/testdata/" + name, std::ios::binary);
-  EXPECT_TRUE(in.good()) << name;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 GgufVocabulary Described(const Tokenizer& tokenizer, int64_t ids) {
   auto vocabulary = OrFail(DescribeForGguf(tokenizer, ids));
@@ -54,8 +47,9 @@ TEST(GgufVocabularyTest, BytesInALargerModel) {
 }
 
 TEST(GgufVocabularyTest, MergesAreInTheirOrder) {
-  const std::string merges = FileOf("gpt2/merges.txt");
-  ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseGpt2Files("", FileOf("gpt2/vocab.json"), merges));
+  const std::string merges = TestFile("gpt2/merges.txt");
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                       ParseGpt2Files("", TestFile("gpt2/vocab.json"), merges));
   const GgufVocabulary vocabulary = Described(*tokenizer, tokenizer->vocab_size());
   EXPECT_EQ(vocabulary.pre, "gpt-2");
   const size_t begin = merges.find('\n') + 1;  // after a comment
@@ -65,7 +59,7 @@ TEST(GgufVocabularyTest, MergesAreInTheirOrder) {
 
 TEST(GgufVocabularyTest, WhereTextBeginsIsSaid) {
   ASSERT_OK_AND_ASSIGN(const auto tokenizer,
-                       ParseTokenizerJson("", FileOf("llama3/tokenizer.json")));
+                       ParseTokenizerJson("", TestFile("llama3/tokenizer.json")));
   const GgufVocabulary vocabulary = Described(*tokenizer, tokenizer->vocab_size());
   EXPECT_EQ(vocabulary.pre, "llama-bpe");
   EXPECT_TRUE(vocabulary.begin_of_text.has_value());
@@ -105,11 +99,11 @@ TEST(GgufVocabularyTest, RulesHaveNamesWithAndWithoutWholePieces) {
 }
 
 TEST(GgufVocabularyTest, WhatLlamaCppDoesNotDoIsRefused) {
-  nlohmann::json normalizing = nlohmann::json::parse(FileOf("gpt2_json/tokenizer.json"));
+  nlohmann::json normalizing = TestJson("gpt2_json/tokenizer.json");
   normalizing["normalizer"] = {{"type", "NFC"}};
   const std::pair<std::string, const char*> cases[] = {
       {normalizing.dump(), "does not normalise texts"},
-      {FileOf("llama2/tokenizer.json"), "of characters has no scores"}};
+      {TestFile("llama2/tokenizer.json"), "of characters has no scores"}};
   for (const auto& [json, said] : cases) {
     ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson("", json));
     const absl::Status refused = DescribeForGguf(*tokenizer, tokenizer->vocab_size()).status();

@@ -13,15 +13,12 @@
 #include "tokenizer/bpe/split_rules.h"
 #include "tokenizer/files/json_files.h"
 #include "tokenizer/files/load_tokenizer.h"
+#include "tokenizer/files/test_data.h"
 
 namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
-
-std::string FileText(const std::string& name) {
-  return OrFail(ReadFile("tokenizer/testdata/" + name, 1 << 20));
-}
 
 // Copies a tokenizer's files.
 void CopyTokenizer(const std::string& name, const TestFolder& folder) {
@@ -89,7 +86,7 @@ TEST(TokenizerConfigTest, AddedTokensThatTheVocabularyLacksAreRefused) {
 
 // In Oniguruma, {1,3}+ is a repetition of a repetition: "12345678" stays one piece there.
 TEST(TokenizerConfigTest, TheExpressionOfTiktokenMeansAnotherThingInTokenizerJson) {
-  Json file = Json::parse(FileText("llama3/tokenizer.json"));
+  Json file = TestJson("llama3/tokenizer.json");
   file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = kCl100kRegex;
   const absl::Status status = ParseTokenizerJson("FILE", file.dump()).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
