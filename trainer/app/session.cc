@@ -47,6 +47,7 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
   TESSERA_ASSIGN_OR_RETURN(
       source.dataset,
       TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
+  source.dataset->NoteUnread(notes);
   // Checksums that rank 0 stores beside shared files are found there by the others.
   if (group.ranks.rank() != 0) {
     TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.timeout).status());

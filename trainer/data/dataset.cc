@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 
 namespace tessera {
@@ -63,6 +64,17 @@ DataFingerprint TokenDataset::fingerprint() const {
     hash.Add(complete);
   }
   return {.sampled = sampled_fingerprint_, .complete = std::max<uint64_t>(hash.Finish(), 1)};
+}
+
+void TokenDataset::NoteUnread(const NoteSink& notes) const {
+  std::vector<std::string> unread;
+  for (const std::unique_ptr<TokenFile>& shard : shards_) {
+    if (shard->count() <= sequence_length_) unread.push_back(shard->path());
+  }
+  if (unread.empty() || notes == nullptr) return;
+  notes(absl::StrCat(unread.size(), " of ", shards_.size(),
+                     " token files are not read, since they ", "do not have the ",
+                     sequence_length_ + 1, " tokens of one sample: ", JoinFirst(unread, ", ")));
 }
 
 absl::Status TokenDataset::AddChecksums(int64_t max_bytes, const NoteSink& notes) {

@@ -44,6 +44,10 @@ class TokenDataset {
   // Independent of T, which decides the number of samples.
   DataFingerprint fingerprint() const;
 
+  // Gives `notes` (may be null) a sentence about shards that are too short for a sample, which are
+  // never read, if there are any.
+  void NoteUnread(const NoteSink& notes) const;
+
   // Computes checksums for the shards that have none, unless these shards have more than
   // `max_bytes` together, since a large corpus is not read before the first step. Stores the
   // checksums beside the shards if possible. Without checksums, damage goes unnoticed, and changed

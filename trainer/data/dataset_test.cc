@@ -59,6 +59,23 @@ TEST_F(ForeignShardsTest, AreNotReadWhereTheyAreTooMuch) {
   EXPECT_FALSE(fs::exists(ChecksumPath(folder_.File("s0.bin"))));
 }
 
+TEST_F(ForeignShardsTest, AreNamedWhereTheyAreTooShort) {
+  auto writer = TokenFileWriter::Create(folder_.File("s2.bin"), TokenFormat::kGpt2);
+  EXPECT_OK((*writer)->Append(std::vector<int32_t>(101, 7)));
+  EXPECT_OK((*writer)->Close());
+  std::vector<std::string> notes;
+  const NoteSink note = [&](const std::string& text) { notes.push_back(text); };
+  Open()->NoteUnread(note);
+  EXPECT_TRUE(notes.empty());
+  const auto dataset = OrFail(TokenDataset::Open(folder_.File("s*"), 100, 100));
+  EXPECT_EQ(dataset->num_samples(), 1);
+  dataset->NoteUnread(note);
+  EXPECT_EQ(notes, std::vector<std::string>{
+                       "2 of 3 token files are not read, since they do not have the 101 tokens of "
+                       "one sample: " +
+                       folder_.File("s0.bin") + ", " + folder_.File("s1.bin")});
+}
+
 TEST_F(ForeignShardsTest, ThatCannotKeepChecksumsHaveThemForOneRun) {
   const auto file = TokenFile::Open(folder_.File("s0.bin"));
   // A file cannot be renamed to the name of a folder, not even by root.
