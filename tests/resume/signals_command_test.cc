@@ -168,6 +168,26 @@ TEST_F(SignalsCommandTest, OnlyBrokenOutputAndFullFilesAreIgnored) {
   }
 }
 
+// One process and the launcher of two alike.
+TEST_F(SignalsCommandTest, AClosedTerminalEndsARunAfterASaveUnlessNohupForbidsIt) {
+  for (const std::string ranks : {"1", "2"}) {
+    const Words command = Launcher(Saving(ranks, 1000000, {"--data-parallel-size=" + ranks}));
+    const Process run(command, root_);
+    EXPECT_TRUE(run.WaitUntil([&] { return Steps(ranks).contains(2); }));
+    run.Kill(SIGHUP);
+    EXPECT_EQ(run.Wait().exit_code, 128 + SIGTERM);
+    const int64_t last = *Steps(ranks).rbegin();
+    EXPECT_EQ(Records(ranks).back()["step"], last);
+    const Process again(Joined({"/usr/bin/env", "--ignore-signal=HUP"}, command), root_);
+    EXPECT_TRUE(again.WaitUntil([&] { return *Steps(ranks).rbegin() > last; }));
+    again.Kill(SIGHUP);
+    const int64_t then = *Steps(ranks).rbegin();
+    EXPECT_TRUE(again.WaitUntil([&] { return *Steps(ranks).rbegin() > then + 20; }));
+    again.Kill(SIGTERM);
+    EXPECT_EQ(again.Wait().exit_code, 128 + SIGTERM);
+  }
+}
+
 TEST_F(SignalsCommandTest, AProfilerChangesNoNumber) {
   for (const std::string& instructions : InstructionSets()) {
     SCOPED_TRACE(instructions);

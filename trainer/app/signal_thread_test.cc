@@ -140,10 +140,21 @@ TEST(StopSignalTest, TheFirstAsksAndTheSecondEnds) {
                                                        {SIGINT, SIGINT, SIGTERM},
                                                        {SIGTERM, SIGTERM, SIGINT},
                                                        {SIGUSR1, SIGINT, 0},
-                                                       {SIGUSR2, SIGTERM, 0}}) {
+                                                       {SIGUSR2, SIGTERM, 0},
+                                                       {SIGHUP, SIGTERM, 0}}) {
     EXPECT_EQ(InAChild([&signals] { return Stop(signals); }),
               signals.second == 0 ? 0 : 128 + signals.second);
   }
+  // As after nohup.
+  EXPECT_EQ(InAChild([] {
+              std::signal(SIGHUP, SIG_IGN);
+              if (!StartSignalThread().ok()) return 1;
+              CatchStopSignals();
+              kill(getpid(), SIGHUP);
+              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+              return StopSignal();
+            }),
+            0);
 }
 
 }  // namespace

@@ -40,8 +40,9 @@ void OnSignal(int signal) {
   SetHandler(SIG_DFL, {SIGINT, SIGTERM});
 }
 
-// A launcher repeats these, for ranks that it may not have reached before.
-void OnForwardedSignal(int signal) { stop_signal = signal == SIGUSR1 ? SIGINT : SIGTERM; }
+// A launcher repeats these, for ranks that it may not have reached before, and a shell repeats the
+// SIGHUP of a terminal that is closed.
+void OnRepeatedSignal(int signal) { stop_signal = signal == SIGUSR1 ? SIGINT : SIGTERM; }
 
 }  // namespace
 
@@ -72,7 +73,10 @@ absl::Status StartSignalThread() {
 
 void CatchStopSignals() {
   SetHandler(OnSignal, {SIGINT, SIGTERM});
-  SetHandler(OnForwardedSignal, {SIGUSR1, SIGUSR2});
+  SetHandler(OnRepeatedSignal, {SIGUSR1, SIGUSR2});
+  struct sigaction hang_up = {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) SetHandler(OnRepeatedSignal, {SIGHUP});
 }
 
 int StopSignal() { return stop_signal; }

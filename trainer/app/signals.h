@@ -28,7 +28,8 @@ sigset_t AsynchronousSignals();
 // Makes SIGINT and SIGTERM request a clean end; a second one of either ends the process
 // immediately. SIGUSR1 stands for SIGINT, and SIGUSR2 for SIGTERM, however often they arrive:
 // mpirun forwards these two to its ranks, whereas it answers SIGINT and SIGTERM by ending the job a
-// second later. Call once, from main, after StartSignalThread().
+// second later. SIGHUP stands for SIGTERM, too, unless the process was started with it ignored
+// (nohup). Call once, from main, after StartSignalThread().
 void CatchStopSignals();
 
 // Returns the signal that requested the end, SIGINT or SIGTERM; 0 if there was none.

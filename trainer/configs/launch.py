@@ -40,11 +40,11 @@ WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 # Sent to ranks in place of SIGINT and SIGTERM: mpirun forwards these, whereas SIGINT and SIGTERM
 # end its job at once.
-FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2,
-             signal.SIGHUP: signal.SIGUSR2}
+FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2}
 # The meaning of these signals when sent to the launcher, as by Slurm's --signal before the time
-# limit.
-MEANT = {signal.SIGUSR1: signal.SIGINT, signal.SIGUSR2: signal.SIGTERM}
+# limit, or by a terminal that is closed.
+MEANT = {signal.SIGUSR1: signal.SIGINT, signal.SIGUSR2: signal.SIGTERM,
+         signal.SIGHUP: signal.SIGTERM}
 # mpirun forwards a signal to the ranks that it has started so far: it is repeated for those that
 # start later.
 SECONDS_TO_REPEAT = 1
@@ -238,7 +238,9 @@ class Job:
         self.terminated = False  # mpirun has got SIGTERM
         self.process = None
         for number in (*FORWARDED, *MEANT):
-            signal.signal(number, self.on_signal)
+            # nohup ignores the hangup of a terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self.on_signal)
         # mpirun ends a job whose output cannot be written: what it prints comes here.
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, start_new_session=True,
