@@ -54,8 +54,8 @@ and a difference that is less than half a unit of the last digit printed does no
   --svg=FILE                   one plot of all runs and their differences from A
 
 Exit codes: 0 the runs are equal; 1 two differ, or one has steps that the other lacks; 2 they could
-not be compared: wrong usage, records that cannot be read, no step in common, or nothing of what is
-judged in both.
+not be compared: wrong usage, records that cannot be read, no step or loss in common, or a number
+that --judge names and one of them lacks.
 )";
 
 constexpr int kDiffer = 1;

@@ -197,9 +197,11 @@ TEST_F(CompareRunsTest, LogsOfOtherTrainersAreComparedWithRuns) {
   EXPECT_EQ(Compare(both + " --step-offset=-1").exit_code, 1);
   EXPECT_EQ(Compare(both + " --exact").exit_code, 1);
   EXPECT_EQ(Compare(both + " --judge=loss,lr --tolerance-fp32=1e-7 --absolute").exit_code, 0);
-  // What is judged is in one of them only.
-  const Result nothing = MustCompare(both + " --judge=eval_loss", 2);
-  EXPECT_THAT(nothing.out, HasSubstr("they have no common record of a loss, or of what"));
+  for (const char* judge : {"eval_loss", "loss,eval_loss"}) {
+    const Result lacking = MustCompare(both + " --judge=" + judge, 2);
+    EXPECT_THAT(lacking.out, HasSubstr("they have no common record of a loss, or of what"))
+        << judge;
+  }
   std::ofstream(root_ / "log") << "step 10/30 | loss nan | lr 1.00e-03\n";
   EXPECT_EQ(Compare(both + " --last-step=10").exit_code, 1);
   EXPECT_EQ(Compare(Path("log") + " " + Path("log")).exit_code, 0);

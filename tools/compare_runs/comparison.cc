@@ -152,12 +152,12 @@ RunComparison CompareRuns(const RunRecords& a, const RunRecords& b, const Compar
                                  {"grad_norm", &StepRecord::grad_norm},
                                  {"lr", &StepRecord::lr},
                                  {"tokens_per_second", &StepRecord::tokens_per_second}};
-  const auto is_judged = [&options](const std::string& name) {
-    return options.judged.empty() ? name != "tokens_per_second" : options.judged.contains(name);
+  const auto quantity_of = [&options](const std::string& name) {
+    const bool named = options.judged.contains(name);
+    const bool by_default = options.judged.empty() && name != "tokens_per_second";
+    return ComparedQuantity{.name = name, .judged = named || by_default, .named = named};
   };
-  for (const Column& column : kColumns) {
-    result.quantities.push_back({.name = column.name, .judged = is_judged(column.name)});
-  }
+  for (const Column& column : kColumns) result.quantities.push_back(quantity_of(column.name));
   ForEachStep(a.steps, b.steps, options, result.only_a, result.only_b,
               [&](int64_t step, const StepRecord& x, const StepRecord& y) {
                 for (size_t i = 0; i < std::size(kColumns); ++i) {
@@ -166,7 +166,7 @@ RunComparison CompareRuns(const RunRecords& a, const RunRecords& b, const Compar
                                b.Rounding(step, number), result.quantities[i]);
                 }
               });
-  ComparedQuantity evaluation{.name = "eval_loss", .judged = is_judged("eval_loss")};
+  ComparedQuantity evaluation = quantity_of("eval_loss");
   ForEachStep(a.evaluation_losses, b.evaluation_losses, options, result.only_a_evaluations,
               result.only_b_evaluations, [&](int64_t step, double x, double y) {
                 comparer.Add(step, x, y, a.EvaluationRounding(step), b.EvaluationRounding(step),
@@ -190,13 +190,13 @@ bool RunComparison::equal() const {
 }
 
 bool RunComparison::comparable() const {
-  const auto any = [this](const auto& matters) {
-    return std::any_of(quantities.begin(), quantities.end(), [&](const ComparedQuantity& quantity) {
-      return quantity.compared > 0 && matters(quantity);
-    });
-  };
-  return any([](const ComparedQuantity& quantity) { return quantity.name.ends_with("loss"); }) &&
-         any([](const ComparedQuantity& quantity) { return quantity.judged; });
+  return std::ranges::any_of(quantities,
+                             [](const ComparedQuantity& quantity) {
+                               return quantity.compared > 0 && quantity.name.ends_with("loss");
+                             }) &&
+         std::ranges::none_of(quantities, [](const ComparedQuantity& quantity) {
+           return quantity.named && quantity.compared == 0;
+         });
 }
 
 const ComparedQuantity* RunComparison::first_difference() const {

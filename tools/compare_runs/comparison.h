@@ -35,6 +35,7 @@ struct CompareOptions {
 struct ComparedQuantity {
   std::string name;    // its field in metrics.jsonl
   bool judged = true;  // false: differences are shown, but permitted
+  bool named = false;  // in CompareOptions::judged
   int64_t compared = 0;
   int64_t equal_bits = 0;
   double largest_difference = 0;  // relative, or absolute if the comparison is
@@ -64,8 +65,8 @@ struct RunComparison {
   std::vector<int64_t> only_a_evaluations, only_b_evaluations;
 
   bool equal() const;
-  // Returns whether the runs have the loss of a step or an evaluation in common, and a judged
-  // quantity.
+  // Returns whether the runs have the loss of a step or an evaluation in common, and every quantity
+  // that is named.
   bool comparable() const;
   // Returns the judged quantity that differs at the earliest step; null if no judged quantity
   // differs.
