@@ -13,10 +13,9 @@ CUDA_ONLY = select({
     "//conditions:default": ["//third_party/cuda:unavailable"],
 })
 
-# Machine code for A100 and H100/H200, and PTX that later devices compile for themselves.
+# Machine code for A100 and H100/H200 from one PTX, which later devices compile for themselves.
 _ARCHITECTURES = [
-    "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+    "-gencode=arch=compute_80,code=[sm_80,sm_90,compute_80]",
 ]
 
 # Machine code for H100/H200 alone, with instructions that no later device has.
