@@ -23,10 +23,7 @@ struct RowState {
 // Combines the values of a row's four lanes.
 template <typename Combine>
 TESSERA_DEVICE float OverRow(float value, Combine combine) {
-  for (int distance = 1; distance < 4; distance *= 2) {
-    value = combine(value, simt::ShuffleXor(simt::kAllLanes, value, distance));
-  }
-  return value;
+  return simt::CombineLanes<1, 2>(simt::kAllLanes, value, combine);
 }
 
 // Turns scores into exp(score - maximum); earlier sums are multiplied by `corrections`.

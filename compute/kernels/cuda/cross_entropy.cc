@@ -139,11 +139,7 @@ TESSERA_KERNEL void CrossEntropyRows(SoftmaxRows<T> rows, Stats* stats, Stats* c
   for_own_runs(rows.valid, [&](int64_t column, float(&values)[kCount]) {
     AddLogits(values, rows.valid - column, &part);
   });
-  for (int distance = simt::kWarpSize / 2; distance > 0; distance /= 2) {
-    const SoftmaxPart other = {simt::ShuffleXor(simt::kAllLanes, part.max, distance),
-                               simt::ShuffleXor(simt::kAllLanes, part.sum, distance)};
-    part = Combine(part, other);
-  }
+  part = simt::CombineLanes<16, 8, 4, 2, 1>(simt::kAllLanes, part, Combine);
   if (simt::Lane() == 0) parts.Set(simt::WarpIndex(), part);
   simt::SyncThreads();
   if (simt::ThreadIndex() == 0) {

@@ -76,9 +76,8 @@ TESSERA_DEVICE double SumBlock(const T* x, int64_t count, bool squares) {
   const int64_t whole = count / simt::kWarpSize * simt::kWarpSize;
   double sum = 0;
   for (int64_t i = simt::Lane(); i < whole; i += simt::kWarpSize) sum += term(i);
-  for (const int distance : {8, 16, 4, 2, 1}) {
-    sum += simt::ShuffleXor(simt::kAllLanes, sum, distance);
-  }
+  sum = simt::CombineLanes<8, 16, 4, 2, 1>(simt::kAllLanes, sum,
+                                           [](double a, double b) { return a + b; });
   for (int64_t i = whole; i < count; ++i) sum += term(i);
   return sum;
 }

@@ -24,6 +24,9 @@
 //   SyncWarp()                              every lane of the warp; orders its shared memory
 //   ShuffleXor(lanes, value, distance)      every lane named by `lanes`, itself named by it
 //   ShuffleFrom(lanes, value, source)       likewise; `source` must be one of `lanes`
+//   CombineLanes<distances...>(lanes, value, combine)
+//                                           for each distance, the lane's value becomes combine(its
+//                                           own, that of ShuffleXor())
 //   AtomicAdd(address, value)               integers only: float atomics are not deterministic
 //   AwaitTurn(turn, count)                  until so many blocks have passed it
 //   PassTurn(turn)                          one thread, after a barrier: the block's turn is over
@@ -112,10 +115,7 @@ TESSERA_DEVICE int WarpIndex() { return ThreadIndex() / kWarpSize; }
 // The order of additions is fixed: lanes 16 apart first, adjacent ones last.
 template <typename T>
 TESSERA_DEVICE T WarpSum(T value) {
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    value += ShuffleXor(kAllLanes, value, distance);
-  }
-  return value;
+  return CombineLanes<16, 8, 4, 2, 1>(kAllLanes, value, [](T a, T b) { return a + b; });
 }
 
 }  // namespace tessera::simt

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -28,21 +29,27 @@ TESSERA_DEVICE int64_t BlockZ() { return blockIdx.z; }
 TESSERA_DEVICE void SyncThreads() { __syncthreads(); }
 TESSERA_DEVICE void SyncWarp() { __syncwarp(); }
 
+// By words, of which values consist.
 template <typename T>
 TESSERA_DEVICE T ShuffleXor(uint32_t lanes, T value, int distance) {
-  return __shfl_xor_sync(lanes, value, distance);
+  auto words = std::bit_cast<Pack<uint32_t, sizeof(T) / 4>>(value);
+#pragma unroll
+  for (uint32_t& word : words.elements) word = __shfl_xor_sync(lanes, word, distance);
+  return std::bit_cast<T>(words);
 }
 
 template <typename T>
 TESSERA_DEVICE T ShuffleFrom(uint32_t lanes, T value, int source) {
-  return __shfl_sync(lanes, value, source);
+  auto words = std::bit_cast<Pack<uint32_t, sizeof(T) / 4>>(value);
+#pragma unroll
+  for (uint32_t& word : words.elements) word = __shfl_sync(lanes, word, source);
+  return std::bit_cast<T>(words);
 }
 
-template <typename T, int kCount>
-TESSERA_DEVICE Pack<T, kCount> ShuffleFrom(uint32_t lanes, Pack<T, kCount> pack, int source) {
-#pragma unroll
-  for (T& element : pack.elements) element = __shfl_sync(lanes, element, source);
-  return pack;
+template <int... kDistances, typename T, typename Combine>
+TESSERA_DEVICE T CombineLanes(uint32_t lanes, T value, const Combine& combine) {
+  ((value = combine(value, ShuffleXor(lanes, value, kDistances))), ...);
+  return value;
 }
 
 TESSERA_DEVICE int32_t AtomicAdd(int32_t* address, int32_t value) {

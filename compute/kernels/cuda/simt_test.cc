@@ -163,6 +163,14 @@ TESSERA_KERNEL void ShufflesUnderTwoMasks() {
   ShuffleXor(Lane() < 16 ? 0xffffu : kAllLanes, Lane(), 1);
 }
 
+// Numbers that show the order of the operands: lanes 0 to 3 have 02, 13, 20 and 31 after a distance
+// of 2.
+TESSERA_KERNEL void CombinesLanes(uint32_t mask, int users, int* out) {
+  if (Lane() >= users) return;
+  out[ThreadIndex()] =
+      CombineLanes<2, 1>(mask, Lane() % 4, [](int a, int b) { return a * 10 + b; });
+}
+
 TESSERA_KERNEL void ShufflesWhereOthersWait() {
   if (Lane() < 16) {
     ShuffleXor(kAllLanes, Lane(), 1);
@@ -180,6 +188,20 @@ TEST_F(SimtTest, WrongLaneMaskIsFound) {
   EXPECT_THAT(ErrorOf<ShufflesWhereOthersWait>(0), HasSubstr("waits at the barrier"));
   Launch<ShufflesUnder>({2}, kThreads, 0, nullptr, 0xffff, 16);
   Launch<ShufflesFrom>({2}, kThreads, 0, nullptr, 0xffff, 15);
+}
+
+TEST_F(SimtTest, LanesAreCombinedInTheOrderOfTheirDistances) {
+  std::vector<int> out(kThreads);
+  Launch<CombinesLanes>({1}, kThreads, 0, nullptr, kAllLanes, 32, out.data());
+  EXPECT_EQ(TakeLaunchError(), "");
+  for (int thread = 0; thread < kThreads; ++thread) {
+    EXPECT_EQ(out[thread], std::vector<int>({33, 132, 231, 330})[thread % 4]) << thread;
+  }
+  const auto error = [&](uint32_t mask, int users) {
+    return ErrorOf<CombinesLanes>(0, mask, users, out.data());
+  };
+  EXPECT_THAT(error(kAllLanes, 31), HasSubstr("has returned"));
+  EXPECT_THAT(error(7, 3), HasSubstr("which the lane mask does not name"));
 }
 
 // Only the first block writes.
@@ -322,6 +344,9 @@ TEST_F(SimtTest, CopiesArriveWhenTheyAreWaitedFor) {
   EXPECT_THAT(error(Fault::kNoBarrier), HasSubstr("shared memory"));
   EXPECT_THAT(error(Fault::kNoBarrierBefore), HasSubstr("in between"));
   EXPECT_THAT(error(Fault::kNoWaitAtTheEnd), HasSubstr("has not waited for its copies"));
+  // The next block knows nothing of copies on their way when an error ended the last one.
+  Launch<CopiesPacks>({2}, kThreads, kBytes, nullptr, from, to, Fault::kNone);
+  EXPECT_EQ(TakeLaunchError(), "");
   EXPECT_THAT(ErrorOf<CopiesPacks>(kBytes, from + 1, to, Fault::kNone), HasSubstr("not aligned"));
 }
 

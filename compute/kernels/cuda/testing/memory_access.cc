@@ -29,8 +29,9 @@ bool Race(GlobalAccess::Kind kind, uint32_t other, const char* how, std::string*
 
 void SharedAccess::Reset(int64_t bytes, int threads) {
   memory_.assign(bytes, static_cast<char>(0xff));
-  cells_.assign((bytes + kCellBytes - 1) / kCellBytes, Cell());
-  block_epoch_ = 1;
+  const auto cells = static_cast<size_t>((bytes + kCellBytes - 1) / kCellBytes);
+  if (cells_.size() < cells) cells_.resize(cells);
+  first_epoch_ = ++block_epoch_;
   warp_epochs_.assign((threads + kWarpSize - 1) / kWarpSize, 1);
   fences_.assign(threads, 0);
   published_ = fences_;
@@ -53,7 +54,7 @@ bool SharedAccess::AddsNothing(const Cell& cell, int thread, uint32_t warp_epoch
 }
 
 const char* SharedAccess::CheckRead(Cell& cell, int thread) const {
-  if (cell.write_epoch == 0) return "reads shared memory that nothing has written";
+  if (cell.write_epoch < first_epoch_) return "reads shared memory that nothing has written";
   if (!Ordered(thread, cell.writer, cell.write_epoch, cell.write_warp_epoch)) {
     return "reads what another thread wrote with no barrier in between";
   }
@@ -76,8 +77,7 @@ const char* SharedAccess::CheckRead(Cell& cell, int thread) const {
 
 const char* SharedAccess::CheckWrite(Cell& cell, int thread) const {
   const int warp = thread / kWarpSize;
-  if (cell.write_epoch != 0 &&
-      !Ordered(thread, cell.writer, cell.write_epoch, cell.write_warp_epoch)) {
+  if (!Ordered(thread, cell.writer, cell.write_epoch, cell.write_warp_epoch)) {
     return "writes what another thread wrote with no barrier in between";
   }
   const bool read_since = cell.read_epoch == block_epoch_;

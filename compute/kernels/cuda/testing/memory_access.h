@@ -27,8 +27,11 @@ inline constexpr int64_t kCellBytes = 2;  // that are recorded together
 // writer.
 class SharedAccess {
  public:
-  // Begins a new block: memory is all ones, which is NaN in every floating type.
+  // Begins a new block: memory is all ones, which is NaN in every floating type. What the last
+  // block has recorded is of earlier epochs.
   void Reset(int64_t bytes, int threads);
+  // Forgets a block that an error has ended, amid copies and products.
+  void Abandon() { cells_.clear(); }
   // A thread's use of memory; kReadByWarp: any lane of its warp may be the reader.
   enum class Use { kRead, kReadByWarp, kWrite, kCopy };
   void SyncBlock() {
@@ -59,7 +62,7 @@ class SharedAccess {
  private:
   // The last accesses to two adjacent bytes.
   struct Cell {
-    uint32_t write_epoch = 0;  // 0: not written in this block
+    uint32_t write_epoch = 0;
     uint32_t write_warp_epoch = 0;
     uint32_t read_epoch = 0;
     uint32_t read_warp_epoch = 0;
@@ -85,7 +88,8 @@ class SharedAccess {
 
   std::vector<char> memory_;
   std::vector<Cell> cells_;
-  uint32_t block_epoch_ = 1;
+  // The number of barriers and blocks so far, and the number where this block has begun.
+  uint32_t block_epoch_ = 0, first_epoch_ = 0;
   std::vector<uint32_t> warp_epochs_;
   // The number of fences of each thread, and as of the block's last barrier.
   std::vector<uint32_t> fences_, published_;

@@ -67,6 +67,28 @@ void ApplyArithmetic() {
                                                         : 0);
 }
 
+// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). Each
+// switch of threads takes a number.
+class Random {
+ public:
+  using result_type = uint64_t;
+  explicit Random(uint64_t seed) : state_(seed) {}
+  static constexpr uint64_t min() { return 0; }
+  static constexpr uint64_t max() { return UINT64_MAX; }
+  uint64_t operator()() {
+    state_ += 0x9e3779b97f4a7c15;
+    uint64_t x = state_;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+  }
+  // Returns a number below `end`, which has 32 bits.
+  size_t Below(size_t end) { return ((*this)() >> 32) * end >> 32; }
+
+ private:
+  uint64_t state_;
+};
+
 enum class State { kNotStarted, kReady, kAtBarrier, kAtMeeting, kDone };
 
 // A thread of the block that runs.
@@ -96,7 +118,7 @@ class Simulator {
  public:
   void SetOptions(const SimulatorOptions& options) {
     options_ = options;
-    random_.seed(options.seed);
+    random_ = Random(options.seed);
   }
   void SetSimulatedArithmetic(Arithmetic arithmetic) { internal::arithmetic = arithmetic; }
 
@@ -138,7 +160,7 @@ class Simulator {
   std::string Describe(int index) const;
 
   SimulatorOptions options_;
-  std::mt19937_64 random_{options_.seed};
+  Random random_{options_.seed};
   std::string& error_ = LaunchError();
   Counters counters_;
   std::string kernel_;
@@ -257,12 +279,12 @@ void Simulator::RunBlock(int threads, int64_t shared_bytes,
       error_ = Deadlock();
       break;
     }
-    const size_t choice = std::uniform_int_distribution<size_t>(0, runnable_.size() - 1)(random_);
-    const int index = std::exchange(runnable_[choice], runnable_.back());
+    const int index = std::exchange(runnable_[random_.Below(runnable_.size())], runnable_.back());
     runnable_.pop_back();
     RunThread(index, thread_body);
   }
   if (const std::string wrong = products_.CheckEnd(); !wrong.empty()) SetError(wrong);
+  if (!error_.empty()) shared_.Abandon();
   for (Thread& thread : threads_) {
     if (thread.state == State::kDone || thread.fiber == nullptr) continue;
     thread.fiber->Reset();
@@ -509,13 +531,37 @@ void CheckGlobal(const void* address, int64_t bytes, GlobalAccess::Kind kind) {
   running->CheckGlobal(address, bytes, kind);
 }
 
-void SetError(const std::string& what) { ThisSimulator().SetError(what); }
+void SetError(const std::string& what) { running->SetError(what); }
 
-void EndThread() { ThisSimulator().EndThread(); }
+void EndThread() { running->EndThread(); }
 
 void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
                Site site) {
-  ThisSimulator().Meet(kind, lanes, input, output, exchange, site);
+  running->Meet(kind, lanes, input, output, exchange, site);
+}
+
+void CheckSource(const void* const inputs[kWarpSize], int lane, int from) {
+  if (from >= 0 && from < kWarpSize && inputs[from] != nullptr) return;
+  SetError("lane " + std::to_string(lane) + " reads from lane " + std::to_string(from) +
+           ", which the lane mask does not name");
+  EndThread();
+}
+
+void OutOfBounds(int64_t i, int64_t count) {
+  SetError("element " + std::to_string(i) + " of an array of " + std::to_string(count) +
+           " in shared memory");
+  EndThread();
+}
+
+void TakesTooMuch(int64_t bytes) {
+  SetError("takes " + std::to_string(bytes) + " bytes of shared memory, launched with " +
+           std::to_string(SharedBytes()));
+  EndThread();
+}
+
+void PackIsNotAligned() {
+  SetError("a pack in shared memory is not aligned");
+  EndThread();
 }
 
 char* AccessShared(int64_t begin_byte, int64_t bytes, Use use) {
@@ -534,7 +580,7 @@ void CopyInTurn(const int32_t* turn, const void* used, const void* from, int64_t
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-int64_t SharedBytes() { return ThisSimulator().shared().bytes(); }
+int64_t SharedBytes() { return running->shared().bytes(); }
 
 void CopyAsync(char* to, const void* from) {
   if (from != nullptr) AccessGlobal(from, 16, GlobalAccess::Kind::kRead);
@@ -582,9 +628,9 @@ int32_t AtomicAdd(int32_t* address, int32_t value) {
 void AwaitTurn(const int32_t* turn, int32_t count) { internal::running->AwaitTurn(turn, count); }
 void PassTurn(int32_t* turn) { internal::running->PassTurn(turn); }
 
-void WaitForCopies() { internal::ThisSimulator().shared().FinishCopies(internal::position.thread); }
+void WaitForCopies() { internal::running->shared().FinishCopies(internal::position.thread); }
 
-void FenceProxy() { internal::ThisSimulator().shared().FenceProxy(internal::position.thread); }
+void FenceProxy() { internal::running->shared().FenceProxy(internal::position.thread); }
 
 void FenceRegisters(std::initializer_list<Registers> registers, Site site) {
   internal::MeetLanes(
@@ -594,7 +640,7 @@ void FenceRegisters(std::initializer_list<Registers> registers, Site site) {
         for (int lane = 0; lane < kWarpSize; ++lane) {
           lanes[lane] = static_cast<const std::initializer_list<Registers>*>(inputs[lane]);
         }
-        internal::ThisSimulator().products().Fence(internal::position.thread, lanes);
+        internal::running->products().Fence(internal::position.thread, lanes);
       },
       site);
 }
@@ -607,7 +653,7 @@ void QueueProduct(const QueuedProduct& product) {
         for (int lane = 0; lane < kWarpSize; ++lane) {
           lanes[lane] = static_cast<const QueuedProduct*>(inputs[lane]);
         }
-        internal::Simulator& simulator = internal::ThisSimulator();
+        internal::Simulator& simulator = *internal::running;
         simulator.Require(simulator.products().Queue(internal::position.thread, lanes));
       },
       product.site);
@@ -617,20 +663,20 @@ void FinishProducts(Site site) {
   internal::MeetLanes(
       "a wait for products", kAllLanes, &site, nullptr,
       [](const void* const inputs[kWarpSize], void* const*) {
-        internal::Simulator& simulator = internal::ThisSimulator();
+        internal::Simulator& simulator = *internal::running;
         simulator.Require(simulator.products().Finish(internal::position.thread,
                                                       *static_cast<const Site*>(inputs[0])));
       },
       site);
 }
 
-void SyncThreads(Site site) { internal::ThisSimulator().Barrier(site); }
+void SyncThreads(Site site) { internal::running->Barrier(site); }
 
 void SyncWarp(Site site) {
   internal::MeetLanes(
       "a warp's barrier", kAllLanes, nullptr, nullptr,
       [](const void* const*, void* const*) {
-        internal::ThisSimulator().shared().SyncWarp(internal::position.thread / kWarpSize);
+        internal::running->shared().SyncWarp(internal::position.thread / kWarpSize);
       },
       site);
 }

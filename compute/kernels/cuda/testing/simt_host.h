@@ -102,6 +102,13 @@ inline constexpr int kMaxExchangeBytes = 64;
 using Exchange = void (*)(const void* const inputs[kWarpSize], void* const outputs[kWarpSize]);
 void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
                Site site);
+// Ends the running thread if `lane` reads from a lane that has not come to the meeting.
+void CheckSource(const void* const inputs[kWarpSize], int lane, int from);
+
+// End the running thread, which uses shared memory wrongly.
+[[noreturn]] void OutOfBounds(int64_t i, int64_t count);
+[[noreturn]] void TakesTooMuch(int64_t bytes);
+[[noreturn]] void PackIsNotAligned();
 
 // Checks an access of the running thread to shared memory, and returns its address.
 char* AccessShared(int64_t begin_byte, int64_t bytes, Use use);
@@ -145,6 +152,43 @@ void WaitForCopies();
 void SyncThreads(Site site = Site::Here());
 void SyncWarp(Site site = Site::Here());
 
+// In one meeting of the lanes.
+template <int... kDistances, typename T, typename Combine>
+T CombineLanes(uint32_t lanes, T value, const Combine& combine, Site site = Site::Here()) {
+  struct Offer {
+    T value;
+    const Combine* combine;
+  };
+  static_assert(sizeof(Offer) <= internal::kMaxExchangeBytes);
+  const Offer offer = {value, &combine};
+  T result = value;
+  internal::MeetLanes(
+      "a shuffle", lanes, &offer, &result,
+      [](const void* const inputs[kWarpSize], void* const outputs[kWarpSize]) {
+        T values[sizeof...(kDistances) + 1][kWarpSize];
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+          if (inputs[lane] != nullptr) {
+            values[0][lane] = static_cast<const Offer*>(inputs[lane])->value;
+          }
+        }
+        const auto step = [&](int distance, const T* before, T* after) {
+          for (int lane = 0; lane < kWarpSize; ++lane) {
+            if (inputs[lane] == nullptr) continue;
+            internal::CheckSource(inputs, lane, lane ^ distance);
+            const Offer& own = *static_cast<const Offer*>(inputs[lane]);
+            after[lane] = (*own.combine)(before[lane], before[lane ^ distance]);
+          }
+        };
+        int round = 0;
+        ((step(kDistances, values[round], values[round + 1]), ++round), ...);
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+          if (inputs[lane] != nullptr) *static_cast<T*>(outputs[lane]) = values[round][lane];
+        }
+      },
+      site);
+  return result;
+}
+
 template <typename T>
 T ShuffleFrom(uint32_t lanes, T value, int source, Site site = Site::Here()) {
   struct Offer {
@@ -160,11 +204,7 @@ T ShuffleFrom(uint32_t lanes, T value, int source, Site site = Site::Here()) {
         for (int lane = 0; lane < kWarpSize; ++lane) {
           if (inputs[lane] == nullptr) continue;
           const int from = static_cast<const Offer*>(inputs[lane])->source;
-          if (from < 0 || from >= kWarpSize || inputs[from] == nullptr) {
-            internal::SetError("lane " + std::to_string(lane) + " reads from lane " +
-                               std::to_string(from) + ", which the lane mask does not name");
-            internal::EndThread();
-          }
+          internal::CheckSource(inputs, lane, from);
           *static_cast<T*>(outputs[lane]) = static_cast<const Offer*>(inputs[from])->value;
         }
       },
@@ -193,7 +233,9 @@ class SharedArray {
     internal::WriteShared(Place(i, 2), word);
   }
   SharedArray Slice(int begin, int count) const {
-    if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count, count_);
+    if (begin < 0 || count < 0 || begin + count > count_) {
+      internal::OutOfBounds(begin + count, count_);
+    }
     return SharedArray(begin_byte_ + begin * Bytes(1), count);
   }
   static constexpr int kPack = 16 / sizeof(T);
@@ -213,22 +255,13 @@ class SharedArray {
 
  private:
   static int64_t Bytes(int64_t count) { return count * static_cast<int64_t>(sizeof(T)); }
-  // Not a method, so that the compiler can hold an array in registers.
-  [[noreturn]] static void OutOfBounds(int64_t i, int64_t count) {
-    internal::SetError("element " + std::to_string(i) + " of an array of " + std::to_string(count) +
-                       " in shared memory");
-    internal::EndThread();
-  }
   int64_t Place(int i, int count) const {
-    if (i < 0 || i + count > count_) OutOfBounds(i, count_);
+    if (i < 0 || i + count > count_) internal::OutOfBounds(i, count_);
     return begin_byte_ + Bytes(i);
   }
 
   int64_t PackPlace(int i) const {
-    if ((begin_byte_ + Bytes(i)) % 16 != 0) {
-      internal::SetError("a pack in shared memory is not aligned");
-      internal::EndThread();
-    }
+    if ((begin_byte_ + Bytes(i)) % 16 != 0) internal::PackIsNotAligned();
     return Place(i, kPack);
   }
   char* AccessPack(int i, internal::Use use) const {
@@ -245,12 +278,7 @@ class SharedMemory {
   SharedArray<T> Take(int count) {
     const SharedArray<T> array(next_, count);
     const int64_t end = next_ + count * static_cast<int64_t>(sizeof(T));
-    if (end > internal::SharedBytes()) {
-      internal::SetError("takes " + std::to_string(end) +
-                         " bytes of shared memory, launched with " +
-                         std::to_string(internal::SharedBytes()));
-      internal::EndThread();
-    }
+    if (end > internal::SharedBytes()) internal::TakesTooMuch(end);
     next_ = (end + 15) / 16 * 16;
     return array;
   }
