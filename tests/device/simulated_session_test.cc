@@ -84,8 +84,10 @@ TEST_P(TopologyTest, IsResumedThereAndOnTheProcessors) {
   EXPECT_EQ(DigestsOf("gpus_resumed", kLastStep), DigestsOf("gpus", kLastStep));
 }
 
+// With bf16, there are weights of both dtypes; IsResumedThereAndOnTheProcessors has fp32.
 TEST_P(TopologyTest, LoadsAndSavesTheSameStateOnProcessorsAndBack) {
   for (const bool bf16 : {false, true}) {
+    if (!bf16 && GetParam() != std::string("single")) continue;
     const auto config = [&](const std::string& name, const std::string& topology, bool on_gpus) {
       TrainConfig made = Config(absl::StrCat(name, bf16), topology, on_gpus);
       made.mutable_training()->set_bf16(bf16);
@@ -108,8 +110,8 @@ INSTANTIATE_TEST_SUITE_P(Topologies, TopologyTest,
 
 // A schedule is the order in which what is queued on the streams of all GPUs, messages, and the
 // blocks and threads of kernels run. Losses, the evaluation and the weights of both saves have the
-// same bits in five of them. Without the waits for events that order the streams, they do not.
-TEST_F(SimulatedSessionTest, FiveSchedulesHaveTheSameBits) {
+// same bits in three of them. Without the waits for events that order the streams, they do not.
+TEST_F(SimulatedSessionTest, ThreeSchedulesHaveTheSameBits) {
   const auto train = [&](uint64_t seed, bool waits) {
     const TrainConfig config =
         Config(absl::StrCat("schedule", seed, waits), "dp2_zero2_tp2_pp2", /*on_gpus=*/true);
@@ -118,7 +120,7 @@ TEST_F(SimulatedSessionTest, FiveSchedulesHaveTheSameBits) {
                               .drops_wait = [=](int64_t) { return !waits; }});
     return Run(config, devices, Train).status();
   };
-  for (uint64_t seed = 0; seed < 5; ++seed) {
+  for (uint64_t seed = 0; seed < 3; ++seed) {
     ASSERT_OK(train(seed, /*waits=*/true)) << seed;
     const std::string name = absl::StrCat("schedule", seed, true);
     EXPECT_EQ(LossesOf(name), LossesOf("schedule01")) << seed;

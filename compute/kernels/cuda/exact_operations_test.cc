@@ -150,13 +150,13 @@ class RandomShapesTest : public ExactOperationsTest {
 };
 
 TEST_F(RandomShapesTest, RowsHaveTheBitsOfProcessors) {
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 16; ++i) {
     ExpectSameBits(Rows(random_.Integer(1, 150), random_.Integer(1, i % 8 == 0 ? 5000 : 100)));
   }
 }
 
 TEST_F(RandomShapesTest, AttentionHasTheBitsOfProcessors) {
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < 6; ++i) {
     ExpectSameBits(Heads(random_.Integer(1, 100), random_.Integer(1, 129), random_.Integer(1, 4),
                          i % 3 == 0 ? 0.2 : 0));
   }
