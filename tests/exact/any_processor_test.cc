@@ -168,9 +168,9 @@ void ExpectSameBits(Words command, int runs, const std::string& kinds = "*") {
 }
 
 TEST(AnyProcessorsTest, EveryInstructionSetHasTheSameBits) {
-  const int all = std::getenv(kRuns) == nullptr ? 2 : std::atoi(std::getenv(kRuns));
+  const int all = std::getenv(kRuns) == nullptr ? 1 : std::atoi(std::getenv(kRuns));
   for (const CpuLevel level : {CpuLevel::kSse4, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
-    if (level > EffectiveCpuLevel()) break;
+    if (level >= EffectiveCpuLevel()) break;  // which the tests above have
     SCOPED_TRACE(std::string(CpuLevelName(level)));
     ExpectSameBits({absl::StrCat("TESSERA_CPU=", std::string(CpuLevelName(level)))}, all);
   }
