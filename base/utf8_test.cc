@@ -25,8 +25,12 @@ std::string EncodeCodePoint(uint32_t c, int bytes) {
   return text;
 }
 
-TEST(Utf8, EveryCodePointInItsShortestFormOnly) {
+// All of the first code points, those at the ends of ranges, and some of the others.
+bool IsTried(uint32_t c) { return c < 0x3000 || (c + 2) % 0x800 < 4 || c % 61 == 0; }
+
+TEST(Utf8, CodePointsInTheirShortestFormOnly) {
   for (uint32_t c = 0; c <= 0x10FFFF + 100; ++c) {
+    if (!IsTried(c)) continue;
     const int shortest = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     const bool valid = c <= 0x10FFFF && (c < 0xD800 || c > 0xDFFF);
     ASSERT_EQ(Utf8Length(EncodeCodePoint(c, shortest)), valid ? shortest : 0) << c;
@@ -72,7 +76,7 @@ bool IsControl(uint32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }
 
 TEST(Printable, WhatNeedsNoEscapeIsUnchanged) {
   for (uint32_t c = 0; c <= 0x10FFFF; ++c) {
-    if (c >= 0xD800 && c <= 0xDFFF) continue;
+    if ((c >= 0xD800 && c <= 0xDFFF) || !IsTried(c)) continue;
     const std::string character = EncodeCodePoint(c, c < 0x80      ? 1
                                                      : c < 0x800   ? 2
                                                      : c < 0x10000 ? 3
