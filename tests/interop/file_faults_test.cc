@@ -240,16 +240,16 @@ class FileFaultsTest : public testing::ForeignTest,
     return folder;
   }
 
-  // Returns the files, but no more than two of one name in several folders.
+  // Returns the files; the first and the last of those whose names differ in their numbers alone.
   static std::set<fs::path> FilesOf(const fs::path& folder) {
-    std::set<fs::path> all, files;
+    std::map<std::string, std::set<fs::path>> alike;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-      if (entry.is_regular_file()) all.insert(entry.path());
+      std::string name = entry.path().filename();
+      std::erase_if(name, absl::ascii_isdigit);
+      if (entry.is_regular_file()) alike[name].insert(entry.path());
     }
-    std::map<fs::path, int> count;
-    for (const fs::path& file : all) {
-      if (++count[file.filename()] <= 2) files.insert(file);
-    }
+    std::set<fs::path> files;
+    for (const auto& [name, paths] : alike) files.insert({*paths.begin(), *paths.rbegin()});
     return files;
   }
 
