@@ -311,30 +311,29 @@ TEST_F(InPlaceSaveTest, AFailedSaveIsWaitedForWhileItsOtherWritesAreInFlight) {
 
 // An update that races with the save, through memory that does not suffice for a copy of all.
 TEST_F(InPlaceSaveTest, RacesWithAnUpdate) {
+  int threads = 0;
   for (const uint64_t staging_bytes : {uint64_t{1} << 20, UINT64_MAX}) {
-    for (const uint64_t alignment_bytes : {1, 16, 4096}) {
-      for (int i = 0; i < 3; ++i) {
-        SCOPED_TRACE(absl::StrCat(staging_bytes, " bytes, alignment ", alignment_bytes));
-        LocalState state = RowsOf(tensors_);
-        WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
-        watched.alignment_bytes = alignment_bytes;
-        options_.save.io_threads = 1 + i;
-        options_.save.staging_bytes = staging_bytes;
-        AsyncSaver saver(watched, options_);
-        saver.Start(1, state.dict);
-        for (const int t : {2, 0, 1}) {
-          const ShardedTensor& tensor = state.dict.tensors[t];
-          auto* const data = static_cast<std::byte*>(tensor.shards[0].data);
-          const size_t size = tensors_[t].bytes.size();
-          for (size_t at = 0; at < size; at += 256 << 10) {
-            Overwrite(saver, {data + at, std::min<size_t>(256 << 10, size - at)});
-          }
+    for (const uint64_t alignment_bytes : {1, 16, 4096, 16}) {
+      SCOPED_TRACE(absl::StrCat(staging_bytes, " bytes, alignment ", alignment_bytes));
+      LocalState state = RowsOf(tensors_);
+      WatchedStorage watched(storage_, [](auto) { return absl::OkStatus(); });
+      watched.alignment_bytes = alignment_bytes;
+      options_.save.io_threads = 1 + threads++ % 3;
+      options_.save.staging_bytes = staging_bytes;
+      AsyncSaver saver(watched, options_);
+      saver.Start(1, state.dict);
+      for (const int t : {2, 0, 1}) {
+        const ShardedTensor& tensor = state.dict.tensors[t];
+        auto* const data = static_cast<std::byte*>(tensor.shards[0].data);
+        const size_t size = tensors_[t].bytes.size();
+        for (size_t at = 0; at < size; at += 256 << 10) {
+          Overwrite(saver, {data + at, std::min<size_t>(256 << 10, size - at)});
         }
-        const std::vector<SaveOutcome> outcomes = saver.Finish();
-        ASSERT_OK(outcomes[0].report);
-        ExpectSaved();
-        ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
       }
+      const std::vector<SaveOutcome> outcomes = saver.Finish();
+      ASSERT_OK(outcomes[0].report);
+      ExpectSaved();
+      ASSERT_OK(storage_.DeleteTree(StepDirectoryName(1)));
     }
   }
 }

@@ -106,7 +106,7 @@ TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
 }
 
 TEST(S3CheckpointTest, SavedByFourRanksAndLoadedByThree) {
-  constexpr int64_t kRows = 12'000;  // 12 MB a rank: several parts each
+  constexpr int64_t kRows = 9'000;  // 9 MB a rank: two parts each
   S3Server server;
   const auto storage = MustOpen(server);
   ASSERT_OK(SaveStep(*storage, 7, 4, kRows));
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Vendors, S3VendorCheckpointTest,
                                          Vendor::kGoogle));
 
 TEST_P(S3VendorCheckpointTest, FailuresThatPassAreNotNoticed) {
-  constexpr int64_t kRows[] = {6'000, 500};  // uploaded in parts, and by one request
+  constexpr int64_t kRows[] = {4'300, 500};  // uploaded in parts, and by one request
   S3Server server({.vendor = GetParam()});
   const auto storage = MustOpen(server);
   for (const FaultKind kind : {FaultKind::kDrop, FaultKind::kLoseAnswer, FaultKind::kTear}) {
@@ -178,7 +178,7 @@ TEST(S3CheckpointTest, UploadsOfADeadSaveAreRemovedOnceTheyAreOld) {
                      .query = "uploadId",
                      .times = kForever});
   }
-  EXPECT_FALSE(SaveStep(*storage, 1, 2, 9'000).ok());
+  EXPECT_FALSE(SaveStep(*storage, 1, 2, 4'300).ok());
   EXPECT_GT(server.upload_count(), 0);
   server.ClearFaults();
   server.AgeUploads(absl::Hours(25));
