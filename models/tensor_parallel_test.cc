@@ -97,21 +97,22 @@ TEST_P(TensorParallelModelTest, ValuesAreTheSameForAnySharding) {
   }
 }
 
+// Two of the shards on a rank or one; what activations keep differs where there are most ranks.
 TEST_P(TensorParallelModelTest, NoBitDependsOnTheRanks) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const int shards : {2, 4}) {
-      ShardedRun run = Base(dtype, shards);
-      run.micro_batches = 2;
-      const ShardedResult expected = RunSharded(run);
-      for (int ranks = 1; ranks <= shards; ranks *= 2) {
-        for (const bool sequence_parallel : {false, true}) {
-          for (const auto use : {ActivationUse::kTraining, ActivationUse::kTrainingWithNorms,
-                                 ActivationUse::kTrainingRecompute}) {
-            run.ranks = ranks;
-            run.sequence_parallel = sequence_parallel;
-            run.use = use;
-            ExpectSameBits(RunSharded(run), expected, Describe(run));
-          }
+    ShardedRun run = Base(dtype, 4);
+    run.micro_batches = 2;
+    const ShardedResult expected = RunSharded(run);
+    for (const int ranks : {1, 2, 4}) {
+      for (const bool sequence_parallel : {false, true}) {
+        for (const auto use : {ActivationUse::kTraining, ActivationUse::kTrainingWithNorms,
+                               ActivationUse::kTrainingRecompute}) {
+          if (ranks == 1 && sequence_parallel) continue;
+          if (ranks == 2 && use != ActivationUse::kTraining) continue;
+          run.ranks = ranks;
+          run.sequence_parallel = sequence_parallel;
+          run.use = use;
+          ExpectSameBits(RunSharded(run), expected, Describe(run));
         }
       }
     }
