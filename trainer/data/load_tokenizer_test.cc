@@ -45,13 +45,13 @@ void ExpectRoundTrip(const Tokenizer& tokenizer, const std::string& text) {
   ASSERT_EQ(decoded, text);
 }
 
-// Some hundred kilobytes of the default corpus.
-std::string RealText() {
+// A part of the default corpus, a little more than `bytes`.
+std::string RealText(size_t bytes = 100000) {
   std::string text;
   const std::vector<std::string> paths = *Glob(*DefaultCorpusPattern());
   for (const std::string& path : paths) {
     text += *ReadFile(path, 16 << 20);
-    if (text.size() > 600000) break;
+    if (text.size() > bytes) break;
   }
   return text;
 }
@@ -60,7 +60,7 @@ std::string RealText() {
 const std::string& Model() {
   static const std::string* model = [] {
     std::vector<std::string> lines;
-    const std::string text = RealText();
+    const std::string text = RealText(600000);
     for (size_t begin = 0; begin < text.size();) {
       const size_t end = std::min(text.find('\n', begin), text.size());
       if (end > begin) lines.push_back(text.substr(begin, end - begin));
