@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <ostream>
 #include <set>
@@ -240,7 +241,8 @@ class FileFaultsTest : public testing::ForeignTest,
     return folder;
   }
 
-  // Returns the files; the first and the last of those whose names differ in their numbers alone.
+  // Returns the files; of those whose names differ in their numbers alone, the first, one in the
+  // middle and the last.
   static std::set<fs::path> FilesOf(const fs::path& folder) {
     std::map<std::string, std::set<fs::path>> alike;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -249,7 +251,10 @@ class FileFaultsTest : public testing::ForeignTest,
       if (entry.is_regular_file()) alike[name].insert(entry.path());
     }
     std::set<fs::path> files;
-    for (const auto& [name, paths] : alike) files.insert({*paths.begin(), *paths.rbegin()});
+    for (const auto& [name, paths] : alike) {
+      const auto middle = std::next(paths.begin(), static_cast<int>(paths.size() / 2));
+      files.insert({*paths.begin(), *middle, *paths.rbegin()});
+    }
     return files;
   }
 
