@@ -115,8 +115,9 @@ def package_of(label):
     build = SOURCE / package / "BUILD.bazel"
     name = name or build.parent.name
     declared = build.read_text() if build.exists() else ""
-    # A name, one of a list, the first of a tuple, or a key.
-    known = re.search(rf'^ *((name = )?"{name}"(,$|: )|\("{name}", )', declared, re.MULTILINE)
+    # A name, one of a list, the first of a tuple, or a key; or the program that cc_tests() makes.
+    known = (re.search(rf'^ *((name = )?"{name}"(,$|: )|\("{name}", )', declared, re.MULTILINE) or
+             name == "tests" and "cc_tests(" in declared)
     if not known and package != "...":
         raise Fault(f"no such target: {label}")
     return package
