@@ -459,16 +459,23 @@ CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
   short_model.steps = std::min<int64_t>(model.steps, 3);
   std::map<std::string, MeasuredProduct> products;
   int64_t steps = 0;
+  absl::Duration start;
   size_t measured = 0;
-  for (double longest = 0; measured < kComparedProposals; ++measured) {
-    const absl::Duration start = SteadyNow();
+  bool complete = false;
+  for (double longest = 0; !complete; longest = std::max(longest, SecondsSince(start))) {
+    start = SteadyNow();
     if (deadline.left_seconds() <= longest) break;
     const absl::Status status =
         MeasureProposal(device, short_model, folder, measured, &products, &steps);
     if (!status.ok()) return OutcomeOf(status);
-    longest = std::max(longest, SecondsSince(start));
+    // Where no product has as many proposals, none has more.
+    const bool found = std::ranges::any_of(products, [measured](const auto& product) {
+      return product.second.seconds[measured] < kNever;
+    });
+    measured += found ? 1 : 0;
+    complete = !found || measured == kComparedProposals;
   }
-  if (measured < 2) return deadline.LeftOut();
+  if (!complete && measured < 2) return deadline.LeftOut();
   double all = 0, gain = 0;
   std::string lines;
   cuda::ProductProposals fastest;
@@ -480,7 +487,7 @@ CheckOutcome MeasureProducts(TrainingDevice& device, const TimedModel& model,
     const bool gains = product.seconds[0] - *best > kShownChange * product.seconds[0];
     const auto chosen = gains ? best - product.seconds.begin() : 0;
     // A proposal that was not measured now may be the one that the table has.
-    if (gains || measured == kComparedProposals) fastest[name] = static_cast<int>(chosen);
+    if (gains || complete) fastest[name] = static_cast<int>(chosen);
     if (!gains) continue;
     gain += first - 1e3 * calls * *best;
     absl::StrAppendFormat(&lines, "\n%.1f of the %s: %.3f ms, by proposal %d: %.3f ms", calls, name,

@@ -254,8 +254,7 @@ TEST_F(ProposalsTest, AreMeasuredProductByProductAndWrittenToTheUsersTable) {
               HasSubstr("for train --product-table=" + folder_.File("tessera/products")));
   const cuda::ProductTable table = Table();
   ASSERT_EQ(table.size(), 1);
-  EXPECT_EQ(table.begin()->first, kDeviceName);
-  const cuda::ProductProposals& proposals = table.begin()->second.proposals;
+  const cuda::ProductProposals& proposals = table.at(kDeviceName).proposals;
   // The up projection, [2 x 16,128] in bf16, and the gradient of its input, [2 x 16,32].
   int larger = 0;
   for (const auto& [name, proposal] : proposals) {
@@ -299,9 +298,11 @@ TEST_F(ProposalsTest, AreShownIfTheTableCannotBeWrittenAtTheEnd) {
 }
 
 TEST_F(ProposalsTest, OfNoUseAreNotWritten) {
-  // No product has a proposal 3: what it takes instead is not measured.
-  OnMakingBackends([this](const auto& made) { advantage_ = made.proposal < 3 ? 0.01 : 0.5; });
+  // No product has a proposal 3: what it takes instead is not measured, and it is the last.
+  int last = 0;
+  OnMakingBackends([&](const auto& made) { advantage_ = (last = made.proposal) < 3 ? 0.01 : 0.5; });
   ASSERT_EQ(MeasureProducts(*device_, ShortModel(), folder_.path()).kind, CheckOutcome::kPassed);
+  EXPECT_EQ(last, 3);
   EXPECT_EQ(Table(), (cuda::ProductTable{{kDeviceName, {}}}));
 }
 

@@ -171,7 +171,7 @@ TrainingSizes SmallTraining() {
           .seq_length = 8,
           .batch = 2,
           .curve_steps = 3,
-          .same_bits_steps = 2};
+          .same_bits_steps = 1};
 }
 
 TrainingSizes FullTraining(bool quick) {
