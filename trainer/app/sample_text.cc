@@ -1,8 +1,10 @@
 #include "trainer/app/sample_text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compute/random/fixed_math.h"
 
@@ -44,6 +46,10 @@ absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenize
     const std::span<const int32_t> context =
         all.last(std::min<size_t>(all.size(), static_cast<size_t>(max_context)));
     TESSERA_ASSIGN_OR_RETURN(const std::vector<float> logits, next_logits(context));
+    if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); })) {
+      return absl::AbortedError(absl::StrCat("num_tokens_to_generate: the logits of token ", i + 1,
+                                             " are not finite: the weights are broken"));
+    }
     const int32_t next = ChooseToken(logits, config.temperature(), config.top_k(),
                                      RandomUniform(stream, static_cast<uint64_t>(i)));
     if (next == tokenizer.end_of_text()) break;

@@ -34,7 +34,7 @@ struct SampledToken {
 // Continues config.prompt() by num_tokens_to_generate tokens and passes each to `emit` immediately;
 // ends early at end of text. The model sees the last `max_context` tokens. Deterministic in
 // `stream`, so that ranks with the same logits choose the same tokens. Errors: those of the
-// tokenizer and of `next_logits`.
+// tokenizer and of `next_logits`; Aborted for logits that are not finite.
 absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,
                         const SamplingConfig& config, int64_t max_context,
                         const RandomStream& stream,

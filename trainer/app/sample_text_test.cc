@@ -1,6 +1,13 @@
 #include "trainer/app/sample_text.h"
 
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/testing.h"
 #include "gtest/gtest.h"
+#include "tokenizer/byte_tokenizer.h"
 
 namespace tessera {
 namespace {
@@ -37,6 +44,33 @@ TEST(ChooseTokenTest, TopKLeavesOutTheRest) {
 TEST(ChooseTokenTest, LowTemperatureSharpens) {
   const std::vector<float> logits{1.0f, 2.0f};
   EXPECT_EQ(ChooseToken(logits, 0.01, 0, 0.0001f), 1);
+}
+
+// The weights that a program has saved may be NaN, and every comparison with it is false.
+TEST(SampleTextTest, LogitsThatAreNotFiniteEndTheText) {
+  const ByteTokenizer tokenizer;
+  SamplingConfig config;
+  config.set_num_tokens_to_generate(3);
+  for (const float broken :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    std::string text;
+    const absl::Status status = SampleText(
+        [&](std::span<const int32_t> context) {
+          std::vector<float> logits(tokenizer.vocab_size());
+          logits['a'] = 100;
+          if (context.size() == 2) logits['b'] = broken;
+          return logits;
+        },
+        tokenizer, config, /*max_context=*/8, {},
+        [&](const SampledToken& token) {
+          text += token.text;
+          return absl::OkStatus();
+        });
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_NE(status.message().find("logits of token 2 are not finite"), std::string::npos)
+        << status;
+    EXPECT_EQ(text, "a");
+  }
 }
 
 }  // namespace
