@@ -105,9 +105,6 @@ Tensor Ids(Backend& backend, Shape shape, int32_t below) {
   return OnDevice(backend, std::move(ids));
 }
 
-// --- matrix products
-// ------------------------------------------------------------------------------
-
 // Hashes c = a b in each way that models multiply: activations by weights, plain and transposed,
 // gradients of weights, sums over shards.
 void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& hash) {
@@ -153,10 +150,7 @@ void HashAttention(Backend& backend, DType dtype, Hash& hash) {
   for (const Tensor* x : {&out, &log_sum_exp, &d_q, &d_k, &d_v}) hash.Add(*x);
 }
 
-// --- our own loops
-// --------------------------------------------------------------------------------
-
-// Rows and columns that do not fill a vector.
+// The hashes below are of our own loops. Rows and columns that do not fill a vector.
 constexpr int64_t kRows = 9, kColumns = 100;
 
 void HashNorms(Backend& backend, DType dtype, Hash& hash) {

@@ -121,9 +121,8 @@ class Checks {
     That(RowsOf(gate_up) == RowsOf(out) && ColumnsOf(gate_up) == 2 * ColumnsOf(out), gate_up,
          "does not have two columns for each of the output");
   }
-  // Operands [B,T,heads,D] of attention, dense in D.
-  // May there be more keys than queries?
-  enum class Keys { kAsQueries, kEarlierToo };
+  enum class Keys { kAsQueries, kEarlierToo };  // whether there may be more keys than queries
+  // Checks operands [B,T,heads,D] of attention, dense in D.
   void Heads(const TensorView& q, Views queries, const TensorView& k, Views keys,
              Keys which = Keys::kAsQueries) const {
     That(q.rank() == 4 && k.rank() == 4, q, "is not [B,T,H,D]");
