@@ -29,8 +29,8 @@
 #include "compute/kernels/cuda/products.h"
 #include "models/testing/profiling_backend.h"
 #include "tests/device/check/operations.h"
+#include "tests/device/check/trained_by_choice.h"
 #include "tests/device/check/training_checks.h"
-#include "trainer/step/trainer.h"
 
 namespace tessera::testing {
 namespace {
@@ -45,51 +45,9 @@ constexpr int64_t kStepsOfAWay = 5;
 // What a way takes, in trainings: three, and its checks, of which nothing is known at first.
 constexpr double kTrainingsToCompare = 3, kTrainingsOfAWay = kTrainingsToCompare + 2;
 
-// Lets the device compute with another backend during its lifetime.
-class WithBackend {
- public:
-  WithBackend(TrainingDevice& device, std::unique_ptr<Backend> backend)
-      : device_(device), own_(std::exchange(device.backend, std::move(backend))) {}
-  ~WithBackend() { device_.backend = std::move(own_); }
-  WithBackend(const WithBackend&) = delete;
-  WithBackend& operator=(const WithBackend&) = delete;
-
- private:
-  TrainingDevice& device_;
-  std::unique_ptr<Backend> own_;
-};
-
 cuda::ProductChoices Toggled(cuda::ProductChoices choices, const cuda::Way& way) {
   choices.*way.member = !(choices.*way.member);
   return choices;
-}
-
-struct TrainedByChoice {
-  absl::Status status;                         // of the checks and of training
-  double tokens_per_second = 0;                // the last time
-  std::map<std::string, double> milliseconds;  // of a step, the least; by operation
-  std::vector<double> results;                 // of each step: loss and norm
-};
-
-// Trains, and saves nothing. Results must be those that are there already.
-absl::Status TrainAgain(
-    TrainingDevice& device, TimedModel model, const std::string& folder, TrainedByChoice* trained,
-    const std::function<void()>& after_step = [] {}) {
-  model.saves = false;
-  std::vector<double> results;
-  TESSERA_ASSIGN_OR_RETURN(const TrainingFigures figures,
-                           MeasureTraining(model, &device, folder, [&](const StepResult& result) {
-                             results.insert(results.end(), {result.loss, result.grad_norm});
-                             after_step();
-                           }));
-  trained->tokens_per_second = figures.tokens_per_second;
-  if (trained->results.empty()) trained->results = results;
-  if (trained->results == results &&
-      std::ranges::all_of(results, [](double x) { return std::isfinite(x); })) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("the losses or norms of ", model.name,
-                                          " are not those of the run before, or not finite"));
 }
 
 // Also measures the operations, each of which is waited for.
@@ -152,14 +110,6 @@ bool AttendAlike(const cuda::ProductChoices& a, const cuda::ProductChoices& b) {
                       choices.attention_gradients_by_warpgroups);
   };
   return way(a) == way(b);
-}
-
-// Calls run() while the device computes by a choice.
-absl::Status WithChoice(TrainingDevice& device, const cuda::ProductChoices& choices,
-                        const std::function<absl::Status()>& run) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, device.make_backend(choices));
-  const WithBackend chosen(device, std::move(backend));
-  return run();
 }
 
 enum Round { kChecked, kProfiled, kTimed };

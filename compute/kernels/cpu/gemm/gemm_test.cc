@@ -286,7 +286,7 @@ TEST_F(ChainGemmTest, AddsTermsInTheTree) {
     int64_t m, n, k;
   };
   for (const Case& c : {Case{3, 20, 40}, Case{70, 50, 33}, Case{33, 400, 64}, Case{40, 35, 1100}}) {
-    for (const int64_t terms : {2, 3, 7}) {
+    for (const int64_t terms : {2, 3, 4, 7}) {
       const int variant = static_cast<int>(random_() % 8);
       const bool tiny = random_() % 2 == 0;
       SCOPED_TRACE(::testing::Message() << terms << " * " << c.m << "x" << c.n << "x" << c.k
