@@ -2,8 +2,8 @@
 #define TESSERA_STORAGE_OPEN_FILES_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 
@@ -14,9 +14,9 @@
 
 namespace tessera::internal {
 
-// The files of one storage that are open for reading. A process may have only so many descriptors
-// (ulimit -n), but a checkpoint of many ranks has more files. Therefore the files that were not
-// used for the longest time are closed, and opened again when they are read.
+// Files that are open for reading. A process may have only so many descriptors (ulimit -n), but a
+// checkpoint of many ranks has more files. Therefore those that were not used for the longest time
+// are closed, and opened again when they are read. The others take half of the descriptors at most.
 //
 // Thread-safe. Must outlive the files that Keep() returns.
 class OpenFiles {
@@ -24,23 +24,31 @@ class OpenFiles {
   using File = std::shared_ptr<const ReadableFile>;
   using Open = std::function<absl::StatusOr<File>()>;
 
+  // Those of all folders: they share the descriptors of the process.
+  static OpenFiles& OfProcess();
+
   // Returns a file that reads from `opened` and, once that was closed, from what `reopen` returns.
-  std::unique_ptr<ReadableFile> Keep(File opened, Open reopen);
+  // Each of these takes so many descriptors.
+  std::unique_ptr<ReadableFile> Keep(File opened, size_t descriptors, Open reopen);
 
  private:
   class KeptFile;
-  struct Used {
+  struct Opened {
+    const KeptFile* kept = nullptr;
     File file;
-    uint64_t at = 0;
   };
+  using List = std::list<Opened>;
 
   void Add(const KeptFile* kept, File file);
   absl::StatusOr<File> Find(const KeptFile* kept, const Open& reopen);
   void Remove(const KeptFile* kept);
+  // Moves the file, if it is open, to those that the caller closes without the mutex.
+  void Take(const KeptFile* kept, List& closed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Mutex mutex_;
-  uint64_t now_ ABSL_GUARDED_BY(mutex_) = 0;  // counts the uses
-  std::map<const KeptFile*, Used> open_ ABSL_GUARDED_BY(mutex_);
+  size_t descriptors_ ABSL_GUARDED_BY(mutex_) = 0;
+  List open_ ABSL_GUARDED_BY(mutex_);  // the last one used is first
+  std::map<const KeptFile*, List::iterator> places_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::internal

@@ -153,17 +153,18 @@ class PosixStorage final : public Storage {
     TESSERA_ASSIGN_OR_RETURN(OpenFiles::File opened, OpenToRead(path, first));
     const auto reopen = [this, path, first]() -> absl::StatusOr<OpenFiles::File> {
       struct stat again = {};
-      TESSERA_ASSIGN_OR_RETURN(OpenFiles::File file, OpenToRead(path, again));
-      // An inode's number may be that of a later file.
+      absl::StatusOr<OpenFiles::File> file = OpenToRead(path, again);
+      // Not every file system keeps the number of an inode.
       const auto identity = [](const struct stat& info) {
-        return std::tuple(info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec,
-                          info.st_mtim.tv_nsec);
+        return std::tuple(info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
       };
-      if (identity(again) == identity(first)) return file;
-      return absl::AbortedError(
-          absl::StrCat("Open ", Describe(path), ": it was replaced or changed while it was read"));
+      const bool is_gone = absl::IsNotFound(file.status());
+      if (file.ok() ? identity(again) == identity(first) : !is_gone) return file;
+      return absl::AbortedError(absl::StrCat("Open ", Describe(path), ": it was ",
+                                             is_gone ? "deleted or renamed" : "replaced or changed",
+                                             " while it was read"));
     };
-    return open_files_.Keep(std::move(opened), reopen);
+    return OpenFiles::OfProcess().Keep(std::move(opened), options_.direct_io ? 2 : 1, reopen);
   }
 
   absl::Status Rename(std::string_view from_view, std::string_view to_view) override {
@@ -374,7 +375,6 @@ class PosixStorage final : public Storage {
   const ScopedFd root_fd_;
   const PosixStorageOptions options_;
   BouncePool bounce_;
-  OpenFiles open_files_;
   std::once_flag probed_;
   uint64_t in_place_alignment_bytes_ = 0;  // once it is probed
 };

@@ -59,9 +59,9 @@ struct PosixStorageOptions {
 // directory. A write beyond RLIMIT_FSIZE is ResourceExhausted in processes that ignore SIGXFSZ, and
 // kills others.
 //
-// Any number of files may be open for reading: all but the last ones used, as many as RLIMIT_NOFILE
-// leaves room for, are closed meanwhile. Reading one that has been replaced since is Aborted, and
-// one that has been deleted NotFound.
+// Any number of files may be open for reading. The last ones used take half of the process's
+// descriptors (RLIMIT_NOFILE) at most, those of all storages together, and the others are closed
+// meanwhile. Reading one of these that has been deleted, renamed or replaced since is Aborted.
 absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root,
                                                           const PosixStorageOptions& options = {});
 

@@ -382,50 +382,6 @@ TEST_F(PosixStorageTest, LocalPathsLeadThereFromAnyDirectory) {
             "");
 }
 
-std::string ReadMoreFilesThanDescriptors(const std::string& root) {
-  constexpr size_t kFiles = 200, kAtOnce = 10, kBytes = 200'000;
-  auto storage = *OpenPosixStorage(root);
-  const auto name = [](size_t i) { return absl::StrCat("file-", i); };
-  const auto contents = [](size_t i) { return std::string(kBytes, static_cast<char>(i)); };
-  for (size_t i = 0; i < kFiles; ++i) REQUIRE(WriteAll(*storage, name(i), contents(i)).ok(), i);
-  const rlimit limit = {64, 64};
-  REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0, std::strerror(errno));
-  std::vector<std::unique_ptr<ReadableFile>> files;
-  for (size_t i = 0; i < kFiles; ++i) {
-    auto file = storage->Open(name(i));
-    REQUIRE(file.ok(), file.status().ToString());
-    files.push_back(*std::move(file));
-  }
-  for (size_t first = 0; first < kFiles; first += kAtOnce) {
-    std::vector<std::string> found(kAtOnce, std::string(kBytes, '?'));
-    std::vector<std::unique_ptr<PendingIo>> reads;
-    for (size_t i = 0; i < kAtOnce; ++i) {
-      const auto out = std::as_writable_bytes(std::span(found[i]));
-      reads.push_back(files[first + i]->StartReadAt(0, out, /*original=*/false));
-    }
-    for (size_t i = 0; i < kAtOnce; ++i) {
-      const absl::Status status = reads[i]->Wait();
-      REQUIRE(status.ok(), status.ToString());
-      REQUIRE(found[i] == contents(first + i), first + i);
-    }
-  }
-  // Files that are closed meanwhile are not replaced by others; open ones keep their contents.
-  std::string found(kBytes, '?');
-  const auto read = [&](size_t i) {
-    return files[i]->ReadAt(0, std::as_writable_bytes(std::span(found)));
-  };
-  REQUIRE(WriteAll(*storage, name(0), contents(0)).ok(), "replacing");
-  REQUIRE(Says(read(0), absl::StatusCode::kAborted, storage->Describe(name(0))), "replaced");
-  REQUIRE(storage->Delete(name(1)).ok() && absl::IsNotFound(read(1)), "deleted");
-  REQUIRE(storage->Delete(name(kFiles - 1)).ok(), "deleting");
-  REQUIRE(read(kFiles - 1).ok() && found == contents(kFiles - 1), "deleted while it was open");
-  return "";
-}
-
-TEST_F(PosixStorageTest, MoreFilesAreReadThanTheProcessMayOpen) {
-  EXPECT_EQ(InChild([this] { return ReadMoreFilesThanDescriptors(root()); }), "");
-}
-
 std::string ExpectReadOnly(Storage& storage) {
   constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
   const auto denied = [&storage](const absl::Status& status, const char* operation) {
