@@ -93,10 +93,9 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
     return ReadMetaParts(*place.storage, files);
   }
   absl::StatusOr<ForeignCheckpoint> checkpoint = ReadTorch(*place.storage, files);
-  // Where the optimizer's file is all there is, it has been read.
-  if (!files.front().starts_with("optimizer.")) {
-    checkpoint = WithTrainerFiles(place, options, std::move(checkpoint));
-  }
+  // Where a file of the trainer is all there is, it has been read.
+  const bool is_model = !IsBesideModel(files.front());
+  if (is_model) checkpoint = WithTrainerFiles(place, options, std::move(checkpoint));
   return WithModelNames(place, options, std::move(checkpoint));
 }
 
@@ -117,8 +116,12 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const SourcePlace& place,
 
 absl::StatusOr<bool> IsDcpFolder(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(storage, ""));
-  if (has_metadata) return true;
-  return AreSafetensorsOfDcp(storage);
+  TESSERA_ASSIGN_OR_RETURN(const bool are_safetensors, AreSafetensorsOfDcp(storage));
+  if (has_metadata || !are_safetensors) return has_metadata;
+  if (!storage.Open("model.safetensors").ok()) return true;
+  TESSERA_ASSIGN_OR_RETURN(const std::string llmc, FindLlmcModel(storage, ""));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> torch, FindTorchFiles(storage, ""));
+  return llmc.empty() && torch.empty();  // else it is an export beside files that have more
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadDcpPlace(const SourcePlace& place,

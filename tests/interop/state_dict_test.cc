@@ -344,6 +344,39 @@ TEST(StateDictTest, AModelBesideTheFilesOfATrainerIsReadWithoutAConfiguration) {
               HasSubstr("a trainer's files, whose weights are in model_1.safetensors"));
 }
 
+// A trainer's whole state, of which such a file is an export.
+TEST(StateDictTest, AModelBesideWhatTorchOrLlmcHaveSavedHidesNothing) {
+  const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
+  const std::pair<std::string, std::string> exported = {"model.safetensors",
+                                                        "accelerate/model.safetensors"};
+  const auto torch = Copied({exported, {"last.ckpt", "script.pt"}, {"scaler.pt", "script.pt"}});
+  ASSERT_OK_AND_ASSIGN(const auto opened,
+                       ckpt::convert::OpenForeignFolder(torch, {.model = &model}));
+  EXPECT_EQ(ManifestOf(*opened).trainer().step(), 4);
+  EXPECT_EQ(LoadUntied(*opened), ReadExpected("script"));
+
+  const absl::Status several =
+      ckpt::convert::OpenForeignFolder(
+          Copied({exported, {"a.pt", "script.pt"}, {"b.pt", "named.pt"}}), {})
+          .status();
+  EXPECT_TRUE(absl::IsInvalidArgument(several)) << several;
+
+  const auto llmc = Copied({exported, {"model_00000003.bin", "../pytorch/gpt2.model.bin"}});
+  ASSERT_OK_AND_ASSIGN(const auto of_llmc, ckpt::convert::OpenForeignFolder(llmc, {}));
+  EXPECT_EQ(Load(*of_llmc), LoadFrom(HuggingFace("gpt2.model.bin")));
+}
+
+TEST(StateDictTest, AFileOfATrainerThatIsAllThereIsIsNotCalledLeftOut) {
+  for (const std::string name : {"rng_state.pth", "scheduler.bin"}) {
+    const auto storage = Copied({{name, "trainer/scheduler.pt"}});
+    ASSERT_OK_AND_ASSIGN(const auto opened, ckpt::convert::OpenForeignFolder(storage, {}));
+    EXPECT_THAT(opened->notes(), ElementsAre()) << name;
+    EXPECT_EQ(ValueOf<int64_t>(*opened, "last_epoch"), 3);
+    const auto values = ckpt::convert::ValuesByName(opened->state());
+    EXPECT_FALSE(values.contains("scheduler.last_epoch")) << name;
+  }
+}
+
 // A name that any script may use is shown and means nothing.
 TEST(StateDictTest, AValueCalledStepInDcp) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));

@@ -376,6 +376,7 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     std::erase_if(found, IsBesideModel);
   } else if (file.empty() && !found.empty()) {
     TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
+    if (Has(names, "model.safetensors")) return std::vector<std::string>();
     const auto model = std::ranges::find_if(names, [](const std::string& name) {
       return name.starts_with("pytorch_model_fsdp_") || name.ends_with(".safetensors");
     });

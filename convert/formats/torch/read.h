@@ -34,7 +34,7 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const st
 // torch.save() that is there, or all parts of one state dict ("...-00002-of-00003.bin"), or the
 // files of all ranks ("consolidated.00.pth", ...), which are not such parts. Empty if there are no
 // such files. Looks at files whose names end in .pt, .pth, .bin or .ckpt; files that transformers'
-// trainers keep beside a model, such as "optimizer.pt", count only if there is nothing else.
+// trainers keep beside a model, such as "optimizer.pt", count only without any other file or model.
 // Errors: InvalidArgument, listing them, for several files; DataLoss if a part or a rank's file is
 // missing; those of the storage.
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file);
