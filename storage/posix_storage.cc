@@ -14,6 +14,7 @@
 #include <limits>
 #include <mutex>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -273,11 +274,25 @@ class PosixStorage final : public Storage {
   }
 
   std::optional<std::string> LocalPath(std::string_view path) const override {
-    return PathBelow(absolute_root_, path);
+    return PathBelow(RootNow(), path);
   }
   std::string Describe(std::string_view path) const override { return PathBelow(root_, path); }
 
  private:
+  // Asks the system where the root is, unless its path still leads there.
+  std::string RootNow() const {
+    struct stat ours, there;
+    if (fstat(root_fd_.get(), &ours) == 0 && stat(absolute_root_.c_str(), &there) == 0 &&
+        ours.st_dev == there.st_dev && ours.st_ino == there.st_ino) {
+      return absolute_root_;
+    }
+    std::error_code error;
+    const std::string now =
+        std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", root_fd_.get()), error);
+    const bool is_known = now.starts_with('/') && !now.ends_with(" (deleted)");
+    return is_known ? now : absolute_root_;
+  }
+
   // Creates a new file under a name that may exist already.
   absl::StatusOr<ScopedFd> CreateExclusively(const std::string& path) {
     // Creates a new inode and never uses O_TRUNC: another name may share the old one by a hard
@@ -371,7 +386,7 @@ class PosixStorage final : public Storage {
   }
 
   const std::string root_;           // as it was named, for messages
-  const std::string absolute_root_;  // which leads there from any directory of the process
+  const std::string absolute_root_;  // which leads there until the root is renamed
   const ScopedFd root_fd_;
   const PosixStorageOptions options_;
   BouncePool bounce_;

@@ -382,6 +382,16 @@ TEST_F(PosixStorageTest, LocalPathsLeadThereFromAnyDirectory) {
             "");
 }
 
+TEST_F(PosixStorageTest, LocalPathsFollowARootThatIsRenamed) {
+  const std::string moved = directory_.path() + "/moved";
+  std::filesystem::rename(root(), moved);
+  EXPECT_EQ(storage_->LocalPath("a"), moved + "/a");
+  std::filesystem::rename(moved, root());
+  EXPECT_EQ(storage_->LocalPath(""), root());
+  std::filesystem::remove(root());
+  EXPECT_EQ(storage_->LocalPath("a"), root() + "/a");
+}
+
 std::string ExpectReadOnly(Storage& storage) {
   constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
   const auto denied = [&storage](const absl::Status& status, const char* operation) {
