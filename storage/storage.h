@@ -102,7 +102,8 @@ class ReadableFile {
   virtual ~ReadableFile() = default;
 
   // Fills all of `out`. Large reads bypass the cache; callers provide the parallelism. Errors name
-  // file and offset: DataLoss if the file is too short or the disk cannot return its contents.
+  // file and offset: DataLoss if the file is too short or the disk cannot return its contents,
+  // Aborted if it was deleted or replaced while the storage had closed it.
   virtual absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 
   // Reads as ReadAt() does, but never from a copy that the storage keeps to be faster. Use it to
@@ -198,7 +199,8 @@ class Storage {
   // Large files.
 
   // Creates an empty file in an existing directory and replaces a file of that name. Readers that
-  // have the old file open, and its other hard links, keep the old contents.
+  // have the old file open, and its other hard links, keep the old contents. Reading fails where
+  // the storage has closed that file meanwhile, as folders do with more files than descriptors.
   //
   // `size_hint_bytes` (0: unknown) lets a file system reserve space, so that a full disk is
   // reported here and not halfway through. The hint does not determine the length of the file; an
@@ -232,9 +234,8 @@ class Storage {
   // StorageTraits::renames_directories.
   virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
 
-  // Gives the file `from` the name `to`, atomically, and replaces a file that has it. Readers that
-  // have the old file open keep the old contents. For Write(), which has conditions. Unimplemented
-  // by default.
+  // Gives the file `from` the name `to`, atomically, and replaces a file that has it, for readers
+  // as in Create(). For Write(), which has conditions. Unimplemented by default.
   virtual absl::Status Replace(std::string_view from, std::string_view to);
 
   // Creates the directory and its parents; OK if they exist. All of them are durable on return,
