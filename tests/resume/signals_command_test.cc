@@ -168,21 +168,51 @@ TEST_F(SignalsCommandTest, OnlyBrokenOutputAndFullFilesAreIgnored) {
   }
 }
 
+// Runs a command in a terminal of its own, closes the terminal once a file has been written to, and
+// repeats the hangup, as shells do. The disk is slow until two seconds later. Ends as the command.
+constexpr char kInATerminalThatCloses[] = R"(
+import os, pty, signal, sys, time
+file, gate, *command = sys.argv[1:]
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(command[0], command)
+while not os.path.exists(file) or os.path.getsize(file) == 0:
+    os.read(terminal, 1 << 16)
+os.close(terminal)
+time.sleep(0.05)
+os.kill(pid, signal.SIGHUP)
+time.sleep(2)
+open(gate, "w").close()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+)";
+
 // One process and the launcher of two alike.
 TEST_F(SignalsCommandTest, AClosedTerminalEndsARunAfterASaveUnlessNohupForbidsIt) {
   for (const std::string ranks : {"1", "2"}) {
-    const Words command = Launcher(Saving(ranks, 1000000, {"--data-parallel-size=" + ranks}));
-    const Process run(command, root_);
-    EXPECT_TRUE(run.WaitUntil([&] { return Steps(ranks).contains(2); }));
-    run.Kill(SIGHUP);
-    EXPECT_EQ(run.Wait().exit_code, 128 + SIGTERM);
+    const Words command = Launcher(
+        Saving(ranks, 1000000, {"--data-parallel-size=" + ranks, "--save-interval=1000000"}));
+    const std::string records = (RunDir(ranks) / "metrics.jsonl").string();
+    const std::string gate = (root_ / ("gate" + ranks)).string();
+    setenv("TESSERA_MPIRUN_FLAGS",
+           ("-x LD_PRELOAD=" + Runfile("tests/resume/slow_disk.so") + " -x SLOW_DISK_GATE=" + gate)
+               .c_str(),
+           1);
+    const Result run =
+        Run(Joined({"/usr/bin/python3", "-c", kInATerminalThatCloses, records, gate}, command));
+    unsetenv("TESSERA_MPIRUN_FLAGS");
+    EXPECT_EQ(run.exit_code, 128 + SIGTERM) << run.err;
+    ASSERT_EQ(Steps(ranks).size(), 1u);
     const int64_t last = *Steps(ranks).rbegin();
     EXPECT_EQ(Records(ranks).back()["step"], last);
     const Process again(Joined({"/usr/bin/env", "--ignore-signal=HUP"}, command), root_);
-    EXPECT_TRUE(again.WaitUntil([&] { return *Steps(ranks).rbegin() > last; }));
+    const auto has_recorded = [&](int64_t step) {
+      const std::vector<nlohmann::json> records = Records(ranks);
+      return !records.empty() && records.back()["step"] > step;
+    };
+    EXPECT_TRUE(again.WaitUntil([&] { return has_recorded(last); }));
     again.Kill(SIGHUP);
-    const int64_t then = *Steps(ranks).rbegin();
-    EXPECT_TRUE(again.WaitUntil([&] { return *Steps(ranks).rbegin() > then + 20; }));
+    const int64_t then = Records(ranks).back()["step"];
+    EXPECT_TRUE(again.WaitUntil([&] { return has_recorded(then + 20); }));
     again.Kill(SIGTERM);
     EXPECT_EQ(again.Wait().exit_code, 128 + SIGTERM);
   }

@@ -18,6 +18,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import contextlib
 import ctypes
 import json
 import os
@@ -253,12 +254,16 @@ class Job:
         self.process.terminate()
 
     def on_signal(self, number, _frame):
-        number = MEANT.get(number, number)
-        first, self.asked_to_stop = self.asked_to_stop is None, self.asked_to_stop or number
+        first = self.asked_to_stop is None
+        # A shell and the kernel both send the SIGHUP of a terminal that is closed, and batch
+        # systems may repeat theirs.
+        if not first and number in MEANT:
+            return
+        self.asked_to_stop = self.asked_to_stop or MEANT.get(number, number)
         self.asked_twice = not first
         if self.process is not None and self.process.poll() is None:
             if first:
-                self.process.send_signal(FORWARDED[number])
+                self.process.send_signal(FORWARDED[self.asked_to_stop])
             else:
                 self.terminate()
 
@@ -322,7 +327,8 @@ def run(command):
         return Job(command).wait()
     finally:
         if terminal is not None:
-            termios.tcsetattr(sys.stdout, termios.TCSANOW, terminal)
+            with contextlib.suppress(termios.error):  # it was closed
+                termios.tcsetattr(sys.stdout, termios.TCSANOW, terminal)
 
 
 def main():
