@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -166,7 +168,7 @@ TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
 }
 
 // The memory of one rank's host is too small for the copy of the first export. The others do not
-// wait for it, and the run goes on.
+// wait for it, and the run goes on. All ranks are alive: the next start would try again.
 TEST_F(SimulatedSessionTest, AnExportThatOneRankCannotCopyIsLeftOut) {
   std::atomic<int64_t> too_large = -1;
   SimulatedDevices devices({.count = 2, .lacks_pinned = [&](int index, int64_t bytes) {
@@ -177,6 +179,8 @@ TEST_F(SimulatedSessionTest, AnExportThatOneRankCannotCopyIsLeftOut) {
   config.mutable_parallel()->set_distributed_timeout_minutes(0.5);
   config.mutable_checkpoint()->set_export_llmc(root_ / "w.bin");
   config.mutable_checkpoint()->set_export_llmc_interval(1);
+  const std::filesystem::path mark = root_ / "w-00000001.bin.retried";
+  std::ofstream(mark) << "";
   ASSERT_OK(Run(config, devices, [&](Session& session) {
     if (!session.first_rank())
       too_large = session.state().front().parameters->values().view().bytes();
@@ -184,6 +188,7 @@ TEST_F(SimulatedSessionTest, AnExportThatOneRankCannotCopyIsLeftOut) {
   }));
   EXPECT_EQ(LossesOf("run").size(), kLastStep + 1);  // and the evaluation
   EXPECT_FALSE(std::filesystem::exists(root_ / "w-00000001.bin"));
+  EXPECT_FALSE(std::filesystem::exists(mark));
   EXPECT_TRUE(std::filesystem::exists(root_ / "w-00000002.bin"));
   EXPECT_TRUE(std::filesystem::exists(Checkpoints("run") / "step-00000003"));
 }

@@ -373,24 +373,32 @@ TEST_F(ContentCommandTest, AResumeMakesTheExportsOfItsStepThatAreMissing) {
 TEST_F(ContentCommandTest, AnExportThatEndsTheProcessIsTriedAgainOnce) {
   const std::filesystem::path weights = root_ / "w-00000002.bin";
   const std::string mark = weights.string() + ".retried";
-  const Words flags = {"--export-llmc=" + (root_ / "w.bin").string(), "--export-llmc-interval=2"};
+  const std::filesystem::path next = Checkpoints("run") / "hf-00000002";
+  const Words flags = {"--export-llmc=" + (root_ / "w.bin").string(), "--export-llmc-interval=2",
+                       "--export-hf-interval=2"};
   MustTrain("run", 2, flags);
   std::filesystem::remove(weights);
+  std::filesystem::remove_all(next);
   {
     const Process start(
         Joined({"/usr/bin/env", "LD_PRELOAD=" + Runfile("tests/resume/slow_disk.so"),
                 "SLOW_DISK_GATE=" + (root_ / "gate").string()},
                Alone(Saving("run", 3, flags))),
         root_);
-    EXPECT_TRUE(start.WaitUntil([&] { return std::filesystem::exists(mark); }));
+    EXPECT_TRUE(
+        start.WaitUntil([&] { return std::filesystem::exists(weights.string() + ".unfinished"); }));
     start.Kill(SIGKILL);
     EXPECT_EQ(start.Wait().exit_code, 128 + SIGKILL);
   }
   ASSERT_TRUE(std::filesystem::exists(mark)) << "the export had ended before the kill";
   const std::string said = "no weights written to " + weights.string() + ": a process has died ";
-  EXPECT_THAT(MustTrain("run", 2, flags).out,
+  // What would have followed is made.
+  const Words by_two = Joined(flags, {"--data-parallel-size=2"});
+  EXPECT_THAT(MustRun(Launcher(Saving("run", 2, by_two))).out,
               AllOf(HasSubstr("nothing left to train"), HasSubstr(said)));
+  EXPECT_TRUE(std::filesystem::exists(next));
   EXPECT_FALSE(std::filesystem::exists(weights));
+  EXPECT_TRUE(std::filesystem::exists(mark));
   std::filesystem::remove(mark);
   EXPECT_THAT(MustTrain("run", 3, flags).out, HasSubstr("weights written to " + weights.string()));
   EXPECT_FALSE(std::filesystem::exists(mark));

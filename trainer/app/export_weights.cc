@@ -71,6 +71,11 @@ absl::Status CheckExport(const Session& session) {
 
 absl::Status ExportWeights(const Session& session, const ForeignWeights& weights) {
   std::vector<StateChunk> chunks = session.state();
+  const RankGroup group = session.group();
+  if (weights.is_retry && session.first_rank()) {
+    ReplaceFile(MarkOfRetry(weights), "").IgnoreError();
+  }
+  absl::Status written;
   // The weights on a GPU, in host memory. The session's mirror may be in use by a save.
   std::unique_ptr<DeviceMirror> mirror;
   if (TrainingDevice* const gpu = session.device->gpu(); gpu != nullptr) {
@@ -82,12 +87,10 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
       return mirror->FinishDownload();
     };
     // A failure on one rank is an error on all, because the run continues after it.
-    const RankGroup group = session.group();
-    TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, download(), group.timeout));
+    written = ckpt::AgreeOnStatus(group.ranks, download(), group.timeout);
     for (StateChunk& chunk : chunks) chunk.mirror = mirror.get();
   }
-  const RankGroup group = session.group();
-  const absl::Status written = WriteForeignWeights(weights, session.config.model(), chunks, group);
+  if (written.ok()) written = WriteForeignWeights(weights, session.config.model(), chunks, group);
   const bool all_are_here =
       written.ok() || ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).ok();
   std::error_code none;
@@ -124,9 +127,6 @@ absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session,
     const bool is_there = std::filesystem::exists(weights.path, error);
     const bool was_retried = std::filesystem::exists(MarkOfRetry(weights), error);
     states += is_there ? 'T' : was_retried ? 'R' : 'M';
-    if (session.first_rank() && states.back() == 'M') {
-      ReplaceFile(MarkOfRetry(weights), "").IgnoreError();
-    }
   }
   const RankGroup group = session.group();
   TESSERA_ASSIGN_OR_RETURN(states, group.ranks.Broadcast(states, group.timeout));
@@ -136,6 +136,7 @@ absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session,
                          ": a process has died while an earlier start made up for them; without ",
                          MarkOfRetry(due[i]), " the next start tries again"));
     }
+    due[i].is_retry = true;
     if (states.at(i) == 'M') owed.push_back(std::move(due[i]));
   }
   return owed;

@@ -19,6 +19,7 @@ struct ForeignWeights {
   DType dtype = DType::kUnspecified;     // in the files; unspecified: the weights' own
   const Tokenizer* tokenizer = nullptr;  // the model's, in "hf"; may be null
   std::string tokenizer_path;            // for messages
+  bool is_retry = false;  // by a start, for a process that may have died before it wrote them
 };
 
 // Checks that WriteForeignWeights() will be able to write: the format can represent the model with
