@@ -143,6 +143,12 @@ TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
   ASSERT_OK_AND_ASSIGN(const auto second, ckpt::Checkpoint::Open(StepDir("run", 10).string()));
   EXPECT_EQ(second.manifest().trainer().extra().at("partial_resumes"),
             absl::StrCat(kMark, "; step 8 without optimizer"));
+  // What allow_missing permits was not missing.
+  const Words same = {Load("run"), "--seq-length=16", "--no-load-rng", "--allow-missing"};
+  MustTrain("run", 12, same);
+  ASSERT_OK_AND_ASSIGN(const auto third, ckpt::Checkpoint::Open(StepDir("run", 12).string()));
+  EXPECT_EQ(third.manifest().trainer().extra().at("partial_resumes"),
+            absl::StrCat(kMark, "; step 8 without optimizer; step 10 without rng"));
   // With another folder, such flags count for its checkpoint alone.
   const Words other = {Load("run"), "--seq-length=16", "--no-load-optim"};
   EXPECT_THAT(MustTrain("other", 10, other).out, Not(HasSubstr(kOnce)));

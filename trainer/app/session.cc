@@ -312,13 +312,15 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const NoteS
     TESSERA_RETURN_IF_ERROR(
         InCheckpoint(saved, CheckSameData(saved.manifest(), session.data_identity())));
   }
-  const absl::StatusOr<LoadNotes> loaded =
-      LoadTensors(saved, session.state(), policy, session.group());
-  TESSERA_RETURN_IF_ERROR(loaded.status());
+  TESSERA_ASSIGN_OR_RETURN(const LoadNotes loaded,
+                           LoadTensors(saved, session.state(), policy, session.group()));
   if (session.trains && policy.with_optimizer) {
     session.trainer->set_updates(session.progress.updates);
   }
-  NoteLoaded(saved, content, policy, *loaded, session, notes);
+  if (content.scheduler && loaded.lacks_tensors) {
+    AddPartialResume("tensors that were not saved", session.progress);
+  }
+  NoteLoaded(saved, content, policy, loaded, session, notes);
   return absl::OkStatus();
 }
 

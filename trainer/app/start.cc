@@ -45,17 +45,13 @@ Progress TakenOver(const Progress& saved, const LoadContent& content) {
 // one computation, and what is taken in parts begins another one.
 void MarkPartialResume(const LoadContent& content, const LoadPolicy& policy, Progress& progress) {
   const bool has_parts = content.model && content.optimizer && content.scheduler && content.sampler;
-  if (has_parts && !policy.partial()) return;
-  progress.ledger.clear();
+  if (!has_parts || policy.partial()) progress.ledger.clear();
   if (!content.scheduler) return;
   std::string left_out = LeftOut(content);
-  if (policy.partial()) {
-    absl::StrAppend(&left_out, left_out.empty() ? "" : ", ",
-                    policy.patterns.empty() ? "what allow_missing permits"
-                                            : "tensors that load_tensors excludes");
+  if (!policy.patterns.empty()) {
+    absl::StrAppend(&left_out, left_out.empty() ? "" : ", ", "tensors that load_tensors excludes");
   }
-  absl::StrAppend(&progress.partial_resumes, progress.partial_resumes.empty() ? "" : "; ", "step ",
-                  progress.step, " without ", left_out);
+  if (!left_out.empty()) AddPartialResume(left_out, progress);
 }
 
 // Returns the checkpoint's progress, as far as the settings permit.
@@ -90,6 +86,11 @@ absl::StatusOr<Progress> ProgressFrom(const TrainConfig& config,
 absl::Status InCheckpoint(const SavedRun& saved, const absl::Status& status) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(saved.Describe(), ": ", status.message()));
+}
+
+void AddPartialResume(const std::string& left_out, Progress& progress) {
+  absl::StrAppend(&progress.partial_resumes, progress.partial_resumes.empty() ? "" : "; ", "step ",
+                  progress.step, " without ", left_out);
 }
 
 absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, TrainConfig* config) {

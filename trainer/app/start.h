@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,9 @@ namespace tessera {
 // Errors: FailedPrecondition if the checkpoint does not record the progress from which the run
 // would continue; DataLoss for an impossible state.
 absl::StatusOr<Progress> StartingPoint(const std::optional<SavedRun>& saved, TrainConfig* config);
+
+// Adds a resume at the present step to the list of those that left out parts of their checkpoint.
+void AddPartialResume(const std::string& left_out, Progress& progress);
 
 // Returns FailedPrecondition if tensors would be loaded from another model; only a note if the
 // settings allow differences. With strict_topology, also if the topology differs.

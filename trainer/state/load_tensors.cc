@@ -217,6 +217,7 @@ absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& w
 absl::Status NoteMissing(const ckpt::LoadReport& report, const SavedRun& saved,
                          const RankGroup& group, LoadNotes& notes) {
   TESSERA_ASSIGN_OR_RETURN(const std::set<std::string> missing, GatherNames(report.missing, group));
+  notes.lacks_tensors = !missing.empty();
   const std::unordered_set<std::string> names = SavedNames(saved.manifest());
   std::vector<std::string> moments, others;
   for (const std::string& name : missing) {

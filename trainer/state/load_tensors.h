@@ -45,6 +45,7 @@ LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer);
 struct LoadNotes {
   std::vector<std::string> sentences;
   ckpt::LoadReport report;
+  bool lacks_tensors = false;  // any rank lacks a tensor that the policy lets it do without
   // Counts of the whole checkpoint's parameters: all, and those that match the policy's patterns.
   int64_t saved_parameters = 0;
   int64_t matching_parameters = 0;
