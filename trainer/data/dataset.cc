@@ -73,8 +73,8 @@ void TokenDataset::NoteUnread(const NoteSink& notes) const {
   }
   if (unread.empty() || notes == nullptr) return;
   notes(absl::StrCat(unread.size(), " of ", shards_.size(),
-                     " token files are not read, since they ", "do not have the ",
-                     sequence_length_ + 1, " tokens of one sample: ", JoinFirst(unread, ", ")));
+                     " token files are not read, since they do not have the ", sequence_length_ + 1,
+                     " tokens of one sample: ", JoinFirst(unread, ", ")));
 }
 
 absl::Status TokenDataset::AddChecksums(int64_t max_bytes, const NoteSink& notes) {
