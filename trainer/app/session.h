@@ -124,8 +124,8 @@ ForeignWeights LlmcExport(const Session& session);
 std::vector<ForeignWeights> DueExports(const Session& session);
 // Returns those of them that are not there, where the run was resumed at this step from the whole
 // of its own checkpoint: the process that saved it may have died before it exported. An export that
-// ends the process would end that of every start, so each is returned by one start only. The others
-// report it to `notes`, on every rank. Collective.
+// ends the process would end that of every start: one that an earlier start has begun, and not
+// ended, is left out, and reported to `notes` on every rank. Collective.
 absl::StatusOr<std::vector<ForeignWeights>> OwedExports(const Session& session,
                                                         const NoteSink& notes);
 // Returns the export of export_hf_interval, or of last_save_in_hf, at the present step: the folder

@@ -135,7 +135,8 @@ class MetricsWriter {
   // Unless the record of that step has it, the file begins anew. Earlier records are then kept
   // likewise, and also if there are some of later steps. Records that begin with the step after the
   // resumed one are of this run, which has died before it saved, unless saves.jsonl in the same
-  // folder has the save of a later step; others are another run's.
+  // folder has the save of a later step. Others count as another run's, also where the checkpoints
+  // are gone.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
       const std::string& path, std::optional<int64_t> resumed_step, const NoteSink& notes = nullptr,
       const std::string* loaded_ledger = nullptr);
