@@ -1,6 +1,7 @@
 #include "trainer/app/host_share.h"
 
 #include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
 #include "base/files.h"
+#include "base/processors.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "compute/kernels/cuda/attention_memory.h"
@@ -40,14 +42,23 @@ std::string MachineName() {
   return host;
 }
 
-// Describes a rank's processors, then its machine.
-std::string Describe(const cpu_set_t& processors) {
-  std::string text(reinterpret_cast<const char*>(&processors), sizeof(processors));
-  return text + MachineName();
+// What a rank may use, as others of its machine need to know it.
+struct Allowed {
+  cpu_set_t processors;
+  // The number of the file with the quota's limit, by whatever path a container sees it; 0: none.
+  uint64_t quota;
+};
+
+Allowed AllowedBy(const ProcessorQuota& quota) {
+  struct stat file;
+  const bool is_limited = stat(quota.file.c_str(), &file) == 0;
+  return {.processors = Processors(), .quota = is_limited ? file.st_ino : 0};
 }
 
-int Threads(const cpu_set_t& mine, int sharing) {
-  return std::max(1, CPU_COUNT(&mine) / std::max(1, sharing));
+// Describes what a rank may use, then its machine.
+std::string Describe(const Allowed& allowed) {
+  std::string text(reinterpret_cast<const char*>(&allowed), sizeof(allowed));
+  return text + MachineName();
 }
 
 // Gathers the texts of all ranks, which may differ in length.
@@ -114,23 +125,29 @@ int64_t ScratchBytes(const TrainConfig& config, const TrainingDevice& gpu) {
 
 }  // namespace
 
-absl::StatusOr<HostShare> HostShare::Find(Communicator* world) {
-  const cpu_set_t mine = Processors();
-  if (world == nullptr) return HostShare(nullptr, {0}, Threads(mine, 1));
+absl::StatusOr<HostShare> HostShare::Find(Communicator* world, const ProcessorQuota& quota) {
+  const Allowed mine = AllowedBy(quota);
+  int sharing_processors = 0, sharing_quota = 0;
+  const auto threads = [&] {
+    return std::max(1, std::min(CPU_COUNT(&mine.processors) / std::max(1, sharing_processors),
+                                quota.processors / std::max(1, sharing_quota)));
+  };
+  if (world == nullptr) return HostShare(nullptr, {0}, threads());
   const std::string description = Describe(mine);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherTexts(*world, description));
   std::vector<int> on_this_host;
-  int sharing = 0;
   for (int rank = 0; rank < world->size(); ++rank) {
     const std::string_view other = all[rank];
     if (other.substr(sizeof(mine)) != std::string_view(description).substr(sizeof(mine))) continue;
     on_this_host.push_back(rank);
-    cpu_set_t theirs, common;
+    Allowed theirs;
     std::memcpy(&theirs, other.data(), sizeof(theirs));
-    CPU_AND(&common, &mine, &theirs);
-    sharing += CPU_COUNT(&common) > 0 ? 1 : 0;
+    cpu_set_t common;
+    CPU_AND(&common, &mine.processors, &theirs.processors);
+    sharing_processors += CPU_COUNT(&common) > 0 ? 1 : 0;
+    sharing_quota += theirs.quota == mine.quota ? 1 : 0;
   }
-  return HostShare(world, std::move(on_this_host), Threads(mine, sharing));
+  return HostShare(world, std::move(on_this_host), threads());
 }
 
 absl::StatusOr<HostShare::Place> HostShare::Among(const std::string& description) const {

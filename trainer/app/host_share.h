@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/processors.h"
 #include "comm/communicator.h"
 #include "compute/device/training_device.h"
 #include "trainer/config/config.pb.h"
@@ -19,12 +20,13 @@ namespace tessera {
 class HostShare {
  public:
   // Finds the ranks of this host. Collective over `world`, which must outlive the share; null: this
-  // process is alone.
-  static absl::StatusOr<HostShare> Find(Communicator* world);
+  // process is alone. `quota` is this process's own.
+  static absl::StatusOr<HostShare> Find(Communicator* world,
+                                        const ProcessorQuota& quota = FindProcessorQuota());
 
   int ranks() const { return static_cast<int>(on_this_host_.size()); }
   // Returns this rank's number of threads: the processors on which it may run, divided by the ranks
-  // that share them, at least 1.
+  // that share them, but no more than its part of the quota; at least 1.
   int threads() const { return threads_; }
 
   // Returns the sum of `mine` over the ranks of this host. Collective over the world.

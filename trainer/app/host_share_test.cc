@@ -1,10 +1,10 @@
 #include "trainer/app/host_share.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <algorithm>
 
+#include "base/processors.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "comm/threads/thread_world.h"
@@ -14,15 +14,10 @@
 namespace tessera {
 namespace {
 
-int Processors() {
-  cpu_set_t processors;
-  return sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 1;
-}
-
 TEST(HostShareTest, OneProcessHasAllProcessors) {
   ASSERT_OK_AND_ASSIGN(const HostShare share, HostShare::Find(nullptr));
   EXPECT_EQ(share.ranks(), 1);
-  EXPECT_EQ(share.threads(), Processors());
+  EXPECT_EQ(share.threads(), UsableProcessors());
   EXPECT_EQ(*share.Sum(7), 7);
 }
 
@@ -31,9 +26,22 @@ TEST(HostShareTest, RanksOfAMachineShareIt) {
     EXPECT_OK(ThreadWorld(size).Run([&](Communicator& comm) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(const HostShare share, HostShare::Find(&comm));
       EXPECT_EQ(share.ranks(), size);
-      EXPECT_EQ(share.threads(), std::max(1, Processors() / size));
+      EXPECT_EQ(share.threads(), std::max(1, UsableProcessors() / size));
       TESSERA_ASSIGN_OR_RETURN(const int64_t sum, share.Sum(comm.rank() + 1));
       EXPECT_EQ(sum, size * (size + 1) / 2);
+      return absl::OkStatus();
+    }));
+  }
+}
+
+TEST(HostShareTest, RanksOfAControlGroupShareItsQuota) {
+  const ProcessorQuota one = {.processors = 1, .file = "/proc/self/cgroup"};
+  EXPECT_EQ(HostShare::Find(nullptr, one)->threads(), 1);
+  const ProcessorQuota half = {.processors = std::max(1, UsableProcessors() / 2), .file = one.file};
+  for (const int size : {2, 3}) {
+    EXPECT_OK(ThreadWorld(size).Run([&](Communicator& comm) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const HostShare share, HostShare::Find(&comm, half));
+      EXPECT_EQ(share.threads(), std::max(1, half.processors / size));
       return absl::OkStatus();
     }));
   }

@@ -15,6 +15,7 @@
 #include "base/errno_status.h"
 #include "base/file_descriptor.h"
 #include "base/files.h"
+#include "base/processors.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
@@ -110,8 +111,7 @@ absl::StatusOr<Job> PlanJob(const PrepareDataOptions& options) {
   const bool small = job.tokenizer == nullptr ||
                      job.tokenizer->vocab_size() <= MaxVocabularySize(TokenFormat::kGpt2);
   job.format = options.format.value_or(small ? TokenFormat::kGpt2 : TokenFormat::kLlama3);
-  const int processors = static_cast<int>(std::thread::hardware_concurrency());
-  job.threads = options.threads > 0 ? options.threads : std::max(1, processors);
+  job.threads = options.threads > 0 ? options.threads : UsableProcessors();
   TESSERA_RETURN_IF_ERROR(CheckVocabularySize(job));
   return job;
 }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/invocation_dir.h"
+#include "base/processors.h"
 #include "base/program.h"
 #include "base/status_macros.h"
 #include "trainer/tools/llmc_debug_state.h"
@@ -71,9 +71,7 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& all) {
     }
     if (!valid) return absl::InvalidArgumentError(absl::StrCat(word, ": see --help"));
   }
-  if (arguments.threads == 0) {
-    arguments.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }
+  if (arguments.threads == 0) arguments.threads = UsableProcessors();
   return arguments;
 }
 
