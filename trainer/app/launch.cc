@@ -92,8 +92,14 @@ RankOutput::~RankOutput() {
 }
 
 absl::StatusOr<std::unique_ptr<RankOutput>> RankOutput::Open(const std::string& run_dir, int rank) {
-  if (run_dir.empty())
-    return std::unique_ptr<RankOutput>(new RankOutput(std::fopen("/dev/null", "ae")));
+  if (run_dir.empty()) {
+    std::FILE* const nowhere = std::fopen("/dev/null", "ae");
+    if (nowhere == nullptr) {
+      const absl::Status reason = ErrnoStatus(errno);
+      return absl::Status(reason.code(), absl::StrCat("cannot open /dev/null: ", reason.message()));
+    }
+    return std::unique_ptr<RankOutput>(new RankOutput(nowhere));
+  }
   std::error_code error;
   std::filesystem::create_directories(run_dir, error);
   if (error) {

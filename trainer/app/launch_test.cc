@@ -1,6 +1,7 @@
 #include "trainer/app/launch.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -90,6 +91,17 @@ TEST(RankOutputTest, NotesAndLogMessagesGoToTheRanksFile) {
 TEST(RankOutputTest, WithoutAFolderNobodyHears) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<RankOutput> output, RankOutput::Open("", 1));
   EXPECT_GT(std::fprintf(output->file(), "unheard\n"), 0);
+}
+
+TEST(RankOutputTest, NoDescriptorIsLeftForNowhere) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status status = RankOutput::Open("", 1).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot open /dev/null"));
 }
 
 TEST(RankOutputTest, AFolderThatCannotBeIsNamed) {
