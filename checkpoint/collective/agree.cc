@@ -114,6 +114,14 @@ RankMessage ToMessage(const absl::StatusOr<std::string>& result) {
   return message;
 }
 
+// Protobuf makes an empty text of a message above 2 GiB, which would be an empty answer.
+std::string ToBytes(const absl::StatusOr<std::string>& result) {
+  std::string bytes = ToMessage(result).SerializeAsString();
+  if (!bytes.empty() || !result.ok() || result->empty()) return bytes;
+  return ToBytes(absl::ResourceExhaustedError(absl::StrCat(
+      "a message of ", result->size(), " bytes: ranks can exchange less than 2 GiB at once")));
+}
+
 absl::Status ToStatus(const RankMessage& message) {
   absl::Status status(static_cast<absl::StatusCode>(message.code()), message.error());
   for (const auto& [name, lines] : message.details()) status.SetPayload(name, absl::Cord(lines));
@@ -204,13 +212,11 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
         absl::StrCat(combined->size(), " answers for ", gathered.size(), " ranks"));
   }();
   if (!answers.ok()) {
-    return std::vector<std::string>(gathered.size(),
-                                    ToMessage(answers.status()).SerializeAsString());
+    return std::vector<std::string>(gathered.size(), ToBytes(answers.status()));
   }
   std::vector<std::string> messages;
   messages.reserve(gathered.size());
-  for (const std::string& answer : *answers)
-    messages.push_back(ToMessage(answer).SerializeAsString());
+  for (const std::string& answer : *answers) messages.push_back(ToBytes(answer));
   return messages;
 }
 
@@ -218,7 +224,7 @@ absl::StatusOr<std::vector<std::string>> GatherAll(ProcessGroup& group,
                                                    const absl::StatusOr<std::string>& mine,
                                                    absl::Duration timeout) {
   TESSERA_RETURN_IF_ERROR(group.abandoned());
-  auto gathered = group.Gather(ToMessage(mine).SerializeAsString(), timeout);
+  auto gathered = group.Gather(ToBytes(mine), timeout);
   if (!gathered.ok()) return AbandonGroup(group, gathered.status());
   return gathered;
 }
@@ -299,7 +305,7 @@ absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std:
                            GatherAll(group, mine, timeout));
   if (everyone_reported != nullptr) *everyone_reported = group.rank() == 0;
   std::string verdict;
-  if (group.rank() == 0) verdict = ToMessage(CombineAll(gathered, combine)).SerializeAsString();
+  if (group.rank() == 0) verdict = ToBytes(CombineAll(gathered, combine));
   return FromMessage(group, group.Broadcast(verdict, timeout));
 }
 

@@ -134,15 +134,22 @@ class SaveAgreement {
     return absl::StrCat(sum.lo, " ", sum.hi);
   }
 
-  std::string Details(const SaveVerdict& asked) const {
+  // Protobuf makes an empty text, without an error, of a message above 2 GiB.
+  absl::StatusOr<std::string> Details(const SaveVerdict& asked) const {
     SaveDetails details;
     if (asked.wants_description()) {
       details.set_description(description_);
       details.set_max_file_bytes(save_.options.max_file_bytes);
     }
     if (asked.wants_entries() && asked.entries_digest() != EntriesDigest()) {
+      uint64_t bytes = 0;
       for (const auto& [name, merge] : save_.metadata.merge) {
-        (*details.mutable_entries())[name] = Entry(name);
+        const std::string& entry = (*details.mutable_entries())[name] = Entry(name);
+        bytes += name.size() + entry.size();
+        if (bytes <= save_.max_entries_bytes) continue;
+        return absl::InvalidArgumentError(absl::StrCat(
+            "the entry ", name, " has ", entry.size(), " bytes; all entries that a rank sends to ",
+            "be merged may have at most ", save_.max_entries_bytes));
       }
     }
     return details.SerializeAsString();

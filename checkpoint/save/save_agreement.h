@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/save_options.h"
@@ -60,13 +61,16 @@ struct SaveProposal {
   PlanCache& cache;
   PrepareSave prepare;
   absl::Duration timeout;
+  // Limit of the entries to merge that a rank sends: their names and bytes together.
+  uint64_t max_entries_bytes = kMaxManifestBytes;
 };
 
 // Agrees on one plan for a save, or on the cached one, and merges entries of the metadata. `local`
 // is this rank's description, or the reason why it has none.
 //
 // Collective; every rank returns OK or the same error: InvalidArgument (PlanSave's; another step,
-// `overwrite`, checksum_chunk_bytes or max_file_bytes than rank 0's), and errors of merge
+// `overwrite`, checksum_chunk_bytes or max_file_bytes than rank 0's; an entry too large to be sent,
+// by its name), and errors of merge
 // functions, of prepare(), of other ranks and of the group. Bytes on the wire: some tens per rank
 // for a cached plan. Otherwise all descriptions go to rank 0, and its part of the plan to each
 // rank. In both cases ranks send the entries that differ from rank 0's.

@@ -65,6 +65,7 @@ struct Round {
   bool overwrite[kRanks] = {};
   absl::Status error[kRanks];
   absl::Status prepare_error;
+  uint64_t max_entries_bytes = 1000;
 
   Round() {
     for (int r = 0; r < kRanks; ++r) states.push_back(Describe(r));
@@ -117,7 +118,8 @@ class SaveAgreementTest : public testing::Test {
                                             .metadata = round.metadata[r],
                                             .cache = caches_[r],
                                             .prepare = prepare,
-                                            .timeout = absl::Seconds(20)});
+                                            .timeout = absl::Seconds(20),
+                                            .max_entries_bytes = round.max_entries_bytes});
       result.messages[r] = group.messages;
       result.sent_bytes[r] = group.sent_bytes;
     });
@@ -310,6 +312,22 @@ TEST_F(SaveAgreementTest, EntriesThatDifferAreMergedWhateverIsCached) {
   const Result only = Run(WithEntries({"", "", "", "x"}));
   ASSERT_OK(only);
   EXPECT_EQ(only.merged, (Merged{{"v", "0: 3:x "}}));
+}
+
+// In silence, the rank's entry would be missing in the checkpoint.
+TEST_F(SaveAgreementTest, AnEntryTooLargeToSendEndsTheSaveOnEveryRank) {
+  Round round = WithEntries({"a", "a", "0123456789", "a"});
+  round.max_entries_bytes = 11;
+  const Result fits = Run(round);
+  ASSERT_OK(fits);
+  EXPECT_EQ(fits.merged.at("v"), "0:a 2:0123456789 ");
+  round.max_entries_bytes = 10;
+  for (const auto& task : Run(round).tasks) {
+    EXPECT_TRUE(absl::IsInvalidArgument(task.status())) << task.status();
+    EXPECT_EQ(task.status().message(),
+              "rank 2: the entry v has 10 bytes; all entries that a rank sends to be merged may "
+              "have at most 10");
+  }
 }
 
 TEST_F(SaveAgreementTest, EntriesThatCannotBeMergedEndTheSave) {
