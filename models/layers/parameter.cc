@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/processors.h"
 #include "base/threads.h"
 #include "compute/random/philox.h"
 #include "glog/logging.h"
@@ -80,9 +81,8 @@ void ParallelRows(int64_t rows, int64_t row_elements,
                   const std::function<void(int64_t, int64_t)>& work) {
   constexpr int64_t kElementsPerThread = 1 << 18;
   const int64_t wanted = rows * row_elements / kElementsPerThread;
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const int64_t threads =
-      std::clamp<int64_t>(wanted, 1, std::min(cores, std::max<int64_t>(rows, 1)));
+  const int64_t threads = std::clamp<int64_t>(
+      wanted, 1, std::min<int64_t>(UsableProcessors(), std::max<int64_t>(rows, 1)));
   const auto part = [&](int64_t t) { work(rows * t / threads, rows * (t + 1) / threads); };
   std::vector<std::thread> pool =
       StartThreads(static_cast<int>(threads) - 1, [&](int other) { part(other + 1); });
