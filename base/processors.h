@@ -19,7 +19,7 @@ struct ProcessorQuota {
 ProcessorQuota FindProcessorQuota();
 
 // The same, from the text of /proc/self/cgroup. `read` returns the text of a file, empty if it is
-// absent. Texts that cannot be parsed are no limit.
+// absent. A text of another form sets no limit.
 ProcessorQuota FindProcessorQuota(std::string_view groups,
                                   const std::function<std::string(const std::string&)>& read);
 
