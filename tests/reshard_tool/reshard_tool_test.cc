@@ -269,7 +269,8 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
   int count_ = 0;
 };
 
-// All axes with each kind of model; the other pairs with one kind in turn.
+// Replicas, ZeRO, tensor ranks and stages together with each kind of model. The other pairs have
+// one kind in turn, so that each kind has one with virtual stages.
 TEST_P(ReshardToolTest, AnyTopologyBecomesAnyOther) {
   constexpr std::pair<const char*, const char*> kPairs[] = {
       {"single", "tp4"},
@@ -279,13 +280,13 @@ TEST_P(ReshardToolTest, AnyTopologyBecomesAnyOther) {
       {"single", "pp2_vpp2"},
       {"single", "tp2"},
       {"single", "dp2_zero2"},
-      {"single", "dp2_zero2_tp2_pp2_vpp2"},
       {"single", "pp2"},
+      {"single", "dp2_zero2_tp2_pp2_vpp2"},
       {"dp4_zero2_tp2_pp2", "dp3_zero2"},
       {"dp4_zero2_tp2_pp2", "tp4"},
       {"dp4_zero2_tp2_pp2", "dp3"},
-      {"pp4", "dp4_zero2_tp2_pp2"},
       {"dp2_zero2_tp2_pp2_vpp2", "pp4"},
+      {"pp4", "dp4_zero2_tp2_pp2"},
   };
   ExpectSameState("single", "dp4_zero2_tp2_pp2");
   ExpectSameState("dp4_zero2_tp2_pp2", "single");
