@@ -106,7 +106,7 @@ TEST_F(AuditCommandTest, WhatCannotBeComparedIsRefused) {
 TEST_F(AuditCommandTest, AReplayWithoutRoomIsNoProofOfADifference) {
   fs::remove_all(Checkpoints("run"));
   const SmallDisk disk(root_ / "disk", 2 << 20);
-  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted";
+  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
   const Words small = {"/usr/bin/env", "TMPDIR=" + disk.folder().string()};
   const Result result = MustRun(Joined(small, AuditCommand(RunDir("run"), {"--bisect"})), 2);
   EXPECT_THAT(result.err, HasSubstr("KiB) left"));

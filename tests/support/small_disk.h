@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -22,7 +23,7 @@ namespace tessera {
 class SmallDisk {
  public:
   // Mounts a file system of `bytes` at `folder`, for this process and those that it starts later.
-  // Precondition: the process has one thread.
+  // Precondition: the threads of the process have ended.
   SmallDisk(std::filesystem::path folder, int64_t bytes) : folder_(std::move(folder)) {
     std::filesystem::create_directories(folder_);
     is_mounted_ = OwnNamespace() && mount("tmpfs", folder_.c_str(), "tmpfs", 0,
@@ -59,6 +60,10 @@ class SmallDisk {
   // Hides the mounts of this process from others.
   static bool OwnNamespace() {
     static const bool done = [] {
+      if (!HasOneThread()) {
+        ADD_FAILURE() << "mounting takes a process of one thread, and this one has more";
+        return false;
+      }
       const uid_t user = getuid();
       const gid_t group = getgid();
       if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
@@ -68,6 +73,15 @@ class SmallDisk {
       return mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
     }();
     return done;
+  }
+
+  // Waits for threads of the kernel's, which end when they had no I/O for seconds.
+  static bool HasOneThread() {
+    const auto count = [] {
+      return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+    };
+    for (int wait = 0; wait < 400 && count() > 1; ++wait) usleep(50'000);
+    return count() == 1;
   }
 
   std::filesystem::path folder_;
