@@ -135,16 +135,13 @@ class InspectPage(unittest.TestCase):
             self.assertEqual(page.faults, [])
 
     def test_every_format(self):
-        """The first three checkpoints of each framework."""
-        shown = collections.Counter()
+        shown = 0
         for path in sorted(pathlib.Path("tests/interop").glob("*/*")):
-            if shown[path.parent] == 3:
-                continue
             told = subprocess.run([CKPT, "inspect", path, "--json"], check=False,
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             if told.returncode != 0:
                 continue  # not a checkpoint by itself
-            shown[path.parent] += 1
+            shown += 1
             self.ckpt("inspect", path, f"--html={self.page}")
             text = self.page.read_text(encoding="utf-8")
             data = json.loads(text.split('id="data">')[1].split("</script>")[0])
@@ -159,7 +156,7 @@ class InspectPage(unittest.TestCase):
                 counts += tensor["histogram"].get("tiny", 0) + sum(tensor.get(key, 0) for key in (
                     "zeros", "nan", "positive_infinities", "negative_infinities"))
                 self.assertEqual((boxes, counts), 2 * (tensor["elements"],), tensor["name"])
-        self.assertGreaterEqual(len(shown), 6)
+        self.assertGreater(shown, 40)
 
     def test_search_sorts_and_filters(self):
         page = self.open(MEGATRON)
