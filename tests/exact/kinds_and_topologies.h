@@ -78,17 +78,16 @@ inline std::ostream& operator<<(std::ostream& out, const KindOnTopology& one) {
 }
 
 // Returns the pairs of TopologyCases(); every kind with every topology if TESSERA_EVERY_PAIR is in
-// the environment. Half of them repeat, one with each topology at least.
+// the environment. Then all of them repeat; else half, one with each topology at least.
 inline std::vector<KindOnTopology> Pairs() {
+  const bool every_pair = std::getenv("TESSERA_EVERY_PAIR") != nullptr;
   std::vector<KindOnTopology> pairs;
   for (const TopologyCase& one : TopologyCases()) {
     for (const Kind& kind : Kinds()) {
-      if (std::getenv("TESSERA_EVERY_PAIR") == nullptr &&
-          std::ranges::find(one.kinds, kind.name) == one.kinds.end()) {
-        continue;
-      }
+      if (!every_pair && std::ranges::find(one.kinds, kind.name) == one.kinds.end()) continue;
       const size_t number = pairs.size();
-      pairs.push_back({kind, one.topology, one.micro_batches, number % 4 == 0 || number % 4 == 3});
+      pairs.push_back({kind, one.topology, one.micro_batches,
+                       every_pair || number % 4 == 0 || number % 4 == 3});
     }
   }
   return pairs;
