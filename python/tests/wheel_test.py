@@ -5,8 +5,7 @@
 
 By default with the Python that runs this; others must be 3.9 or later. First without numpy, with an
 object store, and beside another C++ standard library; then with the system's numpy: all tests of
-checkpoints_test.py. By other Pythons, which have no tests of their own: those of groups_test.py and
-async_saver_test.py, too.
+checkpoints_test.py, groups_test.py and async_saver_test.py.
 """
 
 import os
@@ -147,7 +146,6 @@ def try_beside_standard_library(python, scratch):
 
 
 def try_wheel(python, wheel, tests, scratch):
-    """`tests`: paths."""
     venv = scratch / "venv"
     run(python, "-m", "venv", venv, env=environment())
     installed = venv / "bin/python"
@@ -163,18 +161,15 @@ def try_wheel(python, wheel, tests, scratch):
     has_numpy = subprocess.run([installed, "-c", "import numpy"], check=False,
                                stderr=subprocess.DEVNULL, env=environment()).returncode == 0
     if has_numpy:
-        for test in tests:
-            run(installed, test, cwd=scratch, env=environment())
+        for test in ("checkpoints_test.py", "groups_test.py", "async_saver_test.py"):
+            run(installed, tests / test, cwd=scratch, env=environment())
     else:
         print(f"{python} has no numpy: only what works without was tried")
 
 
 def main():
     wheel, *pythons = sys.argv[1:]
-    names = ["checkpoints_test.py"]
-    if pythons:
-        names += ["groups_test.py", "async_saver_test.py"]
-    tests = [pathlib.Path(__file__).resolve().parent / name for name in names]
+    tests = pathlib.Path(__file__).resolve().parent
     for python in pythons or [sys.executable]:
         with tempfile.TemporaryDirectory() as scratch:
             try_wheel(python, os.path.realpath(wheel), tests, pathlib.Path(scratch))
