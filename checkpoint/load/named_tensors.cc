@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <set>
 
+#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "checkpoint/include/manifest.h"
 #include "convert/core/decoded_files.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/models.h"
