@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/command.h"
