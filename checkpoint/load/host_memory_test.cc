@@ -1,5 +1,4 @@
-// Memory that processes of a host share is used where it can be had, and missed by nobody where
-// not.
+// Processes of a host share memory where the system gives it, and load without it elsewhere.
 
 #include "checkpoint/load/host_memory.h"
 

@@ -1,5 +1,5 @@
-// A job that loses a host finds its newest state in the memory of others, or is told that it is
-// lost.
+// After the loss of a host, a job finds its newest state in the memory of other hosts, or is told
+// that the state is lost.
 
 #include "checkpoint/include/peer_replicas.h"
 

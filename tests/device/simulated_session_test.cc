@@ -168,7 +168,7 @@ TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
 }
 
 // The memory of one rank's host is too small for the copy of the first export. The others do not
-// wait for it, and the run goes on. All ranks are alive: the next start would try again.
+// wait for it, and the run goes on. Since no process has died, the next start tries again.
 TEST_F(SimulatedSessionTest, AnExportThatOneRankCannotCopyIsLeftOut) {
   std::atomic<int64_t> too_large = -1;
   SimulatedDevices devices({.count = 2, .lacks_pinned = [&](int index, int64_t bytes) {

@@ -200,9 +200,9 @@ TEST_F(MachineCommandTest, ARunWhoseRecordsAreTakenAwaySavesAndEnds) {
   }
 }
 
-// Each file of a run in turn is a pipe to which nobody writes, or a device that never ends: each of
-// the two for every other command. The seed chooses where each begins, and whether the run that is
-// started again has ended.
+// One file of a run after the other is replaced by a pipe to which nobody writes, or by a device
+// that never ends. The two alternate from command to command. The seed chooses which is first, and
+// whether the run that is started again has ended.
 TEST_F(MachineCommandTest, NoFileOfARunIsWaitedForForEver) {
   const uint64_t seed = TestSeed();
   MustTrain("run", 4, {"--save-interval=4"});
