@@ -4,7 +4,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "base/no_memory.h"
 #include "base/steady_time.h"
 
 namespace tessera::testing {
@@ -24,21 +23,6 @@ const char* Word(CheckOutcome::Kind kind) {
   return "";
 }
 
-std::string LineOf(const CheckResult& result) {
-  return absl::StrFormat("%-8s  %-13s %6.1f s", Word(result.outcome.kind), result.name,
-                         result.seconds);
-}
-
-CheckOutcome RunOne(const Check& check, const Deadline& deadline) {
-  if (deadline.left_seconds() <= check.expected_seconds) return deadline.LeftOut();
-  CheckOutcome outcome;
-  const absl::Status thrown = CatchExceptions("check", [&] {
-    outcome = check.run();
-    return absl::OkStatus();
-  });
-  return thrown.ok() ? outcome : OutcomeOf(thrown);
-}
-
 }  // namespace
 
 CheckOutcome OutcomeOf(const absl::StatusOr<std::string>& detail) {
@@ -54,31 +38,12 @@ CheckOutcome Deadline::LeftOut() const {
   return {CheckOutcome::kLeftOut, absl::StrFormat("does not fit into --deadline=%.0f", seconds_)};
 }
 
-absl::StatusOr<std::vector<CheckResult>> RunChecks(const std::vector<Check>& checks,
-                                                   const std::string& only,
-                                                   const Deadline& deadline, std::ostream& lines) {
-  std::vector<std::string> names;
-  std::vector<CheckResult> results;
-  for (const Check& check : checks) {
-    names.push_back(check.name);
-    if (!only.empty() && check.name != only) continue;
-    const absl::Duration start = SteadyNow();
-    results.push_back({check.name, RunOne(check, deadline)});
-    results.back().seconds = SecondsSince(start);
-    lines << LineOf(results.back()) << "\n" << std::flush;
-  }
-  if (results.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no check is named ", only, "; there are ", absl::StrJoin(names, ", ")));
-  }
-  return results;
-}
-
 std::string TableOf(const std::vector<CheckResult>& results) {
   std::string table;
   for (const CheckResult& result : results) {
-    absl::StrAppend(&table, LineOf(result), "  ",
-                    absl::StrReplaceAll(result.outcome.detail, {{"\n", "\n    "}}), "\n");
+    absl::StrAppendFormat(&table, "%-8s  %-13s %6.1f s  %s\n", Word(result.outcome.kind),
+                          result.name, result.seconds,
+                          absl::StrReplaceAll(result.outcome.detail, {{"\n", "\n    "}}));
   }
   return table;
 }

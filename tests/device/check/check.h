@@ -1,14 +1,14 @@
 #ifndef TESSERA_TESTS_DEVICE_CHECK_CHECK_H_
 #define TESSERA_TESTS_DEVICE_CHECK_CHECK_H_
 
-// A list of checks, and what is reported of them: a line as each ends, a table, JSON.
+// A list of checks, which run in processes of their own, and what is reported of them.
 
 #include <filesystem>
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -52,20 +52,45 @@ struct Check {
   double expected_seconds = 0;
 };
 
+// The checks of a process, in the order in which they run.
+struct CheckList {
+  std::vector<Check> checks;
+  nlohmann::json about = nlohmann::json::object();  // what they run on
+  // Returns whether the process can run further checks; null: it can.
+  std::function<bool()> usable = nullptr;
+  std::shared_ptr<void> owner = nullptr;  // of what the checks refer to
+  double grace_seconds = 5;  // what a check may take beyond the deadline before it is killed
+};
+
 struct CheckResult {
   std::string name;
   CheckOutcome outcome;
   double seconds = 0;
 };
 
-// Runs the check named `only`, or all checks if it is empty, and writes a line for each as it ends:
-// outcome, name, seconds. An exception for lack of memory is a failure. InvalidArgument if no check
-// has that name.
-absl::StatusOr<std::vector<CheckResult>> RunChecks(const std::vector<Check>& checks,
-                                                   const std::string& only,
-                                                   const Deadline& deadline, std::ostream& lines);
+struct CheckResults {
+  nlohmann::json about;
+  std::vector<CheckResult> results;
+};
 
-// Returns a table: the lines of RunChecks() with their details.
+// Runs the check named `only`, or all checks if it is empty, in another process, which calls
+// make(). A check that throws, or ends its process, is a failure; the checks behind it run in one
+// more process then, and also where the process is not usable after a check. One that has not ended
+// at the deadline is killed and left out, as are those behind it. Calls ended() with all results so
+// far as each check ends. Precondition: the calling process has one thread.
+//
+// Errors: that of make(); InvalidArgument if no check has that name; Internal if a process ends
+// before a check.
+absl::StatusOr<CheckResults> RunChecks(
+    const std::function<absl::StatusOr<CheckList>()>& make, const std::string& only,
+    const Deadline& deadline,
+    const std::function<void(const CheckResults&)>& ended = [](const CheckResults&) {});
+// Does the same in this process, up to a check after which it is not usable.
+absl::StatusOr<CheckResults> RunChecksHere(const std::function<absl::StatusOr<CheckList>()>& make,
+                                           const std::string& only, const Deadline& deadline,
+                                           const std::function<void(const CheckResults&)>& ended);
+
+// Returns a line for each check: outcome, name, seconds and detail.
 std::string TableOf(const std::vector<CheckResult>& results);
 // Returns [{"name": ..., "outcome": ..., "seconds": ..., "detail": ..., "figures": {...}}, ...].
 nlohmann::json JsonOf(const std::vector<CheckResult>& results);

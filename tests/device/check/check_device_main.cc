@@ -3,8 +3,8 @@
 //   check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no]
 //                [--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]
 //
-// Prints a line for each check as it ends, then a table. The exit status is 0 only if none has
-// failed, 2 where there is no GPU to check.
+// Prints a line for each check as it ends, with its figures or what was wrong. The exit status is 0
+// only if none has failed, 2 where there is no GPU to check.
 
 #include <algorithm>
 #include <cstddef>
@@ -54,6 +54,8 @@ ABSL_FLAG(std::string, measure, "",
 ABSL_FLAG(std::string, ways, "",
           "Instead of the checks, those that ways must pass: sums=true,gelu_gradient=false; \"as "
           "is\" for the device's own");
+ABSL_FLAG(bool, apart, true,
+          "Run the checks in a process that may end, or be killed, without an end of the others");
 ABSL_FLAG(std::string, json, "", "A file for the results, from which gpus_table.py makes a page");
 
 namespace tessera::testing {
@@ -141,6 +143,8 @@ class Figures {
 // On an H200, with the weights of 1.6 billion parameters that are drawn first, and with what
 // PyTorch compiles.
 constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 30;
+// What a GPU may take for all that is queued.
+constexpr double kMostSecondsOfWork = 30;
 // The most that the checks of a choice may take. They are killed then.
 constexpr double kMostSecondsOfChecks = 90;
 
@@ -151,7 +155,8 @@ DeviceCheckOptions OptionsIn(const std::filesystem::path& scratch) {
 
 ChoiceCheck CheckBySelf(const std::filesystem::path& self, const std::filesystem::path& scratch,
                         const Deadline& deadline) {
-  std::vector<std::string> command = {self, absl::StrCat("--gpu=", absl::GetFlag(FLAGS_gpu))};
+  std::vector<std::string> command = {self, "--apart=no",
+                                      absl::StrCat("--gpu=", absl::GetFlag(FLAGS_gpu))};
   if (absl::GetFlag(FLAGS_quick)) command.emplace_back("--quick");
   return CheckInProcess(command, scratch, kMostSecondsOfChecks, deadline);
 }
@@ -211,20 +216,21 @@ std::vector<Check> AllChecks(TrainingDevice& device, const std::filesystem::path
   for (Check& check : DeviceChecks(device, OptionsIn(scratch))) {
     checks.push_back(std::move(check));
   }
-  checks.insert(checks.end() - 1, Check{"programs", [=, &deadline] {
-                                          return RunTestPrograms(self.parent_path() / "tests",
-                                                                 scratch, deadline);
-                                        }});
+  checks.insert(checks.end() - 1, {"programs", [=, &deadline] {
+                                     return RunTestPrograms(self.parent_path() / "tests", scratch,
+                                                            deadline);
+                                   }});
   if (!times) return checks;
   for (const TimedModel& model : FullModels()) {
     checks.push_back(
         {model.check, [=, &figures] { return figures.Training(model); }, kSecondsOfTraining});
   }
   for (const char* tool : {"memcheck", "racecheck"}) {
-    checks.push_back(
-        {tool, [=, &deadline] {
-           return RunSanitizer(tool, {self, "--quick", "--only=operations"}, scratch, deadline);
-         }});
+    checks.push_back({tool, [=, &deadline] {
+                        return RunSanitizer(tool,
+                                            {self, "--apart=no", "--quick", "--only=operations"},
+                                            scratch, deadline);
+                      }});
   }
   for (const TimedModel& model : FullModels()) {
     if (!absl::GetFlag(FLAGS_pytorch)) break;
@@ -241,54 +247,75 @@ std::string DriverVersion() {
   return std::regex_search(text, version, std::regex("[0-9]+\\.[0-9.]+")) ? version.str() : "";
 }
 
-absl::Status WriteJson(const std::string& path, const TrainingDevice& device,
-                       const std::vector<CheckResult>& results) {
-  const nlohmann::json json = {
-      {"device", device.type},
-      {"driver", DriverVersion()},
-      {"products", device.products},
-      {"date", absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone())},
-      {"checks", JsonOf(results)}};
+absl::Status WriteJson(const std::string& path, const CheckResults& all) {
+  nlohmann::json json = all.about;
+  json["date"] = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone());
+  json["checks"] = JsonOf(all.results);
   std::ofstream file(path);
   file << json.dump(1) << "\n";
   return file.flush() ? absl::OkStatus() : absl::InternalError(absl::StrCat("cannot write ", path));
 }
 
-absl::Status Run(TrainingDevice& device, const std::filesystem::path& self) {
+// What the checks refer to.
+struct Bench {
+  Bench(std::unique_ptr<TrainingDevice> on, const std::filesystem::path& self,
+        const std::filesystem::path& scratch, const Deadline& deadline)
+      : device(std::move(on)),
+        watch(*device->compute, kMostSecondsOfWork),
+        figures(*device, self.parent_path() / "pytorch_rate.py", scratch, deadline) {}
+
+  std::unique_ptr<TrainingDevice> device;
+  HangWatch watch;
+  Figures figures;
+};
+
+// Returns the checks that flags ask for. Unavailable without a GPU.
+absl::StatusOr<CheckList> MakeChecks(const std::filesystem::path& self,
+                                     const std::filesystem::path& scratch,
+                                     const Deadline& deadline) {
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> opened = OpenCudaDevice(absl::GetFlag(FLAGS_gpu));
+  if (!opened.ok()) return absl::UnavailableError(opened.status().message());
+  const auto bench = std::make_shared<Bench>(*std::move(opened), self, scratch, deadline);
+  TrainingDevice& device = *bench->device;
+  CheckList list;
+  if (absl::GetFlag(FLAGS_choices)) {
+    list.checks = ChoiceChecks(device, self, scratch, deadline);
+  } else if (!absl::GetFlag(FLAGS_measure).empty()) {
+    TESSERA_ASSIGN_OR_RETURN(list.checks, MeasuringChecks(device, self, scratch, deadline));
+  } else if (!absl::GetFlag(FLAGS_ways).empty()) {
+    TESSERA_ASSIGN_OR_RETURN(list.checks, ChecksOfWays(device, scratch));
+  } else {
+    list.checks = AllChecks(device, self, scratch, bench->figures, deadline);
+  }
+  list.about = {
+      {"device", device.type}, {"driver", DriverVersion()}, {"products", device.products}};
+  list.usable = [&device] { return !device.context->runtime().HasFailed(); };
+  list.owner = bench;
+  return list;
+}
+
+absl::Status Run(const std::filesystem::path& self) {
   const Deadline deadline(absl::GetFlag(FLAGS_deadline));
   const ScratchFolder scratch;
-  Figures figures(device, self.parent_path() / "pytorch_rate.py", scratch.path(), deadline);
-  const std::string only = absl::GetFlag(FLAGS_only);
-  std::vector<Check> checks;
-  if (absl::GetFlag(FLAGS_choices)) {
-    checks = ChoiceChecks(device, self, scratch.path(), deadline);
-  } else if (!absl::GetFlag(FLAGS_measure).empty()) {
-    TESSERA_ASSIGN_OR_RETURN(checks, MeasuringChecks(device, self, scratch.path(), deadline));
-  } else if (!absl::GetFlag(FLAGS_ways).empty()) {
-    TESSERA_ASSIGN_OR_RETURN(checks, ChecksOfWays(device, scratch.path()));
-  } else {
-    checks = AllChecks(device, self, scratch.path(), figures, deadline);
-  }
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckResult> results,
-                           RunChecks(checks, only, deadline, std::cout));
-  std::cout << "\n" << TableOf(results) << std::flush;
-  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
-    TESSERA_RETURN_IF_ERROR(WriteJson(path, device, results));
-  }
-  return StatusOf(results);
+  const std::string path = absl::GetFlag(FLAGS_json);
+  absl::Status written;
+  const auto ended = [&](const CheckResults& all) {
+    std::cout << TableOf({all.results.back()}) << std::flush;
+    if (!path.empty()) written = WriteJson(path, all);
+  };
+  const auto run = absl::GetFlag(FLAGS_apart) ? RunChecks : RunChecksHere;
+  TESSERA_ASSIGN_OR_RETURN(const CheckResults all,
+                           run([&] { return MakeChecks(self, scratch.path(), deadline); },
+                               absl::GetFlag(FLAGS_only), deadline, ended));
+  TESSERA_RETURN_IF_ERROR(written);
+  return StatusOf(all.results);
 }
 
 int Main(const std::filesystem::path& self) {
-  const absl::StatusOr<std::unique_ptr<TrainingDevice>> device =
-      OpenCudaDevice(absl::GetFlag(FLAGS_gpu));
-  if (!device.ok()) {
-    std::cerr << "check_device: " << device.status().message() << "\n";
-    return kNoGpu;
-  }
-  const absl::Status status = Run(**device, self);
+  const absl::Status status = Run(self);
   if (status.ok()) return 0;
   std::cerr << "check_device: " << status.message() << "\n";
-  return 1;
+  return absl::IsUnavailable(status) ? kNoGpu : 1;
 }
 
 }  // namespace

@@ -1,10 +1,19 @@
 #include "tests/device/check/device_checks.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stop_token>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "compute/kernels/cpu/cpu_backend.h"
+#include "glog/logging.h"
 #include "layout/dtype.h"
+#include "tensor/device_runtime.h"
 
 namespace tessera::testing {
 namespace {
@@ -12,7 +21,36 @@ namespace {
 // On an H200 with 16 processors, which compute nearly all of it.
 constexpr double kSecondsOfTypicalOperations = 60;
 
+// Waits again and again for what the stream holds.
+void Watch(const std::stop_token& stop, const Stream& stream, double most_seconds) {
+  constexpr std::chrono::milliseconds kRest(100);
+  DeviceRuntime& runtime = stream.context().runtime();
+  if (!runtime.Select().ok()) return;
+  const absl::StatusOr<DeviceRuntime::EventHandle> end = runtime.CreateEvent();
+  if (!end.ok()) return;
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock lock(mutex);
+  absl::Duration start;
+  absl::StatusOr<bool> done = true;
+  while (done.ok() && !stop.stop_requested()) {
+    if (*done) {
+      start = SteadyNow();
+      if (!runtime.RecordEvent(*end, stream.handle()).ok()) break;
+    }
+    CHECK_LE(SecondsSince(start), most_seconds) << "the device does not end its work";
+    never.wait_for(lock, stop, kRest, [] { return false; });
+    done = runtime.IsEventDone(*end);
+  }
+  runtime.DestroyEvent(*end);
+}
+
 }  // namespace
+
+HangWatch::HangWatch(Stream& stream, double most_seconds)
+    : thread_([&stream, most_seconds](const std::stop_token& stop) {
+        Watch(stop, stream, most_seconds);
+      }) {}
 
 absl::StatusOr<std::string> CheckOperations(TrainingDevice& device, const OperationSizes& sizes,
                                             int threads) {

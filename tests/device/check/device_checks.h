@@ -3,11 +3,13 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "compute/device/training_device.h"
 #include "compute/kernels/backend.h"
+#include "tensor/device.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/operations.h"
 #include "tests/device/check/training_checks.h"
@@ -21,8 +23,20 @@ struct DeviceCheckOptions {
 };
 
 // Returns the checks that must pass on a device before anything is trained there, the cheapest
-// first: "gradients", "same_bits", "resume", "curves", "operations". `device` outlives them.
+// first: "gradients", "same_bits", "exact", "resume", "curves", "operations". `device` outlives
+// them.
 std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions& options);
+
+// Ends the process, with a message, if what a stream holds at some moment of the watch's lifetime
+// takes longer than `most_seconds`: a kernel that never ends would otherwise let everything wait
+// for it. `stream` outlives the watch.
+class HangWatch {
+ public:
+  HangWatch(Stream& stream, double most_seconds);
+
+ private:
+  std::jthread thread_;
+};
 
 // Compares operations with those of a CPU of `threads` threads. Returns a line for each group, or
 // an error with these lines if one is wrong.

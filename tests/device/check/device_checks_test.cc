@@ -4,14 +4,20 @@
 #include "tests/device/check/device_checks.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <map>
-#include <sstream>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/no_memory.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/cpu/cpu_backend.h"
@@ -108,12 +114,11 @@ class DeviceChecksTest : public ::testing::Test {
                                                  const std::string& operation = "Attention") {
     std::map<std::string, CheckOutcome> outcomes;
     const TestFolder folder;
-    std::ostringstream lines;
     for (const Check& check : DeviceChecks(device, {.operations = {.only = operation},
                                                    .training = SmallTraining(),
                                                    .folder = folder.path()})) {
       for (const std::string& name : only) {
-        if (name == check.name) outcomes[name] = RunChecks({check}, "", {}, lines)->front().outcome;
+        if (name == check.name) outcomes[name] = check.run();
       }
     }
     EXPECT_EQ(outcomes.size(), only.size());
@@ -193,63 +198,128 @@ TEST_F(DeviceChecksTest, AFailureOfTheDeviceNamesTheOperation) {
   EXPECT_THAT(exact, Not(HasSubstr("TESSERA_CUDA_SYNC")));
 }
 
+TEST_F(DeviceChecksTest, AKernelThatNeverEndsEndsTheProcess) {
+  const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0, {.seed = 3});
+  { const HangWatch watch(*device->compute, /*most_seconds=*/100); }  // ends with its lifetime
+  const auto hang = [&] {
+    device->runtime->EnqueueShared(device->compute->handle(), [] { return false; });
+    const HangWatch watch(*device->compute, /*most_seconds=*/0.01);
+    pause();
+  };
+  EXPECT_DEATH(hang(), "the device does not end its work");
+}
+
 TEST_F(DeviceChecksTest, ModelsForGpusCanBeBuilt) {
   for (const bool quick : {false, true}) {
     EXPECT_OK(CheckSizes(FullTraining(quick), TestFolder().path()));
   }
 }
 
+// Returns the results of checks, each in a process of its own or of several.
+absl::StatusOr<std::vector<CheckResult>> ResultsOf(const CheckList& list,
+                                                   const std::string& only = "",
+                                                   const Deadline& deadline = Deadline(300)) {
+  TESSERA_ASSIGN_OR_RETURN(CheckResults all, RunChecks([&] { return list; }, only, deadline));
+  for (CheckResult& result : all.results) result.seconds = 0;
+  return all.results;
+}
+
+CheckOutcome Pass() { return {CheckOutcome::kPassed, "12 tensors", {{"tokens", 3}}}; }
+
 TEST(RunChecksTest, TheTableHasALineForEachCheck) {
-  const std::vector<Check> checks = {
-      {"good",
-       [] {
-         return CheckOutcome{CheckOutcome::kPassed, "12 tensors"};
-       }},
-      {"bad", [] { return OutcomeOf(absl::InternalError("wrong\nbelow")); }},
-      {"absent", [] {
-         return CheckOutcome{CheckOutcome::kSkipped, "no tool"};
-       }}};
-  std::ostringstream lines;
-  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, RunChecks(checks, "", {}, lines));
-  EXPECT_EQ(lines.str(),
-            "passed    good             0.0 s\n"
-            "FAILED    bad              0.0 s\n"
-            "skipped   absent           0.0 s\n");
+  const CheckList list = {
+      {{"good", Pass},
+       {"bad", [] { return OutcomeOf(absl::InternalError("wrong\nbelow \xff")); }},
+       {"absent", [] {
+          return CheckOutcome{CheckOutcome::kSkipped, "no tool"};
+        }}}};
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list));
   EXPECT_EQ(TableOf(results),
             "passed    good             0.0 s  12 tensors\n"
-            "FAILED    bad              0.0 s  wrong\n    below\n"
+            "FAILED    bad              0.0 s  wrong\n    below \xEF\xBF\xBD\n"
             "skipped   absent           0.0 s  no tool\n");
   EXPECT_EQ(StatusOf(results), absl::InternalError("failed: bad"));
-  std::ostringstream one;
-  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> absent, RunChecks(checks, "absent", {}, one));
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> absent, ResultsOf(list, "absent"));
   EXPECT_OK(StatusOf(absent));
-  EXPECT_EQ(one.str(), "skipped   absent           0.0 s\n");
-  EXPECT_EQ(RunChecks(checks, "other", {}, one).status(),
+  EXPECT_EQ(TableOf(absent), "skipped   absent           0.0 s  no tool\n");
+  EXPECT_EQ(ResultsOf(list, "other").status(),
             absl::InvalidArgumentError("no check is named other; there are good, bad, absent"));
 }
 
-TEST(RunChecksTest, WhatDoesNotFitIntoTheDeadlineIsLeftOutByName) {
-  const auto pass = [] { return CheckOutcome{CheckOutcome::kPassed, "", {{"tokens", 3}}}; };
-  std::ostringstream lines;
-  ASSERT_OK_AND_ASSIGN(
-      const std::vector<CheckResult> results,
-      RunChecks({{"short", pass, 10}, {"long", pass, 1000}}, "", Deadline(300), lines));
+// Whatever one does to its process, the others give their results.
+TEST(RunChecksTest, ACheckThatEndsItsProcessDoesNotEndTheOthers) {
+  const CheckList list = {
+      {{"good", Pass},
+       {"aborts", []() -> CheckOutcome { std::abort(); }},
+       {"exits", []() -> CheckOutcome { _exit(3); }},
+       {"throws", []() -> CheckOutcome { throw NoMemory(absl::InternalError("a broken GPU")); }},
+       {"last", Pass}}};
+  std::vector<size_t> ended;
+  ASSERT_OK(RunChecks([&] { return list; }, "", Deadline(300),
+                      [&](const CheckResults& all) { ended.push_back(all.results.size()); })
+                .status());
+  EXPECT_EQ(ended, (std::vector<size_t>{1, 2, 3, 4, 5}));
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list));
   EXPECT_EQ(TableOf(results),
-            "passed    short            0.0 s  \n"
+            "passed    good             0.0 s  12 tensors\n"
+            "FAILED    aborts           0.0 s  ended its process by signal 6\n"
+            "FAILED    exits            0.0 s  ended its process with 3\n"
+            "FAILED    throws           0.0 s  a broken GPU\n"
+            "passed    last             0.0 s  12 tensors\n");
+}
+
+TEST(RunChecksTest, ACheckThatHasNotEndedAtTheDeadlineIsKilled) {
+  CheckList list = {{{"good", Pass}, {"hangs", [] { return pause(), Pass(); }}, {"last", Pass}}};
+  list.grace_seconds = 0;
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list, "", Deadline(0.3)));
+  EXPECT_EQ(TableOf(results),
+            "passed    good             0.0 s  12 tensors\n"
+            "left out  hangs            0.0 s  does not fit into --deadline=0\n"
+            "left out  last             0.0 s  does not fit into --deadline=0\n");
+}
+
+TEST(RunChecksTest, ChecksAfterAFailureOfTheDeviceHaveAnotherProcess) {
+  bool failed = false;
+  const auto tell_process = [] {
+    return CheckOutcome{CheckOutcome::kPassed, absl::StrCat(getpid())};
+  };
+  const CheckList list = {.checks = {{"first", tell_process},
+                                     {"faults",
+                                      [&] {
+                                        failed = true;
+                                        return tell_process();
+                                      }},
+                                     {"third", tell_process},
+                                     {"last", tell_process}},
+                          .about = {{"device", "a GPU"}},
+                          .usable = [&] { return !failed; }};
+  ASSERT_OK_AND_ASSIGN(const CheckResults all, RunChecks([&] { return list; }, "", {}));
+  EXPECT_EQ(all.about["device"], "a GPU");
+  const auto process = [&](size_t i) { return all.results.at(i).outcome.detail; };
+  EXPECT_EQ(process(0), process(1));
+  EXPECT_NE(process(1), process(2));
+  EXPECT_EQ(process(2), process(3));
+  EXPECT_NE(process(0), absl::StrCat(getpid()));
+}
+
+TEST(RunChecksTest, WhereNoCheckCanRunAnErrorSaysWhy) {
+  const absl::Status no_gpu = absl::UnavailableError("no GPU");
+  EXPECT_EQ(RunChecks([&] { return no_gpu; }, "", {}).status(), no_gpu);
+  EXPECT_EQ(RunChecks([]() -> absl::StatusOr<CheckList> { std::abort(); }, "", {}).status(),
+            absl::InternalError("the process of the checks ended by signal 6"));
+}
+
+TEST(RunChecksTest, WhatDoesNotFitIntoTheDeadlineIsLeftOutByName) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results,
+                       ResultsOf({{{"short", Pass, 10}, {"long", Pass, 1000}}}));
+  EXPECT_EQ(TableOf(results),
+            "passed    short            0.0 s  12 tensors\n"
             "left out  long             0.0 s  does not fit into --deadline=300\n");
   EXPECT_OK(StatusOf(results));
   const nlohmann::json json = JsonOf(results);
   EXPECT_EQ(json[0]["figures"]["tokens"], 3);
   EXPECT_EQ(json[1]["name"], "long");
   EXPECT_EQ(json[1]["outcome"], "left out");
-}
-
-TEST(RunChecksTest, MemoryThatCannotBeAllocatedFailsACheck) {
-  const std::vector<Check> checks = {
-      {"large", []() -> CheckOutcome { throw NoMemory(absl::InternalError("a broken GPU")); }}};
-  std::ostringstream lines;
-  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, RunChecks(checks, "", {}, lines));
-  EXPECT_EQ(TableOf(results), "FAILED    large            0.0 s  a broken GPU\n");
 }
 
 }  // namespace
