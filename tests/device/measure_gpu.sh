@@ -5,9 +5,11 @@
 #
 # Runs in the unpacked archive of //trainer/app:train_bundle, without a network. The steps are
 # check, measure, train, pytorch and choices, all of them unless some are named. The folder results/
-# gets what each of them prints, and its JSON. A step that fails, or does not end in its time, is
-# named at the end, and the next one runs.
+# gets what each of them prints, and its JSON. One file has all of it as each step ends:
+# results.tar.gz, or what $ARCHIVE names. A step that fails, or does not end in its time, is named
+# at the end, and the next one runs.
 set -u
+archive=$(realpath -m "${ARCHIVE:-$(dirname "$0")/results.tar.gz}")
 cd "$(dirname "$0")" || exit 1
 mkdir -p results
 export XDG_CACHE_HOME="$PWD/results/cache"
@@ -17,17 +19,19 @@ failed=""
 step() {
   local name=$1 seconds=$2 start=$SECONDS
   shift 2
-  timeout --kill-after=10 "$seconds" "$@" >"results/$name.txt" 2>&1
+  timeout --kill-after=1 "$seconds" "$@" >"results/$name.txt" 2>&1
   local status=$?
   echo "$name: exit status $status, $((SECONDS - start)) s"
   tail -n 40 "results/$name.txt"
   [ "$status" -eq 0 ] || failed="$failed $name"
+  tar -czf "$archive.new" results && mv "$archive.new" "$archive"
 }
 
-# A deadline ends before the time of its step, with a table of what was measured.
+# A deadline ends before the time of its step, with what was measured.
 device() {
   local name=$1 seconds=$2
   shift 2
+  rm -f "results/$name.json"  # of an earlier run
   step "$name" "$seconds" ./check_device --deadline=$((seconds - 15)) --json="results/$name.json" \
     "$@"
 }
