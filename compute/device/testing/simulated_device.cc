@@ -11,6 +11,7 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
+#include "compute/kernels/cuda/products.h"
 #include "tensor/device.h"
 #include "tensor/device_tensors.h"
 #include "tensor/host_copies.h"
@@ -46,11 +47,12 @@ std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDevice
       [&device = *opened,
        numerics](const cuda::ProductChoices& choices) -> absl::StatusOr<std::unique_ptr<Backend>> {
     TESSERA_RETURN_IF_ERROR(CheckChoices(device, choices));
-    return cuda::MakeDeviceBackend(
-        device.device, *device.compute,
-        OrDie(cuda::MakeCublasLtProducts(device.cublaslt, *device.compute,
-                                         {.workspace_bytes = kSmall, .choices = choices})),
-        numerics, choices);
+    TESSERA_ASSIGN_OR_RETURN(
+        std::unique_ptr<cuda::Products> products,
+        cuda::MakeCublasLtProducts(device.cublaslt, *device.compute,
+                                   {.workspace_bytes = kSmall, .choices = choices}));
+    return cuda::MakeDeviceBackend(device.device, *device.compute, std::move(products), numerics,
+                                   choices);
   };
   opened->backend = OrDie(opened->make_backend(opened->choices));
   opened->make_exact_backend = [&device = *opened] {

@@ -144,7 +144,8 @@ class WayMeasurement {
   }
 
   absl::Status TrainAsIs();
-  // Returns whether losses without the way are as before: if not, nothing else can be compared.
+  // Returns whether another way can be compared: losses without this one must be as before, and the
+  // device must not have failed.
   bool Measure(const cuda::Way& way);
   // Writes what was compared, if all of it can be trusted, to the table at `path`.
   CheckOutcome Written(const std::string& path, const std::string& device_name);
@@ -235,7 +236,7 @@ bool WayMeasurement::Measure(const cuda::Way& way) {
   if (!status.ok()) {
     outcome_.kind = CheckOutcome::kFailed;
     absl::StrAppend(&outcome_.detail, "not chosen: ", status.message());
-    return true;
+    return !device_.context->runtime().HasFailed();
   }
   outcome_.figures["tokens_per_second, " + text] = with;
   absl::StrAppendFormat(&outcome_.detail, "%.0f tokens/s, without %s %.0f: %s", with, way.name,

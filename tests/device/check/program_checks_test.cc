@@ -6,11 +6,16 @@
 #include <fstream>
 #include <string>
 
+#include "absl/status/status.h"
 #include "base/testing.h"
+#include "gmock/gmock.h"
 #include "tests/device/check/check.h"
+#include "tests/device/check/choices.h"
 
 namespace tessera::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 class ProgramChecksTest : public ::testing::Test {
  protected:
@@ -61,6 +66,21 @@ TEST_F(ProgramChecksTest, TheSanitizerIsOptional) {
   Write("compute-sanitizer", "echo a race; exit 99");
   EXPECT_EQ(RunSanitizer("racecheck", {"/bin/x", "--y"}, folder_).kind, CheckOutcome::kFailed);
   setenv("PATH", path.c_str(), 1);
+}
+
+TEST_F(ProgramChecksTest, ChecksOfAChoiceThatFailOrNeverEndAreNotTheEnd) {
+  const auto error = [&](const std::string& script, double seconds) {
+    const ChoiceCheck check = CheckInProcess({"/bin/sh", "-c", script, "check"}, folder_, seconds);
+    return std::string(check({"sums=true", {}}).message());
+  };
+  EXPECT_EQ(error("[ $1 = --ways=sums=true ]", 60), "");
+  EXPECT_THAT(error("echo an illegal address; kill -6 $$", 60),
+              HasSubstr("ended with 134\nan illegal address"));
+  EXPECT_EQ(error("exec /bin/sleep 600", 0.2), "its checks have not ended in 0 s");
+  // A deadline of all checks may end those of a choice.
+  const ChoiceCheck check =
+      CheckInProcess({"/bin/sh", "-c", "exec /bin/sleep 600", "check"}, folder_, 60, Deadline(0.2));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(check({"sums=true", {}})));
 }
 
 }  // namespace
