@@ -114,7 +114,7 @@ bool AttendAlike(const cuda::ProductChoices& a, const cuda::ProductChoices& b) {
 
 enum Round { kChecked, kProfiled, kTimed };
 
-// A choice that has failed is left out from then on.
+// A choice that has failed is left out from then on, and if the device has, each that trains later.
 std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
                                             const std::vector<Choice>& choices,
                                             const TimedModel& model, const std::string& folder,
@@ -123,6 +123,10 @@ std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
   for (const Round round : {kChecked, kProfiled, kTimed}) {
     for (size_t i = 0; i < choices.size(); ++i) {
       if (!trained[i].status.ok()) continue;
+      if (round != kChecked && device.context->runtime().HasFailed()) {
+        trained[i].status = absl::DeadlineExceededError("the device has failed");
+        continue;
+      }
       trained[i].status =
           round == kChecked ? check(choices[i]) : WithChoice(device, choices[i].products, [&] {
             return round == kProfiled ? ProfileAgain(device, model, folder, &trained[i])

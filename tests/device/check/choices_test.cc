@@ -417,6 +417,8 @@ TEST_F(WaysTest, BehindAFailureOfTheDeviceKeepTheirValuesInTheTable) {
   EXPECT_THAT(outcome.detail, ContainsRegex("sums=true: not chosen: .*illegal memory access"));
   EXPECT_EQ(WaysInTable(),
             (cuda::Ways{{"attention_at_once", true}, {"attention_gradients_by_warpgroups", true}}));
+  EXPECT_THAT(CompareChoices(*device_, {{"as is", {}}}, model_, folder_.path(), Right).detail,
+              StartsWith("as is: left out, the device has failed"));
 }
 
 TEST_F(WaysTest, WithOtherLossesTheNextTimeAreNotChosen) {
