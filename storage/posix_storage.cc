@@ -69,7 +69,8 @@ absl::StatusOr<std::vector<std::pair<std::string, unsigned char>>> ListEntries(i
 }
 
 // Deletes `name` in the directory `parent`, with everything below it, without following links.
-// Entries that another process deletes meanwhile are not errors.
+// Entries that another process deletes meanwhile are not errors. Deletes what it can, and returns
+// the first error.
 absl::Status RemoveBelow(int parent, const std::string& name, const std::string& where) {
   if (unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) return absl::OkStatus();
   const int unlink_error = errno;
@@ -82,9 +83,11 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
   }
   const auto entries = ListEntries(directory.get());
   if (!entries.ok()) return Named("DeleteTree", where, entries.status());
+  absl::Status first_error;
   for (const auto& [entry, type] : *entries) {
-    TESSERA_RETURN_IF_ERROR(RemoveBelow(directory.get(), entry, absl::StrCat(where, "/", entry)));
+    first_error.Update(RemoveBelow(directory.get(), entry, absl::StrCat(where, "/", entry)));
   }
+  TESSERA_RETURN_IF_ERROR(first_error);
   if (unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
     return Named("DeleteTree", where, ErrnoStatus(errno));
   }

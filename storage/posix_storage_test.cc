@@ -434,6 +434,25 @@ TEST_F(PosixStorageTest, ADirectoryWithoutWritePermission) {
   ASSERT_EQ(chmod(root().c_str(), 0777), 0);
 }
 
+TEST_F(PosixStorageTest, WhatCanBeDeletedOfATreeIsDeleted) {
+  for (const std::string name : {"tree/a", "tree/locked/file", "tree/z"}) {
+    ASSERT_OK(storage_->MakeDirectory(name.substr(0, name.rfind('/'))));
+    ASSERT_OK(WriteAll(*storage_, name, "x"));
+  }
+  const std::string locked = root() + "/tree/locked";
+  ASSERT_EQ(chmod(locked.c_str(), 0555), 0);
+  EXPECT_EQ(InChild([this]() -> std::string {
+              REQUIRE(DropCapabilities(), "capset");
+              const absl::Status status = storage_->DeleteTree("tree");
+              REQUIRE(Says(status, absl::StatusCode::kPermissionDenied, "tree/locked/file"),
+                      status.ToString());
+              return "";
+            }),
+            "");
+  EXPECT_EQ(*storage_->List("tree"), Names({"locked/"}));
+  ASSERT_EQ(chmod(locked.c_str(), 0777), 0);
+}
+
 TEST_F(PosixStorageTest, AFileWithoutReadPermission) {
   ASSERT_OK(WriteAll(*storage_, "secret", "x"));
   ASSERT_EQ(chmod((root() + "/secret").c_str(), 0), 0);

@@ -240,7 +240,7 @@ class RenamingRemoval final : public InPlaceRemoval {
     const absl::Status renamed = storage_.Rename(dir, DiscardedName(dir));
     if (absl::IsUnimplemented(renamed)) return names.empty() ? Leftovers::kNone : Leftovers::kKept;
     TESSERA_RETURN_IF_ERROR(UnlessNotFound(renamed));
-    TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, FolderOf(dir)));
+    SettleDiscarded(storage_, FolderOf(dir)).IgnoreError();  // what stays is in no save's way
     TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, dir));
     return committed ? Leftovers::kCommitted : Leftovers::kNone;
   }
@@ -453,6 +453,22 @@ class FencingRemoval final : public InPlaceRemoval {
   absl::Status FenceOthers(std::string_view dir) override { return MarkAsFenced(storage_, dir); }
 };
 
+// Deletes a directory that was renamed from `own`. If it has a manifest, it gets its name back, or
+// the name `abandoned` if the step has been saved again.
+absl::Status Settle(Storage& storage, const std::string& path, const std::string& own,
+                    const std::string& abandoned) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inside, ListIfThere(storage, path));
+  TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
+  absl::Status settled =
+      committed || HasQuarantined(inside) ? storage.Rename(path, own) : storage.DeleteTree(path);
+  if (committed && absl::IsAlreadyExists(settled)) {
+    // A save that has the name may still fail, and free it.
+    TESSERA_ASSIGN_OR_RETURN(const bool saved_again, IsCommitted(storage, own));
+    if (saved_again) settled = storage.Rename(path, abandoned);
+  }
+  return absl::IsAlreadyExists(settled) ? absl::OkStatus() : UnlessNotFound(settled);
+}
+
 }  // namespace
 
 std::unique_ptr<Removal> Removal::In(Storage& storage) {
@@ -469,26 +485,16 @@ absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal, const 
 
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolders(storage, folder));
+  absl::Status first_error;
   for (const std::string& name : names) {
-    const size_t at = name.find(kDiscarded);
-    if (at == name.npos || !ParseStepDirectoryName(name.substr(0, at))) continue;
-    const std::string path = JoinPath(folder, name);
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> inside, ListIfThere(storage, path));
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
-    const std::string step = name.substr(0, at), own = JoinPath(folder, step);
-    absl::Status settled =
-        committed || HasQuarantined(inside) ? storage.Rename(path, own) : storage.DeleteTree(path);
-    if (committed && absl::IsAlreadyExists(settled)) {
-      // A save that has the name may still fail, and free it.
-      TESSERA_ASSIGN_OR_RETURN(const bool saved_again, IsCommitted(storage, own));
-      if (saved_again) {
-        settled =
-            storage.Rename(path, JoinPath(folder, FreeQuarantinedName(names, step, "abandoned")));
-      }
-    }
-    if (!absl::IsAlreadyExists(settled)) TESSERA_RETURN_IF_ERROR(UnlessNotFound(settled));
+    const std::string step = name.substr(0, name.find(kDiscarded));
+    if (step == name || !ParseStepDirectoryName(step).has_value()) continue;
+    const std::string path = JoinPath(folder, name), own = JoinPath(folder, step);
+    const std::string other = JoinPath(folder, FreeQuarantinedName(names, step, "abandoned"));
+    // Whoever is deleting it has its lock: it must not get its name back meanwhile.
+    UnlessRead(storage, path, [&] { first_error.Update(Settle(storage, path, own, other)); });
   }
-  return absl::OkStatus();
+  return first_error;
 }
 
 }  // namespace tessera::ckpt

@@ -40,7 +40,7 @@ class Removal {
 
   // Makes room for a save. In a file system, renames a directory without a manifest to
   // "step-N.discarded-..." and deletes it, with the remains of other such directories in the same
-  // folder.
+  // folder. Those that cannot be deleted stay.
   virtual absl::StatusOr<Leftovers> DiscardLeftovers(std::string_view checkpoint_dir) = 0;
 
   // Deletes the directory of a checkpoint, or of an attempt that was not committed. Without
@@ -96,7 +96,8 @@ absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, Removal& removal, const 
 
 // Deletes the directories in `folder` that interrupted deletions have renamed and left. A directory
 // in which another attempt had just committed gets its name back. If the step has been saved again
-// since, it is quarantined as "step-N.abandoned".
+// since, it is quarantined as "step-N.abandoned". A directory whose lock another process has stays:
+// it is being deleted. Tries all, and returns the first error.
 absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
 
 }  // namespace tessera::ckpt

@@ -322,6 +322,22 @@ TEST_P(RenamingRemovalTest, ADirectoryWithQuarantinedFilesIsUsedAgain) {
   EXPECT_EQ(Contents(absl::StrCat(kStepName, "/model-a")), "data");
 }
 
+// As on a network file system that keeps a file as long as a process has it open.
+TEST_P(RenamingRemovalTest, WhatCannotBeDeletedIsInNoSavesWay) {
+  FaultInjectingStorage faulty(storage_);
+  Fail(faulty, OperationKind::kDeleteTree, absl::UnavailableError("busy"), ".discarded-00000001");
+  Write("step-00000001.discarded-00000001/model-a");
+  Write("step-00000002.discarded-00000002/model-a");
+  EXPECT_TRUE(absl::IsUnavailable(SettleDiscarded(faulty, "")));
+  EXPECT_THAT(Names(""), ElementsAre("step-00000001.discarded-00000001/"));
+  EXPECT_EQ(OrFail(Removal::In(faulty)->DiscardLeftovers(kStepName)), Leftovers::kNone);
+  faulty.ClearFaults();
+  Fail(faulty, OperationKind::kDeleteTree, absl::UnavailableError("busy"));
+  Write(absl::StrCat(kStepName, "/model-a"));
+  EXPECT_EQ(OrFail(Removal::In(faulty)->DiscardLeftovers(kStepName)), Leftovers::kNone);
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
 TEST_P(RenamingRemovalTest, InterruptedDeletionsAreSettled) {
   Write("run/step-00000001.discarded-00000001/model-a");
   Commit("model-a", "run/step-00000002.discarded-00000001");

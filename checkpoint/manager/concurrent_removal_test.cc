@@ -8,16 +8,19 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/forwarding_storage.h"
+#include "storage/posix_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -181,6 +184,41 @@ TEST(ConcurrentRemovalTest, ACheckpointThatGetsItsNameBackWhileItIsDeletedStaysW
   EXPECT_EQ(Value(memory, 10), 10);
   EXPECT_FALSE(*removal->TakeBack(info.directory, manifest)) << "its files must stay";
   EXPECT_EQ(Value(memory, 10), 10);
+}
+
+// Another process finds the renamed directory with its manifest, and renames it when that is gone.
+TEST(ConcurrentRemovalTest, WhatIsBeingDeletedIsNotTakenForARemainder) {
+  for (const bool saved_again : {false, true}) {
+    SCOPED_TRACE(saved_again);
+    const TestFolder folder;
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Storage> storage, OpenPosixStorage(folder.path()));
+    Save(*storage, 10);
+    Save(*storage, 20);
+    absl::Notification has_looked, deleted;
+    std::thread other;
+    WatchedStorage of_other(*storage, [&](const std::string& operation) {
+      if (!operation.starts_with("rename step-00000010.disc")) return;
+      has_looked.Notify();
+      deleted.WaitForNotification();
+    });
+    WatchedStorage watched(*storage, [&](const std::string& operation) {
+      if (operation.starts_with("delete step-00000010.disc") && !has_looked.HasBeenNotified()) {
+        if (saved_again) Save(*storage, 10);
+        other = std::thread([&] {
+          EXPECT_OK(SettleDiscarded(of_other, ""));
+          if (!has_looked.HasBeenNotified()) has_looked.Notify();
+        });
+        has_looked.WaitForNotification();
+      } else if (other.joinable()) {
+        deleted.Notify();
+        other.join();
+      }
+    });
+    EXPECT_OK(CheckpointFolder(watched).Prune(1));
+    std::vector<std::string> expected = {"step-00000020/"};
+    if (saved_again) expected.insert(expected.begin(), "step-00000010/");
+    EXPECT_EQ(*storage->List(""), expected);
+  }
 }
 
 // The signature of what replaces a checkpoint has the name of the old one.

@@ -47,8 +47,14 @@ uint64_t BytesIn(Storage& storage, const std::string& directory) {
   return bytes;
 }
 
-void AddNote(SaveReport& report, std::string_view note) {
-  absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", std::string(note));
+void AddNote(std::string& notes, std::string_view note) {
+  absl::StrAppend(&notes, notes.empty() ? "" : "; ", std::string(note));
+}
+
+// Adds a note about an error of a deletion.
+void NoteUndeleted(std::string& notes, const absl::Status& error) {
+  if (error.ok()) return;
+  AddNote(notes, absl::StrCat("older checkpoints are still there: ", error.message()));
 }
 
 }  // namespace
@@ -172,16 +178,19 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
   };
   std::vector<std::string> deleted;
   if (lacking() == 0) return deleted;
-  TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, ""));
+  SettleDiscarded(storage_, "").IgnoreError();
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
   if (droppable.bytes < lacking()) return deleted;
+  absl::Status first_error;
   for (const auto& [checkpoint, identity] : droppable.checkpoints) {
     if (lacking() == 0) break;
     described_.erase(checkpoint.directory);
-    TESSERA_ASSIGN_OR_RETURN(const bool removed,
-                             RemoveUnlessRead(storage_, *removal_, checkpoint, identity));
-    if (removed) deleted.push_back(checkpoint.directory);
+    const absl::StatusOr<bool> removed =
+        RemoveUnlessRead(storage_, *removal_, checkpoint, identity);
+    first_error.Update(removed.status());
+    if (removed.value_or(false)) deleted.push_back(checkpoint.directory);
   }
+  if (lacking() > 0) TESSERA_RETURN_IF_ERROR(first_error);
   return deleted;
 }
 
@@ -262,7 +271,7 @@ void SaveHousekeeping::AfterCommit(SaveReport& report) {
   // No other rank waits for this one here.
   CatchExceptions("delete older checkpoints", [&] {
     const absl::Status told = CatchExceptions("report the commit", tell);
-    if (!told.ok()) AddNote(report, std::string(told.message()));
+    if (!told.ok()) AddNote(report.note, std::string(told.message()));
     return CleanUp(report);
   }).IgnoreError();
 }
@@ -270,11 +279,13 @@ void SaveHousekeeping::AfterCommit(SaveReport& report) {
 absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& planned) {
   TESSERA_RETURN_IF_ERROR(ConfirmFolder(lock_));
   std::string root;
+  note_.clear();
   if (planned.rolling) {
-    TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, known_good_));
+    absl::Status undeleted;
+    TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, known_good_, &undeleted));
+    NoteUndeleted(note_, undeleted);
     coming_is_healthy_ = IsHealthy(*planned.manifest);
   }
-  room_note_.clear();
   // The manifest and the file system's own records are small beside the data.
   const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 +
                                 std::min<uint64_t>(planned.data_bytes, 64 << 10);
@@ -282,8 +293,8 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
       const std::vector<std::string> deleted,
       retention_.MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now()));
   if (!deleted.empty()) {
-    room_note_ = absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
-                              " made room for step ", planned.step);
+    AddNote(note_, absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
+                                " made room for step ", planned.step));
   }
   return root;
 }
@@ -295,15 +306,13 @@ absl::Status SaveHousekeeping::CleanUp(SaveReport& report) {
     const std::optional<int64_t> step = ParseStepDirectoryName(report.directory);
     absl::Status pruned = ConfirmFolder(lock_);
     if (pruned.ok()) pruned = retention_.Apply(absl::Now(), step);
-    if (!pruned.ok()) {
-      AddNote(report, absl::StrCat("older checkpoints are still there: ", pruned.message()));
-    }
+    NoteUndeleted(report.note, pruned);
   }
-  if (!room_note_.empty()) AddNote(report, room_note_);
+  if (!note_.empty()) AddNote(report.note, note_);
   if (staging_ == nullptr) return absl::OkStatus();
   const absl::Status forgotten = DeleteStagedFilesBut(*staging_, report.directory);
   if (!forgotten.ok()) {
-    AddNote(report, absl::StrCat("older copies are still there: ", forgotten.message()));
+    AddNote(report.note, absl::StrCat("older copies are still there: ", forgotten.message()));
   }
   return absl::OkStatus();
 }

@@ -87,7 +87,7 @@ class Retention {
 
   // Makes space for a save if the storage lacks it: deletes checkpoints that ChooseToMakeRoom()
   // names until there is room, or none if all of them are too small. Returns the deleted
-  // directories.
+  // directories. An error of a deletion is returned only if there is still no room.
   absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now);
 
  private:
@@ -159,7 +159,7 @@ class SaveHousekeeping {
   Retention retention_;
   bool coming_is_healthy_ = false;  // the save in progress
   std::string known_good_;          // the last rolling checkpoint or the loaded one, if healthy
-  std::string room_note_;           // what was deleted to make room for the save in progress
+  std::string note_;  // on what was deleted, or could not be, for the save in progress
   PlanCache plan_cache_;
 };
 

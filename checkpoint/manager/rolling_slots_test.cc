@@ -1,4 +1,4 @@
-// Which slot the next rolling checkpoint takes, also where slots are links.
+// Which slot the next rolling checkpoint takes, also where slots are links; what cannot be deleted.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,11 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "base/testing.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/include/checkpoint.h"
+#include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/posix_storage.h"
+#include "storage/testing/fault_storage.h"
+#include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -62,6 +68,54 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
   for (const int64_t step : {250, 275}) save_rolling(step);
   EXPECT_THAT(*storage->List("elsewhere"),
               ElementsAre("step-00000150/", "step-00000175/", "step-00000250/", "step-00000275/"));
+}
+
+TEST(RollingSlotTest, ACheckpointThatCannotBeDeletedIsInNoSavesWay) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  std::vector<float> elements(64);
+  const auto save_rolling = [&](int64_t step) {
+    absl::Status undeleted;
+    EXPECT_OK(SaveNow(storage, {.step = step}, OneTensor(elements), {},
+                      {.choose_root = In(OrFail(EmptyRollingSlot(storage, "", &undeleted)))}));
+    return undeleted;
+  };
+  for (const int64_t step : {25, 50}) EXPECT_OK(save_rolling(step));
+  storage.FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kDelete; },
+      absl::PermissionDeniedError("protected"));
+  EXPECT_TRUE(absl::IsPermissionDenied(save_rolling(75)));
+  EXPECT_THAT(*memory.List("rolling-0"), ElementsAre("step-00000025/", "step-00000075/"));
+  storage.ClearFaults();
+  for (const int64_t step : {100, 125}) EXPECT_OK(save_rolling(step));
+  EXPECT_THAT(*memory.List("rolling-0"), ElementsAre("step-00000125/"));
+}
+
+TEST(RetentionTest, RoomIsMadeOfWhatCanBeDeleted) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  storage.SetDiskBytes(1 << 20);
+  std::vector<float> elements(64);
+  for (const int64_t step : {10, 20, 30}) {
+    EXPECT_OK(CheckpointFolder(storage).Save(step, OneTensor(elements)));
+  }
+  ASSERT_OK(memory.MakeDirectory("step-00000001.discarded-00000001"));
+  storage.FailWhere(
+      [](const Operation& operation) {
+        const bool deletes = operation.kind == OperationKind::kDelete ||
+                             operation.kind == OperationKind::kDeleteTree;
+        return deletes && (operation.path.starts_with("step-00000010.disc") ||
+                           operation.path.starts_with("step-00000001.disc"));
+      },
+      absl::PermissionDeniedError("protected"));
+  Retention retention(storage, {.newest = 1});
+  const auto make_room = [&] {
+    return retention.MakeRoom({40, false, *storage.FreeBytes() + 1}, absl::Now());
+  };
+  ASSERT_OK_AND_ASSIGN(const auto deleted, make_room());
+  EXPECT_THAT(deleted, ElementsAre("step-00000020"));
+  EXPECT_TRUE(absl::IsPermissionDenied(make_room().status()));
+  EXPECT_TRUE(*IsCommitted(memory, "step-00000010"));
 }
 
 TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {

@@ -185,7 +185,8 @@ bool IsLinked(Storage& storage, std::string_view directory) {
   return storage.IsLink(directory) || storage.IsLink(FolderOf(directory));
 }
 
-absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good) {
+absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good,
+                                             absl::Status* undeleted) {
   RollingSteps steps;
   std::array<CheckpointInfo, kRollingSlots.size()> newest_of;
   std::array<std::vector<CheckpointInfo>, kRollingSlots.size()> directories;
@@ -219,7 +220,8 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
     if (dir.directory == good || IsLinked(storage, dir.directory)) continue;
     // Another attempt may still commit it, and be the only one to have a checkpoint.
     if (!removal->frees_names() && !dir.committed && dir.step > newest) continue;
-    TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, *removal, dir).status());
+    const absl::Status removed = RemoveUnlessRead(storage, *removal, dir).status();
+    if (undeleted != nullptr) undeleted->Update(removed);
   }
   std::string slot(kRollingSlots[chosen]);
   return removal->frees_names() ? slot : JoinPath(slot, MakeRollingAttempt());

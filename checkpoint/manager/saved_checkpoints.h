@@ -94,7 +94,11 @@ bool IsLinked(Storage& storage, std::string_view directory);
 // Otherwise reads the manifest of the checkpoint that stays, and the sizes and headers of its
 // files, one after the other. A rolling checkpoint that cannot be read, for another reason than
 // damage, is taken as good.
-absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good = "");
+//
+// A checkpoint that cannot be deleted stays beside the next one, too, and `undeleted`, unless it is
+// null, receives the first such error.
+absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view known_good = "",
+                                             absl::Status* undeleted = nullptr);
 
 }  // namespace tessera::ckpt
 
