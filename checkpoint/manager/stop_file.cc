@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
@@ -18,6 +19,7 @@
 #include "base/files.h"
 #include "base/mutex.h"
 #include "base/no_memory.h"
+#include "base/scoped_fd.h"
 #include "base/text.h"
 #include "base/threads.h"
 
@@ -36,8 +38,20 @@ struct Reading {
   bool operator==(const Reading&) const = default;
 };
 
-Reading ReadOnce(const std::string& path) {
-  const absl::StatusOr<ScopedFd> fd = OpenRegularFile(AT_FDCWD, path, O_RDONLY);
+// Opens the file in its folder, which stays open in `folder`, so that the file is found when the
+// folder is renamed. Once the folder is deleted, the path alone says where the file is.
+absl::StatusOr<ScopedFd> OpenInFolder(const std::filesystem::path& path, ScopedFd& folder) {
+  struct stat status = {};
+  if (!folder.valid() || ::fstat(folder.get(), &status) != 0 || status.st_nlink == 0) {
+    constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+    folder = ScopedFd(AboveStandardStreams(::open(path.parent_path().c_str(), kFlags)));
+  }
+  return folder.valid() ? OpenRegularFile(folder.get(), path.filename(), O_RDONLY)
+                        : OpenRegularFile(AT_FDCWD, path, O_RDONLY);
+}
+
+Reading ReadOnce(const std::string& path, ScopedFd& folder) {
+  const absl::StatusOr<ScopedFd> fd = OpenInFolder(path, folder);
   if (fd.status() == ReadErrnoStatus(ENOENT)) return {};
   if (!fd.ok()) return {.problem = std::string(fd.status().message())};
   struct stat status = {};
@@ -58,6 +72,7 @@ struct StopFile::Shared {
 
   const std::string path;
   const std::string acted_upon;
+  ScopedFd folder;  // of the file; used by Read() alone
   Mutex mutex;
   CondVar changed;
   bool wanted ABSL_GUARDED_BY(mutex) = true;  // another read
@@ -111,7 +126,7 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
       const MutexLock lock(&shared->mutex);
       shared->wanted = false;
     }
-    Reading reading = ReadOnce(shared->path);
+    Reading reading = ReadOnce(shared->path, shared->folder);
     const absl::StatusOr<int64_t> step = ParseStopFile(reading.contents);
     const MutexLock lock(&shared->mutex);
     if (shared->request.version == 0 || reading != shared->newest) {

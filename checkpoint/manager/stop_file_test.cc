@@ -123,6 +123,25 @@ TEST_F(StopFileTest, APipeDelaysNothing) {
   EXPECT_THAT(file.TakeNote(), HasSubstr("not a regular file"));
 }
 
+// As that of a run, which continues to save in the renamed folder.
+TEST_F(StopFileTest, AFolderThatIsRenamedKeepsItsRequests) {
+  const TestFolder folder;
+  const std::string named = folder.Write("run/stop", "25"), moved = folder.File("moved/stop");
+  StopFile file(named, "", absl::Seconds(60));
+  EXPECT_EQ(file.Poll().step, 25);
+  std::filesystem::rename(folder.File("run"), folder.File("moved"));
+  folder.Write("run/stop", "99");  // of another run, which has the name
+  EXPECT_EQ(file.Poll().step, 25);
+  folder.Write("moved/new", "30");
+  std::filesystem::rename(folder.File("moved/new"), moved);
+  EXPECT_EQ(Await(file, 2), 30);
+  std::filesystem::remove_all(folder.File("moved"));  // the name is all that is left
+  for (int i = 0; i < 30'000 && file.Poll().step != 99; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(file.Poll().step, 99);
+}
+
 // Most starts are faster than the thread that reads.
 TEST_F(StopFileTest, AStartWaitsNoLongerThanItMay) {
   // On a busy machine, nearly each reader may be faster than its start.
