@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <optional>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -73,24 +74,21 @@ class FileLock final : public FolderLock {
     }
   }
 
-  // If the file was deleted, another process may have found the folder free, and locked a new file.
   absl::Status Check() const override {
     if (!folder_fd_.valid()) {
       return absl::FailedPreconditionError(
           absl::StrCat(folder_, ": a forked process does not have the lock"));
     }
     const MutexLock lock(&mutex_);
-    if (IsInPlace(file_fd_)) return absl::OkStatus();
-    absl::StatusOr<LockedFd> fd = OpenFile();
-    if (!fd.ok()) return absl::OkStatus();
-    if (!TryToLock(*fd).value_or(true)) {
-      return absl::FailedPreconditionError(absl::StrCat(folder_, "/", kFileName,
-                                                        " was deleted or replaced, and ",
-                                                        InUse(folder_, HolderIn(*fd)).message()));
-    }
-    NameHolder(*fd);
-    file_fd_ = *std::move(fd);
-    return absl::OkStatus();
+    return lost_;
+  }
+
+  absl::Status Confirm() override {
+    if (!folder_fd_.valid()) return Check();
+    const MutexLock asking(&asking_);
+    const absl::Status found = LockAgain();
+    const MutexLock lock(&mutex_);
+    return lost_ = found;
   }
 
   // Returns who has the lock, as far as it says so; empty otherwise.
@@ -128,6 +126,20 @@ class FileLock final : public FolderLock {
     // A new holder may not have replaced the previous holder's name yet.
     return IsKnownToBeDead(lines.second, "/proc") ? "" : lines.first;
   }
+  // If the file was deleted, another process may have found the folder free, and locked a new file.
+  absl::Status LockAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(asking_) {
+    if (IsInPlace(file_fd_)) return absl::OkStatus();
+    absl::StatusOr<LockedFd> fd = OpenFile();
+    if (!fd.ok()) return absl::OkStatus();
+    if (!TryToLock(*fd).value_or(true)) {
+      return absl::FailedPreconditionError(absl::StrCat(folder_, "/", kFileName,
+                                                        " was deleted or replaced, and ",
+                                                        InUse(folder_, HolderIn(*fd)).message()));
+    }
+    NameHolder(*fd);
+    file_fd_ = *std::move(fd);
+    return absl::OkStatus();
+  }
   bool IsInPlace(const LockedFd& fd) const {
     struct stat ours, there;
     return ::fstat(fd.get(), &ours) == 0 &&
@@ -137,8 +149,10 @@ class FileLock final : public FolderLock {
 
   const std::string folder_;
   LockedFd folder_fd_;
+  Mutex asking_;      // held while the file system is asked, which may not answer
+  LockedFd file_fd_;  // replaced by LockAgain()
   mutable Mutex mutex_;
-  mutable LockedFd file_fd_;  // replaced by Check()
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // as far as is known
 };
 
 absl::StatusOr<std::unique_ptr<FolderLock>> LockFile(const std::string& folder,

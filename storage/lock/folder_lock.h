@@ -19,7 +19,7 @@ namespace tessera {
 //
 // In a file system: advisory locks on the folder itself and on the file ".lock" in it. When the
 // process ends, even by a crash, the system releases them; the file stays. On NFS, only the file
-// can be locked. Elsewhere the folder remains locked even if the file is deleted, and Check()
+// can be locked. Elsewhere the folder remains locked even if the file is deleted, and Confirm()
 // creates and locks the file again. A forked child does not have the lock, and its Check() says so.
 //
 // In an object store: a lease, the object ".lease", which names its holder. A thread replaces the
@@ -54,10 +54,10 @@ class FolderLock {
   virtual ~FolderLock() = default;
 
   // Returns FailedPrecondition once it is known that another process has taken the folder. Never
-  // waits.
+  // waits, even for a file server that does not answer.
   virtual absl::Status Check() const { return absl::OkStatus(); }
-  // Checks before something is committed. Asks the store if its last answer is older than the
-  // period, as after a process stood still.
+  // Checks before something is committed. Asks the file system, or the store if its last answer is
+  // older than the period, as after a process stood still.
   virtual absl::Status Confirm() { return Check(); }
   // Calls Storage::Abandon().
   virtual void Abandon() {}

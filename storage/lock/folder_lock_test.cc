@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/testing.h"
 #include "base/wall_clock_jump.h"
@@ -125,7 +126,7 @@ TEST(FolderLockTest, ADeletedLockFileFreesNothingAndIsCreatedAgain) {
     lose();
     const absl::Status second = Lock(folder.path(), {.wait = absl::ZeroDuration()}).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
-    EXPECT_EQ(holder->Check(), absl::OkStatus());
+    EXPECT_OK(holder->Confirm());
     EXPECT_TRUE(std::filesystem::exists(file));
   }
 }
@@ -138,13 +139,15 @@ TEST(FolderLockTest, ALockFileThatSomebodyElseHasIsNoticed) {
   std::filesystem::remove(file);
   const int other = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   ASSERT_EQ(flock(other, LOCK_EX), 0);
-  for (const absl::Status& status : {holder->Check(), holder->Confirm()}) {
+  EXPECT_OK(holder->Check()) << "it has asked the file system";
+  for (const absl::Status& status : {holder->Confirm(), holder->Check()}) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr(file + " was deleted or replaced, and " + folder.path() + " is in use"));
   }
   close(other);
-  EXPECT_EQ(holder->Check(), absl::OkStatus());
+  EXPECT_OK(holder->Confirm());
+  EXPECT_OK(holder->Check());
 }
 
 TEST(FolderLockTest, AFileThatIsDeletedWhileItIsWaitedForIsNotTheFoldersLock) {
@@ -271,6 +274,7 @@ TEST(LockedFdTest, AForkDuringTheOpeningKeepsNoLock) {
   std::thread forks;
   LockedFd fd([&] {
     ScopedFd opened = OpenFolder(folder.path());
+    if (forks.joinable()) return opened;
     forks = std::thread([&] {
       child = fork();
       if (child == 0) {
@@ -279,17 +283,40 @@ TEST(LockedFdTest, AForkDuringTheOpeningKeepsNoLock) {
         _exit(1);
       }
     });
-    absl::SleepFor(absl::Milliseconds(200));  // in which the child would begin
+    char byte = 0;
+    EXPECT_EQ(read(ready[0], &byte, 1), 1);
     return opened;
   });
   forks.join();
-  char byte = 0;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
   ASSERT_EQ(flock(fd.get(), LOCK_EX | LOCK_NB), 0);
   { const LockedFd closed = std::move(fd); }
   EXPECT_EQ(flock(OpenFolder(folder.path()).get(), LOCK_EX | LOCK_NB), 0);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
+}
+
+// As a loader of data that starts its workers while a file server does not answer.
+TEST(LockedFdTest, AForkDoesNotWaitForAnOpeningThatTakesLong) {
+  const TestFolder folder;
+  absl::Notification begun, forked;
+  int openings = 0;
+  std::thread opener([&] {
+    const LockedFd fd([&] {
+      ++openings;
+      ScopedFd opened = OpenFolder(folder.path());
+      if (openings == 1) {
+        begun.Notify();
+        forked.WaitForNotification();
+      }
+      return opened;
+    });
+    EXPECT_TRUE(fd.valid());
+  });
+  begun.WaitForNotification();
+  EXPECT_TRUE(InChild([] { return true; }));
+  forked.Notify();
+  opener.join();
+  EXPECT_EQ(openings, 2) << "the child has a copy of the first descriptor";
 }
 
 // The number of the parent's descriptor may be that of another file in the child.

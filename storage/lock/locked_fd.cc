@@ -1,8 +1,11 @@
 #include "storage/lock/locked_fd.h"
 
 #include <pthread.h>
+#include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdint>
 #include <set>
 
 #include "absl/base/thread_annotations.h"
@@ -11,10 +14,10 @@
 namespace tessera {
 namespace {
 
-// The descriptors that a child closes.
 struct OpenFds {
   Mutex mutex;
-  std::set<int> fds ABSL_GUARDED_BY(mutex);
+  std::set<int> fds ABSL_GUARDED_BY(mutex);  // which a child closes
+  int64_t forks ABSL_GUARDED_BY(mutex) = 0;
 };
 
 OpenFds& Open() {
@@ -24,11 +27,19 @@ OpenFds& Open() {
 
 // Held by the thread that forks, so that the child finds a consistent set.
 void BeforeFork() ABSL_NO_THREAD_SAFETY_ANALYSIS { Open().mutex.lock(); }
-void AfterForkInParent() ABSL_NO_THREAD_SAFETY_ANALYSIS { Open().mutex.unlock(); }
+void AfterForkInParent() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  ++Open().forks;
+  Open().mutex.unlock();
+}
 void AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   for (const int fd : Open().fds) ::close(fd);
   Open().fds.clear();
   Open().mutex.unlock();
+}
+
+int64_t Forks() {
+  const MutexLock lock(&Open().mutex);
+  return Open().forks;
 }
 
 }  // namespace
@@ -36,11 +47,16 @@ void AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
 LockedFd::LockedFd(absl::FunctionRef<ScopedFd()> open) : owner_(::getpid()) {
   static const int handlers = ::pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
   static_cast<void>(handlers);
-  const MutexLock lock(&Open().mutex);
-  ScopedFd fd = open();
-  if (!fd.valid()) return;
-  Open().fds.insert(fd.get());
-  fd_ = std::move(fd);
+  while (true) {
+    const int64_t forks = Forks();
+    ScopedFd fd = open();  // nothing is locked meanwhile: a file server may not answer
+    if (!fd.valid()) return;
+    const MutexLock lock(&Open().mutex);
+    if (Open().forks != forks) continue;  // a child may have a copy
+    Open().fds.insert(fd.get());
+    fd_ = std::move(fd);
+    return;
+  }
 }
 
 bool LockedFd::valid() const { return fd_.valid() && owner_ == ::getpid(); }
@@ -51,9 +67,11 @@ LockedFd::~LockedFd() {
     fd_.release();  // closed by AfterForkInChild(), and perhaps another's by now
     return;
   }
+  // A child that begins from now on has a copy without a lock.
+  while (::flock(fd_.get(), LOCK_UN) != 0 && errno == EINTR) {
+  }
   const MutexLock lock(&Open().mutex);
   Open().fds.erase(fd_.get());
-  fd_.Close();
 }
 
 }  // namespace tessera

@@ -15,11 +15,11 @@ namespace tessera {
 // the lock. Therefore a child closes the descriptor as soon as it begins. Programs that a process
 // executes do not get it.
 //
-// Thread-safe as an int is. fork() may be called at any time, and waits while one is opened.
+// Thread-safe as an int is. fork() may be called at any time, and waits for no file server.
 class LockedFd {
  public:
   LockedFd() = default;
-  // Calls open(), which does not fork.
+  // Calls open(), and again if another thread forks meanwhile.
   explicit LockedFd(absl::FunctionRef<ScopedFd()> open);
   LockedFd(LockedFd&& other) noexcept = default;
   LockedFd& operator=(LockedFd&& other) noexcept {
