@@ -23,6 +23,7 @@
 #include "base/errno_status.h"
 #include "base/file_calls.h"
 #include "base/files.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "storage/checks.h"
 #include "storage/open_files.h"
@@ -135,7 +136,7 @@ class PosixStorage final : public Storage {
     TESSERA_RETURN_IF_ERROR(CheckPath("Create", path_view, /*root_allowed=*/false));
     const std::string path(path_view);
     absl::StatusOr<ScopedFd> created = CreateExclusively(path);
-    if (!created.ok()) return Named("Create", Describe(path), created.status());
+    if (!created.ok()) return Named("Create", Describe(path), NameWhatLacks(created.status()));
     ScopedFd fd = *std::move(created);
     absl::Status reserved;
     if (size_hint_bytes > 0) reserved = Reserve(fd.get(), path, size_hint_bytes);
@@ -201,7 +202,7 @@ class PosixStorage final : public Storage {
     if (absl::IsAlreadyExists(made)) {
       made = absl::AlreadyExistsError("the name exists, but is not a directory");
     }
-    return Named("MakeDirectory", Describe(path), made);
+    return Named("MakeDirectory", Describe(path), NameWhatLacks(made));
   }
 
   absl::Status SyncDirectory(std::string_view path_view) override {
@@ -294,6 +295,16 @@ class PosixStorage final : public Storage {
         std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", root_fd_.get()), error);
     const bool is_known = now.starts_with('/') && !now.ends_with(" (deleted)");
     return is_known ? now : absolute_root_;
+  }
+
+  // Explains the error of a name that could not be made on a disk with space, but without inodes.
+  absl::Status NameWhatLacks(const absl::Status& status) const {
+    struct statvfs info;
+    // A file system that makes inodes as it needs them reports that it has none at all.
+    const bool has_inodes =
+        fstatvfs(root_fd_.get(), &info) != 0 || info.f_files == 0 || info.f_favail > 0;
+    if (!IsNoSpace(status) || has_inodes) return status;
+    return WithMessage(status, absl::StrCat(status.message(), " (no inode is free)"));
   }
 
   // Creates a new file under a name that may exist already.
