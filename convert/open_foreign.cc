@@ -38,7 +38,7 @@ namespace {
 
 // Adapt the functions of formats that are folders.
 template <absl::StatusOr<bool> (*matches)(Storage&)>
-absl::StatusOr<bool> InFolder(const SourcePlace& place) {
+absl::StatusOr<bool> InFolder(const SourcePlace& place, bool) {
   return place.file.empty() ? matches(*place.storage) : false;
 }
 template <absl::StatusOr<ForeignCheckpoint> (*read)(Storage&)>
@@ -114,11 +114,13 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const SourcePlace& place,
   return ReadPaddle(*place.storage, *names);
 }
 
-absl::StatusOr<bool> IsDcpFolder(Storage& storage) {
+absl::StatusOr<bool> IsDcpFolder(const SourcePlace& place, bool is_named) {
+  if (!place.file.empty()) return false;
+  Storage& storage = *place.storage;
   TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(storage, ""));
-  TESSERA_ASSIGN_OR_RETURN(const bool are_safetensors, AreSafetensorsOfDcp(storage));
-  if (has_metadata || !are_safetensors) return has_metadata;
-  if (!storage.Open("model.safetensors").ok()) return true;
+  TESSERA_ASSIGN_OR_RETURN(const bool has_safetensors, HasSafetensors(storage));
+  if (has_metadata || !has_safetensors) return has_metadata;
+  if (is_named || !storage.Open("model.safetensors").ok()) return true;
   TESSERA_ASSIGN_OR_RETURN(const std::string llmc, FindLlmcModel(storage, ""));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> torch, FindTorchFiles(storage, ""));
   return llmc.empty() && torch.empty();  // else it is an export beside files that have more
@@ -127,15 +129,13 @@ absl::StatusOr<bool> IsDcpFolder(Storage& storage) {
 absl::StatusOr<ForeignCheckpoint> ReadDcpPlace(const SourcePlace& place,
                                                const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(*place.storage, ""));
-  return WithModelNames(place, options,
-                        WithTrainerFiles(place, options,
-                                         has_metadata ? ReadDcp(*place.storage, "")
-                                                      : ReadSafetensorsOfDcp(*place.storage)));
+  auto checkpoint = has_metadata ? ReadDcp(*place.storage, "") : ReadSafetensors(*place.storage);
+  return WithModelNames(place, options, WithTrainerFiles(place, options, std::move(checkpoint)));
 }
 
 // For formats of files, which `find` gives: the one of the place, or those in it.
 template <auto find>
-absl::StatusOr<bool> HasFiles(const SourcePlace& place) {
+absl::StatusOr<bool> HasFiles(const SourcePlace& place, bool) {
   TESSERA_ASSIGN_OR_RETURN(const auto files, find(*place.storage, place.file));
   return !files.empty();
 }
@@ -192,7 +192,8 @@ constexpr Format kFormats[] = {
          },
      .has_unread_values = true},
     {.name = kDcp,
-     .matches = InFolder<IsDcpFolder>,
+     .other_name = kSafetensors,
+     .matches = IsDcpFolder,
      .read = ReadDcpPlace,
      .plan = PlanDcp,
      .holds = Holds::kEverything},
@@ -249,7 +250,7 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
   for (const Format& format : Formats()) {
     if (!name.empty() && !IsCalled(format, name)) continue;
     is_known = true;
-    TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place));
+    TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place, !name.empty()));
     if (matches) return &format;
   }
   const std::string known = absl::StrJoin(FormatNames(), ", ");
@@ -301,7 +302,7 @@ void TakeDigests(Storage& storage, const Seal& seal, ForeignCheckpoint& checkpoi
     file_bytes[file.file().path()] = file.file().size_bytes();
   for (const std::string& name : FilesOf(checkpoint.tensors)) {
     const auto sealed = file_bytes.find(name);
-    const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(name);
+    const auto file = storage.Open(name);
     if (!file.ok() || (sealed != file_bytes.end() && (*file)->size_bytes() == sealed->second)) {
       continue;
     }

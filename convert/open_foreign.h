@@ -41,8 +41,8 @@ struct OpenForeignOptions {
 // files, unless a model gives them its own (NameStateDict()).
 std::vector<std::string> FormatNames();
 
-// Returns whether options may name this format: one of FormatNames(), or InternEvo's "internlm"
-// (its own checkpoints), "llama" (torch, the files of Meta's ranks) or "hf_llama" (hf).
+// Returns whether options may name this format: one of FormatNames(), "safetensors" (dcp), or
+// InternEvo's "internlm" (its own checkpoints), "llama" (torch, of Meta's ranks), "hf_llama" (hf).
 bool IsFormatName(std::string_view name);
 
 // Returns a note for a conversion from this format about the contents of files that are not read;

@@ -51,10 +51,8 @@ absl::StatusOr<NamedCheckpoint> FindForeignCheckpoint(const std::string& name,
   if (!options.use_seal) seal.reset();
   if (seal.has_value() && seal->seal.ok()) {
     open.seal = &*seal->seal;
-    const std::vector<std::string> formats = convert::FormatNames();
-    if (open.format.empty() && std::ranges::count(formats, open.seal->format()) > 0) {
-      open.format = open.seal->format();
-    }
+    const std::string& sealed = open.seal->format();
+    if (open.format.empty() && convert::IsFormatName(sealed)) open.format = sealed;
   }
   absl::StatusOr<std::unique_ptr<convert::ForeignStorage>> opened =
       convert::OpenForeign(found.name, open);

@@ -442,7 +442,7 @@ class SafetensorsOfDcpTest : public ReadersTest {
 
 TEST_F(SafetensorsOfDcpTest, PartsOfRanksAreJoined) {
   Open(In("shards"));
-  EXPECT_EQ(storage_->format(), "dcp");
+  EXPECT_EQ(storage_->format(), "safetensors");
   EXPECT_FALSE(manifest_.has_model());
   fs::copy(kWhole + "/config.json", In("shards/config.json"));
   EXPECT_EQ(Run({"diff", kWhole, In("shards")}), ckpt::kExitOk) << out_ << err_;
@@ -453,7 +453,7 @@ TEST_F(SafetensorsOfDcpTest, ConsolidatedFiles) {
   const std::string copy = CopyOf(kWhole);
   fs::remove(copy + "/config.json");
   Open(copy);
-  EXPECT_EQ(storage_->format(), "dcp");
+  EXPECT_EQ(storage_->format(), "safetensors");
   ASSERT_OK_AND_ASSIGN(const auto described, testing::OpenForeignRun(kWhole));
   Open(copy, {.model = &described.manifest().model()});
   EXPECT_TRUE(manifest_.has_model());

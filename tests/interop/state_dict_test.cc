@@ -332,6 +332,7 @@ TEST(StateDictTest, AModelBesideTheFilesOfATrainerIsReadWithoutAConfiguration) {
                                {"model_1.safetensors", "accelerate/model.safetensors"}});
   ASSERT_OK_AND_ASSIGN(const auto opened,
                        ckpt::convert::OpenForeignFolder(storage, {.model = &model}));
+  EXPECT_EQ(opened->format(), "safetensors");
   EXPECT_EQ(LoadUntied(*opened), ReadExpected("accelerate"));
   EXPECT_THAT(opened->notes(),
               IsSupersetOf({"Left out: files of safetensors beside the model's: "
@@ -364,6 +365,17 @@ TEST(StateDictTest, AModelBesideWhatTorchOrLlmcHaveSavedHidesNothing) {
   const auto llmc = Copied({exported, {"model_00000003.bin", "../pytorch/gpt2.model.bin"}});
   ASSERT_OK_AND_ASSIGN(const auto of_llmc, ckpt::convert::OpenForeignFolder(llmc, {}));
   EXPECT_EQ(Load(*of_llmc), LoadFrom(HuggingFace("gpt2.model.bin")));
+
+  const auto alone = Copied({exported});
+  ASSERT_OK_AND_ASSIGN(const auto expected, ckpt::convert::OpenForeignFolder(alone, {}));
+  for (const auto& beside : {torch, llmc}) {
+    for (const std::string format : {"safetensors", "dcp"}) {
+      ASSERT_OK_AND_ASSIGN(const auto named,
+                           ckpt::convert::OpenForeignFolder(beside, {.format = format}));
+      EXPECT_EQ(named->format(), "safetensors");
+      EXPECT_EQ(Load(*named), Load(*expected));
+    }
+  }
 }
 
 TEST(StateDictTest, AFileOfATrainerThatIsAllThereIsIsNotCalledLeftOut) {

@@ -17,6 +17,7 @@
 namespace tessera::ckpt::convert {
 
 inline constexpr std::string_view kHuggingFace = "hf";
+inline constexpr std::string_view kSafetensors = "safetensors";
 
 // Returns whether the root of the storage has the files of a model in Hugging Face's format:
 // config.json and model.safetensors, or its index.
@@ -32,16 +33,15 @@ absl::StatusOr<bool> IsHuggingFace(Storage& storage);
 absl::StatusOr<std::map<std::string, ForeignTensor>> ReadHuggingFaceTensors(
     Storage& storage, std::vector<std::string>& notes);
 
-// Returns whether DCP's HuggingFaceStorageWriter, or accelerate, may have written the root of the
-// storage. Precondition: IsHuggingFace() is false. The writer leaves safetensors files with an
-// index or, with save_distributed=True, a file of each rank
-// (shard-00001-model-00001-of-00001.safetensors), whose header says where each part of a tensor
-// belongs. accelerate leaves model.safetensors.
-absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage);
+// Returns whether the root has files of safetensors, as accelerate and DCP's
+// HuggingFaceStorageWriter leave them: model.safetensors, files with an index or, with
+// save_distributed=True, a file of each rank (shard-00001-model-00001-of-00001.safetensors), whose
+// header says where each part of a tensor belongs. Precondition: IsHuggingFace() is false.
+absl::StatusOr<bool> HasSafetensors(Storage& storage);
 
 // Reads them under the names that they have. The shape of a tensor is what its parts cover, since
 // the files do not state it. Errors: those of ReadHuggingFaceTensors().
-absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage);
+absl::StatusOr<ForeignCheckpoint> ReadSafetensors(Storage& storage);
 
 // Reads the tensors of the model that config.json describes, and checks their shapes. Additions of
 // wrappers to names are ignored (WithoutWrappers()). Tensors that are computed and not learned are

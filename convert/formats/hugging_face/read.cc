@@ -279,15 +279,15 @@ absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
   return tensors;
 }
 
-absl::StatusOr<bool> AreSafetensorsOfDcp(Storage& storage) {
+absl::StatusOr<bool> HasSafetensors(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
   return std::ranges::any_of(names, [](const std::string& name) {
     return name == kIndex || name == kSingle || IsShard(name);
   });
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadSafetensorsOfDcp(Storage& storage) {
-  ForeignCheckpoint checkpoint = CheckpointOf("dcp", "torch.distributed.checkpoint");
+absl::StatusOr<ForeignCheckpoint> ReadSafetensors(Storage& storage) {
+  ForeignCheckpoint checkpoint = CheckpointOf(kSafetensors, "safetensors");
   TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
                            ReadHuggingFaceTensors(storage, checkpoint.notes));
   for (auto& [unused, tensor] : tensors) checkpoint.tensors.push_back(std::move(tensor));
