@@ -268,7 +268,7 @@ class Manager final : public JobSaves {
                          " (max_without_checkpoint)", last));
       case SaveTrouble::kFolderTaken:
         // Rank 0 alone knows more.
-        TESSERA_RETURN_IF_ERROR(CheckFolder());
+        TESSERA_RETURN_IF_ERROR(FolderIsHeld());
         return absl::FailedPreconditionError(
             absl::StrCat("another job saves to ", storage_->Describe("")));
       case SaveTrouble::kLaterSteps:
@@ -280,9 +280,7 @@ class Manager final : public JobSaves {
     return absl::OkStatus();
   }
 
-  absl::Status CheckFolder() const override {
-    return lock_ != nullptr ? lock_->Check() : absl::OkStatus();
-  }
+  absl::Status CheckFolder() const override { return ConfirmFolder(lock_.get()); }
 
   void Abandon() override {
     if (lock_ != nullptr) lock_->Abandon();
@@ -308,9 +306,12 @@ class Manager final : public JobSaves {
     return Encode(known, /*is_rank_0=*/group().rank() == 0);
   }
 
+  // Returns an error if it is known that another job has the folder. Never waits.
+  absl::Status FolderIsHeld() const { return lock_ != nullptr ? lock_->Check() : absl::OkStatus(); }
+
   // Returns the trouble that this rank knows of. Ranks decide by that of rank 0.
   SaveTrouble FindTrouble(const KnownFacts& known) {
-    if (!CheckFolder().ok()) return SaveTrouble::kFolderTaken;
+    if (!FolderIsHeld().ok()) return SaveTrouble::kFolderTaken;
     if (!options_.schedule.saves) return SaveTrouble::kNone;
     if (group().rank() == 0 && later_steps_.Find(*storage_, known.step)) {
       return SaveTrouble::kLaterSteps;
