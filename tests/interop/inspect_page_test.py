@@ -132,6 +132,7 @@ class InspectPage(unittest.TestCase):
                              len(told["files"]))
             self.assertIn(topology, page.text("#head"))
             self.assertGreater(page.count("#norms circle"), 3 * 20)
+            self.assertEqual(page.overflow(375), 0)  # on a phone
             self.assertEqual(page.faults, [])
 
     def test_every_format(self):

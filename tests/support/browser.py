@@ -111,8 +111,7 @@ class Page:
                                            flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                   deviceScaleFactor=1, mobile=False)
+        self._resize(width, height)
         self._call("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self._browser.pages[self._session] = self
@@ -153,9 +152,18 @@ class Page:
         self._mouse("mousePressed", place, button="left", clickCount=1)
         self._mouse("mouseReleased", place, button="left", clickCount=1)
 
+    def overflow(self, width):
+        """By how many pixels the page is wider than a screen of that width."""
+        self._resize(width, 800)
+        return self.evaluate(f"document.documentElement.scrollWidth - {width}")
+
     def screenshot(self, path):
         image = self._call("Page.captureScreenshot", format="png")["data"]
         pathlib.Path(path).write_bytes(base64.b64decode(image))
+
+    def _resize(self, width, height):
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                   deviceScaleFactor=1, mobile=False)
 
     def _place(self, selector, x, y):
         box = self.evaluate(

@@ -117,6 +117,7 @@ class ReportPageTest(unittest.TestCase):
         for text in ("60.0 %", "all-reduce", "3 MiB", "rank 3", "124 M", "ab" * 32, "33" * 32):
             self.assertIn(text, page.text())
         self.assertNotIn(str(self.folder), page.evaluate("document.documentElement.outerHTML"))
+        self.assertEqual(page.overflow(375), 0)  # on a phone
 
     def test_mouse_and_scale(self):
         page = self.open(write_run(self.folder / "mine"))
