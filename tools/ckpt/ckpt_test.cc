@@ -346,7 +346,10 @@ TEST_F(CkptTest, VerifyNamesAPlaceOnce) {
 
 TEST_F(CkptTest, VerifyOfAFolder) {
   EXPECT_EQ(Run({"verify", root_, "--all"}), kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("no checkpoints in"));
+  EXPECT_THAT(err_, HasSubstr("no checkpoints in " + root_ + ": it is empty"));
+  for (const int64_t step : {3, 4, 5}) MustSave("run", step, 2);
+  EXPECT_EQ(Run({"ls", root_}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("no checkpoints in " + root_ + ": it holds run/"));
   for (const int64_t step : {3, 4, 5}) MustSave("", step, 2);
   EXPECT_EQ(Run({"verify", root_, "--all", "--digests"}), kExitOk);
   EXPECT_THAT(out_, AllOf(HasSubstr("step-00000003: good"), HasSubstr("step-00000004: good"),

@@ -14,6 +14,7 @@
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/digests.h"
 #include "convert/core/errors.h"
+#include "convert/source_place.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "operations/summary.h"
@@ -142,7 +143,8 @@ absl::StatusOr<int> RunLs(const CommandOptions& options, const CommandOutput& ou
     }
   }
   if (listing.empty() && !options.json) {
-    output.out << "no checkpoints in " << path << "\n";
+    output.out << "no checkpoints in " << path << ": " << convert::DescribeContents(*storage)
+               << "\n";
   } else {
     listing.Print(options.json);
   }

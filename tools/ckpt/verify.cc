@@ -11,6 +11,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "convert/core/errors.h"
+#include "convert/source_place.h"
 #include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "operations/signature.h"
@@ -71,7 +72,8 @@ class FolderVerifier {
     TESSERA_ASSIGN_OR_RETURN(auto checkpoints, ListForResume(*storage, &unreadable));
     std::ranges::reverse(checkpoints);
     if (checkpoints.empty() && unreadable.empty()) {
-      return NotFound("no checkpoints in ", options_.paths[0]);
+      return NotFound("no checkpoints in ", options_.paths[0], ": ",
+                      convert::DescribeContents(*storage));
     }
     for (const CheckpointInfo& checkpoint : unreadable) {
       Add(checkpoint.directory, checkpoint.readable);
