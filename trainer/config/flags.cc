@@ -100,7 +100,14 @@ constexpr ForeignFlag kForeignFlags[] = {
     // torchtitan's
     {"initial_load_path", "--load with --finetune, which count while --save has no checkpoint"},
     {"initial_load_in_hf", "no flag: --load recognises the format; --load-format states it"},
-    {"exclude_from_loading", "--load-content, which names the parts that are loaded"}};
+    {"exclude_from_loading", "--load-content, which names the parts that are loaded"},
+    // transformers'
+    {"learning_rate", "--lr"},
+    {"max_steps", "--train-iters"},
+    {"warmup_steps", "--lr-warmup-iters"},
+    {"per_device_train_batch_size", "--micro-batch-size"},
+    {"gradient_accumulation_steps", "--global-batch-size, the sequences of a whole step"},
+    {"num_train_epochs", "--train-iters, the steps of the run"}};
 
 absl::Status UnknownFlag(const std::string& argument, const std::string& name,
                          const std::vector<Setting>& flags) {

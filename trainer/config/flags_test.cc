@@ -186,7 +186,7 @@ TEST(ApplyFlagsTest, TheTableOfOtherTrainersFlags) {
       }
     }
   }
-  EXPECT_EQ(elsewhere.size(), 11);
+  EXPECT_EQ(elsewhere.size(), 17);
 }
 
 TEST(ApplyFlagsTest, TwoNamesOfAFlagMayNotSayTwoThings) {
