@@ -363,7 +363,12 @@ class Checkpoint:
                 f"{'value' if name in saved else 'tensor'} {name}" for name in unexpected
                 if name.partition(".")[0] not in (branches or ()) and (
                     self.format == "tessera" or name not in saved)]
-            _check_names([] if allow_missing else missing, refused)
+            absent = [] if allow_missing else missing
+            if absent or refused:
+                others = [] if allows_all or branches is not None else self._unwanted(leaves)
+                _check_names(absent, refused, [
+                    *self._other_shapes(description.shapes, allow_missing),
+                    *(f"tensor {name}: saved, not wanted" for name in others)])
             unexpected = [name for name in unexpected if name in saved]
             _shared_memory.check(description.parts,
                                  lambda part: self._read_part(part, allow_overflow))
@@ -406,6 +411,20 @@ class Checkpoint:
                 if name not in wanted and name not in leaves.values and info.alias_of is None
                 and (info.role != "master_weight" or not fills_weights)]
 
+    def _other_shapes(self, wanted: Mapping[str, Tuple[int, ...]],
+                      allow_missing: bool) -> List[str]:
+        """Mismatches of tensors to name beside those of values. The library finds all others."""
+        lines = []
+        fills_weights = any(info.role == "master_weight" for info in self.tensors.values())
+        for name, shape in wanted.items():
+            saved = self.tensors.get(name)
+            if saved is not None and saved.shape != shape:
+                lines.append(f"tensor {name}: saved with shape {list(saved.shape)}, wanted with "
+                             f"shape {list(shape)}")
+            elif saved is None and not allow_missing and not fills_weights:
+                lines.append(f"tensor {name}: wanted, not saved")
+        return lines
+
     def _check_outer(self, wanted: Mapping[str, Any]) -> None:
         """Refuses a tensor that consists of others as another one does."""
         saved = _values.stored_values(self.entry(_OUTER)) if _OUTER in self._entry_names else {}
@@ -427,9 +446,10 @@ def _branches(allow_unexpected: Unexpected) -> Optional[List[str]]:
     return sorted(set(allow_unexpected)) if isinstance(allow_unexpected, Iterable) else None
 
 
-def _check_names(missing: List[str], unexpected: List[str]) -> None:
+def _check_names(missing: List[str], unexpected: List[str],
+                 of_tensors: Iterable[str] = ()) -> None:
     """An error that names leaves, if there are any."""
-    lines = [f"value {name}: wanted, not saved" for name in missing]
+    lines = [*of_tensors, *(f"value {name}: wanted, not saved" for name in missing)]
     lines += [f"{name}: saved, not wanted" for name in unexpected]
     if lines:
         more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []

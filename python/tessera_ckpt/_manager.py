@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, MutableMapping,
 from . import _checkpoints
 from ._async_saver import (Finishing, SaveOutcome, finish_at_exit, free_after_log,
                            wait_for_saves)
-from ._checkpoints import Checkpoint, Folder, LoadReport, PathLike, describe
+from ._checkpoints import (Checkpoint, Folder, LoadReport, PathLike, Unexpected,
+                           describe)
 from ._group import TIMEOUT_SECONDS, group_of, together
 from ._library import (DESCRIBE_STATE, LOAD_CHECKPOINT, LOGGER, Handle, InvalidArgumentError,
                        ManagerOptions, NotFoundError, SaveOptions, guarded, integer, lib, report,
@@ -170,8 +171,9 @@ class CheckpointManager(Finishing):
             raise InvalidArgumentError("ckpt: save_ckpt_folder is not set")
         return cls(folder, group, **{**found, **options})
 
-    def try_resume(self, state: MutableMapping[Any, Any], *,
-                   begin_anew: bool = False) -> Optional[LoadReport]:
+    def try_resume(self, state: MutableMapping[Any, Any], *, begin_anew: bool = False,
+                   allow_missing: bool = False,
+                   allow_unexpected: Unexpected = False) -> Optional[LoadReport]:
         """Loads the newest valid checkpoint of the folder into `state`, in place. If the folder has
         none, loads the checkpoint that `load` names. Newer checkpoints that are damaged on some
         rank are renamed, so that no reader takes them for checkpoints.
@@ -179,6 +181,8 @@ class CheckpointManager(Finishing):
         Args:
           begin_anew: whether to begin without a checkpoint if there are some but none is valid;
             otherwise that is an error.
+          allow_missing, allow_unexpected: as for load(). With other ranks than before, what each
+            rank has its own of (per_rank) is missing, or unexpected.
 
         Returns: the report of the load, or None if the job begins anew.
         """
@@ -190,7 +194,8 @@ class CheckpointManager(Finishing):
                 borrowed = Handle(lambda pointer: _set(pointer, offered), lambda pointer: None)
                 with together(self._group):
                     checkpoint = Checkpoint(borrowed, self._name)
-                found.append(checkpoint._load(state, self._group,
+                found.append(checkpoint._load(state, self._group, allow_missing=allow_missing,
+                                              allow_unexpected=allow_unexpected,
                                               timeout_seconds=self._timeout_seconds))
             return guarded(ended.by(body))
 
@@ -205,9 +210,10 @@ class CheckpointManager(Finishing):
                 self.step = resumed["step"]
                 LOGGER.info("resumed from %s", found[-1].path)
                 return found[-1]
-        return self._load_other(state) if self._load else None
+        return self._load_other(state, allow_missing, allow_unexpected) if self._load else None
 
-    def _load_other(self, state: MutableMapping[Any, Any]) -> LoadReport:
+    def _load_other(self, state: MutableMapping[Any, Any], allow_missing: bool,
+                    allow_unexpected: Unexpected) -> LoadReport:
         """What `load` names. The job begins at its step if all of the state is from there."""
         wanted: MutableMapping[Any, Any] = state
         with together(self._group):
@@ -217,8 +223,9 @@ class CheckpointManager(Finishing):
             if self._load_content:
                 wanted = {key: state[key] for key in self._load_content}
             checkpoint = self._open_other()
-        loaded: LoadReport = checkpoint._load(wanted, self._group,
-                                              allow_unexpected=bool(self._load_content),
+        loaded: LoadReport = checkpoint._load(wanted, self._group, allow_missing=allow_missing,
+                                              allow_unexpected=bool(self._load_content) or (
+                                                  allow_unexpected),
                                               timeout_seconds=self._timeout_seconds)
         if self._load_content:
             state.update(wanted)

@@ -369,6 +369,7 @@ class Description:
         self._memory_of = _tensors.memory_of if saved is None else _tensors.memory_to_fill
         self._saved: Mapping[str, TensorInfo] = saved or {}
         self._finish: List[Tuple[str, Any, Callable[[], Any]]] = []
+        self.shapes: Dict[str, Tuple[int, ...]] = {}  # of whole tensors, without other names
         self.parts: List[_shared_memory.Part] = []
         self._owners: List[Any] = []
         self.on_devices = _device.Shards()
@@ -449,6 +450,7 @@ class Description:
                     self._owners.append(first.owner)
                     lib.state_add_alias(self.handle, _name(name), _name(other))
                     return None
+        self.shapes[name] = tuple(shape)
         lib.state_add_tensor(self.handle, _name(name), self._role(name), dtype, len(shape),
                              numbers(shape))
         for part, memory in zip(parts, memories):
@@ -481,7 +483,7 @@ class Description:
         memory = self._memory_of(flat.data, name)
         if len(memory.shape) != 1 or not memory.is_contiguous:
             raise InvalidArgumentError(f"{name}: a flat part has one dim and is contiguous")
-        shape = tuple(flat.shape)
+        shape = self.shapes[name] = tuple(flat.shape)
         lib.state_add_tensor(self.handle, _name(name), self._role(name), memory.dtype, len(shape),
                              numbers(shape))
         if memory.on_device is not None:

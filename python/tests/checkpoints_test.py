@@ -87,8 +87,12 @@ class StateTest(Case):
         for name in "abc":
             self.assertIn(f"tensor {name}", str(caught.exception))
         self.assertEqual((state["a"].sum(), state["c"].sum(), state["n"]), (0, 0, 7))
-        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "value m: wanted, not saved"):
-            tessera_ckpt.load(self.folder, {"a": np.zeros(3), "b": np.zeros(3), "m": 1})
+        with self.assertRaises(tessera_ckpt.MismatchError) as caught:
+            tessera_ckpt.load(self.folder, {"a": np.zeros(4), "c": np.zeros(3), "m": 1})
+        for line in ("tensor a: saved with shape [3], wanted with shape [4]",
+                     "tensor b: saved, not wanted", "tensor c: wanted, not saved",
+                     "value m: wanted, not saved", "value n: saved, not wanted"):
+            self.assertIn(line, str(caught.exception))
         state = {"a": np.zeros(3), "c": np.zeros(3), "m": 1}
         report = tessera_ckpt.load(self.folder, state, allow_missing=True, allow_unexpected=True)
         self.assertEqual((report.missing, report.unexpected), (["c", "m"], ["b", "n"]))

@@ -125,6 +125,28 @@ class ManagerTest(unittest.TestCase):
         self.assertIn("step-00000010.damaged", "\n".join(logs.output))
         self.assertIn("step-00000010.damaged", os.listdir(self.folder))
 
+    def test_another_number_of_ranks_resumes_what_each_rank_has_its_own_of(self):
+        def state(rank):
+            return {**new_state(), "rng": {"seed": rank, "words": np.full(3, rank)}}
+
+        def save(transport):
+            with CheckpointManager(self.folder, transport, last_step=1) as manager:
+                manager.try_save_checkpoint(state(transport.rank), per_rank=["rng"])
+
+        def resume(transport, **options):
+            mine = state(9)
+            with CheckpointManager(self.folder, transport, saves=False) as manager:
+                report = manager.try_resume(mine, **options)
+            return mine["rng"]["seed"], len(report.missing), len(report.unexpected)
+
+        self.check_ranks(run_ranks(2, save))
+        self.assertRegex(str(run_ranks(1, resume)[0]), "rng.rank_1.seed: saved, not wanted")
+        self.assertRegex(str(run_ranks(3, resume)[0]), "rng.rank_2.seed: wanted, not saved")
+        self.assertEqual(self.check_ranks(run_ranks(
+            1, lambda each: resume(each, allow_unexpected=["rng"]))), [(0, 0, 2)])
+        self.assertEqual(self.check_ranks(run_ranks(
+            3, lambda each: resume(each, allow_missing=True))), [(0, 0, 0), (1, 0, 0), (9, 2, 0)])
+
     def test_where_none_is_valid_the_job_begins_anew_if_it_may(self):
         with CheckpointManager(self.folder, last_step=1) as manager:
             train(manager, new_state())
