@@ -18,6 +18,7 @@
 #include "checkpoint/internal/damage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "operations/diff_values.h"
 #include "operations/summary.h"
 
 namespace tessera::ckpt {
@@ -117,20 +118,31 @@ void CompareSettings(const TrainerState& a, const TrainerState& b, Differences& 
 
 void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differences) {
   Manifest state_a, state_b;
+  const bool optimizer_a = a.optimizer().parameters_size() > 0,
+             optimizer_b = b.optimizer().parameters_size() > 0;
   for (auto [from, to] : {std::pair(&a, &state_a), std::pair(&b, &state_b)}) {
     *to->mutable_trainer() = from->trainer();
     to->mutable_trainer()->mutable_extra()->erase(kSettings);
     to->mutable_trainer()->mutable_extra()->erase(kBitSettings);
     to->mutable_model()->set_architecture(from->model().architecture());
-    *to->mutable_optimizer() = from->optimizer();
+    if (optimizer_a == optimizer_b) *to->mutable_optimizer() = from->optimizer();
     // Their order has no meaning.
     std::ranges::sort(*to->mutable_optimizer()->mutable_parameters(), {},
                       [](const OptimizerParameter& p) { return p.parameter(); });
   }
-  differences.metadata = CompareMessages(state_a, state_b);
+  std::vector<std::string>& lines = differences.metadata;
+  lines = CompareValues(a, b, *state_a.mutable_trainer()->mutable_extra(),
+                        *state_b.mutable_trainer()->mutable_extra());
+  if (optimizer_a != optimizer_b) {
+    const OptimizerState& optimizer = (optimizer_a ? a : b).optimizer();
+    lines.push_back(absl::StrCat(optimizer_a ? "deleted" : "added", ": optimizer ",
+                                 optimizer.algorithm(), ", ", optimizer.parameters_size(),
+                                 " parameters"));
+  }
+  std::ranges::move(CompareMessages(state_a, state_b), std::back_inserter(lines));
   // The entries of a map come in another order each time.
-  std::ranges::sort(differences.metadata);
-  CompareConfigs("model", a.model().text(), b.model().text(), differences.metadata);
+  std::ranges::sort(lines);
+  CompareConfigs("model", a.model().text(), b.model().text(), lines);
   CompareSettings(a.trainer(), b.trainer(), differences);
   if (TopologyText(a.topology()) != TopologyText(b.topology())) {
     differences.notes.push_back(

@@ -80,7 +80,7 @@ std::string Dump(const Json& json) {
 
 // Stands for an integer beyond 64 bits, which would become another number as a double. JSON itself
 // does not have tensors.
-SavedValue LargeInteger() { return {SavedValue::Tensor{}}; }
+SavedValue LargeInteger(std::string digits) { return {SavedValue::Tensor{std::move(digits)}}; }
 
 // Makes a tree of a JSON text: objects are dicts.
 
@@ -91,12 +91,12 @@ class JsonReader final : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(int64_t value) override { return Add({value}); }
   bool number_unsigned(uint64_t value) override {
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-      return Add(LargeInteger());
+      return Add(LargeInteger(absl::StrCat(value)));
     }
     return Add({static_cast<int64_t>(value)});
   }
   bool number_float(double value, const std::string& text) override {
-    if (text.find_first_of(".eE") == text.npos) return Add(LargeInteger());
+    if (text.find_first_of(".eE") == text.npos) return Add(LargeInteger(text));
     return Add({value});
   }
   bool string(std::string& value) override { return Add({std::move(value)}); }
@@ -138,13 +138,6 @@ class JsonReader final : public nlohmann::json_sax<nlohmann::json> {
 
   std::vector<SavedValue> open_;
 };
-
-// Returns nullopt for a text that is not JSON.
-std::optional<SavedValue> ParseTree(std::string_view text) {
-  JsonReader reader;
-  if (!nlohmann::json::sax_parse(text, &reader)) return std::nullopt;
-  return std::move(reader.root);
-}
 
 // Decodes the objects that stand for values without a form in JSON.
 class Decoder {
@@ -310,6 +303,12 @@ SavedValue BuildTree(const Manifest& manifest, std::map<std::string, SavedValue>
 
 nlohmann::json ValueToPlainJson(const SavedValue& value) {
   return WithoutTags(ToJson(value, /*skeleton=*/false));
+}
+
+std::optional<SavedValue> ParseTree(std::string_view json) {
+  JsonReader reader;
+  if (!nlohmann::json::sax_parse(json, &reader)) return std::nullopt;
+  return std::move(reader.root);
 }
 
 std::optional<SavedValue> ValueOfJson(std::string_view json) {

@@ -31,7 +31,9 @@ inline constexpr char kPlacesEntry[] = "torch.distributed.checkpoint";
 nlohmann::json ValueToPlainJson(const SavedValue& value);
 
 // Returns the tree of any JSON text, whose objects become dicts; nullopt if the text is not JSON,
-// or nests too deep. Integers beyond 64 bits are left out.
+// or nests too deep. Integers beyond 64 bits become tensors whose names are their digits.
+std::optional<SavedValue> ParseTree(std::string_view json);
+// The same, without integers beyond 64 bits.
 std::optional<SavedValue> ValueOfJson(std::string_view json);
 
 struct SavedState {

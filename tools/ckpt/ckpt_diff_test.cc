@@ -34,6 +34,40 @@ TEST_F(CkptTest, DiffOfSettingsIsOneLineAField) {
   EXPECT_THAT(out_, HasSubstr("only the first checkpoint records them"));
 }
 
+// A group of ranks stores digests of its own, and other programs write other JSON.
+TEST_F(CkptTest, DiffOfValuesIsOneLineAValue) {
+  const std::string structure = R"({"!": "dict", "value": [["lr", null]]})";
+  extra_["tessera_ckpt.values"] = R"({"lr": 0.1, "big": 36893488147419103232, "n": [1, 2]})";
+  extra_["tessera_ckpt.structure"] = structure;
+  MustSave("a", 3, 1);
+  extra_["tessera_ckpt.values"] = R"({"n":[1,2],"big":36893488147419103232,"lr":0.1})";
+  extra_["tessera_ckpt.structure"] = R"({"!":"dict","value":[["lr",null]]})";
+  extra_["tessera_ckpt.alike"] = R"({"w": "ab2fa50a"})";
+  MustSave("same", 3, 2);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/same"}), kExitOk) << out_;
+  extra_["tessera_ckpt.values"] = R"({"lr": 0.2, "big": 36893488147419103233, "m": true})";
+  MustSave("b", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("metadata  value lr: 0.1 -> 0.2\n"),
+                          HasSubstr("metadata  value big: (of a kind that is not shown)"),
+                          HasSubstr("metadata  value n: [1,2] -> (not set)\n"),
+                          HasSubstr("metadata  value m: (not set) -> true\n"),
+                          HasSubstr("metadata differences: 4")));
+  extra_["tessera_ckpt.values"] = R"({"lr": 1, "big": 36893488147419103232, "n": [1, 2]})";
+  extra_["tessera_ckpt.structure"] = R"({"!": "OrderedDict", "value": [["lr", null]]})";
+  MustSave("c", 3, 1);
+  extra_["tessera_ckpt.values"] = R"({"lr": 1.0, "big": 36893488147419103232, "n": [1, 2]})";
+  extra_["tessera_ckpt.structure"] = structure;
+  MustSave("d", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/c", root_ + "/d"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("value lr: 1 -> 1.0\n"), HasSubstr("modified: the dicts and"),
+                          HasSubstr("metadata differences: 2")));
+  extra_.clear();
+  MustSave("none", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/none"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("deleted: 3 values\n"), HasSubstr("differences: 1")));
+}
+
 TEST_F(CkptTest, DiffPrintsTheSameEachTime) {
   MustSave("a", 3, 1);
   for (const char* name : {"h", "b", "g", "a", "f", "c", "e", "d"}) extra_[name] = "value";

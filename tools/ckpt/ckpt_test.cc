@@ -186,7 +186,8 @@ TEST_F(CkptTest, Inspect) {
     EXPECT_EQ(Run({"inspect", path}), kExitOk);
     EXPECT_THAT(out_, AllOf(HasSubstr("step        4"), HasSubstr("best loss: none yet"),
                             HasSubstr("weight_decay=0.1"), HasSubstr("= w"), HasSubstr("[4,3]"),
-                            HasSubstr("model-00001-of-00001-")));
+                            HasSubstr("model-00001-of-00001-"), HasSubstr("losses"),
+                            Not(HasSubstr("schedule")), Not(HasSubstr("samples consumed"))));
   }
   extra_["best_training_loss"] = "2.5";
   MustSave("", 5, 1);

@@ -136,17 +136,26 @@ void PrintTrainer(const Manifest& manifest, std::ostream& out) {
   const DataState& data = trainer.data();
   out << "step        " << trainer.step() << "\n";
   out << "format      " << manifest.format_major() << "." << manifest.format_minor()
-      << ", written by " << manifest.producer().program() << " " << manifest.producer().version()
+      << ", written by " << manifest.producer().program()
+      << (manifest.producer().version().empty() ? "" : " ") << manifest.producer().version()
       << " at " << TimeText(manifest.producer().created_unix_ms()) << "\n";
   out << "topology    " << TopologyText(manifest.topology()) << "\n";
-  out << "losses      last " << NumberText(trainer.last_loss()) << ", " << BestLossText(trainer)
-      << "\n";
-  out << "data        " << data.consumed_samples() << " samples consumed, epoch " << data.epoch()
-      << ", sequence length " << data.sequence_length() << ", " << data.samples_per_epoch()
-      << " samples per epoch\n";
-  out << "schedule    " << trainer.schedule().name() << ", learning rate "
-      << NumberText(trainer.schedule().learning_rate()) << "\n";
-  out << "random      " << trainer.rng().algorithm() << ", seed " << trainer.rng().seed() << "\n";
+  if (trainer.last_loss() != 0 || trainer.best_loss() != 0) {
+    out << "losses      last " << NumberText(trainer.last_loss()) << ", " << BestLossText(trainer)
+        << "\n";
+  }
+  if (trainer.has_data()) {
+    out << "data        " << data.consumed_samples() << " samples consumed, epoch " << data.epoch()
+        << ", sequence length " << data.sequence_length() << ", " << data.samples_per_epoch()
+        << " samples per epoch\n";
+  }
+  if (trainer.has_schedule()) {
+    out << "schedule    " << trainer.schedule().name() << ", learning rate "
+        << NumberText(trainer.schedule().learning_rate()) << "\n";
+  }
+  if (trainer.has_rng()) {
+    out << "random      " << trainer.rng().algorithm() << ", seed " << trainer.rng().seed() << "\n";
+  }
   if (trainer.has_numerics()) {
     out << "numerics    loops " << trainer.numerics().instruction_set() << ", products "
         << trainer.numerics().library() << "\n";
