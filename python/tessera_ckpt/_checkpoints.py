@@ -366,7 +366,9 @@ class Checkpoint:
             absent = [] if allow_missing else missing
             if absent or refused:
                 others = [] if allows_all or branches is not None else self._unwanted(leaves)
-                _check_names(absent, refused, [
+                _check_names([name for name in absent if name not in self.tensors], refused, [
+                    *(f"value {name}: wanted, saved as a tensor" for name in absent
+                      if name in self.tensors),
                     *self._other_shapes(description.shapes, allow_missing),
                     *(f"tensor {name}: saved, not wanted" for name in others)])
             unexpected = [name for name in unexpected if name in saved]
@@ -453,7 +455,8 @@ def _check_names(missing: List[str], unexpected: List[str],
     lines += [f"{name}: saved, not wanted" for name in unexpected]
     if lines:
         more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
-        raise MismatchError("\n  ".join([f"{len(lines)} leaves do not match:"] + lines[:10] + more))
+        count = "1 leaf does" if len(lines) == 1 else f"{len(lines)} leaves do"
+        raise MismatchError("\n  ".join([f"{count} not match:"] + lines[:10] + more))
 
 
 def _check_box(name: str, shape: Sequence[int], begin: Optional[Sequence[int]],
@@ -603,7 +606,7 @@ def save(folder: PathLike, step: int, state: Any, group: Any = None, *,
 def check_keep(keep: Optional[int]) -> Optional[int]:
     """How many checkpoints are to stay; None: all."""
     if keep is not None and integer(keep, "keep", 32) < 1:
-        raise InvalidArgumentError(f"keep is {keep}")
+        raise InvalidArgumentError(f"keep is {keep}, and must be at least 1; without it, all stay")
     return keep
 
 

@@ -136,9 +136,9 @@ def _refusal(value: Any, name: str) -> str:
     elif base is not None:
         advice = f"; save {base.__name__}(...) of it"
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return (f"{name}: a {module}{kind.__qualname__} cannot be saved, because a load could not make "
-            "it again: only tensors, None, numbers (of numpy, too), texts, bytes, and lists, "
-            f"tuples, namedtuples and dicts of them can{advice}")
+    return (f"{name}: a value of type {module}{kind.__qualname__} cannot be saved, because a load "
+            "could not make it again: only tensors, None, numbers (of numpy, too), texts, bytes, "
+            f"and lists, tuples, namedtuples and dicts of them can{advice}")
 
 
 def merge(by_rank: Mapping[int, bytes]) -> bytes:

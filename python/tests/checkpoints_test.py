@@ -93,6 +93,9 @@ class StateTest(Case):
                      "tensor b: saved, not wanted", "tensor c: wanted, not saved",
                      "value m: wanted, not saved", "value n: saved, not wanted"):
             self.assertIn(line, str(caught.exception))
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError,
+                                    "1 leaf does not match:\n  value a: wanted, saved as a tensor"):
+            tessera_ckpt.load(self.folder, {"a": 1, "b": np.zeros(3), "n": 1})
         state = {"a": np.zeros(3), "c": np.zeros(3), "m": 1}
         report = tessera_ckpt.load(self.folder, state, allow_missing=True, allow_unexpected=True)
         self.assertEqual((report.missing, report.unexpected), (["c", "m"], ["b", "n"]))

@@ -30,7 +30,7 @@ class GroupTest(Case):
         results = run_ranks(3, body)
         self.assertTrue(all(isinstance(r, tessera_ckpt.UnimplementedError) for r in results),
                         results)
-        self.assertIn("rank 1: w: a set", str(results[0]))
+        self.assertIn("rank 1: w: a value of type set", str(results[0]))
         self.assertIsNone(tessera_ckpt.latest(self.folder))
 
     def test_memory_of_messages_that_mpi_has_not_ended_stays(self):
