@@ -116,7 +116,9 @@ void CompareSettings(const TrainerState& a, const TrainerState& b, Differences& 
   }
 }
 
-void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differences) {
+void CompareMetadata(const NamedCheckpoint& named_a, const NamedCheckpoint& named_b,
+                     Differences& differences) {
+  const Manifest &a = named_a.opened->manifest(), &b = named_b.opened->manifest();
   Manifest state_a, state_b;
   const bool optimizer_a = a.optimizer().parameters_size() > 0,
              optimizer_b = b.optimizer().parameters_size() > 0;
@@ -131,7 +133,7 @@ void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differen
                       [](const OptimizerParameter& p) { return p.parameter(); });
   }
   std::vector<std::string>& lines = differences.metadata;
-  lines = CompareValues(a, b, *state_a.mutable_trainer()->mutable_extra(),
+  lines = CompareValues(named_a, named_b, *state_a.mutable_trainer()->mutable_extra(),
                         *state_b.mutable_trainer()->mutable_extra());
   if (optimizer_a != optimizer_b) {
     const OptimizerState& optimizer = (optimizer_a ? a : b).optimizer();
@@ -324,7 +326,7 @@ absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint
       differences.notes.push_back(absl::StrCat(side->Describe(), ": ", note));
     }
   }
-  CompareMetadata(manifest_a, manifest_b, differences);
+  CompareMetadata(a, b, differences);
   const std::vector<std::string> by_contents =
       CompareTensors(manifest_a, manifest_b, options, differences);
   if (!a.format.empty() || !b.format.empty()) {

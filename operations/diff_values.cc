@@ -1,5 +1,6 @@
 #include "operations/diff_values.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -9,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "convert/core/saved_values.h"
+#include "convert/formats.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -38,12 +40,29 @@ bool IsSameJson(const std::string& a, const std::string& b) {
   return of_a.has_value() && of_a == MembersOf(b);
 }
 
+bool HoldsEverything(const std::string& format) {
+  return std::ranges::any_of(convert::Formats(), [&](const convert::Format& other) {
+    return other.name == format && other.holds == convert::Holds::kEverything;
+  });
+}
+
 // The values of a checkpoint: as they are compared, and as they are shown.
 struct ShownValues {
-  explicit ShownValues(const Manifest& manifest) : state(convert::StateOf(manifest)) {
-    const auto entry = manifest.trainer().extra().find(convert::kValuesEntry);
-    if (entry != manifest.trainer().extra().end()) values = MembersOf(entry->second);
-    shown = convert::ValuesByName(state.root);
+  // `as_stored`: also tells values apart whose types are shown alike.
+  ShownValues(const NamedCheckpoint& named, bool as_stored)
+      : root(named.format.empty() ? convert::StateOf(named.opened->manifest()).root : named.state),
+        shown(convert::ValuesByName(root)) {
+    const auto& entries = named.opened->manifest().trainer().extra();
+    const auto entry = entries.find(convert::kValuesEntry);
+    const bool has_values =
+        named.format.empty() ? entry != entries.end() : HoldsEverything(named.format);
+    if (!has_values) return;
+    if (as_stored) {
+      values = MembersOf(entry->second);
+      return;
+    }
+    values.emplace();
+    for (const auto& [name, value] : shown) (*values)[name] = *value;
   }
 
   std::string Text(const std::string& name) const {
@@ -56,9 +75,9 @@ struct ShownValues {
     return absl::StrCat(absl::CHexEscape(text.substr(0, kMaxBytes)), "...");
   }
 
-  convert::SavedState state;
-  std::optional<ValuesOfNames> values;
+  SavedValue root;
   std::map<std::string, const SavedValue*> shown;
+  std::optional<ValuesOfNames> values;
 };
 
 void CompareNamed(const ShownValues& a, const ShownValues& b, std::vector<std::string>& lines) {
@@ -77,10 +96,11 @@ void CompareNamed(const ShownValues& a, const ShownValues& b, std::vector<std::s
 
 }  // namespace
 
-std::vector<std::string> CompareValues(const Manifest& a, const Manifest& b,
+std::vector<std::string> CompareValues(const NamedCheckpoint& a, const NamedCheckpoint& b,
                                        TrainerEntries& entries_a, TrainerEntries& entries_b) {
   std::vector<std::string> lines;
-  const ShownValues of_a(a), of_b(b);
+  const bool as_stored = a.format.empty() && b.format.empty();
+  const ShownValues of_a(a, as_stored), of_b(b, as_stored);
   const auto erase = [&](const std::string& name) {
     entries_a.erase(name);
     entries_b.erase(name);
@@ -95,14 +115,13 @@ std::vector<std::string> CompareValues(const Manifest& a, const Manifest& b,
     CompareNamed(of_a, of_b, lines);
     const auto structure_a = entries_a.find(convert::kStructureEntry),
                structure_b = entries_b.find(convert::kStructureEntry);
-    if (structure_a != entries_a.end() && structure_b != entries_b.end()) {
-      if (!IsSameJson(structure_a->second, structure_b->second)) {
-        lines.push_back("modified: the dicts and lists around the tensors and values");
-      }
-      erase(convert::kStructureEntry);
+    if (as_stored && structure_a != entries_a.end() && structure_b != entries_b.end() &&
+        !IsSameJson(structure_a->second, structure_b->second)) {
+      lines.push_back("modified: the dicts and lists around the tensors and values");
     }
+    erase(convert::kStructureEntry);
   }
-  erase(convert::kValuesEntry);
+  if (of_a.values.has_value() || of_b.values.has_value()) erase(convert::kValuesEntry);
   std::set<std::string> same;
   for (const auto& [name, text] : entries_a) {
     const auto other = entries_b.find(name);

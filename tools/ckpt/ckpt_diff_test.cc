@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -66,6 +68,24 @@ TEST_F(CkptTest, DiffOfValuesIsOneLineAValue) {
   MustSave("none", 3, 1);
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/none"}), kExitDifferent);
   EXPECT_THAT(out_, AllOf(HasSubstr("deleted: 3 values\n"), HasSubstr("differences: 1")));
+}
+
+// Files of torch hold values, too.
+TEST_F(CkptTest, DiffOfTorchsFilesComparesValues) {
+  for (const auto& [name, rate] : {std::pair("a", "0.1"), {"same", "0.1"}, {"b", "0.2"}}) {
+    extra_["tessera_ckpt.values"] = absl::StrCat(R"({"lr": )", rate, R"(, "n": [1, 2]})");
+    MustSave(name, 3, 1);
+    ASSERT_EQ(Run({"convert", root_ + "/" + name, root_ + "/" + name + ".torch", "--to=torch"}),
+              kExitOk)
+        << err_;
+  }
+  EXPECT_EQ(Run({"diff", root_ + "/a.torch", root_ + "/same.torch"}), kExitOk) << out_;
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/a.torch"}), kExitOk) << out_;
+  EXPECT_THAT(out_, Not(HasSubstr("value")));
+  EXPECT_EQ(Run({"diff", root_ + "/a.torch", root_ + "/b.torch"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("metadata  value lr: 0.1 -> 0.2\n"));
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b.torch"}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("note      value lr: 0.1 -> 0.2\n"));
 }
 
 TEST_F(CkptTest, DiffPrintsTheSameEachTime) {
