@@ -307,6 +307,9 @@ class DcpTest(Case):
         torch.distributed.is_initialized.return_value = False
         checkpoint = torch.distributed.checkpoint
         checkpoint.storage.StorageWriter = checkpoint.storage.StorageReader = object
+        # Two threads that compare mocks for the first time may find them equal.
+        checkpoint.planner.WriteItemType = types.SimpleNamespace(BYTE_IO="bytes", TENSOR="tensor")
+        checkpoint.planner.LoadItemType = types.SimpleNamespace(BYTE_IO="bytes")
         modules = {"torch": torch, "torch.distributed": torch.distributed,
                    "torch.distributed.checkpoint": checkpoint, "torch.futures": torch.futures}
         for name in ("default_planner", "metadata", "planner", "storage"):
