@@ -35,6 +35,23 @@ std::string_view WithoutLeadingZeros(std::string_view digits) {
   return digits.substr(std::min(digits.find_first_not_of('0'), digits.size()));
 }
 
+// Returns a shell pattern in which the longest path at the beginning that exists stands for itself.
+std::string WithPathEscaped(const std::string& pattern) {
+  size_t end = pattern.size();
+  while (end > 0 && access(pattern.substr(0, end).c_str(), F_OK) != 0) {
+    const size_t slash = pattern.rfind('/', end - 1);
+    end = slash == pattern.npos ? 0 : slash;
+  }
+  std::string escaped;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    if (i < end && std::string_view("*?[\\").find(pattern[i]) != std::string_view::npos) {
+      escaped += '\\';
+    }
+    escaped += pattern[i];
+  }
+  return escaped;
+}
+
 }  // namespace
 
 absl::StatusOr<FileDescriptor> FileDescriptor::Open(const std::string& path, int flags) {
@@ -156,7 +173,8 @@ bool NaturalLess(std::string_view a, std::string_view b) {
 
 absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern) {
   glob_t matches = {};
-  const int result = glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &matches);
+  const int result =
+      glob(WithPathEscaped(pattern).c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &matches);
   std::vector<std::string> paths;
   if (result == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   globfree(&matches);

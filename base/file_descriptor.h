@@ -64,7 +64,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
 // Compares names in natural order, where runs of digits are numbers: shard_2 before shard_10.
 bool NaturalLess(std::string_view a, std::string_view b);
 // Returns the paths that a shell pattern matches, in natural order; NotFound, naming the pattern,
-// if it matches nothing.
+// if it matches nothing. What it begins with is a path, not a pattern, as far as that path exists:
+// "runs/[a]" in "runs/[a]/*.bin".
 absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern);
 
 }  // namespace tessera

@@ -60,6 +60,16 @@ TEST(GlobTest, NaturalOrderAndNotFoundNamesThePattern) {
   EXPECT_NE(none.status().message().find(folder + "t*.bin"), std::string::npos);
 }
 
+TEST(GlobTest, APathThatExistsIsItself) {
+  const std::string folder = NewFolder() + "a[1]*\\/";
+  ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
+  for (const char* name : {"s[1].bin", "s1.bin", "s2.bin"}) WriteText(folder + name, "");
+  EXPECT_EQ(*Glob(folder + "s[1].bin"), std::vector<std::string>{folder + "s[1].bin"});
+  EXPECT_EQ(*Glob(folder + "s[12].bin"),
+            (std::vector<std::string>{folder + "s1.bin", folder + "s2.bin"}));
+  EXPECT_TRUE(absl::IsNotFound(Glob(folder + "s[3].bin").status()));
+}
+
 TEST(ReadFileTest, BoundsAndKinds) {
   const std::string folder = NewFolder();
   const std::string path = WriteText(folder + "file", "12345");

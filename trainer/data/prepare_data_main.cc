@@ -15,8 +15,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/cpu_level.h"
+#include "base/file_descriptor.h"
 #include "base/invocation_dir.h"
 #include "base/program.h"
 #include "base/steady_time.h"
@@ -203,6 +205,9 @@ int Main(const std::vector<std::string>& arguments) {
     options.format = *format;
   }
   options.inputs = absl::GetFlag(FLAGS_input);
+  // A name may have commas.
+  const std::string whole = absl::StrJoin(options.inputs, ",");
+  if (options.inputs.size() > 1 && tessera::Glob(whole).ok()) options.inputs = {whole};
   options.output_dir = absl::GetFlag(FLAGS_output_dir);
   options.tokenizer = absl::GetFlag(FLAGS_tokenizer);
   options.vocab_size = absl::GetFlag(FLAGS_vocab_size);
