@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "base/trace.h"
 #include "comm/endpoint.h"
@@ -315,6 +316,24 @@ absl::StatusOr<std::string> Communicator::BroadcastBytes(std::string_view from_r
       Launch(CommOp::kBroadcastBytes, MakeBroadcastBytesTask(&bytes, root), options)
           .Wait(options.timeout));
   return bytes;
+}
+
+absl::StatusOr<std::vector<std::string>> Communicator::AllGatherBytes(std::string_view mine,
+                                                                      CallOptions options) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> all, GatherBytes(mine, /*root=*/0, options));
+  std::string joined;
+  for (const std::string& bytes : all) {
+    AppendLittleEndian(static_cast<uint64_t>(bytes.size()), joined);
+    joined.append(bytes);
+  }
+  TESSERA_ASSIGN_OR_RETURN(joined, BroadcastBytes(joined, /*root=*/0, options));
+  all.clear();
+  for (std::string_view rest = joined; !rest.empty();) {
+    const auto size = LoadLittleEndian<uint64_t>(rest.data());
+    all.emplace_back(rest.substr(sizeof(size), size));
+    rest.remove_prefix(sizeof(size) + size);
+  }
+  return all;
 }
 
 absl::Status Communicator::Barrier(CallOptions options) {

@@ -288,6 +288,9 @@ class Communicator {
   // Returns `root`'s string on every rank.
   absl::StatusOr<std::string> BroadcastBytes(std::string_view from_root, int root,
                                              CallOptions options = {});
+  // Returns the strings of all ranks, by rank, on every rank.
+  absl::StatusOr<std::vector<std::string>> AllGatherBytes(std::string_view mine,
+                                                          CallOptions options = {});
   // Returns on no rank before every rank has called it.
   absl::Status Barrier(CallOptions options = {});
 

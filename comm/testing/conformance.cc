@@ -282,6 +282,11 @@ absl::Status ByteStrings(Communicator& comm) {
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i] != StringOf(i)) return absl::InternalError(absl::StrCat("string of rank ", i));
     }
+    TESSERA_ASSIGN_OR_RETURN(all, comm.AllGatherBytes(StringOf(comm.rank())));
+    TESSERA_RETURN_IF_ERROR(ExpectEqual("strings of all ranks", comm.size(), all.size()));
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i] != StringOf(i)) return absl::InternalError(absl::StrCat("string of rank ", i));
+    }
     for (size_t length : {0, 5, 100000}) {
       const std::string expected(length, 'r');
       TESSERA_ASSIGN_OR_RETURN(std::string got,

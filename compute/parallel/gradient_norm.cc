@@ -8,7 +8,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
@@ -93,32 +92,25 @@ absl::StatusOr<GradientNorm::Runs> GradientNorm::MakeRuns() {
 absl::StatusOr<std::vector<GradientNorm::Runs>> GradientNorm::ExchangeRuns(const Runs& mine,
                                                                            Communicator* group) {
   if (group == nullptr) return std::vector<Runs>{mine};
-  // A line for each run of a rank, and an empty one behind the last.
-  std::string text;
+  std::string text;  // a line for each run
   for (const Run& run : mine) {
     absl::StrAppend(&text, run.elements, " ", run.begin_block, " ", run.end_block, " ", run.key,
                     "\n");
   }
-  text += "\n";
-  const CallOptions call = {.what = "keys of gradients"};
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, group->GatherBytes(text, 0, call));
-  TESSERA_ASSIGN_OR_RETURN(text, group->BroadcastBytes(absl::StrJoin(all, ""), 0, call));
-  std::vector<Runs> ranks(1);
-  text.pop_back();
-  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
-  for (const std::string& line : lines) {
-    if (line.empty()) {
-      ranks.emplace_back();
-      continue;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                           group->AllGatherBytes(text, {.what = "keys of gradients"}));
+  std::vector<Runs> ranks;
+  for (const std::string& lines : all) {
+    Runs& runs = ranks.emplace_back();
+    for (const auto line : absl::StrSplit(lines, '\n', absl::SkipEmpty())) {
+      const std::vector<std::string> words = absl::StrSplit(line, absl::MaxSplits(' ', 3));
+      Run& run = runs.emplace_back(Run{.key = words.back()});
+      CHECK(words.size() == 4 && absl::SimpleAtoi(words[0], &run.elements) &&
+            absl::SimpleAtoi(words[1], &run.begin_block) &&
+            absl::SimpleAtoi(words[2], &run.end_block))
+          << lines;
     }
-    const std::vector<std::string> words = absl::StrSplit(line, absl::MaxSplits(' ', 3));
-    Run& run = ranks.back().emplace_back(Run{.key = words.back()});
-    CHECK(words.size() == 4 && absl::SimpleAtoi(words[0], &run.elements) &&
-          absl::SimpleAtoi(words[1], &run.begin_block) &&
-          absl::SimpleAtoi(words[2], &run.end_block))
-        << line;
   }
-  ranks.pop_back();
   return ranks;
 }
 

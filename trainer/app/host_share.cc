@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/byte_order.h"
 #include "base/files.h"
 #include "base/processors.h"
 #include "base/status_macros.h"
@@ -61,27 +60,7 @@ std::string Describe(const Allowed& allowed) {
   return text + MachineName();
 }
 
-// Gathers the texts of all ranks, which may differ in length.
-absl::StatusOr<std::vector<std::string>> AllGatherTexts(Communicator& world,
-                                                        const std::string& mine) {
-  const CallOptions options{.what = "processes of this machine"};
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
-                           world.GatherBytes(mine, 0, options));
-  std::string all;
-  for (const std::string& text : gathered) {
-    AppendLittleEndian(static_cast<uint32_t>(text.size()), all);
-    all.append(text);
-  }
-  TESSERA_ASSIGN_OR_RETURN(all, world.BroadcastBytes(all, 0, options));
-  std::vector<std::string> texts;
-  std::string_view rest = all;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    const auto size = LoadLittleEndian<uint32_t>(rest.data());
-    texts.emplace_back(rest.substr(sizeof(size), size));
-    rest.remove_prefix(sizeof(size) + size);
-  }
-  return texts;
-}
+constexpr CallOptions kCall{.what = "processes of this machine"};
 
 // Returns ", for its 8 processes" where a machine runs several.
 std::string ForProcesses(const HostShare& host) {
@@ -134,7 +113,8 @@ absl::StatusOr<HostShare> HostShare::Find(Communicator* world, const ProcessorQu
   };
   if (world == nullptr) return HostShare(nullptr, {0}, threads());
   const std::string description = Describe(mine);
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherTexts(*world, description));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                           world->AllGatherBytes(description, kCall));
   std::vector<int> on_this_host;
   for (int rank = 0; rank < world->size(); ++rank) {
     const std::string_view other = all[rank];
@@ -153,7 +133,7 @@ absl::StatusOr<HostShare> HostShare::Find(Communicator* world, const ProcessorQu
 absl::StatusOr<HostShare::Place> HostShare::Among(const std::string& description) const {
   if (world_ == nullptr) return Place{};
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                           AllGatherTexts(*world_, description));
+                           world_->AllGatherBytes(description, kCall));
   Place place{.index = 0, .count = 0};
   for (const int rank : on_this_host_) {
     if (all[rank] != description) continue;
