@@ -91,9 +91,9 @@ absl::Status ExistsUnfinished(const ForeignObject& place) {
 absl::Status CheckModel(const ModelProto& written, const ModelProto& source) {
   const absl::StatusOr<ModelConfig> found = ConfigOf(written), wanted = ConfigOf(source);
   if (!found.ok() || !wanted.ok()) return absl::OkStatus();
-  const std::string difference = FunctionDifference(*found, *wanted);
-  if (difference.empty()) return absl::OkStatus();
-  return InvalidArgument("the format does not keep the model: ", difference);
+  const std::vector<FieldDifference> differences = FunctionDifferences(*found, *wanted);
+  if (differences.empty()) return absl::OkStatus();
+  return InvalidArgument("the format does not keep the model: ", Describe(differences[0]));
 }
 
 // Reads back what was written, as any other program would find it.

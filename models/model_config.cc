@@ -54,10 +54,6 @@ absl::Status UnknownArchitecture(const ModelConfig& config) {
 
 using google::protobuf::FieldDescriptor;
 
-// Dropout is of training alone.
-constexpr const char* kNotOfTheFunction[] = {"hidden_dropout", "attention_dropout",
-                                             "untie_embeddings_and_output_weights"};
-
 std::string ValueOf(const ModelConfig& config, const FieldDescriptor& field) {
   if (!config.GetReflection()->HasField(config, &field)) return "unset";
   std::string text;
@@ -125,21 +121,34 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
   return resolved;
 }
 
-std::string FunctionDifference(const ModelConfig& found, const ModelConfig& wanted) {
+std::string Describe(const FieldDifference& field) {
+  return absl::StrCat(field.name, " is ", field.found, ", not ", field.wanted);
+}
+
+std::vector<FieldDifference> ModelDifferences(const ModelConfig& found, const ModelConfig& wanted) {
   const bool is_scaled = found.use_rope_scaling() || wanted.use_rope_scaling();
   const google::protobuf::Descriptor& fields = *ModelConfig::descriptor();
+  std::vector<FieldDifference> differences;
   for (int i = 0; i < fields.field_count(); ++i) {
     const FieldDescriptor& field = *fields.field(i);
     if (field.options().GetExtension(effect) != Effect::RESULTS ||
-        std::ranges::find(kNotOfTheFunction, field.name()) != std::end(kNotOfTheFunction) ||
+        absl::EndsWith(field.name(), "_dropout") ||
         (!is_scaled && absl::StartsWith(field.name(), "rope_scaling_")) ||
         HaveSameValue(found, wanted, field)) {
       continue;
     }
-    return absl::StrCat(field.name(), " is ", ValueOf(found, field), ", not ",
-                        ValueOf(wanted, field));
+    differences.push_back({field.name(), ValueOf(found, field), ValueOf(wanted, field)});
   }
-  return "";
+  return differences;
+}
+
+std::vector<FieldDifference> FunctionDifferences(const ModelConfig& found,
+                                                 const ModelConfig& wanted) {
+  std::vector<FieldDifference> differences = ModelDifferences(found, wanted);
+  std::erase_if(differences, [](const FieldDifference& field) {
+    return field.name == "untie_embeddings_and_output_weights";
+  });
+  return differences;
 }
 
 // Layers are alike, and a config may state more of them than there is memory to declare.

@@ -24,11 +24,23 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 // Returns the name in manifests: "gpt2", or the name under which an architecture is registered.
 std::string ArchitectureName(const ModelConfig& config);
 
-// Returns the first field by which `found` computes another function of equal weights than
-// `wanted`, with both values ("norm_epsilon is 1e-05, not 1e-06"), or an empty text without such a
-// field. Reals are compared as fp32, in which files have them. A tied head and a head of its own
-// are the same function.
-std::string FunctionDifference(const ModelConfig& found, const ModelConfig& wanted);
+// A field of two configs with different values, "unset" for one without the field.
+struct FieldDifference {
+  std::string name, found, wanted;
+};
+
+// Returns "norm_epsilon is 1e-05, not 1e-06".
+std::string Describe(const FieldDifference& field);
+
+// Returns the fields by which `wanted` is another model than `found`, in the order of the
+// definition. Dropout, which only training has, does not count. Reals are compared as fp32, in
+// which files have them.
+std::vector<FieldDifference> ModelDifferences(const ModelConfig& found, const ModelConfig& wanted);
+
+// Returns those of them by which equal weights compute another function: a tied head and a head of
+// its own are trained differently, but compute the same.
+std::vector<FieldDifference> FunctionDifferences(const ModelConfig& found,
+                                                 const ModelConfig& wanted);
 
 // Returns the number of weights of the unsharded model, padding excluded, tied parameters once.
 // Precondition (here and below): a resolved config.

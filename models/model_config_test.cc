@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "absl/strings/str_join.h"
 #include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -23,13 +24,13 @@ ModelConfig Named(const std::string& size) {
   return config;
 }
 
-// The counts that Hugging Face's models report.
 // GPT-2 124M's head costs as much as five layers.
 TEST(ModelConfigTest, TheHeadCountsAsLayers) {
   ASSERT_OK_AND_ASSIGN(const auto gpt2, ResolveModelConfig(Named("gpt2-124m")));
   EXPECT_EQ(HeadInLayers(gpt2), 5);
 }
 
+// The counts that Hugging Face's models report.
 TEST(ModelConfigTest, NamedSizesHaveTheirPublishedParameterCounts) {
   const struct {
     std::string size;
@@ -163,7 +164,7 @@ TEST(ModelConfigTest, AWrongFieldIsNamedWithItsValue) {
 }
 
 // What changes the function, and what is of training or of files alone.
-TEST(ModelConfigTest, AFieldByWhichTwoModelsComputeDifferentFunctionsIsNamed) {
+TEST(ModelConfigTest, FieldsByWhichTwoModelsComputeDifferentFunctionsAreNamed) {
   const std::vector<WrongField> changes = {
       {"gpt2-tiny", [](ModelConfig& c) { c.set_norm_epsilon(1e-6); },
        "norm_epsilon is 1e-06, not 1e-05"},
@@ -181,20 +182,34 @@ TEST(ModelConfigTest, AFieldByWhichTwoModelsComputeDifferentFunctionsIsNamed) {
       {"llama3-tiny", [](ModelConfig& c) { c.set_num_query_groups(4); },
        "num_query_groups is 4, not 2"},
       {"llama3-tiny", [](ModelConfig& c) { c.set_untie_embeddings_and_output_weights(true); }, ""},
+      {"llama3-tiny",
+       [](ModelConfig& c) {
+         c.set_norm_epsilon(1);
+         c.set_rotary_base(1);
+       },
+       "norm_epsilon is 1, not 1e-05; rotary_base is 1, not 500000"},
+  };
+  const auto describe = [](const std::vector<FieldDifference>& differences) {
+    std::vector<std::string> texts;
+    for (const FieldDifference& field : differences) texts.push_back(Describe(field));
+    return absl::StrJoin(texts, "; ");
   };
   for (const WrongField& changed : changes) {
     ModelConfig config = Named(changed.size);
     ASSERT_OK_AND_ASSIGN(const auto original, ResolveModelConfig(config));
     changed.change(config);
     ASSERT_OK_AND_ASSIGN(const auto resolved, ResolveModelConfig(config));
-    EXPECT_EQ(FunctionDifference(resolved, original), changed.message);
-    EXPECT_EQ(FunctionDifference(original, original), "");
+    EXPECT_EQ(describe(FunctionDifferences(resolved, original)), changed.message);
+    EXPECT_EQ(describe(ModelDifferences(original, original)), "");
   }
   ModelConfig plain = Named("llama3-tiny");
   plain.set_use_rope_scaling(false);
   ModelConfig other = plain;
   other.set_rope_scaling_factor(32);
-  EXPECT_EQ(FunctionDifference(*ResolveModelConfig(plain), *ResolveModelConfig(other)), "");
+  EXPECT_EQ(describe(ModelDifferences(*ResolveModelConfig(plain), *ResolveModelConfig(other))), "");
+  other.set_untie_embeddings_and_output_weights(true);
+  EXPECT_EQ(describe(ModelDifferences(*ResolveModelConfig(plain), *ResolveModelConfig(other))),
+            "untie_embeddings_and_output_weights is false, not true");
 }
 
 TEST(ModelConfigTest, AWrongLayerRangeIsNamed) {

@@ -485,6 +485,7 @@ TEST(ConfigTest, WhatIsNotSetOfAModelIsTheSavedOnes) {
             "use_biases=true, but the model in d has use_biases=false");
   EXPECT_EQ(ResolveOver(kSaved, "model { use_biases: false }", &calls).status().message(),
             "use_biases=false, but the model in d has use_biases=true");
+  EXPECT_OK(ResolveOver(kSaved, "model { norm_epsilon: 1.00000001e-3 }", &calls));
   // Weights that are not there may be trained anew.
   EXPECT_OK(
       ResolveOver(kSaved, "model { vocab_size: 62 } checkpoint { allow_missing: true }", &calls));

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
@@ -233,17 +232,18 @@ absl::Status CheckSetFields(const ModelConfig& model, const SavedModel& saved,
       !checkpoint.load_tensors().empty()) {
     return absl::OkStatus();
   }
-  std::vector<const FieldDescriptor*> set;
-  model.GetReflection()->ListFields(model, &set);
-  for (const FieldDescriptor* field : set) {
-    const bool is_free = field->options().GetExtension(effect) != Effect::RESULTS ||
-                         absl::EndsWith(field->name(), "dropout");
-    const bool is_set = saved.config.GetReflection()->HasField(saved.config, field);
-    const std::string wanted = FieldText(model, *field);
-    const std::string found = is_set ? FieldText(saved.config, *field) : DefaultText(*field);
-    if (is_free || wanted == found) continue;
-    return Wrong(field->name(), "=", wanted, ", but the model in ", saved.place, " has ",
-                 field->name(), "=", found);
+  ModelConfig wanted = saved.config;
+  wanted.MergeFrom(model);
+  for (const FieldDifference& difference : ModelDifferences(saved.config, wanted)) {
+    const FieldDescriptor& field = *ModelConfig::descriptor()->FindFieldByName(difference.name);
+    const auto text = [&field](const ModelConfig& config) {
+      const bool is_set = config.GetReflection()->HasField(config, &field);
+      return is_set ? FieldText(config, field) : DefaultText(field);
+    };
+    // A default that the architecture leaves unset.
+    if (text(model) == text(saved.config)) continue;
+    return Wrong(field.name(), "=", text(model), ", but the model in ", saved.place, " has ",
+                 field.name(), "=", text(saved.config));
   }
   return absl::OkStatus();
 }

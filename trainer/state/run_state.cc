@@ -13,7 +13,6 @@
 #include "base/version.h"
 #include "checkpoint/internal/saved_checkpoints.h"
 #include "compute/parallel/micro_batches.h"
-#include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "layout/topology.h"
 #include "models/model_config.h"
@@ -33,25 +32,6 @@ constexpr char kLedger[] = "ledger";
 constexpr char kPartialResumes[] = "partial_resumes";
 // Later steps add to a saved position, which must not overflow.
 constexpr int64_t kMaxSamples = int64_t{1} << 62;
-
-// Returns false for settings that a resume may change, because the weights mean the same with any
-// value.
-bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
-  for (const char* free :
-       {"size", "make_vocab_size_divisible_by", "init_method_std", "hidden_dropout",
-        "attention_dropout", "ffn_multiplier", "ffn_multiple_of"}) {
-    if (field.name() == free) return false;
-  }
-  return true;
-}
-
-std::string ModelFieldText(const ModelConfig& config,
-                           const google::protobuf::FieldDescriptor& field) {
-  if (!config.GetReflection()->HasField(config, &field)) return "(unset)";
-  std::string text;
-  google::protobuf::TextFormat::PrintFieldValueToString(config, &field, -1, &text);
-  return text;
-}
 
 // Returns whether micro-batches of a saved size have units of so many samples.
 bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
@@ -250,13 +230,9 @@ absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& m
   }
   std::vector<std::string> differences;
   if (has_unknown) differences.emplace_back("it has settings that this version does not know");
-  const google::protobuf::Descriptor& descriptor = *ModelConfig::descriptor();
-  for (int i = 0; i < descriptor.field_count(); ++i) {
-    const google::protobuf::FieldDescriptor& field = *descriptor.field(i);
-    if (!ChangesTheFunction(field)) continue;
-    const std::string before = ModelFieldText(saved, field), now = ModelFieldText(model, field);
-    if (before == now) continue;
-    differences.push_back(absl::StrCat(field.name(), ": saved ", before, ", wanted ", now));
+  for (const FieldDifference& field : ModelDifferences(saved, model)) {
+    differences.push_back(
+        absl::StrCat(field.name, ": saved ", field.found, ", wanted ", field.wanted));
   }
   if (differences.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(

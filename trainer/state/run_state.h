@@ -63,10 +63,10 @@ NumericsFingerprint FromProto(const ckpt::NumericsState& state);
 // Returns the progress in a manifest. DataLoss for values that no run could have written.
 absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 
-// Checks that weights saved with `manifest` have the same meaning in `model`, which shapes alone do
-// not determine (heads, norms, rotary settings). FailedPrecondition, listing every field that
-// differs, saved and wanted. Checkpoints of foreign programs, without a known config, pass, since
-// the load compares their tensors' shapes.
+// Checks that `model` is the one saved with `manifest`, which the shapes of weights alone do not
+// tell (ModelDifferences()). FailedPrecondition, listing every difference, saved and wanted.
+// Checkpoints of foreign programs, without a known config, pass, since the load compares their
+// tensors' shapes.
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
 
 // Returns the topology under which a checkpoint was saved, "dp2_tp2"; empty if the manifest does

@@ -2,6 +2,7 @@
 
 #include "base/testing.h"
 #include "gtest/gtest.h"
+#include "models/model_config.h"
 
 namespace tessera {
 namespace {
@@ -183,6 +184,22 @@ TEST(RunStateTest, EveryDifferenceOfModelAndDataIsNamed) {
               absl::StatusCode::kFailedPrecondition,
               {"fingerprint 5, found 6", "seq_length: saved 32, wanted 64"});
   EXPECT_OK(CheckSameData(manifest, {.fingerprint = {.sampled = 5}, .sequence_length = 32}));
+}
+
+// Files of other programs have reals in fp32, and a factor that nothing uses computes nothing.
+TEST(RunStateTest, ValuesThatComputeTheSameAreNoOtherModel) {
+  ModelConfig model;
+  model.set_size("llama3-tiny");
+  model.set_use_rope_scaling(false);
+  ASSERT_OK_AND_ASSIGN(const ModelConfig saved, ResolveModelConfig(model));
+  model.set_norm_epsilon(1e-5F);
+  model.set_rope_scaling_factor(32);
+  ASSERT_OK_AND_ASSIGN(ModelConfig wanted, ResolveModelConfig(model));
+  const ckpt::Manifest manifest = DescribeRun(TrainConfig(), saved, {}, {}, {});
+  EXPECT_OK(CheckSameModel(manifest, wanted));
+  wanted.set_use_rope_scaling(true);
+  ExpectNames(CheckSameModel(manifest, wanted), absl::StatusCode::kFailedPrecondition,
+              {"use_rope_scaling: saved false, wanted true", "rope_scaling_factor: saved 8"});
 }
 
 TEST(RunStateTest, WhatAnotherProgramDidNotKnowOfItsDataIsNotCompared) {
