@@ -92,7 +92,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"overlap_param_gather", "no flag: weights are gathered at the end of a step"},
     {"dist_ckpt_strictness", "--allow-missing and --allow-unexpected"},
     {"pretrained_checkpoint", "--load with --finetune"},
-    {"exit_signal", "--exit-signal-handler, for SIGTERM, SIGINT and SIGUSR1"},
+    {"exit_signal", "--exit-signal-handler, for SIGTERM, SIGINT, SIGUSR1 and SIGHUP"},
     {"ckpt_convert_format", "a command of its own, ckpt convert"},
     {"verify_integrity", "no flag: a load verifies every checksum; --verify-load, digests, too"},
     // Lightning's
