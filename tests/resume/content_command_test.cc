@@ -92,15 +92,14 @@ TEST_F(ContentCommandTest, RecordsOfAnotherRunStay) {
   MustTrain("unsaved", 4, unsaved);
   MustTrain("unsaved", 4, unsaved);
   EXPECT_THAT(ReadFile(RunDir("unsaved") / "events.jsonl"), HasSubstr("\"lost_steps\":2"));
-  // The records of a run that has saved are another's.
+  // The records of a run that has saved may be another's: what was lost is unknown.
   for (const char* lr : {"--lr=2e-3", "--lr=3e-3"}) {
     MustRun(Alone({"--train-iters=4", Load("run"), lr, "--run-dir=" + RunDir("tunings").string(),
                    "--save-interval=2", "--save=" + (root_ / lr).string()}));
   }
   const std::string events = ReadFile(RunDir("tunings") / "events.jsonl");
   EXPECT_EQ(Count(events, "\"event\":\"resume\""), 2);
-  EXPECT_EQ(Count(events, "\"lost_steps\":0"), 1);
-  EXPECT_EQ(Count(events, "\"lost_steps\":2"), 0);
+  EXPECT_EQ(Count(events, "\"lost_steps\""), 0);
 }
 
 // Master weights begin in fp32, and not with what bf16 keeps of them.

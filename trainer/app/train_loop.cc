@@ -59,9 +59,10 @@ absl::Status TrainLoop::Run() {
     absl::StatusOr<std::unique_ptr<EventFile>> events = EventFile::Open(config_.output().run_dir());
     if (events.ok()) {
       events_ = *std::move(events);
-      if (const ResumeMetrics& lost = session_.metrics->lost(); lost.lost_steps > 0) {
-        AddScalars(lost.step, {{"resume/lost_steps", static_cast<double>(lost.lost_steps)},
-                               {"resume/lost_seconds", lost.lost_seconds}});
+      const std::optional<ResumeMetrics>& lost = session_.metrics->lost();
+      if (lost.has_value() && lost->lost_steps > 0) {
+        AddScalars(lost->step, {{"resume/lost_steps", static_cast<double>(lost->lost_steps)},
+                                {"resume/lost_seconds", lost->lost_seconds}});
       }
     } else {
       progress_line_.Message(std::string(events.status().message()));

@@ -201,13 +201,15 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
     TESSERA_ASSIGN_OR_RETURN(const bool has_saved, HasSavedAfter(*resumed_step, saves));
     kept.begins_after = !has_saved;
   }
-  if (!continues && !kept.begins_after) kept = {};
-  if (!continues) kept = {.lost_steps = kept.lost_steps, .lost_seconds = kept.lost_seconds};
+  std::optional<ResumeMetrics> lost;
+  if (!log.empty() && (continues || kept.begins_after)) {
+    lost = {
+        .step = *resumed_step, .lost_steps = kept.lost_steps, .lost_seconds = kept.lost_seconds};
+  }
+  if (!continues) kept = {};
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RecordFile> file, RecordFile::Replace(path, kept.text));
   std::unique_ptr<MetricsWriter> writer(new MetricsWriter(std::move(file)));
-  writer->lost_ = {.step = resumed_step.value_or(0),
-                   .lost_steps = kept.lost_steps,
-                   .lost_seconds = kept.lost_seconds};
+  writer->lost_ = lost;
   writer->evaluated_step_ = kept.evaluated_step;
   writer->continues_ = continues;
   return writer;

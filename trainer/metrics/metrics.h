@@ -157,8 +157,9 @@ class MetricsWriter {
   absl::Status status() const { return file_->status(); }
   // Returns whether the file continues the records that Open() has found, if any.
   bool continues() const { return continues_; }
-  // Returns the records of later steps than the resumed one that Open() has dropped.
-  const ResumeMetrics& lost() const { return lost_; }
+  // Returns the records of later steps than the resumed one that Open() has dropped; nullopt where
+  // it has found none of this run, but perhaps another's.
+  const std::optional<ResumeMetrics>& lost() const { return lost_; }
   // Returns the step of the last evaluation that Open() has kept; -1 without one.
   int64_t evaluated_step() const { return evaluated_step_; }
 
@@ -167,7 +168,7 @@ class MetricsWriter {
 
   const std::unique_ptr<RecordFile> file_;
   bool continues_ = true;
-  ResumeMetrics lost_;
+  std::optional<ResumeMetrics> lost_;
   int64_t evaluated_step_ = -1;
 };
 
