@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -57,9 +58,14 @@ TEST_F(AuditCommandTest, TheLedgerDoesNotDependOnSavesAndInterruptions) {
       "part", 7, Joined(kExact, {Load("run"), "--load-content=model,scheduler,sampler,rng"}));
   EXPECT_THAT(part.out, HasSubstr("the ledger begins a new chain after step 6: "));
   MustTrain("part", 8, kExact);
+  constexpr char kLeftOut[] = "the run left parts of a checkpoint out when it resumed: ";
   EXPECT_THAT(MustRun(AuditCommand(RunDir("part"), {"--steps=8"})).out,
-              HasSubstr("the run left parts of a checkpoint out when it resumed: step 6 without "
-                        "optimizer\n"));
+              HasSubstr(absl::StrCat(kLeftOut, "step 6 without optimizer\n")));
+  // Each is told of once, by the first checkpoint since.
+  MustTrain("part", 9, Joined(kExact, {Load("part"), "--no-load-rng"}));
+  const Result all = Run(AuditCommand(RunDir("part"), {"--bisect"}));
+  EXPECT_THAT(all.out, HasSubstr(absl::StrCat(kLeftOut, "step 6 without optimizer\n")));
+  EXPECT_THAT(all.out, HasSubstr(absl::StrCat(kLeftOut, "step 8 without rng\n")));
 }
 
 TEST_F(AuditCommandTest, AnEditedNumberIsFound) {

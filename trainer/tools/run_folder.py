@@ -117,7 +117,7 @@ class Run:
             or self.endpoint
         self.damaged = {}
         self.checked = {}
-        self.partial_resumes = ""  # that a checkpoint tells of
+        self.partial_resumes = []  # that checkpoints tell of
         self.checkpoints = self.find_checkpoints()
 
     def setting(self, name):
@@ -176,9 +176,11 @@ class Run:
         if damaged:
             raise NotProven(f"step {step}: its checkpoint is damaged: {found['error']}")
         resumes = found["extra"].get("partial_resumes", "")
-        if resumes not in self.partial_resumes:
-            self.partial_resumes = resumes
-            print(f"the run left parts of a checkpoint out when it resumed: {resumes}", flush=True)
+        new = [part for part in resumes.split("; ") if part and part not in self.partial_resumes]
+        if new:
+            self.partial_resumes += new
+            print("the run left parts of a checkpoint out when it resumed: " + "; ".join(new),
+                  flush=True)
         ledger, state = found["extra"].get("ledger", ""), state_digest(found["tensors"])
         if step in self.steps and ledger != self.steps[step].get("ledger", ""):
             raise NotProven(f"step {step}: its checkpoint was saved by a run with another ledger")
