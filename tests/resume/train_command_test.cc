@@ -263,6 +263,13 @@ TEST_F(TrainCommandTest, ADamagedNewestCheckpointIsNoDeadEnd) {
   }
   MustTrain("run", 6);
   ExpectUndisturbed("run", 6);
+  // What is said is of the checkpoint that is resumed from, after why it is that one.
+  FlipBit(DataFile(StepDir("run", 6), "model-"), -1000);
+  const std::string out =
+      MustTrain("run", 8, {"--valid-data-path=" + (root_ / "tokens.bin").string()}).out;
+  EXPECT_THAT(out, HasSubstr("nothing is evaluated: eval_interval=1000 divides no step from 6 to"));
+  EXPECT_EQ(out.find("nothing is evaluated"), out.rfind("nothing is evaluated"));
+  EXPECT_LT(out.find("WARNING: skipped "), out.find("loaded "));
 }
 
 // That would be the loss of everything without a word: a job that restarts itself ends instead.

@@ -19,6 +19,7 @@
 #include "tensor/tensor.h"
 #include "trainer/app/host_share.h"
 #include "trainer/app/memory_reserve.h"
+#include "trainer/app/session_files.h"
 #include "trainer/app/start.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/config/config.h"
@@ -33,66 +34,6 @@
 
 namespace tessera {
 namespace {
-
-// Larger token files without checksums are not read before the first step: this much takes some
-// seconds.
-constexpr int64_t kMaxBytesToChecksum = int64_t{8} << 30;
-
-// Opens token files. Collective. `setting` names the origin of `pattern`.
-absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& pattern,
-                                    const Session& session, const NoteSink& notes) {
-  const TrainConfig& config = session.config;
-  const RankGroup group = session.group();
-  DataSource source;
-  TESSERA_ASSIGN_OR_RETURN(
-      source.dataset,
-      TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
-  source.dataset->NoteUnread(notes);
-  // Checksums that rank 0 stores beside shared files are found there by the others.
-  if (group.ranks.rank() != 0) {
-    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.timeout).status());
-  }
-  TESSERA_RETURN_IF_ERROR(source.dataset->AddChecksums(kMaxBytesToChecksum, notes));
-  if (group.ranks.rank() == 0) {
-    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.timeout).status());
-  }
-  TESSERA_RETURN_IF_ERROR(CheckSameFiles(setting, source.dataset->fingerprint(), group));
-  const uint64_t seed = session.progress.data_seed;
-  if (session.trains && config.checkpoint().save_on_exception()) {
-    source.loader = std::make_unique<ErrorKeepingLoader>(source.dataset.get(), seed);
-  } else {
-    source.loader = std::make_unique<BatchLoader>(source.dataset.get(), seed);
-  }
-  return source;
-}
-
-// Opens everything but the model.
-absl::Status OpenFiles(Session& session, bool from_own, const NoteSink& notes) {
-  const TrainConfig& config = session.config;
-  if (session.trains) {
-    TESSERA_RETURN_IF_ERROR(
-        CheckLaterSteps(config, session.progress.step, from_own, session.group()));
-    TESSERA_ASSIGN_OR_RETURN(
-        session.train_data,
-        OpenData("train_data_path", config.data().train_data_path(), session, notes));
-  }
-  if (!config.data().valid_data_path().empty()) {
-    TESSERA_ASSIGN_OR_RETURN(
-        session.valid_data,
-        OpenData("valid_data_path", config.data().valid_data_path(), session, notes));
-    const int64_t step = session.progress.step, steps = config.training().train_iters();
-    const int64_t interval = config.training().eval_interval();
-    if (session.trains && interval > 0 && step / interval == steps / interval &&
-        !(session.owes_evaluation && step % interval == 0)) {
-      notes(absl::StrCat("nothing is evaluated: eval_interval=", interval, " divides no step from ",
-                         step + 1, " to ", steps));
-    }
-  }
-  if (!config.data().tokenizer_model().empty()) {
-    TESSERA_ASSIGN_OR_RETURN(session.tokenizer, OpenTokenizer(config));
-  }
-  return absl::OkStatus();
-}
 
 // What the hooks of a RunSaver need. It is filled in once the session has been built, which is
 // after the hooks were made.
@@ -371,7 +312,8 @@ void ForgetOtherEvaluations(const ckpt::Manifest& manifest, const NoteSink& note
 }
 
 // Continues the session from `saved`. An error of damage is the same on every rank.
-absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run, Session* session) {
+absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run,
+                      const NoteSink& notes, Session* session) {
   const TrainConfig& config = session->config;
   TESSERA_ASSIGN_OR_RETURN(
       session->mesh, Mesh::Create(ConfigTopology(config), run.world, session->device->world()));
@@ -391,14 +333,14 @@ absl::Status Continue(const std::optional<SavedRun>& saved, const RunParts& run,
   session->resumed_healthy = !session->resumed || ckpt::IsHealthy(saved->manifest());
   session->trains = session->progress.step < config.training().train_iters();
   const bool from_own = saved.has_value() && saved->is_own;
-  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, run.notes));
-  if (session->resumed) ForgetOtherEvaluations(saved->manifest(), run.notes, *session);
+  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, run.notes, notes));
+  if (session->resumed) ForgetOtherEvaluations(saved->manifest(), notes, *session);
 
   const bool loads = saved.has_value() || !config.checkpoint().llmc_filepath().empty();
   run.saving->session = session;
   TESSERA_ASSIGN_OR_RETURN(run.saving->spare_memory, BuildModel(*session, loads, run.host));
-  TESSERA_RETURN_IF_ERROR(FillSession(saved, *session, run.notes));
-  TESSERA_RETURN_IF_ERROR(BeginSaves(*run.saver, saved, run.replicas, run.notes, *session));
+  TESSERA_RETURN_IF_ERROR(FillSession(saved, *session, notes));
+  TESSERA_RETURN_IF_ERROR(BeginSaves(*run.saver, saved, run.replicas, notes, *session));
   if (!session->trains || !Saves(config)) session->mirror = nullptr;
   return absl::OkStatus();
 }
@@ -416,23 +358,30 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(RunParts run, const TrainConfig
     TESSERA_ASSIGN_OR_RETURN(replica, run.replicas->Find(run.notes));
   }
   std::unique_ptr<Session> session;
+  std::vector<std::string> notes;  // of the last attempt, said once it is known to be the last
   const auto build = [&](std::optional<SavedRun> saved) {
     session = std::make_unique<Session>();
     session->config = config;
     session->given_checkpoint = config.checkpoint();
     session->ranks = MakeProcessGroup(run.world);
     session->device = run.device;
-    absl::Status built = Continue(saved, run, session.get());
+    const auto hold = [&notes](const std::string& note) { notes.push_back(note); };
+    absl::Status built = Continue(saved, run, hold, session.get());
     if (built.ok()) return built;
     // All ranks return from damage together, perhaps to another checkpoint.
-    if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*run.device, run.world, built);
+    if (ckpt::FindDamagedParts(built).has_value()) {
+      notes.clear();
+    } else {
+      AbortDevices(*run.device, run.world, built);
+    }
     session = nullptr;
     return built;
   };
-  TESSERA_ASSIGN_OR_RETURN(
-      std::vector<SkippedRun> skipped,
-      LoadSavedRun(config, group, run.saver->manager(), run.notes, build, std::move(replica)));
-  session->skipped = std::move(skipped);
+  absl::StatusOr<std::vector<SkippedRun>> skipped =
+      LoadSavedRun(config, group, run.saver->manager(), run.notes, build, std::move(replica));
+  for (const std::string& note : notes) run.notes(note);
+  TESSERA_RETURN_IF_ERROR(skipped.status());
+  session->skipped = *std::move(skipped);
   session->saver = std::move(run.saver);
   // A run that has nothing left to train needs no restart.
   if (run.replicas != nullptr && !session->trains) {
@@ -449,24 +398,6 @@ SaveRecord RecordOf(const ckpt::Manifest& manifest, const Progress& progress) {
           .ledger = progress.ledger,
           .state = state,
           .save = SaveDigest(progress.step, progress.ledger, state)};
-}
-
-DataIdentity Session::data_identity() const {
-  DataIdentity identity;
-  if (train_data.has_value()) {
-    identity = {.fingerprint = train_data->dataset->fingerprint(),
-                .sequence_length = train_data->dataset->sequence_length(),
-                .samples_per_epoch = train_data->dataset->num_samples()};
-  }
-  if (valid_data.has_value()) {
-    const TrainingConfig& training = config.training();
-    const int64_t samples =
-        EvaluatedSamples(training.eval_iters() * training.global_batch_size(),
-                         training.global_batch_size(), valid_data->dataset->num_samples());
-    identity.validation = absl::StrCat(absl::Hex(valid_data->dataset->fingerprint().sampled), ", ",
-                                       samples, " of ", training.seq_length());
-  }
-  return identity;
 }
 
 std::vector<StateChunk> Session::state() const {
