@@ -151,6 +151,7 @@ TEST(ModelConfigTest, AWrongFieldIsNamedWithItsValue) {
       {"llama3-tiny", [](ModelConfig& c) { c.set_rope_scaling_high_freq_factor(0.5); },
        "rope_scaling_high_freq_factor is 0.5: it must exceed"},
       {"llama3-tiny", [](ModelConfig& c) { c.set_rotary_base(-1); }, "rotary_base is -1"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_norm_epsilon(1e-46); }, "norm_epsilon is 1e-46"},
   };
   for (const WrongField& field : wrong) {
     ModelConfig config = Named(field.size);

@@ -28,8 +28,10 @@ inline absl::Status CheckDivides(const char* divisor_field, int64_t divisor, con
 }
 
 inline absl::Status CheckPositive(const char* field, double value) {
-  if (value > 0 && value < 1e30) return absl::OkStatus();  // not NaN, not infinite
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": it must be positive"));
+  // Not NaN, not infinite, and no zero in kernels.
+  if (value < 1e30 && static_cast<float>(value) > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ": it must be positive in fp32, and below 1e30"));
 }
 
 inline absl::Status CheckProbability(const char* field, double value) {

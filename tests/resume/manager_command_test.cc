@@ -46,6 +46,16 @@ class ManagerCommandTest : public CommandTest {
   fs::path disk_;  // where a SmallDisk is mounted
 };
 
+TEST_F(ManagerCommandTest, AStateThatIsNotFiniteIsNotTrainedOn) {
+  const Words flags = {"--lr=1e300", "--save-interval=1", "--max-checkpoint-keep=1"};
+  for (const int steps : {3, 1}) {
+    const Result result = MustTrain("run", steps, flags, 1);
+    EXPECT_THAT(result.err, HasSubstr("training has diverged: the state of step 1 is not finite"));
+    // The last step is kept, to look into.
+    EXPECT_EQ(Steps("run").size(), steps == 1 ? 1 : 0);
+  }
+}
+
 TEST_F(ManagerCommandTest, PermanentCheckpointsOfEverySetting) {
   struct Case {
     Words flags;

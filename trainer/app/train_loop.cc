@@ -210,7 +210,6 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
   FollowRecords();
   if (metrics.skipped && HasDiverged()) {
-    ends_together_ = true;
     return Diverged(absl::StrFormat("the gradients of the last %d steps were not finite",
                                     session_.trainer->skipped_in_a_row()));
   }
@@ -310,7 +309,13 @@ absl::Status TrainLoop::CheckRecords() const {
   return decision_.program_ends ? Agree(own) : own;
 }
 
+absl::Status TrainLoop::CheckStateIsFinite() {
+  if (state_is_finite_) return absl::OkStatus();
+  return Diverged(absl::StrFormat("the state of step %d is not finite", session_.progress.step));
+}
+
 absl::Status TrainLoop::CheckNotDiverged() {
+  TESSERA_RETURN_IF_ERROR(CheckStateIsFinite());
   const Progress& progress = session_.progress;
   if (IsSaneLoss(progress.last_loss, config_.model().vocab_size())) return absl::OkStatus();
   return Diverged(absl::StrFormat("the loss of step %d is %g", progress.step,
@@ -319,6 +324,7 @@ absl::Status TrainLoop::CheckNotDiverged() {
 
 absl::Status TrainLoop::Diverged(const std::string& reason) {
   session_.diverged = true;
+  ends_together_ = true;
   Agree(absl::OkStatus()).IgnoreError();  // so that each finds it by itself
   return absl::AbortedError(
       absl::StrCat("training has diverged: ", reason,

@@ -93,7 +93,9 @@ class TrainLoop {
   absl::Status CheckRecords() const;
   // Returns whether the run ends because the gradients of too many steps were not finite.
   bool HasDiverged() const;
-  // Returns Aborted if training does not recover from the last loss.
+  // Returns Aborted if the state that was kept last is not finite.
+  absl::Status CheckStateIsFinite();
+  // Returns the same, and Aborted if training does not recover from the last loss.
   absl::Status CheckNotDiverged();
   // Returns the error of a run that has diverged because of `reason`, which all ranks have found in
   // the same step. Collective.
@@ -117,9 +119,10 @@ class TrainLoop {
   std::unique_ptr<Timeline> timeline_;  // set by Run(); null without trace_steps
   absl::Duration time_split_at_;        // of the last TakeTimeSplit(), of SteadyNow()
   ckpt::JobSaves& manager_;
-  ckpt::JobDecision decision_;  // after the last step
-  bool time_is_up_ = false;     // on rank 0, when ranks decided last
-  bool healthy_ = true;         // the last step changed the state, with a plausible loss
+  ckpt::JobDecision decision_;   // after the last step
+  bool time_is_up_ = false;      // on rank 0, when ranks decided last
+  bool healthy_ = true;          // the last step changed the state, with a plausible loss
+  bool state_is_finite_ = true;  // when it was kept last
   // Whether all ranks have the same error, with the state of the last whole step.
   bool ends_together_ = false;
   int64_t kept_step_;                      // the last one that is in a checkpoint

@@ -71,6 +71,9 @@ absl::Status TrainLoop::Keep(bool replicates) {
       *run.mutable_trainer()->mutable_health(),
       MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
                     config_.model().vocab_size(), validation_loss));
+  state_is_finite_ = run.trainer().health().state_is_finite();
+  // No resume would take this checkpoint or a later one.
+  if (decision_.end == ckpt::EndReason::kNone) TESSERA_RETURN_IF_ERROR(CheckStateIsFinite());
   // The state is finite, since nothing was updated.
   if (HasDiverged()) run.mutable_trainer()->mutable_health()->set_loss_is_sane(false);
   if (decision_.save != ckpt::SaveKind::kNone) {
@@ -180,6 +183,7 @@ absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
   if (kept_step_ == step)
     return with(absl::StrCat("there is nothing newer to save than step ", step));
   decision_.save = ckpt::SaveKind::kPermanent;
+  decision_.end = ckpt::EndReason::kProgram;
   absl::Status saved = Keep(/*replicates=*/false);
   if (saved.ok()) saved = FinishSaves();
   Agree(absl::OkStatus()).IgnoreError();

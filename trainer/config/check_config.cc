@@ -144,7 +144,9 @@ void CheckAdam(const OptimizerConfig& optimizer, Problems& problems) {
   if (optimizer.adam_beta2() >= 1) {
     problems.Add("adam_beta2=", optimizer.adam_beta2(), ": must be less than 1");
   }
-  if (optimizer.adam_eps() == 0) problems.Add("adam_eps=0: must be more than 0");
+  if (static_cast<float>(optimizer.adam_eps()) == 0) {
+    problems.Add("adam_eps=", optimizer.adam_eps(), ": must be more than 0 in fp32");
+  }
 }
 
 // A checkpoint of a step without an evaluation is not among the best, whatever its loss.

@@ -69,7 +69,8 @@ const Contradiction kContradictions[] = {
      "lr_wsd_decay_iters=91 is more than lr_decay_iters=100 - lr_warmup_iters=10"},
     {{"--adam-beta1=1"}, "adam_beta1=1: must be less than 1"},
     {{"--adam-beta2=1.5"}, "adam_beta2=1.5: must be less than 1"},
-    {{"--adam-eps=0"}, "adam_eps=0: must be more than 0"},
+    {{"--adam-eps=0"}, "adam_eps=0: must be more than 0 in fp32"},
+    {{"--adam-eps=1e-46"}, "adam_eps=1e-46: must be more than 0 in fp32"},
     {{"--weight-decay=-0.1"}, "weight_decay=-0.1: must be a finite number that is not negative"},
     {{"--clip-grad=-1"}, "clip_grad=-1: must be a finite number that is not negative"},
     // Parallel.
