@@ -1,7 +1,11 @@
 #include "base/cpu_level.h"
 
 #include <hwy/targets.h>
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 
@@ -27,19 +31,55 @@ constexpr int64_t NewestTarget(CpuLevel level) {
   return HWY_SSE4;
 }
 
-// Limits the dispatch on the first call, and returns the remaining targets. hwy::SupportedTargets()
-// itself makes the dispatch choose among all targets, the disabled ones included, and takes many
-// microseconds in a virtual machine: it is called only here, and the choice is then repeated.
+#if HWY_ARCH_X86
+struct CpuidLeaf {
+  CpuidLeaf(unsigned leaf, unsigned subleaf) {
+    __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx);  // leaves zeros for unknown leaves
+  }
+
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+// Returns the targets whose instructions the processor has and whose registers the system saves.
+// libhwy has such a function, but takes 3 ms to measure the processor's clock when it is loaded.
+int64_t ProcessorTargets() {
+  constexpr unsigned kLzcnt = 1u << 5, kVaes = 1u << 9;
+  __builtin_cpu_init();
+  const bool ssse3 = __builtin_cpu_supports("ssse3");
+  const bool sse4 = ssse3 && __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") &&
+                    __builtin_cpu_supports("aes");
+  const bool avx2 = sse4 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    (CpuidLeaf(1, 0).ecx & bit_F16C) != 0 &&
+                    (CpuidLeaf(0x80000001, 0).ecx & kLzcnt) != 0;
+  const bool avx3 = avx2 && __builtin_cpu_supports("avx512f") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx3_dl =
+      avx3 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("vpclmulqdq") &&
+      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+      __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512bitalg") &&
+      (CpuidLeaf(7, 0).ecx & kVaes) != 0;
+  return HWY_STATIC_TARGET | (ssse3 ? HWY_SSSE3 : 0) | (sse4 ? HWY_SSE4 : 0) |
+         (avx2 ? HWY_AVX2 : 0) | (avx3 ? HWY_AVX3 : 0) | (avx3_dl ? HWY_AVX3_DL : 0);
+}
+#else
+int64_t ProcessorTargets() { return HWY_STATIC_TARGET; }
+#endif
+
+// Returns the targets within TESSERA_CPU. The processor is asked once: in a virtual machine, that
+// takes many microseconds.
 int64_t LimitedTargets() {
   static const int64_t targets = [] {
     const std::optional<CpuLevel> limit = CpuLevelLimit();
-    if (limit.has_value()) hwy::DisableTargets(NewestTarget(*limit) - 1);
-    const int64_t left = hwy::SupportedTargets();
-    hwy::GetChosenTarget().Update(left);
-    return left;
+    const int64_t all = ProcessorTargets();
+    return limit.has_value() ? all & -NewestTarget(*limit) : all;
   }();
   return targets;
 }
+
+// Those of a test; 0 outside of it.
+std::atomic<int64_t> test_targets = 0;
 
 }  // namespace
 
@@ -85,6 +125,13 @@ absl::Status CheckCpuLevel() {
   return value == nullptr ? absl::OkStatus() : ParseCpuLevel(value).status();
 }
 
-void ApplyCpuLevelLimit() { LimitedTargets(); }
+int64_t UsableTargets() {
+  const int64_t targets = test_targets.load(std::memory_order_relaxed);
+  return targets != 0 ? targets : LimitedTargets();
+}
+
+void SetUsableTargetsForTest(int64_t targets) {
+  test_targets.store(targets, std::memory_order_relaxed);
+}
 
 }  // namespace tessera

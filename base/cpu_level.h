@@ -1,6 +1,7 @@
 #ifndef TESSERA_BASE_CPU_LEVEL_H_
 #define TESSERA_BASE_CPU_LEVEL_H_
 
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -35,8 +36,12 @@ CpuLevel EffectiveCpuLevel();
 // library that is linked into another program ignores the limit instead.
 absl::Status CheckCpuLevel();
 
-// Applies the limit to Highway's dispatch, on the first call. Thread-safe.
-void ApplyCpuLevelLimit();
+// Returns Highway's bits of the targets on which loops can run: those of the processor, within the
+// limit. Thread-safe.
+int64_t UsableTargets();
+
+// For tests: loops run on one of `targets`, which the processor has, on all threads; 0 ends this.
+void SetUsableTargetsForTest(int64_t targets);
 
 }  // namespace tessera
 

@@ -30,8 +30,6 @@ HWY_AFTER_NAMESPACE();
 namespace tessera {
 namespace {
 
-HWY_EXPORT(Target);
-
 // The result of body() in a new process with that value of TESSERA_CPU, which is read once per
 // process.
 template <typename Body>
@@ -65,7 +63,7 @@ TEST(CpuLevelTest, TheVariableLimitsTheDispatch) {
   for (const CpuLevel level : {CpuLevel::kSse4, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
     if (!ProcessorHas(level)) continue;
     const auto chosen_fits = [level] {
-      const int64_t target = TESSERA_DISPATCH(Target)();
+      const int64_t target = TESSERA_CHOOSE(Target)();
       switch (level) {
         case CpuLevel::kSse4:
           return target >= HWY_SSE4;
@@ -97,10 +95,10 @@ TEST(CpuLevelTest, AnUnknownNameIsAnErrorForProgramsAndNoLimitForALibrary) {
 TEST(CpuLevelTest, EachTargetRunsInTurn) {
   std::set<int64_t> seen;
   ForEachTarget([&](const char* name) {
-    EXPECT_STREQ(hwy::TargetName(TESSERA_DISPATCH(Target)()), name);
-    EXPECT_TRUE(seen.insert(TESSERA_DISPATCH(Target)()).second) << name;
+    EXPECT_STREQ(hwy::TargetName(TESSERA_CHOOSE(Target)()), name);
+    EXPECT_TRUE(seen.insert(TESSERA_CHOOSE(Target)()).second) << name;
   });
-  EXPECT_EQ(TESSERA_DISPATCH(Target)(), *seen.begin()) << "the newest, again";
+  EXPECT_EQ(TESSERA_CHOOSE(Target)(), *seen.begin()) << "the newest, again";
 }
 
 }  // namespace

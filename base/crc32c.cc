@@ -167,17 +167,13 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
-namespace {
-HWY_EXPORT(AdvanceCastagnoli);
-HWY_EXPORT(AdvanceZip);
-}  // namespace
 
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data) {
-  return ~TESSERA_DISPATCH(AdvanceCastagnoli)(~crc, data.data(), data.size());
+  return ~TESSERA_CHOOSE(AdvanceCastagnoli)(~crc, data.data(), data.size());
 }
 
 uint32_t ExtendZipCrc32(uint32_t crc, std::span<const std::byte> data) {
-  return ~TESSERA_DISPATCH(AdvanceZip)(~crc, data.data(), data.size());
+  return ~TESSERA_CHOOSE(AdvanceZip)(~crc, data.data(), data.size());
 }
 
 uint32_t CombineCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes) {

@@ -1,21 +1,16 @@
 #ifndef TESSERA_BASE_DISPATCH_H_
 #define TESSERA_BASE_DISPATCH_H_
 
-// Calls vector code that Highway compiled for several instruction sets:
-// - after HWY_EXPORT(Loop), TESSERA_DISPATCH(Loop)(arguments...) runs the version for this
-//   processor and TESSERA_CPU;
-// - TESSERA_CHOOSE(Loop<T>) is a pointer to the same function without HWY_EXPORT, which also works
-//   for templates.
-// A call costs some nanoseconds: dispatch blocks of work. The caller includes <hwy/highway.h>,
-// which must be included again for each target.
+// Calls vector code that Highway compiled for several instruction sets: TESSERA_CHOOSE(Loop<T>) is
+// a pointer to the function for this processor and TESSERA_CPU. It costs some nanoseconds: dispatch
+// blocks of work. The caller includes <hwy/highway.h>, which must be included again for each
+// target.
 
 #include <hwy/targets.h>
 
 #include <cstdint>
 
 #include "base/cpu_level.h"
-
-#define TESSERA_DISPATCH(function) (::tessera::ApplyCpuLevelLimit(), HWY_DYNAMIC_DISPATCH(function))
 
 // Where HWY_ONCE is defined, HWY_NAMESPACE names the baseline, which every processor supports.
 #define TESSERA_CHOOSE(...)                                                  \
@@ -59,16 +54,12 @@
 
 namespace tessera {
 
-// Returns the one of `targets` on which vector code runs; 0 if the processor supports none of them.
+// Returns the one of `targets` on which vector code runs; 0 if none of them is usable. Newer
+// targets have lower bits.
 template <int64_t targets>
 int64_t ChosenTarget() {
-  ApplyCpuLevelLimit();
-  hwy::ChosenTarget& chosen = hwy::GetChosenTarget();
-  if (!chosen.IsInitialized()) chosen.Update(hwy::SupportedTargets());
-  // The index into Highway's table for a function: 1 is the newest target.
-  const size_t index = chosen.GetIndex();
-  constexpr int kFirstBit = HWY_HIGHEST_TARGET_BIT + 1 - HWY_MAX_DYNAMIC_TARGETS;
-  return index > HWY_MAX_DYNAMIC_TARGETS ? 0 : int64_t{1} << (kFirstBit + index - 1);
+  const int64_t usable = UsableTargets() & targets;
+  return usable & -usable;
 }
 
 }  // namespace tessera

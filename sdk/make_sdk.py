@@ -25,8 +25,6 @@ HERE = pathlib.Path(__file__).parent
 # Of each library that the archive needs: pkg-config's name, and Debian's package.
 PACKAGES = {
     "crypto": ("libcrypto", "libssl-dev"),
-    "curl": ("libcurl", "libcurl4-openssl-dev"),
-    "hwy": ("libhwy", "libhwy-dev"),
     "protobuf": ("protobuf", "libprotobuf-dev"),
     "pugixml": ("pugixml", "libpugixml-dev"),
     "uring": ("liburing", "liburing-dev"),

@@ -249,31 +249,24 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera::ckpt {
-namespace internal {
-namespace {
-HWY_EXPORT(Digest);
-HWY_EXPORT(CopyAndDigest);
-HWY_EXPORT(Checksum);
-}  // namespace
-}  // namespace internal
 
 LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count,
                         size_t element_bytes) {
-  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
-  return TESSERA_DISPATCH(Digest)(first_index, static_cast<const std::byte*>(data), count,
-                                  element_bytes);
+  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its namespaces
+  return TESSERA_CHOOSE(Digest)(first_index, static_cast<const std::byte*>(data), count,
+                                element_bytes);
 }
 
 LogicalDigest ChecksumRun(uint64_t first_index, const void* data, size_t count,
                           size_t element_bytes, uint32_t& crc32c) {
-  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
-  return TESSERA_DISPATCH(Checksum)(first_index, static_cast<const std::byte*>(data), count,
-                                    element_bytes, crc32c);
+  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its namespaces
+  return TESSERA_CHOOSE(Checksum)(first_index, static_cast<const std::byte*>(data), count,
+                                  element_bytes, crc32c);
 }
 
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
                                size_t element_bytes) {
-  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
+  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its namespaces
   // For shorter runs, bypassing the cache costs more than it saves.
   constexpr size_t kStreamMinBytes = 2048;
   const size_t head_bytes = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
@@ -287,8 +280,8 @@ LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to,
   std::memcpy(destination, from, head_bytes);
   const size_t head = head_bytes / element_bytes;
   LogicalDigest digest = DigestRun(first_index, from, head, element_bytes);
-  digest += TESSERA_DISPATCH(CopyAndDigest)(first_index + head, from + head_bytes,
-                                            destination + head_bytes, count - head, element_bytes);
+  digest += TESSERA_CHOOSE(CopyAndDigest)(first_index + head, from + head_bytes,
+                                          destination + head_bytes, count - head, element_bytes);
   return digest;
 }
 

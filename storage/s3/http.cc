@@ -1,6 +1,5 @@
 #include "storage/s3/http.h"
 
-#include <curl/curl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/steady_time.h"
+#include "third_party/curl/curl.h"
 
 namespace tessera::s3 {
 namespace {
@@ -80,7 +80,7 @@ size_t ReceiveBody(char* data, size_t size, size_t count, void* user) {
   auto& transfer = *static_cast<Transfer*>(user);
   const size_t bytes = size * count;
   CurlLong status = 0;
-  curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
+  curl::easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
   HttpResponse& response = transfer.response;
   if (status == transfer.request.sink_status && !transfer.request.sink.empty()) {
     if (bytes > transfer.request.sink.size() - response.sink_bytes) return 0;
@@ -161,48 +161,48 @@ std::string CertificateSentence(const std::string& url, const std::string& reaso
 void SetMethod(CURL* handle, Transfer& transfer) {
   const HttpRequest& request = transfer.request;
   if (request.method == "HEAD") {
-    curl_easy_setopt(handle, CURLOPT_NOBODY, 1L);
+    curl::easy_setopt(handle, CURLOPT_NOBODY, 1L);
   } else if (request.method == "PUT") {
-    curl_easy_setopt(handle, CURLOPT_UPLOAD, 1L);
-    curl_easy_setopt(handle, CURLOPT_INFILESIZE_LARGE,
-                     static_cast<curl_off_t>(request.body.size()));
+    curl::easy_setopt(handle, CURLOPT_UPLOAD, 1L);
+    curl::easy_setopt(handle, CURLOPT_INFILESIZE_LARGE,
+                      static_cast<curl_off_t>(request.body.size()));
   } else if (request.method == "POST") {
-    curl_easy_setopt(handle, CURLOPT_POST, 1L);
-    curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE,
-                     static_cast<curl_off_t>(request.body.size()));
+    curl::easy_setopt(handle, CURLOPT_POST, 1L);
+    curl::easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE,
+                      static_cast<curl_off_t>(request.body.size()));
   } else if (request.method != "GET") {
-    curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    curl::easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   }
 }
 
 void SetCallbacks(CURL* handle, Transfer& transfer) {
-  curl_easy_setopt(handle, CURLOPT_READFUNCTION, SendBody);
-  curl_easy_setopt(handle, CURLOPT_READDATA, &transfer);
-  curl_easy_setopt(handle, CURLOPT_SEEKFUNCTION, SeekBody);
-  curl_easy_setopt(handle, CURLOPT_SEEKDATA, &transfer);
-  curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, ReceiveBody);
-  curl_easy_setopt(handle, CURLOPT_WRITEDATA, &transfer);
-  curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, ReceiveHeader);
-  curl_easy_setopt(handle, CURLOPT_HEADERDATA, &transfer);
-  curl_easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, CheckAbandoned);
-  curl_easy_setopt(handle, CURLOPT_XFERINFODATA, &transfer);
-  curl_easy_setopt(handle, CURLOPT_NOPROGRESS, 0L);
+  curl::easy_setopt(handle, CURLOPT_READFUNCTION, SendBody);
+  curl::easy_setopt(handle, CURLOPT_READDATA, &transfer);
+  curl::easy_setopt(handle, CURLOPT_SEEKFUNCTION, SeekBody);
+  curl::easy_setopt(handle, CURLOPT_SEEKDATA, &transfer);
+  curl::easy_setopt(handle, CURLOPT_WRITEFUNCTION, ReceiveBody);
+  curl::easy_setopt(handle, CURLOPT_WRITEDATA, &transfer);
+  curl::easy_setopt(handle, CURLOPT_HEADERFUNCTION, ReceiveHeader);
+  curl::easy_setopt(handle, CURLOPT_HEADERDATA, &transfer);
+  curl::easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, CheckAbandoned);
+  curl::easy_setopt(handle, CURLOPT_XFERINFODATA, &transfer);
+  curl::easy_setopt(handle, CURLOPT_NOPROGRESS, 0L);
 }
 
 void SetLimits(CURL* handle, const HttpRequest& request) {
   const auto milliseconds = [](absl::Duration duration) {
     return static_cast<CurlLong>(std::max<int64_t>(absl::ToInt64Milliseconds(duration), 1));
   };
-  curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
-  curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(request.connect_timeout));
-  curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, milliseconds(request.timeout));
-  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  curl_easy_setopt(
+  curl::easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
+  curl::easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(request.connect_timeout));
+  curl::easy_setopt(handle, CURLOPT_TIMEOUT_MS, milliseconds(request.timeout));
+  curl::easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl::easy_setopt(
       handle, CURLOPT_LOW_SPEED_TIME,
       std::max(static_cast<CurlLong>(absl::ToInt64Seconds(request.stall_timeout)), 1L));
-  curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
-  curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kBufferBytes);
-  curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
+  curl::easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
+  curl::easy_setopt(handle, CURLOPT_BUFFERSIZE, kBufferBytes);
+  curl::easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
 }
 
 curl_slist* HeaderList(const HttpRequest& request) {
@@ -211,18 +211,18 @@ curl_slist* HeaderList(const HttpRequest& request) {
     // libcurl does not send a header that ends in a colon.
     const std::string line =
         value.empty() ? absl::StrCat(name, ";") : absl::StrCat(name, ": ", value);
-    list = curl_slist_append(list, line.c_str());
+    list = curl::slist_append(list, line.c_str());
   }
   // Prevents headers that libcurl adds: one pauses before each body, the other was not signed.
-  list = curl_slist_append(list, "Expect:");
-  if (!request.headers.contains("content-type")) list = curl_slist_append(list, "Content-Type:");
+  list = curl::slist_append(list, "Expect:");
+  if (!request.headers.contains("content-type")) list = curl::slist_append(list, "Content-Type:");
   return list;
 }
 
 // Returns the outcome of a transfer.
 absl::Status OutcomeOf(const Transfer& transfer, CURLcode code) {
   if (code == CURLE_OK) return absl::OkStatus();
-  std::string message = transfer.reason[0] != '\0' ? transfer.reason : curl_easy_strerror(code);
+  std::string message = transfer.reason[0] != '\0' ? transfer.reason : curl::easy_strerror(code);
   if (code == CURLE_SSL_CONNECT_ERROR && IsWronglySigned(message)) {
     code = CURLE_PEER_FAILED_VERIFICATION;
   }
@@ -261,13 +261,13 @@ class CurlClient final : public HttpClient {
 
 CurlClient::CurlClient() {
   static std::once_flag initialized;
-  std::call_once(initialized, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+  std::call_once(initialized, [] { curl::global_init(CURL_GLOBAL_DEFAULT); });
 }
 
 CurlClient::~CurlClient() {
   for (const Handles& handles : idle_) {
-    for (CURL* handle : handles.idle) curl_easy_cleanup(handle);
-    curl_multi_cleanup(handles.multi);
+    for (CURL* handle : handles.idle) curl::easy_cleanup(handle);
+    curl::multi_cleanup(handles.multi);
   }
 }
 
@@ -282,7 +282,7 @@ class CurlClient::Batch final : public HttpBatch {
         return;
       }
     }
-    handles_.multi = curl_multi_init();
+    handles_.multi = curl::multi_init();
   }
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -304,19 +304,19 @@ class CurlClient::Batch final : public HttpBatch {
     std::unique_ptr<Transfer>& kept = transfers_[handle];
     kept.reset(new Transfer{handle, id, std::move(request), response});
     Transfer& transfer = *kept;
-    curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, transfer.reason);
-    curl_easy_setopt(handle, CURLOPT_URL, transfer.request.url.c_str());
-    curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
-    curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
-    if (!transfer.request.use_proxy) curl_easy_setopt(handle, CURLOPT_PROXY, "");
+    curl::easy_setopt(handle, CURLOPT_ERRORBUFFER, transfer.reason);
+    curl::easy_setopt(handle, CURLOPT_URL, transfer.request.url.c_str());
+    curl::easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
+    curl::easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl::easy_setopt(handle, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+    if (!transfer.request.use_proxy) curl::easy_setopt(handle, CURLOPT_PROXY, "");
     SetAuthorities(handle);
     SetMethod(handle, transfer);
     SetCallbacks(handle, transfer);
     SetLimits(handle, transfer.request);
     transfer.headers = HeaderList(transfer.request);
-    curl_easy_setopt(handle, CURLOPT_HTTPHEADER, transfer.headers);
-    if (curl_multi_add_handle(handles_.multi, handle) == CURLM_OK) return Move();
+    curl::easy_setopt(handle, CURLOPT_HTTPHEADER, transfer.headers);
+    if (curl::multi_add_handle(handles_.multi, handle) == CURLM_OK) return Move();
     finished_.push_back({id, OutcomeOf(transfer, CURLE_FAILED_INIT)});
     Remove(transfers_.find(handle));
   }
@@ -327,9 +327,9 @@ class CurlClient::Batch final : public HttpBatch {
       Move();
       const absl::Duration left = until - SteadyNow();
       if (!finished_.empty() || left <= absl::ZeroDuration()) break;
-      curl_multi_poll(handles_.multi, nullptr, 0,
-                      static_cast<int>(absl::ToInt64Milliseconds(std::min(left, kLongestPoll))) + 1,
-                      nullptr);
+      curl::multi_poll(
+          handles_.multi, nullptr, 0,
+          static_cast<int>(absl::ToInt64Milliseconds(std::min(left, kLongestPoll))) + 1, nullptr);
     }
     if (finished_.empty()) return std::nullopt;
     Finished first = std::move(finished_.front());
@@ -342,7 +342,7 @@ class CurlClient::Batch final : public HttpBatch {
 
   CURL* TakeHandle() {
     if (handles_.multi == nullptr) return nullptr;
-    if (handles_.idle.empty()) return curl_easy_init();
+    if (handles_.idle.empty()) return curl::easy_init();
     CURL* const handle = handles_.idle.back();
     handles_.idle.pop_back();
     return handle;
@@ -351,13 +351,13 @@ class CurlClient::Batch final : public HttpBatch {
   // Moves what can be moved without waiting.
   void Move() {
     int running = 0, queued = 0;
-    curl_multi_perform(handles_.multi, &running);
-    while (const CURLMsg* message = curl_multi_info_read(handles_.multi, &queued)) {
+    curl::multi_perform(handles_.multi, &running);
+    while (const CURLMsg* message = curl::multi_info_read(handles_.multi, &queued)) {
       if (message->msg != CURLMSG_DONE) continue;
       const auto at = transfers_.find(message->easy_handle);
       const CURLcode code = message->data.result;
       CurlLong status = 0;
-      curl_easy_getinfo(at->first, CURLINFO_RESPONSE_CODE, &status);
+      curl::easy_getinfo(at->first, CURLINFO_RESPONSE_CODE, &status);
       at->second->response.status = static_cast<int>(status);
       finished_.push_back({at->second->id, OutcomeOf(*at->second, code)});
       Remove(at);
@@ -366,18 +366,18 @@ class CurlClient::Batch final : public HttpBatch {
 
   // A transfer that is not finished takes its connection with it; others leave theirs.
   void Remove(Transfers::iterator at) {
-    curl_multi_remove_handle(handles_.multi, at->first);
-    curl_easy_reset(at->first);
+    curl::multi_remove_handle(handles_.multi, at->first);
+    curl::easy_reset(at->first);
     handles_.idle.push_back(at->first);
-    curl_slist_free_all(at->second->headers);
+    curl::slist_free_all(at->second->headers);
     transfers_.erase(at);
   }
 
   void SetAuthorities(CURL* handle) const {
     const auto& [file, directory] = client_.authorities_;
     if (file.empty() && directory.empty()) return;
-    curl_easy_setopt(handle, CURLOPT_CAINFO, file.empty() ? nullptr : file.c_str());
-    curl_easy_setopt(handle, CURLOPT_CAPATH, directory.empty() ? nullptr : directory.c_str());
+    curl::easy_setopt(handle, CURLOPT_CAINFO, file.empty() ? nullptr : file.c_str());
+    curl::easy_setopt(handle, CURLOPT_CAPATH, directory.empty() ? nullptr : directory.c_str());
   }
 
   CurlClient& client_;

@@ -22,8 +22,7 @@ COMPILERS = {"gcc": "g++", "clang": "clang++"}
 MPI = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
        "TMPDIR": str(TMP), "OMPI_MCA_btl_vader_backing_directory": str(TMP)}
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-PACKAGES = {"libabsl-dev", "libcurl4-openssl-dev", "libhwy-dev", "libprotobuf-dev",
-            "libpugixml-dev", "libssl-dev", "liburing-dev"}
+PACKAGES = {"libabsl-dev", "libprotobuf-dev", "libpugixml-dev", "libssl-dev", "liburing-dev"}
 BOTH = """
 #include <dlfcn.h>
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/cpu_level.h"
+#include "base/for_each_target.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/gemm_cache.h"
@@ -16,13 +17,12 @@
 namespace tessera {
 
 std::vector<BackendVariant> VariantsUnderTest() {
-  hwy::SetSupportedTargetsForTest(0);
-  ApplyCpuLevelLimit();  // before the list of targets, which must not have those beyond it
+  SetUsableTargetsForTest(0);
   std::vector<BackendVariant> variants;
   const auto add = [&](const std::string& name, bool same, int64_t target, int threads,
                        GemmKind products) {
     variants.push_back({name, same, [=]() -> std::unique_ptr<Backend> {
-                          hwy::SetSupportedTargetsForTest(target);
+                          SetUsableTargetsForTest(target);
                           return std::make_unique<CpuBackend>(threads, products);
                         }});
   };
@@ -30,7 +30,7 @@ std::vector<BackendVariant> VariantsUnderTest() {
     add(std::to_string(threads) + " threads", true, 0, threads, GemmKind::kFast);
   }
   // Our fast products have other bits without fused multiply-adds.
-  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+  for (const int64_t target : TargetsUnderTest()) {
     add(hwy::TargetName(target), target <= HWY_AVX2 || DnnlHasBf16(), target, 1, GemmKind::kFast);
   }
   add("own products", false, 0, 3, GemmKind::kOwn);

@@ -15,6 +15,7 @@
 
 #include "base/cpu_level.h"
 #include "base/dispatch.h"
+#include "base/for_each_target.h"
 #include "compute/kernels/cpu/vector-inl.h"
 #include "tensor/bfloat16.h"
 
@@ -65,10 +66,10 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 class VectorTest : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
+    SetUsableTargetsForTest(GetParam());
     ASSERT_EQ(TESSERA_CHOOSE(Target)(), GetParam());
   }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+  void TearDown() override { SetUsableTargetsForTest(0); }
 
   using Function = void (*)(const float*, float*);
 
@@ -278,8 +279,7 @@ TEST_P(VectorTest, MaximaOfZerosAndNanAreTheSecondOperand) {
 }
 
 std::vector<int64_t> Targets() {
-  ApplyCpuLevelLimit();
-  std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  std::vector<int64_t> targets = TargetsUnderTest();
   if (std::find(targets.begin(), targets.end(), HWY_STATIC_TARGET) == targets.end()) {
     targets.push_back(HWY_STATIC_TARGET);
   }
