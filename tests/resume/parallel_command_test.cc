@@ -263,7 +263,7 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
                  {"--numerics=exact", "--exact-tp-shards=2", "--print-log-probabilities", "", ""});
   std::string expected;
   for (const auto& [environment, topology] :
-       {std::pair("TESSERA_CPU=avx2", "single"), std::pair("UNRELATED=1", "tp2")}) {
+       {std::pair("TESSERA_CPU=avx2", "single"), std::pair("TESSERA_CPU=avx512", "tp2")}) {
     command[1] = environment;
     command.back() = std::string("--topology=") + topology;
     *(command.end() - 2) = "--run-dir=" + (root_ / topology).string();

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "absl/time/time.h"
+#include "base/cpu_level.h"
 #include "base/files.h"
 #include "base/steady_time.h"
 #include "trainer/data/token_file.h"
@@ -161,6 +162,12 @@ Result Process::Wait() const {
 void Process::SleepTwoMilliseconds() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
 void CommandTest::SetUp() {
+  // oneDNN compiles its products in each process, which takes half of a short run. This process
+  // keeps the limit that it has.
+  CpuLevelLimit();
+  setenv("TESSERA_CPU", "avx2", /*overwrite=*/0);
+  // The transport within a host: to look for networks, each rank loads their libraries.
+  setenv("OMPI_MCA_pml", "ob1", /*overwrite=*/0);
   WriteRandomTokens(root_ / "tokens.bin", /*vocabulary=*/100, /*count=*/20000);
   WriteSettings("model { size: \"gpt2-tiny\" vocab_size: 100 hidden_dropout: 0.1 }");
 }
