@@ -3,19 +3,23 @@
   make_bundle.py --output=FILE.tar.gz --max_bytes=N [--file=FOLDER:FILE ...] PROGRAM ...
 
 The archive holds one folder, named after it: the programs, stripped, with the --file's in their
-folders, and in lib/ every shared library that a program needs, at any depth, except those that
-belong to each machine: glibc's and the compiler's. Each file looks for what it needs in lib/ first.
+folders, and in lib/ every shared library that a program needs or opens, at any depth, except those
+that belong to each machine: glibc's and the compiler's. Each file looks for what it needs in lib/
+first.
 """
 
 import argparse
 import gzip
 import os
 import pathlib
+import subprocess
 import sys
 import tarfile
 import tempfile
 
 from tools.build_rules.portable import copy, look_in, needed_libraries, strip
+
+OPENED_LATER = "libcurl.so.4"  # where a program is given the name of an object store
 
 
 def is_program(path):
@@ -32,6 +36,9 @@ def fill(folder, programs, files):
             libraries.update(needed_libraries(source))
             strip(target)
             look_in(target, "$ORIGIN/lib:$ORIGIN/../lib")
+    path = subprocess.run(["clang", f"-print-file-name={OPENED_LATER}"], check=True,
+                          capture_output=True, text=True).stdout.strip()
+    libraries.update(needed_libraries(path) | {OPENED_LATER: path})
     for name, source in libraries.items():
         copy(source, folder / "lib" / name)
         look_in(folder / "lib" / name, "$ORIGIN")
