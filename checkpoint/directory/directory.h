@@ -36,6 +36,9 @@ std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 // Returns what Storage::List() does; nothing if the directory does not exist.
 absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view directory);
 
+// Returns the size of the files in a directory, those aside that cannot be opened.
+uint64_t BytesBelow(Storage& storage, const std::string& directory);
+
 // Returns the names of the directories in a directory, without slashes; none if it does not exist.
 absl::StatusOr<std::vector<std::string>> ListFolders(Storage& storage, std::string_view directory);
 

@@ -6,6 +6,12 @@
 
 namespace tessera::ckpt {
 
+uint64_t BytesOfFiles(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const DataFile& file : manifest.files()) bytes += file.size_bytes();
+  return bytes;
+}
+
 Shape GlobalShape(const LogicalTensor& tensor) {
   return Shape(tensor.global_shape().begin(), tensor.global_shape().end());
 }

@@ -40,6 +40,9 @@ inline Metadata ToMetadata(Manifest manifest) {
   return {.manifest = std::make_shared<const Manifest>(std::move(manifest))};
 }
 
+// Returns the size of all data files in bytes.
+uint64_t BytesOfFiles(const Manifest& manifest);
+
 // Accessors of one tensor. Precondition: a valid tensor, shard in [0, ShardCount).
 Shape GlobalShape(const LogicalTensor& tensor);
 int64_t ShardCount(const LogicalTensor& tensor);

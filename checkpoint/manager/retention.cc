@@ -11,6 +11,7 @@
 #include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/internal/damage.h"
 #include "checkpoint/manager/saved_checkpoints.h"
@@ -35,16 +36,6 @@ std::optional<size_t> NewestGood(std::span<const RetentionCandidate> candidates)
     if (candidates[i].good) return i;
   }
   return std::nullopt;
-}
-
-uint64_t BytesIn(Storage& storage, const std::string& directory) {
-  uint64_t bytes = 0;
-  for (const std::string& name :
-       ListIfThere(storage, directory).value_or(std::vector<std::string>())) {
-    const auto file = storage.Open(JoinPath(directory, name));
-    if (file.ok()) bytes += (*file)->size_bytes();
-  }
-  return bytes;
 }
 
 void AddNote(std::string& notes, std::string_view note) {
@@ -208,7 +199,7 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     Described described = checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
     const bool intact = described.candidate.intact;
     if (!described.unknown.ok() || (checkpoint.rolling && !intact)) continue;
-    if (!intact) described.bytes = BytesIn(storage_, checkpoint.directory);
+    if (!intact) described.bytes = BytesBelow(storage_, checkpoint.directory);
     candidates.push_back(described.candidate);
     found.emplace_back(&checkpoint, described);
   }
@@ -252,7 +243,7 @@ Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
     const auto data = trainer.extra().find(kValidationData);
     if (data != trainer.extra().end()) candidate.validation_data = data->second;
   }
-  for (const DataFile& file : manifest->files()) described.bytes += file.size_bytes();
+  described.bytes = BytesOfFiles(*manifest);
   return described;
 }
 

@@ -100,17 +100,6 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenFolder(const std::string& path) {
   return OpenPosixStorage(path, {.create_root = true, .private_to = geteuid()});
 }
 
-// Returns the size of all files below a directory that is kept while the next replica is written.
-uint64_t BytesIn(Storage& folder, const std::string& directory) {
-  uint64_t bytes = 0;
-  const absl::StatusOr<std::vector<std::string>> names = folder.List(directory);
-  for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-    const auto file = folder.Open(JoinPath(directory, name));
-    if (file.ok()) bytes += (*file)->size_bytes();
-  }
-  return bytes;
-}
-
 // Returns the bytes that each host stores: the state of its ranks, and of those whose copies it
 // keeps.
 std::vector<uint64_t> BytesByHost(const SavePlan& plan, const Hosts& hosts) {
@@ -217,7 +206,8 @@ class Replicas final : public PeerReplicas {
       room.set_state(DescribeState(state).SerializeAsString());
       if (hosts_.is_first(group_.rank())) {
         TESSERA_ASSIGN_OR_RETURN(const uint64_t free, folder_->FreeBytes());
-        room.set_free_bytes(std::min(free, AvailableMemoryBytes()) + BytesIn(*folder_, found_));
+        // The replica that is there is kept while the next one is written.
+        room.set_free_bytes(std::min(free, AvailableMemoryBytes()) + BytesBelow(*folder_, found_));
       }
       return room.SerializeAsString();
     };

@@ -22,6 +22,7 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/load_plan.h"
@@ -117,8 +118,7 @@ class Rewriter {
 
   absl::Status WriteFiles(const SaveTarget& target) {
     target_ = target;
-    for (const DataFile& file : plan_.save.manifest.files())
-      report_.bytes_written += file.size_bytes();
+    report_.bytes_written = BytesOfFiles(plan_.save.manifest);
     progress_.emplace(options_.progress, report_.bytes_written);
     // Each can read a chunk, and has a window of some size.
     const uint64_t most = StagingBytes() / LargestChunk(source_.manifest(), plan_.save.manifest);

@@ -12,6 +12,7 @@
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/known_checkpoint.h"
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/scan/verify.h"
@@ -144,9 +145,7 @@ TEST_F(RewriteTest, EverythingArrives) {
     ASSERT_OK_AND_ASSIGN(const auto report, Run());
     EXPECT_EQ(report.directory, kDirectory);
     EXPECT_LE(report.buffer_bytes, LeastRewriteMemory(saved_, plan_.manifest));
-    uint64_t bytes = 0;
-    for (const DataFile& file : plan_.manifest.files()) bytes += file.size_bytes();
-    EXPECT_EQ(report.bytes_written, bytes);
+    EXPECT_EQ(report.bytes_written, BytesOfFiles(plan_.manifest));
     ExpectArrived();
   }
   ExpectSourceUntouched();
@@ -204,8 +203,7 @@ TEST_F(RewriteTest, MayDieAtAnyOperation) {
 TEST_F(RewriteTest, AFullDisk) {
   SaveRandom(4, 30);
   PlanRandom(3);
-  uint64_t bytes = 0;
-  for (const DataFile& file : plan_.manifest.files()) bytes += file.size_bytes();
+  const uint64_t bytes = BytesOfFiles(plan_.manifest);
   for (const uint64_t free : {uint64_t{0}, bytes / 2, bytes}) {
     faulty_.SetDiskBytes(free);
     const auto report = Run();

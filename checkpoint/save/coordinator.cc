@@ -13,6 +13,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
+#include "checkpoint/include/manifest.h"
 
 namespace tessera::ckpt {
 
@@ -38,7 +39,7 @@ absl::StatusOr<SaveTarget> Coordinator::Prepare(const PlannedManifest& planned) 
     file.set_path(DataFileName(file.path(), attempt_));
   }
   TESSERA_RETURN_IF_ERROR(planned.is_new ? CheckPlan(manifest_) : ValidateMetadata(manifest_));
-  TESSERA_ASSIGN_OR_RETURN(root_, choose_root_(DataBytes()));
+  TESSERA_ASSIGN_OR_RETURN(root_, choose_root_(BytesOfFiles(manifest_)));
   directory_ = JoinPath(root_, StepDirectoryName(metadata_.trainer().step()));
   TESSERA_RETURN_IF_ERROR(PrepareDirectory());
   return SaveTarget{.directory = directory_, .attempt = attempt_};
@@ -220,7 +221,7 @@ absl::StatusOr<std::vector<std::string>> Coordinator::CheckFilesAreThere() {
 }
 
 absl::Status Coordinator::CheckRoom() {
-  const uint64_t needed = DataBytes();
+  const uint64_t needed = BytesOfFiles(manifest_);
   const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
   if (absl::IsUnimplemented(free.status())) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(free.status());
@@ -228,12 +229,6 @@ absl::Status Coordinator::CheckRoom() {
   return NoSpaceError(absl::StrCat("the checkpoint needs ", needed, " bytes (", HumanBytes(needed),
                                    ") but ", storage_.Describe(root_), " has ", *free, " (",
                                    HumanBytes(*free), ") left"));
-}
-
-uint64_t Coordinator::DataBytes() const {
-  uint64_t bytes = 0;
-  for (const DataFile& file : manifest_.files()) bytes += file.size_bytes();
-  return bytes;
 }
 
 }  // namespace tessera::ckpt

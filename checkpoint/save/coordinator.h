@@ -56,7 +56,6 @@ class Coordinator {
   absl::Status TakeBackIfFilesAreGone(const std::string& encoded);
   absl::StatusOr<bool> TakeBack(const std::string& encoded);
   absl::Status CheckRoom();
-  uint64_t DataBytes() const;
 
   Storage& storage_;
   const std::unique_ptr<Removal> removal_;

@@ -10,6 +10,7 @@
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/scan/verify.h"
 #include "convert/core/errors.h"
 
@@ -27,12 +28,6 @@ absl::Status ScanFiles(Storage& storage, std::string_view directory, const Manif
     if (function) TESSERA_RETURN_IF_ERROR(scanner.Run(scanner.WholeFiles(), function, &buffers));
   }
   return absl::OkStatus();
-}
-
-uint64_t BytesOfFiles(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const DataFile& file : manifest.files()) bytes += file.size_bytes();
-  return bytes;
 }
 
 absl::StatusOr<DigestsByName> ReadDigests(const Checkpoint& source, const IoOptions& options) {

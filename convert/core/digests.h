@@ -33,9 +33,6 @@ struct IoOptions {
 absl::Status ScanFiles(Storage& storage, std::string_view directory, const Manifest& manifest,
                        const ScanOptions& options, const ChunkFunction& function);
 
-// Returns the bytes of all data files.
-uint64_t BytesOfFiles(const Manifest& manifest);
-
 // Computes the digests of a checkpoint's tensors, aliases included, from its files, and verifies
 // the checksums that the manifest has. Reads every file once; memory: the buffers of a Scanner.
 //

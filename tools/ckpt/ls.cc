@@ -12,7 +12,6 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/saved_checkpoints.h"
-#include "convert/core/digests.h"
 #include "convert/core/errors.h"
 #include "convert/source_place.h"
 #include "nlohmann/json.hpp"
@@ -67,14 +66,13 @@ class Listing {
 
   void AddManifest(const Manifest& manifest, const std::string& directory, Json entry) {
     const int64_t written = manifest.producer().created_unix_ms();
-    entry["bytes"] = convert::BytesOfFiles(manifest);
+    entry["bytes"] = BytesOfFiles(manifest);
     entry["tensors"] = manifest.tensors_size();
     entry["topology"] = TopologyText(manifest.topology());
     entry["created_unix_ms"] = written;
     table_.AddRow({absl::StrCat(manifest.trainer().step()), directory,
-                   HumanBytes(convert::BytesOfFiles(manifest)),
-                   absl::StrCat(manifest.tensors_size()), TopologyText(manifest.topology()),
-                   TimeText(written)});
+                   HumanBytes(BytesOfFiles(manifest)), absl::StrCat(manifest.tensors_size()),
+                   TopologyText(manifest.topology()), TimeText(written)});
     json_.push_back(std::move(entry));
   }
 

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/plan/save_plan.h"
-#include "convert/core/digests.h"
 #include "layout/topology.h"
 #include "nlohmann/json.hpp"
 #include "operations/summary.h"
@@ -38,7 +38,7 @@ ReshardRequest RequestOf(const CommandOptions& options) {
 std::string Summary(const ReshardPlan& work, const char* verb) {
   const size_t files = work.plan.manifest.files_size();
   return absl::StrCat(work.place.path(), ": ", verb, " for ", ToString(work.topology), ", ",
-                      HumanBytes(convert::BytesOfFiles(work.plan.manifest)), " in ", files,
+                      HumanBytes(BytesOfFiles(work.plan.manifest)), " in ", files,
                       files == 1 ? " file" : " files");
 }
 
@@ -73,7 +73,7 @@ Json PlanJson(const ReshardPlan& work) {
   Json json = {{"source", work.source.Describe()},
                {"checkpoint", work.place.path()},
                {"topology", ToString(work.topology)},
-               {"bytes", convert::BytesOfFiles(work.plan.manifest)},
+               {"bytes", BytesOfFiles(work.plan.manifest)},
                {"guessed", work.layout.guessed},
                {"notes", work.source.notes},
                {"files", Json::array()}};
