@@ -120,4 +120,9 @@ int RunProgram(const Program& program, const std::function<int()>& body) {
   return program.failure_code;
 }
 
+std::string EnvironmentVariable(const std::string& name) {
+  const char* const value = std::getenv(name.c_str());
+  return value == nullptr ? "" : value;
+}
+
 }  // namespace tessera

@@ -34,6 +34,9 @@ void Print(std::string_view text, std::FILE* out = stdout);
 // Prints "NAME: MESSAGE" and a line break on stderr.
 void PrintError(std::string_view name, std::string_view message);
 
+// Returns a variable of the environment; "" where it is not set.
+std::string EnvironmentVariable(const std::string& name);
+
 // Receives sentences for the user, one a call, without a line break.
 using NoteSink = std::function<void(const std::string&)>;
 

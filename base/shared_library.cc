@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 
 #include "absl/status/status.h"
@@ -15,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/program.h"
 
 namespace tessera {
 namespace {
@@ -27,11 +27,6 @@ void AddMatches(const std::string& pattern, std::vector<std::string>* places) {
   globfree(&found);
 }
 
-std::string Environment(const std::string& name) {
-  const char* const value = std::getenv(name.c_str());
-  return value == nullptr ? "" : value;
-}
-
 // Returns patterns of the folders that hold Python's packages, each once.
 std::vector<std::string> PackageFolders(const std::string& root) {
   std::vector<std::string> folders;
@@ -41,16 +36,16 @@ std::vector<std::string> PackageFolders(const std::string& root) {
   };
   constexpr char kSite[] = "/lib/python3*/site-packages/";
   for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-    const std::string environment = Environment(variable);
+    const std::string environment = EnvironmentVariable(variable);
     if (!environment.empty()) add(environment, kSite);
   }
   // An environment is used without being active by running its python3.
-  for (const absl::string_view path : absl::StrSplit(Environment("PATH"), ':')) {
+  for (const absl::string_view path : absl::StrSplit(EnvironmentVariable("PATH"), ':')) {
     if (!absl::EndsWith(path, "/bin")) continue;
     if (access(absl::StrCat(path, "/python3").c_str(), X_OK) != 0) continue;
     add(std::string(path.substr(0, path.size() - strlen("/bin"))), kSite);
   }
-  const std::string user = Environment("HOME");
+  const std::string user = EnvironmentVariable("HOME");
   if (!user.empty()) add(user + "/.local", kSite);
   add(root + "/usr/local", "/lib/python3*/dist-packages/");
   add(root + "/usr/local", kSite);
@@ -62,7 +57,7 @@ std::vector<std::string> PackageFolders(const std::string& root) {
 // Returns lib64 of the CUDA toolkits; of those with a version in their names, the newest first.
 std::vector<std::string> ToolkitFolders(const std::string& root) {
   std::vector<std::string> folders;
-  const std::string home = Environment("CUDA_HOME");
+  const std::string home = EnvironmentVariable("CUDA_HOME");
   if (!home.empty()) folders.push_back(home + "/lib64/");
   folders.push_back(root + "/usr/local/cuda/lib64/");
   std::vector<std::string> versions;
@@ -77,7 +72,7 @@ std::vector<std::string> ToolkitFolders(const std::string& root) {
 }  // namespace
 
 std::vector<std::string> LibraryPlaces(const LibrarySearch& search) {
-  const std::string chosen = Environment(search.variable);
+  const std::string chosen = EnvironmentVariable(search.variable);
   if (!chosen.empty()) return {chosen};
   std::vector<std::string> places;
   for (const std::string& file : search.files) {

@@ -1,7 +1,7 @@
 #include "storage/by_name/credentials.h"
 
-#include <cstdlib>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/files.h"
+#include "base/program.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -126,9 +127,8 @@ absl::Status NothingFound(S3Provider provider, const ProfileFiles& files) {
 }  // namespace
 
 std::optional<std::string> ProcessEnvironment(const std::string& name) {
-  const char* const value = std::getenv(name.c_str());
-  if (value == nullptr || *value == '\0') return std::nullopt;
-  return value;
+  std::string value = EnvironmentVariable(name);
+  return value.empty() ? std::nullopt : std::optional(std::move(value));
 }
 
 absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& environment,

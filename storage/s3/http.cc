@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -18,6 +17,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/program.h"
 #include "base/steady_time.h"
 #include "third_party/curl/curl.h"
 
@@ -394,22 +394,17 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   return batch.Wait(absl::InfiniteDuration())->status;
 }
 
-// "" where it is not set.
-std::string Variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 }  // namespace
 
 CertificateAuthorities FindCertificateAuthorities(const std::string& root) {
   for (const char* name : {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE"}) {
-    const std::string path = Variable(name);
+    const std::string path = EnvironmentVariable(name);
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) return {.file = "", .directory = path};
     if (!path.empty()) return {.file = path, .directory = ""};
   }
-  CertificateAuthorities found = {Variable("SSL_CERT_FILE"), Variable("SSL_CERT_DIR")};
+  CertificateAuthorities found = {EnvironmentVariable("SSL_CERT_FILE"),
+                                  EnvironmentVariable("SSL_CERT_DIR")};
   if (!found.file.empty() || !found.directory.empty()) return found;
   for (const char* path : kFiles) {
     if (access((root + path).c_str(), R_OK) == 0) return {.file = root + path, .directory = ""};

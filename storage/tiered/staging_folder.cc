@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -12,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
+#include "base/program.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "storage/posix_storage.h"
@@ -52,8 +52,7 @@ bool IsAbove(const fs::path& folder, const fs::path& inner) {
 std::string Endpoint(const OpenStorageOptions& options) {
   if (!options.s3_endpoint.empty()) return options.s3_endpoint;
   for (const char* const name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
-    const char* const value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
+    if (std::string value = EnvironmentVariable(name); !value.empty()) return value;
   }
   return "";
 }

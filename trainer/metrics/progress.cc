@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -62,10 +61,9 @@ std::string FormatEval(const EvalMetrics& metrics) {
 
 ProgressLine::ProgressLine(const Options& options) : options_(options) {
   if (!options_.detect_terminal) return;
-  const char* type = std::getenv("TERM");
+  const std::string type = EnvironmentVariable("TERM");
   // A terminal without a type, or a dumb one, prints control sequences as text.
-  options_.terminal = ::isatty(::fileno(options_.out)) == 1 && type != nullptr && *type != '\0' &&
-                      std::string_view(type) != "dumb";
+  options_.terminal = ::isatty(::fileno(options_.out)) == 1 && !type.empty() && type != "dumb";
 }
 
 ProgressLine::~ProgressLine() { Finish(); }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
 #include "base/files.h"
+#include "base/program.h"
 #include "base/replace_file.h"
 #include "base/scoped_fd.h"
 #include "base/status_macros.h"
@@ -161,10 +161,10 @@ std::string DigestOf(const MeasuredProducts& measured) {
 }
 
 absl::StatusOr<std::string> ProductTablePath() {
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && *cache != '\0') return absl::StrCat(cache, "/tessera/products");
-  const char* const home = std::getenv("HOME");
-  if (home != nullptr && *home != '\0') return absl::StrCat(home, "/.cache/tessera/products");
+  const std::string cache = EnvironmentVariable("XDG_CACHE_HOME");
+  if (!cache.empty()) return absl::StrCat(cache, "/tessera/products");
+  const std::string home = EnvironmentVariable("HOME");
+  if (!home.empty()) return absl::StrCat(home, "/.cache/tessera/products");
   return absl::FailedPreconditionError(
       "there is no folder for a table of products: neither XDG_CACHE_HOME nor HOME is set");
 }
