@@ -37,9 +37,7 @@ TEST(ErrnoStatusTest, HasTheCodesOfTheInterface) {
       {EIO, absl::StatusCode::kUnavailable},
       {EMFILE, absl::StatusCode::kUnavailable},
       {ESTALE, absl::StatusCode::kUnavailable}};
-  for (const auto& [error, code] : expected) {
-    EXPECT_EQ(ErrnoStatus(error).code(), code) << error;
-  }
+  for (const auto& [error, code] : expected) EXPECT_EQ(ErrnoStatus(error).code(), code) << error;
   EXPECT_EQ(Named("WriteAt", "/a/b", ErrnoStatus(ENOSPC)).message(),
             "WriteAt /a/b: No space left on device");
 }

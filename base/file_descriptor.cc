@@ -178,9 +178,7 @@ absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern) {
   std::vector<std::string> paths;
   if (result == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   globfree(&matches);
-  if (paths.empty()) {
-    return absl::NotFoundError(absl::StrCat("no file matches \"", pattern, "\""));
-  }
+  if (paths.empty()) return absl::NotFoundError(absl::StrCat("no file matches \"", pattern, "\""));
   std::sort(paths.begin(), paths.end(), NaturalLess);
   return paths;
 }

@@ -77,9 +77,7 @@ std::vector<std::string> LibraryPlaces(const LibrarySearch& search) {
   std::vector<std::string> places;
   for (const std::string& file : search.files) {
     places.push_back(file);
-    for (const std::string& toolkit : ToolkitFolders(search.root)) {
-      places.push_back(toolkit + file);
-    }
+    for (const std::string& toolkit : ToolkitFolders(search.root)) places.push_back(toolkit + file);
     for (const std::string& packages : PackageFolders(search.root)) {
       for (const std::string& folder : search.package_folders) {
         AddMatches(absl::StrCat(packages, folder, "/", file), &places);

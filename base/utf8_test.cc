@@ -88,9 +88,7 @@ TEST(Printable, WhatNeedsNoEscapeIsUnchanged) {
     ASSERT_EQ(shown == "a" + character + "b", kept) << c;
     ASSERT_EQ(PrintableInLine(character) == character, kept && c != '\n' && c != '\t') << c;
     // In JSON, the escape is the character.
-    if (!kept) {
-      ASSERT_EQ(nlohmann::json::parse("\"" + shown + "\""), "a" + character + "b") << c;
-    }
+    if (!kept) ASSERT_EQ(nlohmann::json::parse("\"" + shown + "\""), "a" + character + "b") << c;
   }
 }
 

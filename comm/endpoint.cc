@@ -215,9 +215,7 @@ absl::Status Endpoint::Watch() {
       oldest = followed_.front();
       now = Clock::now();
       probes = now > next_watch_probe_;
-      if (probes) {
-        next_watch_probe_ = now + absl::ToChronoNanoseconds(options_.probe_interval);
-      }
+      if (probes) next_watch_probe_ = now + absl::ToChronoNanoseconds(options_.probe_interval);
     }
   }
   if (oldest != nullptr) {

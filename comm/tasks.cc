@@ -174,16 +174,12 @@ class ReduceScatterTask final : public Task {
   void ReduceSegment(int64_t segment) {
     inputs_.assign(size(), nullptr);
     inputs_[rank()] = At(input_.data, Offset(rank(), segment));
-    for (int i = 1; i < size(); ++i) {
-      inputs_[(rank() - i + size()) % size()] = Slot(segment, i);
-    }
+    for (int i = 1; i < size(); ++i) inputs_[(rank() - i + size()) % size()] = Slot(segment, i);
     char* out = At(output_.data, segment * segment_elements_ * element_bytes_);
     const int64_t elements = SegmentElements(rank(), segment);
     ReduceInTreeOrder(op_, input_.type, inputs_, out, elements);
     if (!gather_) return;
-    for (int i = 1; i < size(); ++i) {
-      Send((rank() + i) % size(), out, elements * element_bytes_, 1);
-    }
+    for (int i = 1; i < size(); ++i) Send((rank() + i) % size(), out, elements * element_bytes_, 1);
   }
 
   // A reduced segment may overwrite this rank's input segment once that has been sent.
@@ -349,9 +345,7 @@ std::unique_ptr<Task> MakeAllReduceTask(Buffer data, ReduceOp op, int rank, int 
 }
 
 std::unique_ptr<Task> MakeBroadcastTask(Buffer data, int root) {
-  if (data.bytes() <= kSmallBroadcastBytes) {
-    return MakeTreeBroadcastTask(data, root);
-  }
+  if (data.bytes() <= kSmallBroadcastBytes) return MakeTreeBroadcastTask(data, root);
   return std::make_unique<LargeBroadcastTask>(data, root);
 }
 

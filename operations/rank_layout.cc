@@ -149,9 +149,7 @@ class RankBuilder {
     tensor.set_dtype(saved.dtype());
     *tensor.mutable_global_shape() = saved.global_shape();
     tensor.mutable_padded_shape()->Add(held.padded_shape.begin(), held.padded_shape.end());
-    if (held.tensor->cut_is_known) {
-      *tensor.mutable_partition() = ToProto(held.tensor->partition);
-    }
+    if (held.tensor->cut_is_known) *tensor.mutable_partition() = ToProto(held.tensor->partition);
     for (const Box& box : boxes) AddShard(box, /*file_index=*/0, /*file_offset=*/0, tensor);
   }
 

@@ -150,9 +150,7 @@ absl::StatusOr<std::string> CheckSignature(const SignedFile& file, const std::st
   }
   if (!text.ok() && !absl::IsResourceExhausted(text.status())) return text.status();
   absl::StatusOr<Signature> signature = ParseSignature(text.ok() ? *text : std::string());
-  if (!signature.ok()) {
-    return DataLoss(place, ": ", signature.status().message());
-  }
+  if (!signature.ok()) return DataLoss(place, ": ", signature.status().message());
   std::string name = absl::Base64Escape(public_bytes);
   if (signature->key != public_bytes) {
     return DataLoss(place, ": another key has signed, ", absl::Base64Escape(signature->key),

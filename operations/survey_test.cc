@@ -38,9 +38,7 @@ double DecodeFloat(uint64_t bits, int exponent_bits, int mantissa_bits, bool has
   const int exponent = static_cast<int>(bits >> mantissa_bits) & highest;
   const double sign = (bits >> (mantissa_bits + exponent_bits)) != 0 ? -1 : 1;
   const double fraction = std::ldexp(static_cast<double>(mantissa), -mantissa_bits);
-  if (exponent == highest && has_infinity) {
-    return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
-  }
+  if (exponent == highest && has_infinity) return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
   if (exponent == highest && mantissa == (uint64_t{1} << mantissa_bits) - 1) return std::nan("");
   return sign * (exponent == 0 ? std::ldexp(fraction, 1 - bias)
                                : std::ldexp(1 + fraction, exponent - bias));

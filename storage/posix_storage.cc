@@ -328,9 +328,7 @@ class PosixStorage final : public Storage {
     absl::StatusOr<ScopedFd> opened = OpenRegularFile(root_fd_.get(), path, O_RDONLY);
     if (!opened.ok()) return Named("Open", Describe(path), opened.status());
     ScopedFd fd = *std::move(opened);
-    if (fstat(fd.get(), &info) != 0) {
-      return Named("Open", Describe(path), ReadErrnoStatus(errno));
-    }
+    if (fstat(fd.get(), &info) != 0) return Named("Open", Describe(path), ReadErrnoStatus(errno));
     ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
     // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
     if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
@@ -444,9 +442,7 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& nam
   }
   if (error == ENOTDIR) return absl::InvalidArgumentError(absl::StrCat(root, " is not a folder"));
   if (error != 0) return Named("cannot open the folder", root, ErrnoStatus(error));
-  if (is_private) {
-    TESSERA_RETURN_IF_ERROR(MakePrivate(fd.get(), *options.private_to, root));
-  }
+  if (is_private) TESSERA_RETURN_IF_ERROR(MakePrivate(fd.get(), *options.private_to, root));
   return std::make_unique<PosixStorage>(root, std::move(fd), options);
 }
 

@@ -136,9 +136,7 @@ absl::Status ReadTensor(const Checkpoint& checkpoint, const std::string& name, i
     return absl::InvalidArgumentError("offset and shape: one of them is NULL");
   }
   std::optional<Box> wanted;
-  if (offset != nullptr) {
-    wanted = Box{{offset, offset + dims}, {shape, shape + dims}};
-  }
+  if (offset != nullptr) wanted = Box{{offset, offset + dims}, {shape, shape + dims}};
   if (elements < -1) return absl::InvalidArgumentError("elements is negative");
   Shard shard = {.data = data, .dtype = static_cast<DType>(dtype), .memory_elements = elements};
   TESSERA_ASSIGN_OR_RETURN(shard.box, checkpoint.BoxOf(name, wanted));

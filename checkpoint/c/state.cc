@@ -45,9 +45,7 @@ absl::Status AddTensor(tessera_state& state, ShardedTensor tensor, int32_t role,
   if (dtype < 0 || ElementSize(tensor.dtype) == 0) {
     return Wrong(tensor, "there is no dtype ", dtype);
   }
-  if (dims < 0 || dims > kMaxDims) {
-    return Wrong(tensor, dims, " dims, expected at most ", kMaxDims);
-  }
+  if (dims < 0 || dims > kMaxDims) return Wrong(tensor, dims, " dims, expected at most ", kMaxDims);
   TESSERA_ASSIGN_OR_RETURN(tensor.global_shape, Numbers(global_shape, dims, "global_shape"));
   const auto bytes = CheckedByteCount(tensor.global_shape, ElementSize(tensor.dtype));
   if (!bytes.ok()) return Wrong(tensor, bytes.status().message());

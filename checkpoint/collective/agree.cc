@@ -211,9 +211,7 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
     return absl::InternalError(
         absl::StrCat(combined->size(), " answers for ", gathered.size(), " ranks"));
   }();
-  if (!answers.ok()) {
-    return std::vector<std::string>(gathered.size(), ToBytes(answers.status()));
-  }
+  if (!answers.ok()) return std::vector<std::string>(gathered.size(), ToBytes(answers.status()));
   std::vector<std::string> messages;
   messages.reserve(gathered.size());
   for (const std::string& answer : *answers) messages.push_back(ToBytes(answer));

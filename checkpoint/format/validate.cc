@@ -292,9 +292,7 @@ absl::Status CheckOptimizer(const Manifest& manifest) {
       return wrong("group ", parameter.group(), " of ", optimizer.groups_size());
     }
     for (const auto& [state, tensor] : parameter.states()) {
-      if (!tensors.contains(tensor)) {
-        return wrong("state ", state, ": there is no tensor ", tensor);
-      }
+      if (!tensors.contains(tensor)) return wrong("state ", state, ": there is no tensor ", tensor);
       if (!states.insert(tensor).second) {
         return wrong("state ", state, ": tensor ", tensor, " is another state too");
       }

@@ -99,9 +99,7 @@ class ResumeSearch {
     if (storage_ == nullptr) return std::string();
     if (seen_.empty() && rules_.quarantine) {
       // A checkpoint that was committed while its directory was being discarded gets its name back.
-      for (const std::string& place : Places()) {
-        SettleDiscarded(*storage_, place).IgnoreError();
-      }
+      for (const std::string& place : Places()) SettleDiscarded(*storage_, place).IgnoreError();
     }
     std::vector<CheckpointInfo> unreadable;
     TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> saved,

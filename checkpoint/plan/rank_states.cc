@@ -435,9 +435,7 @@ absl::StatusOr<LocalShard> FindHeldShard(const MergedState& state, const HeldBox
 
 absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) {
   Merger merger;
-  for (uint32_t r = 0; r < ranks.size(); ++r) {
-    TESSERA_RETURN_IF_ERROR(merger.AddRank(r, ranks[r]));
-  }
+  for (uint32_t r = 0; r < ranks.size(); ++r) TESSERA_RETURN_IF_ERROR(merger.AddRank(r, ranks[r]));
   std::vector<std::string> problems;
   MergedState state = std::move(merger).Finish(problems);
   for (MergedTensor& tensor : state.tensors) ProveCoverage(state, tensor, problems);

@@ -110,9 +110,7 @@ class PeerReplicasTest : public ::testing::Test {
       state.Fill(step);
       rank.replicas.Start({.step = step}, state.dict());
     }
-    for (const SaveOutcome& outcome : rank.replicas.Finish()) {
-      EXPECT_OK(outcome.report);
-    }
+    for (const SaveOutcome& outcome : rank.replicas.Finish()) EXPECT_OK(outcome.report);
   }
 
   // A job on these hosts that finds a replica, and loads it; returns its step and the note; -1

@@ -263,9 +263,7 @@ void DataWriter::KeepForTheNextSave() {
   const StagingBuffers& buffers = table_.buffers();
   const uint64_t stride_bytes = buffers.stride_bytes();
   pool_.SetPresent(buffers.touched_bytes());
-  if (table_.updated_first() > 0) {
-    pool_.Want(staged_bytes_ + table_.updated_first() * stride_bytes);
-  }
+  if (table_.updated_first() > 0) pool_.Want(staged_bytes_ + table_.updated_first() * stride_bytes);
 }
 
 void DataWriter::KeepFirstError(const absl::Status& status) {

@@ -48,9 +48,7 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
     }
     const uint64_t granted = std::max(
         std::min(permitted, RoundDown(available / 2, kIoAlignmentBytes)), request.least_bytes);
-    if (reserved_.size() < granted) {
-      TESSERA_RETURN_IF_ERROR(Allocate(granted, request.least_bytes));
-    }
+    if (reserved_.size() < granted) TESSERA_RETURN_IF_ERROR(Allocate(granted, request.least_bytes));
     if (reserved_.size() < request.wanted_bytes) {
       note_ = Explain(request, available, reserved_.size());
     }

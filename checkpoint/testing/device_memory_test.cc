@@ -353,9 +353,7 @@ TEST_F(DeviceMemoryTest, ALoadSharesCopiesAmongSmallTensorsAndHasSeveralInFlight
     }
     EXPECT_EQ(device_.Count(Call::kWait) - waited, Started() - started);
     const std::vector<Shard> shards = device_.ReadBack();
-    for (int t = 0; t < count; ++t) {
-      EXPECT_TRUE(LocalState::Holds(shards[t], tensors[t]));
-    }
+    for (int t = 0; t < count; ++t) EXPECT_TRUE(LocalState::Holds(shards[t], tensors[t]));
     device_.Forget();
   }
   EXPECT_LE(device_.most_allocated_bytes(), uint64_t{8} << 20);

@@ -33,9 +33,7 @@ class DirectoryTest : public testing::Test {
 // One bad directory prevents neither listing nor pruning, and is never deleted.
 TEST_F(DirectoryTest, AnUnreadableDirectoryIsSkippedAndNamed) {
   FaultInjectingStorage faulty(storage_);
-  for (const int64_t step : {1, 2, 3, 4}) {
-    MustSave(storage_, step);
-  }
+  for (const int64_t step : {1, 2, 3, 4}) MustSave(storage_, step);
   for (const absl::Status& error :
        {absl::PermissionDeniedError("denied"), absl::UnavailableError("Input/output error")}) {
     faulty.ClearFaults();

@@ -38,9 +38,7 @@ std::vector<WholeTensor> RandomTensors(std::mt19937_64& random) {
   for (int t = 0; t < count; ++t) {
     Shape shape;
     const int rank = random() % 4;
-    for (int d = 0; d < rank; ++d) {
-      shape.push_back(random() % 12 == 0 ? 0 : 1 + random() % 20);
-    }
+    for (int d = 0; d < rank; ++d) shape.push_back(random() % 12 == 0 ? 0 : 1 + random() % 20);
     tensors.push_back(RandomTensor(absl::StrCat("tensor.", t), kRoles[random() % 4],
                                    kDTypes[random() % std::size(kDTypes)], shape, random));
   }

@@ -119,9 +119,7 @@ class S3FencingTest : public ::testing::Test {
   }
   void DeleteAll() {
     const std::vector<CheckpointInfo> all = *ListForResume(*storage_);
-    for (const CheckpointInfo& saved : all) {
-      EXPECT_OK(storage_->DeleteTree(saved.directory));
-    }
+    for (const CheckpointInfo& saved : all) EXPECT_OK(storage_->DeleteTree(saved.directory));
   }
   // Everything that a run deletes in the course of time.
   void GoOn(int64_t step) {

@@ -270,9 +270,7 @@ absl::StatusOr<std::vector<double>> GradientNorm::CompareOwners(std::vector<doub
   std::vector<int64_t> all(replicas_.group->size());
   TESSERA_RETURN_IF_ERROR(replicas_.group->AllGather(ConstBuffer(std::span(&own, 1)), all, {},
                                                      {.what = "checksum of gradients"}));
-  if (std::all_of(all.begin(), all.end(), [&](int64_t sum) { return sum == own; })) {
-    return sums;
-  }
+  if (std::all_of(all.begin(), all.end(), [&](int64_t sum) { return sum == own; })) return sums;
   return MakeExchange(replicas_, std::move(sums), on_divergence);
 }
 

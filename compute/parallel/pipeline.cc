@@ -110,9 +110,7 @@ class Outbox {
     ++sent_;
   }
   absl::Status Finish(Stopwatch& stopwatch) {
-    for (Pending& pending : pending_) {
-      TESSERA_RETURN_IF_ERROR(stopwatch.Wait(pending));
-    }
+    for (Pending& pending : pending_) TESSERA_RETURN_IF_ERROR(stopwatch.Wait(pending));
     return absl::OkStatus();
   }
 

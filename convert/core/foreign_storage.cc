@@ -264,9 +264,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
     std::shared_ptr<Storage> base, ForeignCheckpoint checkpoint,
     std::shared_ptr<CheckedStorage> checked) {
   std::unique_ptr<ForeignStorage> storage(new ForeignStorage(std::move(base), std::move(checked)));
-  for (auto& [file, decoded] : checkpoint.decoded) {
-    storage->files_.Add(file, std::move(decoded));
-  }
+  for (auto& [file, decoded] : checkpoint.decoded) storage->files_.Add(file, std::move(decoded));
   TESSERA_RETURN_IF_ERROR(storage->FindFiles(checkpoint));
   Manifest manifest = std::move(checkpoint.description);
   manifest.clear_tensors();

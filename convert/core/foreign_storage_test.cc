@@ -173,9 +173,7 @@ class Generator {
 
 std::shared_ptr<CountingStorage> StoreFiles(const std::map<std::string, std::string>& files) {
   auto storage = std::make_shared<CountingStorage>();
-  for (const auto& [name, contents] : files) {
-    EXPECT_OK(WriteAll(*storage, name, contents));
-  }
+  for (const auto& [name, contents] : files) EXPECT_OK(WriteAll(*storage, name, contents));
   return storage;
 }
 

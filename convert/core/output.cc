@@ -228,9 +228,7 @@ struct Task {
 // tensor, and at most at `last`.
 size_t EndOfSpan(const std::vector<OutputTensor>& tensors, size_t first, size_t last) {
   size_t end = first + 1;
-  while (end < last && EndOf(tensors[end]) - tensors[first].offset_bytes <= kCopyBlockBytes) {
-    ++end;
-  }
+  while (end < last && EndOf(tensors[end]) - tensors[first].offset_bytes <= kCopyBlockBytes) ++end;
   return end;
 }
 

@@ -199,9 +199,7 @@ TEST(OutputTest, ReturnsTheErrorOfAnyReadOrWrite) {
     const auto digests = WriteOutput(source.output(from), AllFiles(), to, "", {});
     EXPECT_EQ(digests.status().code(), absl::StatusCode::kDataLoss);
     EXPECT_NE(digests.status().message().find("broken on purpose"), std::string::npos);
-    if (kind == OperationKind::kReadAt) {
-      EXPECT_FALSE(ReadDigests(source.output(from), {}).ok());
-    }
+    if (kind == OperationKind::kReadAt) EXPECT_FALSE(ReadDigests(source.output(from), {}).ok());
   }
 }
 

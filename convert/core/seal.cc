@@ -126,9 +126,7 @@ absl::StatusOr<Seal> DecodeSeal(std::string_view bytes) {
     return DataLoss("a seal has at least ", kSealHeaderBytes, " bytes, this one has ",
                     bytes.size());
   }
-  if (!bytes.starts_with(kSealMagic)) {
-    return DataLoss("not a seal: the magic bytes are wrong");
-  }
+  if (!bytes.starts_with(kSealMagic)) return DataLoss("not a seal: the magic bytes are wrong");
   const auto expected = LoadLittleEndian<uint32_t>(bytes.data() + kSealCrcAt);
   if (const uint32_t found = SealCrc(bytes); found != expected) {
     return DataLoss("checksum of the seal's ", bytes.size(), " bytes: expected ",
@@ -148,9 +146,7 @@ absl::StatusOr<Seal> DecodeSeal(std::string_view bytes) {
       !seal.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
     return DataLoss("its contents are not a Seal message");
   }
-  if (const absl::Status valid = CheckSeal(seal); !valid.ok()) {
-    return DataLoss(valid.message());
-  }
+  if (const absl::Status valid = CheckSeal(seal); !valid.ok()) return DataLoss(valid.message());
   return seal;
 }
 

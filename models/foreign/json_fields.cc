@@ -45,9 +45,7 @@ absl::Status JsonFields::WrongType(std::string_view name, std::string_view wante
 absl::StatusOr<JsonFields> JsonFields::Object(std::string_view name) const {
   std::string path = absl::StrCat(path_, std::string(name), ".");
   const nlohmann::json* const value = Find(name);
-  if (value == nullptr) {
-    return JsonFields(nlohmann::json::object(), source_, std::move(path));
-  }
+  if (value == nullptr) return JsonFields(nlohmann::json::object(), source_, std::move(path));
   if (!value->is_object()) return WrongType(name, "an object");
   return JsonFields(*value, source_, std::move(path));
 }

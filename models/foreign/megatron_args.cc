@@ -59,9 +59,7 @@ absl::Status ReadMegatronSizes(const JsonFields& args, ModelConfig& config) {
   TESSERA_ASSIGN_OR_RETURN(double epsilon, args.Real("layernorm_epsilon", 1e-5));
   TESSERA_ASSIGN_OR_RETURN(epsilon, args.Real("norm_epsilon", epsilon));
   const int64_t heads = config.num_attention_heads();
-  if (heads > 0) {
-    TESSERA_RETURN_IF_ERROR(args.Require("kv_channels", config.hidden_size() / heads));
-  }
+  if (heads > 0) TESSERA_RETURN_IF_ERROR(args.Require("kv_channels", config.hidden_size() / heads));
   if (vocabulary > padded) {
     return absl::InvalidArgumentError(absl::StrCat(args.source(), ": vocab_size is ", vocabulary,
                                                    ", above padded_vocab_size, ", padded));

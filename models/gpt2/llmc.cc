@@ -50,9 +50,7 @@ absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcFile& file) {
       VocabularyMultiple(header[kVocabulary], header[kPaddedVocabulary]));
   config.set_norm_epsilon(kLlmcNormEpsilon);
   FillDefaults(config);
-  if (auto valid = Validate(config); !valid.ok()) {
-    return file.Corrupt(std::string(valid.message()));
-  }
+  if (auto valid = Validate(config); !valid.ok()) return file.Corrupt(std::string(valid.message()));
   return config;
 }
 

@@ -50,9 +50,7 @@ absl::Status ValidateRope(const ModelConfig& config) {
       {"rope_scaling_original_max_position_embeddings",
        static_cast<double>(config.rope_scaling_original_max_position_embeddings())},
   };
-  for (const auto& field : fields) {
-    TESSERA_RETURN_IF_ERROR(CheckPositive(field.name, field.value));
-  }
+  for (const auto& field : fields) TESSERA_RETURN_IF_ERROR(CheckPositive(field.name, field.value));
   if (config.rope_scaling_high_freq_factor() <= config.rope_scaling_low_freq_factor()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rope_scaling_high_freq_factor is ", config.rope_scaling_high_freq_factor(),

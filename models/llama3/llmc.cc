@@ -104,9 +104,7 @@ absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcFile& file) {
   config.set_untie_embeddings_and_output_weights(true);
   if (absl::Status status = ReadReals(file, config); !status.ok()) return status;
   FillDefaults(config);
-  if (auto valid = Validate(config); !valid.ok()) {
-    return file.Corrupt(std::string(valid.message()));
-  }
+  if (auto valid = Validate(config); !valid.ok()) return file.Corrupt(std::string(valid.message()));
   const absl::Status length = file.CheckLength(ElementCount(header, config.ffn_hidden_size()));
   if (!length.ok()) return length;
   return config;

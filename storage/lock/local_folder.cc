@@ -73,9 +73,7 @@ absl::Status LocalFolder::MakeTemporary() {
     auto lock = TryLock(temporary_path());
     problem = lock.status();
     std::error_code error;
-    if (!lock.ok() || !fs::exists(PathIn(temporary_path(), FolderLock::kFileName), error)) {
-      continue;
-    }
+    if (!lock.ok() || !fs::exists(PathIn(temporary_path(), FolderLock::kFileName), error)) continue;
     lock_ = *std::move(lock);
     return absl::OkStatus();
   }

@@ -185,9 +185,7 @@ absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<co
   Request request = {.method = "PUT", .key = key, .headers = conditions, .body = body};
   request.headers.insert({{WriterHeader(), writer}, {checksum_name, checksum}});
   Restart restart;
-  if (before_repeating) {
-    restart = [&](const HttpResponse&, Request&) { return before_repeating(); };
-  }
+  if (before_repeating) restart = [&](const HttpResponse&, Request&) { return before_repeating(); };
   for (int again = 0; again < kMaxDamagedTransfers; ++again) {
     const absl::StatusOr<HttpResponse> response = sender_.Send(request, restart);
     if (response.ok()) {

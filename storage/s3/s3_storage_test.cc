@@ -365,9 +365,7 @@ TEST_F(S3StorageTest, ReadsSmallFilesOfAnySizeUpToTheLimit) {
 TEST_F(S3StorageTest, OldUploadsOfItsOwnAreRemovedWhenTheStorageIsOpenedForWriting) {
   s3::S3Client client(server_.ForClient());
   for (const std::string key : {"mine-1", "other", "deep/mine-1"}) {
-    for (const std::string prefix : {"", "run/"}) {
-      ASSERT_OK(client.CreateUpload(prefix + key));
-    }
+    for (const std::string prefix : {"", "run/"}) ASSERT_OK(client.CreateUpload(prefix + key));
   }
   server_.AgeUploads(absl::Hours(25));
   auto recent = storage_->Create("mine-2", 0);

@@ -51,9 +51,7 @@ TEST_F(FaultStorageTest, FailsEachOperationInTurnAndOnlyIt) {
     EXPECT_NE(status.message().find(kEverything[i]), std::string::npos) << status;
     EXPECT_NE(status.message().find("no (injected"), std::string::npos) << status;
     // The next operation finds a working storage.
-    if (i > 0) {
-      EXPECT_OK(storage_.DeleteTree("d")) << i;
-    }
+    if (i > 0) EXPECT_OK(storage_.DeleteTree("d")) << i;
     EXPECT_EQ(*memory_.List(""), Names());
   }
 }

@@ -196,9 +196,7 @@ TEST_P(StorageConformance, WritesNothingThatIsNotReady) {
   const absl::Status refused = absl::AbortedError("not yet");
   EXPECT_EQ(storage_->Write("d/file", "x", {.ready = [&] { return refused; }}).status(), refused);
   EXPECT_EQ(storage_->Open("d/file").status().code(), absl::StatusCode::kNotFound);
-  if (traits().has_directories) {
-    EXPECT_EQ(*storage_->List("d"), Names());
-  }
+  if (traits().has_directories) EXPECT_EQ(*storage_->List("d"), Names());
 }
 
 TEST_P(StorageConformance, ReadsAFileAsAWhole) {
@@ -311,9 +309,7 @@ TEST_P(StorageConformance, DeleteLeavesADirectoryWithContentsAlone) {
               storage_->Describe("d"));
   EXPECT_EQ(Get("d/file"), "x");
   ASSERT_OK(storage_->Delete("d/file"));
-  if (traits().has_directories) {
-    ASSERT_OK(storage_->Delete("d"));
-  }
+  if (traits().has_directories) ASSERT_OK(storage_->Delete("d"));
   EXPECT_EQ(*storage_->List(""), Names());
 }
 
@@ -321,9 +317,7 @@ TEST_P(StorageConformance, DeletesFilesAndTrees) {
   Mkdir("tree/a/b");
   Mkdir("tree/empty");
   Mkdir("trees");
-  for (const char* path : {"tree/1", "tree/a/2", "tree/a/b/3", "trees/4", "5"}) {
-    Put(path, path);
-  }
+  for (const char* path : {"tree/1", "tree/a/2", "tree/a/b/3", "trees/4", "5"}) Put(path, path);
   ASSERT_OK(storage_->Delete("tree/1"));
   EXPECT_EQ(*storage_->List("tree"), Names({"a/", "empty/"}));
   ASSERT_OK(storage_->DeleteTree("tree"));

@@ -222,9 +222,7 @@ TEST_F(TieredStorageTest, ADamagedStagedFileIsNotUploadedInSilence) {
   const std::string text = "abcdefghijklmnopqrst";
   const auto bytes = std::as_bytes(std::span<const char>(text));
   std::vector<uint32_t> crcs;
-  for (size_t at = 0; at < text.size(); at += 8) {
-    crcs.push_back(Crc32c(text.substr(at, 8)));
-  }
+  for (size_t at = 0; at < text.size(); at += 8) crcs.push_back(Crc32c(text.substr(at, 8)));
   for (const bool known : {true, false}) {
     for (uint64_t damaged = 0; damaged <= text.size(); ++damaged) {
       SCOPED_TRACE(absl::StrCat(known, " ", damaged));

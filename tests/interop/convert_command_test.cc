@@ -129,9 +129,7 @@ class ConvertCommandTest : public testing::ForeignTest {
         std::to_string(vocab_size));
     auto output = OrFail(ckpt::convert::WriteLlmcHeader(config, DType::kF32));
     int64_t elements = 0;
-    for (const auto& tensor : output.description.tensors) {
-      elements += ElementCount(tensor.shape);
-    }
+    for (const auto& tensor : output.description.tensors) elements += ElementCount(tensor.shape);
     const std::string path = In("model_" + std::to_string(vocab_size) + ".bin");
     WriteFile(path, output.header + std::string(elements * sizeof(float), '\0'));
     return path;

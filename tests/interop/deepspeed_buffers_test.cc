@@ -51,9 +51,7 @@ void WriteModelFile(const fs::path& path, const ModelFile& file) {
   writer.EndDict();
   writer.EndList();
   writer.Text("shared_params").BeginDict();
-  for (const std::string& name : file.shared) {
-    writer.Text(name).Text(file.parameters.front().name);
-  }
+  for (const std::string& name : file.shared) writer.Text(name).Text(file.parameters.front().name);
   writer.EndDict();
   writer.Text("module").BeginDict();
   writer.Text(file.buffer);

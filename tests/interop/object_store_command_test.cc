@@ -103,9 +103,7 @@ TEST_F(ObjectStoreCommandTest, OfTwoConversionsToOnePlaceOneIsWhole) {
       const int first = Run(convert);
       EXPECT_NE(first == 0, second == 0) << err_;
       EXPECT_EQ(Run({"diff", source, place, endpoint}), 0) << out_ << err_;
-      for (const std::string& key : server.keys()) {
-        EXPECT_THAT(key, Not(HasSubstr("unfinished")));
-      }
+      for (const std::string& key : server.keys()) EXPECT_THAT(key, Not(HasSubstr("unfinished")));
     }
   }
 }

@@ -144,9 +144,7 @@ TEST_F(PaddleReadersTest, PaddlesWeightsAreCastFromMasterWeights) {
         << err_;
   }
   ASSERT_OK_AND_ASSIGN(const auto written, Load(In("paddle"), "single", /*bf16=*/true));
-  for (const auto& [name, tensor] : expected) {
-    EXPECT_TRUE(written.state.at(name) == tensor) << name;
-  }
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(written.state.at(name) == tensor) << name;
 }
 
 // The settings with which PaddleNLP itself took the next two steps.

@@ -170,9 +170,7 @@ TEST_P(PyTorchTest, NamesAndShapesAreTheStateDicts) {
   };
   for (const Parameter* parameter : model->parameters().parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) add(piece.name, piece.global_shape);
-    if (!parameter->tied_name.empty()) {
-      add(parameter->tied_name, parameter->pieces[0].global_shape);
-    }
+    if (!parameter->tied_name.empty()) add(parameter->tied_name, parameter->pieces[0].global_shape);
   }
   std::set<std::string> expected;
   std::istringstream in(ReadFile(PyTorchPath(name + ".tensors.txt")));

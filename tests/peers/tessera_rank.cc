@@ -109,9 +109,7 @@ class Rank {
     TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder opened,
                              ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
     const ckpt::StateDict state = state_.Describe();
-    if (background_ == nullptr) {
-      return opened.Save(step, state, {.group = &group_}).status();
-    }
+    if (background_ == nullptr) return opened.Save(step, state, {.group = &group_}).status();
     ckpt::AsyncSaveOptions options;
     options.save.group = background_;
     ckpt::AsyncSaver saver(opened.storage(), options);

@@ -22,9 +22,7 @@ std::vector<std::byte> Data() {
 
 void BM_Crc32c(benchmark::State& state) {
   const std::vector<std::byte> data = Data();
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(Crc32c(std::span<const std::byte>(data)));
-  }
+  for (auto _ : state) benchmark::DoNotOptimize(Crc32c(std::span<const std::byte>(data)));
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(data.size()));
 }
 BENCHMARK(BM_Crc32c);

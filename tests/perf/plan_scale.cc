@@ -345,9 +345,7 @@ Load SimulateLoad(const Manifest& manifest, const LlamaShape& model, const Grid&
     std::vector<WantedBox> wanted;
     const StateDict state = LlamaState(model, grid, rank);
     for (const ShardedTensor& tensor : state.tensors) {
-      for (const Shard& shard : tensor.shards) {
-        wanted.push_back({index.at(tensor.name), shard.box});
-      }
+      for (const Shard& shard : tensor.shards) wanted.push_back({index.at(tensor.name), shard.box});
     }
     const double start = Now();
     const auto plan = PlanLoad(manifest, wanted);

@@ -87,9 +87,7 @@ TEST_P(ChangedSettingsTest, WhatChangesAnyBitIsSaid) {
     TrainConfig config = Base(run);
     config.mutable_checkpoint()->set_load(Checkpoints("base").string());
     config.mutable_checkpoint()->set_ckpt_step(kResumed);
-    if (!flag.empty()) {
-      EXPECT_OK(ApplyFlags(std::vector<std::string>{flag}, &config)) << flag;
-    }
+    if (!flag.empty()) EXPECT_OK(ApplyFlags(std::vector<std::string>{flag}, &config)) << flag;
     // Only the steps are compared.
     config.mutable_output()->set_run_dir(RunDir(run).string());
     return Train(config);

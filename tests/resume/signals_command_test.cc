@@ -245,9 +245,7 @@ TEST_F(SignalsCommandTest, StopSignalsOnAndOn) {
       const bool at_start = attempt % 2 == 0;
       const std::string run = "stopped" + instructions + std::to_string(attempt);
       const Process process(LongAlone(run, {"--train-iters=1000000"}), root_);
-      if (!at_start) {
-        process.WaitUntil([&] { return RecordCount(run) > 0; });
-      }
+      if (!at_start) process.WaitUntil([&] { return RecordCount(run) > 0; });
       const int signal = at_start ? SIGUSR1 : SIGUSR2;
       sent += SendUntilTheEnd(process, {process.pid()}, signal);
       const int meant = signal == SIGUSR1 ? SIGINT : SIGTERM;

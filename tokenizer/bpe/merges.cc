@@ -74,9 +74,7 @@ size_t BpeMerges::ApplyToShort(std::span<int32_t> tokens) const {
 size_t BpeMerges::ApplyToLong(std::span<int32_t> tokens) const {
   const int64_t count = static_cast<int64_t>(tokens.size());
   std::vector<Symbol> symbols(tokens.size());
-  for (int64_t i = 0; i < count; ++i) {
-    symbols[i] = {tokens[i], i - 1, i + 1 < count ? i + 1 : -1};
-  }
+  for (int64_t i = 0; i < count; ++i) symbols[i] = {tokens[i], i - 1, i + 1 < count ? i + 1 : -1};
   std::vector<Candidate> found;
   const auto candidate = [&](int64_t at) {
     const int64_t next = at < 0 ? -1 : symbols[at].next;

@@ -350,9 +350,7 @@ absl::StatusOr<BpeVocabulary> ReadTokenizerJson(const std::string& path,
   TESSERA_ASSIGN_OR_RETURN(vocabulary.end_of_text, FindEndOfText(path, vocabulary.added, config));
   TESSERA_RETURN_IF_ERROR(CheckConfig(path, vocabulary, config));
   vocabulary.files = {{kTokenizerJsonName, contents}};
-  if (!config.contents.empty()) {
-    vocabulary.files.push_back({kTokenizerConfigName, config.contents});
-  }
+  if (!config.contents.empty()) vocabulary.files.push_back({kTokenizerConfigName, config.contents});
   return vocabulary;
 }
 

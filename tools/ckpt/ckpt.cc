@@ -405,9 +405,7 @@ absl::StatusOr<const Command*> ChooseCommand(const std::vector<std::string>& arg
         "first");
   }
   const Command* const command = FindCommand(name);
-  if (command == nullptr) {
-    return InvalidArgument("unknown command \"", name, "\"");
-  }
+  if (command == nullptr) return InvalidArgument("unknown command \"", name, "\"");
   return command;
 }
 

@@ -136,9 +136,7 @@ absl::StatusOr<int> RunLs(const CommandOptions& options, const CommandOutput& ou
   }
   if (listing.empty()) {
     TESSERA_ASSIGN_OR_RETURN(const bool incomplete, IsIncompleteSave(*storage));
-    if (incomplete) {
-      return NotFound(path, " is a save that was never completed (no manifest.pb)");
-    }
+    if (incomplete) return NotFound(path, " is a save that was never completed (no manifest.pb)");
   }
   if (listing.empty() && !options.json) {
     output.out << "no checkpoints in " << path << ": " << convert::DescribeContents(*storage)

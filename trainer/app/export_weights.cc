@@ -72,9 +72,7 @@ absl::Status CheckExport(const Session& session) {
 absl::Status ExportWeights(const Session& session, const ForeignWeights& weights) {
   std::vector<StateChunk> chunks = session.state();
   const RankGroup group = session.group();
-  if (weights.is_retry && session.first_rank()) {
-    ReplaceFile(MarkOfRetry(weights), "").IgnoreError();
-  }
+  if (weights.is_retry && session.first_rank()) ReplaceFile(MarkOfRetry(weights), "").IgnoreError();
   absl::Status written;
   // The weights on a GPU, in host memory. The session's mirror may be in use by a save.
   std::unique_ptr<DeviceMirror> mirror;

@@ -158,9 +158,7 @@ std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
                            const LoadNotes& loaded) {
   std::string text = policy.with_optimizer ? "weights and optimizer" : "weights";
   if (!content.model) text = policy.with_optimizer ? "optimizer without weights" : "no tensors";
-  if (!content.continues() && policy.patterns.empty()) {
-    return "weights alone, starting at step 0";
-  }
+  if (!content.continues() && policy.patterns.empty()) return "weights alone, starting at step 0";
   if (!policy.patterns.empty() && content.has_tensors()) {
     text = absl::StrCat(loaded.matching_parameters, " of ", loaded.saved_parameters, " parameters",
                         policy.with_optimizer ? " and their optimizer state" : "");

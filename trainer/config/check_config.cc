@@ -156,18 +156,14 @@ absl::Status CheckTopK(const TrainConfig& config) {
   if (checkpoint.save_top_k() == 0 || config.data().valid_data_path().empty()) {
     return absl::OkStatus();
   }
-  if (evaluates == 0) {
-    return Wrong("save_top_k=", checkpoint.save_top_k(), " but eval_interval=0");
-  }
+  if (evaluates == 0) return Wrong("save_top_k=", checkpoint.save_top_k(), " but eval_interval=0");
   const int64_t steps = config.training().train_iters();
   const bool last_is_both = checkpoint.save_last_step() && steps % evaluates == 0;
   const bool by_steps = saves > 0 && saves < steps && !checkpoint.save_continuously() &&
                         checkpoint.save_interval_minutes() == 0 && !last_is_both &&
                         config.training().exit_interval() == 0;
   // By division: the least common multiple may overflow.
-  if (!by_steps || saves / std::gcd(saves, evaluates) <= steps / evaluates) {
-    return absl::OkStatus();
-  }
+  if (!by_steps || saves / std::gcd(saves, evaluates) <= steps / evaluates) return absl::OkStatus();
   return Wrong("save_top_k=", checkpoint.save_top_k(), " but no step up to train_iters=", steps,
                " is a multiple of both save_interval=", saves, " and eval_interval=", evaluates);
 }

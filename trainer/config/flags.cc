@@ -317,9 +317,7 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
       return absl::InvalidArgumentError(absl::StrCat(FlagName(*flag->field), "=", *value,
                                                      ": expected ", ValueKind(*flag->field)));
     }
-    if (texts != nullptr) {
-      (*texts)[flag->field->name()] = absl::StrCat(FlagName(name), "=", *value);
-    }
+    if (texts != nullptr) (*texts)[flag->field->name()] = absl::StrCat(FlagName(name), "=", *value);
   }
   return absl::OkStatus();
 }
@@ -338,9 +336,7 @@ absl::Status FlagHelp(const Message& message, std::string_view group, std::strin
     if (!group.empty() && name != group) continue;
     absl::StrAppend(help_text, name, ":\n");
     for (const Setting& flag : flags) {
-      if (flag.group->name() == name) {
-        absl::StrAppend(help_text, HelpLine(*flag.field), "\n");
-      }
+      if (flag.group->name() == name) absl::StrAppend(help_text, HelpLine(*flag.field), "\n");
     }
   }
   return absl::OkStatus();
@@ -385,9 +381,7 @@ std::vector<std::string> Aliases(const FieldDescriptor& field) {
 }
 
 std::string DefaultText(const FieldDescriptor& field) {
-  if (field.options().HasExtension(default_text)) {
-    return field.options().GetExtension(default_text);
-  }
+  if (field.options().HasExtension(default_text)) return field.options().GetExtension(default_text);
   return FieldText(
       *google::protobuf::MessageFactory::generated_factory()->GetPrototype(field.containing_type()),
       field);

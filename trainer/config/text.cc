@@ -187,9 +187,7 @@ absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view 
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
   parser.WriteLocationsTo(&places);
-  if (!parser.ParseFromString(with_names, &config)) {
-    return absl::InvalidArgumentError(error.text());
-  }
+  if (!parser.ParseFromString(with_names, &config)) return absl::InvalidArgumentError(error.text());
   if (origins != nullptr) AddOrigins(places, source, *origins);
   return config;
 }
@@ -218,9 +216,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
       flags.push_back(argument);
       continue;
     }
-    if (!config_path.empty()) {
-      return absl::InvalidArgumentError("--config is given twice");
-    }
+    if (!config_path.empty()) return absl::InvalidArgumentError("--config is given twice");
     if (separate && i + 1 < argc) config_path = argv[++i];
     if (!separate) config_path = argument.substr(9);
     if (config_path.empty()) return absl::InvalidArgumentError("--config needs a value: a file");

@@ -75,9 +75,7 @@ absl::Status RemoveDuplicates(std::vector<std::string>& paths) {
   std::vector<std::string> unique;
   for (std::string& path : paths) {
     struct stat info;
-    if (stat(path.c_str(), &info) != 0) {
-      return Named("cannot examine", path, ErrnoStatus(errno));
-    }
+    if (stat(path.c_str(), &info) != 0) return Named("cannot examine", path, ErrnoStatus(errno));
     if (seen.insert({info.st_dev, info.st_ino}).second) unique.push_back(std::move(path));
   }
   paths = std::move(unique);

@@ -304,9 +304,7 @@ absl::Status MoveFiles(const std::vector<std::string>& names, const std::string&
   std::error_code error;
   for (const std::string& name : names) {
     fs::rename(Join(from, name), Join(to, name), error);
-    if (error) {
-      return Named("cannot write", Join(to, name), ErrnoStatus(error.value()));
-    }
+    if (error) return Named("cannot write", Join(to, name), ErrnoStatus(error.value()));
   }
   return SyncFolder(to);
 }

@@ -111,9 +111,7 @@ absl::StatusOr<std::optional<TokenChecksums>> ReadTokenChecksums(const std::stri
   if (!bytes.ok()) return bytes.status();
   TESSERA_ASSIGN_OR_RETURN(TokenChecksums checksums, DecodeTokenChecksums(path, *bytes));
   TESSERA_ASSIGN_OR_RETURN(const FileDescriptor::Facts facts, file.Examine());
-  if (checksums.modified_ns != 0 && checksums.modified_ns != facts.modified_ns) {
-    return std::nullopt;
-  }
+  if (checksums.modified_ns != 0 && checksums.modified_ns != facts.modified_ns) return std::nullopt;
   if (checksums.size_bytes != facts.size_bytes) {
     if (checksums.modified_ns != 0) return std::nullopt;
     return Damaged(path, 16, absl::StrCat("size of ", token_path), checksums.size_bytes,

@@ -272,9 +272,7 @@ absl::Status TokenShardWriter::Append(std::span<const int32_t> tokens) {
   for (const int32_t token : tokens) ++counts_[token];
   tokens_ += tokens.size();
   while (!tokens.empty()) {
-    if (shard_ != nullptr && shard_->count() == shard_tokens_) {
-      TESSERA_RETURN_IF_ERROR(Close());
-    }
+    if (shard_ != nullptr && shard_->count() == shard_tokens_) TESSERA_RETURN_IF_ERROR(Close());
     if (shard_ == nullptr) {
       file_names_.push_back(absl::StrFormat("%s_%03d.bin", prefix_, file_names_.size()));
       TESSERA_ASSIGN_OR_RETURN(

@@ -56,9 +56,7 @@ struct Fixture {
     SetGrads(0);
   }
   void SetGrads(int step) {
-    for (int i = 0; i < 11; ++i) {
-      Set(grads, i, std::sin(static_cast<float>(3 * i + 7 * step + 1)));
-    }
+    for (int i = 0; i < 11; ++i) Set(grads, i, std::sin(static_cast<float>(3 * i + 7 * step + 1)));
   }
   std::unique_ptr<AdamW> Optimizer(int64_t begin, int64_t end) {
     return Optimizer({Range(begin, end)});

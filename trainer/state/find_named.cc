@@ -120,9 +120,7 @@ absl::StatusOr<SavedRun> FindForeign(const TrainConfig& settings, const NoteSink
   TESSERA_RETURN_IF_ERROR(storage.status());
   std::vector<std::string> all_notes = found.notes;
   all_notes.insert(all_notes.end(), (*storage)->notes().begin(), (*storage)->notes().end());
-  for (const std::string& note : all_notes) {
-    notes(absl::StrCat("load=", config.load(), ": ", note));
-  }
+  for (const std::string& note : all_notes) notes(absl::StrCat("load=", config.load(), ": ", note));
   std::string format = (*storage)->format();
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "");
   if (manifest.ok()) {

@@ -15,9 +15,7 @@ template <typename Word, Word kExponent>
 bool AllFinite(const void* data, size_t count) {
   const Word* const words = static_cast<const Word*>(data);
   Word largest = 0;
-  for (size_t i = 0; i < count; ++i) {
-    largest = std::max<Word>(largest, words[i] & kExponent);
-  }
+  for (size_t i = 0; i < count; ++i) largest = std::max<Word>(largest, words[i] & kExponent);
   return largest != kExponent;
 }
 

@@ -255,9 +255,7 @@ absl::Status Trainer::Impl::CheckReplay(const ReplayTurn& turn, const TrainingSt
                    : "this check is the first",
         "), or continue with --replica-divergence=warn"));
   }
-  if (mesh_.rank() == 0) {
-    LOG(ERROR) << found << ". Training continues (--replica-divergence=warn)";
-  }
+  if (mesh_.rank() == 0) LOG(ERROR) << found << ". Training continues (--replica-divergence=warn)";
   return absl::OkStatus();
 }
 

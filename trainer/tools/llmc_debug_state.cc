@@ -353,9 +353,7 @@ absl::Status WriteDebugState(const std::string& model_file, const DebugStateToke
       std::as_bytes(std::span(header)), std::as_bytes(std::span(state.x)),
       std::as_bytes(std::span(state.y)), std::as_bytes(std::span(state.logits)),
       std::as_bytes(std::span(&state.loss, 1))};
-  for (const std::span<const std::byte> part : parts) {
-    TESSERA_RETURN_IF_ERROR(out->Append(part));
-  }
+  for (const std::span<const std::byte> part : parts) TESSERA_RETURN_IF_ERROR(out->Append(part));
   const std::string gradients = state_file + ".gradients";
   const absl::Status appended = AppendGradients(*model, gradients, *out);
   std::error_code error;

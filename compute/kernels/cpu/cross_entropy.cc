@@ -28,9 +28,7 @@ float MaxOf(const T* logits, int64_t count) {
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) max = Max(Load(logits + i), max);
   float result = ReduceMax(max);
-  for (int64_t i = whole; i < count; ++i) {
-    result = std::max(result, static_cast<float>(logits[i]));
-  }
+  for (int64_t i = whole; i < count; ++i) result = std::max(result, static_cast<float>(logits[i]));
   return result;
 }
 

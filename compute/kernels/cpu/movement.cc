@@ -54,9 +54,7 @@ void SumStrip(const T* x, int64_t rows, int64_t stride, int64_t width, bool accu
       Store(Load(total + i) + Load(run + i), total + i);
     }
   }
-  for (int64_t i = 0; i < width; ++i) {
-    out[i] = accumulate ? out[i] + total[i] : total[i];
-  }
+  for (int64_t i = 0; i < width; ++i) out[i] = accumulate ? out[i] + total[i] : total[i];
 }
 
 }  // namespace

@@ -158,9 +158,7 @@ TESSERA_INLINE F32x16 Load(const BFloat16* from) {
 }
 
 TESSERA_INLINE void Store(F32x16 x, float* to) {
-  for (int i = 0; i < kRegisters; ++i) {
-    hn::StoreU(x.parts[i], FloatTag(), to + i * kRegisterLanes);
-  }
+  for (int i = 0; i < kRegisters; ++i) hn::StoreU(x.parts[i], FloatTag(), to + i * kRegisterLanes);
 }
 
 // Returns the bits of the nearest bf16, in the upper halves. As BFloat16(float): nearest even, NaN

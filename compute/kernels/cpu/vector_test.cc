@@ -132,9 +132,7 @@ TEST_P(VectorTest, Exp2StaysWithinItsErrorBound) {
 
 TEST_P(VectorTest, Exp2OfSpecialValues) {
   const auto exp2 = TESSERA_CHOOSE(Exp2Lanes);
-  for (int n = -126; n < 128; ++n) {
-    EXPECT_EQ(At(exp2, static_cast<float>(n)), std::ldexp(1.0f, n));
-  }
+  for (int n = -126; n < 128; ++n) EXPECT_EQ(At(exp2, static_cast<float>(n)), std::ldexp(1.0f, n));
   EXPECT_EQ(At(exp2, -kInfinity), 0);
   EXPECT_EQ(At(exp2, -1e30f), 0);
   EXPECT_EQ(At(exp2, -126.1f), 0);

@@ -167,9 +167,7 @@ TEST_F(AttentionBackwardTest, AtOnceHasTheValuesGradientsOfTwoKernels) {
 TEST_F(AttentionBackwardTest, AtOnceHasTheSameBitsInManyOrders) {
   Make({1, 300, 2, 1, 8});
   const Gradients first = Run(at_once_);
-  for (uint64_t seed = 2; seed < 10; ++seed) {
-    ExpectBitwiseEqual(Run(at_once_, seed).all, first.all);
-  }
+  for (uint64_t seed = 2; seed < 10; ++seed) ExpectBitwiseEqual(Run(at_once_, seed).all, first.all);
 }
 
 TEST_F(AttentionBackwardTest, OtherOperandsAreLeftToTwoKernels) {

@@ -370,9 +370,7 @@ class SumsProductTest : public ::testing::Test {
     const TensorView x = At(x_, shift), d_y = At(d_y_, shift);
     const Shape weight = in_out ? Shape{x.dim(1), d_y.dim(1)} : Shape{d_y.dim(1), x.dim(1)};
     const Results results = {At(DType::kF32, weight, shift), At(DType::kF32, {d_y.dim(1)}, shift)};
-    for (const TensorView& result : {results.weight, results.bias}) {
-      reference_->Fill({result, 0.5});
-    }
+    for (const TensorView& result : {results.weight, results.bias}) reference_->Fill({result, 0.5});
     backend.MatMulSums({(in_out ? x : d_y).Transpose(0, 1), in_out ? d_y : x, results.weight,
                         results.bias, in_out, accumulate});
     EXPECT_EQ(backend.Synchronize(), absl::OkStatus());

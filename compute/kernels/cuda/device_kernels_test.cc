@@ -298,9 +298,7 @@ TEST_P(DeviceKernelsTest, AttentionOverLongContexts) {
   const Tensor d_q(dtype(), shape), d_k(dtype(), shape), d_v(dtype(), shape);
   const std::unique_ptr<Backend> some = MakeSimulatedBackend({.sampled_blocks = 2});
   some->AttentionForward({options, q, k, v, out, log_sum_exp});
-  if (backward) {
-    some->AttentionBackward({options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v});
-  }
+  if (backward) some->AttentionBackward({options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v});
   ASSERT_EQ(some->Synchronize(), absl::OkStatus());
 
   const auto dot = [&](const Tensor& a, int64_t t, const Tensor& b, int64_t s) {

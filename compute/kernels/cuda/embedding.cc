@@ -44,9 +44,7 @@ struct EmbeddingForwardBody {
   TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
     const int64_t local = ids[row] - first_id;
     float values[kCount] = {};
-    if (local >= 0 && local < table.rows) {
-      simt::LoadPack(table.At(local, column), values);
-    }
+    if (local >= 0 && local < table.rows) simt::LoadPack(table.At(local, column), values);
     simt::StorePack(values, out.At(row, column));
   }
 };

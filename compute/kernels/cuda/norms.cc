@@ -289,9 +289,7 @@ TESSERA_KERNEL void TESSERA_BOUNDS(kMaxNormThreads, 1)
     const int place = static_cast<int>((row - begin) % 2) * kQuantities * simt::kWarpSize;
     for (int q = 0; q < kQuantities; ++q) {
       const float sum = simt::WarpSum(row_sums[q]);
-      if (simt::Lane() == 0) {
-        warp_sums.Set(place + q * simt::kWarpSize + simt::WarpIndex(), sum);
-      }
+      if (simt::Lane() == 0) warp_sums.Set(place + q * simt::kWarpSize + simt::WarpIndex(), sum);
       row_sums[q] = 0;
     }
     simt::SyncThreads();

@@ -27,9 +27,7 @@ void ReferenceBackend::Run(const ops::Fill& op) {
 
 // to[i] = from[i]. Equal dtypes keep every bit, the payload of a NaN included.
 void ReferenceBackend::Run(const ops::Copy& op) {
-  if (op.from.dtype() != op.to.dtype()) {
-    return Array(op.from).StoreTo(op.to);
-  }
+  if (op.from.dtype() != op.to.dtype()) return Array(op.from).StoreTo(op.to);
   const int64_t size = ElementSize(op.from.dtype());
   const std::vector<int64_t> sources = ElementOffsets(op.from), targets = ElementOffsets(op.to);
   for (size_t i = 0; i < sources.size(); ++i) {

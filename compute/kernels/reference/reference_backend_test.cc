@@ -59,9 +59,7 @@ TEST_F(ReferenceBackendTest, CopyConvertsAnyStridesAndKeepsBitsOfEqualDtypes) {
   const Tensor narrow(kBF16, {5, 4, 3});
   backend_->Copy({x, narrow.view().Transpose(0, 2)});
   for (int64_t i = 0; i < 3; ++i) {
-    for (int64_t j = 0; j < 5; ++j) {
-      EXPECT_EQ(At(narrow, {j, 2, i}), RoundTrip(At(x, {i, 2, j})));
-    }
+    for (int64_t j = 0; j < 5; ++j) EXPECT_EQ(At(narrow, {j, 2, i}), RoundTrip(At(x, {i, 2, j})));
   }
   const Tensor payload(kF32, {2});
   payload.view().as<float>()[0] = std::bit_cast<float>(0x7f812345u);  // a signalling NaN

@@ -195,9 +195,7 @@ TEST_P(OperationDetailsTest, LossAndGradientAreTheThreeSteps) {
         backend->CrossEntropyLoss({stats, targets, combined, losses});
         backend->CrossEntropyBackward({combined, targets, valid, 0, 0.25, x});
       }
-      for (const Tensor* result : {&x, &combined, &losses}) {
-        results.push_back(Cloned(*result));
-      }
+      for (const Tensor* result : {&x, &combined, &losses}) results.push_back(Cloned(*result));
     }
     for (int i = 0; i < 3; ++i) ExpectBitwiseEqual(results[i], results[i + 3]);
   }

@@ -23,9 +23,7 @@ uint64_t ChooseSeed(uint64_t seed) {
 template <typename Draw>
 Tensor Filled(DType dtype, Shape shape, Draw draw) {
   Tensor tensor(dtype, std::move(shape));
-  for (int64_t i = 0; i < tensor.view().elements(); ++i) {
-    reference::StoreElement(tensor, i, draw());
-  }
+  for (int64_t i = 0; i < tensor.view().elements(); ++i) reference::StoreElement(tensor, i, draw());
   return tensor;
 }
 

@@ -97,9 +97,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanDcp(const Manifest& manifest,
   // Keys that are integers, tuples that are branches, and what is empty become something else.
   const bool has_structure = dict.tensors.groups.empty() && options.state != nullptr &&
                              !options.weights_only && !IsEmpty(*options.state);
-  if (has_structure) {
-    add_object(kStructureKey, {}, SavedValue{StructureToJson(dict.root)});
-  }
+  if (has_structure) add_object(kStructureKey, {}, SavedValue{StructureToJson(dict.root)});
   if (!small.empty()) files.push_back(std::move(small).Finish());
   OutputFile metadata = PlainOutputFile(kDcpMetadataFile, DcpMetadataPickle(written));
   metadata.commits = true;

@@ -62,9 +62,7 @@ absl::StatusOr<nlohmann::json> ReadRopeFactors(const ReadableFile& file, const G
 absl::StatusOr<std::string> Configuration(const ReadableFile& file, const GgufHeader& header,
                                           const SavedValue& values) {
   nlohmann::json json = nlohmann::json::object();
-  for (const auto& [name, value] : ValuesByName(values)) {
-    json[name] = ValueToPlainJson(*value);
-  }
+  for (const auto& [name, value] : ValuesByName(values)) json[name] = ValueToPlainJson(*value);
   for (const GgufTensor& tensor : header.tensors) {
     if (tensor.name == kGgufEmbedding && !tensor.shape.empty()) {
       json[kGgufEmbedding] = tensor.shape[0];

@@ -453,9 +453,7 @@ absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, const ModelP
   Reader reader(storage, std::move(ranks));
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read(is_sharded));
   TESSERA_RETURN_IF_ERROR(NameStateDict(storage, model, kInfiniTrain, checkpoint));
-  if (checkpoint.description.has_model()) {
-    TESSERA_RETURN_IF_ERROR(reader.CheckModel(checkpoint));
-  }
+  if (checkpoint.description.has_model()) TESSERA_RETURN_IF_ERROR(reader.CheckModel(checkpoint));
   return checkpoint;
 }
 

@@ -43,9 +43,7 @@ std::optional<int64_t> NumberAfter(std::string_view name, std::string_view key) 
   const std::string_view rest = name.substr(begin + key.size());
   const std::string_view digits = rest.substr(0, rest.find_first_not_of("0123456789"));
   int64_t number = 0;
-  if (!absl::SimpleAtoi(View(digits), &number) || number > kMaxIndex) {
-    return std::nullopt;
-  }
+  if (!absl::SimpleAtoi(View(digits), &number) || number > kMaxIndex) return std::nullopt;
   return number;
 }
 

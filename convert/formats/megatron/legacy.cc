@@ -216,9 +216,7 @@ class LegacyReader {
     std::vector<RankParameter> added;
     for (const auto& [name, tensor] : chunk.tensors) {
       LayerName split = SplitLayer(name);
-      if (split.layer >= 0) {
-        split.before += absl::StrCat(first_layer + split.layer) + split.after;
-      }
+      if (split.layer >= 0) split.before += absl::StrCat(first_layer + split.layer) + split.after;
       const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
       const ForeignParameter* const parameter =
           FindMegatronParameter(*model_, split.before, rows * tensor_ranks_);

@@ -214,9 +214,7 @@ class PaddleReader {
         local_shapes_.emplace(std::pair(ranks, parameter), array.shape);
       }
     }
-    for (const auto& [ranks, meta] : meta_.ranks) {
-      TESSERA_RETURN_IF_ERROR(AddMeta(ranks, meta));
-    }
+    for (const auto& [ranks, meta] : meta_.ranks) TESSERA_RETURN_IF_ERROR(AddMeta(ranks, meta));
     return absl::OkStatus();
   }
 

@@ -51,9 +51,7 @@ absl::Status AddArrays(const Value& dict, const ReadableFile& file, pickle::Budg
       return DataLoss("a tensor's name is empty or not valid UTF-8");
     }
     TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(PaddleArray) + name->size() + tensor->name.size()));
-    if (!keys.insert(*name).second) {
-      return In(Shown(*name), DataLoss("the name occurs twice"));
-    }
+    if (!keys.insert(*name).second) return In(Shown(*name), DataLoss("the name occurs twice"));
     const size_t before = decoded.size();
     TESSERA_ASSIGN_OR_RETURN(
         pickle::NumpyArray array,

@@ -245,9 +245,7 @@ class Collector {
 
   // Returns a value without others inside.
   std::optional<SavedValue> Plain(const pickle::Value& value) {
-    if (value.is(Kind::kObject)) {
-      return LeftOut(absl::StrCat("objects of ", CalledName(value)));
-    }
+    if (value.is(Kind::kObject)) return LeftOut(absl::StrCat("objects of ", CalledName(value)));
     const std::optional<std::string_view> text = value.AsText();
     if (!HasRoom(text ? text->size() : 0)) {
       return LeftOut("values that expand to many times the file's size");

@@ -119,9 +119,7 @@ absl::StatusOr<Run> Train(const TrainConfig& config, const Place& place, int64_t
   Run run;
   ThreadWorld world(1);
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
-    if (place.device != nullptr) {
-      TESSERA_RETURN_IF_ERROR(place.device->context->runtime().Select());
-    }
+    if (place.device != nullptr) TESSERA_RETURN_IF_ERROR(place.device->context->runtime().Select());
     return TrainRank(config, saved_step, place, rank, &run);
   }));
   return run;

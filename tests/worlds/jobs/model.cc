@@ -53,9 +53,7 @@ void Model::Abandons(int64_t after_step) {
 
 void Model::RetentionRuns() {
   for (auto& [id, record] : records_) {
-    if (MayBeDeleted(record)) {
-      record.deletable_until_ns = Scheduler::Get().now_ns() + kMaxLateness;
-    }
+    if (MayBeDeleted(record)) record.deletable_until_ns = Scheduler::Get().now_ns() + kMaxLateness;
   }
 }
 

@@ -305,9 +305,7 @@ void Disk::Begin(const std::string& root, const std::vector<std::string>& folder
   root_ = root;
   options_ = options;
   fs::remove_all(root);
-  for (const std::string& folder : folders) {
-    fs::create_directories(absl::StrCat(root, "/", folder));
-  }
+  for (const std::string& folder : folders) fs::create_directories(absl::StrCat(root, "/", folder));
   files_ = std::make_unique<DurableFiles>(root);
 }
 

@@ -125,9 +125,7 @@ void World::Disturb(const Phase& phase, Job& job) {
       site_->ExpireToken(outage);
     });
   }
-  if (phase.clock_jumps) {
-    scheduler.Start(kWorld, [this, phase, &job] { JumpClocks(phase, job); });
-  }
+  if (phase.clock_jumps) scheduler.Start(kWorld, [this, phase, &job] { JumpClocks(phase, job); });
   if (phase.is_tended) {
     tenders_.push_back(scheduler.NewProcess(absl::StrCat("tender", jobs_.size())));
     scheduler.Start(tenders_.back(),
