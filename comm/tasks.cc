@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "comm/tree_tasks.h"
 
 namespace tessera {
@@ -101,9 +102,7 @@ class ReduceScatterTask final : public Task {
   }
 
  private:
-  int64_t SegmentsOf(int piece) const {
-    return (counts_[piece] + segment_elements_ - 1) / segment_elements_;
-  }
+  int64_t SegmentsOf(int piece) const { return CeilDivide(counts_[piece], segment_elements_); }
   int64_t SegmentElements(int piece, int64_t segment) const {
     return std::min(segment_elements_, counts_[piece] - segment * segment_elements_);
   }

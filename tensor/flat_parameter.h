@@ -4,15 +4,15 @@
 #include <cstdint>
 #include <string>
 
+#include "base/checked_math.h"
+
 namespace tessera {
 
 // Alignment, in elements, of parameters in their flat buffer and of the ranges that ranks own. The
 // blocks over which the gradients' norm is taken therefore never straddle owners.
 inline constexpr int64_t kFlatAlignment = 256;
 
-inline int64_t AlignedElements(int64_t elements) {
-  return (elements + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
-}
+inline int64_t AlignedElements(int64_t elements) { return RoundUp(elements, kFlatAlignment); }
 
 // A parameter as gradient buckets and the optimizer see it, which work on flat buffers.
 struct FlatParameter {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -53,7 +54,7 @@ absl::Status HostCopies::ToDevice(const void* from, int64_t bytes, void* to) {
 
 // Fills every slot before it waits for the first, so that the device copies while the host does.
 absl::Status HostCopies::ToHost(const void* from, int64_t bytes, void* to) {
-  const int64_t pieces = (bytes + slot_bytes_ - 1) / slot_bytes_;
+  const int64_t pieces = CeilDivide(bytes, slot_bytes_);
   const int64_t slots = static_cast<int64_t>(slots_.size());
   const auto count = [&](int64_t piece) {
     return std::min(slot_bytes_, bytes - piece * slot_bytes_);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/checked_math.h"
 
 namespace tessera {
 namespace {
@@ -173,7 +174,7 @@ std::string Curves(const Panel& panel, const Scale& scale, Names& names) {
 }  // namespace
 
 std::string PlotSvg(const std::string& title, const std::vector<Panel>& panels, int columns) {
-  const int rows = (static_cast<int>(panels.size()) + columns - 1) / columns;
+  const int rows = CeilDivide(static_cast<int>(panels.size()), columns);
   const double legend_left = columns * kPanelWidth;
   const double width = legend_left + kLegendWidth;
   std::string body;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/checked_math.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "layout/box.h"
@@ -58,7 +59,7 @@ void ForEachPiece(const Box& box, uint64_t bytes, uint64_t limit, Function&& fn)
   const int64_t rows = box.shape[dim];
   const uint64_t row_bytes = bytes / rows;
   const int64_t rows_per_piece = std::max<int64_t>(limit / row_bytes, 1);
-  const int64_t pieces = (rows + rows_per_piece - 1) / rows_per_piece;
+  const int64_t pieces = CeilDivide(rows, rows_per_piece);
   for (int64_t p = 0; p < pieces; ++p) {
     const int64_t begin = rows * p / pieces, end = rows * (p + 1) / pieces;
     Box piece = box;

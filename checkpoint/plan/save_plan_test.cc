@@ -7,6 +7,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/plan/rank_states.h"
@@ -55,7 +56,7 @@ std::vector<uint64_t> BytesPerRank(const SavePlan& plan) {
 void ExpectSound(const std::vector<RankState>& ranks, SavePlan plan) {
   for (DataFile& file : *plan.manifest.mutable_files()) {
     file.mutable_chunk_crc32c()->Resize(
-        static_cast<int>((file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes()), 0);
+        static_cast<int>(CeilDivide(file.size_bytes(), file.chunk_bytes())), 0);
   }
   ASSERT_OK_AND_ASSIGN(const auto encoded, EncodeManifest(plan.manifest));
   EXPECT_OK(ValidateCoverage(plan.manifest));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/checked_math.h"
 #include "comm/communicator.h"
 #include "glog/logging.h"
 
@@ -24,7 +25,7 @@ void CheckLayout(const GradientLayout& layout) {
 }
 
 std::vector<int64_t> CutPieces(int64_t elements, int ranks) {
-  const int64_t blocks = (elements + kGradientBlock - 1) / kGradientBlock;
+  const int64_t blocks = CeilDivide(elements, kGradientBlock);
   std::vector<int64_t> pieces = EvenCounts(blocks, ranks);
   int64_t begin = 0;
   for (int64_t& piece : pieces) {

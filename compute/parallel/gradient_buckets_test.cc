@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <string>
 
+#include "base/checked_math.h"
+
 namespace tessera {
 namespace {
 
-int64_t Aligned(int64_t elements) {
-  return (elements + kGradientBlock - 1) / kGradientBlock * kGradientBlock;
-}
+int64_t Aligned(int64_t elements) { return RoundUp(elements, kGradientBlock); }
 
 GradientLayout Layout(const std::vector<int64_t>& sizes) {
   GradientLayout layout;

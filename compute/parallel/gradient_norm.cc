@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "compute/parallel/tree_sum.h"
@@ -17,7 +18,7 @@
 namespace tessera {
 namespace {
 
-int64_t Blocks(int64_t elements) { return (elements + kGradientBlock - 1) / kGradientBlock; }
+int64_t Blocks(int64_t elements) { return CeilDivide(elements, kGradientBlock); }
 
 absl::StatusOr<std::vector<double>> AllGatherValues(const std::vector<double>& mine,
                                                     const std::vector<int64_t>& counts,

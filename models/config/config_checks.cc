@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -69,7 +70,7 @@ absl::Status CheckCommonFields(const ModelConfig& config) {
 
 int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards) {
   const int64_t multiple = std::lcm(config.make_vocab_size_divisible_by(), shards);
-  return (config.vocab_size() + multiple - 1) / multiple * multiple;
+  return RoundUp(config.vocab_size(), multiple);
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "models/config/config_checks.h"
 #include "models/gpt2/architecture.h"
 #include "models/gpt2/foreign.h"
@@ -19,7 +20,7 @@ constexpr double kLlmcNormEpsilon = 1e-5;  // of all norms in llm.c
 
 // Returns the padding rule that yields the file's padded size.
 int64_t VocabularyMultiple(int32_t vocabulary, int32_t padded) {
-  const int64_t usual = (int64_t{vocabulary} + kUsualPadding - 1) / kUsualPadding * kUsualPadding;
+  const int64_t usual = RoundUp(int64_t{vocabulary}, kUsualPadding);
   return usual == padded ? kUsualPadding : padded;
 }
 

@@ -1,6 +1,7 @@
 #include "models/llama3/architecture.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "models/config/config_checks.h"
 #include "models/layers/decoder_family.h"
@@ -114,7 +115,7 @@ int64_t FfnHiddenSize(int64_t hidden_size, double multiplier, int64_t multiple_o
   if (!(scaled >= 0 && scaled <= kMaxExtent) || multiple_of < 1 || multiple_of > kMaxExtent) {
     return 0;
   }
-  return (static_cast<int64_t>(scaled) + multiple_of - 1) / multiple_of * multiple_of;
+  return RoundUp(static_cast<int64_t>(scaled), multiple_of);
 }
 
 void FillDefaults(ModelConfig& config) {

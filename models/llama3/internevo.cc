@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "models/llama3/foreign.h"
 #include "models/llama3/fused_matrices.h"
@@ -44,7 +45,7 @@ absl::StatusOr<int64_t> FeedForwardSize(const JsonFields& fields, int64_t hidden
         absl::StrCat(fields.source(), ": hidden_size ", hidden, ", mlp_ratio ", ratio,
                      " and multiple_of ", multiple, " give no size of a feed-forward layer"));
   }
-  return (static_cast<int64_t>(product) + multiple - 1) / multiple * multiple;
+  return RoundUp(static_cast<int64_t>(product), multiple);
 }
 
 // The dict has the arguments of the model's constructor; those that are absent have its defaults.

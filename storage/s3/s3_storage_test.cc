@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "base/text.h"
@@ -394,7 +395,7 @@ TEST_F(S3StorageTest, PartsGrowWithTheFile) {
   EXPECT_EQ(s3::ChoosePartBytes(8 << 20, 1 << 30), 8 << 20);
   for (const uint64_t size : {uint64_t{100} << 30, uint64_t{1} << 40, s3::kMaxObjectBytes}) {
     const uint64_t part_bytes = s3::ChoosePartBytes(8 << 20, size);
-    EXPECT_LE((size + part_bytes - 1) / part_bytes, s3::kMaxParts) << size;
+    EXPECT_LE(CeilDivide(size, part_bytes), s3::kMaxParts) << size;
     EXPECT_LE(part_bytes, (size / s3::kMaxParts) + (uint64_t{2} << 20)) << size;
   }
 }

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/state_dict.h"
@@ -287,7 +288,7 @@ void AddChecksumsAndDigests(Manifest& manifest) {
   uint64_t state = 1;
   const auto next = [&] { return state = state * 6364136223846793005u + 1442695040888963407u; };
   for (DataFile& file : *manifest.mutable_files()) {
-    const uint64_t chunks = (file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes();
+    const uint64_t chunks = CeilDivide(file.size_bytes(), file.chunk_bytes());
     for (uint64_t c = 0; c < chunks; ++c) {
       file.add_chunk_crc32c(static_cast<uint32_t>(next() >> 32));
     }

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "storage/aligned_buffer.h"
@@ -71,7 +72,7 @@ absl::StatusOr<RawDiskFile> RawDiskFile::Create(const std::string& directory, ui
   if (fd < 0) return Failed(path.c_str(), errno);
   // Only the descriptor keeps the file: its space is freed however this process ends.
   unlink(path.c_str());
-  return RawDiskFile(fd, (bytes + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes);
+  return RawDiskFile(fd, RoundUp(bytes, kGranuleBytes));
 }
 
 absl::StatusOr<RawDiskFile> RawDiskFile::Open(const std::string& path) {

@@ -28,6 +28,7 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
 #include "storage/s3/http.h"
@@ -132,7 +133,7 @@ class Stopwatch {
 Rates RawRates(const std::string& url, std::span<char> memory, bool put) {
   std::atomic<size_t> next = 0;
   std::atomic<bool> failed = false;
-  const size_t objects = (memory.size() + kObjectBytes - 1) / kObjectBytes;
+  const size_t objects = CeilDivide(memory.size(), kObjectBytes);
   const Stopwatch watch;
   std::vector<std::thread> threads;
   for (int t = 0; t < absl::GetFlag(FLAGS_connections); ++t) {

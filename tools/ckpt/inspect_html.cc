@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "base/checked_math.h"
 #include "base/page/page.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -332,7 +333,7 @@ class PageData {
         if (first == kSide) continue;
         while (bins[begin + last - 1] == 0) --last;
         first = first / step * step;
-        std::vector<int64_t> counts((last - first + step - 1) / step);
+        std::vector<int64_t> counts(CeilDivide(last - first, step));
         for (int bin = first; bin < last; ++bin) counts[(bin - first) / step] += bins[begin + bin];
         bars += static_cast<int>(counts.size());
         json[side] = {{"first", first}, {"counts", std::move(counts)}};

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/errno_status.h"
 #include "base/replace_file.h"
@@ -26,9 +27,7 @@ constexpr int64_t kCrcBytes = 4;
 constexpr int64_t kMaxBytes = 1 << 20;
 constexpr int64_t kReadBytes = 16 * kChecksumChunkBytes;
 
-int64_t NumChunks(int64_t size_bytes) {
-  return (size_bytes + kChecksumChunkBytes - 1) / kChecksumChunkBytes;
-}
+int64_t NumChunks(int64_t size_bytes) { return CeilDivide(size_bytes, kChecksumChunkBytes); }
 
 template <typename T>
 T Get(std::string_view bytes, int64_t offset) {

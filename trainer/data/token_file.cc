@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/checked_math.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 
@@ -198,7 +199,7 @@ absl::StatusOr<uint64_t> TokenFile::SampledFingerprint() const {
     hash.Add(std::span(buffer).first(read));
     return absl::OkStatus();
   };
-  const int64_t pages = (body_bytes + kPageBytes - 1) / kPageBytes;
+  const int64_t pages = CeilDivide(body_bytes, kPageBytes);
   const int64_t hashed = body_bytes <= kHashedWholeBytes ? pages : kSampledPages;
   for (int64_t i = 0; i < hashed; ++i) {
     const int64_t page = hashed == pages ? i : i * (pages - 1) / (hashed - 1);

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/checked_math.h"
 #include "base/page/page.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
@@ -122,9 +123,7 @@ int64_t ReadMetrics(const fs::path& path, const RunDataLimits& limits, bool& fou
   std::error_code error;
   const auto size = fs::file_size(path, error);
   const int64_t every =
-      error || size == 0
-          ? 1
-          : (static_cast<int64_t>(size) + limits.metrics_bytes - 1) / limits.metrics_bytes;
+      error || size == 0 ? 1 : CeilDivide(static_cast<int64_t>(size), limits.metrics_bytes);
   int64_t steps = 0;
   std::string last;  // the last line of a step, if it was not read
   const auto skip = [&](std::string_view line) {

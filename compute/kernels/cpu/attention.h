@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/checked_math.h"
 #include "compute/kernels/backend.h"
 #include "tensor/tensor.h"
 
@@ -34,7 +35,7 @@ struct AttentionShape {
     const int64_t most = sequence <= 2048 ? 128 : 64;
     return std::min(sequence, most);
   }
-  int64_t blocks() const { return (sequence + block_rows() - 1) / block_rows(); }
+  int64_t blocks() const { return CeilDivide(sequence, block_rows()); }
   int64_t begin(int64_t block) const { return block * block_rows(); }
   int64_t end(int64_t block) const { return std::min(sequence, (block + 1) * block_rows()); }
   int64_t rows(int64_t block) const { return end(block) - begin(block); }

@@ -16,6 +16,7 @@
 #include <numbers>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/attention.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
@@ -170,7 +171,8 @@ void CpuBackend::Run(const ops::AttentionForward& op) {
   // A task is every parts-th block of one head: one part where there are heads enough. How blocks
   // are dealt out does not change what each of them is.
   const int64_t all_heads = shape.batch * shape.heads;
-  const int64_t parts = std::min(shape.blocks(), (4 * pool_.threads() + all_heads - 1) / all_heads);
+  const int64_t parts =
+      std::min(shape.blocks(), CeilDivide(int64_t{4} * pool_.threads(), all_heads));
   WithType(op.q.dtype(), [&]<typename T>(T) {
     const auto softmax_rows = TESSERA_CHOOSE(SoftmaxRows<T>);
     const auto multiply_range = TESSERA_CHOOSE(MultiplyRange<T>);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "compute/kernels/cpu/thread_pool.h"
 #include "layout/dtype.h"
 #include "tensor/bfloat16.h"
@@ -63,7 +64,7 @@ template <typename Body>
 void ForSegments(ThreadPool& pool, int64_t rows, int64_t columns, Body body) {
   if (rows <= 0 || columns <= 0) return;
   if (columns >= kBlockElements) {
-    const int64_t pieces = (columns + kBlockElements - 1) / kBlockElements;
+    const int64_t pieces = CeilDivide(columns, kBlockElements);
     pool.ParallelFor(rows * pieces, [&](int64_t block, int thread) {
       const int64_t begin = block % pieces * kBlockElements;
       body(block / pieces, begin, std::min(columns, begin + kBlockElements), thread);
@@ -71,7 +72,7 @@ void ForSegments(ThreadPool& pool, int64_t rows, int64_t columns, Body body) {
     return;
   }
   const int64_t rows_per_block = kBlockElements / columns;
-  pool.ParallelFor((rows + rows_per_block - 1) / rows_per_block, [&](int64_t block, int thread) {
+  pool.ParallelFor(CeilDivide(rows, rows_per_block), [&](int64_t block, int thread) {
     const int64_t last = std::min(rows, (block + 1) * rows_per_block);
     for (int64_t row = block * rows_per_block; row < last; ++row) body(row, 0, columns, thread);
   });
@@ -80,7 +81,7 @@ void ForSegments(ThreadPool& pool, int64_t rows, int64_t columns, Body body) {
 // Calls body(begin, end, thread) over [0, count) in blocks of `size`.
 template <typename Body>
 void ForRanges(ThreadPool& pool, int64_t count, int64_t size, Body body) {
-  pool.ParallelFor((count + size - 1) / size, [&](int64_t block, int thread) {
+  pool.ParallelFor(CeilDivide(count, size), [&](int64_t block, int thread) {
     body(block * size, std::min(count, (block + 1) * size), thread);
   });
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/checked_math.h"
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/elementwise-inl.h"
@@ -171,7 +172,7 @@ class NormPartials {
 
   // Returns at least 16, so that there are few partial sums compared with rows.
   int64_t rows_per_block() const { return std::max<int64_t>(16, (rows_ + 63) / 64); }
-  int64_t blocks() const { return (rows_ + rows_per_block() - 1) / rows_per_block(); }
+  int64_t blocks() const { return CeilDivide(rows_, rows_per_block()); }
   int64_t count() const { return std::max<int64_t>(1, blocks() * quantities_ * columns_); }
 
   // Returns the zeroed sums of the block whose first row is `begin`: [quantities, columns].

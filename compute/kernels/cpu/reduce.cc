@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/loops.h"
@@ -125,7 +126,7 @@ double SumInTree(std::span<double> sums) {
 double CpuBackend::BlockedSum(TensorView x, bool squares) {
   const int64_t count = x.elements();
   if (count == 0) return 0;
-  std::vector<double> sums((count + kBlock - 1) / kBlock);
+  std::vector<double> sums(CeilDivide(count, kBlock));
   WithType(x.dtype(), [&]<typename T>(T) {
     const auto sum_block =
         squares ? TESSERA_CHOOSE(SumBlock<true, T>) : TESSERA_CHOOSE(SumBlock<false, T>);
@@ -141,7 +142,7 @@ void CpuBackend::Run(const ops::SumsOfSquares& op) {
   for (size_t p = 0; p < op.parts.size(); ++p) {
     const TensorView& x = op.parts[p];
     const int64_t count = x.empty() ? 0 : x.elements();
-    blocks.resize((count + op.block - 1) / op.block);
+    blocks.resize(CeilDivide(count, op.block));
     if (count == 0) {
       op.sums[p] = 0;
       continue;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "base/cpu_level.h"
 #include "base/dispatch.h"
 #include "base/for_each_target.h"
@@ -219,7 +220,7 @@ TEST_P(VectorTest, RoundsToBFloat16AsTheScalarType) {
                            0x7f7fffffu, 0x00000001u, 0x80000000u, 0x007fffffu}) {
     words.push_back(special);
   }
-  words.resize((words.size() + kLanes - 1) / kLanes * kLanes);
+  words.resize(RoundUp(words.size(), kLanes));
   for (size_t first = 0; first < words.size(); first += kLanes) {
     float x[kLanes], widened[kLanes];
     BFloat16 rounded[kLanes];

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/reference/array.h"
 #include "compute/kernels/reference/reference_backend.h"
@@ -73,7 +74,7 @@ double ReferenceBackend::Run(const ops::SumOfSquares& op) {
 void ReferenceBackend::Run(const ops::SumsOfSquares& op) {
   for (size_t p = 0; p < op.parts.size(); ++p) {
     const int64_t count = op.parts[p].empty() ? 0 : op.parts[p].elements();
-    std::vector<double> blocks((count + op.block - 1) / op.block);
+    std::vector<double> blocks(CeilDivide(count, op.block));
     if (count > 0) {
       const Array x(op.parts[p]);
       for (int64_t i = 0; i < count; ++i) blocks[i / op.block] += x.values()[i] * x.values()[i];

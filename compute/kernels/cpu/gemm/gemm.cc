@@ -109,7 +109,7 @@ ChainGemm::ChainGemm(const GemmShape& shape, const gemm::Kernels& kernels)
   depth_ = std::min(shape.k, PartOf(shape.k, kernels_.most_steps * kernels_.k_per_step, quantum));
   const int64_t steps = Steps(depth_), parts = shape.terms * CeilDivide(shape.k, depth_);
   panel_rows_ = PartOf(shape.m, kernels_.rows, kernels_.height);
-  row_panels_ = (shape.m + panel_rows_ - 1) / panel_rows_;
+  row_panels_ = CeilDivide(shape.m, panel_rows_);
   row_panel_words_ = kernels_.rows * steps + kSlack;
   int64_t most_panels = half / (row_panel_words_ * kWordBytes);
   keeps_rows_ = adds && most_panels / parts * kernels_.rows >= std::min(kFewRows, shape.m);

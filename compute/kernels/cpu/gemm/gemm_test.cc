@@ -14,6 +14,7 @@
 #include <limits>
 #include <random>
 
+#include "base/checked_math.h"
 #include "base/for_each_target.h"
 #include "tensor/bfloat16.h"
 
@@ -40,7 +41,7 @@ class Guarded {
  public:
   Guarded(int64_t count, bool at_end) : count_(count) {
     const int64_t bytes = count * sizeof(T);
-    room_ = (bytes + kPage - 1) / kPage * kPage;
+    room_ = RoundUp(bytes, kPage);
     memory_ = static_cast<char*>(mmap(nullptr, room_ + 2 * kPage, PROT_READ | PROT_WRITE,
                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     mprotect(memory_, kPage, PROT_NONE);
