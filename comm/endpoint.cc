@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -190,8 +191,7 @@ absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
 
 absl::Status Endpoint::Follow(const std::shared_ptr<Task>& task,
                               std::optional<absl::Duration> timeout) {
-  absl::Status status = WaitUntil(Until::kQueued, task.get(), timeout);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(WaitUntil(Until::kQueued, task.get(), timeout));
   const MutexLock lock(&mutex_);
   if (task->finished_) return absl::OkStatus();
   task->Follow();

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 
@@ -111,9 +112,8 @@ absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape) {
 }
 
 absl::StatusOr<int64_t> CheckedByteCount(const Shape& shape, int64_t element_bytes) {
-  const absl::StatusOr<int64_t> count = CheckedElementCount(shape);
-  if (!count.ok()) return count.status();
-  const std::optional<int64_t> bytes = CheckedMultiply(*count, element_bytes);
+  TESSERA_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape));
+  const std::optional<int64_t> bytes = CheckedMultiply(count, element_bytes);
   if (!bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("shape ", ShapeToString(shape), ": the number of bytes overflows"));

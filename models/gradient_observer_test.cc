@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
@@ -110,8 +111,7 @@ class GradientObserverTest : public ::testing::TestWithParam<ObservedCase> {
     };
     if (!stage.has_embedding) input = boundary(0.5), d_input = boundary(0);
     if (!stage.has_head) output = boundary(0), d_output = boundary(0.5);
-    auto loss = model.Forward(batch, *activations, input, output);
-    if (!loss.ok()) return loss.status();
+    TESSERA_RETURN_IF_ERROR(model.Forward(batch, *activations, input, output).status());
     if (const auto* const lending = dynamic_cast<LendingObserver*>(observer)) {
       EXPECT_EQ(lending->prepared().back(), follows && stage.has_head ? 1 : 0)
           << "the head's gradients, after the forward pass";

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/flag_options.pb.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
@@ -98,15 +98,13 @@ std::string ArchitectureName(const ModelConfig& config) {
 }
 
 absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
-  absl::StatusOr<ModelConfig> base = Base(config.size());
-  if (!base.ok()) return base.status();
+  TESSERA_ASSIGN_OR_RETURN(ModelConfig resolved, Base(config.size()));
   if (!config.size().empty() && config.architecture() != ModelConfig::ARCHITECTURE_UNSPECIFIED &&
-      config.architecture() != base->architecture()) {
+      config.architecture() != resolved.architecture()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "architecture is ", ModelConfig::Architecture_Name(config.architecture()), ", but size \"",
-        config.size(), "\" is ", ModelConfig::Architecture_Name(base->architecture())));
+        config.size(), "\" is ", ModelConfig::Architecture_Name(resolved.architecture())));
   }
-  ModelConfig resolved = *std::move(base);
   resolved.MergeFrom(config);
   if (resolved.architecture() != ModelConfig::OTHER && !resolved.other_architecture().empty()) {
     return absl::InvalidArgumentError(absl::StrCat("other_architecture is \"",
@@ -116,8 +114,7 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
   const Architecture* const architecture = FindArchitecture(resolved);
   if (architecture == nullptr) return UnknownArchitecture(resolved);
   architecture->fill_defaults(resolved);
-  const absl::Status status = architecture->validate(resolved);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(architecture->validate(resolved));
   return resolved;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "models/gpt2/architecture.h"
 #include "models/llama3/architecture.h"
@@ -61,25 +62,23 @@ const Architecture* FindArchitecture(const ModelConfig& config) {
 
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
                                                  const ModelOptions& options, Backend& backend) {
-  absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
-  if (!resolved.ok()) return resolved.status();
+  TESSERA_ASSIGN_OR_RETURN(ModelConfig resolved, ResolveModelConfig(config));
   const DType dtype = options.compute_dtype;
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF64) {
     return absl::InvalidArgumentError(absl::StrCat(
         "compute_dtype is ", std::string(DTypeName(dtype)), ": it must be a floating type"));
   }
   ModelOptions whole = options;
-  if (!whole.stage.has_value()) whole.stage = AllLayers(resolved->num_layers());
+  if (!whole.stage.has_value()) whole.stage = AllLayers(resolved.num_layers());
   const ChunkLayers& stage = *whole.stage;
-  if (stage.first < 0 || stage.first > stage.last || stage.last > resolved->num_layers()) {
+  if (stage.first < 0 || stage.first > stage.last || stage.last > resolved.num_layers()) {
     return absl::InvalidArgumentError(absl::StrCat("layers [", stage.first, ", ", stage.last,
                                                    ") of a stage: num_layers is ",
-                                                   resolved->num_layers()));
+                                                   resolved.num_layers()));
   }
   if (whole.tensor_parallel == nullptr) whole.tensor_parallel = &kNoTensorParallel;
-  absl::Status status = CheckShards(*resolved, whole.tensor_parallel->shards());
-  if (!status.ok()) return status;
-  return FindArchitecture(*resolved)->make_model(*resolved, whole, backend);
+  TESSERA_RETURN_IF_ERROR(CheckShards(resolved, whole.tensor_parallel->shards()));
+  return FindArchitecture(resolved)->make_model(resolved, whole, backend);
 }
 
 }  // namespace tessera

@@ -78,32 +78,29 @@ class CheckpointManagerTest : public ::testing::Test {
     options.schedule = schedule;
     if (change) change(rank, options);
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
-    auto manager = JobSaves::Open(storage, nullptr, std::move(options));
-    if (!manager.ok()) return manager.status();
+    TESSERA_ASSIGN_OR_RETURN(auto manager, JobSaves::Open(storage, nullptr, std::move(options)));
     std::vector<float> part(kRows / kRanks);
     ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
     tensor.shards = {
         Shard::Of(part, {.global_offset = {rank * kRows / kRanks}, .shape = {kRows / kRanks}})};
     const StateDict state = {{tensor}};
-    const auto resumed = (*manager)->TryResume(state);
-    if (!resumed.ok()) return resumed.status();
-    int64_t step = resumed->checkpoint.has_value() ? resumed->checkpoint->step() : 0;
+    TESSERA_ASSIGN_OR_RETURN(const auto resumed, manager->TryResume(state));
+    int64_t step = resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0;
     EXPECT_THAT(part, Each(static_cast<float>(step)));
     for (bool ends = false; !ends;) {
       StepState now = {.step = ++step};
       part.assign(part.size(), static_cast<float>(step));
       if (facts) facts(rank, now);
-      const auto decision = (*manager)->TrySave(now, state);
-      if (!decision.ok()) return decision.status();
-      ends = decision->end != EndReason::kNone;
-      if (*decision == SaveDecision()) continue;
+      TESSERA_ASSIGN_OR_RETURN(const auto decision, manager->TrySave(now, state));
+      ends = decision.end != EndReason::kNone;
+      if (decision == SaveDecision()) continue;
       constexpr const char* kSaves[] = {"", " rolling", " permanent"};
       constexpr const char* kEnds[] = {"",           " last",     " signal",  " program",
                                        " stop file", " duration", " interval"};
-      decisions.push_back(absl::StrCat(step, kSaves[static_cast<int>(decision->save)],
-                                       kEnds[static_cast<int>(decision->end)]));
+      decisions.push_back(absl::StrCat(step, kSaves[static_cast<int>(decision.save)],
+                                       kEnds[static_cast<int>(decision.end)]));
     }
-    return (*manager)->last_save();
+    return manager->last_save();
   }
 
   void Clear() { storage_ = std::make_unique<MemoryStorage>(); }

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -70,8 +71,7 @@ class ScanTest : public testing::Test {
   absl::Status Scan(const ScanOptions& options, std::string& seen) {
     seen.assign(all_.size(), '?');
     Scanner scanner(faulty_, "c", manifest_, options);
-    const absl::Status opened = scanner.OpenAll();
-    if (!opened.ok()) return opened;
+    TESSERA_RETURN_IF_ERROR(scanner.OpenAll());
     digests_.emplace(manifest_, scanner.map(), options.io_threads);
     return scanner.Run(scanner.WholeFiles(),
                        [&](int worker, const FilePiece& chunk, const std::byte* data) {
@@ -151,9 +151,8 @@ class StartedReads final : public ForwardingStorage {
  public:
   using ForwardingStorage::ForwardingStorage;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
-    absl::StatusOr<std::unique_ptr<ReadableFile>> file = base().Open(path);
-    if (!file.ok()) return file.status();
-    return std::make_unique<File>(*std::move(file), *this);
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, base().Open(path));
+    return std::make_unique<File>(std::move(file), *this);
   }
   size_t now() const { return now_; }
 

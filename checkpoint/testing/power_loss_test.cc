@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
@@ -267,8 +268,8 @@ TEST_F(PowerLossTest, ASaveInThePlaceOfOneThatDied) {
 
 absl::Status RewriteForTwo(const std::string& root) {
   const auto source = *OpenPosixStorage(root + "/old");
-  const auto target = OpenPosixStorage(root + "/new", {.create_root = true});
-  if (!target.ok()) return target.status();
+  TESSERA_ASSIGN_OR_RETURN(const auto target,
+                           OpenPosixStorage(root + "/new", {.create_root = true}));
   const Checkpoint saved = *Checkpoint::Open(*source, "step-00000001");
   std::vector<std::string> ranks;
   for (int rank = 0; rank < 2; ++rank) {
@@ -276,13 +277,12 @@ absl::Status RewriteForTwo(const std::string& root) {
   }
   SavePlanOptions options;
   options.checksum_chunk_bytes = 256;
-  const auto plan = PlanSave(ranks, options);
-  if (!plan.ok()) return plan.status();
+  TESSERA_ASSIGN_OR_RETURN(const auto plan, PlanSave(ranks, options));
   Manifest metadata;
   metadata.mutable_trainer()->set_step(1);
-  return Rewrite(saved, {ranks, *plan}, **target, "", metadata,
-                 {.memory_bytes = LeastRewriteMemory(saved.manifest(), plan->manifest),
-                  .io_threads = 2})
+  return Rewrite(
+             saved, {ranks, plan}, *target, "", metadata,
+             {.memory_bytes = LeastRewriteMemory(saved.manifest(), plan.manifest), .io_threads = 2})
       .status();
 }
 
@@ -334,10 +334,10 @@ TEST_F(PowerLossTest, DirectoriesAndRoots) {
   PowerLossScenario scenario;
   scenario.run = [](const std::string& root) -> absl::Status {
     mkdir((root + "/a").c_str(), 0777);
-    const auto storage = OpenPosixStorage(root + "/a/b", {.create_root = true});
-    if (!storage.ok()) return storage.status();
+    TESSERA_ASSIGN_OR_RETURN(const auto storage,
+                             OpenPosixStorage(root + "/a/b", {.create_root = true}));
     mkdir((root + "/a/b/c").c_str(), 0777);
-    return (*storage)->MakeDirectory("c/d");
+    return storage->MakeDirectory("c/d");
   };
   scenario.check = [](const FileImage& image, bool finished) -> std::string {
     return image.contains("a/b/c/d/") || !finished ? "" : "a/b/c/d is gone";

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status_macros.h"
 #include "storage/forwarding_storage.h"
 #include "storage/storage.h"
 
@@ -38,9 +39,8 @@ class WatchedStorage final : public ForwardingStorage {
   }
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override {
-    auto file = base().Create(path, size_hint_bytes);
-    if (!file.ok()) return file.status();
-    return std::make_unique<File>(*std::move(file), on_write_);
+    TESSERA_ASSIGN_OR_RETURN(auto file, base().Create(path, size_hint_bytes));
+    return std::make_unique<File>(std::move(file), on_write_);
   }
 
   uint64_t alignment_bytes = 1;

@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "comm/mpi/mpi_world.h"
 #include "comm/testing/conformance.h"
 
@@ -48,17 +49,14 @@ absl::Status Misbehave(const std::string& how) {
 
 // Looks like training steps to the ranks; after some steps, one rank misbehaves.
 absl::Status Steps(Communicator& comm, const std::string& how, int culprit) {
-  auto dp = comm.Split(0, comm.rank(), "dp");
-  if (!dp.ok()) return dp.status();
+  TESSERA_ASSIGN_OR_RETURN(auto dp, comm.Split(0, comm.rank(), "dp"));
   std::vector<float> gradients(200000, 1.0f);
   for (int step = 0; step < 40; ++step) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     if (step == 25 && (comm.rank() == culprit || culprit < 0)) {
-      const absl::Status status = Misbehave(how);
-      if (!status.ok()) return status;
+      TESSERA_RETURN_IF_ERROR(Misbehave(how));
     }
-    const absl::Status status = (*dp)->AllReduce(gradients, ReduceOp::kMax, {.what = "gradients"});
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(dp->AllReduce(gradients, ReduceOp::kMax, {.what = "gradients"}));
   }
   return absl::OkStatus();
 }

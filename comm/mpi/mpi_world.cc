@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/no_memory.h"
 #include "base/program.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "comm/endpoint.h"
 #include "comm/mpi/monitor.h"
@@ -121,9 +122,8 @@ MpiWorld::MpiWorld(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MpiWorld::~MpiWorld() = default;
 
 absl::StatusOr<std::unique_ptr<MpiWorld>> MpiWorld::Create(CommOptions options) {
-  absl::StatusOr<std::unique_ptr<Monitor>> monitor = Monitor::Create();
-  if (!monitor.ok()) return monitor.status();
-  (*monitor)->Watch(
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Monitor> monitor, Monitor::Create());
+  monitor->Watch(
       options.start_timeout,
       absl::StrCat(LaunchedAs(), "MPI_Init did not complete: some rank has not arrived after ",
                    absl::FormatDuration(options.start_timeout)));
@@ -145,10 +145,9 @@ absl::StatusOr<std::unique_ptr<MpiWorld>> MpiWorld::Create(CommOptions options) 
     return absl::UnavailableError("MPI_Comm_dup failed");
   }
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-  Monitor* const watch = monitor->get();
-  auto impl = std::make_unique<Impl>(std::move(options), *std::move(monitor), comm);
-  const absl::Status connected = impl->Connect();
-  if (!connected.ok()) return connected;
+  Monitor* const watch = monitor.get();
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(monitor), comm);
+  TESSERA_RETURN_IF_ERROR(impl->Connect());
   watch->Watch(std::nullopt, "");
   return std::unique_ptr<MpiWorld>(new MpiWorld(std::move(impl)));
 }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "absl/strings/match.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "base/threads.h"
 #include "comm/testing/conformance.h"
@@ -61,12 +62,11 @@ TEST(ThreadWorld, AnErrorOnOneRankEndsAllWithItsMessageOnce) {
 TEST(ThreadWorld, AbortEndsWaitsOfEveryGroup) {
   ThreadWorld world(4);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
-    auto group = comm.Split(comm.rank() / 2, 0, "pair");
-    if (!group.ok()) return group.status();
+    TESSERA_ASSIGN_OR_RETURN(auto group, comm.Split(comm.rank() / 2, 0, "pair"));
     if (comm.rank() == 0) comm.Abort(absl::ResourceExhaustedError("out of memory"));
     // Ranks 2 and 3 do not communicate with rank 0; each waits for a message that is never sent.
     std::vector<float> data(10);
-    return (*group)->Receive(data, 0, 5);
+    return group->Receive(data, 0, 5);
   });
   EXPECT_EQ(status, absl::ResourceExhaustedError("rank 0: out of memory"));
   for (int rank = 1; rank < 4; ++rank) EXPECT_EQ(world.statuses()[rank], status);
@@ -155,13 +155,12 @@ TEST(ThreadWorld, AForgottenOperationEndsBeforeItsBuffer) {
 TEST(ThreadWorld, GroupsOfOneRankServeSeveralThreads) {
   ThreadWorld world(3);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
-    auto background = comm.Split(0, comm.rank(), "background");
-    if (!background.ok()) return background.status();
+    TESSERA_ASSIGN_OR_RETURN(auto background, comm.Split(0, comm.rank(), "background"));
     std::atomic<bool> ok = true;
     std::thread thread([&] {
       for (int i = 0; i < 50; ++i) {
         std::vector<int32_t> one(1000, 1);
-        ok = ok && (*background)->AllReduce(one, ReduceOp::kSum).ok() && one[999] == 3;
+        ok = ok && background->AllReduce(one, ReduceOp::kSum).ok() && one[999] == 3;
       }
     });
     absl::Status status;

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_world.h"
 #include "comm/nccl/testing/fake_nccl.h"
@@ -41,10 +42,9 @@ TEST_P(KernelReducerConformance, Holds) {
     SimulatedDevice& device = *devices[static_cast<size_t>(host.rank())];
     if (absl::Status selected = device.runtime->Select(); !selected.ok()) return selected;
     FakeNccl nccl(net, *device.runtime, {.seed = seed});
-    absl::StatusOr<std::unique_ptr<NcclWorld>> ranks =
-        NcclWorld::Create(host, nccl, *device.compute, *device.reducer);
-    if (!ranks.ok()) return ranks.status();
-    absl::Status result = ConformanceCases()[static_cast<size_t>(which)].run((*ranks)->world());
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<NcclWorld> ranks,
+                             NcclWorld::Create(host, nccl, *device.compute, *device.reducer));
+    absl::Status result = ConformanceCases()[static_cast<size_t>(which)].run(ranks->world());
     result.Update(device.compute->Synchronize());
     if (!result.ok()) host.Abort(result);
     return result;

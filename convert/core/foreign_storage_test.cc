@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/elements/strided_read.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -52,9 +53,8 @@ class CountingStorage final : public ForwardingStorage {
   CountingStorage() : CountingStorage(std::make_unique<MemoryStorage>()) {}
 
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
-    absl::StatusOr<std::unique_ptr<ReadableFile>> file = base().Open(path);
-    if (!file.ok()) return file.status();
-    return std::make_unique<File>(*this, *std::move(file));
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, base().Open(path));
+    return std::make_unique<File>(*this, std::move(file));
   }
 
   MemoryStorage& memory;

@@ -105,8 +105,7 @@ absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcFile& file) {
   if (absl::Status status = ReadReals(file, config); !status.ok()) return status;
   FillDefaults(config);
   if (auto valid = Validate(config); !valid.ok()) return file.Corrupt(std::string(valid.message()));
-  const absl::Status length = file.CheckLength(ElementCount(header, config.ffn_hidden_size()));
-  if (!length.ok()) return length;
+  TESSERA_RETURN_IF_ERROR(file.CheckLength(ElementCount(header, config.ffn_hidden_size())));
   return config;
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "base/wall_clock_jump.h"
 #include "gmock/gmock.h"
@@ -32,9 +33,8 @@ using ::testing::Not;
 
 absl::StatusOr<std::unique_ptr<FolderLock>> Lock(const std::string& folder,
                                                  const FolderLock::Options& options = {}) {
-  auto storage = OpenPosixStorage(folder);
-  if (!storage.ok()) return storage.status();
-  return FolderLock::Acquire(*std::move(storage), options);
+  TESSERA_ASSIGN_OR_RETURN(auto storage, OpenPosixStorage(folder));
+  return FolderLock::Acquire(std::move(storage), options);
 }
 
 std::string NewFolder(const std::string& name) {

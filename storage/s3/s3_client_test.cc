@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "base/threads.h"
 #include "gtest/gtest.h"
@@ -31,9 +32,8 @@ std::string Pattern(size_t size) {
 absl::StatusOr<UploadedPart> UploadPart(S3Client& client, const S3Client::Upload& upload,
                                         int number, std::span<const std::byte> bytes) {
   const S3Client::PartBody body = {.number = number, .bytes = bytes};
-  const auto parts = client.UploadParts(upload, {&body, 1});
-  if (!parts.ok()) return parts.status();
-  return parts->front();
+  TESSERA_ASSIGN_OR_RETURN(const auto parts, client.UploadParts(upload, {&body, 1}));
+  return parts.front();
 }
 
 class S3ClientTest : public testing::Test {

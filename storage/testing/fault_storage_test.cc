@@ -1,5 +1,6 @@
 #include "storage/testing/fault_storage.h"
 
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "base/text.h"
 #include "gtest/gtest.h"
@@ -16,19 +17,17 @@ class FaultStorageTest : public testing::Test {
   absl::Status Everything() {
     absl::Status status = storage_.MakeDirectory("d");
     if (!status.ok()) return status;
-    auto writer = storage_.Create("d/tmp", 10);
-    if (!writer.ok()) return writer.status();
-    status = (*writer)->WriteAt(0, AsBytes("0123456789"));
-    if (status.ok()) status = (*writer)->Sync();
-    if (status.ok()) status = (*writer)->Close();
+    TESSERA_ASSIGN_OR_RETURN(auto writer, storage_.Create("d/tmp", 10));
+    status = writer->WriteAt(0, AsBytes("0123456789"));
+    if (status.ok()) status = writer->Sync();
+    if (status.ok()) status = writer->Close();
     if (status.ok()) status = storage_.Rename("d/tmp", "d/file");
     if (status.ok()) status = storage_.SyncDirectory("d");
     if (status.ok()) status = storage_.List("d").status();
     if (!status.ok()) return status;
-    auto reader = storage_.Open("d/file");
-    if (!reader.ok()) return reader.status();
+    TESSERA_ASSIGN_OR_RETURN(auto reader, storage_.Open("d/file"));
     std::byte out[4];
-    status = (*reader)->ReadAt(2, out);
+    status = reader->ReadAt(2, out);
     if (status.ok()) status = storage_.Delete("d/file");
     if (status.ok()) status = storage_.DeleteTree("d");
     return status;

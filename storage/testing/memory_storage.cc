@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "storage/checks.h"
 #include "storage/written_ranges.h"
 
@@ -168,13 +169,12 @@ absl::StatusOr<std::unique_ptr<WritableFile>> MemoryStorage::Create(std::string_
   if (absl::Status status = CheckPath("Create", path, false); !status.ok()) return status;
   MutexLock lock(&shared_->mutex);
   const auto [parent, name] = SplitPath(path);
-  absl::StatusOr<NodePtr> directory = shared_->FindDirectory("Create", parent, path);
-  if (!directory.ok()) return directory.status();
+  TESSERA_ASSIGN_OR_RETURN(NodePtr directory, shared_->FindDirectory("Create", parent, path));
   if (const NodePtr there = shared_->Find(path); there != nullptr && there->is_directory) {
     return Fail(absl::StatusCode::kInvalidArgument, "Create", path, "is a directory");
   }
   NodePtr node = std::make_shared<Node>(/*is_directory=*/false);
-  (*directory)->entries[std::string(name)] = node;
+  directory->entries[std::string(name)] = node;
   return std::make_unique<Writer>(shared_, std::string(path), std::move(node));
 }
 
@@ -203,8 +203,7 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
     return Fail(absl::StatusCode::kUnimplemented, "Rename", both, "directories are not renamed");
   }
   const auto [to_parent, to_name] = SplitPath(to);
-  absl::StatusOr<NodePtr> to_directory = shared_->FindDirectory("Rename", to_parent, both);
-  if (!to_directory.ok()) return to_directory.status();
+  TESSERA_ASSIGN_OR_RETURN(NodePtr to_directory, shared_->FindDirectory("Rename", to_parent, both));
   const NodePtr there = shared_->Find(to);
   if (node->is_directory && to.substr(0, from.size()) == from && to.size() > from.size() &&
       to[from.size()] == '/') {
@@ -214,7 +213,7 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
     return Fail(absl::StatusCode::kAlreadyExists, "Rename", both, "the target exists");
   }
   shared_->Remove(from);
-  (*to_directory)->entries[std::string(to_name)] = node;
+  to_directory->entries[std::string(to_name)] = node;
   return absl::OkStatus();
 }
 
@@ -242,8 +241,7 @@ absl::StatusOr<std::string> MemoryStorage::Write(std::string_view path, std::str
   }
   MutexLock lock(&shared_->mutex);
   const auto [parent, name] = SplitPath(path);
-  absl::StatusOr<NodePtr> directory = shared_->FindDirectory("Write", parent, path);
-  if (!directory.ok()) return directory.status();
+  TESSERA_ASSIGN_OR_RETURN(NodePtr directory, shared_->FindDirectory("Write", parent, path));
   const NodePtr there = shared_->Find(path);
   if (condition.version.empty() && there != nullptr) {
     return Fail(absl::StatusCode::kAlreadyExists, "Write", path, "the name is taken");
@@ -253,7 +251,7 @@ absl::StatusOr<std::string> MemoryStorage::Write(std::string_view path, std::str
   }
   const NodePtr node = std::make_shared<Node>(/*is_directory=*/false);
   node->data = std::string(contents);
-  (*directory)->entries[std::string(name)] = node;
+  directory->entries[std::string(name)] = node;
   return node->version;
 }
 
@@ -293,10 +291,9 @@ absl::Status MemoryStorage::SyncDirectory(std::string_view path) {
 absl::StatusOr<std::vector<std::string>> MemoryStorage::List(std::string_view path) {
   if (absl::Status status = CheckPath("List", path, true); !status.ok()) return status;
   MutexLock lock(&shared_->mutex);
-  absl::StatusOr<NodePtr> directory = shared_->FindDirectory("List", path, path);
-  if (!directory.ok()) return directory.status();
+  TESSERA_ASSIGN_OR_RETURN(NodePtr directory, shared_->FindDirectory("List", path, path));
   std::vector<std::string> names;
-  for (const auto& [name, node] : (*directory)->entries) {
+  for (const auto& [name, node] : directory->entries) {
     names.push_back(absl::StrCat(name, node->is_directory ? "/" : ""));
   }
   std::sort(names.begin(), names.end());

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -192,12 +193,11 @@ struct Begun {
 };
 
 absl::StatusOr<Begun> Begin(const TrainConfig& unresolved) {
-  const absl::StatusOr<TrainConfig> config = ResolveConfig(unresolved);
-  if (!config.ok()) return config.status();
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, ResolveConfig(unresolved));
   Begun begun;
   testing::StateCollector collector;
   const absl::Status status =
-      testing::TrainOnProcessors(*config, [&](Session& session) -> absl::Status {
+      testing::TrainOnProcessors(config, [&](Session& session) -> absl::Status {
         begun.progress = session.progress;
         begun.updates = session.trainer->updates();
         return collector.Add(session.trainer->chunks());

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -87,9 +88,8 @@ class ResumeTest : public ::testing::Test {
 
   // Returns rank 0's notes about the origin of the state.
   static absl::StatusOr<std::string> Train(const TrainConfig& unresolved) {
-    const absl::StatusOr<TrainConfig> config = ResolveConfig(unresolved);
-    if (!config.ok()) return config.status();
-    return testing::TrainOnProcessors(*config);
+    TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, ResolveConfig(unresolved));
+    return testing::TrainOnProcessors(config);
   }
 
   // Returns the records of one kind of a run: step -> bits of the loss and, in records of steps, of

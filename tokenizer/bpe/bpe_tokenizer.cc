@@ -6,6 +6,7 @@
 #include "absl/hash/hash.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace tessera {
@@ -95,12 +96,10 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Create(const std::st
   // Tokens of characters decode U+2581 to a space.
   const bool normalizes = vocabulary.normalizer.active() || vocabulary.alphabet != nullptr;
   if (vocabulary.alphabet == nullptr) {
-    auto bytes = ByteAlphabet::Create(path, vocabulary.tokens, vocabulary.split);
-    if (!bytes.ok()) return bytes.status();
-    vocabulary.alphabet = *std::move(bytes);
+    TESSERA_ASSIGN_OR_RETURN(vocabulary.alphabet,
+                             ByteAlphabet::Create(path, vocabulary.tokens, vocabulary.split));
   }
-  absl::Status status = CheckAdded(path, vocabulary);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(CheckAdded(path, vocabulary));
   return std::unique_ptr<BpeTokenizer>(new BpeTokenizer(std::move(vocabulary), normalizes));
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/files/json_files.h"
@@ -159,8 +160,7 @@ absl::Status CheckTiktokenClass(const std::string& path, const std::string& toke
 absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::string& contents,
                                            std::optional<TiktokenEncoding> encoding) {
   BpeVocabulary vocabulary;
-  absl::Status status = ReadRanks(path, contents, vocabulary.tokens);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(ReadRanks(path, contents, vocabulary.tokens));
   if (!encoding.has_value()) encoding = FindTiktokenEncoding(Crc32c(contents));
   if (!encoding.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -189,9 +189,9 @@ absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::s
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
     const std::string& path, const std::string& contents,
     std::optional<TiktokenEncoding> encoding) {
-  absl::StatusOr<BpeVocabulary> vocabulary = ReadTiktoken(path, contents, std::move(encoding));
-  if (!vocabulary.ok()) return vocabulary.status();
-  return BpeTokenizer::Create(path, *std::move(vocabulary));
+  TESSERA_ASSIGN_OR_RETURN(BpeVocabulary vocabulary,
+                           ReadTiktoken(path, contents, std::move(encoding)));
+  return BpeTokenizer::Create(path, std::move(vocabulary));
 }
 
 }  // namespace tessera

@@ -42,9 +42,8 @@ const char* Unsupported(const SentencePieceModel& model) {
 
 absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::Parse(
     const std::string& path, std::string contents) {
-  absl::StatusOr<SentencePieceModel> model = ParseSentencePieceModel(path, contents);
-  if (!model.ok()) return model.status();
-  if (const char* what = Unsupported(*model); what != nullptr) {
+  TESSERA_ASSIGN_OR_RETURN(SentencePieceModel model, ParseSentencePieceModel(path, contents));
+  if (const char* what = Unsupported(model); what != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         path, ": this SentencePiece model ", what,
         ", which is not supported: models of type BPE with byte fallback, which keep text as it "
@@ -53,7 +52,7 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   auto tokenizer = std::make_unique<SentencePieceTokenizer>();
   tokenizer->model_ = std::move(contents);
   tokenizer->byte_ids_.assign(256, -1);
-  for (const SentencePieceModel::Piece& piece : model->pieces) {
+  for (const SentencePieceModel::Piece& piece : model.pieces) {
     TESSERA_RETURN_IF_ERROR(tokenizer->AddPiece(path, piece));
   }
   for (int byte = 0; byte < 256; ++byte) {
@@ -62,8 +61,8 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
           absl::StrCat(path, ": expected a piece for byte ", byte, ", found none"));
     }
   }
-  tokenizer->dummy_prefix_ = model->add_dummy_prefix;
-  TESSERA_RETURN_IF_ERROR(tokenizer->TakeEndsOfText(path, *model));
+  tokenizer->dummy_prefix_ = model.add_dummy_prefix;
+  TESSERA_RETURN_IF_ERROR(tokenizer->TakeEndsOfText(path, model));
   return tokenizer;
 }
 

@@ -41,9 +41,8 @@ absl::StatusOr<TrainConfig> Resolve(const std::vector<std::string>& more, int pr
   std::vector<std::string> arguments = {"--size=gpt2-tiny", "--train-iters=100",
                                         "--train-data-path=train_*.bin"};
   arguments.insert(arguments.end(), more.begin(), more.end());
-  absl::StatusOr<CommandLine> line = Parse(arguments);
-  if (!line.ok()) return line.status();
-  return ResolveConfig(line->config, {.processes = processes});
+  TESSERA_ASSIGN_OR_RETURN(CommandLine line, Parse(arguments));
+  return ResolveConfig(line.config, {.processes = processes});
 }
 
 TrainConfig Resolved(const std::vector<std::string>& more) { return OrFail(Resolve(more)); }

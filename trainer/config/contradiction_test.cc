@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/flag_options.pb.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
@@ -190,10 +191,9 @@ absl::StatusOr<TrainConfig> ResolveFlags(const std::vector<std::string>& flags,
   std::vector<const char*> argv = {"train", "--size=gpt2-tiny", "--train-iters=100",
                                    "--train-data-path=train_*.bin"};
   for (const std::string& flag : flags) argv.push_back(flag.c_str());
-  const absl::StatusOr<CommandLine> line =
-      ParseCommandLine(static_cast<int>(argv.size()), argv.data());
-  if (!line.ok()) return line.status();
-  return ResolveConfig(line->config, {.origins = with_origins ? line->origins : Origins()});
+  TESSERA_ASSIGN_OR_RETURN(const CommandLine line,
+                           ParseCommandLine(static_cast<int>(argv.size()), argv.data()));
+  return ResolveConfig(line.config, {.origins = with_origins ? line.origins : Origins()});
 }
 
 TEST(ContradictionTest, IsAnsweredByOneLineThatNamesIt) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
@@ -53,11 +54,10 @@ constexpr const char* kTopologies[] = {"single", "dp2",         "dp4_zero2", "tp
 
 // The config after the launcher has completed it.
 absl::StatusOr<TrainConfig> Resolved(const std::string& name) {
-  absl::StatusOr<TrainConfig> config = LoadConfig("trainer/configs/" + name);
-  if (!config.ok()) return config.status();
-  if (!config->data().has_train_data_path()) config->mutable_data()->set_train_data_path("bytes");
-  if (!config->data().has_valid_data_path()) config->mutable_data()->set_valid_data_path("bytes");
-  return ResolveConfig(*config);
+  TESSERA_ASSIGN_OR_RETURN(TrainConfig config, LoadConfig("trainer/configs/" + name));
+  if (!config.data().has_train_data_path()) config.mutable_data()->set_train_data_path("bytes");
+  if (!config.data().has_valid_data_path()) config.mutable_data()->set_valid_data_path("bytes");
+  return ResolveConfig(config);
 }
 
 TEST(ConfigsTest, EachResolvesToTheModelOfItsName) {

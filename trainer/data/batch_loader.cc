@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "compute/random/philox.h"
 
 namespace tessera {
@@ -35,10 +36,9 @@ absl::Status BatchLoader::FillBatch(int64_t consumed_samples, int64_t first, int
         absl::StrCat("position ", consumed_samples, " + ", first, ": expected 0 or more of both"));
   }
   for (int64_t b = 0; b < count; ++b) {
-    absl::Status status =
-        dataset_->ReadSample(order_.SampleAt(consumed_samples + first + b),
-                             ids.subspan(b * length, length), targets.subspan(b * length, length));
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(dataset_->ReadSample(order_.SampleAt(consumed_samples + first + b),
+                                                 ids.subspan(b * length, length),
+                                                 targets.subspan(b * length, length)));
   }
   return absl::OkStatus();
 }
@@ -48,9 +48,8 @@ absl::Status BatchLoader::FillEvaluationBatch(int64_t first, int64_t count, std:
   const int64_t length = dataset_->sequence_length();
   if (absl::Status status = CheckRoom(count, length, ids, targets); !status.ok()) return status;
   for (int64_t b = 0; b < count; ++b) {
-    absl::Status status = dataset_->ReadSample(first + b, ids.subspan(b * length, length),
-                                               targets.subspan(b * length, length));
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(dataset_->ReadSample(first + b, ids.subspan(b * length, length),
+                                                 targets.subspan(b * length, length)));
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_descriptor.h"
 #include "base/replace_file.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -101,12 +102,11 @@ absl::Status WriteDatasetSummary(const DatasetSummary& summary, const std::strin
 
 absl::StatusOr<DatasetSummary> ReadDatasetSummary(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/", std::string(kDatasetFileName));
-  const absl::StatusOr<std::string> text = ReadFile(path, kMaxSummaryBytes);
-  if (!text.ok()) return text.status();
-  const Json root = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxSummaryBytes));
+  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) {
     return absl::DataLossError(absl::StrCat(path, " at offset 0: expected JSON, found ",
-                                            text->size(), " bytes that cannot be parsed"));
+                                            text.size(), " bytes that cannot be parsed"));
   }
   DatasetSummary summary;
   int64_t version = 0;

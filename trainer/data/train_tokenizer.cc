@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "compute/random/philox.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
@@ -80,17 +81,16 @@ std::string ReasonIn(std::string_view error) {
 absl::StatusOr<std::unique_ptr<Tokenizer>> TrainTokenizer(const std::vector<DocumentPart>& parts,
                                                           int64_t vocab_size, int64_t sample_bytes,
                                                           const BytesDone& done) {
-  const auto sentences = SampleSentences(parts, sample_bytes, done);
-  if (!sentences.ok()) return sentences.status();
-  if (sentences->empty()) {
+  TESSERA_ASSIGN_OR_RETURN(const auto sentences, SampleSentences(parts, sample_bytes, done));
+  if (sentences.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("vocab_size is ", vocab_size, ": the text has no line to make it from"));
   }
   std::string model, error;
-  if (!TrainSentencePieceModel(*sentences, vocab_size, &model, &error)) {
+  if (!TrainSentencePieceModel(sentences, vocab_size, &model, &error)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "vocab_size is ", vocab_size, ": SentencePiece cannot make such a vocabulary from ",
-        sentences->size(), " lines of text: ", ReasonIn(error)));
+        sentences.size(), " lines of text: ", ReasonIn(error)));
   }
   auto tokenizer = SentencePieceTokenizer::Parse("the trained model", std::move(model));
   if (!tokenizer.ok()) return tokenizer.status();

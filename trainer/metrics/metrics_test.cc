@@ -12,6 +12,7 @@
 
 #include "base/file_calls.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
 #include "tests/worlds/power/power_loss.h"
@@ -251,10 +252,10 @@ TEST(MetricsWriterTest, ResumingSurvivesALossOfPowerAndNeedsEachSync) {
 TEST(MetricsWriterTest, RecordsSurviveALossOfPowerFromTheSyncOn) {
   PowerLossScenario scenario;
   scenario.run = [](const std::string& root) -> absl::Status {
-    const auto writer = MetricsWriter::Open(root + "/metrics.jsonl", std::nullopt);
-    if (!writer.ok()) return writer.status();
-    if (absl::Status status = (*writer)->Write(MetricsAtStep(1)); !status.ok()) return status;
-    return (*writer)->Sync();
+    TESSERA_ASSIGN_OR_RETURN(const auto writer,
+                             MetricsWriter::Open(root + "/metrics.jsonl", std::nullopt));
+    if (absl::Status status = writer->Write(MetricsAtStep(1)); !status.ok()) return status;
+    return writer->Sync();
   };
   scenario.check = [](const FileImage& image, bool finished) -> std::string {
     const auto at = image.find("metrics.jsonl");

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "base/steady_time.h"
 
 namespace tessera {
@@ -26,9 +27,8 @@ class CommunicatorMessage final : public ckpt::PendingMessage {
     const absl::Duration start = SteadyNow();
     absl::Duration waited;
     for (int polls = 0; waited < std::min(kBackoffLimit, timeout); ++polls) {
-      const absl::StatusOr<bool> ended = pending_.Test();
-      if (!ended.ok()) return ended.status();
-      if (*ended) return absl::OkStatus();
+      TESSERA_ASSIGN_OR_RETURN(const bool ended, pending_.Test());
+      if (ended) return absl::OkStatus();
       if (polls < kSpinPolls) continue;
       absl::SleepFor(kPollInterval);
       waited = SteadyNow() - start;

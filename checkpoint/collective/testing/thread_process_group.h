@@ -26,6 +26,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "checkpoint/include/process_group.h"
 
 namespace tessera::ckpt {
@@ -144,9 +145,8 @@ class ThreadProcessGroup final : public ProcessGroup {
   }
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration timeout) override {
-    auto seen = hub_.Exchange(next_++, rank_, from_rank_0, {0}, timeout);
-    if (!seen.ok()) return seen.status();
-    return std::move((*seen)[0]);
+    TESSERA_ASSIGN_OR_RETURN(auto seen, hub_.Exchange(next_++, rank_, from_rank_0, {0}, timeout));
+    return std::move(seen[0]);
   }
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                             int destination) override {

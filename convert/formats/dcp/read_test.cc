@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/safetensors.h"
@@ -47,12 +48,11 @@ std::shared_ptr<Storage> Folder() {
 // The checkpoint of a folder as one of this library.
 absl::StatusOr<std::unique_ptr<ForeignStorage>> Present(std::shared_ptr<Storage> storage,
                                                         const std::string& folder) {
-  absl::StatusOr<ForeignCheckpoint> read = ReadDcp(*storage, folder);
-  if (!read.ok()) return read.status();
-  for (ForeignTensor& tensor : read->tensors) {
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint read, ReadDcp(*storage, folder));
+  for (ForeignTensor& tensor : read.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
-  return ForeignStorage::Create(std::move(storage), *std::move(read));
+  return ForeignStorage::Create(std::move(storage), std::move(read));
 }
 
 // Loads one tensor in equal parts along `dim`, each at its place in row-major memory.

@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "absl/status/status.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
@@ -66,9 +67,8 @@ std::map<std::string, std::string> TensorsOf(const std::string& bytes) {
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> Open(const std::string& bytes) {
   const std::shared_ptr<Storage> storage = FolderOf({{kFile, bytes}});
-  auto checkpoint = ReadGguf(*storage, kFile);
-  if (!checkpoint.ok()) return checkpoint.status();
-  return ForeignStorage::Create(storage, *std::move(checkpoint));
+  TESSERA_ASSIGN_OR_RETURN(auto checkpoint, ReadGguf(*storage, kFile));
+  return ForeignStorage::Create(storage, std::move(checkpoint));
 }
 
 ModelConfig ConfigIn(const std::string& bytes) {

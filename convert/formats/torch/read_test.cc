@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
@@ -42,9 +43,8 @@ std::string Contents(const std::string& file) {
 }
 
 absl::StatusOr<ForeignCheckpoint> Read(const std::string& file) {
-  const auto storage = OpenStorage(kFolder);
-  if (!storage.ok()) return storage.status();
-  return ReadTorch(**storage, std::vector<std::string>{file});
+  TESSERA_ASSIGN_OR_RETURN(const auto storage, OpenStorage(kFolder));
+  return ReadTorch(*storage, std::vector<std::string>{file});
 }
 
 std::map<std::string, ForeignTensor> ByName(const ForeignCheckpoint& checkpoint) {

@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "storage/posix_storage.h"
@@ -197,8 +198,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Site::Open(const Phase& phase, bool bli
   auto staging = OpenPosixStorage(root_ + "/nearby", {.create_root = true});
   if (!staging.ok()) return staging;
   auto tiered = std::make_unique<TieredStorage>(*std::move(staging), *std::move(remote));
-  const absl::Status forgotten = DeleteStagedFilesBut(*tiered->staging(), "");
-  if (!forgotten.ok()) return forgotten;
+  TESSERA_RETURN_IF_ERROR(DeleteStagedFilesBut(*tiered->staging(), ""));
   return tiered;
 }
 
