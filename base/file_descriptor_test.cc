@@ -8,7 +8,6 @@
 #include <fstream>
 
 #include "base/files.h"
-#include "base/scoped_fd.h"
 #include "base/testing.h"
 
 namespace tessera {

@@ -2,9 +2,7 @@
 
 #include <sched.h>
 
-#include <limits>
 #include <map>
-#include <string>
 
 #include "gtest/gtest.h"
 

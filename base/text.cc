@@ -1,6 +1,5 @@
 #include "base/text.h"
 
-#include <cstdint>
 #include <random>
 
 #include "absl/strings/str_format.h"

@@ -1,12 +1,9 @@
 #include "convert/write_foreign.h"
 
 #include <filesystem>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/testing.h"
-#include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/models.h"
 #include "gmock/gmock.h"

@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/parallel/tensor_parallel.h"

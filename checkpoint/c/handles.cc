@@ -1,7 +1,6 @@
 #include "checkpoint/c/handles.h"
 
 #include <cstdlib>
-#include <utility>
 
 namespace tessera::ckpt::c {
 namespace {

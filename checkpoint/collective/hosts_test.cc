@@ -4,9 +4,6 @@
 
 #include <filesystem>
 #include <map>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"

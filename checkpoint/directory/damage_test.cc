@@ -2,10 +2,6 @@
 
 #include "checkpoint/internal/damage.h"
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"

@@ -2,13 +2,8 @@
 
 #include "checkpoint/directory/directory.h"
 
-#include <cstdint>
 #include <limits>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

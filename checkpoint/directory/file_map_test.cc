@@ -2,10 +2,7 @@
 
 #include "checkpoint/directory/file_map.h"
 
-#include <cstdint>
-#include <optional>
 #include <random>
-#include <string>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"

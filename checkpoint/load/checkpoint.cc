@@ -1,12 +1,5 @@
 #include "checkpoint/include/checkpoint.h"
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
@@ -17,8 +10,6 @@
 #include "checkpoint/load/load.h"
 #include "checkpoint/load/named_tensors.h"
 #include "checkpoint/scan/verify.h"
-#include "layout/box.h"
-#include "storage/open_storage.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -5,13 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <utility>
-
 #include "base/testing.h"
-#include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "gtest/gtest.h"
 

@@ -3,7 +3,6 @@
 #include "checkpoint/load/named_tensors.h"
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

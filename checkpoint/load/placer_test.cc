@@ -2,15 +2,11 @@
 
 #include "checkpoint/load/placer.h"
 
-#include <cstddef>
-#include <cstdint>
 #include <numeric>
 #include <string>
-#include <vector>
 
 #include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"
-#include "checkpoint/plan/load_plan.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

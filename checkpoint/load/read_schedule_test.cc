@@ -2,10 +2,8 @@
 
 #include "checkpoint/load/read_schedule.h"
 
-#include <cstdint>
 #include <initializer_list>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"

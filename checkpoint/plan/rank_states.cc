@@ -5,12 +5,9 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <memory_resource>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "base/checked_math.h"
 #include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/plan/rank_states.h"

@@ -1,7 +1,6 @@
 #include "checkpoint/replicas/replica_storage.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <deque>
 #include <optional>
 #include <span>

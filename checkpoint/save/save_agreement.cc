@@ -9,7 +9,6 @@
 #include "base/text.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/save/save_messages.pb.h"
 
 // The agreement of the ranks of a save on one plan, and its reuse.

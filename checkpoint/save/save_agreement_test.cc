@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
-#include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/testing/test_state.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

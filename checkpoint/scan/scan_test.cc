@@ -6,9 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 #include <tuple>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

@@ -1,24 +1,19 @@
 #include "compute/device/cuda_device.h"
 
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/nccl_library.h"
-#include "compute/device/compute_devices.h"
 #include "compute/device/kernel_reducer.h"
-#include "compute/device/training_device.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
 #include "compute/kernels/cuda/products.h"
-#include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/cuda_runtime.h"
 #include "tensor/device.h"
 #include "tensor/device_runtime.h"

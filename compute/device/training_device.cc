@@ -1,8 +1,5 @@
 #include "compute/device/training_device.h"
 
-#include <cstdint>
-
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "compute/kernels/cuda/attention_memory.h"
 #include "layout/dtype.h"

@@ -1,8 +1,5 @@
 #include "convert/core/models.h"
 
-#include <string>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <map>
 #include <span>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
 
@@ -12,7 +11,6 @@
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/forwarding_storage.h"
 #include "storage/posix_storage.h"
 #include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"

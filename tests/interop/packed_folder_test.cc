@@ -4,10 +4,7 @@
 
 #include <fstream>
 #include <iterator>
-#include <string>
-#include <string_view>
 
-#include "absl/status/status.h"
 #include "base/testing.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/megatron/megatron.h"

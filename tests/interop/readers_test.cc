@@ -5,26 +5,13 @@
 
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
-#include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
-#include "checkpoint/include/manifest.h"
-#include "convert/open_foreign.h"
-#include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
-#include "tests/interop/foreign_run.h"
-#include "tests/support/command.h"
 #include "tools/ckpt/commands.h"
 #include "trainer/config/config.pb.h"
 

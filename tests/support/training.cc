@@ -3,13 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
-#include <optional>
 #include <span>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/include/manager_options.h"
 #include "checkpoint/include/manifest.h"
@@ -19,7 +15,6 @@
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/saved_run.h"
 #include "trainer/state/state_chunks.h"
 
 namespace tessera::testing {

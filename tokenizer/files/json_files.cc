@@ -1,7 +1,6 @@
 #include "tokenizer/files/json_files.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

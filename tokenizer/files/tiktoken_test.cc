@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing.h"

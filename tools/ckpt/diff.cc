@@ -1,12 +1,8 @@
 #include "operations/diff.h"
 
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "operations/named_checkpoint.h"
 #include "tools/ckpt/commands.h"
 #include "tools/ckpt/report.h"
 

@@ -1,7 +1,5 @@
 #include "operations/reshard.h"
 
-#include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,8 +7,6 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/include/manifest.h"
-#include "checkpoint/plan/save_plan.h"
-#include "layout/topology.h"
 #include "nlohmann/json.hpp"
 #include "operations/summary.h"
 #include "tools/ckpt/commands.h"

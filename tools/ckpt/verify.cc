@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "base/units.h"

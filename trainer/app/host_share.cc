@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
-#include "base/processors.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "compute/kernels/cuda/attention_memory.h"

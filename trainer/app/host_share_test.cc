@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/processors.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "comm/threads/thread_world.h"

@@ -2,21 +2,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file_descriptor.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/cuda/product_table.h"
 #include "compute/kernels/cuda/products.h"
-#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 namespace {

@@ -1,9 +1,7 @@
 #include "trainer/app/sample_text.h"
 
 #include <limits>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "base/testing.h"
 #include "gtest/gtest.h"

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/internal/damage.h"
@@ -29,7 +27,6 @@
 #include "trainer/state/load_tensors.h"
 #include "trainer/state/run_replicas.h"
 #include "trainer/state/save_storage.h"
-#include "trainer/state/saved_run.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {

@@ -1,7 +1,6 @@
 #include "trainer/app/start.h"
 
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -4,19 +4,12 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <functional>
 #include <map>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/file_descriptor.h"
 #include "base/files.h"
 #include "base/replace_file.h"

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"

@@ -7,12 +7,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/vector-inl.h"
-#include "compute/random/philox.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

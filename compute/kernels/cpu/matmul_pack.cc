@@ -4,14 +4,11 @@
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/matmul_pack.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 
-#include <cstdint>
 #include <cstring>
 
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/loops.h"
-#include "layout/dtype.h"
-#include "tensor/bfloat16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

@@ -6,10 +6,7 @@
 
 #include <array>
 #include <cinttypes>
-#include <cstdint>
 #include <cstdio>
-#include <string>
-#include <vector>
 
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/cpu_backend.h"

@@ -4,8 +4,6 @@
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/tree.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 
-#include <cstdint>
-
 #include "base/dispatch.h"
 #include "compute/kernels/cpu/elementwise-inl.h"
 

@@ -16,12 +16,9 @@
 
 #include <cstdint>
 
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/attention_memory.h"
 #include "compute/kernels/cuda/attention_softmax.h"
-#include "compute/kernels/cuda/attention_tiles.h"
 #include "compute/kernels/cuda/mma.h"
-#include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/warpgroup.h"
 #include "layout/dtype.h"
 #include "tensor/bfloat16.h"

@@ -10,9 +10,7 @@
 #include <array>
 #include <compare>
 #include <cstddef>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -21,16 +19,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "compute/kernels/cuda/cublaslt_abi.h"
-#include "compute/kernels/cuda/cublaslt_api.h"
-#include "compute/kernels/cuda/products.h"
 #include "layout/dtype.h"
-#include "tensor/device.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {

@@ -6,26 +6,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/kernel_stream.h"
 #include "compute/kernels/cuda/operation.h"
-#include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/tree_reduce.h"
-#include "compute/kernels/numerics_fingerprint.h"
 #include "layout/dtype.h"
-#include "tensor/device.h"
-#include "tensor/host_copies.h"
-#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 namespace {

@@ -8,16 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/attention_memory.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
@@ -25,9 +21,6 @@
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "layout/dtype.h"
-#include "tensor/device.h"
-#include "tensor/host_copies.h"
-#include "tensor/tensor.h"
 #include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera::cuda {

@@ -7,12 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
-#include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
-#include "tensor/bfloat16.h"
 
 namespace tessera::cuda {
 namespace {

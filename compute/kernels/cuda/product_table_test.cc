@@ -8,11 +8,9 @@
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/files.h"

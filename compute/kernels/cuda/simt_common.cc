@@ -2,11 +2,7 @@
 
 #include <cctype>
 #include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 namespace tessera::simt {
 namespace {

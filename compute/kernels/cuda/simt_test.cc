@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cfenv>
 #include <cmath>
-#include <cstdint>
 #include <functional>
 #include <random>
 #include <set>
@@ -18,7 +17,6 @@
 
 #include "compute/kernels/cuda/simt_common.h"
 #include "compute/kernels/cuda/testing/memory_access.h"
-#include "compute/kernels/cuda/testing/simt_host.h"
 #include "compute/kernels/cuda/testing/simulated_arithmetic.h"
 #include "tensor/bfloat16.h"
 

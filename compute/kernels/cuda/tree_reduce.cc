@@ -6,12 +6,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <span>
 #include <type_traits>
 #include <vector>
 
-#include "compute/kernels/cuda/simt.h"
 #include "tensor/bfloat16.h"
 
 namespace tessera::cuda {

@@ -8,14 +8,10 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "compute/kernels/cuda/simt.h"
 #include "compute/kernels/cuda/testing/simt_host.h"
-#include "compute/kernels/cuda/testing/simulated_products.h"
-#include "tensor/bfloat16.h"
 
 namespace tessera::cuda {
 namespace {

@@ -4,14 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -23,11 +17,9 @@
 #include "checkpoint/include/manifest.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
-#include "convert/core/value.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/dcp/metadata.h"
 #include "convert/pickle/torch_archive.h"
-#include "convert/pickle/value.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

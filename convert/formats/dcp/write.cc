@@ -1,12 +1,7 @@
-#include "convert/pickle/write.h"
+#include "convert/formats/torch/write.h"
 
 #include <bit>
-#include <cstdint>
-#include <map>
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "base/byte_order.h"
 #include "checkpoint/include/manifest.h"
@@ -15,7 +10,6 @@
 #include "convert/core/saved_weights.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/dcp/metadata.h"
-#include "convert/formats/torch/write.h"
 #include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
 

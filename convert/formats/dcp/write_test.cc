@@ -3,15 +3,9 @@
 #include "convert/formats/torch/write.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <set>
 #include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
@@ -20,7 +14,6 @@
 #include "checkpoint/internal/known_checkpoint.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
-#include "convert/core/output.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/torch/read.h"
 #include "convert/pickle/zip.h"

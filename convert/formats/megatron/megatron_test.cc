@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing.h"

@@ -1,11 +1,6 @@
-#include "convert/pickle/write.h"
+#include "convert/formats/torch/write.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -15,7 +10,6 @@
 #include "convert/formats/dcp/metadata.h"
 #include "convert/formats/megatron/megatron.h"
 #include "convert/formats/megatron/run.h"
-#include "convert/formats/torch/write.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
 

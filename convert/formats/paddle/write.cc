@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"

@@ -5,18 +5,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -25,8 +20,6 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "compute/kernels/backend.h"
-#include "compute/kernels/cuda/product_table.h"
-#include "compute/kernels/cuda/products.h"
 #include "models/testing/profiling_backend.h"
 #include "tests/device/check/operations.h"
 #include "tests/device/check/trained_by_choice.h"

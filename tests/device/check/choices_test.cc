@@ -7,32 +7,23 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <iterator>
 #include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/files.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
-#include "compute/kernels/cuda/product_table.h"
-#include "compute/kernels/cuda/products.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gmock/gmock.h"
 #include "models/testing/profiling_backend.h"
-#include "tests/device/check/check.h"
-#include "tests/device/check/figures.h"
 #include "tests/device/check/training_checks.h"
 
 namespace tessera::testing {

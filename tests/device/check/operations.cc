@@ -3,19 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/operation_cases.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/random/philox.h"
-#include "layout/dtype.h"
 #include "tensor/tensor.h"
 
 namespace tessera::testing {

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -24,8 +23,6 @@
 #include "compute/kernels/cpu/gemm/chains-inl.h"
 #include "compute/kernels/cpu/gemm/pack-inl.h"
 #include "compute/kernels/cpu/gemm/registers-inl.h"
-#include "layout/dtype.h"
-#include "tensor/bfloat16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {

@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "compute/kernels/cuda/cublaslt_abi.h"
 #include "tensor/bfloat16.h"
-#include "tensor/testing/fake_device_runtime.h"
 
 namespace tessera::cuda {
 namespace {

@@ -3,11 +3,7 @@
 #include <glog/logging.h>
 #include <sys/mman.h>
 
-#include <boost/context/detail/fcontext.hpp>
 #include <cfenv>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define TESSERA_FIBER_ASAN 1

@@ -1,13 +1,7 @@
 #include "compute/kernels/cuda/testing/memory_access.h"
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <string>
 #include <utility>
-
-#include "compute/kernels/cuda/simt_common.h"
 
 namespace tessera::simt {
 namespace {

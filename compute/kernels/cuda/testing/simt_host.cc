@@ -6,25 +6,16 @@
 #endif
 
 #include <algorithm>
-#include <array>
 #include <cfenv>
-#include <cstdint>
-#include <cstring>
-#include <functional>
 #include <initializer_list>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <sstream>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "compute/kernels/cuda/simt_common.h"
 #include "compute/kernels/cuda/testing/fiber.h"
-#include "compute/kernels/cuda/testing/memory_access.h"
 #include "compute/kernels/cuda/testing/simulated_arithmetic.h"
 #include "compute/kernels/cuda/testing/simulated_products.h"
 

@@ -4,18 +4,13 @@
 
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "compute/kernels/backend.h"
 #include "compute/kernels/cuda/cublaslt_api.h"
 #include "compute/kernels/cuda/cublaslt_products.h"
 #include "compute/kernels/cuda/device_backend.h"
-#include "compute/kernels/cuda/products.h"
 #include "compute/kernels/cuda/testing/fake_cublaslt.h"
-#include "compute/kernels/cuda/testing/simt_host.h"
-#include "compute/kernels/numerics_fingerprint.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 #include "tensor/testing/fake_device_runtime.h"

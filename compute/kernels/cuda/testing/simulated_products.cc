@@ -1,19 +1,11 @@
 #include "compute/kernels/cuda/testing/simulated_products.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <initializer_list>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "compute/kernels/cuda/simt_common.h"
-#include "compute/kernels/cuda/testing/memory_access.h"
-#include "compute/kernels/cuda/testing/simt_host.h"
 #include "tensor/bfloat16.h"
 
 namespace tessera::simt::internal {
