@@ -4,7 +4,6 @@
 // Access to local files. Every Status names the path, under the codes of ErrnoStatus().
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>

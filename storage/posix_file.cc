@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"

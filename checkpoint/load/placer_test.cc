@@ -3,7 +3,6 @@
 #include "checkpoint/load/placer.h"
 
 #include <numeric>
-#include <string>
 
 #include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"

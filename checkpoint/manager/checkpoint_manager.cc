@@ -1,7 +1,6 @@
 #include "checkpoint/include/checkpoint_manager.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "base/no_space.h"

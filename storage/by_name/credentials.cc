@@ -1,6 +1,5 @@
 #include "storage/by_name/credentials.h"
 
-#include <string_view>
 #include <utility>
 #include <vector>
 

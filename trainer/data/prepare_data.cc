@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <filesystem>
 #include <set>
+#include <span>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

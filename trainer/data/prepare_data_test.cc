@@ -9,6 +9,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <span>
 
 #include "base/file_descriptor.h"
 #include "base/testing.h"

@@ -4,7 +4,6 @@
 // The class behind MakeCpuBackend. Each operation's methods are defined in the file named after it.
 
 #include <cstdint>
-#include <span>
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/gemm_cache.h"

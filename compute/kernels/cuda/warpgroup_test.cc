@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include "compute/kernels/cuda/testing/simt_host.h"

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 
