@@ -8,12 +8,12 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "base/file_calls.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "base/text.h"
 #include "gtest/gtest.h"
@@ -24,10 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+std::string Contents(const std::string& path) { return ReadWholeFile(path).value_or(""); }
 
 class ReplaceFileTest : public testing::Test {
  protected:

@@ -7,13 +7,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <string_view>
 
 #include "base/crc32c.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -23,12 +22,7 @@ namespace tessera::ckpt {
 namespace {
 
 const std::string& Document() {
-  static const std::string& text = *new std::string([] {
-    std::ifstream file("checkpoint/FORMAT.md");
-    std::stringstream contents;
-    contents << file.rdbuf();
-    return contents.str();
-  }());
+  static const std::string& text = *new std::string(OrFail(ReadWholeFile("checkpoint/FORMAT.md")));
   return text;
 }
 

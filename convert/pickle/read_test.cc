@@ -4,7 +4,6 @@
 #include <bit>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -32,10 +32,7 @@ using testing::HasSubstr;
 
 constexpr char kFolder[] = "convert/pickle/testdata";
 
-std::string Contents(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
+std::string Contents(const std::filesystem::path& path) { return OrFail(ReadWholeFile(path)); }
 
 absl::StatusOr<Pickle> Read(const StringFile& file, const ReadOptions& options = {}) {
   return ReadPickle(file, {0, file.size_bytes()}, options);

@@ -2,9 +2,7 @@
 
 #include "convert/testing/packed_folder.h"
 
-#include <fstream>
-#include <iterator>
-
+#include "base/files.h"
 #include "base/testing.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/megatron/megatron.h"
@@ -16,10 +14,7 @@ namespace {
 namespace convert = ckpt::convert;
 
 std::string Corpus(const std::string& name) {
-  std::ifstream stream("tests/interop/corpus/" + name, std::ios::binary);
-  std::string packed{std::istreambuf_iterator<char>(stream), {}};
-  EXPECT_FALSE(packed.empty()) << name;
-  return packed;
+  return OrFail(ReadWholeFile("tests/interop/corpus/" + name));
 }
 
 absl::Status ReadDeepSpeed(std::string_view packed) {

@@ -1,11 +1,10 @@
 // A file written by the safetensors Python package (safetensors_check.py --write), read by this
 // codec.
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 
+#include "base/files.h"
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "gtest/gtest.h"
@@ -15,8 +14,8 @@ namespace tessera {
 namespace {
 
 TEST(PythonWrittenTest, EveryTensorIsThere) {
-  std::ifstream stream("tests/interop/python_written.safetensors", std::ios::binary);
-  const std::string file{std::istreambuf_iterator<char>(stream), {}};
+  ASSERT_OK_AND_ASSIGN(const std::string file,
+                       ReadWholeFile("tests/interop/python_written.safetensors"));
   ASSERT_GT(file.size(), 8);
   ASSERT_OK_AND_ASSIGN(const auto header_bytes,
                        ckpt::SafetensorsHeaderBytes(file.substr(0, 8), file.size()));

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
@@ -76,8 +76,7 @@ ckpt::ModelProto ModelOf(const std::string& name) {
 
 // What the live model and optimizer had, by the names of transformers.
 Tensors ReadExpected(const std::string& name) {
-  std::ifstream file(StateDictFixture(name + ".logical.safetensors"), std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const std::string bytes = OrFail(ReadWholeFile(StateDictFixture(name + ".logical.safetensors")));
   const auto header = OrFail(ckpt::ParseSafetensorsHeader(bytes, bytes.size()));
   Tensors expected;
   for (const ckpt::SafetensorsEntry& entry : header.entries) {
@@ -111,8 +110,7 @@ std::string Renamed(const std::string& from, const std::string& to) {
   std::filesystem::remove_all(folder);
   std::filesystem::copy(StateDictFixture("gpt2"), folder);
   const std::filesystem::path path = folder / "pytorch_model.bin";
-  std::ifstream in(path, std::ios::binary);
-  std::string contents{std::istreambuf_iterator<char>(in), {}};
+  std::string contents = OrFail(ReadWholeFile(path));
   contents.replace(contents.find(from), from.size(), to);
   std::ofstream(path, std::ios::binary) << ckpt::convert::WithoutChecksums(std::move(contents));
   return folder.string();
@@ -181,9 +179,7 @@ TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
 std::shared_ptr<MemoryStorage> Copied(const std::map<std::string, std::string>& files) {
   auto storage = std::make_shared<MemoryStorage>();
   for (const auto& [name, source] : files) {
-    std::ifstream file(StateDictFixture(source), std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    EXPECT_OK(WriteAll(*storage, name, bytes));
+    EXPECT_OK(WriteAll(*storage, name, OrFail(ReadWholeFile(StateDictFixture(source)))));
   }
   return storage;
 }

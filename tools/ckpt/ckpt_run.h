@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/files.h"
 #include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/checkpoint.h"
@@ -100,9 +101,7 @@ class CkptTest : public testing::Test {
   static std::string Contents(const std::string& folder) {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-      std::ostringstream bytes;
-      if (entry.is_regular_file()) bytes << std::ifstream(entry.path(), std::ios::binary).rdbuf();
-      files[entry.path()] = bytes.str();
+      files[entry.path()] = ReadWholeFile(entry.path()).value_or("");
     }
     std::string all;
     for (const auto& [path, bytes] : files)

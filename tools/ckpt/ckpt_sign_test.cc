@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/files.h"
 #include "base/testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -47,10 +48,7 @@ class CkptSignTest : public CkptTest {
   std::string Private(const std::string& name) const { return "--key=" + In(name + ".pem"); }
   std::string Public(const std::string& name) const { return "--key=" + In(name + ".pub"); }
 
-  static std::string Read(const std::string& path) {
-    std::ifstream stream(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
-  }
+  static std::string Read(const std::string& path) { return OrFail(ReadWholeFile(path)); }
   static void Write(const std::string& path, const std::string& contents) {
     std::ofstream(path, std::ios::binary) << contents;
   }

@@ -4,9 +4,7 @@
 
 #include <cctype>
 #include <fstream>
-#include <iterator>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -14,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
@@ -262,13 +261,11 @@ TEST(FlagHelpTest, OneGroup) {
 
 // The command line is a promise to users: changing it must change this file, too.
 TEST(FrozenCommandLineTest, FlagsAndDefaultsAreThoseOfTheGoldenFile) {
-  std::ifstream file("trainer/config/testdata/flags.golden");
-  ASSERT_TRUE(file) << "testdata is missing";
-  std::ostringstream golden;
-  golden << file.rdbuf();
+  ASSERT_OK_AND_ASSIGN(const std::string golden,
+                       ReadWholeFile("trainer/config/testdata/flags.golden"));
   const std::string actual =
       absl::StrJoin(FlagInventory(TrainConfig::default_instance()), "\n") + "\n";
-  EXPECT_EQ(actual, golden.str()) << "the command line changed; it is now:\n" << actual;
+  EXPECT_EQ(actual, golden) << "the command line changed; it is now:\n" << actual;
 }
 
 // Flags with Megatron-LM's names have its defaults, but for those that docs/train.md names.
@@ -349,9 +346,7 @@ TEST(FrozenCommandLineTest, DefaultsAreMegatrons) {
     if (flag->second.empty() ? !is_off : value != flag->second) other.insert(flag->first);
   }
   EXPECT_EQ(found.size(), megatron.size());
-  std::ifstream page("docs/train.md");
-  ASSERT_TRUE(page);
-  std::string text{std::istreambuf_iterator<char>(page), {}};
+  ASSERT_OK_AND_ASSIGN(std::string text, ReadWholeFile("docs/train.md"));
   text = text.substr(text.find("## Flags of other trainers"));
   text = text.substr(0, text.find("If a flag of another trainer"));
   std::set<std::string> named;

@@ -2,14 +2,13 @@
 #define TESSERA_TRAINER_DATA_TEST_FILES_H_
 
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 
@@ -19,10 +18,7 @@ inline std::span<const uint8_t> AsBytes(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-inline std::string Slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+inline std::string Slurp(const std::string& path) { return ReadWholeFile(path).value_or(""); }
 
 inline std::string MessageOf(const auto& status) { return std::string(status.message()); }
 

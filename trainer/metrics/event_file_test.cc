@@ -8,9 +8,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "base/crc32c.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/metrics.h"
@@ -20,10 +20,7 @@ namespace {
 
 using tensorboard::Event;
 
-std::string BytesOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
+std::string BytesOf(const std::string& path) { return OrFail(ReadWholeFile(path)); }
 
 // What the format says, without the code that writes it.
 std::vector<Event> EventsOf(const std::string& folder) {

@@ -12,11 +12,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/testing.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/numerics_fingerprint.h"
@@ -67,8 +68,7 @@ TEST(ExactBitsTest, EveryOperationHasTheCommittedBits) {
     ASSERT_TRUE((file << lines).flush().good());
     return;
   }
-  std::ifstream file(kGolden);
-  EXPECT_EQ(lines, std::string(std::istreambuf_iterator<char>(file), {}));
+  EXPECT_EQ(lines, OrFail(ReadWholeFile(kGolden)));
 }
 
 }  // namespace

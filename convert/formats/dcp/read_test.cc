@@ -1,8 +1,5 @@
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_order.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
@@ -35,8 +33,7 @@ using testing::HasSubstr;
 constexpr char kFolder[] = "convert/formats/dcp/testdata";
 
 std::string Contents(const std::string& file) {
-  std::ifstream stream(std::filesystem::path(kFolder) / file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
+  return OrFail(ReadWholeFile(absl::StrCat(kFolder, "/", file)));
 }
 
 std::shared_ptr<Storage> Folder() {

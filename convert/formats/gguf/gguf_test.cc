@@ -2,9 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <span>
@@ -12,6 +10,7 @@
 #include <variant>
 
 #include "absl/status/status.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/include/checkpoint.h"
@@ -38,9 +37,7 @@ constexpr char kFile[] = "model.gguf";
 
 // What PyPI's gguf has written.
 std::string Written(const std::string& name) {
-  std::ifstream in("convert/formats/gguf/testdata/" + name + "/model.gguf", std::ios::binary);
-  EXPECT_TRUE(in.good()) << name;
-  return {std::istreambuf_iterator<char>(in), {}};
+  return OrFail(ReadWholeFile("convert/formats/gguf/testdata/" + name + "/model.gguf"));
 }
 
 GgufHeader HeaderOf(const std::string& bytes) {

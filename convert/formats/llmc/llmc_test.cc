@@ -1,12 +1,11 @@
 #include "convert/formats/llmc/llmc.h"
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_storage.h"
@@ -22,9 +21,7 @@ using ::testing::HasSubstr;
 constexpr char kFile[] = "model.bin";
 
 std::string Fixture(const std::string& name) {
-  std::ifstream in("tests/interop/pytorch/" + name + ".model.bin", std::ios::binary);
-  EXPECT_TRUE(in.good()) << name;
-  return {std::istreambuf_iterator<char>(in), {}};
+  return OrFail(ReadWholeFile("tests/interop/pytorch/" + name + ".model.bin"));
 }
 
 std::string WithField(std::string file, int field, int32_t value) {

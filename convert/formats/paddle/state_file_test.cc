@@ -3,10 +3,9 @@
 #include "convert/formats/paddle/state_file.h"
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <tuple>
 
+#include "base/files.h"
 #include "base/testing.h"
 #include "convert/testing/string_file.h"
 #include "gmock/gmock.h"
@@ -18,8 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 StringFile Read(const std::string& name) {
-  std::ifstream in("convert/formats/paddle/testdata/" + name, std::ios::binary);
-  return StringFile({std::istreambuf_iterator<char>(in), {}});
+  return StringFile(OrFail(ReadWholeFile("convert/formats/paddle/testdata/" + name)));
 }
 
 // The values of an array of F32, in the order of its parts.

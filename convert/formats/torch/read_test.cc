@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
@@ -38,8 +38,7 @@ using testing::HasSubstr;
 constexpr char kFolder[] = "convert/formats/torch/testdata";
 
 std::string Contents(const std::string& file) {
-  std::ifstream stream(std::filesystem::path(kFolder) / file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
+  return OrFail(ReadWholeFile(absl::StrCat(kFolder, "/", file)));
 }
 
 absl::StatusOr<ForeignCheckpoint> Read(const std::string& file) {
