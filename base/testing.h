@@ -100,6 +100,12 @@ inline uint64_t TestSeed() {
   return seed;
 }
 
+// Returns the rounds of a property test: those in TESSERA_TEST_ROUNDS, for a longer campaign.
+inline int TestRounds(int usual) {
+  const char* const rounds = std::getenv("TESSERA_TEST_ROUNDS");
+  return rounds == nullptr ? usual : std::atoi(rounds);
+}
+
 inline std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
   std::vector<std::byte> bytes(size);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());

@@ -15,7 +15,7 @@ char* At(const void* data, int64_t bytes) {
   return static_cast<char*>(const_cast<void*>(data)) + bytes;
 }
 
-// ------------------------------------------------------------------------------- moving pieces
+// ---- Moving pieces.
 
 class ExchangeTask final : public Task {
  public:
@@ -72,7 +72,7 @@ class MessageTask final : public Task {
   bool started_ = false;
 };
 
-// -------------------------------------------------------------------------------- reductions
+// ---- Reductions.
 
 // Pieces are sent in segments that fit into a core's cache, several at a time: one is added while
 // the next ones are in transit.
@@ -265,7 +265,7 @@ class OneStepReduceTask final : public Task {
   std::unique_ptr<char[]> received_;
 };
 
-// -------------------------------------------------------------------------------- broadcast
+// ---- Broadcasts.
 
 // Scatters the root's pieces, then gathers every rank's piece at all ranks that lack it.
 class LargeBroadcastTask final : public Task {

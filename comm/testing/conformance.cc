@@ -26,7 +26,7 @@ using conformance::ExpectEqual;
 using conformance::Sum;
 using conformance::UnevenCounts;
 
-// ---------------------------------------------------------------------------------- the oracle
+// ---- The oracle.
 
 inline constexpr CommType kReducibleTypes[] = {CommType::kF32, CommType::kBF16, CommType::kF64,
                                                CommType::kI32, CommType::kI64};
@@ -156,7 +156,7 @@ absl::Status ExpectSame(std::string_view what, const TestArray& expected, const 
                                           found.elements, " differs"));
 }
 
-// ----------------------------------------------------------------------------------- the cases
+// ---- The cases.
 
 // No element, one, fewer than ranks, few enough for one step, and too many for it.
 constexpr int64_t kSizes[] = {0, 1, 3, 200, 5001};

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <random>
@@ -68,8 +67,7 @@ TrainConfig Config(const testing::RunSettings& settings, int64_t interval) {
   return config;
 }
 
-// --- without a fault
-// --------------------------------------------------------------------------------
+// ---- Without a fault.
 
 TEST(ReplayTest, NoBitOfTheRunChanges) {
   struct Case {
@@ -105,13 +103,11 @@ TEST(ReplayTest, NoBitOfTheRunChanges) {
   }
 }
 
-// TESSERA_TEST_ROUNDS: of longer campaigns.
 TEST(ReplayTest, RandomRunsAreNotAccused) {
-  const char* const rounds = std::getenv("TESSERA_TEST_ROUNDS");
   std::mt19937_64 random(TestSeed());
   const auto below = [&](int n) { return static_cast<int>(random() % n); };
   const std::vector<std::string> models = {testing::kGpt2, testing::kLlama, testing::kTiedLlama};
-  for (int round = 0; round < (rounds == nullptr ? 8 : std::atoi(rounds));) {
+  for (int round = 0; round < TestRounds(8);) {
     const Topology topology = {.tensor = 1 << below(2),
                                .data = 1 + below(4),
                                .pipeline = 1 + below(3),
@@ -135,8 +131,7 @@ TEST(ReplayTest, RandomRunsAreNotAccused) {
   }
 }
 
-// --- with one
-// --------------------------------------------------------------------------------
+// ---- With a fault.
 
 // What has a bit flipped: a norm's gradient, what a norm's backward pass hands on, or the MLP's
 // activations.

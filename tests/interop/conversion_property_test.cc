@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <map>
@@ -407,12 +406,6 @@ void ExpectSame(const State& before, const State& after, const Named& named) {
   if (!named.trainer.contains("step")) EXPECT_EQ(after.step, before.step);
 }
 
-// Set by the environment, for longer campaigns.
-int Rounds() {
-  const char* const rounds = std::getenv("TESSERA_TEST_ROUNDS");
-  return rounds == nullptr ? 25 : std::atoi(rounds);
-}
-
 // Converts by way of formats of other frameworks, and back to this library's.
 void Convert(Generator& choose, const std::vector<std::string>& formats, const TestFolder& folder,
              const State& state, std::map<std::string, int>& refused) {
@@ -457,7 +450,7 @@ TEST(ConversionPropertyTest, EverythingComesBackOrIsNamed) {
   const uint64_t seed = TestSeed();
   std::vector<std::string> formats = convert::WrittenFormatNames();
   std::map<std::string, int> converted, refused;
-  for (int round = 0; round < Rounds(); ++round) {
+  for (int round = 0; round < TestRounds(25); ++round) {
     Generator generator(seed + static_cast<uint64_t>(round));
     const Generated generated = generator.Make();
     std::vector<std::vector<std::string>> ways = {{}, {"torch", "dcp"}, {"dcp", "torch"}};

@@ -2,7 +2,6 @@
 // saves, the others load, compared with a naively gathered state.
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <random>
@@ -30,12 +29,6 @@ using testing::LogicalState;
 
 constexpr int kMaxRanks = 12;
 constexpr int kDestinations = 3;
-
-// Set by the environment, for longer campaigns.
-int Rounds() {
-  const char* rounds = std::getenv("TESSERA_TEST_ROUNDS");
-  return rounds == nullptr ? 12 : std::atoi(rounds);
-}
 
 class Chooser {
  public:
@@ -121,7 +114,8 @@ LogicalState Expected(const LogicalState& saved, bool saved_bf16, bool loaded_bf
 TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
   Chooser choose(TestSeed());
   const std::string root = ::testing::TempDir() + "/reshard_property";
-  for (int round = 0; round < Rounds(); ++round) {
+  const int rounds = TestRounds(12);
+  for (int round = 0; round < rounds; ++round) {
     std::filesystem::remove_all(root);
     std::filesystem::create_directories(root);
     ASSERT_OK(testing::WriteTokens(root + "/tokens.bin", /*vocabulary=*/3, 200));
@@ -142,7 +136,7 @@ TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
     }
   }
   std::filesystem::remove_all(root);
-  std::cout << Rounds() << " rounds\n";
+  std::cout << rounds << " rounds\n";
 }
 
 // Neither number of ranks is a multiple of the other. Five layers divide evenly into neither two
