@@ -189,5 +189,4 @@ TEST(RetentionTest, MoreGenerousPoliciesKeepMore) {
 }
 
 }  // namespace
-
 }  // namespace tessera::ckpt

@@ -348,5 +348,4 @@ TEST(FailedSavesTest, TheTimeCountsFromTheLastCheckpointOrTheBeginning) {
 }
 
 }  // namespace
-
 }  // namespace tessera::ckpt

@@ -475,5 +475,4 @@ TEST(PipelineScheduleTest, ForwardAloneTakesAnyNumberOfMicroBatches) {
 }
 
 }  // namespace
-
 }  // namespace tessera

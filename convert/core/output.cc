@@ -20,7 +20,6 @@
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 constexpr int64_t kCopyBlockBytes = int64_t{8} << 20;

@@ -15,7 +15,6 @@
 #include "convert/pickle/read.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 using pickle::Extent;

@@ -8,7 +8,6 @@
 #include "models/layers/decoder_family.h"
 
 namespace tessera::gpt2 {
-
 namespace {
 
 // OpenAI's sizes, and a tiny one for tests.

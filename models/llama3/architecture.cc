@@ -9,7 +9,6 @@
 #include "models/llama3/names.h"
 
 namespace tessera::llama3 {
-
 namespace {
 
 // Llama-3.2 1B and 3B (tied), Llama-3.1 8B (untied), and a tiny size for tests.

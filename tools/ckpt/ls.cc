@@ -21,7 +21,6 @@
 #include "tools/ckpt/report.h"
 
 namespace tessera::ckpt {
-
 namespace {
 
 class Listing {

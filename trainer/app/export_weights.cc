@@ -19,7 +19,6 @@
 #include "trainer/state/foreign_weights.h"
 
 namespace tessera {
-
 namespace {
 
 absl::Status CheckOne(const Session& session, const char* setting, const ForeignWeights& weights) {

@@ -108,5 +108,4 @@ TEST(SpareBesideStagingTest, RanksOfAMachineShareWhatTheirCopiesLeave) {
 }
 
 }  // namespace
-
 }  // namespace tessera

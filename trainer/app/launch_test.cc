@@ -113,5 +113,4 @@ TEST(RankOutputTest, AFolderThatCannotBeIsNamed) {
 }
 
 }  // namespace
-
 }  // namespace tessera

@@ -203,5 +203,4 @@ TEST(SameRunTest, RanksThatComputeOtherwiseAreNamed) {
 }
 
 }  // namespace
-
 }  // namespace tessera

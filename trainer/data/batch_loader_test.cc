@@ -255,5 +255,4 @@ TEST(SampleOrderTest, EpochOfAPosition) {
 }
 
 }  // namespace
-
 }  // namespace tessera

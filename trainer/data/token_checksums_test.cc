@@ -155,5 +155,4 @@ TEST(ContentHashTest, EveryBitAndTheLengthCount) {
 }
 
 }  // namespace
-
 }  // namespace tessera

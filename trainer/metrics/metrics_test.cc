@@ -417,5 +417,4 @@ TEST(KeptRecordsTest, OfTwoRecordsOfAStepTheLastIsKept) {
 }
 
 }  // namespace
-
 }  // namespace tessera

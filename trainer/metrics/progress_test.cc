@@ -173,5 +173,4 @@ TEST(ProgressLineTest, AMessageNeverControlsTheTerminal) {
 }
 
 }  // namespace
-
 }  // namespace tessera

@@ -100,7 +100,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
-
 namespace {
 
 // The matrix products for Q query rows, which see the keys [0, end).

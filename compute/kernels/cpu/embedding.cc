@@ -128,7 +128,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
-
 namespace {
 
 constexpr int64_t kRowsPerBlock = 16;

@@ -63,7 +63,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
-
 namespace {
 
 // Calls body(T{}) with the C++ type of any dtype.

@@ -138,7 +138,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
-
 namespace {
 
 constexpr int64_t kNormForwardRows = 16;

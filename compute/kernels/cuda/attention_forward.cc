@@ -17,7 +17,6 @@
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {
-
 namespace {
 
 template <int kTiles>

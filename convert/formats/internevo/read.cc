@@ -22,7 +22,6 @@
 #include "layout/dtype.h"
 
 namespace tessera::ckpt::convert {
-
 namespace {
 
 // Groups of parameters, by their names.

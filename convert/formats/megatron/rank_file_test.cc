@@ -116,5 +116,4 @@ TEST(RankOrderTest, HostileNumbers) {
 }
 
 }  // namespace
-
 }  // namespace tessera::ckpt::convert
