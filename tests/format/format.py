@@ -27,7 +27,6 @@ MAX_COLUMNS = 100
 # Of a source, tests included. Longer ones hold two things: each gets a file and a name.
 MAX_LINES = 500
 LONGER = ("checkpoint/c/tessera_checkpoint.h",  # one public header
-          "compute/kernels/cuda/device_backend_test.cc",  # one backend, over its fake library
           "compute/kernels/cuda/testing/simt_host.cc",  # one machine
           "trainer/config/config.proto")  # the settings, each with its help
 # Of a folder at the top, so that it can be read in a day: C++ and messages, without what is for
