@@ -20,10 +20,9 @@ std::vector<std::pair<int64_t, std::string>> StepFoldersAmong(
   MemoryStorage storage;
   for (const std::string& name : names) EXPECT_OK(storage.MakeDirectory(name));
   EXPECT_OK(WriteAll(storage, "checkpoint-99", "a file"));
-  const auto folders = ListStepFolders(storage);
-  EXPECT_OK(folders);
+  const auto folders = OrFail(ListStepFolders(storage));
   std::vector<std::pair<int64_t, std::string>> found;
-  for (const StepFolder& folder : *folders) found.emplace_back(folder.step, folder.name);
+  for (const StepFolder& folder : folders) found.emplace_back(folder.step, folder.name);
   return found;
 }
 

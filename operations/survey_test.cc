@@ -241,9 +241,7 @@ class SurveyTest : public testing::Test {
   CheckpointSurvey MustSurvey(int threads, size_t max_histograms = 4096) {
     named_ = FindCheckpoint(root_, {});
     EXPECT_TRUE(named_.ok() && named_->opened.ok());
-    auto survey = Survey(*named_, {.io_threads = threads, .max_histograms = max_histograms});
-    EXPECT_OK(survey);
-    return *std::move(survey);
+    return OrFail(Survey(*named_, {.io_threads = threads, .max_histograms = max_histograms}));
   }
 
   std::vector<std::string> Damaged(const CheckpointSurvey& survey) const {

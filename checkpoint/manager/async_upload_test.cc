@@ -55,21 +55,19 @@ class AsyncUploadTest : public ::testing::Test {
   // Trains until the end; returns the step from which the job resumed.
   int64_t Train(CheckpointManagerOptions options) {
     const int64_t last_step = options.schedule.last_step;
-    auto manager = JobSaves::Open(folder_, std::move(options));
-    EXPECT_OK(manager);
+    auto manager = OrFail(JobSaves::Open(folder_, std::move(options)));
     std::vector<float> weight(kRows);
     const StateDict state = OneTensor(weight);
-    const auto resumed = (*manager)->TryResume(state);
-    EXPECT_OK(resumed);
-    const int64_t first = resumed->checkpoint.has_value() ? resumed->checkpoint->step() : 0;
+    const auto resumed = OrFail(manager->TryResume(state));
+    const int64_t first = resumed.checkpoint.has_value() ? resumed.checkpoint->step() : 0;
     EXPECT_THAT(weight, Each(static_cast<float>(first)));
     for (int64_t step = first + 1; step <= last_step; ++step) {
-      (*manager)->WaitUntilAllCopied();
+      manager->WaitUntilAllCopied();
       weight.assign(weight.size(), static_cast<float>(step));
-      EXPECT_OK((*manager)->TrySave({.step = step}, state));
-      (*manager)->Finish();
+      EXPECT_OK(manager->TrySave({.step = step}, state));
+      manager->Finish();
     }
-    EXPECT_OK((*manager)->last_save());
+    EXPECT_OK(manager->last_save());
     return first;
   }
   // As Train(), in a process that `save` kills.

@@ -278,14 +278,13 @@ TEST_F(CheckpointManagerTest, LackOfSpaceEndsAJobAtOnceAndLackOfMemoryDoesNot) {
     options.schedule = {.interval_steps = 1, .last_step = 9};
     options.failures.max_failed_saves = 2;
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &faulty);
-    const auto manager = JobSaves::Open(storage, nullptr, std::move(options));
-    EXPECT_OK(manager);
+    const auto manager = OrFail(JobSaves::Open(storage, nullptr, std::move(options)));
     fail(faulty);
     std::vector<float> weight(kRows);
-    EXPECT_OK((*manager)->TrySave({.step = 1}, OneTensor(weight)));
-    (*manager)->Finish();
-    EXPECT_TRUE(absl::IsResourceExhausted((*manager)->last_save())) << (*manager)->last_save();
-    return (*manager)->Decide({.step = 2})->trouble;
+    EXPECT_OK(manager->TrySave({.step = 1}, OneTensor(weight)));
+    manager->Finish();
+    EXPECT_TRUE(absl::IsResourceExhausted(manager->last_save())) << manager->last_save();
+    return manager->Decide({.step = 2})->trouble;
   };
   const auto fails_everywhere = [](absl::Status status) {
     return [=](FaultInjectingStorage& faulty) {

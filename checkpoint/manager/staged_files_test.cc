@@ -63,9 +63,8 @@ class StagedFilesTest : public ::testing::Test {
         const MutexLock lock(&mutex_);
         notes_.push_back(note);
       };
-      const auto manager = CheckpointManager::Open(storage, nullptr, std::move(options));
-      EXPECT_OK(manager);
-      body(group, **manager, of_rank);
+      const auto manager = OrFail(CheckpointManager::Open(storage, nullptr, std::move(options)));
+      body(group, *manager, of_rank);
     });
   }
 

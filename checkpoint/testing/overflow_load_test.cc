@@ -122,13 +122,12 @@ TEST_F(OverflowLoadTest, EveryNarrowerRangeIsChecked) {
 TEST_F(OverflowLoadTest, ATensorReadAloneIsChecked) {
   values_[3] = 65520;
   Save(DType::kF32);
-  const auto checkpoint = Checkpoint::Open(storage_, StepDirectoryName(step_));
-  ASSERT_OK(checkpoint);
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(storage_, StepDirectoryName(step_)));
   std::vector<uint16_t> memory(3);
   const Shard shard = Shard::Untyped(memory.data(), DType::kF16, {{0, 1}, {1, 3}});
-  EXPECT_THAT(std::string(checkpoint->LoadTensor("w", shard).message()),
+  EXPECT_THAT(std::string(checkpoint.LoadTensor("w", shard).message()),
               HasSubstr("tensor w: element [0,3] is 65520"));
-  ASSERT_OK(checkpoint->LoadTensor("w", shard, {.allow_overflow = true}));
+  ASSERT_OK(checkpoint.LoadTensor("w", shard, {.allow_overflow = true}));
   EXPECT_EQ(memory[2], 0x7c00);
 }
 

@@ -48,9 +48,8 @@ bool IsSquare(const LogicalParameter& parameter) {
 }
 
 std::vector<LogicalParameter> ParametersOf(const ModelProto& model) {
-  const auto config = ConfigOf(model);
-  EXPECT_OK(config);
-  return DescribeModel(*config).parameters;
+  const auto config = OrFail(ConfigOf(model));
+  return DescribeModel(config).parameters;
 }
 
 // A file with all parameters of the model, of which those in `transposed` are [out, in].

@@ -41,9 +41,7 @@ class Source {
                       .global_shape = {kSmallRows, kSmallColumns},
                       .shards = {Shard::Of(small_, {{0, 0}, {kSmallRows, kSmallColumns}})}}};
     EXPECT_OK(CheckpointFolder(storage_).Save(7, state));
-    auto manifest = ReadManifest(storage_, StepDirectoryName(7));
-    EXPECT_OK(manifest);
-    manifest_ = *std::move(manifest);
+    manifest_ = OrFail(ReadManifest(storage_, StepDirectoryName(7)));
   }
 
   Checkpoint output() { return output(storage_); }

@@ -34,10 +34,9 @@ class RecordChecksTest : public ::testing::Test {
     auto base = std::make_shared<MemoryStorage>();
     EXPECT_OK(WriteAll(*base, "file", contents_));
     storage_ = std::make_unique<CheckedStorage>(base);
-    auto file = storage_->Open("file");
-    EXPECT_OK(file);
-    (*file)->stated_checksums()->Add(record_);
-    return *std::move(file);
+    auto file = OrFail(storage_->Open("file"));
+    file->stated_checksums()->Add(record_);
+    return file;
   }
 
   // Reads the file in pieces that overlap, in any order and on several threads.

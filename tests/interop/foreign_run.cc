@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
@@ -154,10 +155,10 @@ void ForeignTest::SetUp() {
 }
 
 void ForeignTest::SetTokens(std::span<const int32_t> tokens) const {
-  auto writer = TokenFileWriter::Create(data_.File("tokens.bin"), TokenFormat::kGpt2);
-  ASSERT_OK(writer);
-  ASSERT_OK((*writer)->Append(tokens));
-  ASSERT_OK((*writer)->Close());
+  ASSERT_OK_AND_ASSIGN(auto writer,
+                       TokenFileWriter::Create(data_.File("tokens.bin"), TokenFormat::kGpt2));
+  ASSERT_OK(writer->Append(tokens));
+  ASSERT_OK(writer->Close());
 }
 
 std::string ForeignTest::CopyOf(const std::string& checkpoint, const std::string& name) const {

@@ -102,12 +102,12 @@ class DataTest : public ::testing::Test {
 
   // Every sample of the data set, in its own order.
   std::vector<Sample> AllSamples() const {
-    const auto dataset = TokenDataset::Open(root_ + "/tokens.bin", kLength, testing::kVocabulary);
-    EXPECT_OK(dataset);
+    const auto dataset =
+        OrFail(TokenDataset::Open(root_ + "/tokens.bin", kLength, testing::kVocabulary));
     std::vector<Sample> samples;
-    for (int64_t i = 0; i < (*dataset)->num_samples(); ++i) {
+    for (int64_t i = 0; i < dataset->num_samples(); ++i) {
       Sample ids(kLength), targets(kLength);
-      EXPECT_OK((*dataset)->ReadSample(i, ids, targets));
+      EXPECT_OK(dataset->ReadSample(i, ids, targets));
       samples.push_back(ids);
     }
     return samples;

@@ -414,9 +414,9 @@ TEST(TokenizerJsonTest, TheConfigurationNamesEndOfText) {
   Json json = TestJson("llama3/tokenizer.json");
   json["added_tokens"][1]["content"] = "<|eot|>";
   EXPECT_FALSE(ParseTokenizerJson("FILE", json.dump()).ok());
-  const auto config = ParseTokenizerConfig("CONFIG", R"({"eos_token": {"content": "<|eot|>"}})");
-  ASSERT_OK(config);
-  ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson("FILE", json.dump(), *config));
+  ASSERT_OK_AND_ASSIGN(const auto config,
+                       ParseTokenizerConfig("CONFIG", R"({"eos_token": {"content": "<|eot|>"}})"));
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, ParseTokenizerJson("FILE", json.dump(), config));
   EXPECT_EQ(tokenizer->TokenText(tokenizer->end_of_text()), "<|eot|>");
   EXPECT_EQ(tokenizer->Files().size(), 2u);
 }

@@ -16,10 +16,9 @@ namespace tessera {
 namespace {
 
 TEST(AgreeOnStepTest, OneProcessAgreesWithItself) {
-  const auto mesh = Mesh::Create(Topology{}, nullptr);
-  ASSERT_OK(mesh);
+  ASSERT_OK_AND_ASSIGN(const auto mesh, Mesh::Create(Topology{}, nullptr));
   std::vector<int64_t> counts = {1, 2};
-  ASSERT_OK_AND_ASSIGN(const StepAgreement agreement, AgreeOnStep(**mesh, counts, 0));
+  ASSERT_OK_AND_ASSIGN(const StepAgreement agreement, AgreeOnStep(*mesh, counts, 0));
   EXPECT_EQ(counts[1], 2);
   EXPECT_TRUE(agreement.wire.empty());
   EXPECT_LT(agreement.pipeline_wait_share, 0);

@@ -48,9 +48,7 @@ class ReportTest : public testing::Test {
   }
 
   Json Read(const RunDataLimits& limits = {}) const {
-    const absl::StatusOr<Json> run = ReadRunData(run_.string(), limits);
-    EXPECT_OK(run);
-    return run.value_or(Json());
+    return OrFail(ReadRunData(run_.string(), limits));
   }
 
   const fs::path run_ = fs::path(testing::TempDir()) / "report" / "my run";

@@ -103,9 +103,7 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   CheckpointConfig config;
   config.set_load(folder_);
   const auto said = [&](int64_t step) {
-    const absl::StatusOr<std::string> sentence = DescribeSkipped(config.load(), step, config);
-    EXPECT_OK(sentence);
-    return sentence.value_or("");
+    return OrFail(DescribeSkipped(config.load(), step, config));
   };
   WriteStep("step-00000004");
   EXPECT_EQ(said(-1), "");

@@ -188,10 +188,9 @@ class DebugStateTest : public ::testing::Test {
     std::vector<int32_t> tokens(count);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 61);
     std::string path = folder_.File("tokens.bin");
-    auto writer = TokenFileWriter::Create(path, TokenFormat::kGpt2);
-    EXPECT_OK(writer);
-    EXPECT_OK((*writer)->Append(tokens));
-    EXPECT_OK((*writer)->Close());
+    auto writer = OrFail(TokenFileWriter::Create(path, TokenFormat::kGpt2));
+    EXPECT_OK(writer->Append(tokens));
+    EXPECT_OK(writer->Close());
     return path;
   }
   // Runs the program, and returns its exit code and output.

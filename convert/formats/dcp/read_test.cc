@@ -36,11 +36,7 @@ std::string Contents(const std::string& file) {
   return OrFail(ReadWholeFile(absl::StrCat(kFolder, "/", file)));
 }
 
-std::shared_ptr<Storage> Folder() {
-  auto storage = OpenStorage(kFolder);
-  EXPECT_OK(storage);
-  return *std::move(storage);
-}
+std::shared_ptr<Storage> Folder() { return OrFail(OpenStorage(kFolder)); }
 
 // The checkpoint of a folder as one of this library.
 absl::StatusOr<std::unique_ptr<ForeignStorage>> Present(std::shared_ptr<Storage> storage,

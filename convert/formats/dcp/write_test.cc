@@ -46,9 +46,7 @@ class Source {
         {.name = "tied", .dtype = DType::kF32, .global_shape = {5, 3}, .alias_of = "of.2"});
     const auto saved = CheckpointFolder(storage_).Save(7, state_);
     EXPECT_OK(saved);
-    auto manifest = ReadManifest(storage_, StepDirectoryName(7));
-    EXPECT_OK(manifest);
-    manifest_ = *std::move(manifest);
+    manifest_ = OrFail(ReadManifest(storage_, StepDirectoryName(7)));
   }
 
   // Two parameters in two groups. The second one has a master weight.
@@ -93,23 +91,18 @@ DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
                            const ReadFunction& read) {
   const auto written = WriteOutput(source.output(), files, *storage, "", {});
   EXPECT_OK(written);
-  auto checkpoint = read(*storage);
-  EXPECT_OK(checkpoint);
-  auto foreign = ForeignStorage::Create(storage, *std::move(checkpoint));
-  EXPECT_OK(foreign);
-  const auto manifest = ReadManifest(**foreign, "");
-  EXPECT_OK(manifest);
-  for (const LogicalTensor& tensor : manifest->tensors()) {
+  auto checkpoint = OrFail(read(*storage));
+  auto foreign = OrFail(ForeignStorage::Create(storage, std::move(checkpoint)));
+  const auto manifest = OrFail(ReadManifest(*foreign, ""));
+  for (const LogicalTensor& tensor : manifest.tensors()) {
     for (const LogicalTensor& in_source : source.manifest().tensors()) {
       if (in_source.name() != tensor.name()) continue;
       EXPECT_EQ(FromProto(tensor.role()), FromProto(in_source.role())) << tensor.name();
       EXPECT_EQ(tensor.alias_of(), in_source.alias_of()) << tensor.name();
     }
   }
-  EXPECT_TRUE((*foreign)->notes().empty());
-  auto digests = ReadDigests(CheckpointOfManifest(**foreign, "", *manifest), {});
-  EXPECT_OK(digests);
-  return *std::move(digests);
+  EXPECT_TRUE(foreign->notes().empty());
+  return OrFail(ReadDigests(CheckpointOfManifest(*foreign, "", manifest), {}));
 }
 
 DigestsByName TorchDigests(Source& source, const PlanOptions& options,

@@ -40,11 +40,7 @@ std::string Written(const std::string& name) {
   return OrFail(ReadWholeFile("convert/formats/gguf/testdata/" + name + "/model.gguf"));
 }
 
-GgufHeader HeaderOf(const std::string& bytes) {
-  auto header = ReadGgufHeader(StringFile(bytes));
-  EXPECT_OK(header);
-  return header.ok() ? *std::move(header) : GgufHeader();
-}
+GgufHeader HeaderOf(const std::string& bytes) { return OrFail(ReadGgufHeader(StringFile(bytes))); }
 
 std::map<std::string, GgufValue> MetadataOf(const std::string& bytes) {
   const GgufHeader header = HeaderOf(bytes);
@@ -72,16 +68,13 @@ ModelConfig ConfigIn(const std::string& bytes) {
   const auto checkpoint = ReadGguf(*FolderOf({{kFile, bytes}}), kFile);
   EXPECT_OK(checkpoint);
   if (!checkpoint.ok()) return {};
-  const auto config = ConfigOf(checkpoint->description.model());
-  EXPECT_OK(config);
-  return config.ok() ? *config : ModelConfig();
+  return OrFail(ConfigOf(checkpoint->description.model()));
 }
 
 // A file that is written from another one.
 std::string Rewritten(const std::string& bytes, const PlanOptions& options) {
-  const auto source = Open(bytes);
-  EXPECT_OK(source);
-  const auto checkpoint = Checkpoint::Open(**source, "");
+  const auto source = OrFail(Open(bytes));
+  const auto checkpoint = Checkpoint::Open(*source, "");
   EXPECT_OK(checkpoint);
   const auto files = PlanGguf(checkpoint->manifest(), options);
   EXPECT_OK(files);
@@ -89,10 +82,9 @@ std::string Rewritten(const std::string& bytes, const PlanOptions& options) {
   MemoryStorage storage;
   const auto written = WriteOutput(*checkpoint, *files, storage, "", {});
   EXPECT_OK(written);
-  const auto file = storage.Open(kFile);
-  EXPECT_OK(file);
-  std::string contents((*file)->size_bytes(), '\0');
-  EXPECT_OK((*file)->ReadAt(0, std::as_writable_bytes(std::span(contents))));
+  const auto file = OrFail(storage.Open(kFile));
+  std::string contents(file->size_bytes(), '\0');
+  EXPECT_OK(file->ReadAt(0, std::as_writable_bytes(std::span(contents))));
   return contents;
 }
 

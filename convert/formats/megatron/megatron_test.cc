@@ -48,9 +48,8 @@ class SavedRun {
     model.set_text(
         "architecture: GPT2 num_layers: 1 hidden_size: 4 num_attention_heads: 2 "
         "max_position_embeddings: 4 vocab_size: 8");
-    const auto config = ConfigOf(model);
-    EXPECT_OK(config);
-    const ModelDescription described = DescribeModel(*config);
+    const auto config = OrFail(ConfigOf(model));
+    const ModelDescription described = DescribeModel(config);
     StateDict state;
     Manifest metadata;
     *metadata.mutable_model() = described.config;
@@ -85,16 +84,10 @@ class SavedRun {
     const auto saved = CheckpointFolder(storage_).Save(
         {.step = 7, .metadata = ToMetadata(std::move(metadata))}, state);
     EXPECT_OK(saved);
-    auto manifest = ReadManifest(storage_, StepDirectoryName(7));
-    EXPECT_OK(manifest);
-    manifest_ = *std::move(manifest);
+    manifest_ = OrFail(ReadManifest(storage_, StepDirectoryName(7)));
   }
 
-  std::vector<OutputFile> Plan() {
-    auto files = PlanMegatron(manifest_, {});
-    EXPECT_OK(files);
-    return files.ok() ? *std::move(files) : std::vector<OutputFile>();
-  }
+  std::vector<OutputFile> Plan() { return OrFail(PlanMegatron(manifest_, {})); }
   absl::StatusOr<ForeignCheckpoint> WriteAndRead() {
     const auto written = WriteOutput(
         CheckpointOfManifest(storage_, StepDirectoryName(7), manifest_), Plan(), written_, "", {});
