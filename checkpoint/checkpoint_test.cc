@@ -53,8 +53,7 @@ class PublicInterfaceTest : public testing::Test {
               .shards = {Shard::Of(matrix_, WholeBox({4, 3}))}}}};
   }
   Checkpoint Saved(const Metadata& metadata = {}) {
-    const auto saved = folder_->Save({.step = 7, .metadata = metadata}, Matrix());
-    EXPECT_OK(saved);
+    EXPECT_OK(folder_->Save({.step = 7, .metadata = metadata}, Matrix()));
     return *folder_->At(7);
   }
 

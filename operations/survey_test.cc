@@ -232,9 +232,7 @@ class SurveyTest : public testing::Test {
     alias.alias_of = "scalar";
     state.tensors.push_back(alias);
     const auto folder = CheckpointFolder::Open(root_);
-    const auto saved =
-        folder->Save(7, state, {.checksum_chunk_bytes = 512, .max_file_bytes = 40000});
-    EXPECT_OK(saved);
+    EXPECT_OK(folder->Save(7, state, {.checksum_chunk_bytes = 512, .max_file_bytes = 40000}));
   }
   ~SurveyTest() override { std::filesystem::remove_all(root_); }
 

@@ -126,10 +126,9 @@ class PeerReplicasTest : public ::testing::Test {
       if (rank.group.rank() == 0) restart.note = found.note;
       if (!found.checkpoint.has_value()) return;
       State state(rank.group);
-      const auto loaded = found.checkpoint->Load(
+      ASSERT_OK(found.checkpoint->Load(
           state.dict(),
-          {.group = &rank.group, .timeout = absl::Seconds(30), .verify_digests = true});
-      ASSERT_OK(loaded);
+          {.group = &rank.group, .timeout = absl::Seconds(30), .verify_digests = true}));
       EXPECT_TRUE(state.Is(found.checkpoint->step())) << "rank " << rank.group.rank();
       if (rank.group.rank() != 0) return;
       restart.step = found.checkpoint->step();

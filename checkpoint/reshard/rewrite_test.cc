@@ -61,9 +61,8 @@ class RewriteTest : public testing::Test {
     metadata.mutable_trainer()->set_best_loss(2.5);
     SaveOptions options;
     options.checksum_chunk_bytes = 128;
-    const auto report = CheckpointFolder(source_).Save(
-        {.step = 5, .metadata = ToMetadata(metadata)}, state.dict, options);
-    ASSERT_OK(report);
+    ASSERT_OK(CheckpointFolder(source_).Save({.step = 5, .metadata = ToMetadata(metadata)},
+                                             state.dict, options));
     saved_ = *ReadManifest(source_, kDirectory);
   }
 

@@ -85,8 +85,7 @@ class AsyncSaverTest : public testing::Test {
                          VerifyCheckpoint(storage_, directory, {.digests = true, .io_threads = 1}));
     EXPECT_TRUE(verified.damage.empty()) << verified.damage[0].message;
     LocalState state = RowsOf(tensors, 0, 1, /*fill=*/false);
-    const auto loaded = LoadCheckpoint(storage_, directory, state.dict);
-    ASSERT_OK(loaded);
+    ASSERT_OK(LoadCheckpoint(storage_, directory, state.dict));
     for (size_t t = 0; t < tensors.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t]))
           << tensors[t].name;

@@ -41,8 +41,7 @@ class UploadTest : public testing::Test {
   // Checks that a load succeeds with the saved contents.
   void ExpectLoads() {
     std::vector<float> loaded(kUploadedElements);
-    const auto report = LoadCheckpoint(*storage_, directory_, OneTensor(loaded));
-    ASSERT_OK(report);
+    ASSERT_OK(LoadCheckpoint(*storage_, directory_, OneTensor(loaded)));
     EXPECT_EQ(loaded, weight_);
   }
 

@@ -210,9 +210,8 @@ TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
       const int64_t size = part == 0 ? total : generator.Below(total - begin + 1);
       std::string found(size, 'x');
       const std::span out = std::as_writable_bytes(std::span(found));
-      const absl::Status read =
-          part % 2 == 0 ? file->ReadAt(begin, out) : file->StartReadAt(begin, out, false)->Wait();
-      ASSERT_OK(read);
+      ASSERT_OK(part % 2 == 0 ? file->ReadAt(begin, out)
+                              : file->StartReadAt(begin, out, false)->Wait());
       ASSERT_EQ(found, made.expected.substr(begin, size)) << "round " << round;
     }
     std::byte beyond[1];

@@ -96,8 +96,7 @@ TEST_F(S3ClientTest, ALongReadIsOfRangesOnTheirWayTogether) {
   const auto get = [&](int requests) {
     out.assign(out.size(), '\0');
     const int64_t before = client_.request_count();
-    const absl::Status read = client_.Get("key", "", 7, Bytes(out));
-    EXPECT_OK(read);
+    EXPECT_OK(client_.Get("key", "", 7, Bytes(out)));
     EXPECT_TRUE(contents.compare(7, contents.npos, out) == 0);
     EXPECT_EQ(client_.request_count() - before, requests);
   };
@@ -405,8 +404,7 @@ TEST(S3ClientMetadataTest, ACompletedUploadIsRecognisedByItsPartsInAStoreWithout
   const auto last = UploadPart(client, upload, 2, Bytes("tents"));
   ASSERT_TRUE(first.ok() && last.ok());
   server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "POST"});
-  const absl::Status completed = client.CompleteUpload(upload, {*first, *last});
-  EXPECT_OK(completed);
+  EXPECT_OK(client.CompleteUpload(upload, {*first, *last}));
   EXPECT_EQ(server.fault_count(), 1);
   for (const char* others : {"content5", "contents and more"}) {
     server.PutObject("key", others);

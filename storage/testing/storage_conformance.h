@@ -67,8 +67,7 @@ class StorageConformance : public testing::TestWithParam<StorageFixture> {
   }
 
   void Put(std::string_view path, std::string_view contents) {
-    const absl::Status status = WriteAll(*storage_, path, contents);
-    ASSERT_OK(status);
+    ASSERT_OK(WriteAll(*storage_, path, contents));
   }
   std::string Get(std::string_view path) {
     absl::StatusOr<std::string> contents = ReadAll(*storage_, path, uint64_t{1} << 30);

@@ -42,8 +42,7 @@ TEST_F(StagingFolderTest, IsPrivateMarkedAndTakenAgain) {
   EXPECT_EQ(Mode(folder_), 0700);
   std::ofstream(folder_ + "/copy") << "bytes";
   fs::permissions(folder_, fs::perms(0755));
-  const auto again = OpenStagingFolder(folder_ + "/");
-  ASSERT_OK(again);
+  ASSERT_OK(OpenStagingFolder(folder_ + "/"));
   EXPECT_EQ(Mode(folder_), 0700);
   EXPECT_TRUE(fs::exists(folder_ + "/copy"));
 }

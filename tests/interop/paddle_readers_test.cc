@@ -85,8 +85,7 @@ TEST_F(PaddleReadersTest, PaddlesNamesMayBeInAFile) {
     EXPECT_EQ(Run({"convert", folder, converted, "--to=tessera"}), ckpt::kExitUsage);
     EXPECT_THAT(err_, HasSubstr("--parameter-to-structured-name, would settle it"));
     ASSERT_EQ(Run({"convert", folder, converted, "--to=tessera", flag}), ckpt::kExitOk) << err_;
-    const auto opened = ckpt::convert::OpenForeign(folder, {.parameter_names_file = In(names)});
-    ASSERT_OK(opened);
+    ASSERT_OK(ckpt::convert::OpenForeign(folder, {.parameter_names_file = In(names)}));
     // The state that a run begins with is the truth's, in both precisions.
     ASSERT_OK_AND_ASSIGN(const auto oracle,
                          testing::ReadFp32State(Fixture("paddle/testdata/state.safetensors")));

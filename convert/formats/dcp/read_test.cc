@@ -70,8 +70,7 @@ std::string LoadInParts(const Checkpoint& checkpoint, const TensorInfo& info, si
                          .data = bytes.data() + at * element_bytes,
                          .strides = strides,
                          .dtype = info.dtype};
-    const absl::Status status = checkpoint.LoadTensor(info.name, shard);
-    EXPECT_OK(status);
+    EXPECT_OK(checkpoint.LoadTensor(info.name, shard));
   }
   return bytes;
 }

@@ -44,8 +44,7 @@ class Source {
     }
     state_.tensors.push_back(
         {.name = "tied", .dtype = DType::kF32, .global_shape = {5, 3}, .alias_of = "of.2"});
-    const auto saved = CheckpointFolder(storage_).Save(7, state_);
-    EXPECT_OK(saved);
+    EXPECT_OK(CheckpointFolder(storage_).Save(7, state_));
     manifest_ = OrFail(ReadManifest(storage_, StepDirectoryName(7)));
   }
 
@@ -89,8 +88,7 @@ template <typename ReadFunction>
 DigestsByName WriteAndRead(Source& source, const std::vector<OutputFile>& files,
                            const std::shared_ptr<MemoryStorage>& storage,
                            const ReadFunction& read) {
-  const auto written = WriteOutput(source.output(), files, *storage, "", {});
-  EXPECT_OK(written);
+  EXPECT_OK(WriteOutput(source.output(), files, *storage, "", {}));
   auto checkpoint = OrFail(read(*storage));
   auto foreign = OrFail(ForeignStorage::Create(storage, std::move(checkpoint)));
   const auto manifest = OrFail(ReadManifest(*foreign, ""));

@@ -80,8 +80,7 @@ std::string Rewritten(const std::string& bytes, const PlanOptions& options) {
   EXPECT_OK(files);
   if (!files.ok()) return "";
   MemoryStorage storage;
-  const auto written = WriteOutput(*checkpoint, *files, storage, "", {});
-  EXPECT_OK(written);
+  EXPECT_OK(WriteOutput(*checkpoint, *files, storage, "", {}));
   const auto file = OrFail(storage.Open(kFile));
   std::string contents(file->size_bytes(), '\0');
   EXPECT_OK(file->ReadAt(0, std::as_writable_bytes(std::span(contents))));

@@ -81,17 +81,15 @@ class SavedRun {
         add(parameter.name + moment, TensorRole::kOptimizerState, DType::kF32, masters.data());
       }
     }
-    const auto saved = CheckpointFolder(storage_).Save(
-        {.step = 7, .metadata = ToMetadata(std::move(metadata))}, state);
-    EXPECT_OK(saved);
+    EXPECT_OK(CheckpointFolder(storage_).Save(
+        {.step = 7, .metadata = ToMetadata(std::move(metadata))}, state));
     manifest_ = OrFail(ReadManifest(storage_, StepDirectoryName(7)));
   }
 
   std::vector<OutputFile> Plan() { return OrFail(PlanMegatron(manifest_, {})); }
   absl::StatusOr<ForeignCheckpoint> WriteAndRead() {
-    const auto written = WriteOutput(
-        CheckpointOfManifest(storage_, StepDirectoryName(7), manifest_), Plan(), written_, "", {});
-    EXPECT_OK(written);
+    EXPECT_OK(WriteOutput(CheckpointOfManifest(storage_, StepDirectoryName(7), manifest_), Plan(),
+                          written_, "", {}));
     return ReadMegatron(written_);
   }
 
