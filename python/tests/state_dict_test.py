@@ -6,7 +6,6 @@ import collections
 import enum
 import glob
 import json
-import logging
 import os
 import pathlib
 import pickle
@@ -22,7 +21,7 @@ import zipfile
 
 import numpy as np
 import tessera_ckpt
-from generated_states import Pair, difference, torch
+from generated_states import Pair, difference
 from gpt2_files import write_gpt2
 from ranks import run_ranks
 from scratch import Case
