@@ -1,7 +1,6 @@
 #ifndef TESSERA_CONVERT_CORE_RECORD_CHECKS_H_
 #define TESSERA_CONVERT_CORE_RECORD_CHECKS_H_
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>

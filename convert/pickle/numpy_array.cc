@@ -1,6 +1,7 @@
 #include "convert/pickle/numpy_array.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -115,17 +116,6 @@ void EndNumpyArray(Writer& writer) {
   writer.SetState();
 }
 
-std::optional<std::vector<int64_t>> Integers(const Value& value) {
-  if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;
-  std::vector<int64_t> integers;
-  for (size_t i = 0; i < value.size(); ++i) {
-    const std::optional<int64_t> integer = value[i].AsInt();
-    if (!integer) return std::nullopt;
-    integers.push_back(*integer);
-  }
-  return integers;
-}
-
 bool IsNumpyArray(const Value& value) {
   return IsFunctionOfNumpy(value, "multiarray", "_reconstruct") ||
          IsFunctionOfNumpy(value, "numeric", "_frombuffer");
@@ -136,7 +126,7 @@ absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value, const ReadableF
   const Parts parts = PartsOf(value);
   NumpyArray array;
   TESSERA_ASSIGN_OR_RETURN(array.dtype, ResolveDType(parts.dtype));
-  std::optional<std::vector<int64_t>> shape = Integers(parts.shape);
+  std::optional<std::vector<int64_t>> shape = DimsOf(parts.shape);
   if (!shape) return Malformed("its shape is malformed");
   const absl::StatusOr<int64_t> bytes = CheckedByteCount(*shape, ElementSize(array.dtype));
   if (!bytes.ok()) return Malformed(bytes.status().message());

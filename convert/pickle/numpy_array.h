@@ -4,7 +4,6 @@
 // numpy arrays in pickles, whose elements stay in the file.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,9 +40,6 @@ absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value, const ReadableF
 // puts between the two calls (Writer::BeginBytes()). Precondition: a dtype that numpy has.
 void BeginNumpyArray(DType dtype, const Shape& shape, Writer& writer);
 void EndNumpyArray(Writer& writer);
-
-// Returns the integers of a tuple or a list; nullopt if it holds anything else.
-std::optional<std::vector<int64_t>> Integers(const Value& value);
 
 }  // namespace tessera::ckpt::pickle
 

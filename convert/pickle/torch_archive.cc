@@ -11,7 +11,6 @@
 #include "base/text.h"
 #include "convert/core/record_checks.h"
 #include "convert/core/saved_values.h"
-#include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
 
 namespace tessera::ckpt::convert {
@@ -296,10 +295,6 @@ DType TorchDType(const Value& value) {
   return DType::kUnspecified;
 }
 
-std::optional<std::vector<int64_t>> TorchIntegers(const Value& value) {
-  return pickle::Integers(value.IsObjectOf("torch.Size") ? value.arguments()[0] : value);
-}
-
 bool IsTorchTensor(const Value& value) {
   const std::string name = value.callable().GlobalName();
   return name.starts_with("torch._utils._rebuild_") ||
@@ -340,10 +335,10 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
                          with_dtype ? absl::StrCat(" of ", Shown(arguments[6].GlobalName())) : "",
                          " in a ", storage.elements->storage_class);
   }
-  std::optional<std::vector<int64_t>> shape = TorchIntegers(arguments[2]);
-  std::optional<std::vector<int64_t>> strides = TorchIntegers(arguments[3]);
+  std::optional<std::vector<int64_t>> shape = pickle::DimsOf(arguments[2]);
+  std::optional<std::vector<int64_t>> strides = pickle::DimsOf(arguments[3]);
   const std::optional<uint64_t> first = arguments[1].AsUint();
-  if (!shape || !strides || !first || shape->size() > kMaxDims) {
+  if (!shape || !strides || !first) {
     return DataLoss("offset, shape or strides are malformed");
   }
   tensor.shape = *std::move(shape);

@@ -128,9 +128,6 @@ absl::StatusOr<TorchTensor> ShowElements(TorchTensor tensor, uint64_t first,
 // Returns the dtype that a global such as torch.float32 names; otherwise DType::kUnspecified.
 DType TorchDType(const pickle::Value& value);
 
-// Returns the integers of a tuple or a torch.Size; nullopt if it holds anything else.
-std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
-
 // Opens a file of torch.save() and reads its pickle. Errors: those of ReadTorchArchive(), naming
 // the file, and of the storage.
 absl::StatusOr<TorchArchive> ReadTorchFile(Storage& storage, std::string_view path);

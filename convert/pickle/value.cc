@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "convert/pickle/nodes.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt::pickle {
 namespace {
@@ -218,6 +219,19 @@ nlohmann::json DictToJson(const Value& dict) {
     if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
   }
   return json;
+}
+
+std::optional<std::vector<int64_t>> DimsOf(const Value& value) {
+  const Value list = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
+  const bool is_list = list.is(Kind::kTuple) || list.is(Kind::kList);
+  if (!is_list || list.size() > kMaxDims) return std::nullopt;
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::optional<int64_t> integer = list[i].AsInt();
+    if (!integer) return std::nullopt;
+    dims.push_back(*integer);
+  }
+  return dims;
 }
 
 }  // namespace tessera::ckpt::pickle

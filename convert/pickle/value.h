@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "convert/core/errors.h"
 #include "nlohmann/json.hpp"
@@ -202,6 +203,10 @@ class Budget {
  private:
   uint64_t bytes_left_;
 };
+
+// Returns the integers of a tuple, a list or a torch.Size; nullopt if it holds anything else, or
+// more of them than a tensor has dims.
+std::optional<std::vector<int64_t>> DimsOf(const Value& value);
 
 }  // namespace tessera::ckpt::pickle
 

@@ -60,14 +60,16 @@ class ValuesCommandTest : public testing::ForeignTest {
     check(archive.contents.root());
   }
 
-  // A file of torch with a tensor, and a value under a key.
+  // A file of torch with a tensor, and a value under a key, whose own tensors have one element.
   std::string MakeFile(const std::string& key, const convert::SavedValue& value) {
     ckpt::pickle::Writer writer;
     writer.BeginDict();
     writer.Text("w");
     convert::WriteTorchTensor(DType::kF32, {1}, 0, writer);
     writer.Text(key);
-    convert::WriteValue(value, writer);
+    convert::WriteValue(value, writer, [&](const std::string&) {
+      convert::WriteTorchTensor(DType::kF32, {}, 0, writer);
+    });
     writer.EndDict();
     const std::string path = In(key + ".pt");
     std::ofstream(path, std::ios::binary)
@@ -118,6 +120,21 @@ TEST_F(ValuesCommandTest, AModelsOptimizerKeepsItsGroups) {
               AllOf(HasSubstr("has no place for these tensors: "), HasSubstr(".exp_avg"),
                     HasSubstr("has no place for these values: "),
                     HasSubstr("has no place for this state of the trainer: step")));
+}
+
+// A learning rate may be a tensor.
+TEST_F(ValuesCommandTest, TensorsOfAnOptimizersGroupsAreNoWeights) {
+  convert::SavedValue::List groups;
+  groups.items.push_back(convert::DictOf("lr", {convert::SavedValue::Tensor{}}));
+  convert::SavedValue optimizer = convert::DictOf("param_groups", {groups});
+  convert::MergeInto(convert::DictOf("state", {convert::SavedValue::Dict{}}), optimizer);
+  const std::string file = MakeFile("optimizer", optimizer);
+  for (const std::string format : {"torch", "dcp"}) {
+    EXPECT_EQ(Convert(file, In(format), format), "");
+    EXPECT_EQ(Convert(In(format), In(format + "/weights"), "torch", {"--weights-only"}), "");
+    EXPECT_EQ(Run({"inspect", In(format + "/weights"), "--json"}), ckpt::kExitOk) << err_;
+    EXPECT_THAT(out_, AllOf(HasSubstr("\"w\""), Not(HasSubstr("lr"))));
+  }
 }
 
 // In DCP, a number and a text are the same key. The first value stays.

@@ -20,10 +20,10 @@ absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
 
 // Reads the tensors of a folder that torch.distributed.checkpoint wrote, under their names there.
 // Their chunks are files of torch.save() or safetensors files inside larger files. Tensors that
-// share all their chunks are aliases. Tensors below "X.state." are optimizer state if there is
-// anything below "X.param_groups". Objects become values as in ReadTorch(), at the places that
-// torch's planner records. Objects without values, and tensors of unknown dtypes, are named in the
-// notes.
+// share all their chunks are aliases. Tensors below "X.state." and "X.param_groups." are optimizer
+// state if there is anything below the latter. Objects become values as in ReadTorch(), at the
+// places that torch's planner records. Objects without values, and tensors of unknown dtypes or
+// kinds, are named in the notes.
 //
 // Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
 // Unimplemented for compressed chunks; NotFound if a file is missing; those of the storage.

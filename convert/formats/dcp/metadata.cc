@@ -70,12 +70,6 @@ std::string ShownIndex(std::string_view name, const IndexKey& key) {
   return absl::StrCat(Shown(name), key.has_offset ? "@" + ShapeToString(key.offset) : "");
 }
 
-// The integers of a value; nullopt if it holds anything else, or more than a tensor has dims.
-std::optional<std::vector<int64_t>> DimsOf(const Value& value) {
-  const Value tuple = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
-  return tuple.size() <= kMaxDims ? TorchIntegers(tuple) : std::nullopt;
-}
-
 // Parses the pickle in ".metadata". Read() takes the files of chunks and the paths of names first,
 // as every tensor needs both.
 class MetadataReader {

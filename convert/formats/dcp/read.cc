@@ -109,12 +109,14 @@ class EndsInMemory final : public ReadableFile {
   std::string first_, last_;
 };
 
+// Returns a tensor of no dtype for one of a kind that is not read.
 absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent part) {
   TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
   const pickle::Value root = archive.contents.root();
   if (!IsTorchTensor(root)) return DataLoss("a chunk that is not a tensor");
-  return ResolveTorchTensor(archive, root);
+  absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(archive, root);
+  return absl::IsUnimplemented(tensor.status()) ? TorchTensor() : std::move(tensor);
 }
 
 TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
@@ -151,6 +153,7 @@ absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
   return first.back() == '{' && !first.starts_with("PK");
 }
 
+// Returns a piece of no file for a chunk that is not read.
 absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
                                       const DcpChunk& chunk) {
   TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(chunk.blob.file));
@@ -158,6 +161,7 @@ absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
   TESSERA_ASSIGN_OR_RETURN(
       TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
                                          : ReadTorchChunk(*file, chunk.blob.part));
+  if (stored.dtype == DType::kUnspecified) return StoredPiece();
   if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
     return DataLoss("the metadata says ", ProtoName(tensor.dtype), " ",
                     ShapeToString(chunk.box.shape), ", the chunk is ", ProtoName(stored.dtype), " ",
@@ -203,7 +207,8 @@ std::set<std::string> OptimizerPrefixes(const DcpMetadata& metadata) {
 
 bool IsOptimizerState(const std::string& name, const std::set<std::string>& prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) {
-    return name.starts_with(prefix.empty() ? "state." : prefix + ".state.");
+    const std::string optimizer = prefix.empty() ? "" : prefix + ".";
+    return name.starts_with(optimizer + "state.") || name.starts_with(optimizer + "param_groups.");
   });
 }
 
@@ -215,7 +220,7 @@ class Objects {
           ForeignCheckpoint& checkpoint)
       : files_(files), metadata_(metadata), budget_(metadata_bytes), reader_(checkpoint) {}
 
-  // Adds them to the tree. Appends the names of those that have no values to `others`.
+  // Adds them to the tree. Appends the names of those without values that no note has to `others`.
   absl::Status AddTo(TreeBuilder& tree, std::vector<std::string>& others) {
     std::map<Place, std::vector<const DcpObject*>> places;
     for (const DcpObject& object : metadata_.objects) {
@@ -223,7 +228,7 @@ class Objects {
     }
     const std::vector<std::pair<Place, std::vector<const DcpObject*>>> all(places.begin(),
                                                                            places.end());
-    std::map<std::string, SavedValue> values;
+    Values values;
     for (size_t first = 0; first < all.size() && first < kMaxPlaces; first += kPlacesAtOnce) {
       const size_t count = std::min({all.size() - first, kMaxPlaces - first, kPlacesAtOnce});
       std::vector<absl::StatusOr<TorchArchive>> archives(count);
@@ -238,9 +243,9 @@ class Objects {
     reader_.AddNotes();
     for (const DcpObject& object : metadata_.objects) {  // in the order of the state dict
       const auto value = values.find(object.name);
-      const bool is_added =
-          value != values.end() && tree.Add(PathOf(object), std::move(value->second));
-      if (!is_added) others.push_back(object.name);
+      const bool is_known = value != values.end() &&
+                            (!value->second || tree.Add(PathOf(object), *std::move(value->second)));
+      if (!is_known) others.push_back(object.name);
     }
     return absl::OkStatus();
   }
@@ -252,19 +257,21 @@ class Objects {
 
  private:
   using Place = std::pair<std::string, uint64_t>;
+  using Values = std::map<std::string, std::optional<SavedValue>>;  // nullopt: a note names it
   static constexpr size_t kPlacesAtOnce = 256, kMaxPlaces = size_t{1} << 16;
 
   // A small pickle may be any number of objects, so that their bytes are limited.
   absl::Status AddValues(const TorchArchive& archive, const std::vector<const DcpObject*>& objects,
-                         std::map<std::string, SavedValue>& values) {
+                         Values& values) {
     const uint64_t bytes = archive.contents.size_bytes();
     budget_.AddInput(bytes);
     TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(objects.front()->blob.file));
     absl::StatusOr<std::optional<SavedValue>> value =
         reader_.Read(*file, archive.contents, objects.front()->name);
-    if (!value.ok() || !value->has_value()) return absl::OkStatus();
+    if (!value.ok()) return absl::OkStatus();
+    if (!value->has_value()) values[objects.front()->name] = std::nullopt;
     for (const DcpObject* const object : objects) {
-      if (budget_.Has(bytes)) values[object->name] = **value;
+      if (value->has_value() && budget_.Has(bytes)) values[object->name] = *value;
     }
     return absl::OkStatus();
   }
@@ -290,7 +297,7 @@ absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t me
       Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
   checkpoint.state = std::move(tree).Finish();
   NoteLeftOut("objects that are not tensors", objects, checkpoint.notes);
-  NoteLeftOut("tensors of unknown dtypes", unknown, checkpoint.notes);
+  NoteLeftOut("tensors of dtypes or kinds that are not read", unknown, checkpoint.notes);
   return absl::OkStatus();
 }
 
@@ -303,18 +310,17 @@ absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
 absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
   OpenFiles files(storage, folder);
   TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
-  TESSERA_ASSIGN_OR_RETURN(
-      const DcpMetadata metadata,
-      At(storage, JoinPath(folder, kDcpMetadataFile), ReadDcpMetadata(*metadata_file)));
+  TESSERA_ASSIGN_OR_RETURN(DcpMetadata metadata, At(storage, JoinPath(folder, kDcpMetadataFile),
+                                                    ReadDcpMetadata(*metadata_file)));
   ForeignCheckpoint checkpoint = CheckpointOf(kDcp, "torch.distributed.checkpoint");
   const std::set<std::string> optimizers = OptimizerPrefixes(metadata);
   struct Chunk {
-    const DcpTensor* tensor;
+    DcpTensor* tensor;
     size_t index;        // of its chunks
     StoredPiece* piece;  // to be filled; it stays where it is when its tensor moves
   };
   std::vector<Chunk> chunks;
-  for (const DcpTensor& tensor : metadata.tensors) {
+  for (DcpTensor& tensor : metadata.tensors) {
     if (tensor.dtype == DType::kUnspecified) continue;
     ForeignTensor added = {.name = tensor.name, .dtype = tensor.dtype};
     if (IsOptimizerState(tensor.name, optimizers)) added.role = TensorRole::kOptimizerState;
@@ -333,6 +339,12 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
                       ReadChunk(files, *tensor, chunk))));
     return absl::OkStatus();
   }));
+  for (const Chunk& chunk : chunks) {
+    if (chunk.piece->file.empty()) chunk.tensor->dtype = DType::kUnspecified;
+  }
+  std::erase_if(checkpoint.tensors, [](const ForeignTensor& tensor) {
+    return std::ranges::count(tensor.pieces, "", &StoredPiece::file) > 0;
+  });
   TESSERA_RETURN_IF_ERROR(AddState(files, metadata, metadata_file->size_bytes(), checkpoint));
   FindAliases(checkpoint.tensors);
   TakeOwnKeys(checkpoint);

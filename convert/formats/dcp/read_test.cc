@@ -18,7 +18,11 @@
 #include "checkpoint/include/checkpoint.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
+#include "convert/core/value.h"
 #include "convert/formats/dcp/dcp.h"
+#include "convert/formats/dcp/metadata.h"
+#include "convert/pickle/torch_archive.h"
+#include "convert/pickle/write.h"
 #include "convert/testing/memory_meter.h"
 #include "convert/testing/packed_folder.h"
 #include "gmock/gmock.h"
@@ -28,6 +32,7 @@
 namespace tessera::ckpt::convert {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr char kFolder[] = "convert/formats/dcp/testdata";
@@ -127,6 +132,48 @@ TEST(ReadDcpTest, OptimizerStateHasItsRole) {
                                                                    : TensorRole::kWeight)
         << tensor.name;
   }
+}
+
+// Moments of torchao are of a class of their own.
+TEST(ReadDcpTest, WhatIsNotReadIsNamedOnce) {
+  const auto archive_of = [](const char* module, const char* name) {
+    pickle::Writer object;
+    object.Global(module, name);
+    object.IntTuple({});
+    object.Call();
+    return TorchObjectFile("", std::move(object).Finish()).header;
+  };
+  pickle::Writer lr;
+  WriteTorchTensor(DType::kF32, {}, 0, lr);
+  std::string data;
+  const auto add = [&](const std::string& archive) {
+    data += archive;
+    return DcpBlob{"__0_0.distcp", {data.size() - archive.size(), archive.size()}};
+  };
+  DcpMetadata metadata;
+  const DcpBlob of_torchao = add(archive_of("torch._tensor", "_rebuild_from_type_v2"));
+  metadata.tensors.push_back({.name = "optim.state.w.exp_avg",
+                              .dtype = DType::kF32,
+                              .shape = {4},
+                              .chunks = {{WholeBox({4}), of_torchao}}});
+  const DcpBlob of_lr = add(TorchObjectFile("", std::move(lr).Finish(), "\1\2\3\4").header);
+  metadata.tensors.push_back({.name = "optim.param_groups.w.lr",
+                              .dtype = DType::kF32,
+                              .shape = {},
+                              .chunks = {{WholeBox({}), of_lr}}});
+  metadata.objects.push_back({.name = "args", .blob = add(archive_of("argparse", "Namespace"))});
+  metadata.objects.push_back({.name = "other", .blob = add("no pickle")});
+  const auto storage =
+      FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", data}});
+  ASSERT_OK_AND_ASSIGN(const auto read, ReadDcp(*storage, ""));
+  ASSERT_EQ(read.tensors.size(), 1);
+  EXPECT_EQ(read.tensors[0].name, "optim.param_groups.w.lr");
+  EXPECT_EQ(read.tensors[0].role, TensorRole::kOptimizerState);
+  EXPECT_EQ(LeavesOf(read.state).size(), 1);
+  EXPECT_THAT(read.notes, ElementsAre("Left out: objects of argparse.Namespace: args.",
+                                      "Left out: objects that are not tensors: other.",
+                                      "Left out: tensors of dtypes or kinds that are not read: "
+                                      "optim.state.w.exp_avg."));
 }
 
 TEST(ReadDcpTest, FoldersOfDcpAreFound) {

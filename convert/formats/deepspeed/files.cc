@@ -60,12 +60,6 @@ absl::StatusOr<std::vector<std::string>> ByRank(const std::map<int64_t, std::str
       ", the files of these data-parallel ranks are missing: ", JoinFirst(missing, ", "));
 }
 
-// Returns whether the name is like "layer_00-model_states.pt" or
-// "layer_00-model_00-model_states.pt".
-bool IsPipelineLayer(std::string_view name) {
-  return name.starts_with("layer_") && name.ends_with("-model_states.pt");
-}
-
 // Sorts the files of ranks among `names` into `found`.
 absl::Status AddRankFiles(const std::string& path, const std::vector<std::string>& names,
                           DeepSpeedFolder& found) {
@@ -74,7 +68,7 @@ absl::Status AddRankFiles(const std::string& path, const std::vector<std::string
   for (const std::string& name : names) {
     const std::optional<StatesName> file = ParseName(name);
     if (!file || file->model_rank > 0) {
-      if (name.ends_with("_states.pt") || IsPipelineLayer(name)) refused = name;
+      if (name.ends_with("_states.pt")) refused = name;  // also "layer_00-model_states.pt"
       continue;
     }
     if (file->is_optimizer && !found.parameters.empty()) continue;
@@ -121,8 +115,8 @@ absl::StatusOr<NamedShapes> ReadShapes(const Value& dict, pickle::Budget& budget
   NamedShapes shapes;
   for (const auto& [key, value] : dict.entries()) {
     TESSERA_ASSIGN_OR_RETURN(std::string name, ReadTorchName(key, budget));
-    std::optional<std::vector<int64_t>> shape = TorchIntegers(value);
-    if (!shape || shape->size() > kMaxDims || !CheckedByteCount(*shape, sizeof(double)).ok()) {
+    std::optional<std::vector<int64_t>> shape = pickle::DimsOf(value);
+    if (!shape || !CheckedByteCount(*shape, sizeof(double)).ok()) {
       return DataLoss("parameter ", Shown(name), ": no shape, or one that is too large");
     }
     shapes.emplace_back(std::move(name), *std::move(shape));

@@ -12,7 +12,6 @@
 #include "checkpoint/directory/directory.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
-#include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
 #include "convert/pickle/value.h"
 #include "convert/pickle/write.h"
@@ -44,11 +43,6 @@ bool IsOfPaddle(const Value& object, std::string_view class_name) {
   const std::string name = object.callable().GlobalName();
   return name.starts_with("paddle.distributed.") &&
          name.ends_with(absl::StrCat(".metadata.", View(class_name)));
-}
-
-// The integers of a value; nullopt if it holds anything else, or more than a tensor has dims.
-std::optional<std::vector<int64_t>> DimsOfShard(const Value& value) {
-  return value.size() <= kMaxDims ? pickle::Integers(value) : std::nullopt;
 }
 
 // Reads the lists of shards first, by key and offset, then the files of these.
@@ -95,8 +89,9 @@ class PaddleMetadataReader {
     if (shard.state().Find("is_flattened").AsBool().value_or(false)) {
       return Unimplemented("a shard that is a flat range");
     }
-    std::optional<std::vector<int64_t>> offset = DimsOfShard(shard.state().Find("global_offset"));
-    std::optional<Shape> shape = DimsOfShard(shard.state().Find("local_shape"));
+    std::optional<std::vector<int64_t>> offset =
+        pickle::DimsOf(shard.state().Find("global_offset"));
+    std::optional<Shape> shape = pickle::DimsOf(shard.state().Find("local_shape"));
     if (!offset || !shape || offset->size() != shape->size()) {
       return DataLoss("the place of a shard is malformed");
     }
@@ -115,7 +110,7 @@ class PaddleMetadataReader {
     // Replica 0 is in the list without a number, too.
     if (index.state().Find("replica_id").AsInt().value_or(0) != 0) return absl::OkStatus();
     const std::optional<std::vector<int64_t>> offset =
-        DimsOfShard(index.state().Find("global_offset"));
+        pickle::DimsOf(index.state().Find("global_offset"));
     const auto at = offset ? by_offset_.find(std::pair(key, *offset)) : by_offset_.end();
     if (at == by_offset_.end()) return DataLoss("a file of a shard that is not listed");
     const std::string name(file.AsText().value_or(""));

@@ -87,8 +87,7 @@ absl::Status AddTensorNames(const Value& names, pickle::Budget& budget,
 // Joins an array of {"OriginShape": shape, "slices": [keys of flat parts]}.
 absl::StatusOr<PaddleArray> JoinParts(const std::string& key, const Value& description,
                                       std::map<std::string, PaddleArray>& by_key) {
-  const std::optional<std::vector<int64_t>> shape =
-      pickle::Integers(description.Find("OriginShape"));
+  const std::optional<std::vector<int64_t>> shape = pickle::DimsOf(description.Find("OriginShape"));
   const Value slices = description.Find("slices");
   if (!shape || slices.size() == 0) return DataLoss("its parts are malformed");
   TESSERA_ASSIGN_OR_RETURN(const int64_t elements, CheckedElementCount(*shape));

@@ -126,7 +126,8 @@ class Collector {
     TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
     if (depth > kMaxDepth) return DataLoss("objects are nested more than ", kMaxDepth, " deep");
     if (IsTorchDict(value)) return WalkEntries(value, role, depth);
-    if (value.is(Kind::kList) || value.is(Kind::kTuple)) return WalkItems(value, role, depth);
+    const pickle::Value items = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
+    if (items.is(Kind::kList) || items.is(Kind::kTuple)) return WalkItems(items, role, depth);
     if (IsTorchTensor(value)) return AddTensor(value, role);
     return ReadLeaf(value);
   }
@@ -146,6 +147,7 @@ class Collector {
 
   Tree WalkEntries(const pickle::Value& dict, TensorRole role, int depth) {
     const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
+    if (is_optimizer) role = TensorRole::kOptimizerState;
     SavedValue::Dict tree;
     for (const auto& [key, value] : dict.entries()) {
       const std::optional<std::string_view> text = key.AsText();
@@ -155,11 +157,9 @@ class Collector {
         continue;
       }
       TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
-      const bool is_state = is_optimizer && text == "state";
       const std::string digits = number ? absl::StrCat(*number) : "";
       TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> child,
-                               WalkBelow(text.value_or(digits), value,
-                                         is_state ? TensorRole::kOptimizerState : role, depth));
+                               WalkBelow(text.value_or(digits), value, role, depth));
       if (!child.has_value()) continue;
       if (!HasRoom(text ? text->size() : 0)) {
         LeftOut("values that expand to many times the file's size");
