@@ -37,10 +37,10 @@ struct Format {
   absl::StatusOr<std::vector<OutputFile>> (*plan)(const Manifest& manifest,
                                                   const PlanOptions& options) = nullptr;
   Holds holds = Holds::kWeights;
-  bool has_tokenizer = false;  // `plan` takes the model's
   // Whether a checkpoint is a single file, the only one of its plan, under the given name.
   bool is_file = false;
-  std::string_view without_tokenizer = {};  // a note
+  // A note where no tokenizer is written. Empty: the format has no place for the model's.
+  std::string_view without_tokenizer = {};
   // Whether the files hold values besides tensors that are not read. Only the step, the position in
   // the data and the like are.
   bool has_unread_values = false;

@@ -164,7 +164,8 @@ constexpr Format kFormats[] = {
      .matches = InFolder<IsHuggingFace>,
      .read = ReadHuggingFacePlace,
      .plan = PlanHuggingFace,
-     .has_tokenizer = true},
+     .without_tokenizer = "The folder has no tokenizer, with which programs make ids of text; "
+                          "--tokenizer=PATH puts the model's into it."},
     // Before dcp, which its folders are, too.
     {.name = kMegatron,
      .matches = InFolder<IsMegatron>,
@@ -225,7 +226,6 @@ constexpr Format kFormats[] = {
        return ReadGguf(*place.storage, file);
      },
      .plan = PlanGguf,
-     .has_tokenizer = true,
      .is_file = true,
      .without_tokenizer = "The file has no tokenizer: llama.cpp runs it on ids alone, and Ollama "
                           "does not; --tokenizer=PATH puts the model's into it."},

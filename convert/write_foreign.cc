@@ -276,7 +276,7 @@ absl::StatusOr<WriteForeignReport> WriteFiles(const Checkpoint& source,
 absl::Status CheckTokenizer(const PlanOptions& options, const Format& format,
                             const ModelProto& model) {
   if (options.tokenizer == nullptr) return absl::OkStatus();
-  if (!format.has_tokenizer) {
+  if (format.without_tokenizer.empty()) {
     return InvalidArgument("a tokenizer is written in the formats ",
                            absl::StrJoin(FormatsWithTokenizer(), " and "), ", not in ",
                            format.name);
@@ -364,7 +364,8 @@ void AddLeftOutState(const Manifest& manifest, const Format& format, const Saved
   }
   left_out.optimizer.assign(options_of_groups.begin(), options_of_groups.end());
   for (const auto& [name, bytes] : manifest.trainer().extra()) {
-    if (!IsValuesEntry(name) && name != kUnknownStepEntry) left_out.trainer.push_back(name);
+    if (IsValuesEntry(name) || name == kUnknownStepEntry || Has(left_out.trainer, name)) continue;
+    left_out.trainer.push_back(name);
   }
 }
 
@@ -395,7 +396,7 @@ std::vector<std::string> WrittenFormatNames() {
 }
 
 std::vector<std::string> FormatsWithTokenizer() {
-  return NamesOfFormats([](const Format& format) { return format.has_tokenizer; });
+  return NamesOfFormats([](const Format& format) { return !format.without_tokenizer.empty(); });
 }
 
 absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,

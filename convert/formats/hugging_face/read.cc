@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -40,11 +41,6 @@ using NamesByFile = std::map<std::string, std::set<std::string>>;  // of tensors
 // Returns whether the file is one rank's, which has its own parts of tensors.
 bool IsShard(const std::string& name) {
   return RankPattern("shard-{5}-model-{5}-of-{5}.safetensors").Parse(name).has_value();
-}
-
-// Returns whether the file is one of several that an index names.
-bool IsPart(const std::string& name) {
-  return RankPattern("model-{5}-of-{5}.safetensors").Parse(name).has_value();
 }
 
 // Returns where a part of a tensor begins in the whole one; nullopt if that is malformed.
@@ -107,7 +103,8 @@ absl::StatusOr<ChosenFiles> ChooseFiles(Storage& storage, std::vector<std::strin
   for (const std::string& name : names) {
     if (!chosen.is_indexed && (has_single ? name == single : IsShard(name))) chosen.files[name];
     if (!name.ends_with(".safetensors") || chosen.files.contains(name)) continue;
-    (has_index && IsPart(name) ? unread : others).push_back(name);
+    const bool is_part = RankPattern("model-{5}-of-{5}.safetensors").Parse(name).has_value();
+    (has_index && is_part ? unread : others).push_back(name);
   }
   NoteLeftOut(replaces_index ? absl::StrCat("files that ", single, " replaces")
                              : absl::StrCat("files that ", View(kIndex), " does not name"),
@@ -264,6 +261,12 @@ class ModelReader {
   std::vector<std::string> problems_;
 };
 
+// The error for a model that is not known here.
+absl::Status UnknownModel(const Storage& storage, absl::string_view reason) {
+  return InvalidArgument(storage.Describe(""), ": ", reason,
+                         "; ckpt --from=dcp reads the tensors alone, under their own names");
+}
+
 }  // namespace
 
 absl::StatusOr<bool> IsHuggingFace(Storage& storage) {
@@ -299,12 +302,16 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
                            ReadHuggingFaceTensors(storage, checkpoint.notes));
   TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
-  TESSERA_ASSIGN_OR_RETURN(
-      const HuggingFaceDescription description,
-      At(storage, "", ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()))));
-  *checkpoint.description.mutable_model() = description.model.config;
-  TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors,
-                           At(storage, "", ModelReader(description).Read(std::move(tensors))));
+  const absl::StatusOr<HuggingFaceDescription> description =
+      ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()));
+  if (!description.ok()) return UnknownModel(storage, description.status().message());
+  *checkpoint.description.mutable_model() = description->model.config;
+  absl::StatusOr<std::vector<ForeignTensor>> read =
+      ModelReader(*description).Read(std::move(tensors));
+  if (!read.ok() && !ParseJson(config).value("quantization_config", nlohmann::json()).is_null()) {
+    return UnknownModel(storage, "the weights are quantized (quantization_config)");
+  }
+  TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors, At(storage, "", std::move(read)));
   return checkpoint;
 }
 
