@@ -125,6 +125,7 @@ absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view co
     TESSERA_ASSIGN_OR_RETURN(const ModelConfig config,
                              ReadConfig(*architecture, fields, tensor_count, read));
     HuggingFaceDescription description = {.model = DescribeModel(config), .format = format};
+    description.is_quantized = fields.Has("quantization_config");
     description.order = ModuleOrder(description.model.parameters, format->layer_order);
     return description;
   }

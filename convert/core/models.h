@@ -39,11 +39,15 @@ ModelDescription DescribeModel(const ModelConfig& config);
 // config, or one that this program does not know.
 absl::StatusOr<ModelConfig> ConfigOf(const ModelProto& model);
 
+// What is_quantized means, for messages.
+inline constexpr char kQuantized[] = "the weights are quantized (quantization_config)";
+
 // A model described by a config.json of Hugging Face.
 struct HuggingFaceDescription {
   ModelDescription model;
   const HuggingFaceFormat* format = nullptr;
   std::vector<std::string> order;  // of the parameters' names in transformers' modules
+  bool is_quantized = false;       // the files may have other tensors than the model's
 
   // Returns whether files may hold a tensor of this name although it is computed and not learned.
   bool IsComputed(const std::string& name) const;

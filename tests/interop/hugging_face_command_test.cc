@@ -214,6 +214,18 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
   }
 }
 
+TEST_F(HuggingFaceCommandTest, QuantizedWeightsAreReadUnderTheNamesOfTheFiles) {
+  const std::string folder = CopyOf(HfFixture("llama3_untied.hf"));
+  nlohmann::json config = nlohmann::json::parse(ReadFile(folder + "/config.json"));
+  config["quantization_config"] = {{"quant_method", "gptq"}};
+  WriteHfFile(folder + "/config.json", config.dump());
+  EXPECT_EQ(Run({"diff", folder, HfFixture("llama3_untied.hf")}), ckpt::kExitOk) << out_ << err_;
+  config["intermediate_size"] = 64;
+  WriteHfFile(folder + "/config.json", config.dump());
+  EXPECT_EQ(Run({"verify", folder, "--from=dcp"}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("Names are those of the files: the weights are quantized"));
+}
+
 // torch and DCP store the other one of two tied tensors.
 TEST_F(HuggingFaceCommandTest, TiedTensorsAreEqualWhicheverIsStored) {
   const std::string copy = CopyOf(HfFixture("gpt2.hf"));

@@ -308,9 +308,7 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   *checkpoint.description.mutable_model() = description->model.config;
   absl::StatusOr<std::vector<ForeignTensor>> read =
       ModelReader(*description).Read(std::move(tensors));
-  if (!read.ok() && !ParseJson(config).value("quantization_config", nlohmann::json()).is_null()) {
-    return UnknownModel(storage, "the weights are quantized (quantization_config)");
-  }
+  if (!read.ok() && description->is_quantized) return UnknownModel(storage, kQuantized);
   TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors, At(storage, "", std::move(read)));
   return checkpoint;
 }

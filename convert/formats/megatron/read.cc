@@ -270,13 +270,6 @@ class TorchDistReader {
   BucketStates buckets_;
 };
 
-// Returns the number of pieces: each layer has at least one, stacked or not.
-int64_t PieceCount(const std::vector<ForeignTensor>& tensors) {
-  int64_t count = 0;
-  for (const ForeignTensor& tensor : tensors) count += static_cast<int64_t>(tensor.pieces.size());
-  return count;
-}
-
 // Reads a checkpoint of megatron-core's distributed checkpointing, backend torch_dist: a folder of
 // torch.distributed.checkpoint whose tensors are whole parameters, possibly stacked over layers,
 // with common.pt. The arguments of the run describe the model. States of the optimizer are read in
@@ -295,8 +288,11 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchDist(Storage& storage, const std::str
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage, common));
   const MegatronRun run(archive.contents.root());
   TESSERA_ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(storage, FilesOf(stored)));
-  TESSERA_ASSIGN_OR_RETURN(ForeignModel model, ReadMegatronModel(run, storage.Describe(common),
-                                                                 PieceCount(stored), file_bytes));
+  size_t pieces = 0;  // each layer has at least one, stacked or not
+  for (const ForeignTensor& tensor : stored) pieces += tensor.pieces.size();
+  TESSERA_ASSIGN_OR_RETURN(
+      ForeignModel model,
+      ReadMegatronModel(run, storage.Describe(common), static_cast<int64_t>(pieces), file_bytes));
   TorchDistReader reader(storage.Describe(folder), folder, std::move(model));
   for (const ForeignTensor& tensor : stored) TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
   run.Describe(checkpoint);
