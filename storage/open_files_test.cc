@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 
 #include <cstddef>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -126,6 +128,18 @@ TEST_F(OpenFilesTest, HalfOfTheDescriptorsAreUsedForThoseReadLast) {
   for (size_t i = 0; i <= kOpen; ++i) {
     EXPECT_EQ(Check(files, i).code(), i == 2 ? absl::StatusCode::kAborted : absl::StatusCode::kOk);
   }
+}
+
+// A deleted file that stays open takes room on the disk.
+TEST_F(OpenFilesTest, OneThatNobodyReadsAnyMoreIsClosed) {
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = descriptors();
+  Files files = OpenAll(*storage_, 3);
+  EXPECT_GE(descriptors(), before + 3);
+  files.clear();
+  EXPECT_EQ(descriptors(), before);
 }
 
 TEST_F(OpenFilesTest, FoldersShareThem) {
