@@ -34,6 +34,9 @@ TEST(LocalFolderTest, OfAnAbandonedFolderTheLockFileIsDeletedLast) {
   for (const char* name : {"a", "b", "c", ".lock", "d", "e", "folder/f"}) {
     std::ofstream(left + "/" + name) << name;
   }
+  const std::string of_the_user = path + ".unfinished-sketches";
+  std::filesystem::create_directories(of_the_user);
+  std::ofstream(of_the_user + "/.lock");
   const int watch = inotify_init1(IN_NONBLOCK);
   ASSERT_GE(watch, 0);
   ASSERT_GE(inotify_add_watch(watch, left.c_str(), IN_DELETE), 0);
@@ -43,6 +46,7 @@ TEST(LocalFolderTest, OfAnAbandonedFolderTheLockFileIsDeletedLast) {
   close(watch);
   ASSERT_EQ(deleted.size(), 7u);
   EXPECT_EQ(deleted.back(), ".lock");
+  EXPECT_TRUE(std::filesystem::exists(of_the_user));
 }
 
 TEST(LocalFolderTest, APublicationThatFailsLeavesNothing) {
