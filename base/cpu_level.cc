@@ -7,9 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/program.h"
 #include "base/text.h"
 
 namespace tessera {
@@ -46,8 +47,8 @@ int64_t ProcessorTargets() {
   constexpr unsigned kLzcnt = 1u << 5, kVaes = 1u << 9;
   __builtin_cpu_init();
   const bool ssse3 = __builtin_cpu_supports("ssse3");
-  const bool sse4 = ssse3 && __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") &&
-                    __builtin_cpu_supports("aes");
+  const bool sse4 = ssse3 && __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("sse4.2") &&
+                    __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("aes");
   const bool avx2 = sse4 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                     (CpuidLeaf(1, 0).ecx & bit_F16C) != 0 &&
@@ -105,9 +106,7 @@ absl::StatusOr<CpuLevel> ParseCpuLevel(std::string_view name) {
 
 std::optional<CpuLevel> CpuLevelLimit() {
   static const std::optional<CpuLevel> limit = []() -> std::optional<CpuLevel> {
-    const char* const value = std::getenv(kVariable);
-    if (value == nullptr) return std::nullopt;
-    const absl::StatusOr<CpuLevel> level = ParseCpuLevel(value);
+    const absl::StatusOr<CpuLevel> level = ParseCpuLevel(EnvironmentVariable(kVariable));
     return level.ok() ? std::optional(*level) : std::nullopt;
   }();
   return limit;
@@ -121,8 +120,8 @@ CpuLevel EffectiveCpuLevel() {
 }
 
 absl::Status CheckCpuLevel() {
-  const char* const value = std::getenv(kVariable);
-  return value == nullptr ? absl::OkStatus() : ParseCpuLevel(value).status();
+  const std::string value = EnvironmentVariable(kVariable);
+  return value.empty() ? absl::OkStatus() : ParseCpuLevel(value).status();
 }
 
 int64_t UsableTargets() {

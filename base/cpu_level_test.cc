@@ -4,10 +4,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
 
 // Compiled for every target: the one that runs shows the choice of the dispatch.
 #undef HWY_TARGET_INCLUDE
@@ -16,7 +21,9 @@
 #include <hwy/highway.h>
 
 #include "base/dispatch.h"
+#include "base/files.h"
 #include "base/for_each_target.h"
+#include "base/testing.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
@@ -89,8 +96,34 @@ TEST(CpuLevelTest, TheVariableLimitsTheDispatch) {
 TEST(CpuLevelTest, AnUnknownNameIsAnErrorForProgramsAndNoLimitForALibrary) {
   EXPECT_EQ(InProcessWith("avx10", [] { return CheckCpuLevel().ok() ? 1 : 0; }), 0);
   EXPECT_EQ(InProcessWith("avx10", [] { return CpuLevelLimit().has_value() ? 1 : 0; }), 0);
-  EXPECT_EQ(InProcessWith("avx2", [] { return CheckCpuLevel().ok() ? 0 : 1; }), 0);
+  for (const char* const fine : {"avx2", ""}) {
+    EXPECT_EQ(InProcessWith(fine, [] { return CheckCpuLevel().ok() ? 0 : 1; }), 0) << fine;
+  }
 }
+
+#if HWY_ARCH_X86
+TEST(CpuLevelTest, TheTargetsAreThoseThatTheSystemTellsOf) {
+  const std::map<int64_t, std::vector<std::string>> needed = {
+      {HWY_SSSE3, {"ssse3"}},
+      {HWY_SSE4, {"ssse3", "sse4_1", "sse4_2", "pclmulqdq", "aes"}},
+      {HWY_AVX2, {"avx2", "fma", "bmi1", "bmi2", "f16c", "abm", "aes", "pclmulqdq"}},
+      {HWY_AVX3, {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}},
+      {HWY_AVX3_DL,
+       {"avx512f", "avx512vl", "avx512_vnni", "vpclmulqdq", "avx512vbmi", "avx512_vbmi2",
+        "avx512_vpopcntdq", "avx512_bitalg", "vaes"}}};
+  ASSERT_OK_AND_ASSIGN(const std::string text, ReadWholeFile("/proc/cpuinfo"));
+  const size_t begin = text.find("\nflags");
+  ASSERT_NE(begin, std::string::npos);
+  const std::string line = text.substr(begin + 1, text.find('\n', begin + 1) - begin - 1);
+  const std::set<std::string> flags = absl::StrSplit(line, ' ');
+  for (const auto& [target, names] : needed) {
+    const bool has =
+        std::ranges::all_of(names, [&](const std::string& name) { return flags.contains(name); });
+    const auto is_usable = [target = target] { return (UsableTargets() & target) != 0 ? 1 : 0; };
+    EXPECT_EQ(InProcessWith("", is_usable), has ? 1 : 0) << hwy::TargetName(target);
+  }
+}
+#endif
 
 TEST(CpuLevelTest, EachTargetRunsInTurn) {
   std::set<int64_t> seen;

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/program.h"
 #include "base/status_macros.h"
 #include "gtest/gtest.h"
 
@@ -102,8 +103,8 @@ inline uint64_t TestSeed() {
 
 // Returns the rounds of a property test: those in TESSERA_TEST_ROUNDS, for a longer campaign.
 inline int TestRounds(int usual) {
-  const char* const rounds = std::getenv("TESSERA_TEST_ROUNDS");
-  return rounds == nullptr ? usual : std::atoi(rounds);
+  const std::string rounds = EnvironmentVariable("TESSERA_TEST_ROUNDS");
+  return rounds.empty() ? usual : std::stoi(rounds);
 }
 
 inline std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
