@@ -100,7 +100,7 @@ def environment():
 
 
 def try_object_store(python, scratch):
-    missing = "libcurl.so.4, which object stores need, is not on this machine"
+    missing = "object stores need libcurl: "
     run(python, "-c", OBJECT_STORE, "answers 403", missing, cwd=scratch, env=environment())
     hidden = scratch / "hidden"
     hidden.mkdir()

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdarg>
+#include <string>
 
 // libcurl's own signatures.
 #pragma clang diagnostic ignored "-Wvarargs"
@@ -10,15 +11,32 @@
 namespace tessera::curl {
 namespace {
 
-void* Library() {
-  static void* const library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+constexpr char kFile[] = "libcurl.so.4";
+
+struct Library {
+  void* handle = nullptr;  // null where it cannot be used
+  std::string error;
+};
+
+Library Open() {
+  void* const handle = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return {.error = dlerror()};
+  // The newest of the functions.
+  if (dlsym(handle, "curl_multi_poll") != nullptr) return {.handle = handle};
+  dlclose(handle);
+  return {.error = std::string(kFile) + " is older than 7.66"};
+}
+
+const Library& Opened() {
+  static const Library library = Open();
   return library;
 }
 
-// Null where the library, or the function in it, is missing.
+// Null where the library cannot be used.
 template <typename Function>
 Function* Find(const char* name) {
-  return Library() == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(Library(), name));
+  void* const handle = Opened().handle;
+  return handle == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(handle, name));
 }
 
 // A handle of no library.
@@ -73,8 +91,8 @@ CURLcode easy_getinfo(CURL* handle, CURLINFO info, ...) {
 
 const char* easy_strerror(CURLcode code) {
   TESSERA_CURL(easy_strerror);
-  return function == nullptr ? "libcurl.so.4, which object stores need, is not on this machine"
-                             : function(code);
+  static const std::string error = "object stores need libcurl: " + Opened().error;
+  return function == nullptr ? error.c_str() : function(code);
 }
 
 CURLM* multi_init() {
