@@ -67,7 +67,7 @@ Outcome Decode(const std::string& text) {
   sched_setaffinity(0, sizeof(processors), &processors);
   const itimerval limit = {.it_interval = {}, .it_value = {.tv_sec = kMaxSeconds, .tv_usec = 0}};
   setitimer(ITIMER_PROF, &limit, nullptr);
-  alarm(20 * kMaxSeconds);
+  alarm(4 * kMaxSeconds);
   const auto stop = [&] {
     const std::string text = Encode(with_trace);
     for (size_t sent = 0; sent < text.size();) {
