@@ -4,7 +4,9 @@
 
 #include <google/protobuf/stubs/logging.h>
 
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 

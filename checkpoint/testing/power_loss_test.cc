@@ -12,8 +12,10 @@
 #include <filesystem>
 #include <memory>
 #include <random>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

@@ -50,7 +50,8 @@ NAMES = {
     "mutex": "call_once lock_guard mutex once_flag scoped_lock unique_lock",
     "new": "bad_alloc get_new_handler new_handler set_new_handler",
     "numbers": "numbers",
-    "numeric": "accumulate exclusive_scan gcd iota lcm partial_sum reduce transform_reduce",
+    "numeric": "accumulate exclusive_scan gcd inner_product iota lcm partial_sum reduce "
+               "transform_reduce",
     "optional": "nullopt optional",
     "queue": "priority_queue queue",
     "random": "minstd_rand mt19937 mt19937_64 normal_distribution random_device "
@@ -92,7 +93,9 @@ def missing(name, text):
         return []
     included = set(INCLUDE.findall(text))
     own = pathlib.Path(source.group(1)).name + ".h"
-    for header in [i for i in included if pathlib.Path(i).name == own and os.path.exists(i)]:
+    room = name.split("/")[0]
+    for header in [i for i in included if pathlib.Path(i).name == own and
+                   i.split("/")[0] == room and os.path.exists(i)]:
         included.update(INCLUDE.findall(pathlib.Path(header).read_text()))
     code = NOT_CODE.sub("", text)
     wanted = {HEADERS[found] for found in QUALIFIED.findall(code) if found in HEADERS}

@@ -2,6 +2,9 @@
 
 #include "convert/testing/packed_folder.h"
 
+#include <string>
+#include <string_view>
+
 #include "base/files.h"
 #include "base/testing.h"
 #include "convert/formats/deepspeed/deepspeed.h"

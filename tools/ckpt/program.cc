@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -1,5 +1,6 @@
 #include "operations/reshard.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 

@@ -4,9 +4,13 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
