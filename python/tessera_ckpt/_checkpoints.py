@@ -348,24 +348,25 @@ class Checkpoint:
             missing = sorted(leaves.values.keys() - saved.keys() - packed.keys())
             unexpected = sorted(saved.keys() - leaves.values.keys())
             unexpected += [] if branches is None else self._unwanted(leaves)
-        is_agreed = True
-        if group is not None:
-            unexpected = group.collectives.common(unexpected)
-            is_agreed = bool(group.collectives.common([str(branches)]))
+        common = sorted if group is None else group.collectives.common
+        unexpected = common(unexpected)
+        # Files of other frameworks also have values that no state has: arguments, versions.
+        refused = [] if allows_all else [
+            f"{'value' if name in saved else 'tensor'} {name}" for name in unexpected
+            if name.partition(".")[0] not in (branches or ()) and (
+                self.format == "tessera" or name not in saved)]
+        absent = [] if allow_missing else missing
+        agreed = common([str(branches)] + ([] if absent or refused else ["matches"]))
+        # Where only tensors do not match, the library finds that.
+        others = [] if "matches" in agreed else common(
+            [] if allows_all or branches is not None else self._unwanted(leaves))
         with together(group):
-            if not is_agreed:
+            if str(branches) not in agreed:
                 raise InvalidArgumentError("allow_unexpected: not the same on all ranks")
-            # Files of other frameworks also have values that no state has: arguments, versions.
             for name in self._packed.keys() & leaves.tensors.keys():
                 raise MismatchError(f"tensor {name}: wanted, saved was a {self._kinds[name]}")
             self._check_outer(leaves.outer)
-            refused = [] if allows_all else [
-                f"{'value' if name in saved else 'tensor'} {name}" for name in unexpected
-                if name.partition(".")[0] not in (branches or ()) and (
-                    self.format == "tessera" or name not in saved)]
-            absent = [] if allow_missing else missing
             if absent or refused:
-                others = [] if allows_all or branches is not None else self._unwanted(leaves)
                 _check_names([name for name in absent if name not in self.tensors], refused, [
                     *(f"value {name}: wanted, saved as a tensor" for name in absent
                       if name in self.tensors),
@@ -451,8 +452,9 @@ def _branches(allow_unexpected: Unexpected) -> Optional[List[str]]:
 def _check_names(missing: List[str], unexpected: List[str],
                  of_tensors: Iterable[str] = ()) -> None:
     """An error that names leaves, if there are any."""
-    lines = [*of_tensors, *(f"value {name}: wanted, not saved" for name in missing)]
-    lines += [f"{name}: saved, not wanted" for name in unexpected]
+    lines = [*(f"value {name}: wanted, not saved" for name in missing), *of_tensors,
+             *(f"{name}: saved, not wanted" for name in unexpected)]
+    lines.sort(key=lambda line: not line.startswith("value "))
     if lines:
         more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
         count = "1 leaf does" if len(lines) == 1 else f"{len(lines)} leaves do"

@@ -214,7 +214,8 @@ class CheckpointManager(Finishing):
 
     def _load_other(self, state: MutableMapping[Any, Any], allow_missing: bool,
                     allow_unexpected: Unexpected) -> LoadReport:
-        """What `load` names. The job begins at its step if all of the state is from there."""
+        """What `load` names. The job begins at its step, unless load_content names a part of the
+        state."""
         wanted: MutableMapping[Any, Any] = state
         with together(self._group):
             lacks = [key for key in self._load_content if key not in state]

@@ -151,6 +151,30 @@ class GroupTest(Case):
         with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "per_rank: expected a list"):
             tessera_ckpt.save(self.folder, 2, state(0), per_rank="rng")
 
+    def test_a_mismatch_is_not_hidden_by_what_other_ranks_want(self):
+        def state(rank, **more):
+            layers = {f"layer{rank}_{i}": np.full(4, float(rank)) for i in range(12)}
+            return {"model": layers, "rng": {"seed": rank, "words": np.full(3, rank)}, **more}
+
+        self.assertEqual(self.save_on(3, state, per_rank=["rng"]), [None] * 3)
+
+        def load(transport, wants=(0, 1, 2), **options):
+            mine = {"m": 1} if transport.rank in wants else {}
+            return tessera_ckpt.load(self.folder, state(transport.rank, **mine), transport,
+                                     **options)
+
+        for error in run_ranks(3, load):
+            self.assertEqual(str(error), "1 leaf does not match:\n  value m: wanted, not saved")
+        self.check_told(run_ranks(3, lambda each: load(each, wants=[1])), 1,
+                        "1 leaf does not match:\n  value m: wanted, not saved")
+        for options, count in (({}, 15), ({"allow_unexpected": ["rng"]}, 13)):
+            for error in run_ranks(2, lambda each: load(each, **options)):
+                lines = str(error).split("\n  ")
+                self.assertEqual(lines[0], f"{count} leaves do not match:")
+                self.assertEqual(lines[1], "value m: wanted, not saved")
+                self.assertIn("tensor model.layer2_0: saved, not wanted", lines)
+                self.assertNotIn("rank_1.words", str(error))
+
     def check_told(self, results, failed, message):
         """One rank has failed by itself, and all others raise what it says."""
         for rank, result in enumerate(results):
