@@ -28,13 +28,38 @@ namespace {
 constexpr char kSettings[] = "settings";
 constexpr char kBitSettings[] = "bit_settings";
 
-std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
-                                         const google::protobuf::Message& b) {
+using Counts = MetadataDifference::Counts;
+
+// Returns a line for each field that differs.
+std::vector<std::string> CompareMessages(const Manifest& a, const Manifest& b,
+                                         bool with_foreign_names) {
   google::protobuf::util::MessageDifferencer differencer;
+  if (!with_foreign_names) {
+    differencer.IgnoreField(OptimizerParameter::descriptor()->FindFieldByNumber(
+        OptimizerParameter::kForeignNamesFieldNumber));
+  }
   std::string report;
   differencer.ReportDifferencesToString(&report);
   differencer.Compare(a, b);
   return absl::StrSplit(report, '\n', absl::SkipEmpty());
+}
+
+// Compares what the messages of two manifests tell. `tell_steps`: both tell the training's step.
+std::vector<MetadataDifference> CompareFields(const Manifest& a, const Manifest& b,
+                                              bool tell_steps) {
+  const std::vector<std::string> without_names = CompareMessages(a, b, false);
+  const std::set<std::string> told(without_names.begin(), without_names.end());
+  std::vector<MetadataDifference> lines;
+  for (std::string& line : CompareMessages(a, b, true)) {
+    Counts counts = Counts::kInOneFormat;
+    if (absl::StartsWith(line, "modified: trainer.step: ")) {
+      counts = tell_steps ? Counts::kAlways : Counts::kBetweenOurs;
+    } else if (!absl::StartsWith(line, "modified: ") || !told.contains(line)) {
+      counts = Counts::kBetweenOurs;
+    }
+    lines.push_back({std::move(line), counts});
+  }
+  return lines;
 }
 
 struct ConfigLine {
@@ -65,11 +90,11 @@ std::vector<ConfigLine> ConfigLines(const std::string& text) {
   return lines;
 }
 
-// Adds one line for each field that differs, "model.hidden_size: 64 -> 128".
-void CompareConfigs(absl::string_view title, const std::string& a, const std::string& b,
-                    std::vector<std::string>& report) {
-  if (a == b) return;
-  const size_t before = report.size();
+// Returns one line for each field that differs, "model.hidden_size: 64 -> 128".
+std::vector<MetadataDifference> CompareConfigs(absl::string_view title, const std::string& a,
+                                               const std::string& b) {
+  std::vector<MetadataDifference> report;
+  if (a == b) return report;
   std::vector<ConfigLine> only_b = ConfigLines(b), only_a;
   for (ConfigLine& line : ConfigLines(a)) {
     const auto same = std::ranges::find_if(only_b, [&](const ConfigLine& other) {
@@ -88,35 +113,44 @@ void CompareConfigs(absl::string_view title, const std::string& a, const std::st
     const auto other = std::ranges::find(only_b, line.path, &ConfigLine::path);
     const bool there = other != only_b.end();
     report.push_back(
-        absl::StrCat(name(line), ": ", line.value, " -> ", there ? other->value : "(not set)"));
+        {absl::StrCat(name(line), ": ", line.value, " -> ", there ? other->value : "(not set)"),
+         there ? Counts::kInOneFormat : Counts::kBetweenOurs});
     if (there) only_b.erase(other);
   }
   for (const ConfigLine& line : only_b) {
-    report.push_back(absl::StrCat(name(line), ": (not set) -> ", line.value));
+    report.push_back(
+        {absl::StrCat(name(line), ": (not set) -> ", line.value), Counts::kBetweenOurs});
   }
-  if (report.size() == before) {
-    report.push_back(absl::StrCat(title, ": the same lines in another order or with other spaces"));
+  if (report.empty()) {
+    report.push_back(
+        {absl::StrCat(title, ": the same lines in another order or with other spaces")});
   }
+  return report;
 }
 
 // A checkpoint of an older version has none.
-void CompareSettings(const TrainerState& a, const TrainerState& b, Differences& differences) {
+std::vector<MetadataDifference> CompareSettings(const TrainerState& a, const TrainerState& b) {
+  std::vector<MetadataDifference> lines;
   const auto of_a = a.extra().find(kSettings), of_b = b.extra().find(kSettings);
   const bool in_a = of_a != a.extra().end(), in_b = of_b != b.extra().end();
   if (in_a && in_b) {
-    CompareConfigs("settings", of_a->second, of_b->second, differences.metadata);
+    lines = CompareConfigs("settings", of_a->second, of_b->second);
   } else if (in_a || in_b) {
-    differences.notes.push_back(
-        absl::StrCat("settings: only the ", in_a ? "first" : "second", " checkpoint records them"));
+    lines.push_back(
+        {absl::StrCat("settings: only the ", in_a ? "first" : "second", " checkpoint records them"),
+         Counts::kNever});
   }
   const auto bits_a = a.extra().find(kBitSettings), bits_b = b.extra().find(kBitSettings);
   if (bits_a != a.extra().end() && bits_b != b.extra().end()) {
-    CompareConfigs("settings", bits_a->second, bits_b->second, differences.notes);
+    for (MetadataDifference& line : CompareConfigs("settings", bits_a->second, bits_b->second)) {
+      lines.push_back({std::move(line.text), Counts::kNever});
+    }
   }
+  return lines;
 }
 
-void CompareMetadata(const NamedCheckpoint& named_a, const NamedCheckpoint& named_b,
-                     Differences& differences) {
+std::vector<MetadataDifference> CompareMetadata(const NamedCheckpoint& named_a,
+                                                const NamedCheckpoint& named_b) {
   const Manifest &a = named_a.opened->manifest(), &b = named_b.opened->manifest();
   Manifest state_a, state_b;
   const bool optimizer_a = a.optimizer().parameters_size() > 0,
@@ -131,23 +165,43 @@ void CompareMetadata(const NamedCheckpoint& named_a, const NamedCheckpoint& name
     std::ranges::sort(*to->mutable_optimizer()->mutable_parameters(), {},
                       [](const OptimizerParameter& p) { return p.parameter(); });
   }
-  std::vector<std::string>& lines = differences.metadata;
-  lines = CompareValues(named_a, named_b, *state_a.mutable_trainer()->mutable_extra(),
-                        *state_b.mutable_trainer()->mutable_extra());
+  std::vector<MetadataDifference> lines =
+      CompareValues(named_a, named_b, *state_a.mutable_trainer()->mutable_extra(),
+                    *state_b.mutable_trainer()->mutable_extra());
   if (optimizer_a != optimizer_b) {
     const OptimizerState& optimizer = (optimizer_a ? a : b).optimizer();
-    lines.push_back(absl::StrCat(optimizer_a ? "deleted" : "added", ": optimizer ",
-                                 optimizer.algorithm(), ", ", optimizer.parameters_size(),
-                                 " parameters"));
+    lines.push_back(
+        {absl::StrCat(optimizer_a ? "deleted" : "added", ": optimizer ", optimizer.algorithm(),
+                      ", ", optimizer.parameters_size(), " parameters"),
+         Counts::kBetweenOurs});
   }
-  std::ranges::move(CompareMessages(state_a, state_b), std::back_inserter(lines));
+  const bool tell_steps = convert::TellsStep(a) && convert::TellsStep(b);
+  const auto append = [&](std::vector<MetadataDifference> more) {
+    std::ranges::move(more, std::back_inserter(lines));
+  };
+  append(CompareFields(state_a, state_b, tell_steps));
   // The entries of a map come in another order each time.
-  std::ranges::sort(lines);
-  CompareConfigs("model", a.model().text(), b.model().text(), lines);
-  CompareSettings(a.trainer(), b.trainer(), differences);
+  std::ranges::sort(lines, {}, &MetadataDifference::text);
+  append(CompareConfigs("model", a.model().text(), b.model().text()));
+  append(CompareSettings(a.trainer(), b.trainer()));
   if (TopologyText(a.topology()) != TopologyText(b.topology())) {
-    differences.notes.push_back(
-        absl::StrCat("topology: ", TopologyText(a.topology()), " | ", TopologyText(b.topology())));
+    lines.push_back(
+        {absl::StrCat("topology: ", TopologyText(a.topology()), " | ", TopologyText(b.topology())),
+         Counts::kNever});
+  }
+  return lines;
+}
+
+// Metadata of another framework is only as much as its files tell: a difference that does not count
+// between two formats, or where one file tells less than the other, is a note.
+void AddMetadata(std::vector<MetadataDifference> lines, const NamedCheckpoint& a,
+                 const NamedCheckpoint& b, Differences& differences) {
+  const Counts least = a.format != b.format ? Counts::kAlways
+                       : a.format.empty()   ? Counts::kBetweenOurs
+                                            : Counts::kInOneFormat;
+  for (MetadataDifference& line : lines) {
+    (line.counts >= least ? differences.metadata : differences.notes)
+        .push_back(std::move(line.text));
   }
 }
 
@@ -157,22 +211,9 @@ bool HasOptimizerState(const Manifest& manifest) {
   });
 }
 
-// Metadata of another framework is only as much as its files tell, and optimizer state that a side
-// does not have at all was not converted: neither counts as a difference. But two checkpoints of
-// one format tell the same fields, and a step is the same number in every format.
-void ExcuseForeign(const Manifest& a, const Manifest& b, bool same_format,
-                   Differences& differences) {
-  const bool tell_steps = convert::TellsStep(a) && convert::TellsStep(b);
-  const auto told_by_both = [&](const std::string& line) {
-    if (absl::StartsWith(line, "modified: trainer.step: ")) return tell_steps;
-    return same_format && !absl::StartsWith(line, "added: ") &&
-           !absl::StartsWith(line, "deleted: ") && !absl::StrContains(line, "(not set)") &&
-           !absl::StrContains(line, ".foreign_names[");
-  };
-  std::vector<std::string>& lines = differences.metadata;
-  const auto excused = std::stable_partition(lines.begin(), lines.end(), told_by_both);
-  std::move(excused, lines.end(), std::back_inserter(differences.notes));
-  lines.erase(excused, lines.end());
+// Optimizer state that another framework's checkpoint does not have at all was not converted: it
+// does not count as a difference.
+void ExcuseOptimizer(const Manifest& a, const Manifest& b, Differences& differences) {
   if (HasOptimizerState(a) == HasOptimizerState(b)) return;
   const Manifest& with = HasOptimizerState(a) ? a : b;
   std::set<std::string> states;
@@ -325,11 +366,11 @@ absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint
       differences.notes.push_back(absl::StrCat(side->Describe(), ": ", note));
     }
   }
-  CompareMetadata(a, b, differences);
+  AddMetadata(CompareMetadata(a, b), a, b, differences);
   const std::vector<std::string> by_contents =
       CompareTensors(manifest_a, manifest_b, options, differences);
   if (!a.format.empty() || !b.format.empty()) {
-    ExcuseForeign(manifest_a, manifest_b, a.format == b.format, differences);
+    ExcuseOptimizer(manifest_a, manifest_b, differences);
   }
   if (!by_contents.empty()) {
     TESSERA_RETURN_IF_ERROR(CompareContents(a, b, by_contents, options, differences));

@@ -379,6 +379,8 @@ TEST_F(ConvertCommandTest, AFileOfLlamaCppIsWrittenAndReadBack) {
     const std::string sharded = In(model), again = In("again/" + model + ".gguf");
     ASSERT_EQ(Run({"convert", file, sharded, "--to=tessera", "--topology=dp2_zero1_tp2_pp2"}), 0)
         << err_;
+    EXPECT_EQ(Run({"diff", file, sharded}), 0) << out_ << err_;
+    EXPECT_THAT(out_, Not(HasSubstr("values")));  // both have those of the file
     ASSERT_EQ(Run({"convert", sharded, again, "--to=gguf"}), 0) << err_;
     EXPECT_TRUE(ReadFile(again) == ReadFile(file));
     ASSERT_EQ(Run({"convert", file, In("bf16.gguf"), "--to=gguf", "--dtype=bf16"}), 0) << err_;
