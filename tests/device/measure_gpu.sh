@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
-# Measures what docs/gpus.md tells of a GPU, in 595 seconds at most, the most valuable first.
+# Measures what docs/gpus.md tells of a GPU, in 585 seconds at most, the most valuable first.
 #
 # measure_gpu.sh [STEP...]
 #
 # Runs in the unpacked archive of //trainer/app:train_bundle, without a network. The steps are
 # check, measure, train, pytorch and choices, all of them unless some are named. The folder results/
 # gets what each of them prints, and its JSON. One file has all of it as each step ends:
-# results.tar.gz, or what $ARCHIVE names. A step that fails, or does not end in its time, is named
-# at the end, and the next one runs.
+# results.tar.gz, or what $ARCHIVE names. The results of an earlier run are moved to results-TIME. A
+# step that fails, or does not end in its time, is named at the end, and the next one runs; so is an
+# archive that cannot be written.
 set -u
 archive=$(realpath -m "${ARCHIVE:-$(dirname "$0")/results.tar.gz}")
 cd "$(dirname "$0")" || exit 1
-mkdir -p results
+case $archive in
+  "$(pwd -P)"/results/*) echo "$archive is in results/, which it is to have" >&2 && exit 2 ;;
+esac
+[ ! -e results ] || mv results "results-$(date +%Y%m%d-%H%M%S-%N)" || exit 1
+mkdir results || exit 1
 export XDG_CACHE_HOME="$PWD/results/cache"
 failed=""
+unpacked=""
 
 # step NAME SECONDS COMMAND...
 step() {
@@ -24,14 +30,13 @@ step() {
   echo "$name: exit status $status, $((SECONDS - start)) s"
   tail -n 40 "results/$name.txt"
   [ "$status" -eq 0 ] || failed="$failed $name"
-  tar -czf "$archive.new" results && mv "$archive.new" "$archive"
+  tar -czf "$archive.new" results && mv "$archive.new" "$archive" || unpacked=" archive"
 }
 
 # A deadline ends before the time of its step, with what was measured.
 device() {
   local name=$1 seconds=$2
   shift 2
-  rm -f "results/$name.json"  # of an earlier run
   step "$name" "$seconds" ./check_device --deadline=$((seconds - 15)) --json="results/$name.json" \
     "$@"
 }
@@ -43,7 +48,6 @@ train() {
   head -c 11000000 /dev/urandom | base64 >data/text.txt
   step prepare 15 ./prepare_data --input=data/text.txt --output_dir=data --tokenizer=byte
   for name in train train_with_table; do
-    rm -rf "results/$name"
     step "$name" 35 ./train --config=configs/gpt2_124m_gpu.textproto --train-iters=12 \
       --lr-warmup-iters=5 --train-data-path='data/train_*.bin' --eval-interval=0 \
       --save-interval=0 "--run-dir=results/$name" "$@"
@@ -65,4 +69,4 @@ done
 for json in results/*.json; do
   [ -e "$json" ] && python3 gpus_table.py "$json"
 done
-[ -z "$failed" ] || { echo "failed:$failed" && exit 1; }
+[ -z "$failed$unpacked" ] || { echo "failed:$failed$unpacked" && exit 1; }
