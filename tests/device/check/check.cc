@@ -1,5 +1,8 @@
 #include "tests/device/check/check.h"
 
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -30,12 +33,32 @@ CheckOutcome OutcomeOf(const absl::StatusOr<std::string>& detail) {
   return {CheckOutcome::kFailed, std::string(detail.status().message())};
 }
 
-Deadline::Deadline(double seconds) : seconds_(seconds), start_(SteadyNow()) {}
+Deadline::Deadline(double seconds, double grace_seconds)
+    : seconds_(seconds), grace_seconds_(grace_seconds), start_(SteadyNow()) {}
 
 double Deadline::left_seconds() const { return seconds_ - SecondsSince(start_); }
 
 CheckOutcome Deadline::LeftOut() const {
   return {CheckOutcome::kLeftOut, absl::StrFormat("does not fit into --deadline=%.0f", seconds_)};
+}
+
+absl::Status Deadline::NotEnded() const {
+  return absl::DeadlineExceededError(absl::StrFormat("has not ended at --deadline=%.0f", seconds_));
+}
+
+std::optional<double> CheckResults::FigureOf(const std::string& check,
+                                             const std::string& figure) const {
+  for (const auto& [name, outcome, seconds] : results) {
+    const auto found = outcome.figures.find(figure);
+    if (name == check && found != outcome.figures.end()) return found->second;
+  }
+  return std::nullopt;
+}
+
+std::string LastLine(std::string text) {
+  text.erase(std::min(text.find("*** Check failure stack trace"), text.size()));
+  absl::StripTrailingAsciiWhitespace(&text);
+  return text.substr(text.rfind('\n') + 1);
 }
 
 std::string TableOf(const std::vector<CheckResult>& results) {

@@ -28,6 +28,8 @@ struct CheckOutcome {
   std::map<std::string, double> figures = {};  // by name, with units in it
 };
 
+inline constexpr char kDeviceHasFailed[] = "the device has failed";
+
 // Returns the outcome of a check; an error is a failure.
 CheckOutcome OutcomeOf(const absl::StatusOr<std::string>& detail);
 
@@ -35,13 +37,17 @@ CheckOutcome OutcomeOf(const absl::StatusOr<std::string>& detail);
 class Deadline {
  public:
   Deadline() : Deadline(std::numeric_limits<double>::infinity()) {}
-  explicit Deadline(double seconds);
+  explicit Deadline(double seconds, double grace_seconds = 5);
   double left_seconds() const;
-  // Returns the outcome of a check that was left out, or ended, for lack of time.
+  // The same, with what a process may take beyond it before it is killed.
+  double left_seconds_with_grace() const { return left_seconds() + grace_seconds_; }
+  // Returns the outcome of a check that was left out for lack of time.
   CheckOutcome LeftOut() const;
+  // Returns DeadlineExceeded, for what has begun and does not end.
+  absl::Status NotEnded() const;
 
  private:
-  const double seconds_;
+  const double seconds_, grace_seconds_;
   const absl::Duration start_;
 };
 
@@ -56,10 +62,10 @@ struct Check {
 struct CheckList {
   std::vector<Check> checks;
   nlohmann::json about = nlohmann::json::object();  // what they run on
-  // Returns whether the process can run further checks; null: it can.
+  // Returns whether the process can run further checks; null: it can. A check after which it
+  // cannot has failed.
   std::function<bool()> usable = nullptr;
   std::shared_ptr<void> owner = nullptr;  // of what the checks refer to
-  double grace_seconds = 5;  // what a check may take beyond the deadline before it is killed
 };
 
 struct CheckResult {
@@ -71,21 +77,25 @@ struct CheckResult {
 struct CheckResults {
   nlohmann::json about;
   std::vector<CheckResult> results;
+
+  // Returns a figure of a check; nothing if it has none of that name.
+  std::optional<double> FigureOf(const std::string& check, const std::string& figure) const;
 };
 
 // Runs the check named `only`, or all checks if it is empty, in another process, which calls
-// make(). A check that throws, or ends its process, is a failure; the checks behind it run in one
-// more process then, and also where the process is not usable after a check. One that has not ended
-// at the deadline is killed and left out, as are those behind it. Calls ended() with all results so
-// far as each check ends. Precondition: the calling process has one thread.
+// make(). Each check has one outcome. One that throws, ends its process, leaves it unusable or has
+// not ended at the deadline is a failure. Those behind it run in one more process; where that one
+// cannot run them, or no time is left, they are left out, with the reason. Calls ended() with all
+// results so far as each check has its outcome; make() finds what it has kept. A process that does
+// not end, and what it has started, is killed. Precondition: the calling process has one thread.
 //
-// Errors: that of make(); InvalidArgument if no check has that name; Internal if a process ends
-// before a check.
+// Errors, where no check has begun: that of make(); InvalidArgument if no check has that name;
+// Internal if the process ends, DeadlineExceeded if it does nothing until the deadline.
 absl::StatusOr<CheckResults> RunChecks(
     const std::function<absl::StatusOr<CheckList>()>& make, const std::string& only,
     const Deadline& deadline,
     const std::function<void(const CheckResults&)>& ended = [](const CheckResults&) {});
-// Does the same in this process, up to a check after which it is not usable.
+// Does the same in this process. Those behind a check after which it is not usable are left out.
 absl::StatusOr<CheckResults> RunChecksHere(const std::function<absl::StatusOr<CheckList>()>& make,
                                            const std::string& only, const Deadline& deadline,
                                            const std::function<void(const CheckResults&)>& ended);
@@ -94,6 +104,8 @@ absl::StatusOr<CheckResults> RunChecksHere(const std::function<absl::StatusOr<Ch
 std::string TableOf(const std::vector<CheckResult>& results);
 // Returns [{"name": ..., "outcome": ..., "seconds": ..., "detail": ..., "figures": {...}}, ...].
 nlohmann::json JsonOf(const std::vector<CheckResult>& results);
+// Returns the last line of what a program has written, without the stack of a failed CHECK().
+std::string LastLine(std::string text);
 // Returns Internal, naming the checks, if some have failed.
 absl::Status StatusOf(const std::vector<CheckResult>& results);
 
@@ -103,7 +115,7 @@ std::optional<Result> RunWithin(const Deadline& deadline, const std::vector<std:
                                 const std::filesystem::path& scratch);
 
 // Runs each program in `programs`, which are tests in GoogleTest's form: all must pass, and none
-// may skip a case. Skipped if the folder has no program.
+// may skip a case or not end. Skipped if the folder has no program.
 CheckOutcome RunTestPrograms(const std::filesystem::path& programs,
                              const std::filesystem::path& scratch, const Deadline& deadline = {});
 

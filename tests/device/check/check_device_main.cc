@@ -1,7 +1,7 @@
 // Proves on a GPU what tests cannot prove without one, and measures: see docs/gpus.md.
 //
 //   check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no]
-//                [--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]
+//                [--apart=no] [--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]
 //
 // Prints a line for each check as it ends, with its figures or what was wrong. The exit status is 0
 // only if none has failed, 2 where there is no GPU to check.
@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -28,6 +27,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "compute/device/cuda_device.h"
 #include "compute/device/training_device.h"
@@ -83,12 +83,19 @@ class ScratchFolder {
 // Figures of training and what they are compared with.
 class Figures {
  public:
+  // `so_far` are those that another process has measured.
   Figures(TrainingDevice& device, std::filesystem::path script, std::filesystem::path folder,
-          const Deadline& deadline)
+          const Deadline& deadline, const CheckResults& so_far)
       : device_(device),
         script_(std::move(script)),
         folder_(std::move(folder)),
-        deadline_(deadline) {}
+        deadline_(deadline),
+        product_rate_(so_far.FigureOf("products", "flops_per_second").value_or(0)) {
+    for (const TimedModel& model : FullModels()) {
+      const auto rate = so_far.FigureOf(model.check, "tokens_per_second");
+      if (rate.has_value()) rates_[model.check] = *rate;
+    }
+  }
 
   CheckOutcome Products() {
     const absl::StatusOr<double> rate = ProductRate();
@@ -103,7 +110,7 @@ class Figures {
     if (!products.ok()) return OutcomeOf(products.status());
     const absl::StatusOr<TrainingFigures> figures = MeasureTraining(model, &device_, folder_);
     if (!figures.ok()) return OutcomeOf(figures.status());
-    rates_[model.name] = figures->tokens_per_second;
+    rates_[model.check] = figures->tokens_per_second;
     return OutcomeOf(model, *figures, *products);
   }
 
@@ -117,7 +124,7 @@ class Figures {
     CheckOutcome outcome = {CheckOutcome::kPassed,
                             absl::StrFormat("%s, with compile: %.0f tokens/s", model.name, *rate),
                             {{"tokens_per_second", *rate}}};
-    if (const auto own = rates_.find(model.name); own != rates_.end()) {
+    if (const auto own = rates_.find(model.check); own != rates_.end()) {
       absl::StrAppendFormat(&outcome.detail, "; Tessera: %.2f times that", own->second / *rate);
       outcome.figures["times"] = own->second / *rate;
     }
@@ -136,15 +143,16 @@ class Figures {
   const std::filesystem::path script_;
   const std::filesystem::path folder_;
   const Deadline& deadline_;
-  double product_rate_ = 0;              // FLOP/s
-  std::map<std::string, double> rates_;  // tokens/s, by model
+  double product_rate_;                  // FLOP/s; 0: not measured yet
+  std::map<std::string, double> rates_;  // tokens/s, by check
 };
 
 // On an H200, with the weights of 1.6 billion parameters that are drawn first, and with what
 // PyTorch compiles.
 constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 30;
-// What a GPU may take for all that is queued.
-constexpr double kMostSecondsOfWork = 30;
+// What a GPU may take for all that is queued: a slow one for a step of 1.6 billion parameters, and
+// a part of the deadline for what is slower still.
+constexpr double kMostSecondsOfWork = 60, kMostOfTheDeadline = 0.25;
 // The most that the checks of a choice may take. They are killed then.
 constexpr double kMostSecondsOfChecks = 90;
 
@@ -251,18 +259,17 @@ absl::Status WriteJson(const std::string& path, const CheckResults& all) {
   nlohmann::json json = all.about;
   json["date"] = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone());
   json["checks"] = JsonOf(all.results);
-  std::ofstream file(path);
-  file << json.dump(1) << "\n";
-  return file.flush() ? absl::OkStatus() : absl::InternalError(absl::StrCat("cannot write ", path));
+  return ReplaceFile(path, json.dump(1) + "\n");
 }
 
 // What the checks refer to.
 struct Bench {
   Bench(std::unique_ptr<TrainingDevice> on, const std::filesystem::path& self,
-        const std::filesystem::path& scratch, const Deadline& deadline)
+        const std::filesystem::path& scratch, const Deadline& deadline, const CheckResults& so_far)
       : device(std::move(on)),
-        watch(*device->compute, kMostSecondsOfWork),
-        figures(*device, self.parent_path() / "pytorch_rate.py", scratch, deadline) {}
+        watch(*device->compute,
+              std::max(kMostSecondsOfWork, kMostOfTheDeadline * deadline.left_seconds())),
+        figures(*device, self.parent_path() / "pytorch_rate.py", scratch, deadline, so_far) {}
 
   std::unique_ptr<TrainingDevice> device;
   HangWatch watch;
@@ -271,11 +278,11 @@ struct Bench {
 
 // Returns the checks that flags ask for. Unavailable without a GPU.
 absl::StatusOr<CheckList> MakeChecks(const std::filesystem::path& self,
-                                     const std::filesystem::path& scratch,
-                                     const Deadline& deadline) {
+                                     const std::filesystem::path& scratch, const Deadline& deadline,
+                                     const CheckResults& so_far) {
   absl::StatusOr<std::unique_ptr<TrainingDevice>> opened = OpenCudaDevice(absl::GetFlag(FLAGS_gpu));
   if (!opened.ok()) return absl::UnavailableError(opened.status().message());
-  const auto bench = std::make_shared<Bench>(*std::move(opened), self, scratch, deadline);
+  const auto bench = std::make_shared<Bench>(*std::move(opened), self, scratch, deadline, so_far);
   TrainingDevice& device = *bench->device;
   CheckList list;
   if (absl::GetFlag(FLAGS_choices)) {
@@ -299,13 +306,15 @@ absl::Status Run(const std::filesystem::path& self) {
   const ScratchFolder scratch;
   const std::string path = absl::GetFlag(FLAGS_json);
   absl::Status written;
+  CheckResults so_far;
   const auto ended = [&](const CheckResults& all) {
     std::cout << TableOf({all.results.back()}) << std::flush;
+    so_far = all;
     if (!path.empty()) written = WriteJson(path, all);
   };
   const auto run = absl::GetFlag(FLAGS_apart) ? RunChecks : RunChecksHere;
   TESSERA_ASSIGN_OR_RETURN(const CheckResults all,
-                           run([&] { return MakeChecks(self, scratch.path(), deadline); },
+                           run([&] { return MakeChecks(self, scratch.path(), deadline, so_far); },
                                absl::GetFlag(FLAGS_only), deadline, ended));
   TESSERA_RETURN_IF_ERROR(written);
   return StatusOf(all.results);
@@ -324,7 +333,7 @@ int Main(const std::filesystem::path& self) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "check_device [--quick] [--only=NAME] [--gpu=INDEX] [--deadline=SECONDS] [--pytorch=no] "
-      "[--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]");
+      "[--apart=no] [--choices | --measure=CONFIG | --ways=NAMES] [--json=FILE]");
   absl::ParseCommandLine(argc, argv);
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;

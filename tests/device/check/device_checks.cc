@@ -1,5 +1,6 @@
 #include "tests/device/check/device_checks.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "base/processors.h"
 #include "base/steady_time.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "glog/logging.h"
@@ -18,8 +20,14 @@
 namespace tessera::testing {
 namespace {
 
-// On an H200 with 16 processors, which compute nearly all of it.
+// On an H200, with as many processors as threads, which compute nearly all of it.
 constexpr double kSecondsOfTypicalOperations = 60;
+
+double ExpectedSeconds(const DeviceCheckOptions& options) {
+  if (!options.operations.typical) return 0;
+  const int threads = options.training.threads;
+  return kSecondsOfTypicalOperations * threads / std::min(threads, UsableProcessors());
+}
 
 // Waits again and again for what the stream holds.
 void Watch(const std::stop_token& stop, const Stream& stream, double most_seconds) {
@@ -85,7 +93,7 @@ std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions
        [&device, options] {
          return OutcomeOf(CheckOperations(device, options.operations, options.training.threads));
        },
-       options.operations.typical ? kSecondsOfTypicalOperations : 0},
+       ExpectedSeconds(options)},
   };
 }
 

@@ -4,11 +4,19 @@
 #include "tests/device/check/device_checks.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
+#include <iostream>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +30,7 @@
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/kernels/numerics_fingerprint.h"
+#include "glog/logging.h"
 #include "gmock/gmock.h"
 #include "models/testing/profiling_backend.h"
 #include "tensor/tensor.h"
@@ -29,6 +38,7 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -199,11 +209,17 @@ TEST_F(DeviceChecksTest, AFailureOfTheDeviceNamesTheOperation) {
 }
 
 TEST_F(DeviceChecksTest, AKernelThatNeverEndsEndsTheProcess) {
-  const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0, {.seed = 3});
+  const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0, {});
   { const HangWatch watch(*device->compute, /*most_seconds=*/100); }  // ends with its lifetime
   const auto hang = [&] {
-    device->runtime->EnqueueShared(device->compute->handle(), [] { return false; });
+    std::atomic<bool> ran = false;
+    device->runtime->Enqueue(device->compute->handle(), [&] {
+      ran = true;
+      ran.notify_one();
+    });
     const HangWatch watch(*device->compute, /*most_seconds=*/0.01);
+    ran.wait(false);  // the watch has seen the end of the work before
+    device->runtime->EnqueueShared(device->compute->handle(), [] { return false; });
     pause();
   };
   EXPECT_DEATH(hang(), "the device does not end its work");
@@ -250,7 +266,11 @@ TEST(RunChecksTest, TheTableHasALineForEachCheck) {
 TEST(RunChecksTest, ACheckThatEndsItsProcessDoesNotEndTheOthers) {
   const CheckList list = {
       {{"good", Pass},
-       {"aborts", []() -> CheckOutcome { std::abort(); }},
+       {"aborts",
+        []() -> CheckOutcome {
+          std::cerr << "before\nwhy\n*** Check failure stack trace: ***\n  @ main\n";
+          std::abort();
+        }},
        {"exits", []() -> CheckOutcome { _exit(3); }},
        {"throws", []() -> CheckOutcome { throw NoMemory(absl::InternalError("a broken GPU")); }},
        {"last", Pass}}};
@@ -262,20 +282,95 @@ TEST(RunChecksTest, ACheckThatEndsItsProcessDoesNotEndTheOthers) {
   ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list));
   EXPECT_EQ(TableOf(results),
             "passed    good             0.0 s  12 tensors\n"
-            "FAILED    aborts           0.0 s  ended its process by signal 6\n"
-            "FAILED    exits            0.0 s  ended its process with 3\n"
+            "FAILED    aborts           0.0 s  the process of the checks ended by signal 6: why\n"
+            "FAILED    exits            0.0 s  the process of the checks ended with 3\n"
             "FAILED    throws           0.0 s  a broken GPU\n"
             "passed    last             0.0 s  12 tensors\n");
 }
 
-TEST(RunChecksTest, ACheckThatHasNotEndedAtTheDeadlineIsKilled) {
-  CheckList list = {{{"good", Pass}, {"hangs", [] { return pause(), Pass(); }}, {"last", Pass}}};
-  list.grace_seconds = 0;
-  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list, "", Deadline(0.3)));
-  EXPECT_EQ(TableOf(results),
-            "passed    good             0.0 s  12 tensors\n"
-            "left out  hangs            0.0 s  does not fit into --deadline=0\n"
-            "left out  last             0.0 s  does not fit into --deadline=0\n");
+// A pipe that shows in which processes a check is.
+class PipeOfProcesses {
+ public:
+  PipeOfProcesses() { PCHECK(pipe(ends_) == 0); }
+  ~PipeOfProcesses() { (close(ends_[0]), close(ends_[1])); }
+  PipeOfProcesses(const PipeOfProcesses&) = delete;
+  PipeOfProcesses& operator=(const PipeOfProcesses&) = delete;
+
+  // Never ends, as does a process that it has started. Each has told of itself.
+  void Hang() const {
+    for (fork(); write(ends_[1], "h", 1) == 1;) pause();
+  }
+  void WaitUntilBothHang() const {
+    char told[2];
+    for (char& one : told) ASSERT_EQ(read(ends_[0], &one, 1), 1);
+  }
+  // Returns whether no process has it, once this one has no more.
+  bool AllEnd() {
+    close(std::exchange(ends_[1], -1));
+    pollfd readable = {ends_[0], POLLIN, 0};
+    char none;
+    return poll(&readable, 1, /*timeout_ms=*/60'000) == 1 && read(ends_[0], &none, 1) == 0;
+  }
+
+ private:
+  int ends_[2];
+};
+
+TEST(RunChecksTest, ACheckThatHasNotEndedAtTheDeadlineHasFailedAndIsKilled) {
+  PipeOfProcesses pipe;
+  const CheckList list = {
+      {{"good", Pass}, {"hangs", [&] { return pipe.Hang(), Pass(); }}, {"last", Pass}}};
+  std::optional<Deadline> deadline(std::in_place);
+  ASSERT_OK_AND_ASSIGN(const CheckResults all, RunChecks([&] { return list; }, "", *deadline,
+                                                         [&](const CheckResults& all) {
+                                                           if (all.results.size() > 1) return;
+                                                           pipe.WaitUntilBothHang();
+                                                           deadline.emplace(0, /*grace_seconds=*/0);
+                                                         }));
+  EXPECT_THAT(TableOf(all.results),
+              ContainsRegex("passed    good .*\n"
+                            "FAILED    hangs .* has not ended at --deadline=0\n"
+                            "left out  last  .* does not fit into --deadline=0\n"));
+  EXPECT_TRUE(pipe.AllEnd());
+}
+
+TEST(RunChecksTest, ChecksEndWithTheProcessThatStartedThem) {
+  PipeOfProcesses pipe;
+  const CheckList list = {{{"hangs", [&] { return pipe.Hang(), Pass(); }}}};
+  const pid_t pid = fork();
+  if (pid == 0) {
+    RunChecks([&] { return list; }, "", {}).IgnoreError();
+    _exit(0);
+  }
+  pipe.WaitUntilBothHang();
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  EXPECT_TRUE(pipe.AllEnd());
+}
+
+TEST(RunChecksTest, ACheckThatEndsALittleAfterTheDeadlineHasItsOutcome) {
+  const Deadline deadline(0.5, /*grace_seconds=*/300);
+  const CheckList list = {{{"late", [&] {
+                              while (deadline.left_seconds() > -0.1) sched_yield();
+                              return Pass();
+                            }}}};
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list, "", deadline));
+  EXPECT_EQ(TableOf(results), "passed    late             0.0 s  12 tensors\n");
+}
+
+TEST(RunChecksTest, ADeviceThatCannotBeOpenedInTimeIsAnError) {
+  const auto never = []() -> absl::StatusOr<CheckList> { return (pause(), CheckList()); };
+  EXPECT_EQ(RunChecks(never, "", Deadline(0, /*grace_seconds=*/0)).status(),
+            absl::DeadlineExceededError("has not ended at --deadline=0"));
+}
+
+TEST(RunChecksTest, AFigureThatIsNotFiniteIsNoError) {
+  const double none = std::nan("");
+  const CheckList list = {{{"figures", [&] {
+                              return CheckOutcome{CheckOutcome::kPassed, "", {{"x", none}}};
+                            }}}};
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list));
+  EXPECT_TRUE(std::isnan(results.at(0).outcome.figures.at("x")));
 }
 
 TEST(RunChecksTest, ChecksAfterAFailureOfTheDeviceHaveAnotherProcess) {
@@ -283,6 +378,7 @@ TEST(RunChecksTest, ChecksAfterAFailureOfTheDeviceHaveAnotherProcess) {
   const auto tell_process = [] {
     return CheckOutcome{CheckOutcome::kPassed, absl::StrCat(getpid())};
   };
+  size_t kept = 0;
   const CheckList list = {.checks = {{"first", tell_process},
                                      {"faults",
                                       [&] {
@@ -290,16 +386,52 @@ TEST(RunChecksTest, ChecksAfterAFailureOfTheDeviceHaveAnotherProcess) {
                                         return tell_process();
                                       }},
                                      {"third", tell_process},
-                                     {"last", tell_process}},
+                                     {"last",
+                                      [&] {
+                                        CheckOutcome outcome = tell_process();
+                                        outcome.figures["kept"] = static_cast<double>(kept);
+                                        return outcome;
+                                      }}},
                           .about = {{"device", "a GPU"}},
                           .usable = [&] { return !failed; }};
-  ASSERT_OK_AND_ASSIGN(const CheckResults all, RunChecks([&] { return list; }, "", {}));
+  ASSERT_OK_AND_ASSIGN(const CheckResults all,
+                       RunChecks([&] { return list; }, "", {},
+                                 [&](const CheckResults& all) { kept = all.results.size(); }));
   EXPECT_EQ(all.about["device"], "a GPU");
   const auto process = [&](size_t i) { return all.results.at(i).outcome.detail; };
-  EXPECT_EQ(process(0), process(1));
+  EXPECT_EQ(all.results.at(1).outcome.kind, CheckOutcome::kFailed);
+  EXPECT_EQ("the device has failed\n" + process(0), process(1));
+  EXPECT_EQ(all.FigureOf("last", "kept"), 2);
+  EXPECT_EQ(all.FigureOf("last", "other"), std::nullopt);
   EXPECT_NE(process(1), process(2));
   EXPECT_EQ(process(2), process(3));
   EXPECT_NE(process(0), absl::StrCat(getpid()));
+}
+
+// Whether the checks have processes of their own or not.
+TEST(RunChecksTest, BehindAFailureForGoodChecksAreLeftOutByName) {
+  const pid_t own = getpid();
+  for (const auto run : {RunChecks, RunChecksHere}) {
+    bool failed = false, opened = false;
+    const CheckList list = {.checks = {{"first", Pass},
+                                       {"faults", [&] { return (failed = true, Pass()); }},
+                                       {"third", Pass},
+                                       {"last", Pass}},
+                            .usable = [&] { return !failed; }};
+    const auto make = [&]() -> absl::StatusOr<CheckList> {
+      if (!opened) return list;
+      return absl::UnavailableError("the device has failed");
+    };
+    ASSERT_OK_AND_ASSIGN(CheckResults all,
+                         run(make, "", Deadline(300), [&](const CheckResults&) { opened = true; }));
+    ASSERT_EQ(getpid(), own);
+    for (CheckResult& result : all.results) result.seconds = 0;
+    EXPECT_EQ(TableOf(all.results),
+              "passed    first            0.0 s  12 tensors\n"
+              "FAILED    faults           0.0 s  the device has failed\n    12 tensors\n"
+              "left out  third            0.0 s  the device has failed\n"
+              "left out  last             0.0 s  the device has failed\n");
+  }
 }
 
 TEST(RunChecksTest, WhereNoCheckCanRunAnErrorSaysWhy) {

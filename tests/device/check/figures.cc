@@ -216,9 +216,8 @@ absl::StatusOr<double> MeasurePytorch(const TimedModel& model, const std::string
   double rate = 0;
   if (result->exit_code == 0 && absl::SimpleAtod(result->out, &rate)) return rate;
   // The last line of an error says what it was.
-  std::string error = result->err.empty() ? "no output" : result->err;
-  while (!error.empty() && error.back() == '\n') error.pop_back();
-  return absl::UnavailableError("PyTorch: " + error.substr(error.rfind('\n') + 1));
+  return absl::UnavailableError("PyTorch: " +
+                                LastLine(result->err.empty() ? "no output" : result->err));
 }
 
 CheckOutcome OutcomeOf(const TimedModel& model, const TrainingFigures& figures,

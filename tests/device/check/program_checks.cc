@@ -61,7 +61,9 @@ CheckOutcome RunTestPrograms(const std::filesystem::path& programs,
   for (const std::filesystem::path& program : ProgramsIn(programs)) {
     const std::string name = program.filename();
     const std::optional<Result> result = RunWithin(deadline, {program}, scratch);
-    if (!result.has_value()) return deadline.LeftOut();
+    if (!result.has_value()) {
+      return {CheckOutcome::kFailed, absl::StrCat(name, " ", deadline.NotEnded().message())};
+    }
     if (result->exit_code != 0) {
       return {CheckOutcome::kFailed,
               absl::StrCat(name, " ended with ", result->exit_code, "\n", Tail(*result))};

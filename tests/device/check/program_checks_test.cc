@@ -43,6 +43,13 @@ TEST_F(ProgramChecksTest, AllProgramsMustPass) {
   EXPECT_EQ(Run().detail, "b_test ended with 1\nwhat is wrong\n");
 }
 
+TEST_F(ProgramChecksTest, AProgramThatDoesNotEndIsAFailure) {
+  Write("a_test", "exec /bin/sleep 600");
+  const CheckOutcome outcome = RunTestPrograms(folder_ / "programs", folder_, Deadline(0.1));
+  EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
+  EXPECT_EQ(outcome.detail, "a_test has not ended at --deadline=0");
+}
+
 TEST_F(ProgramChecksTest, ASkippedCaseIsAFailure) {
   Write("a_test", "echo '[  SKIPPED ] Case.Name (0 ms)'");
   EXPECT_EQ(Run().kind, CheckOutcome::kFailed);
