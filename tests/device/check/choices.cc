@@ -117,7 +117,8 @@ std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
     for (size_t i = 0; i < choices.size(); ++i) {
       if (!trained[i].status.ok()) continue;
       if (round != kChecked && device.context->runtime().HasFailed()) {
-        trained[i].status = absl::DeadlineExceededError("the device has failed");
+        trained[i].status = absl::InternalError(kDeviceHasFailed);
+        trained[i].left_out = true;
         continue;
       }
       trained[i].status =
@@ -125,6 +126,7 @@ std::vector<TrainedByChoice> TrainByChoices(TrainingDevice& device,
             return round == kProfiled ? ProfileAgain(device, model, folder, &trained[i])
                                       : TrainAgain(device, model, folder, &trained[i]);
           });
+      trained[i].left_out = absl::IsDeadlineExceeded(trained[i].status);
     }
   }
   return trained;
@@ -141,9 +143,8 @@ class WayMeasurement {
   }
 
   absl::Status TrainAsIs();
-  // Returns whether another way can be compared: losses without this one must be as before, and the
-  // device must not have failed.
-  bool Measure(const cuda::Way& way);
+  // Compares a way, unless the device has failed, or losses without another way were not as before.
+  void Measure(const cuda::Way& way);
   // Writes what was compared, if all of it can be trusted, to the table at `path`.
   CheckOutcome Written(const std::string& path, const std::string& device_name);
 
@@ -162,6 +163,7 @@ class WayMeasurement {
   const Deadline& deadline_;
   TrainedByChoice now_;                    // in the chosen ways
   double training_ = 0, way_longest_ = 0;  // seconds
+  std::string stopped_;                    // why no other way can be compared; empty: one can
   cuda::Ways chosen_;
   std::map<std::string, std::optional<bool>> compared_;  // the value of each that was chosen
   CheckOutcome outcome_ = {CheckOutcome::kLeftOut, "", {}};
@@ -199,17 +201,19 @@ absl::Status WayMeasurement::Choose(const cuda::ProductChoices& choices) {
   return absl::OkStatus();
 }
 
-bool WayMeasurement::Measure(const cuda::Way& way) {
+void WayMeasurement::Measure(const cuda::Way& way) {
   const cuda::ProductChoices toggled = Toggled(device_.choices, way);
   cuda::Ways candidate = chosen_;
   candidate[way.name] = toggled.*way.member;
   const std::string text = cuda::WaysText(candidate);
-  absl::StrAppend(&outcome_.detail, "\n", text, ": ");
+  absl::StrAppend(&outcome_.detail, "\n", text, ": ", stopped_.empty() ? "" : "left out, ",
+                  stopped_);
+  if (!stopped_.empty()) return;
   const absl::Duration start = SteadyNow();
   absl::Status status = CheckInTime({text, toggled});
   if (absl::IsDeadlineExceeded(status)) {
     absl::StrAppend(&outcome_.detail, "left out, ", status.message());
-    return true;
+    return;
   }
   compared_[way.name] = std::nullopt;
   TrainedByChoice trained;
@@ -223,7 +227,8 @@ bool WayMeasurement::Measure(const cuda::Way& way) {
       outcome_.kind = CheckOutcome::kFailed;
       absl::StrAppend(&outcome_.detail, "without it: ", without.message());
       compared_.clear();
-      return false;
+      stopped_ = "training without another way has failed";
+      return;
     }
     if (gains()) status = TrainWith(toggled, &trained, &with);
   }
@@ -233,20 +238,24 @@ bool WayMeasurement::Measure(const cuda::Way& way) {
   if (!status.ok()) {
     outcome_.kind = CheckOutcome::kFailed;
     absl::StrAppend(&outcome_.detail, "not chosen: ", status.message());
-    return !device_.context->runtime().HasFailed();
+    if (device_.context->runtime().HasFailed()) stopped_ = kDeviceHasFailed;
+    return;
   }
   outcome_.figures["tokens_per_second, " + text] = with;
   absl::StrAppendFormat(&outcome_.detail, "%.0f tokens/s, without %s %.0f: %s", with, way.name,
                         now_.tokens_per_second, chosen ? "chosen" : "not chosen");
-  if (!chosen) return true;
+  if (!chosen) return;
   chosen_ = candidate;
   compared_[way.name] = candidate[way.name];
   now_ = trained;
-  return true;
 }
 
 CheckOutcome WayMeasurement::Written(const std::string& path, const std::string& device_name) {
   if (compared_.empty()) return outcome_;
+  // What the table had was not trained beside those that are chosen.
+  for (const cuda::Way& way : cuda::kWays) {
+    if (!chosen_.empty()) compared_.try_emplace(way.name, std::nullopt);
+  }
   if (outcome_.kind == CheckOutcome::kLeftOut) outcome_.kind = CheckOutcome::kPassed;
   AddWritten(
       cuda::SetWays(path, device_name, compared_),
@@ -368,7 +377,7 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
       TrainByChoices(device, choices, model, folder, check);
   for (size_t i = 0; i < choices.size(); ++i) {
     if (const absl::Status& status = trained[i].status; !status.ok()) {
-      const bool left_out = absl::IsDeadlineExceeded(status);
+      const bool left_out = trained[i].left_out;
       if (!left_out) outcome.kind = CheckOutcome::kFailed;
       absl::StrAppend(&outcome.detail, choices[i].name, ": ", left_out ? "left out, " : "",
                       status.message(), "\n");
@@ -392,9 +401,7 @@ CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& w
   if (!path.ok()) return OutcomeOf(path.status());
   WayMeasurement measurement(device, model, folder, check, deadline);
   if (const absl::Status status = measurement.TrainAsIs(); !status.ok()) return OutcomeOf(status);
-  for (const cuda::Way& way : ways) {
-    if (!measurement.Measure(way)) break;
-  }
+  for (const cuda::Way& way : ways) measurement.Measure(way);
   return measurement.Written(*path, name);
 }
 

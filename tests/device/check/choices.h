@@ -59,11 +59,11 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
 // Trains `model` as it is, then in each of the ways in turn, beside those that were chosen before.
 // A way is chosen if it passes `check`, and trains twice with the same finite losses and norms, at
 // least 0.5 percent faster each time than without it in between. The device computes in the chosen
-// ways from then on, and the user's table gets them, in place of all that were compared. Ways for
-// which no time is left, by the longest so far, are left out by name, and keep what the table has.
-// One that is wrong is a failure; the others are measured nevertheless, unless the device has
-// failed. Losses that change without it are one, too: the table stays as it was. Measures nothing
-// where no table can be written.
+// ways from then on, and the user's table gets them, in place of all that it has; where none is
+// chosen, only those that were compared leave it. Ways for which no time is left, by the longest so
+// far, are left out by name. One that is wrong is a failure; the others are measured nevertheless,
+// unless the device has failed: they are left out then. Losses that change without it are a
+// failure, too: the table stays as it was. Measures nothing where no table can be written.
 CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& ways,
                          const TimedModel& model, const std::string& folder,
                          const ChoiceCheck& check, const Deadline& deadline = {});

@@ -38,6 +38,7 @@ absl::Status WithChoice(TrainingDevice& device, const cuda::ProductChoices& choi
 
 struct TrainedByChoice {
   absl::Status status;                         // of the checks and of training
+  bool left_out = false;                       // `status` says why
   double tokens_per_second = 0;                // the last time
   std::map<std::string, double> milliseconds;  // of a step, the least; by operation
   std::vector<double> results;                 // of each step: loss and norm
