@@ -296,11 +296,9 @@ absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::st
 }
 
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
-                                  const Combine& combine, absl::Duration timeout,
-                                  bool* everyone_reported) {
+                                  const Combine& combine, absl::Duration timeout) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
                            GatherAll(group, mine, timeout));
-  if (everyone_reported != nullptr) *everyone_reported = group.rank() == 0;
   std::string verdict;
   if (group.rank() == 0) verdict = ToBytes(CombineAll(gathered, combine));
   return FromMessage(group, group.Broadcast(verdict, timeout));

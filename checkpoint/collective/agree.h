@@ -35,14 +35,11 @@ using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std:
 // have: lines of text, each with the rank and a space in front. An error of `combine` is rank 0's.
 // If any rank lacks space (IsNoSpace()), so does the agreed error: the next attempt would fail too.
 //
-// `everyone_reported` (may be null) is set on rank 0 once all ranks have contributed.
-//
 // An error of the group itself abandons it: ProcessGroup::Abandon().
 //
 // Collective. Bytes on the wire: all payloads to rank 0, the combined one to every rank.
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
-                                  const Combine& combine, absl::Duration timeout,
-                                  bool* everyone_reported = nullptr);
+                                  const Combine& combine, absl::Duration timeout);
 
 // Combine and Agree() with a separate answer for each rank, which is sent to that rank alone.
 using CombineEach =

@@ -120,11 +120,15 @@ absl::StatusOr<std::string> Write(
   return report.SerializeAsString();
 }
 
+// Frees the space of a failed save. After an error of the group, other ranks may still be writing.
+void FreeSpace(const ProcessGroup& group, Coordinator& coordinator) {
+  if (group.abandoned().ok()) coordinator.Abandon();
+}
+
 // Performs steps 4 to 7, with this rank's report or error. Returns the bytes that all ranks wrote.
 absl::StatusOr<uint64_t> Commit(const SaveContext& context,
                                 const absl::StatusOr<std::string>& written,
                                 Coordinator& coordinator) {
-  bool everyone_reported = false;
   const Combine commit = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
     const TraceSpan span("save", "commit");
     const absl::StatusOr<uint64_t> bytes = coordinator.Commit(all);
@@ -134,8 +138,8 @@ absl::StatusOr<uint64_t> Commit(const SaveContext& context,
     return verdict.SerializeAsString();
   };
   const absl::StatusOr<std::string> committed =
-      Agree(context.group, written, commit, context.options.timeout, &everyone_reported);
-  if (!committed.ok() && everyone_reported) coordinator.Abandon();
+      Agree(context.group, written, commit, context.options.timeout);
+  if (!committed.ok()) FreeSpace(context.group, coordinator);
   TESSERA_RETURN_IF_ERROR(committed.status());
   // The checkpoint is there, whatever this rank understands of its size.
   return AnswerFrom<CommitVerdict>(context.group, *committed).value_or(CommitVerdict()).bytes();
@@ -203,7 +207,7 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::StatusOr<SaveTask> task =
       Plan(context, local, request,
            [&](const PlannedManifest& planned) { return coordinator->Prepare(planned); });
-  if (!task.ok() && coordinator.has_value()) coordinator->Abandon();
+  if (!task.ok() && coordinator.has_value()) FreeSpace(context.group, *coordinator);
   TESSERA_RETURN_IF_ERROR(task.status());
 
   const absl::StatusOr<std::shared_ptr<DataWriter>> writer =

@@ -1,5 +1,6 @@
 // A message that fails, or is not understood, on one side. No rank takes the load for complete, and
-// no later load takes what is left of it. A save that is committed has succeeded on every rank.
+// no later load takes what is left of it. A save that is committed has succeeded on every rank, and
+// one that is lost has its files until the next one.
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/collective/testing/forwarding_group.h"
 #include "checkpoint/collective/testing/thread_process_group.h"
@@ -144,6 +146,60 @@ TEST(FailedMessageTest, ARankThatDoesNotUnderstandTheLastAnswerOfASaveHasSaved) 
     EXPECT_EQ(base.abandoned().ok(), base.rank() == 0) << "no later message is understood";
   });
   EXPECT_EQ(CheckpointFolder(storage).List()->size(), 1);
+}
+
+// Fails on both ranks at the agreement with which a save commits or, on rank 0, before: as it sends
+// the plans. Rank 0's message then fails once rank 1 has written its files.
+class LostGroup final : public ForwardingGroup {
+ public:
+  LostGroup(ProcessGroup& base, bool at_plans) : ForwardingGroup(base), at_plans_(at_plans) {}
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration timeout) override {
+    auto gathered = ForwardingGroup::Gather(mine, timeout);
+    if (++gathers_ == 2) return absl::UnavailableError("the cable is cut");
+    return gathered;
+  }
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    auto message = ForwardingGroup::StartSend(data, destination);
+    if (!at_plans_) return message;
+    return std::make_unique<Lost>(*this, std::move(message));
+  }
+
+ private:
+  struct Lost final : PendingMessage {
+    Lost(LostGroup& group, std::unique_ptr<PendingMessage> base)
+        : group(group), base(std::move(base)) {}
+    absl::Status Wait(absl::Duration timeout) override {
+      TESSERA_RETURN_IF_ERROR(base->Wait(timeout));
+      return group.Gather("", timeout).status();
+    }
+    LostGroup& group;
+    const std::unique_ptr<PendingMessage> base;
+  };
+
+  const bool at_plans_;
+  int gathers_ = 0;
+};
+
+// They may still write, and need their directory.
+TEST(FailedMessageTest, ARank0ThatHasLostTheOthersDeletesNothingOfTheirSave) {
+  std::mt19937_64 random(1);
+  const std::vector<WholeTensor> tensors = {
+      RandomTensor("w", TensorRole::kWeight, DType::kF32, {64, 96}, random)};
+  for (const bool at_plans : {false, true}) {
+    SCOPED_TRACE(at_plans ? "as it sends the plans" : "before it knows what they have written");
+    MemoryStorage storage;
+    RunRanks(2, [&](ProcessGroup& base) {
+      LostGroup group(base, at_plans);
+      const LocalState state = RowsOf(tensors, base.rank(), 2);
+      const auto saved = CheckpointFolder(storage).Save(1, state.dict, On(group, SaveOptions()));
+      EXPECT_TRUE(absl::IsUnavailable(saved.status())) << saved.status();
+    });
+    ASSERT_OK_AND_ASSIGN(const auto files, storage.List("step-00000001"));
+    EXPECT_EQ(files.size(), at_plans ? 1 : 2);
+    ASSERT_OK(CheckpointFolder(storage).Save(1, RowsOf(tensors).dict));
+  }
 }
 
 }  // namespace
