@@ -16,6 +16,7 @@
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/save_storage.h"
+#include "trainer/state/saved_model.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {
@@ -140,12 +141,14 @@ class AutoResumeTest : public CheckpointsTest {
     config_.mutable_checkpoint()->set_save(folder_);
     for (const int64_t step : {2, 4, 6}) Save(folder_, step);
   }
-  static void Save(const std::string& folder, int64_t step, bool loss_is_sane = true) {
+  static void Save(const std::string& folder, int64_t step, bool loss_is_sane = true,
+                   const std::string& model = "") {
     ASSERT_OK_AND_ASSIGN(const auto opened,
                          ckpt::CheckpointFolder::Open(folder, {.create_root = true}));
     ckpt::Manifest manifest;
     manifest.mutable_trainer()->mutable_health()->set_state_is_finite(true);
     manifest.mutable_trainer()->mutable_health()->set_loss_is_sane(loss_is_sane);
+    manifest.mutable_model()->set_text(model);
     ASSERT_OK(opened.Save({.step = step, .metadata = ckpt::ToMetadata(manifest)}, {}, {}));
   }
   // The step that the run continues from; -1 for a new run.
@@ -202,6 +205,20 @@ TEST_F(AutoResumeTest, LoadIsForAFolderWithoutAny) {
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   checkpoint.set_save(folder_ + "/empty");
   EXPECT_TRUE(SettingsFor(config_, *FindSavedRun(config_, group_, Sink())).checkpoint().finetune());
+}
+
+TEST_F(AutoResumeTest, TheModelIsThatOfTheCheckpointThatItResumesFrom) {
+  CheckpointConfig& checkpoint = *config_.mutable_checkpoint();
+  checkpoint.set_load(folder_ + "/other");
+  Save(checkpoint.save(), 8, /*loss_is_sane=*/true, "size: 'gpt2-tiny' num_layers: 3");
+  Save(checkpoint.load(), 9, /*loss_is_sane=*/true, "size: 'gpt2-tiny' num_layers: 5");
+  for (const bool resumes : {true, false}) {
+    checkpoint.set_auto_resume(resumes);
+    EXPECT_EQ(Resumed(), resumes ? 8 : 9);
+    ASSERT_OK_AND_ASSIGN(const auto model, FindSavedModel(checkpoint));
+    ASSERT_TRUE(model.has_value());
+    EXPECT_EQ(model->config.num_layers(), resumes ? 3 : 5);
+  }
 }
 
 TEST_F(AutoResumeTest, ItsOwnFolderHasManyNames) {
