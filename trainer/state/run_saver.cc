@@ -145,7 +145,7 @@ absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
   const TimeSpent spent(TimeUse::kSaving);
   ckpt::SaveRequest request = RequestOf(std::move(run));
   if (mirror() == nullptr) return manager_->Save(request, State(), kind);
-  TESSERA_RETURN_IF_ERROR(StartMirror());
+  StartMirror();
   if (config_.checkpoint().async_save()) {
     mirrored_ = {.request = std::move(request), .save = kind};
     return absl::OkStatus();
@@ -154,28 +154,23 @@ absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
   return manager_->Save(request, State(), kind);
 }
 
-absl::Status RunSaver::Replicate(ckpt::Manifest run) {
+void RunSaver::Replicate(ckpt::Manifest run) {
   const TimeSpent spent(TimeUse::kSaving);
   ckpt::SaveRequest request = RequestOf(std::move(run));
-  if (mirror() == nullptr) {
-    before_.replicas->replicas().Start(request, State());
-    return absl::OkStatus();
-  }
+  if (mirror() == nullptr) return before_.replicas->replicas().Start(request, State());
   if (mirrored_.has_value() && mirrored_->request.step == request.step) {
     mirrored_->replicates = true;
-    return absl::OkStatus();
+    return;
   }
-  TESSERA_RETURN_IF_ERROR(StartMirror());
+  StartMirror();
   mirrored_ = {.request = std::move(request), .replicates = true};
-  return absl::OkStatus();
 }
 
-absl::Status RunSaver::StartMirror() {
+void RunSaver::StartMirror() {
   if (mirrored_.has_value()) StartMirrored();
   manager_->WaitUntilAllCopied();
   if (before_.replicas != nullptr) before_.replicas->replicas().WaitUntilAllCopied();
   mirror()->StartDownload();
-  return absl::OkStatus();
 }
 
 void RunSaver::StartMirrored() {

@@ -98,7 +98,7 @@ class RunSaver {
 
   // Keeps the state in the memory of this machine and of the next one, too, in the background.
   // Precondition: BeginReplicas().
-  absl::Status Replicate(ckpt::Manifest run);
+  void Replicate(ckpt::Manifest run);
 
   // Returns whether a save has been started that was not over at the last Poll().
   bool save_in_flight() const { return manager_->save_in_flight(); }
@@ -137,7 +137,7 @@ class RunSaver {
   ckpt::StateDict State() const;
   DeviceMirror* mirror() const { return chunks_.empty() ? nullptr : chunks_.front().mirror; }
   // Begins to copy a state on a device, once no save reads the mirror any more.
-  absl::Status StartMirror();
+  void StartMirror();
   ckpt::SaveRequest RequestOf(ckpt::Manifest run) const;
   // Begins the background save whose state has been mirrored. An error of the copies becomes its
   // outcome, on every rank.
