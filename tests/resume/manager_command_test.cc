@@ -46,14 +46,25 @@ class ManagerCommandTest : public CommandTest {
   fs::path disk_;  // where a SmallDisk is mounted
 };
 
-TEST_F(ManagerCommandTest, AStateThatIsNotFiniteIsNotTrainedOn) {
-  const Words flags = {"--lr=1e300", "--save-interval=1", "--max-checkpoint-keep=1"};
+// The decay of weights alone overflows.
+TEST_F(ManagerCommandTest, AStateThatIsNotFiniteIsNeitherSavedNorExported) {
+  constexpr char kError[] =
+      "training has diverged: the state of step 1 is not finite; start again with a lower --lr";
+  const Words broken = {"--lr=1e30", "--weight-decay=1e30"};
   for (const int steps : {3, 1}) {
-    const Result result = MustTrain("run", steps, flags, 1);
-    EXPECT_THAT(result.err, HasSubstr("training has diverged: the state of step 1 is not finite"));
-    // The last step is kept, to look into.
-    EXPECT_EQ(Steps("run").size(), steps == 1 ? 1 : 0);
+    const Words flags = {"--save-interval=1", "--max-checkpoint-keep=1", "--save-on-exception"};
+    const Result result = MustTrain("run", steps, Joined(broken, flags), 1);
+    EXPECT_THAT(result.err, HasSubstr(kError));
+    EXPECT_THAT(result.err, HasSubstr("step 1 is not saved: its state is not finite"));
+    EXPECT_TRUE(Steps("run").empty());
   }
+  const std::string weights = "--export-llmc=" + (root_ / "weights.bin").string();
+  const Words exports = {"--train-iters=1", weights, "--export-llmc-interval=1"};
+  const Result result = MustRun(Alone(Joined(broken, exports)), 1);
+  EXPECT_THAT(result.err, HasSubstr(kError));
+  EXPECT_THAT(result.out, HasSubstr("weights-00000001.bin: those of step 1 are not finite"));
+  EXPECT_FALSE(fs::exists(root_ / "weights-00000001.bin"));
+  EXPECT_FALSE(fs::exists(root_ / "weights.bin"));
 }
 
 TEST_F(ManagerCommandTest, PermanentCheckpointsOfEverySetting) {

@@ -17,6 +17,8 @@
 #include "trainer/app/session.h"
 #include "trainer/state/device_mirror.h"
 #include "trainer/state/foreign_weights.h"
+#include "trainer/state/state_chunks.h"
+#include "trainer/state/state_health.h"
 
 namespace tessera {
 namespace {
@@ -83,10 +85,16 @@ absl::Status ExportWeights(const Session& session, const ForeignWeights& weights
       mirror->StartDownload();
       return mirror->FinishDownload();
     };
-    // A failure on one rank is an error on all, because the run continues after it.
-    written = ckpt::AgreeOnStatus(group.ranks, download(), group.timeout);
+    written = download();
     for (StateChunk& chunk : chunks) chunk.mirror = mirror.get();
   }
+  // An error on one rank is one on all, because the run continues after it.
+  if (written.ok() && !IsFinite(WeightState(chunks))) {
+    written =
+        absl::AbortedError(absl::StrCat("no weights written to ", weights.path, ": those of step ",
+                                        session.progress.step, " are not finite"));
+  }
+  written = ckpt::AgreeOnStatus(group.ranks, written, group.timeout);
   if (written.ok()) written = WriteForeignWeights(weights, session.config.model(), chunks, group);
   const bool all_are_here =
       written.ok() || ckpt::AgreeOnStatus(group.ranks, absl::OkStatus(), group.timeout).ok();

@@ -309,14 +309,9 @@ absl::Status TrainLoop::CheckRecords() const {
   return decision_.program_ends ? Agree(own) : own;
 }
 
-absl::Status TrainLoop::CheckStateIsFinite() {
-  if (state_is_finite_) return absl::OkStatus();
-  return Diverged(absl::StrFormat("the state of step %d is not finite", session_.progress.step));
-}
-
 absl::Status TrainLoop::CheckNotDiverged() {
-  TESSERA_RETURN_IF_ERROR(CheckStateIsFinite());
   const Progress& progress = session_.progress;
+  if (kept_step_ != progress.step) TESSERA_RETURN_IF_ERROR(MeasureState().status());
   if (IsSaneLoss(progress.last_loss, config_.model().vocab_size())) return absl::OkStatus();
   return Diverged(absl::StrFormat("the loss of step %d is %g", progress.step,
                                   std::fabs(progress.last_loss)));  // a NaN has a sign
@@ -325,10 +320,12 @@ absl::Status TrainLoop::CheckNotDiverged() {
 absl::Status TrainLoop::Diverged(const std::string& reason) {
   session_.diverged = true;
   ends_together_ = true;
+  ReportSaves(session_.saver->Poll());
   Agree(absl::OkStatus()).IgnoreError();  // so that each finds it by itself
-  return absl::AbortedError(
-      absl::StrCat("training has diverged: ", reason,
-                   "; resume from an earlier checkpoint with a lower --lr (--ckpt-step)"));
+  return absl::AbortedError(absl::StrCat(
+      "training has diverged: ", reason, "; ",
+      kept_step_ > 0 ? "resume from an earlier checkpoint with a lower --lr (--ckpt-step)"
+                     : "start again with a lower --lr"));
 }
 
 absl::Status TrainLoop::EndTogether(const absl::Status& mine) {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/include/async_saver.h"
+#include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/job_saves.h"
 #include "trainer/app/session.h"
 #include "trainer/app/step_agreement.h"
@@ -93,9 +94,10 @@ class TrainLoop {
   absl::Status CheckRecords() const;
   // Returns whether the run ends because the gradients of too many steps were not finite.
   bool HasDiverged() const;
-  // Returns Aborted if the state that was kept last is not finite.
-  absl::Status CheckStateIsFinite();
-  // Returns the same, and Aborted if training does not recover from the last loss.
+  // Returns the health of the state; Aborted if that is not finite. Collective.
+  absl::StatusOr<ckpt::StateHealth> MeasureState();
+  // Returns Aborted if the state is not finite, or training does not recover from the last loss.
+  // Collective.
   absl::Status CheckNotDiverged();
   // Returns the error of a run that has diverged because of `reason`, which all ranks have found in
   // the same step. Collective.
@@ -122,7 +124,7 @@ class TrainLoop {
   ckpt::JobDecision decision_;   // after the last step
   bool time_is_up_ = false;      // on rank 0, when ranks decided last
   bool healthy_ = true;          // the last step changed the state, with a plausible loss
-  bool state_is_finite_ = true;  // when it was kept last
+  bool state_is_finite_ = true;  // when it was measured last
   // Whether all ranks have the same error, with the state of the last whole step.
   bool ends_together_ = false;
   int64_t kept_step_;                      // the last one that is in a checkpoint

@@ -61,20 +61,11 @@ absl::Status TrainLoop::Keep(bool replicates) {
   const TimeSpent spent(TimeUse::kSaving);
   const TraceSpan span("save", "begin of a save");
   const Progress& progress = session_.progress;
-  std::optional<double> validation_loss;
-  if (evaluation_.has_value() && evaluation_->step == progress.step) {
-    validation_loss = evaluation_->loss;
-  }
   ckpt::Manifest run = DescribeRun(config_, config_.model(), progress, session_.data_identity(),
                                    session_.numerics());
-  TESSERA_ASSIGN_OR_RETURN(
-      *run.mutable_trainer()->mutable_health(),
-      MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
-                    config_.model().vocab_size(), validation_loss));
-  state_is_finite_ = run.trainer().health().state_is_finite();
-  // No resume would take this checkpoint or a later one.
-  if (decision_.end == ckpt::EndReason::kNone) TESSERA_RETURN_IF_ERROR(CheckStateIsFinite());
-  // The state is finite, since nothing was updated.
+  // No resume would take a state that is not finite, or a later one.
+  TESSERA_ASSIGN_OR_RETURN(*run.mutable_trainer()->mutable_health(), MeasureState());
+  // Neither the state nor the loss tells that no step updates it.
   if (HasDiverged()) run.mutable_trainer()->mutable_health()->set_loss_is_sane(false);
   if (decision_.save != ckpt::SaveKind::kNone) {
     TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, decision_.save));
@@ -82,6 +73,21 @@ absl::Status TrainLoop::Keep(bool replicates) {
   }
   if (replicates) session_.saver->Replicate(std::move(run));
   return absl::OkStatus();
+}
+
+absl::StatusOr<ckpt::StateHealth> TrainLoop::MeasureState() {
+  const Progress& progress = session_.progress;
+  std::optional<double> validation_loss;
+  if (evaluation_.has_value() && evaluation_->step == progress.step) {
+    validation_loss = evaluation_->loss;
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::StateHealth health,
+      MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
+                    config_.model().vocab_size(), validation_loss));
+  state_is_finite_ = health.state_is_finite();
+  if (state_is_finite_) return health;
+  return Diverged(absl::StrFormat("the state of step %d is not finite", progress.step));
 }
 
 // Prints one sentence for each change from success to failure or back: replicas are frequent.
@@ -187,8 +193,9 @@ absl::Status TrainLoop::SaveOnException(const absl::Status& error) {
   absl::Status saved = Keep(/*replicates=*/false);
   if (saved.ok()) saved = FinishSaves();
   Agree(absl::OkStatus()).IgnoreError();
-  return with(saved.ok() ? absl::StrCat("step ", step, " is saved (--save-on-exception)")
-                         : absl::StrCat("step ", step, " is not saved: ", saved.message()));
+  if (saved.ok()) return with(absl::StrCat("step ", step, " is saved (--save-on-exception)"));
+  return with(absl::StrCat("step ", step, " is not saved: ",
+                           state_is_finite_ ? saved.message() : "its state is not finite"));
 }
 
 }  // namespace tessera
