@@ -8,6 +8,8 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "models/config/config_checks.h"
+#include "models/layers/attention.h"
+#include "models/layers/decoder_family.h"
 #include "models/layers/model.h"
 #include "models/registry.h"
 #include "models/testing/profiling_backend.h"
@@ -151,7 +153,9 @@ TEST(ModelConfigTest, AWrongFieldIsNamedWithItsValue) {
       {"llama3-tiny", [](ModelConfig& c) { c.set_rope_scaling_high_freq_factor(0.5); },
        "rope_scaling_high_freq_factor is 0.5: it must exceed"},
       {"llama3-tiny", [](ModelConfig& c) { c.set_rotary_base(-1); }, "rotary_base is -1"},
-      {"gpt2-tiny", [](ModelConfig& c) { c.set_norm_epsilon(1e-46); }, "norm_epsilon is 1e-46"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_rope_scaling_high_freq_factor(1.00000001); },
+       "rope_scaling_high_freq_factor is 1: it must exceed"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_norm_epsilon(1e-39); }, "norm_epsilon is 1e-39"},
   };
   for (const WrongField& field : wrong) {
     ModelConfig config = Named(field.size);
@@ -211,6 +215,17 @@ TEST(ModelConfigTest, FieldsByWhichTwoModelsComputeDifferentFunctionsAreNamed) {
   other.set_untie_embeddings_and_output_weights(true);
   EXPECT_EQ(describe(ModelDifferences(*ResolveModelConfig(plain), *ResolveModelConfig(other))),
             "untie_embeddings_and_output_weights is false, not true");
+}
+
+TEST(ModelConfigTest, RotaryEmbeddingsThatAreTheSameInFp32TurnByTheSameAngles) {
+  ASSERT_OK_AND_ASSIGN(const auto original, ResolveModelConfig(Named("llama3-tiny")));
+  ModelConfig config = original;
+  config.set_rotary_base(500000.015);
+  config.set_rope_scaling_factor(8.0000001);
+  config.set_rope_scaling_low_freq_factor(1.00000001);
+  config.set_rope_scaling_high_freq_factor(4.0000001);
+  EXPECT_TRUE(ModelDifferences(config, original).empty());
+  EXPECT_EQ(MakeRope(config, true)->frequencies(), MakeRope(original, true)->frequencies());
 }
 
 TEST(ModelConfigTest, AWrongLayerRangeIsNamed) {

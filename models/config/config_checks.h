@@ -4,6 +4,7 @@
 // Defaults and checks of single fields, shared by the architectures.
 
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -28,10 +29,13 @@ inline absl::Status CheckDivides(const char* divisor_field, int64_t divisor, con
 }
 
 inline absl::Status CheckPositive(const char* field, double value) {
-  // Not NaN, not infinite, and no zero in kernels.
-  if (value < 1e30 && static_cast<float>(value) > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, ": it must be positive in fp32, and below 1e30"));
+  // Not NaN, not infinite, and no zero in kernels, which may take a subnormal number for one.
+  if (value < 1e30 && static_cast<float>(value) >= std::numeric_limits<float>::min()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": it must be at least ",
+                                                 std::numeric_limits<float>::min(),
+                                                 ", and below 1e30"));
 }
 
 inline absl::Status CheckProbability(const char* field, double value) {

@@ -304,15 +304,16 @@ std::unique_ptr<Model> MakeDecoder(const DecoderFamily& family, const ModelConfi
 }
 
 std::shared_ptr<Rope> MakeRope(const ModelConfig& config, bool scaled) {
+  const auto rounded = [](double value) { return static_cast<float>(value); };
   RopeScaling scaling;
   scaling.enabled = scaled;
-  scaling.factor = config.rope_scaling_factor();
-  scaling.low_frequency_factor = config.rope_scaling_low_freq_factor();
-  scaling.high_frequency_factor = config.rope_scaling_high_freq_factor();
+  scaling.factor = rounded(config.rope_scaling_factor());
+  scaling.low_frequency_factor = rounded(config.rope_scaling_low_freq_factor());
+  scaling.high_frequency_factor = rounded(config.rope_scaling_high_freq_factor());
   scaling.original_max_positions =
       static_cast<double>(config.rope_scaling_original_max_position_embeddings());
   return std::make_shared<Rope>(config.hidden_size() / config.num_attention_heads(),
-                                config.rotary_base(), scaling);
+                                rounded(config.rotary_base()), scaling);
 }
 
 }  // namespace tessera

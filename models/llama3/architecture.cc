@@ -51,7 +51,8 @@ absl::Status ValidateRope(const ModelConfig& config) {
        static_cast<double>(config.rope_scaling_original_max_position_embeddings())},
   };
   for (const auto& field : fields) TESSERA_RETURN_IF_ERROR(CheckPositive(field.name, field.value));
-  if (config.rope_scaling_high_freq_factor() <= config.rope_scaling_low_freq_factor()) {
+  if (static_cast<float>(config.rope_scaling_high_freq_factor()) <=
+      static_cast<float>(config.rope_scaling_low_freq_factor())) {
     return absl::InvalidArgumentError(
         absl::StrCat("rope_scaling_high_freq_factor is ", config.rope_scaling_high_freq_factor(),
                      ": it must exceed rope_scaling_low_freq_factor (",

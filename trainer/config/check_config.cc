@@ -143,8 +143,9 @@ void CheckAdam(const OptimizerConfig& optimizer, Problems& problems) {
   if (optimizer.adam_beta2() >= 1) {
     problems.Add("adam_beta2=", optimizer.adam_beta2(), ": must be less than 1");
   }
-  if (static_cast<float>(optimizer.adam_eps()) == 0) {
-    problems.Add("adam_eps=", optimizer.adam_eps(), ": must be more than 0 in fp32");
+  constexpr float kSmallest = std::numeric_limits<float>::min();
+  if (static_cast<float>(optimizer.adam_eps()) < kSmallest) {
+    problems.Add("adam_eps=", optimizer.adam_eps(), ": must be at least ", kSmallest);
   }
 }
 
@@ -263,14 +264,17 @@ void CheckRanges(const TrainConfig& config, Problems& problems) {
     const FieldDescriptor& field = *setting.field;
     const Reflection& fields = *group.GetReflection();
     const bool is_int = field.cpp_type() == FieldDescriptor::CPPTYPE_INT64;
-    const bool is_double = field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
+    // Kernels have reals in fp32.
+    const auto is_real = [](double value) {
+      return value >= 0 && std::isfinite(static_cast<float>(value));
+    };
     if (is_int && fields.GetInt64(group, &field) < 0) {
       problems.Add(field.name(), "=", FieldText(group, field), ": must not be negative");
     }
-    if (is_double &&
-        !(fields.GetDouble(group, &field) >= 0 && std::isfinite(fields.GetDouble(group, &field)))) {
+    if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE &&
+        !is_real(fields.GetDouble(group, &field))) {
       problems.Add(field.name(), "=", FieldText(group, field),
-                   ": must be a finite number that is not negative");
+                   ": must be finite in fp32, and not negative");
     }
   }
 }

@@ -61,7 +61,8 @@ const Contradiction kContradictions[] = {
      "eval_iters=4611686018427387904: must be at most 17179869184 with global batches of 64 "
      "tokens"},
     // Optimizer.
-    {{"--lr=-1"}, "lr=-1: must be a finite number that is not negative"},
+    {{"--lr=-1"}, "lr=-1: must be finite in fp32, and not negative"},
+    {{"--lr=1e300"}, "lr=1e+300: must be finite in fp32, and not negative"},
     {{"--lr=1e-4", "--min-lr=1e-3"}, "min_lr=0.001 is more than lr=0.0001"},
     {{"--lr-warmup-iters=100"}, "lr_warmup_iters=100 must be less than lr_decay_iters=100"},
     {{"--lr-decay-iters=0"}, "lr_decay_iters=0: must be at least 1"},
@@ -70,10 +71,11 @@ const Contradiction kContradictions[] = {
      "lr_wsd_decay_iters=91 is more than lr_decay_iters=100 - lr_warmup_iters=10"},
     {{"--adam-beta1=1"}, "adam_beta1=1: must be less than 1"},
     {{"--adam-beta2=1.5"}, "adam_beta2=1.5: must be less than 1"},
-    {{"--adam-eps=0"}, "adam_eps=0: must be more than 0 in fp32"},
-    {{"--adam-eps=1e-46"}, "adam_eps=1e-46: must be more than 0 in fp32"},
-    {{"--weight-decay=-0.1"}, "weight_decay=-0.1: must be a finite number that is not negative"},
-    {{"--clip-grad=-1"}, "clip_grad=-1: must be a finite number that is not negative"},
+    {{"--adam-eps=0"}, "adam_eps=0: must be at least 1.17549e-38"},
+    {{"--adam-eps=1e-39"}, "adam_eps=1e-39: must be at least 1.17549e-38"},
+    {{"--adam-eps=1e39"}, "adam_eps=1e+39: must be finite in fp32, and not negative"},
+    {{"--weight-decay=-0.1"}, "weight_decay=-0.1: must be finite in fp32, and not negative"},
+    {{"--clip-grad=-1"}, "clip_grad=-1: must be finite in fp32, and not negative"},
     // Parallel.
     {{"--data-parallel-size=0"}, "data_parallel_size=0: must be at least 1"},
     {{"--pipeline-model-parallel-size=0"}, "pipeline_model_parallel_size=0: must be at least 1"},
@@ -183,7 +185,7 @@ const Contradiction kContradictions[] = {
      "product_table is set but numerics=exact: EXACT products have one algorithm"},
     {{"--product-table=t", "--device=cuda", "--exact-products"},
      "product_table is set but exact_products, too: those have one algorithm"},
-    {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
+    {{"--temperature=-1"}, "temperature=-1: must be finite in fp32, and not negative"},
 };
 
 absl::StatusOr<TrainConfig> ResolveFlags(const std::vector<std::string>& flags,
