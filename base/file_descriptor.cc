@@ -35,6 +35,18 @@ std::string_view WithoutLeadingZeros(std::string_view digits) {
   return digits.substr(std::min(digits.find_first_not_of('0'), digits.size()));
 }
 
+// Returns a pattern with the path of the home folder that it begins with, as "~" or "~user".
+std::string WithHome(std::string pattern) {
+  if (!pattern.starts_with('~')) return pattern;
+  const std::string home = pattern.substr(0, pattern.find('/'));
+  glob_t found = {};
+  if (glob(home.c_str(), GLOB_TILDE, nullptr, &found) == 0) {
+    pattern.replace(0, home.size(), found.gl_pathv[0]);
+  }
+  globfree(&found);
+  return pattern;
+}
+
 // Returns a shell pattern in which the longest path at the beginning that exists stands for itself.
 std::string WithPathEscaped(const std::string& pattern) {
   size_t end = pattern.size();
@@ -174,7 +186,7 @@ bool NaturalLess(std::string_view a, std::string_view b) {
 absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern) {
   glob_t matches = {};
   const int result =
-      glob(WithPathEscaped(pattern).c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &matches);
+      glob(WithPathEscaped(WithHome(pattern)).c_str(), GLOB_NOSORT, nullptr, &matches);
   std::vector<std::string> paths;
   if (result == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   globfree(&matches);

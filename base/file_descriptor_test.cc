@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "base/files.h"
@@ -60,13 +61,17 @@ TEST(GlobTest, NaturalOrderAndNotFoundNamesThePattern) {
 }
 
 TEST(GlobTest, APathThatExistsIsItself) {
-  const std::string folder = NewFolder() + "a[1]*\\/";
+  const std::string folder = NewFolder() + "a[1]*?\\/";
   ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
   for (const char* name : {"s[1].bin", "s1.bin", "s2.bin"}) WriteText(folder + name, "");
   EXPECT_EQ(*Glob(folder + "s[1].bin"), std::vector<std::string>{folder + "s[1].bin"});
   EXPECT_EQ(*Glob(folder + "s[12].bin"),
             (std::vector<std::string>{folder + "s1.bin", folder + "s2.bin"}));
   EXPECT_TRUE(absl::IsNotFound(Glob(folder + "s[3].bin").status()));
+  setenv("HOME", folder.substr(0, folder.size() - 1).c_str(), 1);
+  EXPECT_EQ(*Glob("~/s[1].bin"), std::vector<std::string>{folder + "s[1].bin"});
+  EXPECT_EQ(*Glob("~/s[12].bin"), *Glob(folder + "s[12].bin"));
+  EXPECT_TRUE(absl::IsNotFound(Glob("~nobody's/s*.bin").status()));
 }
 
 TEST(ReadFileTest, BoundsAndKinds) {

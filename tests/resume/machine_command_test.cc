@@ -1,5 +1,5 @@
 // What a machine and its other users do to a run: output without a reader, limits of files and of
-// memory, files that are deleted, replaced or no files at all.
+// memory, files that are deleted, replaced or no files at all, names with commas.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -257,6 +257,23 @@ TEST_F(MachineCommandTest, NoFileOfARunIsWaitedForForEver) {
     if (was_there) fs::copy_file(kept, file, fs::copy_options::overwrite_existing);
   }
   RecordProperty("trials", static_cast<int>(trials));
+}
+
+TEST_F(MachineCommandTest, PrepareDataTakesASwitchWithoutAValueAndANameWithAComma) {
+  const Words command = {Runfile("trainer/data/prepare_data"), "--input=" + Tokens(),
+                         "--output_dir=" + (root_ / "data").string(), "--tokenizer=byte"};
+  EXPECT_THAT(MustRun(Joined(command, {"--begin_of_text", "--threads=1"}), 2).err,
+              HasSubstr("begin_of_text is true: expected false"));
+  EXPECT_THAT(MustRun(Joined(command, {"--threads", "--begin_of_text"}), 2).err,
+              HasSubstr("--threads has no value"));
+  // One name, unless its parts are names, too.
+  const std::string text = root_.string() + "/a," + root_.string() + "/b.txt";
+  fs::create_directories(fs::path(text).parent_path());
+  std::ofstream(text) << "a text\n";
+  MustRun(Joined(command, {"--input=" + text}));
+  for (const char* name : {"a", "b.txt"}) std::ofstream(root_ / name) << "another text\n";
+  EXPECT_THAT(MustRun(Joined(command, {"--input=" + text})).out,
+              Not(HasSubstr("already up to date")));
 }
 
 }  // namespace

@@ -176,18 +176,6 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
   ExpectRefused({"--dry-run", "--train-data-path=/nowhere/*.bin"}, 1, "/nowhere/*.bin");
 }
 
-TEST_F(TrainCommandTest, PrepareDataTakesASwitchWithoutAValueAndANameWithAComma) {
-  const Words command = {Runfile("trainer/data/prepare_data"), "--input=" + Tokens(),
-                         "--output_dir=" + (root_ / "data").string(), "--tokenizer=byte"};
-  EXPECT_THAT(MustRun(Joined(command, {"--begin_of_text", "--threads=1"}), 2).err,
-              HasSubstr("begin_of_text is true: expected false"));
-  EXPECT_THAT(MustRun(Joined(command, {"--threads", "--begin_of_text"}), 2).err,
-              HasSubstr("--threads has no value"));
-  const std::string text = (root_ / "a,b.txt").string();
-  std::ofstream(text) << "a text\n";
-  MustRun(Joined(command, {"--input=" + text}));
-}
-
 // A folder that is for reading only is refused before the first step, not at the first save.
 TEST_F(TrainCommandTest, AFolderForReadingOnlyIsRefusedAtTheStart) {
   const SmallDisk disk(root_ / "disk", 1 << 20);

@@ -133,8 +133,8 @@ absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samp
   if (pattern.empty()) return "no train_data_path";
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TokenDataset> dataset,
                            OpenTokens(config, pattern));
-  return absl::StrFormat("%s: %s tokens, of which all steps read %.2f epochs", pattern,
-                         Grouped(dataset->num_tokens()),
+  return absl::StrFormat("%s, %s tokens, of which all steps read %.2f epochs",
+                         dataset->DescribeFiles(), Grouped(dataset->num_tokens()),
                          static_cast<double>(samples) / dataset->num_samples());
 }
 
@@ -319,6 +319,7 @@ absl::Status AnnounceStart(const Session& session, const RateMeter::Options& rat
       Grouped(ParameterCount(config.model())), " parameters, ",
       config.training().bf16() ? "bf16" : "fp32", "; processes: ", topology.world_size(),
       topology.world_size() == 1 ? "" : absl::StrCat(", ", ToString(topology))));
+  progress_line.Message(absl::StrCat("data: ", session.train_data->dataset->DescribeFiles()));
   progress_line.Message(DescribeRanks(ranks));
   const double seconds = rates.peak_flops > 0 ? static_cast<double>(rates.tokens_per_step) *
                                                     rates.flops_per_token / rates.peak_flops

@@ -56,6 +56,11 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::stri
   return dataset;
 }
 
+std::string TokenDataset::DescribeFiles() const {
+  const size_t files = shards_.size();
+  return absl::StrCat(files, files == 1 ? " file, " : " files, the first ", shards_[0]->path());
+}
+
 DataFingerprint TokenDataset::fingerprint() const {
   ContentHash hash;
   for (const std::unique_ptr<TokenFile>& shard : shards_) {

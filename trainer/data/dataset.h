@@ -39,6 +39,9 @@ class TokenDataset {
   int64_t sequence_length() const { return sequence_length_; }
   int64_t vocab_size() const { return vocab_size_; }
 
+  // Returns "3 files, the first data/train_1.bin".
+  std::string DescribeFiles() const;
+
   // Returns a hash over the shards in order, without their names, which identifies the token data.
   // A checkpoint records the fingerprint, since consumed_samples is meaningless for other data.
   // Independent of T, which decides the number of samples.

@@ -69,6 +69,7 @@ TEST_F(ForeignShardsTest, AreNamedWhereTheyAreTooShort) {
   EXPECT_TRUE(notes.empty());
   const auto dataset = OrFail(TokenDataset::Open(folder_.File("s*"), 100, 100));
   EXPECT_EQ(dataset->num_samples(), 1);
+  EXPECT_EQ(dataset->DescribeFiles(), "3 files, the first " + folder_.File("s0.bin"));
   dataset->NoteUnread(note);
   EXPECT_EQ(notes, std::vector<std::string>{
                        "2 of 3 token files are not read, since they do not have the 101 tokens of "

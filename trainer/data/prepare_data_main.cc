@@ -25,9 +25,11 @@
 #include "trainer/data/corpus.h"
 #include "trainer/data/prepare_data.h"
 
-ABSL_FLAG(std::vector<std::string>, input, {},
-          "Text files, folders (searched recursively) or shell patterns, separated by commas. "
-          "Default: the English manual of Perl, Debian's package perl-doc");
+ABSL_FLAG(
+    std::vector<std::string>, input, {},
+    "Text files, folders (searched recursively) or shell patterns, separated by commas; one name "
+    "with commas where its parts are not all there. "
+    "Default: the English manual of Perl, Debian's package perl-doc");
 ABSL_FLAG(std::string, output_dir, "",
           "Folder for the token files, the tokenizer and dataset.json");
 ABSL_FLAG(std::string, tokenizer, "sentencepiece",
@@ -205,9 +207,9 @@ int Main(const std::vector<std::string>& arguments) {
     options.format = *format;
   }
   options.inputs = absl::GetFlag(FLAGS_input);
-  // A name may have commas.
   const std::string whole = absl::StrJoin(options.inputs, ",");
-  if (options.inputs.size() > 1 && tessera::Glob(whole).ok()) options.inputs = {whole};
+  const auto is_there = [](const std::string& input) { return tessera::Glob(input).ok(); };
+  if (!std::ranges::all_of(options.inputs, is_there) && is_there(whole)) options.inputs = {whole};
   options.output_dir = absl::GetFlag(FLAGS_output_dir);
   options.tokenizer = absl::GetFlag(FLAGS_tokenizer);
   options.vocab_size = absl::GetFlag(FLAGS_vocab_size);
