@@ -101,7 +101,10 @@ TEST_F(ManagerCommandTest, NonPersistentSaveIntervalKeepsTwoBesideThePermanentOn
   EXPECT_FALSE(fs::exists(folder / "rolling-0/step-00000002"));
   EXPECT_FALSE(fs::exists(folder / "rolling-1/step-00000004"));
   fs::remove_all(folder / "step-00000011");
+  // How long nothing ran is known without the records of steps.
+  fs::remove(RunDir("run") / "metrics.jsonl");
   EXPECT_THAT(MustTrain("run", 13, flags).out, HasSubstr("rolling-1/step-00000010 (step 10)"));
+  EXPECT_THAT(ReadFile(RunDir("run") / "events.jsonl"), HasSubstr("\"down_seconds\""));
   EXPECT_TRUE(fs::exists(folder / "rolling-0/step-00000008"));
   EXPECT_TRUE(fs::exists(folder / "rolling-1/step-00000010"));
 

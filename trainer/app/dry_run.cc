@@ -266,11 +266,15 @@ RunEvent StartEvent(const Session& session, const std::vector<Trainer::Memory>& 
   }
   if (session.resumed_in_memory) event.strings["tier"] = "memory";
   if (!session.saved_topology.empty()) event.strings["saved_topology"] = session.saved_topology;
+  const std::optional<double> down_seconds = session.events->idle_seconds();
   const std::optional<ResumeMetrics>& lost = session.metrics->lost();
-  if (!lost.has_value() || !session.events->idle_seconds().has_value()) return event;
-  event.numbers["lost_steps"] = static_cast<double>(lost->lost_steps);
-  event.numbers["lost_seconds"] = lost->lost_seconds;
-  event.numbers["down_seconds"] = *session.events->idle_seconds();
+  if (down_seconds.has_value() && (lost.has_value() || session.resumed_own)) {
+    event.numbers["down_seconds"] = *down_seconds;
+  }
+  if (lost.has_value()) {
+    event.numbers["lost_steps"] = static_cast<double>(lost->lost_steps);
+    event.numbers["lost_seconds"] = lost->lost_seconds;
+  }
   return event;
 }
 

@@ -354,6 +354,9 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(RunParts run, const TrainConfig
   }
   std::unique_ptr<Session> session;
   std::vector<std::string> notes;  // of the last attempt, said once it is known to be the last
+  const auto say = [&] {
+    for (const std::string& note : notes) run.notes(note);
+  };
   const auto build = [&](std::optional<SavedRun> saved) {
     session = std::make_unique<Session>();
     session->config = config;
@@ -364,17 +367,16 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(RunParts run, const TrainConfig
     absl::Status built = Continue(saved, run, hold, session.get());
     if (built.ok()) return built;
     // All ranks return from damage together, perhaps to another checkpoint.
-    if (ckpt::FindDamagedParts(built).has_value()) {
-      notes.clear();
-    } else {
-      AbortDevices(*run.device, run.world, built);
-    }
+    const bool is_last = !ckpt::FindDamagedParts(built).has_value();
+    if (is_last) say();
+    if (is_last) AbortDevices(*run.device, run.world, built);
+    notes.clear();
     session = nullptr;
     return built;
   };
   absl::StatusOr<std::vector<SkippedRun>> skipped =
       LoadSavedRun(config, group, run.saver->manager(), run.notes, build, std::move(replica));
-  for (const std::string& note : notes) run.notes(note);
+  say();
   TESSERA_RETURN_IF_ERROR(skipped.status());
   session->skipped = *std::move(skipped);
   session->saver = std::move(run.saver);
