@@ -161,8 +161,9 @@ TEST_F(DeviceChecksTest, AWrongOperationIsNamed) {
 }
 
 TEST_F(DeviceChecksTest, AWrongGradientIsFound) {
-  ExpectAll(Run(WrongBackend::kAttentionGradient, {"operations", "gradients"}),
-            CheckOutcome::kFailed);
+  ExpectAll(
+      Run(WrongBackend::kAttentionGradient, {"operations", "gradients"}, "Attention [2,5,3,3,7]"),
+      CheckOutcome::kFailed);
 }
 
 TEST_F(DeviceChecksTest, AWrongUpdateIsFound) {

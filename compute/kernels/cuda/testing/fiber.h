@@ -14,7 +14,7 @@ namespace tessera::simt {
 //
 // Unlike boost::context::fiber, a fiber that yielded may be abandoned: nothing on its stack is
 // unwound, so functions that may be abandoned must own nothing. Every switch is announced to
-// AddressSanitizer. Not thread-safe: a fiber belongs to the thread that created it.
+// AddressSanitizer. Not thread-safe: a run is the thread's that started it.
 class Fiber {
  public:
   Fiber();

@@ -1,6 +1,7 @@
 #include "compute/kernels/cuda/testing/memory_access.h"
 
 #include <cstring>
+#include <span>
 #include <utility>
 
 namespace tessera::simt {
@@ -93,12 +94,19 @@ void SharedAccess::SetWritten(Cell& cell, int thread, bool copying) const {
 }
 
 const char* SharedAccess::Check(int thread, int64_t begin, int64_t bytes, Use use) {
-  const uint32_t warp_epoch = warp_epochs_[thread / kWarpSize];
-  for (int64_t i = begin / kCellBytes; i < (begin + bytes) / kCellBytes; ++i) {
-    Cell& cell = cells_[i];
-    if (use == Use::kRead && AddsNothing(cell, thread, warp_epoch)) continue;
+  Cell* cell = cells_.data() + begin / kCellBytes;
+  Cell* const end = cells_.data() + (begin + bytes) / kCellBytes;
+  if (use == Use::kRead) {
+    const uint32_t warp_epoch = warp_epochs_[thread / kWarpSize];
+    while (cell != end && AddsNothing(*cell, thread, warp_epoch)) ++cell;
+  }
+  return cell == end ? nullptr : Record(thread, {cell, end}, use);
+}
+
+const char* SharedAccess::Record(int thread, std::span<Cell> cells, Use use) const {
+  const bool reads = use == Use::kRead || use == Use::kReadByWarp;
+  for (Cell& cell : cells) {
     if (cell.copying) return "uses what is being copied, with no wait in between";
-    const bool reads = use == Use::kRead || use == Use::kReadByWarp;
     if (!reads && cell.products > 0) return "writes what a product reads, with no wait in between";
     const char* error = reads ? CheckRead(cell, thread) : CheckWrite(cell, thread);
     if (use == Use::kReadByWarp && error == nullptr) error = CheckRead(cell, thread ^ 1);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -76,6 +77,8 @@ class SharedAccess {
   };
 
   bool Ordered(int thread, int other, uint32_t block_epoch, uint32_t warp_epoch) const;
+  // Checks and records an access. It is apart from what most reads need.
+  [[gnu::noinline]] const char* Record(int thread, std::span<Cell> cells, Use use) const;
   bool AddsNothing(const Cell& cell, int thread, uint32_t warp_epoch) const;
   const char* CheckRead(Cell& cell, int thread) const;
   const char* CheckWrite(Cell& cell, int thread) const;

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cfenv>
 #include <initializer_list>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <sstream>
@@ -101,12 +103,43 @@ std::string ToString(const Site& site) {
          std::to_string(site.line);
 }
 
+// The fibers that no simulator has. Threads come and go, and memory for a stack takes the system
+// much longer than a launch takes to use it.
+class FreeFibers {
+ public:
+  std::unique_ptr<Fiber> Take() {
+    const std::lock_guard lock(mutex_);
+    if (fibers_.empty()) return std::make_unique<Fiber>();
+    std::unique_ptr<Fiber> fiber = std::move(fibers_.back());
+    fibers_.pop_back();
+    return fiber;
+  }
+  void Return(std::vector<std::unique_ptr<Fiber>> fibers) {
+    const std::lock_guard lock(mutex_);
+    for (std::unique_ptr<Fiber>& fiber : fibers) fibers_.push_back(std::move(fiber));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+};
+
+FreeFibers& TheFreeFibers() {
+  static FreeFibers& fibers = *new FreeFibers;
+  return fibers;
+}
+
 // Runs the blocks of this thread's launches.
 class Simulator;
 thread_local Simulator* running = nullptr;  // while a thread of a block runs
 
 class Simulator {
  public:
+  Simulator() = default;
+  Simulator(const Simulator&) = delete;
+  Simulator& operator=(const Simulator&) = delete;
+  ~Simulator() { TheFreeFibers().Return(std::move(fibers_)); }
+
   void SetOptions(const SimulatorOptions& options) {
     options_ = options;
     random_ = Random(options.seed);
@@ -285,7 +318,7 @@ void Simulator::RunBlock(int threads, int64_t shared_bytes,
 
 Fiber* Simulator::TakeFiber() {
   if (idle_fibers_.empty()) {
-    fibers_.push_back(std::make_unique<Fiber>());
+    fibers_.push_back(TheFreeFibers().Take());
     return fibers_.back().get();
   }
   Fiber* const fiber = idle_fibers_.back();
@@ -555,14 +588,17 @@ void PackIsNotAligned() {
   EndThread();
 }
 
+// Apart from AccessShared(), most of whose calls take as long as a frame with texts.
+[[noreturn, gnu::noinline]] void FailShared(const char* error, int64_t begin_byte, int64_t bytes) {
+  SetError(std::string(error) + " (bytes " + std::to_string(begin_byte) + " to " +
+           std::to_string(begin_byte + bytes) + " of shared memory)");
+  EndThread();
+}
+
 char* AccessShared(int64_t begin_byte, int64_t bytes, Use use) {
   SharedAccess& shared = running->shared();
   const char* const error = shared.Check(position.thread, begin_byte, bytes, use);
-  if (error != nullptr) {
-    SetError(std::string(error) + " (bytes " + std::to_string(begin_byte) + " to " +
-             std::to_string(begin_byte + bytes) + " of shared memory)");
-    EndThread();
-  }
+  if (error != nullptr) FailShared(error, begin_byte, bytes);
   return shared.data() + begin_byte;
 }
 
