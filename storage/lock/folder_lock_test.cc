@@ -222,24 +222,23 @@ TEST(FolderLockTest, BeforeACommitALeaseIsAskedForThatIsOldByTheTimeSinceBoot) {
 // A worker of the job, as a loader of data is, lives on when the job is killed.
 TEST(FolderLockTest, AForkedProcessDoesNotKeepTheLock) {
   const std::string folder = NewFolder("forked");
+  const auto lock = [&] { return Lock(folder, {.wait = absl::ZeroDuration()}).status(); };
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
-  ASSERT_OK_AND_ASSIGN(auto lock, Lock(folder));
-  const pid_t child = fork();
-  if (child == 0) {
-    const char byte = 'y';
-    if (write(ready[1], &byte, 1) == 1) pause();
+  const pid_t job = fork();
+  if (job == 0) {
+    const auto held = Lock(folder);
+    const pid_t worker = fork() == 0 ? getpid() : 0;
+    if (worker == 0 || write(ready[1], &worker, sizeof(worker)) == sizeof(worker)) pause();
     _exit(1);
   }
-  char byte = 0;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
-  const absl::Status second = Lock(folder, {.wait = absl::ZeroDuration()}).status();
-  EXPECT_THAT(std::string(second.message()), HasSubstr(absl::StrCat(", pid ", getpid(), ")")));
-  EXPECT_OK(lock->Check());
-  lock = nullptr;  // as the job's end does
-  EXPECT_OK(Lock(folder, {.wait = absl::ZeroDuration()}));
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
+  pid_t worker = 0;
+  ASSERT_EQ(read(ready[0], &worker, sizeof(worker)), sizeof(worker));
+  EXPECT_THAT(std::string(lock().message()), HasSubstr(absl::StrCat(", pid ", job, ")")));
+  kill(job, SIGKILL);
+  waitpid(job, nullptr, 0);
+  EXPECT_OK(lock());
+  kill(worker, SIGKILL);
 }
 
 // Returns what the code of a forked process returns.
@@ -289,6 +288,7 @@ TEST(LockedFdTest, AForkDuringTheOpeningKeepsNoLock) {
   });
   forks.join();
   ASSERT_EQ(flock(fd.get(), LOCK_EX | LOCK_NB), 0);
+  EXPECT_TRUE(InChild([&] { return fcntl(fd.get(), F_GETFD) < 0; }));
   { const LockedFd closed = std::move(fd); }
   EXPECT_EQ(flock(OpenFolder(folder.path()).get(), LOCK_EX | LOCK_NB), 0);
   kill(child, SIGKILL);
