@@ -299,11 +299,13 @@ class PosixStorage final : public Storage {
 
   // Explains the error of a name that could not be made on a disk with space, but without inodes.
   absl::Status NameWhatLacks(const absl::Status& status) const {
+    if (!IsNoSpace(status)) return status;
     struct statvfs info;
-    // A file system that makes inodes as it needs them reports that it has none at all.
-    const bool has_inodes =
-        fstatvfs(root_fd_.get(), &info) != 0 || info.f_files == 0 || info.f_favail > 0;
-    if (!IsNoSpace(status) || has_inodes) return status;
+    // A file system that makes inodes as it needs them reports that it has none at all, or as many
+    // as fit into its free space.
+    const bool lacks_inodes = fstatvfs(root_fd_.get(), &info) == 0 && info.f_files > 0 &&
+                              info.f_favail == 0 && info.f_bavail > 0;
+    if (!lacks_inodes) return status;
     return WithMessage(status, absl::StrCat(status.message(), " (no inode is free)"));
   }
 
