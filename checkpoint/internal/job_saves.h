@@ -88,8 +88,9 @@ class JobSaves : public CheckpointManager {
   // saves in flight, which may find room.
   virtual absl::Status ErrorOf(SaveTrouble trouble) = 0;
 
-  // Returns FailedPrecondition if another job has taken the folder over. May wait for the file
-  // system or the store, as FolderLock::Confirm() does. On rank 0.
+  // Returns FailedPrecondition if another job has taken the folder over. Asks the file system, as
+  // FolderLock::Confirm() does, and may wait for it. Does not ask an object store: the lease's own
+  // thread does so, several times in each period. On rank 0.
   virtual absl::Status CheckFolder() const = 0;
 
   // Ends all waits and retries of saves. Call when the process is about to end with an error.

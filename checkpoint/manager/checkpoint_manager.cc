@@ -279,7 +279,9 @@ class Manager final : public JobSaves {
     return absl::OkStatus();
   }
 
-  absl::Status CheckFolder() const override { return ConfirmFolder(lock_.get()); }
+  absl::Status CheckFolder() const override {
+    return storage_->LocalPath("").has_value() ? ConfirmFolder(lock_.get()) : FolderIsHeld();
+  }
 
   void Abandon() override {
     if (lock_ != nullptr) lock_->Abandon();

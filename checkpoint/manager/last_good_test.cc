@@ -11,16 +11,21 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
+#include "base/wall_clock_jump.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "checkpoint/internal/job_saves.h"
 #include "checkpoint/internal/saved_checkpoints.h"
+#include "checkpoint/save/run_save.h"
 #include "checkpoint/testing/test_state.h"
 #include "storage/forwarding_storage.h"
+#include "storage/testing/fault_storage.h"
 #include "storage/testing/memory_storage.h"
 
 namespace tessera::ckpt {
@@ -277,6 +282,25 @@ TEST_F(LastGoodTest, ACheckpointIsAsOldAsItsSave) {
     for (const int64_t step : {1, 2}) ASSERT_OK(TrySave(*manager, {.step = step}, metadata));
     EXPECT_THAT(Steps(memory), ElementsAre(1, 2));
   }
+}
+
+// While a store does not answer, the memory of other hosts is all that a job can save to.
+TEST(JobSavesTest, AReplicaWaitsForNoStore) {
+  MemoryStorage store, replica;
+  auto to_lock = std::make_unique<FaultInjectingStorage>(store);
+  FaultInjectingStorage& asked = *to_lock;
+  const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), &store);
+  ASSERT_OK_AND_ASSIGN(const auto manager, JobSaves::Open(storage, std::move(to_lock), {}));
+  asked.FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kReplace; },
+      absl::UnavailableError("503"));
+  suspended_s = 3600;  // the lease is old
+  std::vector<float> weight(64);
+  EXPECT_OK(SaveNow(replica, {.step = 1}, OneTensor(weight), {},
+                    {.may_commit = [&] { return manager->CheckFolder(); }}));
+  const absl::Status saved = manager->Save({.step = 1}, OneTensor(weight));
+  EXPECT_TRUE(absl::IsUnavailable(saved)) << saved;
+  suspended_s = 0;
 }
 
 }  // namespace
