@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/errno_status.h"
 #include "base/no_memory.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
@@ -14,6 +15,7 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/internal/damage.h"
 #include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/save/coordinator.h"
 #include "storage/tiered/staging_folder.h"
 
 namespace tessera::ckpt {
@@ -160,7 +162,8 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
 }
 
 absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& coming,
-                                                             absl::Time now) {
+                                                             absl::Time now,
+                                                             absl::Status* undeleted) {
   described_.erase(StepDirectoryName(coming.step));
   const auto lacking = [&]() -> uint64_t {
     const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
@@ -171,16 +174,14 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
   SettleDiscarded(storage_, "").IgnoreError();
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
   if (droppable.bytes < lacking()) return deleted;
-  absl::Status first_error;
   for (const auto& [checkpoint, identity] : droppable.checkpoints) {
     if (lacking() == 0) break;
     described_.erase(checkpoint.directory);
     const absl::StatusOr<bool> removed =
         RemoveUnlessRead(storage_, *removal_, checkpoint, identity);
-    first_error.Update(removed.status());
+    if (undeleted != nullptr) undeleted->Update(removed.status());
     if (removed.value_or(false)) deleted.push_back(checkpoint.directory);
   }
-  if (lacking() > 0) TESSERA_RETURN_IF_ERROR(first_error);
   return deleted;
 }
 
@@ -269,9 +270,9 @@ void SaveHousekeeping::AfterCommit(SaveReport& report) {
 absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& planned) {
   TESSERA_RETURN_IF_ERROR(ConfirmFolder(lock_));
   std::string root;
+  absl::Status undeleted;
   note_.clear();
   if (planned.rolling) {
-    absl::Status undeleted;
     TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, known_good_, &undeleted));
     NoteUndeleted(note_, undeleted);
     coming_is_healthy_ = IsHealthy(*planned.manifest);
@@ -281,7 +282,14 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
                                 std::min<uint64_t>(planned.data_bytes, 64 << 10);
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> deleted,
-      retention_.MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now()));
+      retention_.MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now(), &undeleted));
+  const absl::Status room =
+      undeleted.ok() ? absl::OkStatus() : CheckRoom(storage_, root, planned.data_bytes);
+  if (!room.ok()) {
+    return WithMessage(
+        room, absl::StrCat(room.message(), "; ", undeleted.message(),
+                           deleted.empty() ? "" : "; deleted: ", absl::StrJoin(deleted, " and ")));
+  }
   if (!deleted.empty()) {
     AddNote(note_, absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
                                 " made room for step ", planned.step));

@@ -87,8 +87,9 @@ class Retention {
 
   // Makes space for a save if the storage lacks it: deletes checkpoints that ChooseToMakeRoom()
   // names until there is room, or none if all of them are too small. Returns the deleted
-  // directories. An error of a deletion is returned only if there is still no room.
-  absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now);
+  // directories. `undeleted`, unless null, receives the first error of a deletion if it is OK.
+  absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now,
+                                                    absl::Status* undeleted = nullptr);
 
  private:
   // A checkpoint, as described by its manifest and the sizes of its files.

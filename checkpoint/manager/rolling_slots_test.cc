@@ -3,16 +3,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/no_space.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
+#include "checkpoint/include/manager_options.h"
+#include "checkpoint/internal/job_saves.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/save/run_save.h"
@@ -24,7 +29,11 @@
 namespace tessera::ckpt {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
 
 // A slot's checkpoint that a user has moved to another disk, and linked; then the slot itself.
 TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
@@ -69,6 +78,26 @@ TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
               ElementsAre("step-00000150/", "step-00000175/", "step-00000250/", "step-00000275/"));
 }
 
+// Makes what deletes one of these fail.
+void Protect(FaultInjectingStorage& storage, const std::vector<std::string>& prefixes) {
+  storage.FailWhere(
+      [prefixes](const Operation& operation) {
+        const bool deletes = operation.kind == OperationKind::kDelete ||
+                             operation.kind == OperationKind::kDeleteTree;
+        return deletes && std::ranges::any_of(prefixes, [&](const std::string& prefix) {
+                 return operation.path.starts_with(prefix);
+               });
+      },
+      absl::PermissionDeniedError("protected"));
+}
+
+std::unique_ptr<JobSaves> OpenJob(Storage& storage, const RetentionOptions& keep = {}) {
+  const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), &storage);
+  CheckpointManagerOptions options;
+  options.keep = keep;
+  return OrFail(JobSaves::Open(shared, nullptr, options));
+}
+
 TEST(RollingSlotTest, ACheckpointThatCannotBeDeletedIsInNoSavesWay) {
   MemoryStorage memory;
   FaultInjectingStorage storage(memory);
@@ -80,14 +109,49 @@ TEST(RollingSlotTest, ACheckpointThatCannotBeDeletedIsInNoSavesWay) {
     return undeleted;
   };
   for (const int64_t step : {25, 50}) EXPECT_OK(save_rolling(step));
-  storage.FailWhere(
-      [](const Operation& operation) { return operation.kind == OperationKind::kDelete; },
-      absl::PermissionDeniedError("protected"));
+  Protect(storage, {""});
   EXPECT_TRUE(absl::IsPermissionDenied(save_rolling(75)));
   EXPECT_THAT(*memory.List("rolling-0"), ElementsAre("step-00000025/", "step-00000075/"));
   storage.ClearFaults();
   for (const int64_t step : {100, 125}) EXPECT_OK(save_rolling(step));
   EXPECT_THAT(*memory.List("rolling-0"), ElementsAre("step-00000125/"));
+}
+
+TEST(RollingSlotTest, EachSaveOfAJobSaysWhatItCouldNotDelete) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  const auto job = OpenJob(storage);
+  std::vector<float> elements(64);
+  const auto note_of = [&](int64_t step) {
+    EXPECT_OK(job->Save({.step = step}, OneTensor(elements), SaveKind::kRolling));
+    return OrFail(job->Finish().back().report).note;
+  };
+  for (const int64_t step : {25, 50}) EXPECT_EQ(note_of(step), "");
+  Protect(storage, {""});
+  EXPECT_THAT(note_of(75),
+              MatchesRegex("older checkpoints are still there: [^;]*: protected[^;]*"));
+  storage.ClearFaults();
+  for (const int64_t step : {100, 125}) EXPECT_EQ(note_of(step), "");
+}
+
+TEST(RetentionTest, ASaveThatLacksRoomSaysWhatCouldNotBeDeleted) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  storage.SetDiskBytes(1 << 20);
+  const auto job = OpenJob(storage, {.newest = 1});
+  std::vector<float> elements(1000), more(1500);
+  for (const int64_t step : {10, 20, 25, 30}) {
+    EXPECT_OK(CheckpointFolder(storage).Save(step, OneTensor(elements)));
+  }
+  ASSERT_OK(WriteAll(storage, "others", std::string(*storage.FreeBytes() - 100, 'x')));
+  Protect(storage, {"step-00000010.disc", "step-00000020.disc"});
+  const absl::Status full = job->Save({.step = 40}, OneTensor(more));
+  EXPECT_TRUE(IsNoSpace(full)) << full;
+  EXPECT_THAT(std::string(full.message()),
+              AllOf(HasSubstr("the checkpoint needs "), HasSubstr("; Delete step-00000010.disc"),
+                    HasSubstr(": protected"), HasSubstr("; deleted: step-00000025")));
+  storage.ClearFaults();
+  EXPECT_OK(job->Save({.step = 40}, OneTensor(more)));
 }
 
 TEST(RetentionTest, RoomIsMadeOfWhatCanBeDeleted) {
@@ -99,21 +163,16 @@ TEST(RetentionTest, RoomIsMadeOfWhatCanBeDeleted) {
     EXPECT_OK(CheckpointFolder(storage).Save(step, OneTensor(elements)));
   }
   ASSERT_OK(memory.MakeDirectory("step-00000001.discarded-00000001"));
-  storage.FailWhere(
-      [](const Operation& operation) {
-        const bool deletes = operation.kind == OperationKind::kDelete ||
-                             operation.kind == OperationKind::kDeleteTree;
-        return deletes && (operation.path.starts_with("step-00000010.disc") ||
-                           operation.path.starts_with("step-00000001.disc"));
-      },
-      absl::PermissionDeniedError("protected"));
+  Protect(storage, {"step-00000010.disc", "step-00000001.disc"});
   Retention retention(storage, {.newest = 1});
+  absl::Status undeleted;
   const auto make_room = [&] {
-    return retention.MakeRoom({40, false, *storage.FreeBytes() + 1}, absl::Now());
+    return OrFail(
+        retention.MakeRoom({40, false, *storage.FreeBytes() + 1}, absl::Now(), &undeleted));
   };
-  ASSERT_OK_AND_ASSIGN(const auto deleted, make_room());
-  EXPECT_THAT(deleted, ElementsAre("step-00000020"));
-  EXPECT_TRUE(absl::IsPermissionDenied(make_room().status()));
+  EXPECT_THAT(make_room(), ElementsAre("step-00000020"));
+  EXPECT_TRUE(absl::IsPermissionDenied(undeleted)) << undeleted;
+  EXPECT_THAT(make_room(), IsEmpty());
   EXPECT_TRUE(*IsCommitted(memory, "step-00000010"));
 }
 

@@ -17,6 +17,16 @@
 
 namespace tessera::ckpt {
 
+absl::Status CheckRoom(Storage& storage, std::string_view root, uint64_t needed_bytes) {
+  const absl::StatusOr<uint64_t> free = storage.FreeBytes();
+  if (absl::IsUnimplemented(free.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(free.status());
+  if (*free >= needed_bytes) return absl::OkStatus();
+  return NoSpaceError(absl::StrCat("the checkpoint needs ", needed_bytes, " bytes (",
+                                   HumanBytes(needed_bytes), ") but ", storage.Describe(root),
+                                   " has ", *free, " (", HumanBytes(*free), ") left"));
+}
+
 Coordinator::Coordinator(Storage& storage, const Manifest& metadata,
                          std::function<absl::StatusOr<std::string>(uint64_t)> choose_root,
                          bool overwrite, std::function<absl::Status()> may_commit)
@@ -202,7 +212,7 @@ absl::Status Coordinator::PrepareDirectory() {
     TESSERA_ASSIGN_OR_RETURN(replaced_, overwrite_ ? ReadInPlace(storage_, directory_)
                                                    : ReadTombstone(storage_, directory_));
   }
-  TESSERA_RETURN_IF_ERROR(CheckRoom());
+  TESSERA_RETURN_IF_ERROR(CheckRoom(storage_, root_, BytesOfFiles(manifest_)));
   directory_is_made_ = true;
   return storage_.MakeDirectory(directory_);
 }
@@ -218,17 +228,6 @@ absl::StatusOr<std::vector<std::string>> Coordinator::CheckFilesAreThere() {
                                            "saves or deletes there"));
   }
   return names;
-}
-
-absl::Status Coordinator::CheckRoom() {
-  const uint64_t needed = BytesOfFiles(manifest_);
-  const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
-  if (absl::IsUnimplemented(free.status())) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(free.status());
-  if (*free >= needed) return absl::OkStatus();
-  return NoSpaceError(absl::StrCat("the checkpoint needs ", needed, " bytes (", HumanBytes(needed),
-                                   ") but ", storage_.Describe(root_), " has ", *free, " (",
-                                   HumanBytes(*free), ") left"));
 }
 
 }  // namespace tessera::ckpt

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +19,10 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
+
+// Returns NoSpaceError() if the storage has too little space for so many bytes below `root`, as far
+// as it tells.
+absl::Status CheckRoom(Storage& storage, std::string_view root, uint64_t needed_bytes);
 
 // Rank 0's side of one save: the steps of the commit protocol (run_save.cc) that it does for all
 // ranks. `metadata` must outlive this object.
@@ -55,7 +60,6 @@ class Coordinator {
   absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);
   absl::Status TakeBackIfFilesAreGone(const std::string& encoded);
   absl::StatusOr<bool> TakeBack(const std::string& encoded);
-  absl::Status CheckRoom();
 
   Storage& storage_;
   const std::unique_ptr<Removal> removal_;
