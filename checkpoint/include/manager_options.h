@@ -196,9 +196,10 @@ struct CheckpointManagerOptions {
 
   // A file of the local file system by which a person asks the job to save or to end. It contains a
   // number N. N > 0: save at step N and end. N < 0: save at step -N and continue. 0: nothing.
-  // Set it on one rank; all ranks obey it. Empty: none. The file stays in its folder if that is
-  // renamed. The ".stop_file" in the folder of checkpoints records the request that ended the job,
-  // so that the request does not end a later job.
+  // Set it on one rank; all ranks obey it. Empty: none. The file is read in its folder also after
+  // that is renamed; if another folder has its path then, a note names both. The ".stop_file" in
+  // the folder of checkpoints records the request that ended the job, so that the request does not
+  // end a later job.
   std::string stop_file_path = {};
 
   absl::Duration lock_wait = absl::Seconds(10);  // to wait for another holder of the folder

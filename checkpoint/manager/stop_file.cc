@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -50,6 +51,18 @@ absl::StatusOr<ScopedFd> OpenInFolder(const std::filesystem::path& path, ScopedF
                         : OpenRegularFile(AT_FDCWD, path, O_RDONLY);
 }
 
+// Returns what the folder is called, if its path leads to another one; otherwise "".
+std::string MovedTo(const std::filesystem::path& path, const ScopedFd& folder) {
+  struct stat ours, there;
+  if (!folder.valid() || ::fstat(folder.get(), &ours) != 0 || ours.st_nlink == 0 ||
+      ::stat(path.parent_path().c_str(), &there) != 0 ||
+      (ours.st_dev == there.st_dev && ours.st_ino == there.st_ino)) {
+    return "";
+  }
+  std::error_code error;
+  return std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", folder.get()), error);
+}
+
 Reading ReadOnce(const std::string& path, ScopedFd& folder) {
   const absl::StatusOr<ScopedFd> fd = OpenInFolder(path, folder);
   if (fd.status() == ReadErrnoStatus(ENOENT)) return {};
@@ -72,7 +85,8 @@ struct StopFile::Shared {
 
   const std::string path;
   const std::string acted_upon;
-  ScopedFd folder;  // of the file; used by Read() alone
+  ScopedFd folder;       // of the file; this and the next are used by Read() alone
+  std::string moved_to;  // where it is, if its path leads to another one
   Mutex mutex;
   CondVar changed;
   bool wanted ABSL_GUARDED_BY(mutex) = true;  // another read
@@ -127,8 +141,14 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
       shared->wanted = false;
     }
     Reading reading = ReadOnce(shared->path, shared->folder);
+    std::string moved_to = MovedTo(shared->path, shared->folder);
     const absl::StatusOr<int64_t> step = ParseStopFile(reading.contents);
     const MutexLock lock(&shared->mutex);
+    if (!moved_to.empty() && moved_to != shared->moved_to) {
+      shared->note = absl::StrCat("stop file ", shared->path, " is read in ", moved_to,
+                                  ": its folder was renamed, and the path leads to another one");
+    }
+    shared->moved_to = std::move(moved_to);
     if (shared->request.version == 0 || reading != shared->newest) {
       const bool is_new = reading.identity.empty() || reading.identity != shared->acted_upon;
       if (!reading.problem.empty() || !step.ok()) {  // first, since it takes memory

@@ -48,8 +48,9 @@ class StopFile {
   // since.
   std::string Identity(int64_t version) const;
 
-  // Returns a sentence about contents that are not an integer, or about a file that cannot be read,
-  // once for each. Empty if there is nothing to report.
+  // Returns a sentence about contents that are not an integer, about a file that cannot be read, or
+  // about a path that leads to another folder than the one where the file is, once for each. Empty
+  // if there is nothing to report.
   std::string TakeNote();
 
  private:

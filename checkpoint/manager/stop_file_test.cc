@@ -135,6 +135,10 @@ TEST_F(StopFileTest, AFolderThatIsRenamedKeepsItsRequests) {
   folder.Write("moved/new", "30");
   std::filesystem::rename(folder.File("moved/new"), moved);
   EXPECT_EQ(Await(file, 2), 30);
+  EXPECT_EQ(file.TakeNote(), "stop file " + named + " is read in " + folder.File("moved") +
+                                 ": its folder was renamed, and the path leads to another one");
+  for (int i = 0; i < 20; ++i) file.Poll();
+  EXPECT_EQ(file.TakeNote(), "");
   std::filesystem::remove_all(folder.File("moved"));  // the name is all that is left
   for (int i = 0; i < 30'000 && file.Poll().step != 99; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
