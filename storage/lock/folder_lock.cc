@@ -58,6 +58,7 @@ class FileLock final : public FolderLock {
       return absl::UnknownError(absl::StrCat("cannot create the lock file ", folder, "/", kFileName,
                                              ": ", file.status().message()));
     }
+    const MutexLock asking(&lock->asking_);
     lock->file_fd_ = *std::move(file);
     return lock;
   }
@@ -65,6 +66,7 @@ class FileLock final : public FolderLock {
   // Returns false while another process has one of the two. Not every file system locks folders.
   absl::StatusOr<bool> Try() {
     if (!TryToLock(folder_fd_).value_or(true)) return false;
+    const MutexLock asking(&asking_);
     while (true) {
       TESSERA_ASSIGN_OR_RETURN(const bool locked, TryToLock(file_fd_));
       if (locked && IsInPlace(file_fd_)) NameHolder(file_fd_);
@@ -92,7 +94,10 @@ class FileLock final : public FolderLock {
   }
 
   // Returns who has the lock, as far as it says so; empty otherwise.
-  std::string holder() const { return HolderIn(file_fd_); }
+  std::string holder() const {
+    const MutexLock asking(&asking_);
+    return HolderIn(file_fd_);
+  }
 
   using FolderLock::set_warning;
 
@@ -149,8 +154,8 @@ class FileLock final : public FolderLock {
 
   const std::string folder_;
   LockedFd folder_fd_;
-  Mutex asking_;      // held while the file system is asked, which may not answer
-  LockedFd file_fd_;  // replaced by LockAgain()
+  mutable Mutex asking_;  // held while the file system is asked, which may not answer
+  LockedFd file_fd_ ABSL_GUARDED_BY(asking_);  // replaced by LockAgain()
   mutable Mutex mutex_;
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // as far as is known
 };
