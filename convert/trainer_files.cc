@@ -47,6 +47,7 @@ absl::Status AddTorchFile(Storage& storage, const std::string& file, bool needed
     if (!tensor.alias_of.empty()) tensor.alias_of.insert(0, prefix);
     checkpoint.tensors.push_back(std::move(tensor));
   }
+  checkpoint.decoded.merge(added.decoded);
   RenameTensors([&](const std::string& name) { return prefix + name; }, added.state);
   if (!stem.empty()) added.state = DictOf(stem, std::move(added.state));
   MergeInto(std::move(added.state), checkpoint.state);

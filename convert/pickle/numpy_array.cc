@@ -58,6 +58,7 @@ Parts PartsOf(const Value& value) {
     const Value arguments = value.arguments();  // bytes, dtype, shape, order
     return {arguments[2], arguments[1], arguments[3], arguments[0]};
   }
+  if (IsNumpyScalar(value)) return {{}, value.arguments()[0], {}, value.arguments()[1]};
   const Value state = value.state();  // version, shape, dtype, is_fortran, bytes
   return {state[1], state[2], state[3], state[4]};
 }
@@ -121,12 +122,14 @@ bool IsNumpyArray(const Value& value) {
          IsFunctionOfNumpy(value, "numeric", "_frombuffer");
 }
 
+bool IsNumpyScalar(const Value& value) { return IsFunctionOfNumpy(value, "multiarray", "scalar"); }
+
 absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value, const ReadableFile& file,
                                              std::string& decoded) {
   const Parts parts = PartsOf(value);
   NumpyArray array;
   TESSERA_ASSIGN_OR_RETURN(array.dtype, ResolveDType(parts.dtype));
-  std::optional<std::vector<int64_t>> shape = DimsOf(parts.shape);
+  std::optional<Shape> shape = IsNumpyScalar(value) ? Shape() : DimsOf(parts.shape);
   if (!shape) return Malformed("its shape is malformed");
   const absl::StatusOr<int64_t> bytes = CheckedByteCount(*shape, ElementSize(array.dtype));
   if (!bytes.ok()) return Malformed(bytes.status().message());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -76,37 +77,33 @@ class EndsInMemory final : public ReadableFile {
 
   // Precondition: the part lies in the file, which must outlive this one.
   static absl::StatusOr<EndsInMemory> Create(const ReadableFile& file, Extent part) {
-    EndsInMemory ends(file, part);
+    EndsInMemory ends(file);
     const uint64_t first = part.length <= 2 * kBytes ? part.length : kBytes;
-    TESSERA_ASSIGN_OR_RETURN(ends.first_, ReadPart(file, part.offset, first));
     const uint64_t last = std::min(part.length - first, kBytes);
-    TESSERA_ASSIGN_OR_RETURN(ends.last_, ReadPart(file, part.offset + part.length - last, last));
+    for (const auto& [offset, bytes] :
+         {std::pair(part.offset, first), std::pair(part.offset + part.length - last, last)}) {
+      TESSERA_ASSIGN_OR_RETURN(ends.bytes_[offset], ReadPart(file, offset, bytes));
+    }
     return ends;
   }
 
   absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    const uint64_t last_offset = part_.offset + part_.length - last_.size();
-    for (const auto& [begin, bytes] : {std::pair(part_.offset, std::string_view(first_)),
-                                       std::pair(last_offset, std::string_view(last_))}) {
-      if (offset_bytes < begin || offset_bytes - begin > bytes.size() ||
-          out.size() > bytes.size() - (offset_bytes - begin)) {
-        continue;
-      }
-      std::ranges::copy(std::as_bytes(std::span(bytes).subspan(offset_bytes - begin, out.size())),
-                        out.begin());
-      return absl::OkStatus();
-    }
-    return file_.ReadAt(offset_bytes, out);
+    const auto after = bytes_.upper_bound(offset_bytes);
+    if (after == bytes_.begin()) return file_.ReadAt(offset_bytes, out);
+    const auto& [begin, bytes] = *std::prev(after);
+    const uint64_t at = offset_bytes - begin;
+    if (at > bytes.size() || out.size() > bytes.size() - at) return file_.ReadAt(offset_bytes, out);
+    std::ranges::copy(std::as_bytes(std::span(bytes).subspan(at, out.size())), out.begin());
+    return absl::OkStatus();
   }
   uint64_t size_bytes() const override { return file_.size_bytes(); }
   StatedChecksums* stated_checksums() const override { return file_.stated_checksums(); }
 
  private:
-  EndsInMemory(const ReadableFile& file, Extent part) : file_(file), part_(part) {}
+  explicit EndsInMemory(const ReadableFile& file) : file_(file) {}
 
   const ReadableFile& file_;
-  const Extent part_;
-  std::string first_, last_;
+  std::map<uint64_t, std::string> bytes_;  // by their offset
 };
 
 // Returns a tensor of no dtype for one of a kind that is not read.
@@ -212,8 +209,8 @@ bool IsOptimizerState(const std::string& name, const std::set<std::string>& pref
   });
 }
 
-// The values of objects. Each object is a file of torch.save() of its own, and reading one from an
-// object store takes several requests. Several objects may be in one place.
+// What objects hold. Each is a file of torch.save() of its own, and reading one from an object
+// store takes several requests. Several objects may be in one place.
 class Objects {
  public:
   Objects(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,
@@ -265,11 +262,12 @@ class Objects {
                          Values& values) {
     const uint64_t bytes = archive.contents.size_bytes();
     budget_.AddInput(bytes);
-    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(objects.front()->blob.file));
+    const DcpObject& first = *objects.front();
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(first.blob.file));
     absl::StatusOr<std::optional<SavedValue>> value =
-        reader_.Read(*file, archive.contents, objects.front()->name);
+        reader_.Read(*file, archive, first.blob.file, first.name);
     if (!value.ok()) return absl::OkStatus();
-    if (!value->has_value()) values[objects.front()->name] = std::nullopt;
+    if (!value->has_value()) values[first.name] = std::nullopt;
     for (const DcpObject* const object : objects) {
       if (value->has_value() && budget_.Has(bytes)) values[object->name] = *value;
     }
@@ -354,10 +352,16 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
 absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std::string_view folder,
                                                           std::vector<std::string>* notes) {
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
+  std::vector<std::string> in_objects = KeysOf(ValuesByName(stored.state));
+  std::erase_if(stored.tensors, [&](const ForeignTensor& tensor) {
+    if (tensor.role != TensorRole::kBuffer) return false;
+    in_objects.push_back(tensor.name);
+    return true;
+  });
   for (ForeignTensor& tensor : stored.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }
-  NoteLeftOut("objects that are not tensors", KeysOf(ValuesByName(stored.state)), stored.notes);
+  NoteLeftOut("objects that are not tensors", in_objects, stored.notes);
   if (notes != nullptr) *notes = std::move(stored.notes);
   return std::move(stored.tensors);
 }

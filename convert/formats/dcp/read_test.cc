@@ -43,13 +43,9 @@ std::string Contents(const std::string& file) {
 
 std::shared_ptr<Storage> Folder() { return OrFail(OpenStorage(kFolder)); }
 
-// The checkpoint of a folder as one of this library.
-absl::StatusOr<std::unique_ptr<ForeignStorage>> Present(std::shared_ptr<Storage> storage,
-                                                        const std::string& folder) {
-  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint read, ReadDcp(*storage, folder));
-  for (ForeignTensor& tensor : read.tensors) {
-    for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
-  }
+// The checkpoint in a storage as one of this library.
+absl::StatusOr<std::unique_ptr<ForeignStorage>> Present(std::shared_ptr<Storage> storage) {
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint read, ReadDcp(*storage, ""));
   return ForeignStorage::Create(std::move(storage), std::move(read));
 }
 
@@ -100,9 +96,10 @@ void ExpectEqualsTwin(ForeignStorage& storage, const std::string& twin_file) {
 }
 
 TEST(ReadDcpTest, EqualsWhatTorchSavedUnderEverySharding) {
-  for (const char* name : {"one", "blobs_of_safetensors", "sharded", "fsdp"}) {
+  for (const char* name : {"one", "objects", "blobs_of_safetensors", "sharded", "fsdp"}) {
     SCOPED_TRACE(name);
-    ASSERT_OK_AND_ASSIGN(const auto storage, Present(Folder(), name));
+    ASSERT_OK_AND_ASSIGN(const auto storage,
+                         Present(OrFail(OpenStorage(absl::StrCat(kFolder, "/", name)))));
     ExpectEqualsTwin(*storage, absl::StrCat(name, ".safetensors"));
   }
 }
@@ -123,6 +120,22 @@ TEST(ReadDcpTest, ShardsArePieces) {
   ASSERT_EQ(values.size(), 1);
   EXPECT_EQ(*values.at("rank_independent")->As<std::string>(), "text");
   EXPECT_TRUE(read.notes.empty()) << absl::StrJoin(read.notes, "\n");
+}
+
+TEST(ReadDcpTest, ArraysAndTensorsInObjectsAreTensors) {
+  ASSERT_OK_AND_ASSIGN(const auto read, ReadDcp(*Folder(), "objects"));
+  EXPECT_TRUE(read.notes.empty()) << absl::StrJoin(read.notes, "\n");
+  const auto values = ValuesByName(read.state);
+  EXPECT_EQ(values.size(), 6);
+  EXPECT_TRUE(*values.at("loss") == SavedValue{2.5});
+  EXPECT_TRUE(*values.at("rng.0") == SavedValue{"MT19937"});
+  EXPECT_TRUE(*values.at("ema.1") == SavedValue{0.5});
+  std::vector<std::string> notes;
+  ASSERT_OK_AND_ASSIGN(const auto alone, ReadDcpTensors(*Folder(), "objects", &notes));
+  ASSERT_EQ(alone.size(), 1);
+  EXPECT_EQ(alone[0].name, "w");
+  EXPECT_THAT(notes, ElementsAre("Left out: objects that are not tensors: ema.1, loss, rng.0, "
+                                 "rng.2, rng.3, rng.4, rng.1, ema.0."));
 }
 
 TEST(ReadDcpTest, OptimizerStateHasItsRole) {
@@ -190,7 +203,7 @@ std::shared_ptr<Storage> WithMetadata(const std::string& metadata) {
 
 TEST(ReadDcpTest, PropertiesOfOlderReleases) {
   ASSERT_OK_AND_ASSIGN(const auto storage,
-                       Present(WithMetadata(Contents("old_properties.metadata")), ""));
+                       Present(WithMetadata(Contents("old_properties.metadata"))));
   ExpectEqualsTwin(*storage, "one.safetensors");
 }
 
@@ -206,7 +219,7 @@ TEST(ReadDcpTest, ErrorsNameFileAndTensor) {
       {"transformed", "scalar is transformed before it is stored, by \"zstd\""},
   };
   for (const auto& [name, message] : cases) {
-    const auto storage = Present(WithMetadata(Contents("bad_" + name + ".metadata")), "");
+    const auto storage = Present(WithMetadata(Contents("bad_" + name + ".metadata")));
     EXPECT_FALSE(storage.ok()) << name;
     EXPECT_THAT(std::string(storage.status().message()), HasSubstr(message)) << name;
   }

@@ -4,9 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <map>
-#include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,8 +17,10 @@
 #include "convert/core/own_keys.h"
 #include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
+#include "convert/pickle/numpy_array.h"
 #include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
+#include "layout/elements/copy_elements.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -36,6 +39,24 @@ constexpr size_t kMaxNotes = 100;
 // Bytes that a tree of values takes beside its texts.
 constexpr uint64_t kValueBytes = 2 * sizeof(SavedValue);
 
+constexpr char kTooMuch[] = "values that expand to many times the file's size";
+
+// Returns the number that an element of a dtype of numpy is; nullopt for one beyond int64.
+std::optional<SavedValue> NumberOf(DType dtype, const std::string& bytes) {
+  if (dtype == DType::kBool) return SavedValue{bytes[0] != 0};
+  if (const CopyElements copy = FindCopy(dtype, DType::kF64)) {
+    double number = 0;
+    copy(std::as_bytes(std::span(bytes)).data(),
+         std::as_writable_bytes(std::span(&number, 1)).data(), 1, 1);
+    return SavedValue{number};
+  }
+  const bool is_signed = DTypeName(dtype).starts_with("int");
+  int64_t integer = is_signed && bytes.back() < 0 ? -1 : 0;
+  std::memcpy(&integer, bytes.data(), bytes.size());
+  if (!is_signed && integer < 0) return std::nullopt;
+  return SavedValue{integer};
+}
+
 // Returns the name of what an object calls. If that is the result of another call, such as one of
 // getattr(), the name is the other one's.
 std::string CalledName(const pickle::Value& object) {
@@ -52,21 +73,21 @@ bool IsBuiltIn(const pickle::Value& value, const char* type) {
                                      value.IsObjectOf(absl::StrCat("__builtin__.", type)));
 }
 
+}  // namespace
+
 // Makes a tree of the values of pickles, and of the tensors of their archives.
-class Collector {
+class TorchCollector {
  public:
-  explicit Collector(ForeignCheckpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit TorchCollector(ForeignCheckpoint& checkpoint) : checkpoint_(checkpoint) {
+    for (const ForeignTensor& tensor : checkpoint.tensors) files_by_name_[tensor.name];
+  }
 
   // Adds the file of an archive to the checkpoint.
   absl::Status AddFile(const ReadableFile& open, const TorchArchive& archive,
                        const std::string& file) {
-    archive_ = &archive;
-    open_ = &open;
-    file_ = file;
-    budget_.emplace(archive.contents);
-    values_budget_.emplace(archive.contents);
+    Begin(open, archive, file);
     const pickle::Value root = archive.contents.root();
-    path_ = IsTorchTensor(root) ? "tensor" : "";
+    path_ = IsTensor(root) ? "tensor" : "";
     TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> tree, Walk(root, TensorRole::kWeight, 0));
     if (!tree.has_value()) return absl::OkStatus();
     // The tree is a dict. The items of a list get their indices as keys, as in names of tensors.
@@ -86,17 +107,15 @@ class Collector {
     return absl::OkStatus();
   }
 
-  // Returns the tree of a pickle beside tensors, for the entry `name`; nullopt if nothing of it is
-  // a plain value. Its own tensors are left out, with a note.
+  // Returns the tree of an archive beside tensors, for the entry `name`; nullopt if nothing of it
+  // is a value.
   absl::StatusOr<std::optional<SavedValue>> ReadObject(const ReadableFile& open,
-                                                       const pickle::Pickle& contents,
+                                                       const TorchArchive& archive,
+                                                       const std::string& file,
                                                        const std::string& name) {
-    archive_ = nullptr;
-    open_ = &open;
-    budget_.emplace(contents);
-    values_budget_.emplace(contents);
+    Begin(open, archive, file);
     path_ = name;
-    return Walk(contents.root(), TensorRole::kWeight, 0);
+    return Walk(archive.contents.root(), TensorRole::kBuffer, 0);
   }
 
   void AddNotes() {
@@ -111,15 +130,21 @@ class Collector {
   }
 
  private:
-  struct StoredView {  // equal for tensors that are the same elements
-    std::string file;
-    uint64_t offset_bytes;
-    DType dtype;
-    Shape shape;
-    std::vector<int64_t> strides;
-    auto operator<=>(const StoredView&) const = default;
-  };
+  // File, offset, dtype, shape and strides: equal for tensors that are the same elements.
+  using StoredView = std::tuple<std::string, uint64_t, DType, Shape, std::vector<int64_t>>;
   using Tree = absl::StatusOr<std::optional<SavedValue>>;  // nullopt: left out, with a note
+
+  void Begin(const ReadableFile& open, const TorchArchive& archive, const std::string& file) {
+    archive_ = &archive;
+    open_ = &open;
+    file_ = file;
+    budget_.emplace(archive.contents);
+    values_budget_.emplace(archive.contents);
+  }
+
+  static bool IsTensor(const pickle::Value& value) {
+    return IsTorchTensor(value) || pickle::IsNumpyArray(value);
+  }
 
   // These use path_, the name of the value that is looked at.
   Tree Walk(const pickle::Value& value, TensorRole role, int depth) {
@@ -128,8 +153,8 @@ class Collector {
     if (IsTorchDict(value)) return WalkEntries(value, role, depth);
     const pickle::Value items = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
     if (items.is(Kind::kList) || items.is(Kind::kTuple)) return WalkItems(items, role, depth);
-    if (IsTorchTensor(value)) return AddTensor(value, role);
-    return ReadLeaf(value);
+    if (IsTensor(value)) return AddTensor(value, role);
+    return pickle::IsNumpyScalar(value) ? ReadScalar(value) : ReadLeaf(value);
   }
 
   Tree WalkItems(const pickle::Value& list, TensorRole role, int depth) {
@@ -140,8 +165,7 @@ class Collector {
       // In the place of what is left out, so that the others keep theirs.
       if (HasRoom(0)) items.push_back(std::move(item).value_or(SavedValue{SavedValue::None{}}));
     }
-    if (items.size() < list.size())
-      return LeftOut("values that expand to many times the file's size");
+    if (items.size() < list.size()) return LeftOut(kTooMuch);
     return SavedValue{SavedValue::List{std::move(items), list.is(Kind::kTuple)}};
   }
 
@@ -162,7 +186,7 @@ class Collector {
                                WalkBelow(text.value_or(digits), value, role, depth));
       if (!child.has_value()) continue;
       if (!HasRoom(text ? text->size() : 0)) {
-        LeftOut("values that expand to many times the file's size");
+        LeftOut(kTooMuch);
       } else if (text && !IsValidUtf8(*text)) {
         LeftOut("entries whose key is not valid UTF-8");
       } else {
@@ -182,25 +206,28 @@ class Collector {
   }
 
   Tree AddTensor(const pickle::Value& value, TensorRole role) {
-    if (archive_ == nullptr) return LeftOut("tensors inside objects");
     const std::string& name = path_;
-    const auto in_tensor = [&](const absl::Status& status) {
-      return In(absl::StrCat("tensor ", Shown(name)), status);
-    };
     TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
     if (name.empty() || !IsValidUtf8(name)) {
-      return in_tensor(DataLoss("the name is empty or not valid UTF-8"));
+      return LeftOut("tensors whose name is empty or not valid UTF-8");
     }
-    absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive_, value);
+    absl::StatusOr<TorchTensor> tensor =
+        IsTorchTensor(value) ? ResolveTorchTensor(*archive_, value) : ResolveArray(value);
     if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
       return LeftOut(std::string(tensor.status().message()));
     }
-    if (!tensor.ok()) return in_tensor(tensor.status());
-    if (!names_.insert(name).second) return in_tensor(DataLoss("the name occurs twice"));
+    if (!tensor.ok()) return In(absl::StrCat("tensor ", Shown(name)), tensor.status());
+    const auto [first, is_first] = files_by_name_.emplace(name, file_);
+    if (!is_first && (first->second.empty() || first->second == file_)) {
+      return LeftOut("tensors that have the name of another one");
+    }
+    if (!is_first) return DataLoss("tensor ", Shown(name), ": the name occurs twice");
+    // Programs put no weights into arrays.
+    if (pickle::IsNumpyArray(value) && role == TensorRole::kWeight) role = TensorRole::kBuffer;
     ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
     added.shape = tensor->shape;
     if (ElementCount(tensor->shape) > 0) {
-      const auto [first, is_new] = first_names_.emplace(
+      const auto [same, is_new] = first_names_.emplace(
           StoredView{file_, tensor->offset_bytes, tensor->dtype, tensor->shape, tensor->strides},
           name);
       if (is_new) {
@@ -209,12 +236,38 @@ class Collector {
                                 .offset_bytes = tensor->offset_bytes,
                                 .strides = tensor->strides});
       } else {
-        added.alias_of = first->second;
+        added.alias_of = same->second;
       }
     }
     checkpoint_.tensors.push_back(std::move(added));
     if (!HasRoom(name.size())) return std::nullopt;  // the tensor is not left out
     return SavedValue{SavedValue::Tensor{name}};
+  }
+
+  // Unimplemented for every array that is not read.
+  absl::StatusOr<TorchTensor> ResolveArray(const pickle::Value& value) {
+    std::string& decoded = checkpoint_.decoded[file_];
+    const size_t before = decoded.size();
+    absl::StatusOr<pickle::NumpyArray> array = pickle::ResolveNumpyArray(value, *open_, decoded);
+    if (array.ok() && HasRoom(decoded.size() - before)) {
+      return TorchTensor{array->dtype, array->shape, array->strides, array->offset_bytes};
+    }
+    decoded.resize(before);
+    return Unimplemented(array.ok() ? kTooMuch : std::string(array.status().message()));
+  }
+
+  // Returns the number that a scalar of numpy is.
+  Tree ReadScalar(const pickle::Value& value) {
+    std::string element;
+    const auto scalar = pickle::ResolveNumpyArray(value, *open_, element);
+    if (!scalar.ok()) return LeftOut(std::string(scalar.status().message()));
+    if (element.empty()) {
+      TESSERA_ASSIGN_OR_RETURN(element,
+                               ReadPart(*open_, scalar->offset_bytes, ElementSize(scalar->dtype)));
+    }
+    std::optional<SavedValue> number = NumberOf(scalar->dtype, element);
+    if (!number.has_value()) return LeftOut("integers beyond 64 bits");
+    return HasRoom(0) ? number : LeftOut(kTooMuch);
   }
 
   // Bytes of protocol 3 and later are in the file. Before, they are a text whose characters they
@@ -247,9 +300,7 @@ class Collector {
   std::optional<SavedValue> Plain(const pickle::Value& value) {
     if (value.is(Kind::kObject)) return LeftOut(absl::StrCat("objects of ", CalledName(value)));
     const std::optional<std::string_view> text = value.AsText();
-    if (!HasRoom(text ? text->size() : 0)) {
-      return LeftOut("values that expand to many times the file's size");
-    }
+    if (!HasRoom(text ? text->size() : 0)) return LeftOut(kTooMuch);
     if (value.is(Kind::kNone)) return SavedValue{SavedValue::None{}};
     if (const auto truth = value.AsBool()) return SavedValue{*truth};
     if (const auto integer = value.AsInt()) return SavedValue{*integer};
@@ -275,18 +326,20 @@ class Collector {
 
   ForeignCheckpoint& checkpoint_;
   const ReadableFile* open_ = nullptr;
-  const TorchArchive* archive_ = nullptr;  // null: tensors are left out
+  const TorchArchive* archive_ = nullptr;
   std::string file_;
   std::string path_;
   std::optional<pickle::Budget> budget_, values_budget_;  // of the present file or object
   std::map<StoredView, std::string> first_names_;
-  std::set<std::string> names_;
+  std::map<std::string, std::string> files_by_name_;  // of tensors
   struct Noted {
     size_t count = 0;
     std::string names;
   };
   std::map<std::string, Noted> noted_;
 };
+
+namespace {
 
 bool HasTorchName(const std::string& name) {
   return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
@@ -339,21 +392,18 @@ bool IsTorchDict(const pickle::Value& value) {
          value.IsObjectOf("collections.defaultdict") || IsBuiltIn(value, "dict");
 }
 
-struct ObjectReader::Impl : Collector {
-  using Collector::Collector;
-};
-
 ObjectReader::ObjectReader(ForeignCheckpoint& checkpoint)
-    : impl_(std::make_unique<Impl>(checkpoint)) {}
+    : collector_(std::make_unique<TorchCollector>(checkpoint)) {}
 ObjectReader::~ObjectReader() = default;
 
-absl::StatusOr<std::optional<SavedValue>> ObjectReader::Read(const ReadableFile& file,
-                                                             const pickle::Pickle& contents,
+absl::StatusOr<std::optional<SavedValue>> ObjectReader::Read(const ReadableFile& open,
+                                                             const TorchArchive& archive,
+                                                             const std::string& file,
                                                              const std::string& name) {
-  return impl_->ReadObject(file, contents, name);
+  return collector_->ReadObject(open, archive, file, name);
 }
 
-void ObjectReader::AddNotes() { impl_->AddNotes(); }
+void ObjectReader::AddNotes() { collector_->AddNotes(); }
 
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file) {
   std::vector<std::string> names = {file};
@@ -405,7 +455,7 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
 absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const std::string> files) {
   ForeignCheckpoint checkpoint = CheckpointOf(kTorch, "torch.save");
   checkpoint.in_module_order = true;
-  Collector collector(checkpoint);
+  TorchCollector collector(checkpoint);
   for (const std::string& file : files) {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(file));
     TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive,

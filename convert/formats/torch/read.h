@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/value.h"
+#include "convert/pickle/torch_archive.h"
 #include "convert/pickle/value.h"
 #include "storage/storage.h"
 
@@ -23,8 +24,9 @@ inline constexpr std::string_view kTorch = "torch";
 // Nested dicts and lists give names with dots: "optimizer.state.3.exp_avg". A tensor that is the
 // same view of the same storage as an earlier one is its alias. Tensors below "state" of a dict
 // that also has "param_groups", as optimizers of torch have, are optimizer state. Plain values are
-// in the tree, too. Other objects, and tensors that this version cannot read, are named in the
-// notes. Keys of this library are removed (TakeOwnKeys()).
+// in the tree, too. Arrays of numpy are buffers, and its scalars values. Other objects, and tensors
+// that this version cannot read or that have no name of their own, are named in the notes. Keys of
+// this library are removed (TakeOwnKeys()).
 //
 // Reads headers and pickles, but no tensor. Errors: DataLoss, naming file and tensor; Unimplemented
 // for a file of a form that cannot be read; those of the storage.
@@ -55,25 +57,25 @@ absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage,
 // Returns whether a value is a dict: one of Python's, or an OrderedDict or defaultdict.
 bool IsTorchDict(const pickle::Value& value);
 
-// Reads pickles of objects that are stored beside tensors, each in a file or a part of one.
+// Reads objects that are stored beside tensors, each in a file of torch.save() or a part of one.
 class ObjectReader {
  public:
-  // `checkpoint`, which gets notes, must outlive the reader.
+  // `checkpoint`, which has the tensors beside the objects, must outlive the reader.
   explicit ObjectReader(ForeignCheckpoint& checkpoint);
   ~ObjectReader();
 
-  // Reads the values of a pickle that is called `name`; nullopt if it has none. Everything that is
-  // left out will be in a note. Errors: those of the file; DataLoss if objects are nested too deep,
-  // or stand for many times the size of the pickle.
-  absl::StatusOr<std::optional<SavedValue>> Read(const ReadableFile& file,
-                                                 const pickle::Pickle& contents,
-                                                 const std::string& name);
+  // Reads the values of an object that is called `name`; nullopt if it has none. Its tensors are
+  // added to the checkpoint as buffers in `file`, which is open. Everything that is left out will
+  // be in a note. Errors: those of the file; DataLoss if objects are nested too deep, stand for
+  // many times the size of the pickle, or have malformed tensors.
+  absl::StatusOr<std::optional<SavedValue>> Read(const ReadableFile& open,
+                                                 const TorchArchive& archive,
+                                                 const std::string& file, const std::string& name);
   // Adds the notes to the checkpoint. Call once, after all objects.
   void AddNotes();
 
  private:
-  struct Impl;
-  const std::unique_ptr<Impl> impl_;
+  const std::unique_ptr<class TorchCollector> collector_;
 };
 
 }  // namespace tessera::ckpt::convert

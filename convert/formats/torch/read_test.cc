@@ -73,9 +73,10 @@ TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
     if (entry.path().extension() != ".safetensors") continue;
     SCOPED_TRACE(entry.path());
     const std::string file = entry.path().stem().string() + ".pt";
-    const std::string torch_bytes = Contents(file), twin = Contents(entry.path().filename());
+    const std::string twin = Contents(entry.path().filename());
     ASSERT_OK_AND_ASSIGN(const auto header, ParseSafetensorsHeader(twin, twin.size()));
-    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read(file));
+    ASSERT_OK_AND_ASSIGN(auto checkpoint, Read(file));
+    const std::string torch_bytes = Contents(file) + checkpoint.decoded[file];
     const auto tensors = ByName(checkpoint);
     EXPECT_EQ(tensors.size(), header.entries.size());
     for (const SafetensorsEntry& expected : header.entries) {
@@ -93,7 +94,7 @@ TEST(ReadTorchTest, EqualsWhatTorchWroteAsSafetensors) {
     }
     ++files;
   }
-  EXPECT_EQ(files, 15);
+  EXPECT_EQ(files, 18);
 }
 
 TEST(ReadTorchTest, BytesKeepTheirTypesInEveryProtocol) {
@@ -110,6 +111,45 @@ TEST(ReadTorchTest, BytesKeepTheirTypesInEveryProtocol) {
     EXPECT_TRUE(checkpoint.state == expected) << file << StructureToJson(checkpoint.state);
     EXPECT_EQ(absl::StrJoin(checkpoint.notes, "\n"), "") << file;
   }
+}
+
+TEST(ReadTorchTest, ScalarsOfNumpyAreValues) {
+  for (const std::string file : {"numpy1.pt", "numpy_protocol2.pt", "numpy_protocol5.pt"}) {
+    SCOPED_TRACE(file);
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read(file));
+    const auto values = ValuesByName(checkpoint.state);
+    const std::map<std::string, SavedValue> expected = {
+        {"metrics.loss", {2.5}},          {"metrics.scale", {double{0.1F}}},
+        {"metrics.half", {-1.5}},         {"metrics.negative", {int64_t{-3}}},
+        {"metrics.byte", {int64_t{200}}}, {"metrics.good", {true}},
+        {"rng.0", {"MT19937"}},           {"rng.2", {int64_t{624}}},
+        {"rng.3", {int64_t{0}}},          {"rng.4", {0.0}},
+    };
+    EXPECT_EQ(values.size(), expected.size());
+    for (const auto& [name, value] : expected) {
+      ASSERT_TRUE(values.contains(name)) << name;
+      EXPECT_TRUE(*values.at(name) == value) << name;
+    }
+    EXPECT_THAT(checkpoint.notes,
+                testing::ElementsAre("Left out: a numpy array of the dtype M8: time, times.",
+                                     "Left out: a numpy array of the dtype O8: objects.",
+                                     "Left out: a numpy array of the dtype U1: texts.",
+                                     "Left out: a numpy array of the dtype c8: complex.",
+                                     "Left out: big-endian elements of a numpy array: big_endian.",
+                                     "Left out: integers beyond 64 bits: large."));
+  }
+}
+
+TEST(ReadTorchTest, TensorsWithoutANameOfTheirOwnAreLeftOut) {
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read("names.pt"));
+  const auto tensors = ByName(checkpoint);
+  EXPECT_EQ(tensors.size(), 2);
+  EXPECT_EQ(tensors.at("1").shape, Shape({2}));
+  EXPECT_EQ(tensors.at("below.").shape, Shape({4}));
+  EXPECT_THAT(
+      checkpoint.notes,
+      testing::ElementsAre("Left out: tensors that have the name of another one: 1.",
+                           "Left out: tensors whose name is empty or not valid UTF-8: the file."));
 }
 
 TEST(ReadTorchTest, TheSameViewIsAnAlias) {

@@ -4,7 +4,7 @@ safetensors file.
   make_testdata.py FOLDER
 
 NAME/ is read by read_test; NAME.safetensors holds the whole tensors under the names that the reader
-gives them. Needs torch and safetensors; starts processes that talk over gloo.
+gives them. Needs numpy, torch and safetensors; starts processes that talk over gloo.
 """
 
 import os
@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -34,6 +35,8 @@ def numbers(*shape, dtype=torch.float32):
 
 
 def flatten(value, name=""):
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value.copy())
     if isinstance(value, torch.Tensor):
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         yield name, whole.detach().contiguous().clone()
@@ -67,6 +70,9 @@ def one_process(folder):
         folder,
         "one",
     )
+    state = np.random.RandomState(0).get_state()
+    save({"w": numbers(2), "rng": state, "ema": (numbers(3), 0.5), "loss": np.float64(2.5)},
+         folder, "objects")
     save(
         {"a": numbers(4, 3), "b": numbers(5, dtype=torch.bfloat16), "s": torch.tensor(1.0)},
         folder,

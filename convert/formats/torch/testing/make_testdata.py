@@ -3,7 +3,7 @@
   make_testdata.py FOLDER
 
 NAME.pt is read by read_test; NAME.safetensors holds the same tensors under the names that the
-reader gives them. Needs torch and safetensors.
+reader gives them. Needs numpy 2, torch and safetensors.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import tarfile
 import zipfile
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -125,8 +126,31 @@ def unread():
     }
 
 
+def of_numpy():
+    matrix = np.arange(6.0).reshape(2, 3)
+    return {
+        "metrics": {"loss": np.float64(2.5), "scale": np.float32(0.1), "half": np.float16(-1.5),
+                    "negative": np.int64(-3), "byte": np.uint8(200), "good": np.bool_(True)},
+        "rng": np.random.RandomState(0).get_state(),
+        "matrix": matrix,
+        "fortran": np.asfortranarray(matrix),
+        "zero_dim": np.array(7, "int32"),
+        "empty": np.zeros((0, 2)),
+        "mask": np.array([True, False]),
+        "large": np.uint64(2**63),
+        "complex": np.complex64(1j),
+        "time": np.datetime64("2026-11-30"),
+        "big_endian": np.arange(3, dtype=">i4"),
+        "times": np.array(["2026-11-30"], "datetime64[D]"),
+        "objects": np.array([None, 1], object),
+        "texts": np.array(["a"]),
+    }
+
+
 def flatten(value, name=""):
     """The tensors of nested containers under dotted names."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "bfiu" and value.dtype.isnative:
+        value = torch.from_numpy(value.copy("C"))
     if isinstance(value, torch.Tensor):
         yield name or "tensor", value
     elif isinstance(value, (dict, list, tuple)) and not isinstance(value, torch.Size):
@@ -230,6 +254,16 @@ def main():
         torch.save({f"{kind}{len(data)}": make(data) for kind, make in
                     (("bytes", bytes), ("array", bytearray)) for data in (b"", b"\0\xff")},
                    folder / f"bytes_protocol{protocol}.pt", pickle_protocol=protocol)
+    for protocol in (2, 5):
+        torch.save(of_numpy(), folder / f"numpy_protocol{protocol}.pt", pickle_protocol=protocol)
+        twin(of_numpy(), folder / f"numpy_protocol{protocol}.safetensors")
+    # By the names of numpy 1.
+    repack(
+        folder / "numpy_protocol2.pt",
+        folder / "numpy1.pt",
+        lambda n, d: [(n, d.replace(b"numpy._core.", b"numpy.core."))],
+    )
+    twin(of_numpy(), folder / "numpy1.safetensors")
     # Python's zipfile writes sizes into local headers, where torch writes them after the data.
     repack(folder / "views.pt", folder / "python_zip.pt", lambda n, d: [(n, d)])
     twin(views(), folder / "python_zip.safetensors")
@@ -239,6 +273,8 @@ def main():
     loaded = dict(flatten(torch.load(folder / "before_0_1_10.pt", weights_only=False)))
     assert {n: t.tolist() for n, t in loaded.items()} == {n: t.tolist() for n, t in flatten(old)}
     torch.save(unread(), folder / "unread.pt")
+    torch.save({1: numbers(2), "1": numbers(3), "": numbers(1), "below": {"": numbers(4)}},
+               folder / "names.pt")
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "torchscript.pt"))
     repack(
         folder / "root.pt",
