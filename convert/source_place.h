@@ -56,8 +56,7 @@ absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
 // entries that look like a part of a checkpoint, of ours or of another framework.
 std::string DescribeContents(Storage& folder);
 
-// Describes a name that cannot be opened: "is a link to PATH, which is not there", or "is not
-// there".
+// Says why a name cannot be opened: "is not there", or "is a link to PATH, which is not there".
 std::string DescribeAbsence(std::string_view name);
 
 }  // namespace tessera::ckpt::convert

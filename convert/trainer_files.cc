@@ -48,6 +48,7 @@ absl::Status AddTorchFile(Storage& storage, const std::string& file, bool needed
     checkpoint.tensors.push_back(std::move(tensor));
   }
   checkpoint.decoded.merge(added.decoded);
+  for (const auto& [name, why] : added.unread) checkpoint.unread[prefix + name] = why;
   RenameTensors([&](const std::string& name) { return prefix + name; }, added.state);
   if (!stem.empty()) added.state = DictOf(stem, std::move(added.state));
   MergeInto(std::move(added.state), checkpoint.state);

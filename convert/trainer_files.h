@@ -19,8 +19,7 @@ absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& c
 
 // Sets the step of the trainer, and the consumed samples, from values of the usual names: the names
 // of known programs, and "global_step", "step", "iteration" and "iter_num" in the outermost dict. A
-// step that the optimizer has counted takes precedence, then the first value; notes name values
-// that differ.
+// step that the optimizer has counted takes precedence, then the first value; notes name others.
 void TakeTrainerValues(ForeignCheckpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert

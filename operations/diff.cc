@@ -315,6 +315,24 @@ std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b,
   return by_contents;
 }
 
+// Names the tensors that only one side's files were read for, or none's: they may differ.
+void AddUnread(const NamedCheckpoint& a, const NamedCheckpoint& b, Differences& differences) {
+  std::map<std::string, std::string> unread;
+  const auto add = [&](const NamedCheckpoint& side, const char* which) {
+    if (side.foreign == nullptr) return;
+    for (const auto& [name, why] : side.foreign->unread()) {
+      std::string& text = unread[name];
+      absl::StrAppend(&text, text.empty() ? "" : "; ", "not read in the ", which, ": ", why);
+    }
+  };
+  add(a, "first");
+  add(b, "second");
+  std::erase_if(differences.tensors, [&](const TensorDifference& difference) {
+    return unread.contains(difference.tensor);
+  });
+  for (auto& [name, text] : unread) differences.tensors.push_back({name, std::move(text)});
+}
+
 absl::Status CompareContents(const NamedCheckpoint& a, const NamedCheckpoint& b,
                              const std::vector<std::string>& names, const DiffOptions& options,
                              Differences& differences) {
@@ -369,6 +387,7 @@ absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint
   AddMetadata(CompareMetadata(a, b), a, b, differences);
   const std::vector<std::string> by_contents =
       CompareTensors(manifest_a, manifest_b, options, differences);
+  AddUnread(a, b, differences);
   if (!a.format.empty() || !b.format.empty()) {
     ExcuseOptimizer(manifest_a, manifest_b, differences);
   }

@@ -78,6 +78,9 @@ nlohmann::ordered_json ToJson(const NamedCheckpoint& named, const VerifyReport& 
                               bool digests) {
   nlohmann::ordered_json json = ToJson(named.Describe(), report, digests);
   if (!named.notes.empty()) json["notes"] = named.notes;
+  if (named.foreign != nullptr && !named.foreign->unread().empty()) {
+    json["unread"] = named.foreign->unread();
+  }
   if (named.seal.has_value()) json["seal"] = named.seal->Describe();
   return json;
 }

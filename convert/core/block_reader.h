@@ -55,8 +55,7 @@ class BlockReader {
                     std::span<std::byte> block, LogicalDigest& digest);
 
   // Reads several parts in one load, which reads a checksum chunk that several of them share once.
-  // Precondition: all pieces are ranges; pieces of one source tensor do not overlap, and have one
-  // dtype.
+  // Precondition: all pieces are ranges; those of one tensor have one dtype and are disjoint.
   absl::Status ReadTogether(std::span<const BlockPart> parts);
 
  private:

@@ -92,6 +92,8 @@ struct ForeignCheckpoint {
   // tensors.
   SavedValue state = {SavedValue::Dict{}};
   std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
+  // By name, why: tensors of the files that are not in `tensors`, although the state has them.
+  std::map<std::string, std::string> unread;
 };
 
 // Returns a checkpoint of a format that `program` has written, without anything in it.

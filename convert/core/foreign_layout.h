@@ -74,8 +74,7 @@ struct ForeignPlace {
 Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block);
 
 // Returns elements [begin, end) of the row-major form of `box`, a box of the parameter, as pieces
-// of the block's tensor; elements outside the block are left out. Offsets count from the element
-// `begin`.
+// of the block's tensor; elements outside the block are left out. Offsets count from `begin`.
 std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
                                      int64_t end, DType dtype);
 
@@ -139,8 +138,7 @@ class ForeignTensorSet {
   absl::Status MoveTo(std::string_view framework, const std::string& where,
                       ForeignCheckpoint& checkpoint) &&;
 
-  // Returns the tensors in the model's order: weights, with the second names of tied ones, then
-  // states.
+  // Returns the tensors in the model's order: weights with the second names of tied ones; states.
   std::vector<ForeignTensor> Finish() &&;
 
  private:

@@ -277,6 +277,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
   if (!bytes.ok()) return Damaged(*storage, "", bytes.status().message());
   storage->manifest_ = *std::move(bytes);
   storage->notes_ = std::move(checkpoint.notes);
+  storage->unread_ = std::move(checkpoint.unread);
   storage->mismatch_ = std::move(checkpoint.mismatch);
   storage->FindChecksums();
   storage->format_ = std::move(checkpoint.format);

@@ -50,15 +50,15 @@ class ForeignStorage final : public ReadOnlyStorage {
       std::shared_ptr<CheckedStorage> checked = nullptr);
 
   const std::string& format() const { return format_; }
-  const std::vector<std::string>& notes() const { return notes_; }
+  const std::vector<std::string>& notes() const { return notes_; }  // see ForeignCheckpoint
+  const std::map<std::string, std::string>& unread() const { return unread_; }  // likewise
   // The names that the files have for the parameters of tensors, by the tensors' names; see
   // ForeignTensor::foreign_name.
   const std::map<std::string, std::string>& foreign_names() const { return foreign_names_; }
   const std::string& mismatch() const { return mismatch_; }  // see ForeignCheckpoint
   const SavedValue& state() const { return state_; }         // see ForeignCheckpoint
 
-  // Counts of the tensors that have elements: all of them, and those whose bytes all have a
-  // checksum.
+  // Counts of the tensors that have elements: all, and those whose bytes all have a checksum.
   struct Proof {
     int64_t tensors = 0;
     int64_t proven = 0;
@@ -104,6 +104,7 @@ class ForeignStorage final : public ReadOnlyStorage {
   Proof proof_;
   std::string format_;
   std::vector<std::string> notes_;
+  std::map<std::string, std::string> unread_;
   std::string mismatch_;
   std::map<std::string, std::string> foreign_names_;
   SavedValue state_;

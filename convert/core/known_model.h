@@ -42,8 +42,8 @@ struct KnownModel {
 };
 
 // Returns the model of a state dict; nullopt if neither the files beside it nor the caller describe
-// one. See NameStateDict() for the arguments. InvalidArgument if they describe an unknown
-// model.
+// one. See NameStateDict() for the arguments. InvalidArgument or Unimplemented if they describe an
+// unknown model.
 absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const ModelProto* model,
                                                     std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint);

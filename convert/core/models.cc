@@ -129,8 +129,8 @@ absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view co
     description.order = ModuleOrder(description.model.parameters, format->layer_order);
     return description;
   }
-  return InvalidArgument("config.json: model_type is \"", type, "\", known are ",
-                         absl::StrJoin(known, ", "));
+  return Unimplemented("config.json: model_type is \"", type, "\", known are ",
+                       absl::StrJoin(known, ", "));
 }
 
 absl::StatusOr<std::string> WriteHuggingFaceConfig(const ModelProto& model, DType dtype) {

@@ -54,9 +54,9 @@ struct HuggingFaceDescription {
 };
 
 // Reads a config.json. `tensor_count` is the number of tensors in the files; a config of more
-// layers is refused before anything of its size is allocated. InvalidArgument, in one sentence, for
-// text that is not a config.json, a model_type that no architecture has, and settings that its
-// architecture does not have.
+// layers is refused before anything of its size is allocated. Errors, in one sentence:
+// Unimplemented for a model_type that no architecture has; InvalidArgument for text that is not a
+// config.json, and settings that its architecture does not have.
 absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view config_json,
                                                              int64_t tensor_count);
 

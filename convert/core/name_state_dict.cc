@@ -329,7 +329,7 @@ absl::Status NameStateDict(Storage& storage, const ModelProto* model, std::strin
                            ForeignCheckpoint& checkpoint) {
   const absl::StatusOr<std::optional<KnownModel>> known =
       FindModel(storage, model, framework, checkpoint);
-  if (absl::IsInvalidArgument(known.status())) {
+  if (absl::IsInvalidArgument(known.status()) || absl::IsUnimplemented(known.status())) {
     checkpoint.notes.push_back(
         absl::StrCat("Names are those of the files: ", known.status().message(), "."));
     return absl::OkStatus();

@@ -10,8 +10,7 @@
 
 namespace tessera::ckpt::convert {
 
-// Key of a dict from the keys of tensors other than weights to the names of their roles in
-// manifests.
+// Key of a dict from the keys of tensors other than weights to their roles' names in manifests.
 inline constexpr char kRolesKey[] = "tessera.roles";
 // Key of a dict from the keys of tensors to their names in the checkpoint. An empty name: the
 // tensor is there for torch alone.

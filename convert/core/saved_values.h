@@ -55,8 +55,7 @@ std::vector<std::string> SetEntries(const SavedValue& root, Manifest& manifest);
 std::string StructureToJson(const SavedValue& root);
 // Returns a leaf, given its name and whether it is a tensor; nullopt leaves it out.
 using FindLeaf = std::function<std::optional<SavedValue>(const std::string& name, bool is_tensor)>;
-// Returns the tree of a structure with the leaves that `find` returns; nullopt if the text is not a
-// structure.
+// Returns the tree of a structure with the leaves that `find` returns; nullopt for other texts.
 std::optional<SavedValue> ReadStructure(std::string_view json, const FindLeaf& find);
 
 // Returns whether an entry of the trainer's state is part of the tree.

@@ -67,8 +67,7 @@ absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType
   return InvalidArgument("the weights have several dtypes: choose one with --dtype");
 }
 
-// Returns the dtype in which all parameters have this state of the optimizer; unspecified if none
-// has it.
+// Returns the dtype in which all parameters have this optimizer state; unspecified if none has it.
 absl::StatusOr<DType> StateDType(const Manifest& manifest, const ModelDescription& model,
                                  const std::string& state) {
   std::map<std::string, DType> saved;

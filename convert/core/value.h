@@ -2,8 +2,7 @@
 #define TESSERA_CONVERT_CORE_VALUE_H_
 
 // The tree of values that a program saves: nested dicts and lists, whose leaves are tensors and
-// plain values. Every reader yields such a tree, and every format that holds values is written from
-// one.
+// plain values. Readers yield such trees, and every format that holds values is written from one.
 
 #include <cstddef>
 #include <cstdint>

@@ -80,8 +80,7 @@ class StackMachine {
   absl::StatusOr<NodeId> Top();
   size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
 
-  // Moves the elements on the stack from `first_on_stack` on to a container, of an object to
-  // `list`.
+  // Moves the stack's elements from `first_on_stack` on to a container, of an object to `list`.
   absl::Status MoveTo(Node& node, uint32_t Object::*list, size_t first_on_stack);
   absl::Status AppendTo(NodeId target, size_t first_on_stack, Kind kind);
   absl::Status SetIn(NodeId target, size_t first_on_stack);

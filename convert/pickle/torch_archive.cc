@@ -338,9 +338,7 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   std::optional<std::vector<int64_t>> shape = pickle::DimsOf(arguments[2]);
   std::optional<std::vector<int64_t>> strides = pickle::DimsOf(arguments[3]);
   const std::optional<uint64_t> first = arguments[1].AsUint();
-  if (!shape || !strides || !first) {
-    return DataLoss("offset, shape or strides are malformed");
-  }
+  if (!shape || !strides || !first) return DataLoss("offset, shape or strides are malformed");
   tensor.shape = *std::move(shape);
   tensor.strides = *std::move(strides);
   return ShowElements(std::move(tensor), *first, bytes);

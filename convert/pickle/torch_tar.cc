@@ -62,8 +62,7 @@ absl::StatusOr<uint64_t> SizeOfMember(std::string_view header, uint64_t offset) 
   return DataLoss("offset ", offset, ": no header of a tar archive");
 }
 
-// Returns the members by name. The size of one of 8 GiB and more is in the records of a member
-// before it.
+// Returns the members by name. The size of one of 8 GiB and more is in a member before it.
 absl::StatusOr<TarMembers> ReadTarMembers(const ReadableFile& file, Extent part) {
   TarMembers members;
   std::optional<uint64_t> stated_size;

@@ -137,8 +137,7 @@ class Pickle {
   ~Pickle();
 
   Value root() const;
-  // Returns a node, numbered in the order in which the pickle makes them. Precondition: id <
-  // node_count().
+  // Returns a node, numbered in the order of the pickle. Precondition: id < node_count().
   Value at(NodeId id) const { return {nodes_.get(), id}; }
   // Returns the file offset of the first byte after the pickle.
   uint64_t end_offset() const;

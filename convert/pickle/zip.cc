@@ -161,8 +161,7 @@ class Directory {
     return end;
   }
 
-  // Returns the offset of the end record within the archive. Its comment reaches to the end of the
-  // archive.
+  // Returns the offset of the end record within the archive, which ends with the record's comment.
   absl::StatusOr<std::optional<uint64_t>> FindEndIn(uint64_t tail_bytes) const {
     const uint64_t length = std::min(tail_bytes, part_.length);
     TESSERA_ASSIGN_OR_RETURN(const std::string tail, Bytes(part_.length - length, length));

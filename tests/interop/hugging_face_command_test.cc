@@ -23,6 +23,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 namespace fs = std::filesystem;
 
@@ -192,14 +193,18 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
            {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5000", ckpt::kExitUsage,
             "5000 layers, but the files have 21 tensors"},
            {config, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", ckpt::kExitUsage,
-            "hidden_act is \"relu\", only \"silu\" is supported"},
+            "hidden_act is \"relu\", only \"silu\" is supported\n"},
            {config, "\"hidden_size\": 16", "\"hidden_size\": \"16\"", ckpt::kExitUsage,
             "hidden_size is \"16\", expected an integer"},
            {config, "\"model_type\": \"llama\"", "\"model_type\": \"bert\"", ckpt::kExitUsage,
-            "model_type is \"bert\", known are gpt2, llama; ckpt --from=dcp "},
+            "model_type is \"bert\", known are gpt2, llama; ckpt COMMAND --from=safetensors "},
            {config, "\"intermediate_size\": 56",
             R"("intermediate_size": 64, "quantization_config": {"quant_method": "gptq"})",
-            ckpt::kExitUsage, "the weights are quantized (quantization_config); ckpt --from=dcp "},
+            ckpt::kExitUsage, "quantized (quantization_config): tensor model.layers.0.mlp."},
+           {config, "\"num_hidden_layers\": 2",
+            R"("num_hidden_layers": 3, "quantization_config": {"quant_method": "gptq"})",
+            ckpt::kExitUsage,
+            "(quantization_config): tensor model.layers.2.input_layernorm.weight "},
            {config, "{", "", ckpt::kExitUsage, "config.json is not a JSON object"},
            {config, "{", "{\"a\": " + std::string(1000, '[') + std::string(1000, ']') + ",",
             ckpt::kExitUsage, "config.json is not a JSON object of at most 64 levels"},
@@ -220,10 +225,30 @@ TEST_F(HuggingFaceCommandTest, QuantizedWeightsAreReadUnderTheNamesOfTheFiles) {
   config["quantization_config"] = {{"quant_method", "gptq"}};
   WriteHfFile(folder + "/config.json", config.dump());
   EXPECT_EQ(Run({"diff", folder, HfFixture("llama3_untied.hf")}), ckpt::kExitOk) << out_ << err_;
+  const std::string part = folder + "/model-00003-of-00004.safetensors";
+  const std::string plain = ReadFile(part);
+  std::string integers = plain;
+  WriteHfFile(part, integers.replace(integers.find("\"F32\""), 5, "\"I32\""));
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitUsage) << out_;
+  EXPECT_THAT(err_, HasSubstr("(quantization_config); ckpt COMMAND --from=safetensors reads "));
+  WriteHfFile(part, plain);
   config["intermediate_size"] = 64;
   WriteHfFile(folder + "/config.json", config.dump());
-  EXPECT_EQ(Run({"verify", folder, "--from=dcp"}), ckpt::kExitOk) << err_;
+  EXPECT_EQ(Run({"verify", folder, "--from=safetensors"}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("Names are those of the files: the weights are quantized"));
+}
+
+TEST_F(HuggingFaceCommandTest, TensorsThatAreNotReadAreNeitherProvenNorEqual) {
+  const std::string file = "convert/formats/torch/testdata/unread.pt";
+  EXPECT_EQ(Run({"verify", file}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("5 tensors are not read, such as complex (a tensor in a "),
+                          Not(HasSubstr("every element"))));
+  EXPECT_EQ(Run({"verify", file, "--json"}), ckpt::kExitOk) << err_;
+  EXPECT_EQ(nlohmann::json::parse(out_)["unread"].size(), 5);
+  EXPECT_EQ(Run({"diff", file, file, "--data"}), ckpt::kExitDifferent) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("tensor    complex: not read in the first: a tensor in a "),
+                          HasSubstr("; not read in the second: "), HasSubstr("equal tensors: 1,"),
+                          Not(HasSubstr("the same state"))));
 }
 
 // torch and DCP store the other one of two tied tensors.

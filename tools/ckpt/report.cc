@@ -44,7 +44,13 @@ std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool
   }
   if (!named.format.empty()) {
     const auto [tensors, proven] = named.foreign->proof();
-    const std::string read = "every byte can be read, and every element is there once; ";
+    const auto& unread = named.foreign->unread();
+    std::string read = "every byte can be read, and every element is there once; ";
+    if (!unread.empty()) {
+      read = absl::StrCat("every byte of the tensors that are read can be read; ", unread.size(),
+                          unread.size() == 1 ? " tensor is" : " tensors are", " not read, such as ",
+                          unread.begin()->first, " (", unread.begin()->second, "); ");
+    }
     if (proven == 0) {
       return read + "these files (" + named.format +
              ") have no checksums, so damage to the contents cannot be detected (ckpt seal "

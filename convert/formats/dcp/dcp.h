@@ -22,14 +22,17 @@ absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
 // Their chunks are files of torch.save() or safetensors files inside larger files. Tensors that
 // share all their chunks are aliases. Tensors below "X.state." and "X.param_groups." are optimizer
 // state if there is anything below the latter. Objects become values and tensors as in ReadTorch(),
-// at the places that torch's planner records. Objects without either, and tensors of unknown dtypes
-// or kinds, are named in the notes. `folder` is the root if an object may have tensors.
+// at the places that torch's planner records. Objects without either are named in the notes, and so
+// are `unread` tensors: those of unknown dtypes, and an optimizer's of unknown kinds. `folder` is
+// the root if an object may have tensors.
 //
 // Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
-// Unimplemented for compressed chunks; NotFound if a file is missing; those of the storage.
+// Unimplemented for compressed chunks and weights of unknown kinds; NotFound if a file is missing;
+// those of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder);
 
 // Reads the tensors in no object; files are relative to the storage's root. `notes` may be null.
+// Unimplemented, too, if one is not read.
 absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(
     Storage& storage, std::string_view folder, std::vector<std::string>* notes = nullptr);
 

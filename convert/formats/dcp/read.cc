@@ -106,14 +106,12 @@ class EndsInMemory final : public ReadableFile {
   std::map<uint64_t, std::string> bytes_;  // by their offset
 };
 
-// Returns a tensor of no dtype for one of a kind that is not read.
 absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent part) {
   TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
   const pickle::Value root = archive.contents.root();
   if (!IsTorchTensor(root)) return DataLoss("a chunk that is not a tensor");
-  absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(archive, root);
-  return absl::IsUnimplemented(tensor.status()) ? TorchTensor() : std::move(tensor);
+  return ResolveTorchTensor(archive, root);
 }
 
 TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
@@ -150,7 +148,6 @@ absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
   return first.back() == '{' && !first.starts_with("PK");
 }
 
-// Returns a piece of no file for a chunk that is not read.
 absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
                                       const DcpChunk& chunk) {
   TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(chunk.blob.file));
@@ -158,7 +155,6 @@ absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
   TESSERA_ASSIGN_OR_RETURN(
       TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
                                          : ReadTorchChunk(*file, chunk.blob.part));
-  if (stored.dtype == DType::kUnspecified) return StoredPiece();
   if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
     return DataLoss("the metadata says ", ProtoName(tensor.dtype), " ",
                     ShapeToString(chunk.box.shape), ", the chunk is ", ProtoName(stored.dtype), " ",
@@ -282,20 +278,18 @@ class Objects {
 
 absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,
                       ForeignCheckpoint& checkpoint) {
-  std::vector<std::string> objects, unknown;
+  std::vector<std::string> objects;
   TreeBuilder tree;
   for (const DcpTensor& tensor : metadata.tensors) {
-    if (tensor.dtype == DType::kUnspecified) {
-      unknown.push_back(tensor.name);
-    } else {
-      tree.Add(Objects::PathOf(tensor), {SavedValue::Tensor{tensor.name}});
-    }
+    if (checkpoint.unread.contains(tensor.name)) continue;
+    tree.Add(Objects::PathOf(tensor), {SavedValue::Tensor{tensor.name}});
   }
   TESSERA_RETURN_IF_ERROR(
       Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
   checkpoint.state = std::move(tree).Finish();
   NoteLeftOut("objects that are not tensors", objects, checkpoint.notes);
-  NoteLeftOut("tensors of dtypes or kinds that are not read", unknown, checkpoint.notes);
+  NoteLeftOut("tensors of dtypes or kinds that are not read", KeysOf(checkpoint.unread),
+              checkpoint.notes);
   return absl::OkStatus();
 }
 
@@ -308,40 +302,48 @@ absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
 absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
   OpenFiles files(storage, folder);
   TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
-  TESSERA_ASSIGN_OR_RETURN(DcpMetadata metadata, At(storage, JoinPath(folder, kDcpMetadataFile),
-                                                    ReadDcpMetadata(*metadata_file)));
+  TESSERA_ASSIGN_OR_RETURN(
+      const DcpMetadata metadata,
+      At(storage, JoinPath(folder, kDcpMetadataFile), ReadDcpMetadata(*metadata_file)));
   ForeignCheckpoint checkpoint = CheckpointOf(kDcp, "torch.distributed.checkpoint");
   const std::set<std::string> optimizers = OptimizerPrefixes(metadata);
   struct Chunk {
-    DcpTensor* tensor;
-    size_t index;        // of its chunks
+    const DcpTensor* tensor;
+    const DcpChunk* stored;
     StoredPiece* piece;  // to be filled; it stays where it is when its tensor moves
   };
   std::vector<Chunk> chunks;
-  for (DcpTensor& tensor : metadata.tensors) {
-    if (tensor.dtype == DType::kUnspecified) continue;
+  for (const DcpTensor& tensor : metadata.tensors) {
+    if (tensor.dtype == DType::kUnspecified) {
+      checkpoint.unread[tensor.name] = "a tensor of a dtype that is not read";
+      continue;
+    }
     ForeignTensor added = {.name = tensor.name, .dtype = tensor.dtype};
     if (IsOptimizerState(tensor.name, optimizers)) added.role = TensorRole::kOptimizerState;
     added.shape = tensor.shape;
     added.pieces.resize(tensor.chunks.size());
-    for (size_t c = 0; c < tensor.chunks.size(); ++c)
-      chunks.push_back({&tensor, c, &added.pieces[c]});
+    for (size_t c = 0; c < tensor.chunks.size(); ++c) {
+      chunks.push_back({&tensor, &tensor.chunks[c], &added.pieces[c]});
+    }
     checkpoint.tensors.push_back(std::move(added));
   }
+  Mutex mutex;  // of checkpoint.unread
   TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, chunks.size(), [&](int, size_t i) -> absl::Status {
-    const auto& [tensor, index, piece] = chunks[i];
-    const DcpChunk& chunk = tensor->chunks[index];
+    const auto& [tensor, stored, piece] = chunks[i];
+    absl::StatusOr<StoredPiece> read = ReadChunk(files, *tensor, *stored);
+    if (absl::IsUnimplemented(read.status()) && IsOptimizerState(tensor->name, optimizers)) {
+      const MutexLock lock(&mutex);
+      checkpoint.unread[tensor->name] = std::string(read.status().message());
+      return absl::OkStatus();
+    }
     TESSERA_ASSIGN_OR_RETURN(
-        *piece, At(storage, JoinPath(folder, chunk.blob.file),
-                   In(absl::StrCat("tensor ", Shown(tensor->name), ToString(chunk.box)),
-                      ReadChunk(files, *tensor, chunk))));
+        *piece, At(storage, JoinPath(folder, stored->blob.file),
+                   In(absl::StrCat("tensor ", Shown(tensor->name), ToString(stored->box)),
+                      std::move(read))));
     return absl::OkStatus();
   }));
-  for (const Chunk& chunk : chunks) {
-    if (chunk.piece->file.empty()) chunk.tensor->dtype = DType::kUnspecified;
-  }
-  std::erase_if(checkpoint.tensors, [](const ForeignTensor& tensor) {
-    return std::ranges::count(tensor.pieces, "", &StoredPiece::file) > 0;
+  std::erase_if(checkpoint.tensors, [&](const ForeignTensor& tensor) {
+    return checkpoint.unread.contains(tensor.name);
   });
   TESSERA_RETURN_IF_ERROR(AddState(files, metadata, metadata_file->size_bytes(), checkpoint));
   FindAliases(checkpoint.tensors);
@@ -358,6 +360,9 @@ absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std:
     in_objects.push_back(tensor.name);
     return true;
   });
+  for (const auto& [name, why] : stored.unread) {
+    return Unimplemented(storage.Describe(folder), ": tensor ", Shown(name), ": ", why);
+  }
   for (ForeignTensor& tensor : stored.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }

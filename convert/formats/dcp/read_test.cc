@@ -1,7 +1,10 @@
+#include "convert/formats/torch/read.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,8 +35,10 @@
 namespace tessera::ckpt::convert {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Pair;
 
 constexpr char kFolder[] = "convert/formats/dcp/testdata";
 
@@ -187,6 +192,40 @@ TEST(ReadDcpTest, WhatIsNotReadIsNamedOnce) {
                                       "Left out: objects that are not tensors: other.",
                                       "Left out: tensors of dtypes or kinds that are not read: "
                                       "optim.state.w.exp_avg."));
+  const char* const why = "a tensor of the kind ";
+  EXPECT_THAT(read.unread, ElementsAre(Pair("optim.state.w.exp_avg", why)));
+
+  // Formats that need each tensor do not go on without it, nor is a weight left out.
+  const auto expect_refused = [&](const absl::Status& status, const std::string& tensor) {
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(tensor), HasSubstr(why)));
+  };
+  expect_refused(ReadDcpTensors(*storage, "").status(), "tensor optim.state.w.exp_avg: ");
+  metadata.tensors[0].name = "model.w";
+  const auto weight =
+      FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", data}});
+  expect_refused(ReadDcp(*weight, "").status(), "__0_0.distcp: tensor model.w[");
+}
+
+// The same in a file of torch.save() as in DCP's folders.
+TEST(ReadDcpTest, OnlyStateAndGroupsBelongToAnOptimizer) {
+  pickle::Writer writer;
+  writer.BeginDict();
+  for (const char* name : {"state", "param_groups", "model"}) {
+    writer.Text(name);
+    WriteTorchTensor(DType::kF32, {}, 0, writer);
+  }
+  writer.EndDict();
+  const std::string file = "all.pt";
+  const auto storage =
+      FolderOf({{file, TorchObjectFile("", std::move(writer).Finish(), "\1\2\3\4").header}});
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, ReadTorch(*storage, std::span(&file, 1)));
+  ASSERT_EQ(checkpoint.tensors.size(), 3);
+  for (const ForeignTensor& tensor : checkpoint.tensors) {
+    const bool is_weight = tensor.name == "model";
+    EXPECT_EQ(tensor.role, is_weight ? TensorRole::kWeight : TensorRole::kOptimizerState)
+        << tensor.name;
+  }
 }
 
 TEST(ReadDcpTest, FoldersOfDcpAreFound) {

@@ -55,8 +55,7 @@ struct DeepSpeedModelStates {
   std::string version;             // of DeepSpeed
 };
 
-// Reads such a file. Errors: DataLoss, naming the file; those of ReadTorchArchive() and of the
-// storage.
+// Reads such a file. Errors: DataLoss, naming it; those of ReadTorchArchive() and of the storage.
 absl::StatusOr<DeepSpeedModelStates> ReadDeepSpeedModelStates(Storage& storage,
                                                               const std::string& path);
 

@@ -341,8 +341,7 @@ class DeepSpeedReader {
                    start, " on each of ", ranks, " ranks");
   }
 
-  // `count` elements from `begin` on of a parameter, which are `start` elements into the flat
-  // state.
+  // `count` elements of a parameter from `begin` on, which are from `start` on in the flat state.
   absl::Status AddRange(const std::string& file, const ZeroGroup& group, Parameter& parameter,
                         int64_t begin, int64_t count, int64_t start) {
     for (const auto& [kind, tensor] : group.vectors) {

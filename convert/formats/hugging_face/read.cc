@@ -264,7 +264,8 @@ class ModelReader {
 // The error for a model that is not known here.
 absl::Status UnknownModel(const Storage& storage, absl::string_view reason) {
   return InvalidArgument(storage.Describe(""), ": ", reason,
-                         "; ckpt --from=dcp reads the tensors alone, under their own names");
+                         "; ckpt COMMAND --from=safetensors reads the tensors alone, under their "
+                         "own names");
 }
 
 }  // namespace
@@ -304,11 +305,21 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
   const absl::StatusOr<HuggingFaceDescription> description =
       ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()));
-  if (!description.ok()) return UnknownModel(storage, description.status().message());
+  if (absl::IsUnimplemented(description.status())) {
+    return UnknownModel(storage, description.status().message());
+  }
+  TESSERA_RETURN_IF_ERROR(At(storage, "", description.status()));
   *checkpoint.description.mutable_model() = description->model.config;
   absl::StatusOr<std::vector<ForeignTensor>> read =
       ModelReader(*description).Read(std::move(tensors));
-  if (!read.ok() && description->is_quantized) return UnknownModel(storage, kQuantized);
+  const auto is_quantized = [](DType dtype) {
+    return dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16;
+  };
+  if (description->is_quantized &&
+      (!read.ok() || std::ranges::any_of(*read, is_quantized, &ForeignTensor::dtype))) {
+    return UnknownModel(
+        storage, read.ok() ? kQuantized : absl::StrCat(kQuantized, ": ", read.status().message()));
+  }
   TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors, At(storage, "", std::move(read)));
   return checkpoint;
 }

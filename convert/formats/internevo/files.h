@@ -37,8 +37,7 @@ struct InternEvoRankFiles {
   // All ranks of the grid, by stage, part and ZeRO rank.
   std::vector<InternEvoRankFile> models;
   std::vector<InternEvoRankFile> optimizers;  // empty: none was saved
-  // Files "gpus-8_wp-0_tp-1_dp-0_pp-0_zo-1.pt", which record how parameters were distributed over
-  // ZeRO ranks.
+  // Files "gpus-8_wp-0_tp-1_dp-0_pp-0_zo-1.pt", which record the parameters of each ZeRO rank.
   std::vector<InternEvoRankFile> plans;
 };
 

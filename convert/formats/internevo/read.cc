@@ -153,8 +153,7 @@ class RankFilesReader {
     return absl::OkStatus();
   }
 
-  // Returns the plan that all of a stage's ZeRO ranks have; where they have none, that in a file of
-  // its own.
+  // Returns the plan that all of a stage's ZeRO ranks have or, without one, that in its own file.
   absl::StatusOr<InternEvoPlan> PlanOf(const InternEvoRankFile& model,
                                        const std::vector<const InternEvoRankFile*>& files,
                                        const std::vector<InternEvoZeroState>& states) const {

@@ -18,8 +18,8 @@ namespace tessera::ckpt::convert {
 absl::StatusOr<bool> IsMegatron(Storage& storage);
 
 // Reads the model's weights under their logical names, the states of its optimizer, and the
-// progress of the run. Errors: those of ReadMegatronLegacy() and of ReadDcp();
-// Unimplemented for the backend zarr.
+// progress of the run. Errors: those of ReadMegatronLegacy() and of ReadDcpTensors(); Unimplemented
+// for the backend zarr and for states of other optimizers.
 absl::StatusOr<ForeignCheckpoint> ReadMegatron(Storage& storage);
 
 // Plans the files of a folder that megatron-core's distributed checkpointing loads (torch_dist),

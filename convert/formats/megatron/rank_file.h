@@ -21,8 +21,7 @@ namespace tessera::ckpt::convert {
 
 // A rank's chunk of the model.
 struct RankChunk {
-  // Tensors in the order of the file, which is also the module's. Layers count from 0 in each
-  // chunk.
+  // Tensors in the order of the file, which is the module's. Layers count from 0 in each chunk.
   std::vector<std::pair<std::string, TorchTensor>> tensors;
   std::vector<std::string> left_out;  // states of modules beside the model's tensors
   int64_t layers = 0;

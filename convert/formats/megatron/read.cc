@@ -276,10 +276,6 @@ class TorchDistReader {
 // all formats: by parameter, those of the distributed optimizer also flattened as in releases up to
 // 0.14, and by buffer (state_buffer.h). The parameters of a buffer follow from the order of the
 // modules and are checked by its size and its fp32 weights.
-//
-// Errors: DataLoss, naming file and tensor; InvalidArgument without arguments, if they describe an
-// unknown model, or if a tensor belongs to none of its parameters; Unimplemented for states of
-// other optimizers; those of ReadDcp().
 absl::StatusOr<ForeignCheckpoint> ReadTorchDist(Storage& storage, const std::string& folder) {
   ForeignCheckpoint checkpoint = CheckpointOf(kMegatron, "Megatron-LM");
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignTensor> stored,

@@ -55,8 +55,7 @@ absl::StatusOr<ForeignModel> ReadMegatronModel(const MegatronRun& run, const std
 const ForeignParameter* FindMegatronParameter(ForeignModel& model, std::string_view name,
                                               int64_t rows);
 
-// Returns whether a parameter is an embedding of which the last pipeline stage has a copy, as the
-// head.
+// Returns whether a parameter is an embedding that the last pipeline stage has, too, as the head.
 inline bool IsTiedEmbedding(const ForeignParameter& parameter) {
   return parameter.padded && !parameter.other_names.empty();
 }

@@ -29,8 +29,7 @@
 
 namespace tessera::ckpt::convert {
 
-// Returns whether the root of the storage has files of states as PaddleNLP or auto parallel names
-// them.
+// Returns whether the storage's root has files of states as PaddleNLP or auto parallel names them.
 absl::StatusOr<bool> IsPaddle(Storage& storage);
 
 // Reads a checkpoint. `structured_names` maps names of tensors in the optimizer's states to the

@@ -340,8 +340,7 @@ class PaddleReader {
                    ", but model_meta.json's sharding_strategy is ", strategy);
   }
 
-  // Checks that flat slices of states have equally many elements on all sharding ranks, padding
-  // included.
+  // Checks that flat slices of states, with padding, are equally long on all sharding ranks.
   absl::Status CheckSlices() {
     using Group = std::pair<Ranks, PaddleState>;
     std::map<Group, std::map<int64_t, int64_t>> elements;  // by sharding rank

@@ -130,8 +130,7 @@ absl::Status JoinBigArrays(const Value& descriptions, std::vector<PaddleArray>& 
   return absl::OkStatus();
 }
 
-// Paddle pads a parameter to 256 bytes for each sharding rank; other devices than CUDA's to a few
-// times that.
+// Paddle pads a parameter to 256 bytes for each sharding rank; on other devices than CUDA, more.
 constexpr int64_t kMaxPaddingPerRank = 1024;  // elements
 constexpr uint64_t kBlockBytes = 64 << 10;
 

@@ -171,7 +171,6 @@ class TorchCollector {
 
   Tree WalkEntries(const pickle::Value& dict, TensorRole role, int depth) {
     const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
-    if (is_optimizer) role = TensorRole::kOptimizerState;
     SavedValue::Dict tree;
     for (const auto& [key, value] : dict.entries()) {
       const std::optional<std::string_view> text = key.AsText();
@@ -182,8 +181,10 @@ class TorchCollector {
       }
       TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
       const std::string digits = number ? absl::StrCat(*number) : "";
+      const bool is_state = is_optimizer && (text == "state" || text == "param_groups");
       TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> child,
-                               WalkBelow(text.value_or(digits), value, role, depth));
+                               WalkBelow(text.value_or(digits), value,
+                                         is_state ? TensorRole::kOptimizerState : role, depth));
       if (!child.has_value()) continue;
       if (!HasRoom(text ? text->size() : 0)) {
         LeftOut(kTooMuch);
@@ -207,19 +208,23 @@ class TorchCollector {
 
   Tree AddTensor(const pickle::Value& value, TensorRole role) {
     const std::string& name = path_;
+    const auto unread = [&](const std::string& what) {
+      if (role != TensorRole::kBuffer) checkpoint_.unread[Shown(name)] = what;
+      return LeftOut(what);
+    };
     TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
     if (name.empty() || !IsValidUtf8(name)) {
-      return LeftOut("tensors whose name is empty or not valid UTF-8");
+      return unread("tensors whose name is empty or not valid UTF-8");
     }
     absl::StatusOr<TorchTensor> tensor =
         IsTorchTensor(value) ? ResolveTorchTensor(*archive_, value) : ResolveArray(value);
     if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
-      return LeftOut(std::string(tensor.status().message()));
+      return unread(std::string(tensor.status().message()));
     }
     if (!tensor.ok()) return In(absl::StrCat("tensor ", Shown(name)), tensor.status());
     const auto [first, is_first] = files_by_name_.emplace(name, file_);
     if (!is_first && (first->second.empty() || first->second == file_)) {
-      return LeftOut("tensors that have the name of another one");
+      return unread("tensors that have the name of another one");
     }
     if (!is_first) return DataLoss("tensor ", Shown(name), ": the name occurs twice");
     // Programs put no weights into arrays.

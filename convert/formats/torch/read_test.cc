@@ -18,6 +18,7 @@
 #include "base/testing.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/include/checkpoint.h"
+#include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/pickle/torch_archive.h"
 #include "convert/pickle/write.h"
@@ -199,6 +200,9 @@ TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
   }
   EXPECT_THAT(notes, HasSubstr("an expanded tensor: shape [1000,1000]"));
   EXPECT_THAT(notes, HasSubstr("a tensor in a ComplexFloatStorage"));
+  EXPECT_THAT(
+      KeysOf(checkpoint.unread),
+      testing::UnorderedElementsAre("complex", "sparse", "quantized", "expanded", "negated"));
 }
 
 TEST(ReadTorchTest, SeveralFilesAreOneStateDict) {

@@ -136,8 +136,7 @@ SavedValue::Dict SettingsOf(const TorchOutputGroup& group, const Manifest& manif
 
 SavedValue TensorLeaf(const std::string& name) { return {SavedValue::Tensor{name}}; }
 
-// Returns the places of all tensors but those of groups: "model" has the model's, and the top the
-// others.
+// Returns the places of all tensors but those of groups: in "model" the model's, others at the top.
 SavedValue::Dict ModelTree(const Manifest& manifest, const TorchOutputTensors& tensors) {
   std::set<std::string> states;
   for (const TorchOutputGroup& group : tensors.groups) {
