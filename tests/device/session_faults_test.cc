@@ -147,9 +147,12 @@ TEST_F(SimulatedSessionTest, ACopyThatFailsOnOneRankEndsTheSaveOnAll) {
       const int rank = session.mesh->rank();
       for (const bool fails : {true, false}) {
         session.progress.step += 1;
-        TESSERA_RETURN_IF_ERROR(
-            replicates ? session.saver->Replicate(Described(session))
-                       : session.saver->Save(Described(session), ckpt::SaveKind::kPermanent));
+        if (replicates) {
+          session.saver->Replicate(Described(session));
+        } else {
+          TESSERA_RETURN_IF_ERROR(
+              session.saver->Save(Described(session), ckpt::SaveKind::kPermanent));
+        }
         if (fails && rank == 1) {
           session.device->gpu()->context->KeepError("a copy", absl::InternalError("has failed"));
         }
@@ -195,7 +198,7 @@ TEST_F(SimulatedSessionTest, ReplicasAreTakenOfTheStateOnGpus) {
         progress.step += 1;
         progress.updates += 1;
         progress.consumed_samples += session.config.training().global_batch_size();
-        TESSERA_RETURN_IF_ERROR(session.saver->Replicate(Described(session)));
+        session.saver->Replicate(Described(session));
       }
       const std::vector<ckpt::SaveOutcome> last = session.saver->FinishReplicas();
       EXPECT_EQ(last.size(), 1);

@@ -22,6 +22,7 @@
 #include "convert/formats/dcp/metadata.h"
 #include "convert/pickle/torch_archive.h"
 #include "layout/box.h"
+#include "storage/ends_in_memory.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -69,45 +70,8 @@ class OpenFiles {
   std::map<std::string, std::unique_ptr<ReadableFile>> files_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Part of a file. Its beginning and its end are read at once: they have what torch writes around
-// the elements of a tensor, in many small records.
-class EndsInMemory final : public ReadableFile {
- public:
-  static constexpr uint64_t kBytes = 4096;
-
-  // Precondition: the part lies in the file, which must outlive this one.
-  static absl::StatusOr<EndsInMemory> Create(const ReadableFile& file, Extent part) {
-    EndsInMemory ends(file);
-    const uint64_t first = part.length <= 2 * kBytes ? part.length : kBytes;
-    const uint64_t last = std::min(part.length - first, kBytes);
-    for (const auto& [offset, bytes] :
-         {std::pair(part.offset, first), std::pair(part.offset + part.length - last, last)}) {
-      TESSERA_ASSIGN_OR_RETURN(ends.bytes_[offset], ReadPart(file, offset, bytes));
-    }
-    return ends;
-  }
-
-  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    const auto after = bytes_.upper_bound(offset_bytes);
-    if (after == bytes_.begin()) return file_.ReadAt(offset_bytes, out);
-    const auto& [begin, bytes] = *std::prev(after);
-    const uint64_t at = offset_bytes - begin;
-    if (at > bytes.size() || out.size() > bytes.size() - at) return file_.ReadAt(offset_bytes, out);
-    std::ranges::copy(std::as_bytes(std::span(bytes).subspan(at, out.size())), out.begin());
-    return absl::OkStatus();
-  }
-  uint64_t size_bytes() const override { return file_.size_bytes(); }
-  StatedChecksums* stated_checksums() const override { return file_.stated_checksums(); }
-
- private:
-  explicit EndsInMemory(const ReadableFile& file) : file_(file) {}
-
-  const ReadableFile& file_;
-  std::map<uint64_t, std::string> bytes_;  // by their offset
-};
-
 absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent part) {
-  TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
+  TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part.offset, part.length));
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
   const pickle::Value root = archive.contents.root();
   if (!IsTorchTensor(root)) return DataLoss("a chunk that is not a tensor");
