@@ -78,8 +78,8 @@ class CheckpointManagerTest : public ::testing::Test {
     options.schedule = schedule;
     if (change) change(rank, options);
     const std::shared_ptr<Storage> storage(std::shared_ptr<Storage>(), storage_.get());
+    std::vector<float> part(kRows / kRanks);  // outlives the manager, which may still save it
     TESSERA_ASSIGN_OR_RETURN(auto manager, JobSaves::Open(storage, nullptr, std::move(options)));
-    std::vector<float> part(kRows / kRanks);
     ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
     tensor.shards = {
         Shard::Of(part, {.global_offset = {rank * kRows / kRanks}, .shape = {kRows / kRanks}})};
