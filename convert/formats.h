@@ -29,8 +29,8 @@ struct Format {
   std::string_view name;
   std::string_view other_name = {};  // such as InternEvo's ckpt_type
   // Returns whether the files are of this format, judged by their names and first bytes, or can be
-  // read as such if the user names it.
-  absl::StatusOr<bool> (*matches)(const SourcePlace& place, bool is_named);
+  // read as such if the user names it (`named`, else empty).
+  absl::StatusOr<bool> (*matches)(const SourcePlace& place, std::string_view named);
   absl::StatusOr<ForeignCheckpoint> (*read)(const SourcePlace& place,
                                             const OpenForeignOptions& options);
   // Plans the files of a checkpoint. Null: the format is only read.

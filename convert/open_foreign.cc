@@ -38,7 +38,7 @@ namespace {
 
 // Adapt the functions of formats that are folders.
 template <absl::StatusOr<bool> (*matches)(Storage&)>
-absl::StatusOr<bool> InFolder(const SourcePlace& place, bool) {
+absl::StatusOr<bool> InFolder(const SourcePlace& place, std::string_view) {
   return place.file.empty() ? matches(*place.storage) : false;
 }
 template <absl::StatusOr<ForeignCheckpoint> (*read)(Storage&)>
@@ -114,13 +114,15 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const SourcePlace& place,
   return ReadPaddle(*place.storage, *names);
 }
 
-absl::StatusOr<bool> IsDcpFolder(const SourcePlace& place, bool is_named) {
-  if (!place.file.empty()) return false;
+absl::StatusOr<bool> IsDcpPlace(const SourcePlace& place, std::string_view named) {
+  if (!place.file.empty()) return place.file.ends_with(".safetensors");
   Storage& storage = *place.storage;
   TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(storage, ""));
   TESSERA_ASSIGN_OR_RETURN(const bool has_safetensors, HasSafetensors(storage));
+  if (named == kSafetensors) return has_safetensors;
   if (has_metadata || !has_safetensors) return has_metadata;
-  if (is_named || !storage.Open("model.safetensors").ok()) return true;
+  const auto is_there = [&](const char* file) { return storage.Open(file).ok(); };
+  if (!named.empty() || std::ranges::none_of(kWeightFiles, is_there)) return true;
   TESSERA_ASSIGN_OR_RETURN(const std::string llmc, FindLlmcModel(storage, ""));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> torch, FindTorchFiles(storage, ""));
   return llmc.empty() && torch.empty();  // else it is an export beside files that have more
@@ -129,13 +131,15 @@ absl::StatusOr<bool> IsDcpFolder(const SourcePlace& place, bool is_named) {
 absl::StatusOr<ForeignCheckpoint> ReadDcpPlace(const SourcePlace& place,
                                                const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const bool has_metadata, IsDcp(*place.storage, ""));
-  auto checkpoint = has_metadata ? ReadDcp(*place.storage, "") : ReadSafetensors(*place.storage);
+  const bool is_dcp = place.file.empty() && has_metadata && options.format != kSafetensors;
+  auto checkpoint =
+      is_dcp ? ReadDcp(*place.storage, "") : ReadSafetensors(*place.storage, place.file);
   return WithModelNames(place, options, WithTrainerFiles(place, options, std::move(checkpoint)));
 }
 
 // For formats of files, which `find` gives: the one of the place, or those in it.
 template <auto find>
-absl::StatusOr<bool> HasFiles(const SourcePlace& place, bool) {
+absl::StatusOr<bool> HasFiles(const SourcePlace& place, std::string_view) {
   TESSERA_ASSIGN_OR_RETURN(const auto files, find(*place.storage, place.file));
   return !files.empty();
 }
@@ -194,7 +198,7 @@ constexpr Format kFormats[] = {
      .has_unread_values = true},
     {.name = kDcp,
      .other_name = kSafetensors,
-     .matches = IsDcpFolder,
+     .matches = IsDcpPlace,
      .read = ReadDcpPlace,
      .plan = PlanDcp,
      .holds = Holds::kEverything},
@@ -250,7 +254,7 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
   for (const Format& format : Formats()) {
     if (!name.empty() && !IsCalled(format, name)) continue;
     is_known = true;
-    TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place, !name.empty()));
+    TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place, name));
     if (matches) return &format;
   }
   const std::string known = absl::StrJoin(FormatNames(), ", ");

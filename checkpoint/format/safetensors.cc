@@ -29,6 +29,13 @@ std::string Quoted(const std::string& text) { return Json(text).dump(); }
 // length, for a message.
 std::string Shown(const std::string& name) { return absl::CHexEscape(name.substr(0, 200)); }
 
+// Returns whether a text has the form of "F8_E8M0", "C64", and other names of dtypes.
+bool IsDTypeName(std::string_view text) {
+  return !text.empty() && text.size() <= 16 && std::ranges::all_of(text, [](char c) {
+    return ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9') || c == '_';
+  });
+}
+
 absl::Status CheckEntry(SafetensorsEntry& entry) {
   if (!IsValidUtf8(entry.key)) return absl::InvalidArgumentError("a key is not valid UTF-8");
   const absl::Status wrong =
@@ -120,7 +127,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (state_ == State::kEntry && field_ == "dtype") {
       // A dtype has the same name in a manifest and in safetensors.
       DTypeProto dtype = DTYPE_UNSPECIFIED;
-      if (!DTypeProto_Parse(value, &dtype) || dtype == DTYPE_UNSPECIFIED) {
+      DTypeProto_Parse(value, &dtype);
+      if (dtype == DTYPE_UNSPECIFIED && !IsDTypeName(value)) {
         return Fail("unknown dtype \"" + Shown(value) + "\"");
       }
       entry_.dtype = FromProto(dtype);
@@ -222,12 +230,14 @@ absl::Status CheckData(SafetensorsHeader& header) {
                    });
   uint64_t end = 0;
   for (SafetensorsEntry& entry : header.entries) {
-    const absl::StatusOr<int64_t> length = CheckedByteCount(entry.shape, ElementSize(entry.dtype));
+    const int64_t element_bytes = ElementSize(entry.dtype);
+    const absl::StatusOr<int64_t> length =
+        CheckedByteCount(entry.shape, std::max<int64_t>(element_bytes, 1));
     if (!length.ok()) {
       return DamagedHeader(kLengthBytes, absl::StrCat("key \"", Shown(entry.key),
                                                       "\": ", length.status().message()));
     }
-    if (static_cast<uint64_t>(*length) != entry.length_bytes) {
+    if (element_bytes > 0 && static_cast<uint64_t>(*length) != entry.length_bytes) {
       return DamagedHeader(kLengthBytes,
                            absl::StrCat("key \"", Shown(entry.key), "\": dtype and shape need ",
                                         *length, " bytes, data_offsets have ", entry.length_bytes));

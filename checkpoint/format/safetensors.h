@@ -23,10 +23,10 @@ inline constexpr uint64_t kSafetensorsDataAlignment = 4096;
 
 struct SafetensorsEntry {
   std::string key;
-  DType dtype = DType::kUnspecified;
+  DType dtype = DType::kUnspecified;  // if this library does not have it
   Shape shape;
   uint64_t file_offset = 0;   // of the first data byte, from the beginning of the file
-  uint64_t length_bytes = 0;  // follows from dtype and shape
+  uint64_t length_bytes = 0;  // follows from shape and dtype, unless that is unspecified
 };
 
 struct SafetensorsHeader {
@@ -51,7 +51,8 @@ absl::StatusOr<uint64_t> SafetensorsHeaderBytes(std::string_view first_8_bytes,
 
 // Parses the bytes before the data (further ones are ignored). As strict as the Rust reader: unique
 // keys, contiguous offsets from 0 to the end of the file, lengths that follow from dtype and shape.
-// Errors: DataLoss, naming the key or the offset.
+// A dtype that this library does not have is accepted; see SafetensorsEntry. Errors: DataLoss,
+// naming the key or the offset.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
                                                          uint64_t file_size_bytes);
 

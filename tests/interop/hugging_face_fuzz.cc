@@ -36,13 +36,10 @@ void ReadIndex(std::string_view text) {
       ckpt::convert::FolderOf({{"model-00001-of-00002.safetensors", first},
                                {"model-00002-of-00002.safetensors", second},
                                {"model.safetensors.index.json", std::string(text)}});
-  std::vector<std::string> notes;
-  const auto read = ckpt::convert::ReadHuggingFaceTensors(*storage, notes);
+  auto read = ckpt::convert::ReadSafetensors(*storage, "");
   if (!read.ok()) return;
-  Check(read->size() <= 2);
-  ckpt::convert::ForeignCheckpoint checkpoint = {.format = "hf"};
-  for (const auto& [name, tensor] : *read) checkpoint.tensors.push_back(tensor);
-  Check(ckpt::convert::ForeignStorage::Create(storage, std::move(checkpoint)).ok());
+  Check(read->tensors.size() <= 2);
+  Check(ckpt::convert::ForeignStorage::Create(storage, *std::move(read)).ok());
 }
 
 void ReadConfig(std::string_view text) {

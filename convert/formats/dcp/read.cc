@@ -71,7 +71,8 @@ class OpenFiles {
 };
 
 absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent part) {
-  TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part.offset, part.length));
+  TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file,
+                           EndsInMemory::Create(whole, part.offset, part.length));
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
   const pickle::Value root = archive.contents.root();
   if (!IsTorchTensor(root)) return DataLoss("a chunk that is not a tensor");

@@ -27,9 +27,6 @@ namespace tessera::ckpt::convert {
 namespace {
 
 constexpr std::string_view kConfig = "config.json";
-constexpr std::string_view kSingle = "model.safetensors";
-constexpr std::string_view kIndex = "model.safetensors.index.json";
-
 // What torch.distributed.checkpoint's HuggingFaceStorageWriter records in the header of each file.
 constexpr char kShardingInfo[] = "DCP_SHARDING_INFO";
 constexpr char kSavedOffsets[] = "saved_offsets";
@@ -41,6 +38,16 @@ using NamesByFile = std::map<std::string, std::set<std::string>>;  // of tensors
 // Returns whether the file is one rank's, which has its own parts of tensors.
 bool IsShard(const std::string& name) {
   return RankPattern("shard-{5}-model-{5}-of-{5}.safetensors").Parse(name).has_value();
+}
+
+std::string IndexOf(const std::string& weights) { return weights + ".index.json"; }
+
+// Returns the first of kWeightFiles that is there as a file or by its index; "" without any.
+std::string FindWeights(const std::vector<std::string>& names) {
+  for (const std::string weights : kWeightFiles) {
+    if (Has(names, weights) || Has(names, IndexOf(weights))) return weights;
+  }
+  return "";
 }
 
 // Returns where a part of a tensor begins in the whole one; nullopt if that is malformed.
@@ -58,67 +65,72 @@ std::optional<Shape> OffsetOf(const nlohmann::json& info, const SafetensorsEntry
 }
 
 // Returns the files of the index, with the tensors of each.
-absl::StatusOr<NamesByFile> ReadIndex(Storage& storage) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, kIndex, kMaxJsonBytes));
+absl::StatusOr<NamesByFile> ReadIndex(Storage& storage, const std::string& index) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, index, kMaxJsonBytes));
   const nlohmann::json json = ParseJson(text);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-    return Damaged(storage, kIndex, "no JSON object with a weight_map");
+    return Damaged(storage, index, "no JSON object with a weight_map");
   }
   NamesByFile files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
-    if (!file.is_string()) return Damaged(storage, kIndex, "weight_map: ", tensor, ": not a file");
+    if (!file.is_string()) return Damaged(storage, index, "weight_map: ", tensor, ": not a file");
     files[file.get<std::string>()].insert(tensor);
   }
-  if (files.empty()) return Damaged(storage, kIndex, "the weight_map names no tensor");
+  if (files.empty()) return Damaged(storage, index, "the weight_map names no tensor");
   return files;
 }
 
-// The files of a folder that are read, and the names of their tensors if the index has them.
+// The files that are read, and the names of their tensors if an index has them.
 struct ChosenFiles {
   NamesByFile files;
-  bool is_indexed = false;
+  std::string index;  // "" without an index
 };
 
-// Chooses the files of the index or, without one, model.safetensors or all shards. Adds notes about
-// the files that are not read.
-absl::StatusOr<ChosenFiles> ChooseFiles(Storage& storage, std::vector<std::string>& notes) {
+// Chooses `file` if it is not empty. Otherwise, chooses the files of the index or, without one, the
+// file of the weights or all shards, and adds notes about the files that are not read.
+absl::StatusOr<ChosenFiles> ChooseFiles(Storage& storage, const std::string& file,
+                                        std::vector<std::string>& notes) {
+  if (!file.empty()) return ChosenFiles{.files = {{file, {}}}};
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  const std::string single(kSingle);
-  const bool has_single = Has(names, single), has_index = Has(names, kIndex);
+  const std::string single = FindWeights(names), index = IndexOf(single);
+  const bool has_single = Has(names, single), has_index = Has(names, index);
   ChosenFiles chosen;
   if (has_index) {
-    absl::StatusOr<NamesByFile> index = ReadIndex(storage);
-    if (index.ok()) {
-      chosen = {.files = *std::move(index), .is_indexed = true};
-    } else if (has_single && absl::IsDataLoss(index.status())) {
-      notes.push_back(absl::StrCat("Not read: ", index.status().message(), "."));
+    absl::StatusOr<NamesByFile> read = ReadIndex(storage, index);
+    if (read.ok()) {
+      chosen = {.files = *std::move(read), .index = index};
+    } else if (has_single && absl::IsDataLoss(read.status())) {
+      notes.push_back(absl::StrCat("Not read: ", read.status().message(), "."));
     } else {
-      return index.status();
+      return read.status();
     }
   }
   const bool replaces_index = has_index && has_single && !chosen.files.contains(single);
   if (replaces_index) chosen = {};
-  std::vector<std::string> unread, others;
-  if (replaces_index) unread.emplace_back(kIndex);
+  std::vector<std::string> unread, others, of_torch;
+  if (replaces_index) unread.push_back(index);
   for (const std::string& name : names) {
-    if (!chosen.is_indexed && (has_single ? name == single : IsShard(name))) chosen.files[name];
+    if (chosen.index.empty() && (has_single ? name == single : IsShard(name))) chosen.files[name];
+    if (name.ends_with(".bin") && name.find("_model") != name.npos) of_torch.push_back(name);
     if (!name.ends_with(".safetensors") || chosen.files.contains(name)) continue;
     const bool is_part = RankPattern("model-{5}-of-{5}.safetensors").Parse(name).has_value();
     (has_index && is_part ? unread : others).push_back(name);
   }
   NoteLeftOut(replaces_index ? absl::StrCat("files that ", single, " replaces")
-                             : absl::StrCat("files that ", View(kIndex), " does not name"),
+                             : absl::StrCat("files that ", index, " does not name"),
               unread, notes);
   NoteLeftOut("files of safetensors beside the model's", others, notes);
+  NoteLeftOut("other weights beside those of safetensors", of_torch, notes);
   return chosen;
 }
 
 // Adds the tensors in the header of one file. If shards have parts of a tensor, it reaches as far
 // as they do.
-absl::Status ReadHeader(Storage& storage, const std::string& name, TensorsByName& tensors) {
+absl::Status ReadHeader(Storage& storage, const std::string& index, const std::string& name,
+                        TensorsByName& tensors) {
   const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(name);
   if (absl::IsInvalidArgument(file.status())) {
-    return Damaged(storage, kIndex, file.status().message());
+    return Damaged(storage, index, file.status().message());
   }
   TESSERA_RETURN_IF_ERROR(file.status());
   TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader header,
@@ -157,20 +169,19 @@ absl::StatusOr<TensorsByName> ReadHeaders(Storage& storage, const ChosenFiles& c
   TensorsByName tensors;
   std::vector<std::string> missing;
   for (const auto& [file, unused] : chosen.files) {
-    const absl::Status read = ReadHeader(storage, file, tensors);
+    const absl::Status read = ReadHeader(storage, chosen.index, file, tensors);
     if (!absl::IsNotFound(read)) TESSERA_RETURN_IF_ERROR(read);
     if (!read.ok()) missing.push_back(file);
   }
   if (missing.empty()) return tensors;
-  return NotFound(storage.Describe(chosen.is_indexed ? kIndex : ""),
-                  ": missing: ", JoinFirst(missing, ", "));
+  return NotFound(storage.Describe(chosen.index), ": missing: ", JoinFirst(missing, ", "));
 }
 
 // Checks that the files have the tensors that the index names, and no others.
-absl::Status CheckIndex(const Storage& storage, const NamesByFile& index,
+absl::Status CheckIndex(const Storage& storage, const ChosenFiles& chosen,
                         const TensorsByName& tensors) {
   size_t count = 0;
-  for (const auto& [file, names] : index) {
+  for (const auto& [file, names] : chosen.files) {
     count += names.size();
     for (const std::string& name : names) {
       const auto found = tensors.find(name);
@@ -179,7 +190,16 @@ absl::Status CheckIndex(const Storage& storage, const NamesByFile& index,
     }
   }
   if (count == tensors.size()) return absl::OkStatus();
-  return Damaged(storage, kIndex, count, " tensors, the files have ", tensors.size());
+  return Damaged(storage, chosen.index, count, " tensors, the files have ", tensors.size());
+}
+
+// Reads the tensors of `file` or, if it is empty, of the folder under their own names.
+absl::StatusOr<TensorsByName> ReadTensors(Storage& storage, const std::string& file,
+                                          std::vector<std::string>& notes) {
+  TESSERA_ASSIGN_OR_RETURN(const ChosenFiles chosen, ChooseFiles(storage, file, notes));
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHeaders(storage, chosen));
+  if (!chosen.index.empty()) TESSERA_RETURN_IF_ERROR(CheckIndex(storage, chosen, tensors));
+  return tensors;
 }
 
 // Matches the tensors of a model with those of its files.
@@ -272,36 +292,31 @@ absl::Status UnknownModel(const Storage& storage, absl::string_view reason) {
 
 absl::StatusOr<bool> IsHuggingFace(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  return Has(names, kConfig) && (Has(names, kSingle) || Has(names, kIndex));
-}
-
-absl::StatusOr<TensorsByName> ReadHuggingFaceTensors(Storage& storage,
-                                                     std::vector<std::string>& notes) {
-  TESSERA_ASSIGN_OR_RETURN(const ChosenFiles chosen, ChooseFiles(storage, notes));
-  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadHeaders(storage, chosen));
-  if (chosen.is_indexed) TESSERA_RETURN_IF_ERROR(CheckIndex(storage, chosen.files, tensors));
-  return tensors;
+  return Has(names, kConfig) && FindWeights(names) == kWeightFiles[0];
 }
 
 absl::StatusOr<bool> HasSafetensors(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
-  return std::ranges::any_of(names, [](const std::string& name) {
-    return name == kIndex || name == kSingle || IsShard(name);
-  });
+  return !FindWeights(names).empty() || std::ranges::any_of(names, IsShard);
 }
 
-absl::StatusOr<ForeignCheckpoint> ReadSafetensors(Storage& storage) {
+absl::StatusOr<ForeignCheckpoint> ReadSafetensors(Storage& storage, const std::string& file) {
   ForeignCheckpoint checkpoint = CheckpointOf(kSafetensors, "safetensors");
-  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
-                           ReadHuggingFaceTensors(storage, checkpoint.notes));
-  for (auto& [unused, tensor] : tensors) checkpoint.tensors.push_back(std::move(tensor));
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadTensors(storage, file, checkpoint.notes));
+  for (auto& [name, tensor] : tensors) {
+    if (tensor.dtype == DType::kUnspecified) {
+      checkpoint.unread[name] = "a tensor of a dtype that is not read";
+    } else {
+      checkpoint.tensors.push_back(std::move(tensor));
+    }
+  }
+  NoteLeftOut("tensors of dtypes that are not read", KeysOf(checkpoint.unread), checkpoint.notes);
   return checkpoint;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   ForeignCheckpoint checkpoint = CheckpointOf(kHuggingFace, "transformers");
-  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors,
-                           ReadHuggingFaceTensors(storage, checkpoint.notes));
+  TESSERA_ASSIGN_OR_RETURN(TensorsByName tensors, ReadTensors(storage, "", checkpoint.notes));
   TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
   const absl::StatusOr<HuggingFaceDescription> description =
       ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()));
@@ -309,6 +324,11 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
     return UnknownModel(storage, description.status().message());
   }
   TESSERA_RETURN_IF_ERROR(At(storage, "", description.status()));
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.dtype != DType::kUnspecified) continue;
+    return UnknownModel(storage,
+                        absl::StrCat("the tensor ", Shown(name), " has a dtype that is not read"));
+  }
   *checkpoint.description.mutable_model() = description->model.config;
   absl::StatusOr<std::vector<ForeignTensor>> read =
       ModelReader(*description).Read(std::move(tensors));
