@@ -356,7 +356,9 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(const SourcePlace& pla
 std::span<const Format> Formats() { return kFormats; }
 
 std::vector<std::string> FormatNames() {
-  return NamesOfFormats([](const Format&) { return true; });
+  std::vector<std::string> names = NamesOfFormats([](const Format&) { return true; });
+  names.emplace_back(kSafetensors);
+  return names;
 }
 
 bool IsFormatName(std::string_view name) {

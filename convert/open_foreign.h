@@ -37,12 +37,12 @@ struct OpenForeignOptions {
   bool needs_trainer_files = true;
 };
 
-// Returns the names of the formats that are read. Tensors of dcp and torch keep their names in the
-// files, unless a model gives them its own (NameStateDict()).
+// Returns the names of the formats that are read, "safetensors" (dcp) among them. Tensors of dcp
+// and torch keep their names in the files, unless a model gives them its own (NameStateDict()).
 std::vector<std::string> FormatNames();
 
-// Returns whether options may name this format: one of FormatNames(), "safetensors" (dcp), or
-// InternEvo's "internlm" (its own checkpoints), "llama" (torch, of Meta's ranks), "hf_llama" (hf).
+// Returns whether options may name this format: one of FormatNames(), or InternEvo's "internlm"
+// (its own checkpoints), "llama" (torch, of Meta's ranks), "hf_llama" (hf).
 bool IsFormatName(std::string_view name);
 
 // Returns a note for a conversion from this format about the contents of files that are not read;

@@ -405,7 +405,8 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
   const absl::Duration start = SteadyNow();
   const auto format = std::ranges::find(Formats(), options.format, &Format::name);
   if (format == Formats().end() || format->plan == nullptr) {
-    return InvalidArgument("unknown format \"", options.format, "\"; written are ",
+    return InvalidArgument(IsFormatName(options.format) ? "only read is the" : "unknown",
+                           " format \"", options.format, "\"; written are ",
                            absl::StrJoin(WrittenFormatNames(), ", "));
   }
   const Checkpoint source = WithStatesNamedByMapping(checkpoint);

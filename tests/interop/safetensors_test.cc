@@ -14,6 +14,7 @@
 #include "checkpoint/include/manifest.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
+#include "convert/write_foreign.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/testing/memory_storage.h"
@@ -144,6 +145,20 @@ TEST(SafetensorsFolders, TheNameOfTheFormatChoosesBetweenDcpAndSafetensors) {
     EXPECT_EQ(opened->format(), format.empty() ? "dcp" : format);
     EXPECT_EQ(LoadAll(*opened).contains("a"), format == "safetensors");
   }
+}
+
+TEST(SafetensorsFolders, TheFormatIsListedAmongThoseThatAreRead) {
+  const auto storage = std::make_shared<MemoryStorage>();
+  ASSERT_OK(WriteAll(*storage, "model.safetensors", SafetensorsFile({"a"})));
+  const absl::Status unknown =
+      ckpt::convert::OpenForeignFolder(storage, {.format = "dvd"}).status();
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr(", gguf, safetensors"));
+  ASSERT_OK_AND_ASSIGN(const auto opened, ckpt::convert::OpenForeignFolder(storage, {}));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*opened, ""));
+  const absl::Status written =
+      ckpt::convert::WriteForeign(checkpoint, "unwritten", {.format = "safetensors"}).status();
+  EXPECT_THAT(std::string(written.message()),
+              HasSubstr("only read is the format \"safetensors\"; written are hf, "));
 }
 
 }  // namespace
