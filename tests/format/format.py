@@ -208,7 +208,7 @@ def check():
     faults = [fault for name in files for fault in file_faults(name)]
     faults += run_formatter(cpp, "--dry-run", "-Werror", "--ferror-limit=1")
     faults += room_faults({name: pathlib.Path(name).read_bytes().count(b"\n") for name in cpp})
-    faults += local_names.faults()
+    faults += local_names.faults(files)
     faults += named_tests.faults()
     if not files:
         faults.append(f"no source files found in {os.getcwd()}")
