@@ -33,9 +33,8 @@ inline absl::Status CheckPositive(const char* field, double value) {
   if (value < 1e30 && static_cast<float>(value) >= std::numeric_limits<float>::min()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": it must be at least ",
-                                                 std::numeric_limits<float>::min(),
-                                                 ", and below 1e30"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ": it must be at least ", "1.2e-38, and below 1e30"));
 }
 
 inline absl::Status CheckProbability(const char* field, double value) {

@@ -30,7 +30,8 @@ step() {
   echo "$name: exit status $status, $((SECONDS - start)) s"
   tail -n 40 "results/$name.txt"
   [ "$status" -eq 0 ] || failed="$failed $name"
-  tar -czf "$archive.new" results && mv "$archive.new" "$archive" || unpacked=" archive"
+  tar -czf "$archive.new" results && mv "$archive.new" "$archive" && unpacked="" ||
+    unpacked=" archive"
 }
 
 # A deadline ends before the time of its step, with what was measured.
@@ -51,7 +52,7 @@ train() {
     step "$name" 35 ./train --config=configs/gpt2_124m_gpu.textproto --train-iters=12 \
       --lr-warmup-iters=5 --train-data-path='data/train_*.bin' --eval-interval=0 \
       --save-interval=0 "--run-dir=results/$name" "$@"
-    [ -e "$table" ] || return
+    [ -e "$table" ] || { echo "train: no table, which the step measure makes" && return; }
     set -- "--product-table=$table"
   done
 }

@@ -322,10 +322,11 @@ absl::Status TrainLoop::Diverged(const std::string& reason) {
   ends_together_ = true;
   ReportSaves(session_.saver->Poll());
   Agree(absl::OkStatus()).IgnoreError();  // so that each finds it by itself
-  return absl::AbortedError(absl::StrCat(
-      "training has diverged: ", reason, "; ",
-      kept_step_ > 0 ? "resume from an earlier checkpoint with a lower --lr (--ckpt-step)"
-                     : "start again with a lower --lr"));
+  return absl::AbortedError(
+      absl::StrCat("training has diverged: ", reason, "; ",
+                   session_.resumed || kept_step_ > 0
+                       ? "resume from an earlier checkpoint with a lower --lr (--ckpt-step)"
+                       : "start again with a lower --lr"));
 }
 
 absl::Status TrainLoop::EndTogether(const absl::Status& mine) {

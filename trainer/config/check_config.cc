@@ -145,7 +145,7 @@ void CheckAdam(const OptimizerConfig& optimizer, Problems& problems) {
   }
   constexpr float kSmallest = std::numeric_limits<float>::min();
   if (static_cast<float>(optimizer.adam_eps()) < kSmallest) {
-    problems.Add("adam_eps=", optimizer.adam_eps(), ": must be at least ", kSmallest);
+    problems.Add("adam_eps=", optimizer.adam_eps(), ": must be at least 1.2e-38");
   }
 }
 

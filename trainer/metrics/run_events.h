@@ -44,7 +44,8 @@ std::map<int, NumbersOfRank> LargestOf(const std::vector<NumbersOfRank>& ranks,
 //                  earlier one left parts of its checkpoint out, "partial_resumes". If this folder
 //                  has records of the former process, it adds lost_steps and lost_seconds, the work
 //                  that was lost, and down_seconds, the time from its last record until now. They
-//                  are unknown where the records may be another run's (MetricsWriter::Open()).
+//                  are unknown where the records may be another run's (MetricsWriter::Open());
+//                  without records of steps, only down_seconds is known.
 //   saved          seconds, bytes, directory, ranks: [{"rank", "planning", "copying", "writing",
 //                  "syncing", "seconds"}] in seconds, as SavePhases, of the 64 slowest ranks
 //   not_saved, not_exported (weights at an interval), signal, stop_file, exit_duration,

@@ -151,8 +151,9 @@ class Figures {
 // PyTorch compiles.
 constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 30;
 // What a GPU may take for all that is queued: a slow one for a step of 1.6 billion parameters, and
-// a part of the deadline for what is slower still.
-constexpr double kMostSecondsOfWork = 60, kMostOfTheDeadline = 0.25;
+// a part of the deadline for what is slower still. The checks of a way have no such step, and say
+// that it hangs before they are killed.
+constexpr double kMostSecondsOfWork = 60, kMostOfTheDeadline = 0.25, kMostSecondsOfAWay = 30;
 // The most that the checks of a choice may take. They are killed then.
 constexpr double kMostSecondsOfChecks = 90;
 
@@ -268,7 +269,9 @@ struct Bench {
         const std::filesystem::path& scratch, const Deadline& deadline, const CheckResults& so_far)
       : device(std::move(on)),
         watch(*device->compute,
-              std::max(kMostSecondsOfWork, kMostOfTheDeadline * deadline.left_seconds())),
+              absl::GetFlag(FLAGS_ways).empty()
+                  ? std::max(kMostSecondsOfWork, kMostOfTheDeadline * deadline.left_seconds())
+                  : kMostSecondsOfAWay),
         figures(*device, self.parent_path() / "pytorch_rate.py", scratch, deadline, so_far) {}
 
   std::unique_ptr<TrainingDevice> device;

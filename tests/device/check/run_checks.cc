@@ -44,6 +44,7 @@ using MakeChecks = std::function<absl::StatusOr<CheckList>()>;
 
 constexpr double kMostSeconds = 1e6;  // without a deadline
 constexpr double kSecondsToEnd = 5;   // of a process that has closed its pipe, or was killed
+constexpr int kMostReads = 1000;      // of what is left in a pipe
 
 bool IsUsable(const CheckList& list) { return list.usable == nullptr || list.usable(); }
 
@@ -147,6 +148,7 @@ class TellingProcess {
       pollfd ends[] = {{pipe_, POLLIN, 0}, {errors_, POLLIN, 0}};
       if (poll(ends, 2, static_cast<int>(std::ceil(1e3 * left))) == 0) return {};
       if (ends[1].revents != 0) PassErrors();
+      if (left == 0 && ends[0].revents == 0) return {};  // it may write errors for ever
       ended_ = ends[0].revents != 0 && !ReadSome(pipe_, &told_);
       if (ended_) return {};
     }
@@ -160,7 +162,10 @@ class TellingProcess {
   std::string HowItEnded() {
     const siginfo_t end = EndWithin(kSecondsToEnd);
     pollfd errors = {errors_, POLLIN, 0};
-    while (errors_ >= 0 && poll(&errors, 1, 0) > 0) PassErrors();
+    // Those that it has started may still write.
+    for (int reads = 0; reads < kMostReads && errors_ >= 0 && poll(&errors, 1, 0) > 0; ++reads) {
+      PassErrors();
+    }
     const std::string why = LastLine(passed_);
     return absl::StrCat(
         end.si_pid == 0
