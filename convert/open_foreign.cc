@@ -121,7 +121,10 @@ absl::StatusOr<bool> IsDcpPlace(const SourcePlace& place, std::string_view named
   TESSERA_ASSIGN_OR_RETURN(const bool has_safetensors, HasSafetensors(storage));
   if (named == kSafetensors) return has_safetensors;
   if (has_metadata || !has_safetensors) return has_metadata;
-  const auto is_there = [&](const char* file) { return storage.Open(file).ok(); };
+  const auto is_there = [&](const std::string& file) {
+    const bool is_index_export = file != kWeightFiles[0] && storage.Open(file + ".index.json").ok();
+    return is_index_export || storage.Open(file).ok();
+  };
   if (!named.empty() || std::ranges::none_of(kWeightFiles, is_there)) return true;
   TESSERA_ASSIGN_OR_RETURN(const std::string llmc, FindLlmcModel(storage, ""));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> torch, FindTorchFiles(storage, ""));

@@ -387,10 +387,10 @@ absl::StatusOr<Differences> Diff(const NamedCheckpoint& a, const NamedCheckpoint
   AddMetadata(CompareMetadata(a, b), a, b, differences);
   const std::vector<std::string> by_contents =
       CompareTensors(manifest_a, manifest_b, options, differences);
-  AddUnread(a, b, differences);
   if (!a.format.empty() || !b.format.empty()) {
     ExcuseOptimizer(manifest_a, manifest_b, differences);
   }
+  AddUnread(a, b, differences);
   if (!by_contents.empty()) {
     TESSERA_RETURN_IF_ERROR(CompareContents(a, b, by_contents, options, differences));
     AddDataDifferences(differences);

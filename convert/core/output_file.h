@@ -63,9 +63,8 @@ struct OutputFile {
   // Whether readers find no checkpoint without this file, which has no tensors. The file is created
   // last in places where a folder does not get its name when it is complete.
   bool commits = false;
-  // Returns the bytes between a tensor and its neighbours, which are written together with the
-  // tensor, given its index and the CRC-32 (zip's) of its bytes. Called by several threads. May be
-  // null.
+  // Returns the bytes between a tensor and its neighbours, which are written together with it, of
+  // its index and the CRC-32 (zip's) of its bytes. Called by several threads. May be null.
   std::function<std::vector<OutputBytes>(size_t tensor, uint32_t crc32)> records;
   // Returns the bytes before the first tensor and after the last one, given the CRC-32 of each
   // tensor. Called when all tensors are written. May be null.

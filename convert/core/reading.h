@@ -28,6 +28,10 @@
 
 namespace tessera::ckpt::convert {
 
+// The weights of transformers, of diffusers and of an adapter of peft; parts have an index.
+inline constexpr const char* kWeightFiles[] = {
+    "model.safetensors", "diffusion_pytorch_model.safetensors", "adapter_model.safetensors"};
+
 inline constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
 // Returns the status with `what` before its message; OK and values are returned unchanged.

@@ -96,6 +96,17 @@ TEST(SafetensorsFolders, SafetensorsOfDiffusersAndOfAdaptersAreRead) {
   ASSERT_OK(WriteAll(*beside, "adapter_model.safetensors", SafetensorsFile({"a"})));
   ASSERT_OK_AND_ASSIGN(const auto opened, ckpt::convert::OpenForeignFolder(beside, {}));
   EXPECT_EQ(opened->format(), "torch");
+  ASSERT_OK(beside->Delete("adapter_model.safetensors"));
+  ASSERT_OK(WriteAll(*beside, "adapter_model-00001-of-00001.safetensors", SafetensorsFile({"a"})));
+  ASSERT_OK(WriteAll(*beside, "adapter_model.safetensors.index.json",
+                     R"({"weight_map":{"a":"adapter_model-00001-of-00001.safetensors"}})"));
+  ASSERT_OK_AND_ASSIGN(const auto indexed, ckpt::convert::OpenForeignFolder(beside, {}));
+  EXPECT_EQ(indexed->format(), "torch");
+  // A trainer's optimizer and scheduler are less than the weights.
+  const auto trained = CopiedTo("optimizer.pt", "tests/interop/state_dict/script.pt");
+  ASSERT_OK(WriteAll(*trained, "adapter_model.safetensors", SafetensorsFile({"a"})));
+  ASSERT_OK_AND_ASSIGN(const auto adapter, ckpt::convert::OpenForeignFolder(trained, {}));
+  EXPECT_EQ(adapter->format(), "safetensors");
 }
 
 TEST(SafetensorsFolders, ATensorOfAnUnknownDTypeRefusesNoOtherOne) {

@@ -227,7 +227,7 @@ class Objects {
     TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(first.blob.file));
     absl::StatusOr<std::optional<SavedValue>> value =
         reader_.Read(*file, archive, first.blob.file, first.name);
-    if (!value.ok()) return absl::OkStatus();
+    if (!value.ok()) return absl::IsUnavailable(value.status()) ? value.status() : absl::OkStatus();
     if (!value->has_value()) values[first.name] = std::nullopt;
     for (const DcpObject* const object : objects) {
       if (value->has_value() && budget_.Has(bytes)) values[object->name] = *value;

@@ -18,11 +18,6 @@ namespace tessera::ckpt::convert {
 inline constexpr std::string_view kHuggingFace = "hf";
 inline constexpr std::string_view kSafetensors = "safetensors";
 
-// The weights of transformers, of diffusers and of an adapter of peft: a file, or parts with an
-// index.
-inline constexpr const char* kWeightFiles[] = {
-    "model.safetensors", "diffusion_pytorch_model.safetensors", "adapter_model.safetensors"};
-
 // Returns whether the root of the storage has the files of a model in Hugging Face's format:
 // config.json and model.safetensors, or its index.
 absl::StatusOr<bool> IsHuggingFace(Storage& storage);

@@ -82,9 +82,8 @@ absl::StatusOr<std::optional<MegatronFolder>> CheckNoFormatFileIsLost(Storage& s
 }
 
 // Finds the checkpoint of Megatron-LM; nullopt without one. It has metadata.json of the backend
-// torch_dist, or a folder for each rank (mp_rank_00, mp_rank_00_000). In the folder of a whole run
-// it is the iteration that latest_checkpointed_iteration.txt names. Errors: Unimplemented for the
-// backend zarr.
+// torch_dist, or a folder for each rank (mp_rank_00, mp_rank_00_000). In a run's folder it is the
+// iteration that latest_checkpointed_iteration.txt names. Errors: Unimplemented for backend zarr.
 absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::string path, LatestIteration(storage));
   TESSERA_ASSIGN_OR_RETURN(

@@ -51,7 +51,7 @@ std::optional<SavedValue> NumberOf(DType dtype, const std::string& bytes) {
     return SavedValue{number};
   }
   const bool is_signed = DTypeName(dtype).starts_with("int");
-  int64_t integer = is_signed && bytes.back() < 0 ? -1 : 0;
+  int64_t integer = is_signed && static_cast<signed char>(bytes.back()) < 0 ? -1 : 0;
   std::memcpy(&integer, bytes.data(), bytes.size());
   if (!is_signed && integer < 0) return std::nullopt;
   return SavedValue{integer};
@@ -208,6 +208,8 @@ class TorchCollector {
 
   Tree AddTensor(const pickle::Value& value, TensorRole role) {
     const std::string& name = path_;
+    // Programs put no weights into arrays.
+    if (pickle::IsNumpyArray(value) && role == TensorRole::kWeight) role = TensorRole::kBuffer;
     const auto unread = [&](const std::string& what) {
       if (role != TensorRole::kBuffer) checkpoint_.unread[Shown(name)] = what;
       return LeftOut(what);
@@ -227,8 +229,6 @@ class TorchCollector {
       return unread("tensors that have the name of another one");
     }
     if (!is_first) return DataLoss("tensor ", Shown(name), ": the name occurs twice");
-    // Programs put no weights into arrays.
-    if (pickle::IsNumpyArray(value) && role == TensorRole::kWeight) role = TensorRole::kBuffer;
     ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
     added.shape = tensor->shape;
     if (ElementCount(tensor->shape) > 0) {
@@ -249,7 +249,7 @@ class TorchCollector {
     return SavedValue{SavedValue::Tensor{name}};
   }
 
-  // Unimplemented for every array that is not read.
+  // Unimplemented for every array that is not read, unless the file's storage has failed.
   absl::StatusOr<TorchTensor> ResolveArray(const pickle::Value& value) {
     std::string& decoded = checkpoint_.decoded[file_];
     const size_t before = decoded.size();
@@ -258,6 +258,7 @@ class TorchCollector {
       return TorchTensor{array->dtype, array->shape, array->strides, array->offset_bytes};
     }
     decoded.resize(before);
+    if (absl::IsUnavailable(array.status())) return array.status();
     return Unimplemented(array.ok() ? kTooMuch : std::string(array.status().message()));
   }
 
@@ -265,6 +266,7 @@ class TorchCollector {
   Tree ReadScalar(const pickle::Value& value) {
     std::string element;
     const auto scalar = pickle::ResolveNumpyArray(value, *open_, element);
+    if (absl::IsUnavailable(scalar.status())) return scalar.status();
     if (!scalar.ok()) return LeftOut(std::string(scalar.status().message()));
     if (element.empty()) {
       TESSERA_ASSIGN_OR_RETURN(element,
@@ -429,7 +431,8 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     std::erase_if(found, IsBesideModel);
   } else if (file.empty() && !found.empty()) {
     TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
-    if (Has(names, "model.safetensors")) return std::vector<std::string>();
+    const auto has = [&](const char* weights) { return Has(names, weights); };
+    if (std::ranges::any_of(kWeightFiles, has)) return std::vector<std::string>();
     const auto model = std::ranges::find_if(names, [](const std::string& name) {
       return name.starts_with("pytorch_model_fsdp_") || name.ends_with(".safetensors");
     });
