@@ -491,7 +491,7 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
     if (step == name || !ParseStepDirectoryName(step).has_value()) continue;
     const std::string path = JoinPath(folder, name), own = JoinPath(folder, step);
     const std::string other = JoinPath(folder, FreeQuarantinedName(names, step, "abandoned"));
-    // Whoever is deleting it has its lock: it must not get its name back meanwhile.
+    // A process that deletes it holds its lock. With its name back, it would be incomplete.
     UnlessRead(storage, path, [&] { first_error.Update(Settle(storage, path, own, other)); });
   }
   return first_error;

@@ -349,17 +349,6 @@ TEST(RunChecksTest, ChecksEndWithTheProcessThatStartedThem) {
   EXPECT_TRUE(pipe.AllEnd());
 }
 
-TEST(RunChecksTest, ACheckThatWritesErrorsForEverIsKilledToo) {
-  const CheckList list = {{{"writes", [] {
-                              while (write(STDERR_FILENO, ".", 1) == 1) {
-                              }
-                              return Pass();
-                            }}}};
-  ASSERT_OK_AND_ASSIGN(const CheckResults all,
-                       RunChecks([&] { return list; }, "", Deadline(0.1, /*grace_seconds=*/0)));
-  EXPECT_THAT(TableOf(all.results), HasSubstr("has not ended at --deadline=0"));
-}
-
 TEST(RunChecksTest, ACheckThatEndsALittleAfterTheDeadlineHasItsOutcome) {
   const Deadline deadline(0.5, /*grace_seconds=*/300);
   const CheckList list = {{{"late", [&] {
