@@ -1,9 +1,6 @@
 #include "tests/perf/gpt2_run.h"
 
-#include <unistd.h>
-
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -65,14 +62,16 @@ absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::str
 absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& options,
                                                          Communicator* world) {
   std::unique_ptr<Gpt2Run> run(new Gpt2Run);
-  const std::string tokens =
-      absl::StrCat(std::filesystem::temp_directory_path().string(), "/gpt2_run.", getpid(), ".",
-                   world == nullptr ? 0 : world->rank(), ".bin");
-  TESSERA_RETURN_IF_ERROR(WriteTokens(tokens, Vocabulary(options.layers)));
-  TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(options, tokens));
-  TESSERA_ASSIGN_OR_RETURN(
-      run->data_, TokenDataset::Open(tokens, options.sequence, Vocabulary(options.layers)));
-  std::filesystem::remove(tokens);  // it stays open
+  TrainConfig config;
+  // The files may go when they are open.
+  TESSERA_RETURN_IF_ERROR(WithFolder("", [&](const std::string& folder) -> absl::Status {
+    const std::string tokens = folder + "/tokens.bin";
+    TESSERA_RETURN_IF_ERROR(WriteTokens(tokens, Vocabulary(options.layers)));
+    TESSERA_ASSIGN_OR_RETURN(config, Config(options, tokens));
+    TESSERA_ASSIGN_OR_RETURN(
+        run->data_, TokenDataset::Open(tokens, options.sequence, Vocabulary(options.layers)));
+    return absl::OkStatus();
+  }));
   run->loader_ = std::make_unique<BatchLoader>(run->data_.get(), 1);
   run->backend_ = MakeCpuBackend(options.threads, options.exact_tp_shards > 0);
   if (options.profile) run->profiler_ = std::make_unique<testing::ProfilingBackend>(*run->backend_);

@@ -18,8 +18,6 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kReplicatedSteps = 80;
-
 class ReplicasCommandTest : public CommandTest {
  protected:
   // The store has nothing before the last step.
@@ -28,8 +26,8 @@ class ReplicasCommandTest : public CommandTest {
                    "--non-persistent-save-interval=0"},
                   topology);
   }
-  Words Replicating(const Words& topology) const {
-    return Saving("run", kReplicatedSteps,
+  Words Replicating(int steps, const Words& topology) const {
+    return Saving("run", steps,
                   Joined(Flags(topology), {"--replicate-to-peers", "--replicate-interval=2",
                                            "--replicate-ranks-per-node=1",
                                            "--replicate-folder=" + memory_.string()}));
@@ -37,8 +35,8 @@ class ReplicasCommandTest : public CommandTest {
 
   // Trains on four machines until a rank is killed, some steps later than the first replica.
   void TrainUntilARankIsKilled() {
-    const Process job(Launcher(Replicating({"--data-parallel-size=2", "--zero-stage=2",
-                                            "--tensor-model-parallel-size=2"})),
+    const Process job(Launcher(Replicating(1000000, {"--data-parallel-size=2", "--zero-stage=2",
+                                                     "--tensor-model-parallel-size=2"})),
                       root_);
     ASSERT_TRUE(job.WaitUntil([&] {
       return ReadFile(RunDir("run") / "events.jsonl").find("\"replicated\"") != std::string::npos;
@@ -47,8 +45,13 @@ class ReplicasCommandTest : public CommandTest {
     const Result killed = job.Wait();
     ASSERT_NE(killed.exit_code, 0);
     EXPECT_THAT(killed.out, HasSubstr("replicas every 2 steps in the memory of 4 hosts (node0, "));
-    ASSERT_LT(RecordCount("run"), kReplicatedSteps);
     ASSERT_TRUE(Steps("run").empty());
+    steps_ = static_cast<int>(RecordCount("run")) + 10;
+  }
+  // Goes on, with two data-parallel ranks of two stages, past what the killed job had recorded.
+  Result RestartElsewhere() const {
+    return MustRun(Launcher(
+        Replicating(steps_, {"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
   }
   void LoseMemoryOf(const std::string& node) {
     for (const auto& entry : fs::directory_iterator(memory_)) {
@@ -58,16 +61,16 @@ class ReplicasCommandTest : public CommandTest {
 
   const TestFolder own_memory_{"/dev/shm"};
   const fs::path memory_ = own_memory_.path();
+  int steps_ = 0;
 };
 
 TEST_F(ReplicasCommandTest, ALostMachineCostsFewStepsOnAnotherTopology) {
-  MustTrain("calm", kReplicatedSteps, Flags({}));
   TrainUntilARankIsKilled();
   LoseMemoryOf("-node1");
-  const Result result = MustRun(
-      Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
+  const Result result = RestartElsewhere();
   EXPECT_THAT(result.out, HasSubstr(" in the memory of node0, node2, node3; the store has no "
                                     "checkpoint: "));
+  MustTrain("calm", steps_, Flags({}));
   EXPECT_EQ(Losses("run"), Losses("calm"));
   int resumes = 0;
   const std::string events = ReadFile(RunDir("run") / "events.jsonl");
@@ -88,8 +91,7 @@ TEST_F(ReplicasCommandTest, ARunThatDoesNotReplicateGivesUpWhatIsInMemory) {
   TrainUntilARankIsKilled();
   MustTrain("run", 4, Flags({}));
   fs::remove_all(Checkpoints("run") / "step-00000004");
-  const Result result = MustRun(
-      Launcher(Replicating({"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
+  const Result result = RestartElsewhere();
   EXPECT_THAT(result.out, Not(HasSubstr(" in the memory of node0, node1")));
   EXPECT_THAT(result.out, HasSubstr("begins at step 0"));
 }

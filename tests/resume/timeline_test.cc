@@ -205,11 +205,10 @@ TEST_F(TimelineTest, ARunThatDivergesHasATimelineOfItsLastSteps) {
 // With processes.
 class TimelineCommandTest : public CommandTest {
  protected:
-  Words FourRanks(const std::string& run, const std::string& steps, const Words& more = {}) const {
-    return Mpirun(4, Saving(run, 8,
-                            Joined({"--data-parallel-size=2", "--pipeline-model-parallel-size=2",
-                                    "--global-batch-size=8", "--trace-steps=" + steps},
-                                   more)));
+  Words FourRanks(const std::string& run, const std::string& steps, int train_iters = 8) const {
+    return Mpirun(4, Saving(run, train_iters,
+                            {"--data-parallel-size=2", "--pipeline-model-parallel-size=2",
+                             "--global-batch-size=8", "--trace-steps=" + steps}));
   }
 };
 
@@ -257,13 +256,16 @@ TEST_F(TimelineCommandTest, AFileThatCannotBeWrittenIsANote) {
 }
 
 TEST_F(TimelineCommandTest, ARankThatDiesTakesTheTimelineAloneWithIt) {
-  const Process process(FourRanks("run", "2-8"), root_);
+  const Process process(FourRanks("run", "2-1000000", 1000000), root_);
   EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("run") >= 4; }));
-  if (const pid_t rank = FindRank(2); rank > 0) ::kill(rank, SIGKILL);
-  process.Wait();
-  EXPECT_FALSE(fs::exists(RunDir("run") / "trace-2-8.json"));
-  MustRun(FourRanks("run", "2-8"));
-  EXPECT_EQ(Losses("run").size(), 8u);
+  ASSERT_EQ(kill(FindRank(2), SIGKILL), 0);
+  ASSERT_NE(process.Wait().exit_code, 0);
+  for (const auto& entry : fs::directory_iterator(RunDir("run"))) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("trace-")) << entry;
+  }
+  const auto steps = static_cast<int>(RecordCount("run")) + 4;
+  MustRun(FourRanks("run", "2-1000000", steps));
+  EXPECT_EQ(Losses("run").size(), static_cast<size_t>(steps));
 }
 
 }  // namespace
