@@ -107,8 +107,12 @@ TEST_F(TrainCommandTest, WhatIsNamedAndNotThereEndsTheRun) {
   for (const Words& more : std::vector<Words>{{}, {"--dry-run"}}) {
     ExpectRefused(Joined({"--load=" + folder("hf", {}), "--load-format=dcp"}, more), 1,
                   "holds no checkpoint in the format dcp");
-    ExpectRefused(Joined({"--valid-data-path=/nowhere/*.bin"}, more), 1, "/nowhere/*.bin");
-    ExpectRefused(Joined({"--tokenizer-model=/nowhere/t.json"}, more), 1, "/nowhere/t.json");
+    for (const std::string data : {"train", "valid"}) {
+      ExpectRefused(Joined({"--" + data + "-data-path=/nowhere/*.bin"}, more), 1,
+                    data + "_data_path: no file matches \"/nowhere/*.bin\"");
+    }
+    ExpectRefused(Joined({"--tokenizer-model=/nowhere/t.json"}, more), 1,
+                  "tokenizer_model: cannot open /nowhere/t.json");
     ExpectRefused(Joined({"--llmc-filepath=/nowhere/m.bin"}, more), 1, "/nowhere/m.bin");
     ExpectRefused(Joined({"--save=" + folder("own", {}), "--exit-on-missing-checkpoint"}, more), 1,
                   "save: no checkpoint in " + (root_ / "own").string());

@@ -344,6 +344,12 @@ std::string ParseFlag(std::string_view command, const std::string& text, Command
 std::string CompleteConvert(CommandOptions& options) {
   ConvertOptions& convert = options.convert;
   if (convert.format.empty()) return "convert needs --to";
+  std::vector<std::string> formats = convert::WrittenFormatNames();
+  formats.push_back("tessera");
+  if (std::ranges::find(formats, convert.format) == formats.end()) {
+    return absl::StrCat("--to=", convert.format, ": expected one of ",
+                        absl::StrJoin(formats, ", "));
+  }
   const std::vector<std::string> with_tokenizer = convert::FormatsWithTokenizer();
   if (!convert.tokenizer.empty() &&
       std::ranges::find(with_tokenizer, convert.format) == with_tokenizer.end()) {
@@ -416,8 +422,8 @@ int Run(const std::vector<std::string>& arguments, const CommandOutput& output) 
     output.err << who << ": " << problem << "\n";
     if (json) PrintJson({{"error", std::string(problem)}}, output.out);
   };
-  const auto usage = [&](absl::string_view problem) {
-    report("ckpt", absl::StrCat(problem, "; see ckpt --help"));
+  const auto usage = [&](absl::string_view problem, std::string_view command) {
+    report("ckpt", absl::StrCat(problem, "; see ckpt ", View(command), "--help"));
     return kExitUsage;
   };
   if (!arguments.empty() && arguments[0] == "--version") {
@@ -426,14 +432,14 @@ int Run(const std::vector<std::string>& arguments, const CommandOutput& output) 
     return kExitOk;
   }
   const absl::StatusOr<const Command*> command = ChooseCommand(arguments);
-  if (!command.ok()) return usage(command.status().message());
+  if (!command.ok()) return usage(command.status().message(), "");
   if (*command == nullptr || std::ranges::any_of(arguments, IsHelp)) {
     output.out << (*command == nullptr ? kHelp : (*command)->help);
     return kExitOk;
   }
   CommandOptions options;
   const std::string problem = ParseOptions(**command, arguments, options);
-  if (!problem.empty()) return usage(problem);
+  if (!problem.empty()) return usage(problem, absl::StrCat(View((*command)->name), " "));
   const absl::StatusOr<int> exit_code = (*command)->run(options, output);
   if (exit_code.ok()) return *exit_code;
   report(absl::StrCat("ckpt ", View((*command)->name)), exit_code.status().message());

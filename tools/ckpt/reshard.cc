@@ -45,7 +45,7 @@ void PrintGuesses(const ReshardPlan& work, std::ostream& out) {
   out << work.layout.guessed
       << " of its parameters do not say how they may be cut, or where in the "
       << "model they stand: cut along the first of two or more dims, on the first pipeline stage; "
-      << "--split says it, see ckpt --help\n";
+      << "--split says it, see ckpt reshard --help\n";
 }
 
 void PrintPlan(const ReshardPlan& work, std::ostream& out) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -80,13 +79,12 @@ bool ParseTolerance(const std::string& text, double& tolerance) {
   return absl::SimpleAtod(text, &tolerance) && tolerance >= 0 && std::isfinite(tolerance);
 }
 
+constexpr char kNames[] = "names of loss, grad_norm, lr, eval_loss, tokens_per_second";
+
 bool ParseNames(const std::string& text, std::set<std::string>& names) {
-  static constexpr std::string_view kNames[] = {"loss", "grad_norm", "lr", "eval_loss",
-                                                "tokens_per_second"};
   names = absl::StrSplit(text, ',');
-  return std::all_of(names.begin(), names.end(), [](const std::string& name) {
-    return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
-  });
+  const std::set<std::string> known = {"loss", "grad_norm", "lr", "eval_loss", "tokens_per_second"};
+  return std::ranges::includes(known, names);
 }
 
 struct Flag {
@@ -112,7 +110,7 @@ constexpr Flag kFlags[] = {
      }},
     {"--absolute", nullptr,
      [](const std::string&, Arguments& a) { return a.options.absolute = true; }},
-    {"--judge", "names of quantities",
+    {"--judge", kNames,
      [](const std::string& v, Arguments& a) { return ParseNames(v, a.options.judged); }},
     {"--step-offset", "an integer of at most 15 digits",
      [](const std::string& v, Arguments& a) {

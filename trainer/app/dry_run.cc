@@ -114,16 +114,11 @@ absl::StatusOr<std::string> DescribeMemory(const TrainConfig& config, bool train
                       HumanBytes(AvailableHostMemory()), " are available here");
 }
 
-absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokens(const TrainConfig& config,
-                                                         const std::string& pattern) {
-  return TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size());
-}
-
 // Everything that a run opens besides its training data.
 absl::Status CheckFiles(const TrainConfig& config) {
   const DataConfig& data = config.data();
   if (!data.valid_data_path().empty()) {
-    TESSERA_RETURN_IF_ERROR(OpenTokens(config, data.valid_data_path()).status());
+    TESSERA_RETURN_IF_ERROR(OpenTokens("valid_data_path", data.valid_data_path(), config).status());
   }
   return data.tokenizer_model().empty() ? absl::OkStatus() : OpenTokenizer(config).status();
 }
@@ -132,7 +127,7 @@ absl::StatusOr<std::string> DescribeData(const TrainConfig& config, int64_t samp
   const std::string& pattern = config.data().train_data_path();
   if (pattern.empty()) return "no train_data_path";
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TokenDataset> dataset,
-                           OpenTokens(config, pattern));
+                           OpenTokens("train_data_path", pattern, config));
   return absl::StrFormat("%s, %s tokens, of which all steps read %.2f epochs",
                          dataset->DescribeFiles(), Grouped(dataset->num_tokens()),
                          static_cast<double>(samples) / dataset->num_samples());

@@ -15,6 +15,7 @@
 #include "layout/dtype.h"
 #include "tensor/tensor.h"
 #include "trainer/app/session.h"
+#include "trainer/app/start.h"
 #include "trainer/state/device_mirror.h"
 #include "trainer/state/foreign_weights.h"
 #include "trainer/state/state_chunks.h"
@@ -25,9 +26,7 @@ namespace {
 
 absl::Status CheckOne(const Session& session, const char* setting, const ForeignWeights& weights) {
   const DType dtype = session.config.training().bf16() ? DType::kBF16 : DType::kF32;
-  const absl::Status status = CheckForeignWeights(weights, session.config.model(), dtype);
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(setting, ": ", status.message()));
+  return InSetting(setting, CheckForeignWeights(weights, session.config.model(), dtype));
 }
 
 DType ExportedDType(const Session& session) {

@@ -25,9 +25,7 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
   const TrainConfig& config = session.config;
   const RankGroup group = session.group();
   DataSource source;
-  TESSERA_ASSIGN_OR_RETURN(
-      source.dataset,
-      TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
+  TESSERA_ASSIGN_OR_RETURN(source.dataset, OpenTokens(setting, pattern, config));
   source.dataset->NoteUnread(notes);
   // Checksums that rank 0 stores beside shared files are found there by the others.
   if (group.ranks.rank() != 0) {

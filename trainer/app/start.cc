@@ -141,15 +141,29 @@ absl::StatusOr<SavedRun> FindLlmcFile(const TrainConfig& config, const RankGroup
   return *std::move(saved);
 }
 
+absl::Status InSetting(const char* setting, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(setting, ": ", status.message()));
+}
+
+absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokens(const char* setting,
+                                                         const std::string& pattern,
+                                                         const TrainConfig& config) {
+  auto dataset =
+      TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size());
+  TESSERA_RETURN_IF_ERROR(InSetting(setting, dataset.status()));
+  return dataset;
+}
+
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& config) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
-                           LoadTokenizer(config.data().tokenizer_model()));
-  if (tokenizer->vocab_size() != config.model().vocab_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tokenizer_model: ", config.data().tokenizer_model(), " has ", tokenizer->vocab_size(),
-        " tokens, the model's vocab_size is ", config.model().vocab_size()));
-  }
-  return tokenizer;
+  constexpr char kSetting[] = "tokenizer_model";
+  auto tokenizer = LoadTokenizer(config.data().tokenizer_model());
+  TESSERA_RETURN_IF_ERROR(InSetting(kSetting, tokenizer.status()));
+  const int64_t tokens = (*tokenizer)->vocab_size(), wanted = config.model().vocab_size();
+  if (tokens == wanted) return tokenizer;
+  return InSetting(kSetting, absl::InvalidArgumentError(
+                                 absl::StrCat(config.data().tokenizer_model(), " has ", tokens,
+                                              " tokens, the model's vocab_size is ", wanted)));
 }
 
 }  // namespace tessera

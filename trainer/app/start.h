@@ -13,6 +13,7 @@
 #include "base/program.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/data/dataset.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/saved_run.h"
 
@@ -39,7 +40,17 @@ bool ResumesInPart(const SavedRun& saved, const CheckpointConfig& given);
 // model's. Collective.
 absl::StatusOr<SavedRun> FindLlmcFile(const TrainConfig& config, const RankGroup& group);
 
-// Opens the tokenizer of tokenizer_model. InvalidArgument if it is not the model's.
+// Adds the setting's name to an error.
+absl::Status InSetting(const char* setting, const absl::Status& status);
+
+// Opens the token files that `pattern` matches, of train_data_path or valid_data_path. Errors:
+// those of TokenDataset::Open(), with the setting's name.
+absl::StatusOr<std::unique_ptr<TokenDataset>> OpenTokens(const char* setting,
+                                                         const std::string& pattern,
+                                                         const TrainConfig& config);
+
+// Opens the tokenizer of tokenizer_model. InvalidArgument if it is not the model's. Errors name the
+// setting.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& config);
 
 // Adds the checkpoint's name to an error.
