@@ -9,6 +9,8 @@
 //   figure job_times.ROW.disk_ratio   rate in bytes of files, over that of direct writes, or of
 //                                     direct reads of the checkpoint's files, by as many processes
 //                                     and nothing else, right before it
+// and for each load but the first, whose topology is the one that saved
+//   figure job_times.ROW.over_unchanged   seconds over those of the first
 // Medians over the rounds. Files take three times the state's bytes.
 //
 // Started without --rank_of, it starts mpirun and itself, for one job after the other. --into
@@ -381,10 +383,18 @@ std::string TableText(const std::vector<std::string>& topologies, double load, T
       {"naive load", "naive_load"}};
   const int savers = ParseTopology(topologies.front())->world_size();
   for (const auto& [label, name] : of_the_job) text += TableLine(label, name, savers, table);
+  double unchanged = 0;
   for (const std::string& topology : topologies) {
-    text += TableLine(
-        topology == topologies.front() ? "load, unchanged" : absl::StrCat("load under ", topology),
-        absl::StrCat("load_", topology), ParseTopology(topology)->world_size(), table);
+    const std::string name = absl::StrCat("load_", topology);
+    const bool changed = topology != topologies.front();
+    text += TableLine(changed ? absl::StrCat("load under ", topology) : "load, unchanged", name,
+                      ParseTopology(topology)->world_size(), table);
+    const double seconds = Median(table.rows[name].seconds);
+    if (changed) {
+      PrintFigure(absl::StrCat("job_times.", name, ".over_unchanged"), seconds / unchanged);
+    } else {
+      unchanged = seconds;
+    }
   }
   const auto milliseconds = [&](const char* name) {
     return Median(table.rows[name].seconds) * 1e3;
