@@ -59,7 +59,7 @@ StepCalls CallsOfStep(int64_t micro_batches) {
     TESSERA_RETURN_IF_ERROR(gpu->runtime->Select());
     TESSERA_ASSIGN_OR_RETURN(
         const std::unique_ptr<testing::TrainingRank> rank,
-        testing::TrainingRank::Create(config, /*seed=*/1, host, /*log=*/nullptr,
+        testing::TrainingRank::Create(config, /*seed=*/1, &host, /*log=*/nullptr,
                                       {.backend = gpu->backend.get()}));
     rank->Initialize();
     TESSERA_RETURN_IF_ERROR(rank->Step().status());

@@ -70,7 +70,7 @@ struct Plan {
 absl::Status RunRank(const TrainConfig& config, const Plan& plan, Communicator& host,
                      const RankDevice& device) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
-                           TrainingRank::Create(config, kSeed, host, nullptr, device));
+                           TrainingRank::Create(config, kSeed, &host, nullptr, device));
   rank->Initialize();
   while (true) {
     const int64_t step = rank->progress().step;

@@ -72,7 +72,7 @@ absl::Status TrainRank(const TrainConfig& config, Communicator& host,
                        const testing::RankDevice& device, Curve* curve) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<testing::TrainingRank> rank,
-      testing::TrainingRank::Create(config, kSeed, host, /*log=*/nullptr, device));
+      testing::TrainingRank::Create(config, kSeed, &host, /*log=*/nullptr, device));
   rank->Initialize();
   Curve seen;
   for (int64_t step = 0; step < kSteps; ++step) {

@@ -240,7 +240,7 @@ class ReplayFaultTest : public ::testing::Test {
     FaultyBackend backend(fault.where);
     TESSERA_ASSIGN_OR_RETURN(
         const std::unique_ptr<testing::TrainingRank> rank,
-        testing::TrainingRank::Create(config, kSeed, world, nullptr, {.backend = &backend}));
+        testing::TrainingRank::Create(config, kSeed, &world, nullptr, {.backend = &backend}));
     rank->Initialize();
     const int64_t before_training = backend.calls();
     TESSERA_RETURN_IF_ERROR(rank->Step().status());
@@ -364,7 +364,7 @@ TEST(ReplayTest, TheMemoryOfARepetitionIsCounted) {
         ASSERT_OK(world.Run([&](Communicator& comm) -> absl::Status {
           TESSERA_ASSIGN_OR_RETURN(
               const std::unique_ptr<testing::TrainingRank> rank,
-              testing::TrainingRank::Create(Config(settings, interval), kSeed, comm, nullptr));
+              testing::TrainingRank::Create(Config(settings, interval), kSeed, &comm, nullptr));
           rank->Initialize();
           TESSERA_RETURN_IF_ERROR(rank->Step().status());
           ResetPeakMemory();

@@ -67,7 +67,7 @@ absl::StatusOr<ContinuedRun> Continue(const TrainConfig& config, int64_t step, c
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
-                             TrainingRank::Create(config, 1, comm, nullptr));
+                             TrainingRank::Create(config, 1, &comm, nullptr));
     TESSERA_RETURN_IF_ERROR(set(comm, *rank));
     TESSERA_RETURN_IF_ERROR(collector.Add(rank->trainer().chunks()));
     Progress progress = rank->progress();

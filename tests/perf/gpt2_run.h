@@ -15,10 +15,8 @@
 #include "checkpoint/include/checkpoint.h"
 #include "comm/communicator.h"
 #include "compute/kernels/backend.h"
-#include "compute/parallel/mesh.h"
 #include "models/testing/profiling_backend.h"
-#include "trainer/data/batch_loader.h"
-#include "trainer/data/dataset.h"
+#include "tests/support/training.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {
@@ -52,7 +50,7 @@ class Gpt2Run {
 
   // Runs one optimizer step; returns its duration in seconds on this rank.
   absl::StatusOr<double> Step();
-  Trainer& trainer() const { return *trainer_; }
+  Trainer& trainer() const { return rank_->trainer(); }
   // Returns the operations since the last call. Precondition: `profile`.
   std::map<std::string, testing::ProfilingBackend::Total> TakeProfile() {
     return profiler_->Take();
@@ -65,14 +63,9 @@ class Gpt2Run {
  private:
   Gpt2Run() = default;
 
-  std::unique_ptr<TokenDataset> data_;
-  std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<testing::ProfilingBackend> profiler_;  // or null
-  std::unique_ptr<Mesh> mesh_;
-  std::unique_ptr<Trainer> trainer_;
-  StepPosition position_;
-  int64_t global_batch_ = 0;
+  std::unique_ptr<testing::TrainingRank> rank_;
 };
 
 // The state of a run of GPT-2 124M in bf16 on one process, with random contents, which neither a

@@ -74,7 +74,7 @@ class BytesTest : public ::testing::Test {
     ThreadWorld world(ConfigTopology(config).world_size());
     TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
-                               TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
+                               TrainingRank::Create(config, /*seed=*/1, &rank, /*log=*/nullptr));
       TESSERA_RETURN_IF_ERROR(training->Save());
       TESSERA_RETURN_IF_ERROR(training->FinishSaves().status());
       return logical_bytes == nullptr ? absl::OkStatus()
@@ -122,7 +122,7 @@ TEST_F(BytesTest, AFileHasTheOptimizersStateInTheOrderOfMemory) {
     ThreadWorld world(ConfigTopology(config).world_size());
     const absl::Status ran = world.Run([&](Communicator& rank) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
-                               TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
+                               TrainingRank::Create(config, /*seed=*/1, &rank, /*log=*/nullptr));
       const char* end = nullptr;
       int buffers = 0;
       for (const ckpt::ShardedTensor& tensor : OptimizerTensors(training->state()).tensors) {
@@ -180,7 +180,7 @@ absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::strin
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
-                             TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
+                             TrainingRank::Create(config, /*seed=*/1, &rank, /*log=*/nullptr));
     // All pages are present before the load.
     testing::FillState(training->trainer().chunks(), /*seed=*/2);
     ckpt::StateDict state = WeightState(training->state());

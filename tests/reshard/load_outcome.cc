@@ -102,7 +102,7 @@ absl::StatusOr<LogicalState> SaveFilled(TrainConfig config, const std::string& f
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
-                             TrainingRank::Create(config, seed, rank, /*log=*/nullptr));
+                             TrainingRank::Create(config, seed, &rank, /*log=*/nullptr));
     FillState(training->trainer().chunks(), seed);
     training->set_progress(progress);
     TESSERA_RETURN_IF_ERROR(training->Save());
@@ -119,7 +119,7 @@ absl::StatusOr<std::vector<LoadOutcome>> LoadAll(const TrainConfig& config,
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
-                             TrainingRank::Create(config, /*seed=*/0, rank, /*log=*/nullptr));
+                             TrainingRank::Create(config, /*seed=*/0, &rank, /*log=*/nullptr));
     for (size_t i = 0; i < folders.size(); ++i) {
       CheckpointConfig from;
       from.set_load(folders[i]);

@@ -144,7 +144,7 @@ Reads CountReads(const ckpt::Manifest& manifest, const std::vector<HeldBox>& wan
 
 absl::Status SaveRank(const TrainConfig& config, Communicator& world, std::vector<HeldBox>& held) {
   TESSERA_ASSIGN_OR_RETURN(const auto rank,
-                           testing::TrainingRank::Create(config, 1, world, /*log=*/nullptr));
+                           testing::TrainingRank::Create(config, 1, &world, /*log=*/nullptr));
   const std::vector<StateChunk> chunks = rank->state();
   for (const ckpt::StateDict& state : {WeightState(chunks), OptimizerTensors(chunks)}) {
     for (const ckpt::ShardedTensor& tensor : state.tensors) {

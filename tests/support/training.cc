@@ -72,7 +72,7 @@ absl::Status TrainRank(const TrainConfig& config, Communicator& world, SampleLog
                            FindSavedRun(config, {.ranks = *group}, [](const std::string&) {}));
   TESSERA_ASSIGN_OR_RETURN(const uint64_t seed, Seed(config, saved));
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
-                           TrainingRank::Create(config, seed, world, log));
+                           TrainingRank::Create(config, seed, &world, log));
   if (saved.has_value()) {
     TESSERA_RETURN_IF_ERROR(rank->Load(*saved).status());
   } else {
@@ -155,14 +155,14 @@ std::vector<SampleLog::Read> SampleLog::Take() {
 
 absl::StatusOr<std::unique_ptr<TrainingRank>> TrainingRank::Create(const TrainConfig& config,
                                                                    uint64_t seed,
-                                                                   Communicator& world,
+                                                                   Communicator* world,
                                                                    SampleLog* log,
                                                                    const RankDevice& device) {
   std::unique_ptr<TrainingRank> rank(new TrainingRank);
   rank->config_ = config;
   rank->device_ = device;
-  TESSERA_ASSIGN_OR_RETURN(rank->mesh_, Mesh::Create(ConfigTopology(config), &world, device.world));
-  rank->group_ = MakeProcessGroup(&world);
+  TESSERA_ASSIGN_OR_RETURN(rank->mesh_, Mesh::Create(ConfigTopology(config), world, device.world));
+  rank->group_ = MakeProcessGroup(world);
   if (device.backend == nullptr) {
     rank->cpu_ = MakeCpuBackend(static_cast<int>(config.training().threads()),
                                 config.parallel().numerics() == Numerics::EXACT);
@@ -241,9 +241,9 @@ absl::StatusOr<std::vector<ckpt::SaveReport>> TrainingRank::FinishSaves() {
   return reports;
 }
 
-absl::Status TrainingRank::OpenSaver(Communicator& world) {
+absl::Status TrainingRank::OpenSaver(Communicator* world) {
   if (config_.checkpoint().save().empty()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(saver_, RunSaver::Open(config_, &world));
+  TESSERA_ASSIGN_OR_RETURN(saver_, RunSaver::Open(config_, world));
   TESSERA_RETURN_IF_ERROR(saver_->Begin(state()));
   if (!config_.checkpoint().async_save()) return absl::OkStatus();
   trainer_->set_before_overwrite(

@@ -104,10 +104,10 @@ struct RankDevice {
 // One rank of a run. Every rank makes the same calls.
 class TrainingRank {
  public:
-  // Creates a rank. `log` may be null. `seed` is the seed of dropout. `device` must outlive the
-  // rank.
+  // Creates a rank. `world` may be null on one process, and `log` on any. `seed` is the seed of
+  // dropout. `device` must outlive the rank.
   static absl::StatusOr<std::unique_ptr<TrainingRank>> Create(const TrainConfig& config,
-                                                              uint64_t seed, Communicator& world,
+                                                              uint64_t seed, Communicator* world,
                                                               SampleLog* log,
                                                               const RankDevice& device = {});
 
@@ -124,7 +124,7 @@ class TrainingRank {
   // Waits for background saves. Returns the reports of all saves since the last call.
   absl::StatusOr<std::vector<ckpt::SaveReport>> FinishSaves();
 
-  Trainer& trainer() { return *trainer_; }
+  Trainer& trainer() const { return *trainer_; }
   const BatchLoader& data() const { return *loader_; }
   const Progress& progress() const { return progress_; }
   void set_progress(const Progress& progress) { progress_ = progress; }
@@ -134,7 +134,7 @@ class TrainingRank {
   TrainingRank() = default;
   RankGroup group() const { return {.ranks = *group_}; }
   DataIdentity data_identity() const;
-  absl::Status OpenSaver(Communicator& world);
+  absl::Status OpenSaver(Communicator* world);
 
   TrainConfig config_;
   std::unique_ptr<Mesh> mesh_;

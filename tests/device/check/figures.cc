@@ -80,7 +80,7 @@ absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, Tra
                    .piece_bytes = int64_t{16} << 20};
   }
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
-                           TrainingRank::Create(config, /*seed=*/1, world, nullptr, rank_device));
+                           TrainingRank::Create(config, /*seed=*/1, &world, nullptr, rank_device));
   rank->Initialize();
   std::vector<double> seconds;
   for (int64_t step = 0; step < kWarmUpSteps + model.steps; ++step) {

@@ -92,7 +92,7 @@ absl::Status TrainRank(const TrainConfig& config, int64_t saved_step, const Plac
     rank_device = {.backend = place.backend, .compute = place.device->compute.get()};
   }
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
-                           TrainingRank::Create(config, kSeed, world, nullptr, rank_device));
+                           TrainingRank::Create(config, kSeed, &world, nullptr, rank_device));
   const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&world);
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
                            FindSavedRun(config, {.ranks = *group}, [](const std::string&) {}));
