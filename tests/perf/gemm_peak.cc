@@ -1,10 +1,7 @@
 #include "tests/perf/gemm_peak.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <dnnl.hpp>
 #include <iterator>
 #include <string>
@@ -13,7 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/cpu_level.h"
 #include "compute/kernels/cpu/dnnl_gemm.h"
 #include "compute/kernels/cpu/gemm/gemm.h"
 #include "tensor/tensor.h"
@@ -110,69 +106,6 @@ double RateOfProductsSideBySide(const Product& product, int threads,
   return total;
 }
 
-// OpenBLAS or BLIS as a separately loaded library, OpenBLAS with kernels of the allowed level. The
-// level is set when it is loaded, so it is not linked.
-class Blas {
- public:
-  static const Blas& Open() {
-    static const Blas library("/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0");
-    return library;
-  }
-  static const Blas& Blis() {
-    static const Blas library("libblis.so.4");
-    return library;
-  }
-
-  bool has() const { return sgemm_ != nullptr; }
-
-  void Multiply(const Product& product, const float* a, const float* b, float* c) const {
-    constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
-    const int m = static_cast<int>(product.m), n = static_cast<int>(product.n);
-    const int k = static_cast<int>(product.k);
-    sgemm_(kRowMajor, product.a_transposed ? kTransposed : kPlain,
-           product.b_transposed ? kTransposed : kPlain, m, n, k, 1.0f, a,
-           product.a_transposed ? m : k, b, product.b_transposed ? k : n, 0.0f, c, n);
-  }
-
- private:
-  using Sgemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k,
-                         float alpha, const float* a, int lda, const float* b, int ldb, float beta,
-                         float* c, int ldc);
-
-  explicit Blas(const char* file) {
-    const CpuLevel level = EffectiveCpuLevel();
-    setenv("OPENBLAS_CORETYPE",
-           level == CpuLevel::kAvx512 ? "SkylakeX"
-           : level == CpuLevel::kAvx2 ? "Haswell"
-                                      : "Nehalem",
-           1);
-    setenv("OPENBLAS_NUM_THREADS", "1", 1);  // per caller
-    setenv("BLIS_NUM_THREADS", "1", 1);
-    void* const library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) sgemm_ = reinterpret_cast<Sgemm>(dlsym(library, "cblas_sgemm"));
-  }
-
-  Sgemm sgemm_ = nullptr;
-};
-
-// A product of such a library with its own operands.
-class BlasRunner {
- public:
-  explicit BlasRunner(const Product& product, const Blas& library = Blas::Open())
-      : product_(product),
-        library_(library),
-        a_(product.m * product.k, 0.01f),
-        b_(product.n * product.k, 0.01f),
-        c_(product.m * product.n) {}
-
-  void Run() { library_.Multiply(product_, a_.data(), b_.data(), c_.data()); }
-
- private:
-  const Product product_;
-  const Blas& library_;
-  std::vector<float> a_, b_, c_;
-};
-
 // Our product with its own operands.
 class OwnRunner {
  public:
@@ -208,31 +141,25 @@ class OwnRunner {
   const Tensor a_, b_, c_, scratch_;
 };
 
-// The best opponent's time over ours, one thread each, by turns.
+// Returns oneDNN's time over ours, one thread each, in turn.
 double GemmRatio(const Product& product, DType dtype) {
   const bool bf16 = dtype == DType::kBF16 && DnnlHasBf16();
   OwnRunner own(product, dtype);
   Runner dnnl(product, bf16 ? dtype : DType::kF32);
-  std::vector<BlasRunner> others;
-  if (!bf16 && Blas::Open().has()) others.emplace_back(product);
-  if (!bf16 && Blas::Blis().has()) others.emplace_back(product, Blas::Blis());
   const int times = std::clamp(static_cast<int>(1e9 / product.operations()), 1, 100);
-  std::vector<std::vector<double>> seconds(2 + others.size());
-  const auto measure = [&](int side, auto& runner) {
+  const auto seconds = [&](auto& runner) {
     const double start = ProcessorSeconds();
     for (int i = 0; i < times; ++i) runner.Run();
-    seconds[side].push_back(ProcessorSeconds() - start);
+    return ProcessorSeconds() - start;
   };
-  for (int round = 0; round < 6; ++round) {
-    measure(0, own);
-    measure(1, dnnl);
-    for (size_t i = 0; i < others.size(); ++i) measure(static_cast<int>(2 + i), others[i]);
+  std::vector<double> ours, theirs;
+  for (int round = -1; round < 5; ++round) {
+    const double own_seconds = seconds(own), dnnl_seconds = seconds(dnnl);
+    if (round < 0) continue;  // warm-up
+    ours.push_back(own_seconds);
+    theirs.push_back(dnnl_seconds);
   }
-  double best = Median({seconds[1].begin() + 1, seconds[1].end()});  // the first round warms up
-  for (size_t i = 2; i < seconds.size(); ++i) {
-    best = std::min(best, Median({seconds[i].begin() + 1, seconds[i].end()}));
-  }
-  return best / Median({seconds[0].begin() + 1, seconds[0].end()});
+  return Median(theirs) / Median(ours);
 }
 
 // Each thread traverses its part of two arrays; returns the bytes per second of the median pass.
@@ -268,10 +195,6 @@ double BestGemmRate(DType dtype, int threads) {
            {512, 768, 768, false}, {1024, 1024, 1024, false}, {2048, 2048, 1024, false}}) {
     best = std::max(best, RateOfProductsSideBySide(product, threads, [&](const Product& shape) {
                       return OwnRunner(shape, dtype);
-                    }));
-    if (dtype == DType::kBF16 || !Blas::Open().has()) continue;
-    best = std::max(best, RateOfProductsSideBySide(product, threads, [](const Product& shape) {
-                      return BlasRunner(shape);
                     }));
   }
   return best;

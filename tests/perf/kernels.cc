@@ -2,7 +2,7 @@
 // (gemm_peak.h), measured in the same run. Prints lines `figure <name> <value> <unit>`.
 //
 //   gemm.<dtype>.<shape>.ratio
-//       rate of our products, of the libraries' (gemm_peak.h)
+//       rate of our products, of oneDNN's (gemm_peak.h)
 //   kernel.<op>.<dtype>.<shape>.peak_ratio
 //       rate of matrix products and attention, of the best oneDNN rate
 //   kernel.<op>.<dtype>.<shape>.bandwidth_ratio
@@ -30,7 +30,7 @@
 #include "tests/perf/gemm_peak.h"
 #include "tests/perf/harness.h"
 
-ABSL_FLAG(bool, gemm_ratios, true, "Compare our products with those of libraries.");
+ABSL_FLAG(bool, gemm_ratios, true, "Compare our products with oneDNN's.");
 ABSL_FLAG(bool, operations, true, "Measure the operations of a step.");
 ABSL_FLAG(bool, checked_update, true, "Measure an update with a save's checks.");
 
