@@ -62,11 +62,7 @@ ABSL_FLAG(int, steps_before, 2,
 ABSL_FLAG(bool, fp32, false, "trains in fp32, without master weights, instead of bf16");
 ABSL_FLAG(int, layers, 4, "of GPT-2's twelve, with as much of its vocabulary");
 ABSL_FLAG(int, threads, 0, "that train; 0: one for each processor");
-ABSL_FLAG(int, copy_threads, tessera::ckpt::AsyncSaveOptions().copy_threads,
-          "AsyncSaveOptions::copy_threads");
-ABSL_FLAG(int, nice, tessera::ckpt::AsyncSaveOptions().nice, "AsyncSaveOptions::nice");
 ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine");
-ABSL_FLAG(uint64_t, staging_mib, 0, "limit of staging memory; 0: none");
 ABSL_FLAG(double, pause_seconds, 1.5, "behind a saver's first save");
 
 namespace tessera {
@@ -196,15 +192,7 @@ absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, Stor
 }
 
 ckpt::AsyncSaveOptions AsyncOptions() {
-  ckpt::AsyncSaveOptions options;
-  options.save.io_threads = absl::GetFlag(FLAGS_io_threads);
-  options.copy_threads = absl::GetFlag(FLAGS_copy_threads);
-  options.nice = absl::GetFlag(FLAGS_nice);
-  if (const uint64_t mib = absl::GetFlag(FLAGS_staging_mib); mib > 0) {
-    options.save.staging_bytes = mib << 20;
-    options.copy_ahead_bytes = mib << 20;
-  }
-  return options;
+  return {.save = {.io_threads = absl::GetFlag(FLAGS_io_threads)}};
 }
 
 // The time that Prepare() adds to the steps after it, compared with as many before.

@@ -57,7 +57,6 @@
 #include "tests/perf/generated_state.h"
 #include "tests/perf/harness.h"
 #include "tests/perf/naive_file.h"
-#include "tests/perf/ranks.h"
 #include "tests/perf/raw_disk.h"
 #include "trainer/state/communicator_group.h"
 
@@ -86,6 +85,19 @@ constexpr RawDiskShape kRaw = {.threads = 1};           // of each rank that sav
 std::string ModelText() {
   const std::string size = absl::GetFlag(FLAGS_size);
   return absl::StrCat("size: '", size, "'", size == "gpt2-1558m" ? " num_attention_heads: 20" : "");
+}
+
+// Returns the slowest rank's `seconds`, on every rank.
+absl::StatusOr<double> Slowest(Communicator& world, double seconds) {
+  TESSERA_RETURN_IF_ERROR(world.AllReduce(std::span(&seconds, 1), ReduceOp::kMax));
+  return seconds;
+}
+
+// Returns the sum of all ranks' values, on every rank.
+absl::StatusOr<int64_t> Sum(Communicator& world, uint64_t value) {
+  auto sum = static_cast<int64_t>(value);
+  TESSERA_RETURN_IF_ERROR(world.AllReduce(std::span(&sum, 1), ReduceOp::kSum));
+  return sum;
 }
 
 class JobRank {
