@@ -152,14 +152,12 @@ double GemmRatio(const Product& product, DType dtype) {
     for (int i = 0; i < times; ++i) runner.Run();
     return ProcessorSeconds() - start;
   };
-  std::vector<double> ours, theirs;
+  Pairs times;
   for (int round = -1; round < 5; ++round) {
     const double own_seconds = seconds(own), dnnl_seconds = seconds(dnnl);
-    if (round < 0) continue;  // warm-up
-    ours.push_back(own_seconds);
-    theirs.push_back(dnnl_seconds);
+    if (round >= 0) times.Add(dnnl_seconds, own_seconds);  // -1: warm-up
   }
-  return Median(theirs) / Median(ours);
+  return times.Ratio();
 }
 
 // Each thread traverses its part of two arrays; returns the bytes per second of the median pass.
