@@ -43,9 +43,10 @@ PATH is a checkpoint's directory, or a folder of checkpoints: the newest of a ru
 diverged is meant. It may be another framework's: a folder in Hugging Face's format (hf), a model
 file of llm.c or a folder with them (llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed
 (deepspeed), PaddleNLP (paddle), InternEvo (internevo) or InfiniTrain (infinitrain), a file of
-torch.save (torch), a folder of torch.distributed.checkpoint (dcp), a file of llama.cpp (gguf).
-A folder may be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with
-the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
+torch.save (torch), a folder of torch.distributed.checkpoint (dcp), a file of llama.cpp (gguf), or
+other files of safetensors, such as those of diffusers and of adapters (safetensors). A folder may
+be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with the credentials
+of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
   --from=FORMAT                the format of PATH, where looking at it does not tell (any command)
   --parameter-to-structured-name=FILE
