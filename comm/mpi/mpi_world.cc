@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/no_memory.h"
 #include "base/program.h"
 #include "base/status_macros.h"
@@ -95,10 +96,10 @@ class MpiWorld::Impl {
     std::this_thread::sleep_for(kElection);
     const Failure failure = transport_.failure();
     const std::string message = absl::StrCat(WithRank(failure.rank, failure.message), "\n");
-    // The watchdog also covers a stderr that blocks.
     monitor_->Watch(kAbortTime, "");
     if (failure.rank == rank) {
-      Print(message, stderr);
+      // A stderr that blocks must not keep its lock, which the end of the process may take.
+      WriteBounded(STDERR_FILENO, Printable(message), absl::ToChronoMilliseconds(kAbortTime));
       std::fflush(nullptr);
       // User errors have an exit code of their own.
       MPI_Abort(MPI_COMM_WORLD, failure.code == absl::StatusCode::kInvalidArgument ? 2 : 1);

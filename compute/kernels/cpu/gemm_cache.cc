@@ -61,12 +61,3 @@ std::string GemmLibrary() {
 }
 
 }  // namespace tessera
-
-// ThreadSanitizer calls this where a program is built with it. oneDNN is not built with it and
-// keeps created products in a process-wide cache whose locks ThreadSanitizer cannot see. So it
-// would report races of backends on several threads, when they create equal products and when they
-// first use that cache.
-extern "C" const char* __tsan_default_suppressions();  // NOLINT(bugprone-reserved-identifier)
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";
-}
