@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing.h"
+#include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -252,6 +253,7 @@ TEST_P(AnyRemovalTest, ACheckpointThatCannotBeDeletedStaysInItsPlace) {
   EXPECT_TRUE(*IsCommitted(storage_, kStepName));
   EXPECT_THAT(Names(), ElementsAre("manifest.pb", "model-a"));
   if (!GetParam()) return;
+  EXPECT_EQ(faulty.operations().back().kind, OperationKind::kSyncDirectory) << "of its name";
   const auto taken = Removal::In(faulty)->TakeBack(kStepName, Bytes("model-a"));
   EXPECT_TRUE(absl::IsPermissionDenied(taken.status())) << taken.status();
   EXPECT_TRUE(*IsCommitted(storage_, kStepName));
@@ -375,6 +377,24 @@ TEST_P(FencingRemovalTest, DataOfAnAttemptGoesBehindATombstone) {
   EXPECT_TRUE(Delete(/*committed=*/false));
   EXPECT_TRUE(HasTombstone());
   EXPECT_THAT(Names(), ElementsAre("manifest.pb", "manifest.pb.fenced"));
+}
+
+// Another process finds an old fence that can go at the same time.
+TEST_P(FencingRemovalTest, ATombstoneIsNeverWithoutItsFence) {
+  class OthersForget final : public ForwardingStorage {
+   public:
+    using ForwardingStorage::ForwardingStorage;
+    absl::StatusOr<std::string> Write(std::string_view path, std::string_view contents,
+                                      const WriteCondition& condition) override {
+      if (IsTombstone(contents)) EXPECT_OK(base().Delete(absl::StrCat(View(path), ".fenced")));
+      return ForwardingStorage::Write(path, contents, condition);
+    }
+  };
+  Write(absl::StrCat(kStepName, "/model-a"));
+  OthersForget shared(storage_);
+  EXPECT_TRUE(Delete(shared, /*committed=*/false));
+  EXPECT_THAT(Names(), ElementsAre("manifest.pb", "manifest.pb.fenced"));
+  EXPECT_FALSE(*IsCommitted(storage_, kStepName));
 }
 
 TEST_P(FencingRemovalTest, ATombstoneLivesForADay) {

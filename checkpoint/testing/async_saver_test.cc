@@ -315,6 +315,12 @@ TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
   saver.WaitUntilAllCopied();
   EXPECT_THAT(SaverMessage(saver.Finish()[0].report.status()),
               AllOf(HasSubstr("planning"), HasSubstr("described twice")));
+  // A plan made ahead is not trusted either.
+  state.dict.tensors[1].name = "a@[0:1]";
+  saver.Prepare(state.dict);
+  saver.Start(1, state.dict);
+  EXPECT_THAT(SaverMessage(saver.Finish()[0].report.status()),
+              AllOf(HasSubstr("planning"), HasSubstr("the name is reserved")));
   saver.Start(-1, {});
   EXPECT_THAT(SaverMessage(saver.Finish()[0].report.status()),
               HasSubstr("step must not be negative"));

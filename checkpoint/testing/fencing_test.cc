@@ -433,6 +433,11 @@ TEST(FencingTest, ACommitWhoseReplyIsLostKeepsItsData) {
     storage.MisreportRenames(commits, reply);
     const absl::Status saved = SaveValue(storage, 1);
     EXPECT_EQ(saved.ok(), absl::IsAlreadyExists(reply)) << saved;
+    const std::vector<Operation> done = storage.operations();
+    const auto commit = std::ranges::find_if(done, commits);
+    EXPECT_EQ(saved.ok(), std::find_if(commit, done.end(), [](const Operation& operation) {
+                            return operation.kind == OperationKind::kSyncDirectory;
+                          }) != done.end());
     EXPECT_TRUE(absl::IsAlreadyExists(SaveValue(*posix, 2)));
     EXPECT_EQ(SavedValue(*posix), 1);
   }

@@ -151,13 +151,17 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
 
 TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
   const std::string contents = StoredPattern(2 * s3::kMinPartBytes);
+  // Leaves memory with other bytes.
+  ASSERT_OK(WriteAll(*storage_, "before", contents.substr(1, s3::kMinPartBytes - 1)));
   ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 0));
-  // Parts 1 and 2 at once; nothing of part 0; parts 3 and 4 up to a byte in the middle.
+  // Parts 1 and 2 at once; nothing of part 0; a byte of part 3; part 4 up to a byte in the middle.
   ASSERT_OK(file->WriteAt(s3::kMinPartBytes, AsBytes(contents)));
+  ASSERT_OK(file->WriteAt(3 * s3::kMinPartBytes + 9, AsBytes("y")));
   ASSERT_OK(file->WriteAt(4 * s3::kMinPartBytes + 99, AsBytes("x")));
   ASSERT_OK(file->Close());
   std::string expected(4 * s3::kMinPartBytes + 100, '\0');
   expected.replace(s3::kMinPartBytes, contents.size(), contents).back() = 'x';
+  expected[3 * s3::kMinPartBytes + 9] = 'y';
   EXPECT_TRUE(server_.contents("run/file") == expected);
   // Nothing is behind the last part.
   ASSERT_OK(WriteAll(*storage_, "whole", contents));
@@ -196,6 +200,13 @@ TEST_F(S3StorageTest, AFailedFileLeavesNothing) {
     EXPECT_EQ((*file)->Close().code(), absl::StatusCode::kPermissionDenied);
   }
   EXPECT_EQ(server_.upload_count(), 0);
+  EXPECT_TRUE(server_.keys().empty());
+  server_.AddFault(
+      {.kind = FaultKind::kRefuse, .status = 403, .code = "AccessDenied", .method = "PUT"});
+  ASSERT_OK_AND_ASSIGN(const auto small, storage_->Create("small", 0));
+  ASSERT_OK(small->WriteAt(0, AsBytes("x")));
+  EXPECT_EQ(small->Sync().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(small->Close().code(), absl::StatusCode::kPermissionDenied) << "what it had is gone";
   EXPECT_TRUE(server_.keys().empty());
 }
 

@@ -59,7 +59,7 @@ TEST(CommunicatorGroupTest, AWaitEndsAtItsDeadlineNamingTheMissingRank) {
     return group.Gather("mine", absl::Milliseconds(100)).status();
   });
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-  EXPECT_NE(status.message().find("rank 1"), absl::string_view::npos) << status;
+  EXPECT_NE(status.message().find("waiting for rank 1"), absl::string_view::npos) << status;
   EXPECT_NE(status.message().find("checkpoint"), absl::string_view::npos) << status;
 }
 

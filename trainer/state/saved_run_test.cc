@@ -3,16 +3,20 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
+#include "base/status_macros.h"
 #include "base/testing.h"
 #include "checkpoint/internal/damage.h"
+#include "comm/threads/thread_world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "trainer/state/communicator_group.h"
 #include "trainer/state/describe_saved.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/save_storage.h"
@@ -177,6 +181,21 @@ TEST_F(AutoResumeTest, ARunThatDoesNotSaveMovesNothing) {
     EXPECT_THAT(notes_, HasSubstr("it is left where it is"));
     EXPECT_TRUE(fs::exists(folder_ + "/step-00000006"));
   }
+}
+
+// Damage may be found by any rank, whose message names it.
+TEST_F(AutoResumeTest, EveryRankKnowsTheStepBefore) {
+  CheckpointConfig named;
+  named.set_load(folder_);
+  EXPECT_OK(ThreadWorld(2).Run([&](Communicator& comm) -> absl::Status {
+    CommunicatorGroup ranks(comm);
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::optional<SavedRun> found,
+        FindSavedRun(Of(named), {.ranks = ranks, .timeout = absl::Seconds(30)}, Sink()));
+    EXPECT_EQ(found->checkpoint.step(), 6);
+    EXPECT_EQ(found->older_step, 4);
+    return absl::OkStatus();
+  }));
 }
 
 TEST_F(AutoResumeTest, LoadIsForAFolderWithoutAny) {
