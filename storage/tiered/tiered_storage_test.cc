@@ -213,6 +213,9 @@ TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhatTheLimitLeavesNoRoomFor) {
   EXPECT_EQ(Get(limited, path_), "abc");
   ASSERT_OK(WriteAll(limited, path_, "ab"));
   EXPECT_EQ(Get(staged_files_, path_), "ab");
+  ASSERT_OK(WriteAll(*storage_, path_, "old"));
+  ASSERT_OK(WriteAll(limited, path_, "new"));
+  EXPECT_EQ(Get(limited, path_), "new");
 }
 
 // The checksums are the writer's, or those of what it has written.

@@ -1,5 +1,6 @@
 """What runs have recorded and saved, and whether that is what the undisturbed run did."""
 
+import glob
 import json
 import os
 import subprocess
@@ -48,12 +49,13 @@ def last_step(records):
 
 
 def step_directories(folder):
-    """Of permanent and of rolling checkpoints, committed or not: (path, inode)."""
+    """Of permanent and of rolling checkpoints, committed or not: (path, inode). In an object store,
+    those of a slot are in the folders of their attempts."""
     found = set()
-    for slot in ("", "rolling-0", "rolling-1"):
+    for place in [folder, *glob.glob(os.path.join(glob.escape(folder), "rolling-[01]")),
+                  *glob.glob(os.path.join(glob.escape(folder), "rolling-[01]", "[!s]*"))]:
         try:
-            entries = os.scandir(os.path.join(folder, slot))
-            found |= {(entry.path, entry.inode()) for entry in entries
+            found |= {(entry.path, entry.inode()) for entry in os.scandir(place)
                       if entry.name.startswith("step-")}
         except FileNotFoundError:
             pass

@@ -1,5 +1,5 @@
-"""The trainer accepts whatever the campaign draws: of 2000 draws, those that have a pair of flags
-which none before had, as dry runs.
+"""The campaign finds checkpoints where they may be, and the trainer accepts whatever it draws: of
+2000 draws, those that have a pair of flags which none before had, as dry runs.
 
   plans_test.py TRAIN
 """
@@ -12,11 +12,26 @@ import sys
 import tempfile
 
 import campaign
+import history
 import settings
+
+
+def find_checkpoints():
+    """In the folder, in a slot, and in an attempt's folder of a slot."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = ["step-00000001", "rolling-0/step-00000002", "rolling-1/1a2b3c4d/step-00000003"]
+        for place in places:
+            os.makedirs(os.path.join(folder, place))
+            with open(os.path.join(folder, place, history.MANIFEST), "w", encoding="utf-8"):
+                pass
+        found = history.committed(folder)
+        if found != [(step, os.path.join(folder, places[step - 1])) for step in (1, 2, 3)]:
+            sys.exit(f"found of {places}: {found}")
 
 
 def main():
     train, = sys.argv[1:]
+    find_checkpoints()
     random_ = random.Random(7)
     accepted, seen = 0, set()
     with tempfile.TemporaryDirectory() as folder:
