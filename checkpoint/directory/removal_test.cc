@@ -294,6 +294,9 @@ TEST_P(RenamingRemovalTest, AQuarantineRenamesOnlyWhatIsExpectedAndTellsIfItCann
   const auto moved = Removal::In(faulty)->Quarantine(kStepName, "damaged");
   EXPECT_TRUE(absl::IsPermissionDenied(moved.status())) << moved.status();
   EXPECT_TRUE(*IsCommitted(storage_, kStepName));
+  faulty.ClearFaults();
+  EXPECT_OK(Removal::In(faulty)->Quarantine(kStepName, "damaged"));
+  EXPECT_EQ(faulty.operations().back().kind, OperationKind::kSyncDirectory);
 }
 
 TEST_P(RenamingRemovalTest, RemainsOfASaveGoWithTheirDirectory) {

@@ -3,7 +3,9 @@
 
 #include "checkpoint/include/async_saver.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <latch>
 #include <random>
@@ -68,13 +70,17 @@ class AsyncSaverTest : public testing::Test {
     return tensors;
   }
 
-  // Changes the state as training does, immediately after the saver permits it.
+  // Changes the state as training does, immediately after the saver permits it: the last byte of a
+  // shard, and then all of it.
   static void Overwrite(AsyncSaver& saver, const StateDict& state) {
     for (const ShardedTensor& tensor : state.tensors) {
       for (const Shard& shard : tensor.shards) {
         const size_t size = ElementCount(shard.box.shape) * ElementSize(tensor.dtype);
-        saver.WaitUntilCopied(shard.data, size);
-        std::memset(shard.data, 0xEE, size);
+        auto* const data = static_cast<std::byte*>(shard.data);
+        for (const size_t from : {std::max<size_t>(size, 1) - 1, size_t{0}}) {
+          saver.WaitUntilCopied(data + from, size - from);
+          std::memset(data + from, 0xEE, size - from);
+        }
       }
     }
   }

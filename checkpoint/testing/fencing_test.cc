@@ -420,6 +420,25 @@ TEST(FencingTest, AQuarantineLeavesACheckpointThatHasReplacedTheDamagedOne) {
   }
 }
 
+// Another process writes under the names of the data files before they are committed.
+TEST(FencingTest, FilesOfAnotherSizeThanWasWrittenAreNotCommitted) {
+  MemoryStorage files;
+  FaultInjectingStorage storage(files);
+  storage.FailWhere(
+      [&](const Operation& operation) {
+        if (operation.kind != OperationKind::kSyncDirectory) return false;
+        const std::vector<std::string> names = *files.List(operation.path);
+        for (const std::string& name : names) {
+          EXPECT_OK(WriteAll(files, JoinPath(operation.path, name), "short"));
+        }
+        return false;
+      },
+      absl::InternalError("no operation fails"));
+  const absl::Status saved = SaveValue(storage, 1);
+  EXPECT_TRUE(absl::IsAborted(saved)) << saved;
+  EXPECT_EQ(SavedValue(files), -1);
+}
+
 // The reply to the request that commits is lost, and its repetition finds the name taken.
 TEST(FencingTest, ACommitWhoseReplyIsLostKeepsItsData) {
   const auto commits = [](const Operation& operation) {
