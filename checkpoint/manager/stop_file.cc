@@ -146,7 +146,7 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
     const MutexLock lock(&shared->mutex);
     if (!moved_to.empty() && moved_to != shared->moved_to) {
       shared->note = absl::StrCat("stop file ", shared->path, " is read in ", moved_to,
-                                  ": its folder was renamed, and the path leads to another one");
+                                  ", where the path has led first: it leads to another folder now");
     }
     shared->moved_to = std::move(moved_to);
     if (shared->request.version == 0 || reading != shared->newest) {

@@ -136,7 +136,7 @@ TEST_F(StopFileTest, AFolderThatIsRenamedKeepsItsRequests) {
   std::filesystem::rename(folder.File("moved/new"), moved);
   EXPECT_EQ(Await(file, 2), 30);
   EXPECT_EQ(file.TakeNote(), "stop file " + named + " is read in " + folder.File("moved") +
-                                 ": its folder was renamed, and the path leads to another one");
+                                 ", where the path has led first: it leads to another folder now");
   for (int i = 0; i < 20; ++i) file.Poll();
   EXPECT_EQ(file.TakeNote(), "");
   std::filesystem::remove_all(folder.File("moved"));  // the name is all that is left
