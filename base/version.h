@@ -3,8 +3,9 @@
 
 namespace tessera {
 
-// The version of the programs and the library. The checkpoint format has its own version.
-inline constexpr char kVersion[] = "0.1";
+// The version of the programs, the libraries, the wheel and the SDK; //python/tests compares them.
+// The checkpoint format has its own version.
+inline constexpr char kVersion[] = "1.0.0";
 
 }  // namespace tessera
 

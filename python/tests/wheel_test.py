@@ -10,7 +10,6 @@ checkpoints_test.py, groups_test.py and async_saver_test.py.
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -119,7 +118,8 @@ def try_command(python, scratch):
             assert done.returncode == code, done
             return done.stdout or done.stderr
 
-        assert re.match(r"ckpt [\d.]+, checkpoint format", ckpt("--version"))
+        version = pathlib.Path(sys.argv[1]).name.split("-")[1]
+        assert ckpt("--version").startswith(f"ckpt {version}, checkpoint format")
         assert "step-00000003" in ckpt("ls", "runs")
         ckpt("verify", "runs/step-00000003")
         assert "none" in ckpt("inspect", "none", code=2)
