@@ -76,7 +76,7 @@ TEST_F(ManagerCommandTest, PermanentCheckpointsOfEverySetting) {
       {{"--checkpoint-every=2"}, {2, 4, 5}},
       {{"--save-interval=100", "--save-interval-minutes=60"}, {5}},
       {{"--save-interval=100", "--save-interval-minutes=1e-7"}, {1, 2, 3, 4, 5}},
-      {{"--save-interval=1", "--save-retain-minutes=1e-7"}, {5}},
+      {{"--save-interval=1", "--save-retain-minutes=1e-7"}, {4, 5}},
       {{"--save-interval=1", "--keep-latest-k=2", "--save-retain-interval=2"}, {2, 4, 5}},
       {{"--save-continuously"}, {1, 2, 3, 4, 5}}};
   int number = 0;
