@@ -16,6 +16,7 @@
 #include "google/protobuf/text_format.h"
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
+#include "trainer/config/load_content.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/state/load_tensors.h"
 
@@ -106,17 +107,20 @@ absl::StatusOr<TrainConfig> WithSavedSchedule(const TrainConfig& saved, TrainCon
   return resolved;
 }
 
-// Empty where the rate is the same.
+// Empty where the rate is the same, or the schedule begins anew.
 std::string DescribeNextRate(const TrainConfig& saved, const TrainConfig& config, int64_t step) {
+  if (!LoadContentOf(config.checkpoint()).scheduler) return "";
   const absl::StatusOr<TrainConfig> before = WithSavedSchedule(saved, config);
   if (!before.ok()) return "";
   const double old_rate = LearningRate(before->optimizer(), step);
   const double rate = LearningRate(config.optimizer(), step);
   if (old_rate == rate) return "";
   return absl::StrFormat(
-      "\nthe next learning rate is %g; with the saved run's schedule it would be %g "
-      "(--use-checkpoint-opt-param-scheduler)",
-      rate, old_rate);
+      "\nthe next learning rate is %g; with the saved run's schedule it would be %g%s", rate,
+      old_rate,
+      config.checkpoint().override_opt_param_scheduler()
+          ? ""
+          : " (--use-checkpoint-opt-param-scheduler)");
 }
 
 }  // namespace

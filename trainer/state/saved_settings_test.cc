@@ -108,6 +108,21 @@ TEST(SavedSettingsTest, TheTableSaysWhatBecomesOfTheLearningRate) {
               Not(HasSubstr("learning rate")));
 }
 
+TEST(SavedSettingsTest, TheTableNamesAFlagOnlyToARunThatMayHaveIt) {
+  const auto table = [](const std::string& checkpoint) {
+    return DescribeChangedSettings(
+        Saved(Config("")),
+        Config("optimizer { lr: 2e-3 } checkpoint { load: \"x\" " + checkpoint + " }"), 1234, 0);
+  };
+  constexpr char kFlag[] = "--use-checkpoint-opt-param-scheduler";
+  EXPECT_THAT(table(""), HasSubstr(kFlag));
+  EXPECT_THAT(table("override_opt_param_scheduler: true"),
+              AllOf(HasSubstr("with the saved run's schedule"), Not(HasSubstr(kFlag))));
+  for (const std::string alone : {"finetune: true", "load_content: \"model,sampler\""}) {
+    EXPECT_THAT(table(alone), AllOf(HasSubstr("lr"), Not(HasSubstr("learning rate")))) << alone;
+  }
+}
+
 TEST(SavedSettingsTest, TheTableSaysWhetherTheBitsChange) {
   const auto table = [](const std::string& saved, const std::string& now) {
     return DescribeChangedSettings(Saved(Config(saved)), Config(now), 1234, 50);
