@@ -183,6 +183,13 @@ TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
   const absl::Status none = Train(nothing).status();
   EXPECT_TRUE(absl::IsInvalidArgument(none)) << none;
   EXPECT_THAT(std::string(none.message()), HasSubstr("load_tensors=no.such.*"));
+  // What has another shape is left out, too.
+  TrainConfig larger = From("larger");
+  larger.mutable_model()->set_vocab_size(larger.model().vocab_size() + 8);
+  const absl::Status refused = Train(larger).status();
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--load-tensors"));
+  larger.mutable_checkpoint()->set_load_tensors("transformer.h.*");
+  EXPECT_OK(Train(larger).status());
 }
 
 // What a session begins with.

@@ -121,9 +121,11 @@ absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const 
   const LoadPolicy policy = PolicyOf(config.checkpoint(), /*has_optimizer=*/true);
   if (!same.ok() && !policy.partial() && !policy.allow_unexpected) {
     return absl::Status(
-        same.code(), absl::StrCat(saved.Describe(), ": ", same.message(),
-                                  "; --allow-unexpected skips tensors that this model does not "
-                                  "have, --allow-missing begins those anew that were not saved"));
+        same.code(),
+        absl::StrCat(saved.Describe(), ": ", same.message(),
+                     "; --allow-unexpected skips tensors that this model does not "
+                     "have, --allow-missing begins those anew that were not saved, and "
+                     "--load-tensors those that its patterns do not match"));
   }
   if (!same.ok()) notes(std::string(same.message()));
   return absl::OkStatus();
