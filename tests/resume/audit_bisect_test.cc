@@ -304,6 +304,10 @@ TEST_F(AuditBisectTest, ATunedRunThatWasResumedBeginsAsItBegan) {
   MustTrain("run", 4, tuned);
   MustTrain("run", 6, tuned);
   ExpectProven({"--steps=1-3"}, "steps 1 to 3, executed again from the beginning, have the bits");
+  fs::rename(RunDir("before"), RunDir("moved"));
+  ExpectProven({"--bisect"}, "all 4 steps from step 2 to step 6 follow");
+  ExpectProven({"--bisect", "--load=" + Checkpoints("moved").string()},
+               "all 6 steps from the beginning to step 6 follow");
 }
 
 }  // namespace

@@ -273,15 +273,21 @@ class Bisection:
             raise Refused(f"metrics.jsonl has no ledger of step {missing[0]}")
         gone = "with a part of a checkpoint"
         if chain == self.run.origin + 1:
-            place = self.run.setting("load")
-            if (self.run.origin == 0 or self.run.origin in self.run.checkpoints
-                    or os.path.exists(place) or is_remote(place)):
+            if self.can_begin():
                 return self.run.origin
             gone = "with a checkpoint that is gone"
         later = [step for step in self.run.checkpoints if chain <= step < self.last]
         if not later:
             raise Refused(f"the run begins after step {chain - 1} {gone}, and it has no other")
         return min(later)
+
+    def can_begin(self):
+        """Whether that with which the run began is there."""
+        load, file = self.run.stated("load"), self.run.stated("llmc_filepath")
+        is_there = os.path.exists(load) or is_remote(load)
+        if self.run.origin == 0 and (not load or is_same_place(load, self.run.setting("save"))):
+            is_there = not file or os.path.exists(file)
+        return is_there or self.run.origin in self.run.checkpoints
 
     def name(self, step):
         return "the beginning" if step == self.run.origin else f"step {step}"

@@ -111,10 +111,9 @@ class Run:
             raise Refused(f"{folder}/metrics.jsonl holds no ledger")
         # The step that the run begins after: that of a checkpoint elsewhere, or 0.
         self.origin = min(self.steps) - 1
-        endpoint = self.setting("s3_endpoint")
+        self.flags = flags
+        endpoint = self.stated("s3_endpoint")
         self.endpoint = [f"--s3-endpoint={endpoint}"] if endpoint else []
-        self.endpoint = [flag for flag in flags if flag.startswith("--s3-endpoint=")][-1:] \
-            or self.endpoint
         self.damaged = {}
         self.checked = {}
         self.partial_resumes = []  # that checkpoints tell of
@@ -123,6 +122,12 @@ class Run:
     def setting(self, name):
         found = re.search(rf'^\s*{name}: "(.*)"$', self.settings, re.MULTILINE)
         return found.group(1) if found else ""
+
+    def stated(self, name):
+        """The setting of the audit's flags or, where none states it, of the run."""
+        flag = f"--{name.replace('_', '-')}="
+        values = [word.removeprefix(flag) for word in self.flags if word.startswith(flag)]
+        return values[-1] if values else self.setting(name)
 
     def ckpt(self, *words):
         """What the command says as JSON, and its exit code: 0, or 1 for damage."""
