@@ -34,7 +34,9 @@ TESSERA_DEVICE void UpdateSoftmax(float scale_log2, float (&scores)[kTiles][4], 
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) max[i / 2] = fmaxf(max[i / 2], scores[n][i]);
+    for (int row = 0; row < 2; ++row) {  // pairs first: of them, none waits for the one before
+      max[row] = fmaxf(max[row], fmaxf(scores[n][2 * row], scores[n][2 * row + 1]));
+    }
   }
   float scaled[2];
 #pragma unroll

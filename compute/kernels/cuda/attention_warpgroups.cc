@@ -1,11 +1,10 @@
 // Attention on the tensor cores of compute capability 9.0, by the formulas of attention_forward.cc
-// and attention_backward.cc: Shah et al., "FlashAttention-3" (2024), without its copies by TMA and
-// its overlap within a warpgroup.
+// and attention_backward.cc: Shah et al., "FlashAttention-3" (2024), without its copies by TMA.
 //
 // A block owns 64 positions of one head for each of its warpgroups (WarpgroupShapeOf), and iterates
 // over tiles of the other side: one is copied while the other is multiplied. Scores, weights and
 // sums are in registers. Where two blocks share a multiprocessor, the exponentials of one warpgroup
-// run while three others multiply.
+// run while three others multiply, and those of d_q beside a product of its own.
 //
 // The backward pass has one kernel for d_q, another for d_k and d_v. They multiply seven times,
 // where one kernel would multiply five times, but exchange its sums of d_q with the L2 cache. For
@@ -135,7 +134,9 @@ class QueryBlock {
     RowLoader<Kind>(from.sequence_stride)
         .Load(shape.sequence - first_, {from.Row(batch, first_, head)}, {to});
   }
-  // Calls compute(stage, first_key) for each tile of keys and values that the warpgroup sees.
+  // Calls compute(stage, first_key, load_next) for each tile of keys and values that the warpgroup
+  // sees. load_next() begins to copy the tile after it: compute() calls it once, while products
+  // that it has queued run.
   template <typename Compute>
   TESSERA_DEVICE void ForKeys(const AttentionShape& shape, const Bf16Heads& k, const Bf16Heads& v,
                               const WarpgroupTiles<Kind>& tiles, Compute compute) const {
@@ -155,8 +156,14 @@ class QueryBlock {
     for (int tile = 0; tile < tile_end; ++tile) {
       PublishCopies();
       simt::SyncThreads();
-      if (tile + 1 < tile_end) load(tile + 1, (tile + 1) % Kind::kStages);
-      if (tile * Kind::kRows < own_end) compute(tile % Kind::kStages, tile * Kind::kRows);
+      const auto load_next = [&] {
+        if (tile + 1 < tile_end) load(tile + 1, (tile + 1) % Kind::kStages);
+      };
+      if (tile * Kind::kRows < own_end) {
+        compute(tile % Kind::kStages, tile * Kind::kRows, load_next);
+      } else {
+        load_next();
+      }
     }
   }
 
@@ -181,10 +188,11 @@ TESSERA_KERNEL void TESSERA_BOUNDS(Kind::kThreads, Kind::kShape.blocks)
   block.Load(shape, q, tiles.Own(0));
   typename Kind::Sums sums = {};
   RowState state;
-  block.ForKeys(shape, k, v, tiles, [&](int stage, int first_key) {
+  block.ForKeys(shape, k, v, tiles, [&](int stage, int first_key, const auto& load_next) {
     typename Kind::Scores scores;
     BeginProducts(scores);
     QueueProductByRows(tiles.Own(0), block.own, tiles.Get(stage, 0), scores);
+    load_next();
     FinishProducts(scores);
     HideUnseen</*kRowsAreQueries=*/true>(block.first_of_warp - first_key, scores);
     float corrections[2];
@@ -221,19 +229,24 @@ TESSERA_KERNEL void TESSERA_BOUNDS(Kind::kThreads, Kind::kShape.blocks)
     simt::LoadPack(statistics.Of(shape, block.batch, block.head, t), of_rows[row]);
   }
   typename Kind::Sums sums = {};
-  block.ForKeys(shape, k, v, tiles, [&](int stage, int first_key) {
+  block.ForKeys(shape, k, v, tiles, [&](int stage, int first_key, const auto& load_next) {
     typename Kind::Scores scores, products;
     BeginProducts(scores, products);
     QueueProductByRows(tiles.Own(0), block.own, tiles.Get(stage, 0), scores);
     QueueProductByRows(tiles.Own(1), block.own, tiles.Get(stage, 1), products);
-    FinishProducts(scores, products);
+    FinishEarlierProducts(scores);
     HideUnseen</*kRowsAreQueries=*/true>(block.first_of_warp - first_key, scores);
+    constexpr int kScores = Kind::kRows / kTileColumns * 4;
 #pragma unroll
-    for (int i = 0; i < Kind::kRows / kTileColumns * 4; ++i) {
-      const float(&of_row)[2] = of_rows[i % 4 / 2];
+    for (int i = 0; i < kScores; ++i) {
       float& score = scores[i / 4][i % 4];
-      score = simt::Exp2(fmaf(score, shape.scale_log2, -of_row[0])) *
-              (products[i / 4][i % 4] - of_row[1]);
+      score = simt::Exp2(fmaf(score, shape.scale_log2, -of_rows[i % 4 / 2][0]));
+    }
+    load_next();  // here, since ptxas moves exponentials behind a wait, but not over branches
+    FinishProducts(products);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      scores[i / 4][i % 4] *= products[i / 4][i % 4] - of_rows[i % 4 / 2][1];
     }
     typename Kind::Weights d_scores;
     PackWeights(scores, d_scores);
@@ -313,12 +326,18 @@ TESSERA_KERNEL void TESSERA_BOUNDS(Kind::kThreads, Kind::kShape.blocks)
     }
     PublishCopies();
     simt::SyncThreads();
-    if (tile + 1 < tile_end) load(head, next_query, (tile + 1) % Kind::kStages);
-    if (query + Kind::kRows <= block_key + own) continue;  // none sees the warpgroup's keys
+    const auto load_next = [&] {
+      if (tile + 1 < tile_end) load(head, next_query, (tile + 1) % Kind::kStages);
+    };
+    if (query + Kind::kRows <= block_key + own) {  // none sees the warpgroup's keys
+      load_next();
+      continue;
+    }
     typename Kind::Scores scores, products;
     BeginProducts(scores, products);
     QueueProductByRows(tiles.Own(0), own, tiles.Get(stage, 0), scores);
     QueueProductByRows(tiles.Own(1), own, tiles.Get(stage, 1), products);
+    load_next();
     FinishProducts(scores, products);
     HideUnseen</*kRowsAreQueries=*/false>(query - first_key, scores);
     WeighKeys(shape.scale_log2, staged.Slice(stage * kStatistics, kStatistics), scores, products);

@@ -17,7 +17,8 @@ class Kernel:
     name: str  # "AttentionForwardTiles<AttentionKind<(AttentionPass)0, 64, false, BFloat16>, ...>"
     architecture: str  # "sm_80"
     opcodes: list
-    loop: list  # opcodes of the loop with the most products, the shortest one; [] without products
+    loop: list  # opcodes of the loop with the most products, the shortest one, along the longest
+    # of its paths without a branch back; [] without products
     products: int  # of 16 x 16 by 16 x 8, in the loop
 
 
@@ -50,8 +51,32 @@ def products(word):
     return int(word & 0xFFF == PRODUCT)
 
 
+def is_conditional(word):
+    return word >> 12 & 0xF != 7  # the predicate of the instruction; 7 is true
+
+
+def longest_path(words, architecture):
+    """The words along the longest path from the first to the last, over branches ahead alone."""
+    paths = [(0, -1)] + [None] * (len(words) - 1)  # length, and the place before, of each place
+    for i, word in enumerate(words):
+        if paths[i] is None:
+            continue
+        following = [i + 1]
+        if word & 0xFFF == BRANCH:
+            target = branch_target(16 * i, word, architecture) // 16
+            following = [i + 1] * (is_conditional(word) or target <= i) + [target]
+        for next_place in following:
+            if i < next_place < len(words):
+                paths[next_place] = max(paths[next_place] or (0, -1), (paths[i][0] + 1, i))
+    path, i = [], len(words) - 1
+    while i >= 0:
+        path.append(words[i])
+        i = paths[i][1]
+    return path[::-1]
+
+
 def product_loop(words, architecture):
-    """(opcodes of the loop, its products)"""
+    """(opcodes of the loop, along its longest path; their products)"""
     counts = [0]  # of the instructions before each
     for word in words:
         counts.append(counts[-1] + products(word))
@@ -63,7 +88,8 @@ def product_loop(words, architecture):
         count = counts[i + 1] - counts[first] if 0 <= first <= i else 0
         if count > most or (count == most > 0 and i + 1 - first < len(best)):
             best, most = words[first : i + 1], count
-    return [word & 0xFFF for word in best], most
+    path = longest_path(best, architecture) if best else []
+    return [word & 0xFFF for word in path], sum(products(word) for word in path)
 
 
 def sections(elf):

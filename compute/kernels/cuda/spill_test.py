@@ -204,6 +204,19 @@ ptxas info    : Used 255 registers, used 1 barriers, 64 bytes smem, 400 bytes cm
         self.assertEqual(machine_code.branch_target(0xB10, 0xFFFFFFFC00888947, "sm_90"), 0x940)
         self.assertEqual(machine_code.branch_target(0x2A0, 0x00000004003C8947, "sm_90"), 0x7A0)
 
+    def test_the_longest_of_two_paths_is_counted(self):
+        other, shorter, product, always = 0x7210, 0x7212, 0x23C, 7
+
+        def jump(instructions, predicate=0):  # from the next one on
+            return (4 * instructions & 2**30 - 1) << 34 | predicate << 12 | 0x947
+
+        words = [jump(2), other, jump(1, always), shorter, product, jump(-6)]
+        path = [0x947, 0x210, 0x947, 0x23C, 0x947]
+        self.assertEqual(machine_code.product_loop(words, "sm_80"), (path, 1))
+        words[1:3] = [jump(1, always), other]  # nothing goes to `other`
+        path = [0x947, 0x947, 0x212, 0x23C, 0x947]
+        self.assertEqual(machine_code.product_loop(words, "sm_80"), (path, 1))
+
 
 if __name__ == "__main__":
     FILES = [pathlib.Path(name) for name in sys.argv[1:]]

@@ -11,9 +11,9 @@
 //   FinishProducts(sums, left)    before it uses these registers, or shared memory is overwritten
 //
 // and between the first and the last neither reads `sums` nor changes `left`. There may be several
-// of each. What threads have
-// copied to shared memory can be multiplied after each of them has called PublishCopies(), and then
-// a barrier.
+// of each. FinishEarlierProducts(sums) waits for all that are queued but the last
+// QueueProductBy...(). What threads have copied to shared memory can be multiplied after each of
+// them has called PublishCopies(), and then a barrier.
 //
 // Accumulators of 64 rows are laid out as in mma.h: warp w of the four has rows from 16w on, in
 // tiles of 8 columns.
@@ -102,9 +102,19 @@ TESSERA_DEVICE void BeginProducts(Registers&... registers) {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
+// Lets what is queued be waited for.
+TESSERA_DEVICE void CommitProducts() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <typename... Registers>
+TESSERA_DEVICE void FinishEarlierProducts(Registers&... registers) {
+  asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+  (internal::HoldRegisters(registers), ...);
+}
+
 template <typename... Registers>
 TESSERA_DEVICE void FinishProducts(Registers&... registers) {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   (internal::HoldRegisters(registers), ...);
 }
@@ -194,6 +204,7 @@ TESSERA_DEVICE void QueueProductByRows(const SwizzledTile<kLeftRows, kColumns>& 
     QueueProduct(a + (panel * Left::kPanelBytes + inside) / 16,
                  b + (panel * Right::kPanelBytes + inside) / 16, k > 0, sums);
   }
+  CommitProducts();
 }
 
 // Queues sums[64, kColumns] += left[64, kRows] right[kRows, kColumns].
@@ -208,6 +219,7 @@ TESSERA_DEVICE void QueueProductByColumns(const uint32_t (&left)[kRows / kTileIn
   for (int k = 0; k < kRows; k += kTileInner) {
     QueueProduct(left[k / kTileInner], b + k * kRowBytes / 16, sums);
   }
+  CommitProducts();
 }
 
 }  // namespace tessera::cuda

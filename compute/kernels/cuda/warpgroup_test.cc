@@ -181,7 +181,8 @@ TESSERA_KERNEL void MultiplyLayouts(const Layout* left, const Layout* right, con
                       .right_matrix = right->Descriptor(right_bytes.Address(0)),
                       .right_rows_are_inner = right->rows_are_inner,
                       .site = simt::Site::Here()});
-  simt::FinishProducts(simt::Site::Here());
+  CommitProducts();
+  FinishProducts(sums);
   const int warp = simt::ThreadIndex() / 32, lane = simt::ThreadIndex() % 32;
   for (int i = 0; i < kColumnsOfLayouts / 2; ++i) {
     const int row = 16 * warp + (lane >> 2) + 8 * (i >> 1 & 1);
@@ -226,6 +227,8 @@ enum class Misuse {
   kMemoryIsCopiedTo,
   kMemoryIsWrittenAfterOtherWarpsWait,
   kNoWait,
+  kNoCommit,
+  kLastIsRead,
   kWarpsDiffer,
   kWarpsLeave,
   kNotAligned,
@@ -278,6 +281,11 @@ TESSERA_KERNEL void Misused(Misuse misuse, const BFloat16* global, float* c) {
     tile.elements.CopyPackAsync(simt::ThreadIndex() * 8, global, true);
   }
   if (misuse == Misuse::kNoWait) return;
+  if (misuse != Misuse::kNoCommit) CommitProducts();
+  if (misuse == Misuse::kLastIsRead) {
+    FinishEarlierProducts(sums);
+    c[1] = sums[2][0];
+  }
   FinishProducts(sums, left);
   if (misuse == Misuse::kMemoryIsWrittenAfterOtherWarpsWait && simt::ThreadIndex() == 0) {
     tile.elements.Set(9, simt::FromFloat<BFloat16>(2.0f));
@@ -298,6 +306,9 @@ TEST(WarpgroupTest, MisuseIsReported) {
     EXPECT_EQ(c[0], 16);
     EXPECT_EQ(error(Misuse::kSumsAreRead, seed), "");
     EXPECT_TRUE(std::isnan(c[1]));
+    c[1] = 0;
+    EXPECT_EQ(error(Misuse::kLastIsRead, seed), "");
+    EXPECT_TRUE(std::isnan(c[1]));
     const auto reports = [&](Misuse misuse, const char* text) {
       EXPECT_THAT(error(misuse, seed), HasSubstr(text)) << static_cast<int>(misuse);
     };
@@ -313,6 +324,7 @@ TEST(WarpgroupTest, MisuseIsReported) {
     reports(Misuse::kMemoryIsCopiedTo, "in between");
     reports(Misuse::kMemoryIsWrittenAfterOtherWarpsWait, "in between");
     reports(Misuse::kNoWait, "returns and has not waited for its products");
+    reports(Misuse::kNoCommit, "returns and has not waited for its products");
     reports(Misuse::kWarpsDiffer, "the warps of a warpgroup queue other products");
     reports(Misuse::kWarpsLeave, "the warps of a warpgroup have queued other products");
     reports(Misuse::kNotAligned, "a descriptor begins within its swizzle");

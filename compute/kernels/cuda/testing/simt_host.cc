@@ -686,13 +686,23 @@ void QueueProduct(const QueuedProduct& product) {
       product.site);
 }
 
-void FinishProducts(Site site) {
+void CommitProducts(Site site) {
   internal::MeetLanes(
-      "a wait for products", kAllLanes, &site, nullptr,
+      "a commit of products", kAllLanes, nullptr, nullptr,
+      [](const void* const*, void* const*) {
+        internal::running->products().Commit(internal::position.thread);
+      },
+      site);
+}
+
+void FinishProducts(int groups_left, Site site) {
+  const std::pair<int, Site> wait(groups_left, site);
+  internal::MeetLanes(
+      "a wait for products", kAllLanes, &wait, nullptr,
       [](const void* const inputs[kWarpSize], void* const*) {
+        const auto& [left, at] = *static_cast<const std::pair<int, Site>*>(inputs[0]);
         internal::Simulator& simulator = *internal::running;
-        simulator.Require(simulator.products().Finish(internal::position.thread,
-                                                      *static_cast<const Site*>(inputs[0])));
+        simulator.Require(simulator.products().Finish(internal::position.thread, left, at));
       },
       site);
 }

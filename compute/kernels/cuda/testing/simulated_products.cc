@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "tensor/bfloat16.h"
@@ -171,7 +172,8 @@ std::string WarpgroupProducts::Queue(int thread, const QueuedProduct* const lane
     return "it has " + std::to_string(product.columns) + " columns";
   }
   if (warps_.size() % kWarpsOfGroup != 0) return "the block has a part of a warpgroup";
-  Pending queued;
+  Pending queued = {
+      .group = warps_[thread / kWarpSize].groups, .lanes = {}, .left = {}, .sums = {}};
   for (int lane = 0; lane < kWarpSize; ++lane) {
     const QueuedProduct& own = *lanes[lane];
     if (own.left_matrix != product.left_matrix || own.right_matrix != product.right_matrix) {
@@ -229,10 +231,14 @@ void WarpgroupProducts::Compute(int thread, const Pending& product) {
   }
 }
 
-std::string WarpgroupProducts::Finish(int thread, const Site& site) {
+std::string WarpgroupProducts::Finish(int thread, int groups_left, const Site& site) {
   Warp& warp = warps_[thread / kWarpSize];
   std::string wrong = Agree(thread, {site, 0, 0, 0});
-  for (const Pending& product : warp.pending) {
+  const auto end = std::ranges::partition_point(warp.pending, [&](const Pending& product) {
+    return product.group < warp.groups - groups_left;
+  });
+  const std::span<const Pending> finished(warp.pending.begin(), end);
+  for (const Pending& product : finished) {
     for (int lane = 0; lane < kWarpSize; ++lane) {
       const QueuedProduct& own = product.lanes[lane];
       const std::vector<float>& before = product.sums[lane];
@@ -245,12 +251,12 @@ std::string WarpgroupProducts::Finish(int thread, const Site& site) {
       std::copy(before.begin(), before.end(), own.sums);
     }
   }
-  for (const Pending& product : warp.pending) {
+  for (const Pending& product : finished) {
     if (!wrong.empty()) return wrong;
     Compute(thread, product);
     wrong = ForRunsOf(product.lanes[0], thread, shared_, /*begins=*/false);
   }
-  warp.pending.clear();
+  warp.pending.erase(warp.pending.begin(), end);
   const int first = thread / kWarpSize * kWarpSize;
   for (int lane = 0; lane < kWarpSize; ++lane) fenced_[first + lane].clear();
   return wrong;

@@ -5,12 +5,12 @@
 // fp32, as "PTX ISA" describes it under "Asynchronous Warpgroup Level Matrix Instructions".
 //
 // Each warp computes its 16 rows. A product reads its operands between the call that queues it and
-// the end of FinishProducts(), which commits and waits. In between its sums are NaN. It is an error
+// the end of the wait for its group. In between its sums are NaN. It is an error
 // - to change its registers, or the shared memory that it reads, in between;
 // - to queue it without wgmma.fence since the registers changed;
 // - if what it reads was written with no fence.proxy.async of the writer, followed by a barrier;
 // - if the warps of a warpgroup queue other products, or at other places;
-// - to return without a wait;
+// - to return without a commit and a wait;
 // - if a descriptor has undefined bits, begins within a pattern of its swizzle, or leads beyond
 //   shared memory.
 
@@ -47,8 +47,9 @@ struct QueuedProduct {
 // wgmma.fence: orders the calling thread's uses of these registers before products.
 void FenceRegisters(std::initializer_list<Registers> registers, Site site);
 void QueueProduct(const QueuedProduct& product);
-// wgmma.commit_group, and wgmma.wait_group 0.
-void FinishProducts(Site site);
+// wgmma.commit_group, and wgmma.wait_group, which leaves the last groups.
+void CommitProducts(Site site);
+void FinishProducts(int groups_left, Site site);
 // fence.proxy.async: what the calling thread has written can be multiplied after a barrier.
 void FenceProxy();
 
@@ -64,7 +65,8 @@ class WarpgroupProducts {
   // Called for all lanes of the warp of a thread.
   void Fence(int thread, const std::initializer_list<Registers>* const lanes[kWarpSize]);
   std::string Queue(int thread, const QueuedProduct* const lanes[kWarpSize]);
-  std::string Finish(int thread, const Site& site);
+  void Commit(int thread) { ++warps_[thread / kWarpSize].groups; }
+  std::string Finish(int thread, int groups_left, const Site& site);
 
   bool IsPending(int thread) const { return !warps_[thread / kWarpSize].pending.empty(); }
   // Checks that all warps of each warpgroup have queued the same. Called at the end of a block.
@@ -72,6 +74,7 @@ class WarpgroupProducts {
 
  private:
   struct Pending {
+    int64_t group;
     std::array<QueuedProduct, kWarpSize> lanes;
     std::array<std::array<uint32_t, 4>, kWarpSize> left;
     std::array<std::vector<float>, kWarpSize> sums;  // before; none after another product of them
@@ -89,6 +92,7 @@ class WarpgroupProducts {
   };
   struct Warp {
     std::vector<Pending> pending;
+    int64_t groups = 0;  // that are committed
     int64_t events = 0;
   };
 
@@ -126,8 +130,13 @@ void BeginProducts(A& a, B& b = kNoRegisters, C& c = kNoRegisters, D& d = kNoReg
 template <typename A, typename B = NoRegisters, typename C = NoRegisters, typename D = NoRegisters>
 void FinishProducts(A& /*a*/, B& /*b*/ = kNoRegisters, C& /*c*/ = kNoRegisters,
                     D& /*d*/ = kNoRegisters, simt::Site site = simt::Site::Here()) {
-  simt::FinishProducts(site);
+  simt::FinishProducts(/*groups_left=*/0, site);
 }
+template <typename A>
+void FinishEarlierProducts(A& /*a*/, simt::Site site = simt::Site::Here()) {
+  simt::FinishProducts(/*groups_left=*/1, site);
+}
+inline void CommitProducts(simt::Site site = simt::Site::Here()) { simt::CommitProducts(site); }
 
 template <int kTiles>
 void QueueProduct(uint64_t a, uint64_t b, bool accumulates, float (&sums)[kTiles][4],
