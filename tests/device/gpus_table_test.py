@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 import unittest
 
 import gpus_table
@@ -63,6 +64,8 @@ class MeasureGpuTest(unittest.TestCase):
         self.write("check_device", CHECK_DEVICE)
         self.write("train", '#!/bin/sh\necho "trains $*"\n')
         self.write("prepare_data", "#!/bin/sh\n")
+        self.write("nvidia-smi", "#!/bin/sh\necho 1980 MHz\n")
+        self.environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}
         self.archive = self.folder / "results.tar.gz"
 
     def write(self, name, text):
@@ -71,7 +74,7 @@ class MeasureGpuTest(unittest.TestCase):
 
     def measure(self, *steps, **environment):
         ran = subprocess.run([self.folder / "measure_gpu.sh", *steps], check=False,
-                             env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+                             env={**self.environment, **environment}, stdin=subprocess.DEVNULL,
                              capture_output=True, text=True)
         return ran.returncode, ran.stdout
 
@@ -81,7 +84,7 @@ class MeasureGpuTest(unittest.TestCase):
 
     def test_the_archive_has_this_run_alone(self):
         self.assertEqual(self.measure("check", "measure")[0], 0)
-        both = ["check.json", "check.txt", "measure.json", "measure.txt"]
+        both = ["check.json", "check.txt", "clocks.csv", "measure.json", "measure.txt"]
         self.assertEqual(self.packed(), ["results", *("results/" + name for name in both)])
         (self.folder / "results/cache/tessera").mkdir(parents=True)
         (self.folder / "results/cache/tessera/products").write_text("a table")
@@ -90,10 +93,26 @@ class MeasureGpuTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertEqual(shown.splitlines()[-1], "failed: measure")
         # Neither tables nor figures of the run before, which stay in a folder of their own.
-        self.assertEqual(self.packed(), ["results", "results/measure.txt", "results/prepare.txt",
-                                         "results/train.txt"])
+        self.assertEqual(self.packed(), ["results", "results/clocks.csv", "results/measure.txt",
+                                         "results/prepare.txt", "results/train.txt"])
         self.assertNotIn("driver", shown)
         self.assertEqual(len(list(self.folder.glob("results-*/check.json"))), 1)
+
+    def test_the_archive_outlives_a_script_that_is_killed(self):
+        self.write("check_device", "#!/bin/sh\necho half\nread line <more\n")
+        self.write("sleep", "#!/bin/sh\nexec /bin/sleep 0.1\n")  # between two archives
+        os.mkfifo(self.folder / "more")
+        with subprocess.Popen([self.folder / "measure_gpu.sh", "check"], env=self.environment,
+                              stdout=subprocess.DEVNULL) as script:
+            half = b""
+            while half != b"half\n" and script.poll() is None:
+                time.sleep(0.01)
+                if self.archive.exists() and "results/check.txt" in self.packed():
+                    with tarfile.open(self.archive) as archive:
+                        half = archive.extractfile("results/check.txt").read()
+            self.assertIsNone(script.poll())
+            script.kill()
+        (self.folder / "more").write_text("\n")  # ends what the script has left
 
     def test_an_archive_that_cannot_be_written_is_a_failure(self):
         for archive, status in (("nowhere/a.tar.gz", 1), ("results/a.tar.gz", 2)):

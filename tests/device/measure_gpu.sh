@@ -5,7 +5,8 @@
 #
 # Runs in the unpacked archive of //trainer/app:train_bundle, without a network. The steps are
 # check, measure, train, pytorch and choices, all of them unless some are named. The folder results/
-# gets what each of them prints, and its JSON. One file has all of it as each step ends:
+# gets what each of them prints, its JSON, and the GPU's clocks and power of every second. One file
+# has all of it as each step ends, and every ten seconds, so that it outlives the script:
 # results.tar.gz, or what $ARCHIVE names. The results of an earlier run are moved to results-TIME. A
 # step that fails, or does not end in its time, is named at the end, and the next one runs; so is an
 # archive that cannot be written.
@@ -21,6 +22,22 @@ export XDG_CACHE_HOME="$PWD/results/cache"
 failed=""
 unpacked=""
 
+# A file that grows meanwhile is status 1, and in the archive as far as it was.
+pack() {
+  local new="$archive.$BASHPID"
+  tar -czf "$new" results
+  [ $? -le 1 ] && mv "$new" "$archive" && return
+  rm -f "$new"
+  return 1
+}
+
+if command -v nvidia-smi >/dev/null; then
+  timeout 600 nvidia-smi --format=csv --loop=1 \
+    --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu >results/clocks.csv &
+fi
+while sleep 10 && kill -0 $$; do pack; done >/dev/null 2>&1 &
+trap 'kill $(jobs -p) 2>/dev/null' EXIT
+
 # step NAME SECONDS COMMAND...
 step() {
   local name=$1 seconds=$2 start=$SECONDS
@@ -30,8 +47,7 @@ step() {
   echo "$name: exit status $status, $((SECONDS - start)) s"
   tail -n 40 "results/$name.txt"
   [ "$status" -eq 0 ] || failed="$failed $name"
-  tar -czf "$archive.new" results && mv "$archive.new" "$archive" && unpacked="" ||
-    unpacked=" archive"
+  pack && unpacked="" || unpacked=" archive"
 }
 
 # A deadline ends before the time of its step, with what was measured.
