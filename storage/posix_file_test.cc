@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -452,6 +453,19 @@ TEST_F(DualFileTest, OffsetsBeyondTheSystemsAreTooBig) {
     EXPECT_EQ(file_->ReadAt(offset, memory_.span().first(65'536), &found), EFBIG);
   }
   EXPECT_EQ(kernel.calls, 0);
+}
+
+// What the system could not write, it may have given up: the next call would report nothing.
+TEST(PosixWritableFileTest, ASyncThatFailedIsNotForgotten) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const ScopedFd reader(ends[0]);
+  PosixWritableFile file("file", ScopedFd(ends[1]), ScopedFd(), {}, nullptr);
+  EXPECT_FALSE(file.Sync().ok()) << "a pipe cannot be synced";
+  const ScopedFd other(open(::testing::TempDir().c_str(), O_TMPFILE | O_RDWR, 0600));
+  ASSERT_TRUE(other.valid());
+  ASSERT_EQ(dup2(other.get(), ends[1]), ends[1]);
+  EXPECT_FALSE(file.Sync().ok());
 }
 
 TEST(BouncePoolTest, NeverLendsMoreThanItsBound) {

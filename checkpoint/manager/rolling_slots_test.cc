@@ -101,6 +101,21 @@ std::unique_ptr<JobSaves> OpenJob(Storage& storage, const RetentionOptions& keep
   return OrFail(JobSaves::Open(shared, nullptr, options));
 }
 
+TEST(RollingSlotTest, SavesInTheBackgroundGoToTheSlotsToo) {
+  MemoryStorage memory;
+  CheckpointManagerOptions options;
+  options.background.emplace();
+  options.schedule = {.interval_steps = 3, .rolling_interval_steps = 1, .last_step = 9};
+  const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), &memory);
+  const auto manager = OrFail(JobSaves::Open(shared, nullptr, options));
+  std::vector<float> elements(64);
+  for (const int64_t step : {1, 2, 3}) {
+    ASSERT_OK(manager->TrySave({.step = step}, OneTensor(elements)));
+    manager->Finish();
+  }
+  EXPECT_THAT(*memory.List(""), ElementsAre("rolling-0/", "rolling-1/", "step-00000003/"));
+}
+
 TEST(RollingSlotTest, ACheckpointThatCannotBeDeletedIsInNoSavesWay) {
   MemoryStorage memory;
   FaultInjectingStorage storage(memory);

@@ -106,6 +106,7 @@ TEST_P(StorageConformance, TheHintDoesNotDetermineTheLength) {
       ASSERT_OK(file->WriteAt(0, Bytes(std::string_view(contents))));
       if (sync) {
         ASSERT_OK(file->Sync());
+        ExpectSameBytes(Get("file"), contents, std::to_string(hint));
         const absl::Status changed = file->WriteAt(70'001, Bytes("tail"));
         EXPECT_EQ(changed.code(), traits().files_change_after_sync
                                       ? absl::StatusCode::kOk

@@ -11,6 +11,7 @@ FIELDS = {
     "eval": ("eval_loss_bits", "tokens", "best"),
 }
 MANIFEST = "manifest.pb"
+TOMBSTONE = b"TESSERA tombstone "  # what begins a manifest of a save that was given up
 
 
 class Violation(Exception):
@@ -62,12 +63,20 @@ def step_directories(folder):
     return found
 
 
+def is_committed(directory):
+    try:
+        with open(os.path.join(directory, MANIFEST), "rb") as manifest:
+            return manifest.read(len(TOMBSTONE)) != TOMBSTONE
+    except FileNotFoundError:
+        return False
+
+
 def committed(folder):
     """The checkpoints that have a manifest, by a look of our own at the folder: their steps in
     ascending order, each with its directory."""
     return sorted((int(os.path.basename(path).removeprefix("step-")), path)
                   for path, _ in step_directories(folder)
-                  if os.path.exists(os.path.join(path, MANIFEST)))
+                  if is_committed(path))
 
 
 def quarantined(folder):

@@ -17,13 +17,14 @@ import settings
 
 
 def find_checkpoints():
-    """In the folder, in a slot, and in an attempt's folder of a slot."""
+    """In the folder, in a slot, and in an attempt's folder of a slot. A tombstone is none."""
     with tempfile.TemporaryDirectory() as folder:
-        places = ["step-00000001", "rolling-0/step-00000002", "rolling-1/1a2b3c4d/step-00000003"]
+        places = ["step-00000001", "rolling-0/step-00000002", "rolling-1/1a2b3c4d/step-00000003",
+                  "rolling-1/5e6f7081/step-00000004"]
         for place in places:
             os.makedirs(os.path.join(folder, place))
-            with open(os.path.join(folder, place, history.MANIFEST), "w", encoding="utf-8"):
-                pass
+            with open(os.path.join(folder, place, history.MANIFEST), "wb") as manifest:
+                manifest.write(history.TOMBSTONE if place == places[3] else b"TESSER\n")
         found = history.committed(folder)
         if found != [(step, os.path.join(folder, places[step - 1])) for step in (1, 2, 3)]:
             sys.exit(f"found of {places}: {found}")
