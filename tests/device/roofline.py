@@ -2,11 +2,11 @@
 
 roofline.py OBJECT...: objects of kernels, as nvcc wrote them.
 
-Instructions and products of attention are counted in the loops of the compiled kernels; bytes and
-the products of cuBLASLt follow from shapes. A kernel takes as long as the scarcest of what it
-needs: issue slots, tensor cores or one of the memories, at shares of their rates that were measured
-on an H200 (`measured/`); on an A100 they are assumptions. What is outside of attention's loops
-takes nothing. Prints tables for docs/gpus.md.
+Instructions and products of attention are counted along the longest path through the loops of the
+compiled kernels; bytes and the products of cuBLASLt follow from shapes. A kernel takes as long as
+the scarcest of what it needs: issue slots, tensor cores or one of the memories, at shares of their
+rates that were measured on an H200 (`measured/`); on an A100 they are assumptions. What is outside
+of attention's loops takes nothing. Prints tables for docs/gpus.md.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ SCANNED_IDS, SORTED_ROWS, ADDED_ROWS = 8192, 1024, 8  # of a step of the embeddi
 # Assumed: what the most frequent id has of all tokens, and the time of a step. With these, 1.4 ms
 # are what the measured kernels took, in steps of 1024 ids, 64 rows and one row.
 FREQUENT, STEP = 1 / 40, 0.53e-6
-# Assumed: how much longer kernels take in a run than one at a time, and the time between launches.
-# With these, a micro-batch of GPT-2 124M takes what was measured.
-RUN_FACTOR, GAP = 1.043, 12e-6
+# Assumed: the time between launches that are queued. How much longer kernels take in a run than one
+# at a time is then what GPT-2 124M took beyond its kernels.
+RUN_FACTOR, GAP = 1.091, 1.5e-6
 PRODUCT_FLOPS = 2 * 16 * 8 * 16
 
 
@@ -40,12 +40,15 @@ class Gpu:
     mma_share: float  # of `flops`, that mma.sync reaches
     product_share: float  # of `flops`, that cuBLASLt reaches in layers
     head_share: float  # and in the head, whose products are larger
-    issue_share: float = 0.48  # of four instructions a cycle and multiprocessor
+    issue_share: float = 0.42  # of four instructions a cycle and multiprocessor
     bandwidth_share: float = 0.77
+    product_rate: float = 0  # that large products were measured to have; 0: not measured
 
 
 GPUS = {
-    "H200": Gpu("sm_90", 132, 1.83e9, 989e12, 4.8e12, 5.5e12, 0.55, 0.70, 0.80),
+    "H200": Gpu(
+        "sm_90", 132, 1.83e9, 989e12, 4.8e12, 5.5e12, 0.55, 0.70, 0.80, product_rate=796e12
+    ),
     "A100": Gpu("sm_80", 108, 1.41e9, 312e12, 2.04e12, 4e12, 0.80, 0.80, 0.80),
 }
 
@@ -69,6 +72,12 @@ class Shape:
 
     def launches(self):
         return 34 * self.layers + 65  # as many as of GPT-2 124M were measured
+
+    def flops(self):
+        """As `train` counts them for the share of the rate of products."""
+        weights = self.layers * self.layer_weights() + self.vocabulary * self.channels
+        scores = self.layers * self.heads * self.head_size * (self.sequence + 1)
+        return 6 * self.tokens() * (weights + scores)
 
     def layer_weights(self):
         kv = self.kv_heads * self.head_size
@@ -136,6 +145,7 @@ ATTENTION = {
 KIND = re.compile(r"AttentionKind<\(AttentionPass\)(\d), (\d+), false, BFloat16>")
 WARPGROUPS = re.compile(r"WarpgroupKind<\(AttentionPass\)(\d), (\d+)>")
 FIRST_BY_WARPGROUPS = 4
+BY_WARPGROUPS = {ATTENTION[i].name for i in range(3)}  # which they replace
 
 
 def attention_loops(objects):
@@ -249,6 +259,7 @@ def table(title, loops, shape):
         "| --- " * (5 + len(names)) + "|",
     ]
     sums = dict.fromkeys(names, 0.0)
+    by_warpgroups = 0.0  # what kernels by warpgroups take beyond those that they replace
 
     def figure(x):
         return f"{x:.2f}" if x else ""
@@ -263,6 +274,10 @@ def table(title, loops, shape):
             milliseconds[names[-1]] = measured_ms(measured, work, shape)
         for name, value in milliseconds.items():
             sums[name] += 0 if work.instead else value
+        if work.by_warpgroups:
+            by_warpgroups += milliseconds["H200 ms"]
+        elif work.name in BY_WARPGROUPS:
+            by_warpgroups -= milliseconds["H200 ms"]
         cells = [
             work.name + " (instead)" * work.instead,
             figure(work.instructions.get("sm_90", 0) / 1e9),
@@ -283,6 +298,14 @@ def table(title, loops, shape):
     rates = [f"{shape.tokens() / sums[name]:.0f}" for name in names]
     lines.append("| all | | | | | " + " | ".join(f"{sums[name]:.1f}" for name in names) + " |")
     lines.append("| thousands of tokens a second | | | | | " + " | ".join(rates) + " |")
+    gpu = GPUS["H200"]
+    by_warpgroups = sums["H200 ms"] + RUN_FACTOR * by_warpgroups
+    for what, time in (
+        ("share of the rate of products", sums["H200 ms"]),
+        (f"the same in {by_warpgroups:.1f} ms, attention by warpgroups", by_warpgroups),
+    ):
+        share = shape.flops() / gpu.product_rate / time * 1e3
+        lines.append(f"| {what} | | | | | {share:.2f} |" + " |" * (len(names) - 1))
     return "\n".join(lines)
 
 
