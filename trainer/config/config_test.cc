@@ -335,7 +335,8 @@ TEST(ResolveConfigTest, TopologyInOneWord) {
   EXPECT_EQ(
       std::string(
           ResolveFile(kSize, {"--topology=dp2", "--data-parallel-size=4"}).status().message()),
-      "data_parallel_size=4, but topology=dp2 has 2 (--data-parallel-size=4, --topology=dp2)");
+      "data_parallel_size=4, but topology=dp2 has 2; dp4 has 4 (--data-parallel-size=4, "
+      "--topology=dp2)");
   // A flag's size replaces that of a file's name.
   ASSERT_OK_AND_ASSIGN(const TrainConfig with_sequence,
                        ResolveFile("parallel { topology: \"tp2\" }\n", {"--sequence-parallel"}));

@@ -174,9 +174,9 @@ const Contradiction kContradictions[] = {
      "  min_lr=0.001 is more than lr=0.0001"},
     // Topologies.
     {{"--topology=tp2", "--sequence-parallel"},
-     "sequence_parallel=true, but topology=tp2 has false"},
+     "sequence_parallel=true, but topology=tp2 has false; tp2_sp has true"},
     {{"--data-parallel-size=4", "--topology=dp2_zero2"},
-     "data_parallel_size=4, but topology=dp2_zero2 has 2"},
+     "data_parallel_size=4, but topology=dp2_zero2 has 2; dp4_zero2 has 4"},
     // Sampling.
     {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
     {{"--exact-products", "--device=cuda", "--bf16"},

@@ -324,8 +324,11 @@ absl::Status ReplaceTopology(const Origins& origins, ParallelConfig* parallel) {
     const bool size_is_flag = IsByFlag(origins, size->name());
     if (value == of_name || (name_is_flag && !size_is_flag)) continue;
     if (name_is_flag == size_is_flag) {
+      TrainConfig agrees;
+      *agrees.mutable_parallel() = named;
+      agrees.mutable_parallel()->MergeFrom(*parallel);
       return Wrong(size->name(), "=", value, ", but topology=", parallel->topology(), " has ",
-                   of_name);
+                   of_name, "; ", ToString(ConfigTopology(agrees)), " has ", value);
     }
     named.GetReflection()->ClearField(&named, size);
   }
