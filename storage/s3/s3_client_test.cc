@@ -171,9 +171,7 @@ TEST_F(S3ClientTest, ARequestThatArrivesTooLateIsSignedAgain) {
   Fail({.status = 403, .code = "RequestTimeTooSkewed"});
   EXPECT_OK(client_.PutIf("late", Bytes("1"), ""));
   Fail({.status = 403, .code = "RequestTimeTooSkewed", .times = 1000});
-  ClientOptions options = server_.ForClient();
-  options.timeout = absl::Milliseconds(50);
-  const absl::Status status = S3Client(options).Put("late", Bytes("2"));
+  const absl::Status status = S3Client(server_.ForImpatientClient()).Put("late", Bytes("2"));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
@@ -190,21 +188,26 @@ TEST_F(S3ClientTest, WhatDoesNotPassIsNotRepeated) {
 TEST_F(S3ClientTest, ThereIsADeadline) {
   Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
   ClientOptions options = server_.ForClient();
-  options.timeout = absl::Milliseconds(100);
-  S3Client client(options);
-  const absl::Status status = client.Put("a", {});
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  options.timeout = absl::Milliseconds(50);
+  absl::Status status;
+  for (int64_t requests = 0; requests < 2; options.timeout *= 2) {  // until the machine sends two
+    S3Client client(options);
+    status = client.Put("a", {});
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    requests = client.request_count();
+  }
   for (const char* part : {"503 SlowDown", "attempts", "http://127.0.0.1"}) {
     EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
   }
-  EXPECT_GT(client.request_count(), 1);
 }
 
 TEST_F(S3ClientTest, AStalledAnswerIsAbandoned) {
   server_.PutObject("key", "contents");
   Fail({.kind = FaultKind::kStall, .method = "GET"});
+  ClientOptions options = server_.ForClient();
+  options.stall_timeout = absl::Seconds(1);
   std::string out(8, '\0');
-  ASSERT_OK(client_.Get("key", "", 0, Bytes(out)));
+  ASSERT_OK(S3Client(options).Get("key", "", 0, Bytes(out)));
   EXPECT_EQ(out, "contents");
   EXPECT_EQ(server_.fault_count(), 1);
 }
@@ -358,14 +361,13 @@ TEST_F(S3ClientTest, CredentialsAreRenewedBeforeTheyExpireByOneThread) {
   EXPECT_EQ(server_.requests().size(), 9) << "none was refused";
 }
 
-// For five minutes otherwise.
+// For hours otherwise.
 TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
   Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
   ClientOptions options = server_.ForClient();
-  options.min_backoff = options.max_backoff = absl::Minutes(4);
-  options.timeout = options.stall_timeout = absl::Minutes(5);
+  options.min_backoff = options.max_backoff = absl::Hours(4);
+  options.timeout = options.stall_timeout = absl::Hours(5);
   S3Client refused(options), stalled(options);
-  const absl::Time start = absl::Now();
   std::thread waits([&] { EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a", ""))); });
   while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
   refused.Abandon();
@@ -379,7 +381,6 @@ TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
   while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
   stalled.Abandon();
   hangs.join();
-  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
   EXPECT_OK(stalled.PutIf("b", Bytes("2"), "")) << "the store answers";
 }
 

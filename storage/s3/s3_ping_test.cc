@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "absl/time/clock.h"
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "storage/s3/s3_storage.h"
@@ -28,14 +27,12 @@ class S3PingTest : public testing::TestWithParam<PingCase> {};
 TEST_P(S3PingTest, SaysWhatIsWrong) {
   const PingCase& ping = GetParam();
   S3Server server(ping.server);
-  S3StorageOptions options = {.client = server.ForClient(), .prefix = "run", .create_root = true};
-  options.ping_timeout = absl::Milliseconds(500);
+  S3StorageOptions options = {
+      .client = server.ForImpatientClient(), .prefix = "run", .create_root = true};
   ping.change(options.client);
-  const absl::Time start = absl::Now();
   const auto storage = OpenS3Storage(options);
   EXPECT_EQ(storage.status().code(), ping.code) << storage.status();
   EXPECT_NE(storage.status().ToString().find(ping.message), std::string::npos) << storage.status();
-  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
 }
 
 void Unchanged(s3::ClientOptions& /*options*/) {}
@@ -126,7 +123,10 @@ INSTANTIATE_TEST_SUITE_P(
                              "http://127.0.0.1:1"},
                     PingCase{"NoTls",
                              {},
-                             [](s3::ClientOptions& o) { o.endpoint.replace(0, 4, "https"); },
+                             [](s3::ClientOptions& o) {
+                               o.endpoint.replace(0, 4, "https");
+                               o.connect_timeout = absl::Milliseconds(50);
+                             },
                              absl::StatusCode::kUnavailable,
                              "https://127.0.0.1"}),
     [](const auto& info) { return std::string(info.param.name); });

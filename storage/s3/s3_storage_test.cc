@@ -247,9 +247,8 @@ TEST_F(S3StorageTest, AKnownChecksumGoesWithThePart) {
     return crcs;
   };
   const auto write = [&](uint64_t chunk_bytes, const std::vector<uint32_t>& crcs) {
-    S3StorageOptions options = {.client = server_.ForClient(), .part_bytes = part};
-    options.client.timeout = absl::Milliseconds(300);
-    const auto storage = *OpenS3Storage(options);
+    const auto storage =
+        *OpenS3Storage({.client = server_.ForImpatientClient(), .part_bytes = part});
     const auto file = *storage->Create("file", contents.size());
     const absl::Status written = file->WriteCheckedAt(0, AsBytes(contents), {chunk_bytes, crcs});
     return written.ok() ? file->Close() : written;

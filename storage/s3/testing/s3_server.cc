@@ -75,10 +75,14 @@ ClientOptions S3Server::ForClient() const {
           .credentials = options_.credentials,
           .virtual_host = virtual_host,
           .dialect = dialects[static_cast<int>(options_.vendor)],
-          .timeout = absl::Seconds(20),
-          .stall_timeout = absl::Seconds(1),
           .min_backoff = absl::Milliseconds(1),
           .max_backoff = absl::Milliseconds(20)};
+}
+
+ClientOptions S3Server::ForImpatientClient() const {
+  ClientOptions options = ForClient();
+  options.min_backoff = options.max_backoff = 4 * options.timeout;
+  return options;
 }
 
 void S3Server::SetCredentials(Credentials credentials) {

@@ -94,6 +94,8 @@ class S3Server {
   void WaitUntilIdle();
   // Returns options of a client that may do everything, with pauses short enough for tests.
   ClientOptions ForClient() const;
+  // Returns options of a client that repeats no request: it gives up where it would pause.
+  ClientOptions ForImpatientClient() const;
 
   // Accepts only these credentials from now on. The token of earlier ones has expired.
   void SetCredentials(Credentials credentials);
