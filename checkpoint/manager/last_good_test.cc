@@ -34,7 +34,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-// Holds up the files of a step until it is let go, or for half a second.
+// Holds up the files of a step until it is let go, or for a moment.
 class HeldUpStorage final : public ForwardingStorage {
  public:
   HeldUpStorage(Storage& base, std::string step)
@@ -42,7 +42,7 @@ class HeldUpStorage final : public ForwardingStorage {
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override {
-    if (path.starts_with(step_)) let_go_.WaitForNotificationWithTimeout(absl::Milliseconds(500));
+    if (path.starts_with(step_)) let_go_.WaitForNotificationWithTimeout(absl::Milliseconds(50));
     return ForwardingStorage::Create(path, size_hint_bytes);
   }
   void LetGo() { let_go_.Notify(); }

@@ -50,18 +50,13 @@ class StopFileTest : public ::testing::Test {
 
   // Polls until the version is `version`; returns the step of that one.
   static int64_t Await(StopFile& file, int64_t version) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (std::chrono::steady_clock::now() < deadline) {
-      const StopRequest request = file.Poll();
-      if (request.version >= version) {
-        EXPECT_EQ(request.version, version);
-        return request.step;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    ADD_FAILURE() << "version " << version << " was never read";
-    return 0;
+    StopRequest request = file.Poll();
+    for (; request.version < version; request = file.Poll()) Pause();
+    EXPECT_EQ(request.version, version);
+    return request.step;
   }
+
+  static void Pause() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
   std::string path_;
 };
@@ -140,10 +135,7 @@ TEST_F(StopFileTest, AFolderThatIsRenamedKeepsItsRequests) {
   for (int i = 0; i < 20; ++i) file.Poll();
   EXPECT_EQ(file.TakeNote(), "");
   std::filesystem::remove_all(folder.File("moved"));  // the name is all that is left
-  for (int i = 0; i < 30'000 && file.Poll().step != 99; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  EXPECT_EQ(file.Poll().step, 99);
+  while (file.Poll().step != 99) Pause();
 }
 
 // Most starts are faster than the thread that reads.
@@ -162,10 +154,7 @@ TEST_F(StopFileTest, ItsThreadEndsWithIt) {
   };
   const auto before = count_threads();
   StopFile(path_, "", absl::Seconds(60));
-  for (int i = 0; i < 10'000 && count_threads() > before; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  EXPECT_LE(count_threads(), before);
+  while (count_threads() > before) Pause();
 }
 
 }  // namespace

@@ -398,7 +398,6 @@ TEST(LoadOptionsTest, OptionsThatCountForAllRanksAreTheSameOnAllOfThem) {
     RunRanks(3, [&, option = option, text = text](ProcessGroup& group) {
       std::vector<float> loaded(64);
       LoadOptions options;
-      options.timeout = absl::Seconds(2);
       if (group.rank() == 2) options.*option = !(options.*option);
       const absl::Status status =
           LoadCheckpoint(storage, StepDirectoryName(1), OneTensor(loaded), On(group, options))

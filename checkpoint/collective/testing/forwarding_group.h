@@ -46,6 +46,25 @@ class ForwardingGroup : public ProcessGroup {
   ProcessGroup& base_;
 };
 
+// Misses a rank after a moment instead of the whole timeout, from its broadcast number `after` on.
+// The ranks may be as slow as they like before.
+class ImpatientGroup final : public ForwardingGroup {
+ public:
+  ImpatientGroup(ProcessGroup& base, int after) : ForwardingGroup(base), left_(after) {}
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration timeout) override {
+    return ForwardingGroup::Gather(mine, left_ > 0 ? timeout : absl::Milliseconds(20));
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration timeout) override {
+    --left_;
+    return ForwardingGroup::Broadcast(from_rank_0, timeout);
+  }
+
+ private:
+  int left_;
+};
+
 }  // namespace tessera::ckpt
 
 #endif  // TESSERA_CHECKPOINT_COLLECTIVE_TESTING_FORWARDING_GROUP_H_
