@@ -9,5 +9,5 @@ for ranks in 1 2 3 5; do
   mpirun --oversubscribe --bind-to none -n "$ranks" "$main" conformance "$TEST_TMPDIR/of-$ranks"
 done
 # Ends as a job does that has lost a rank: mpirun complains.
-timeout 60 mpirun --oversubscribe --bind-to none -n 3 "$main" missing "$TEST_TMPDIR/told" || true
+mpirun --oversubscribe --bind-to none -n 3 "$main" missing "$TEST_TMPDIR/told" || true
 ls "$TEST_TMPDIR/told-0" "$TEST_TMPDIR/told-2"

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Real processes that die, stop, fail or are late: the others end within the bound (4 s in
-# mpi_test_main, plus what mpirun needs), with one message that names the rank. The cases do little
-# but wait: they run at the same time.
+# Real processes that die, stop, fail or are late: the others end at the bound (4 s in
+# mpi_test_main), with one message that names the rank. The cases do little but wait: they run at
+# the same time.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # Names of Open MPI's files contain a process id, which other tests' sandboxes use, too.
 export TMPDIR=$TEST_TMPDIR OMPI_MCA_btl_vader_backing_directory=$TEST_TMPDIR
 main=$1
-readonly max_seconds=50
+readonly patience=$((TEST_TIMEOUT - 30))  # for jobs that would never end
 failures=0
 
 fail() {
@@ -26,10 +26,10 @@ run() {
     shift
   done
   shift
-  local start=$SECONDS
-  output=$(timeout 60 mpirun --oversubscribe --bind-to none "${options[@]}" -n 4 "$main" "$@" 2>&1)
+  output=$(timeout "$patience" mpirun --oversubscribe --bind-to none "${options[@]}" -n 4 "$main" \
+    "$@" 2>&1)
   code=$?
-  ((SECONDS - start <= max_seconds)) || fail "$name: took $((SECONDS - start)) s"
+  ((code != 124)) || fail "$name: does not end"
 }
 
 # Checks that exactly one rank prints a message, and that it matches.
@@ -95,8 +95,8 @@ unnoticed_death() {
 # for them and prints nothing.
 no_reader() {
   # shellcheck disable=SC2016  # expanded by the ranks
-  output=$(timeout --kill-after=5 60 mpirun --oversubscribe --bind-to none --enable-recovery -n 4 \
-    sh -c 'exec "$0" "$@" 2>'"$folder/full" "$main" "$@" 2>&1)
+  output=$(timeout --kill-after=5 "$patience" mpirun --oversubscribe --bind-to none \
+    --enable-recovery -n 4 sh -c 'exec "$0" "$@" 2>'"$folder/full" "$main" "$@" 2>&1)
   code=$?
   ((code != 124 && code != 137)) || fail "no reader: $*: does not end"
 }

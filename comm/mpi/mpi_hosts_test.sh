@@ -16,7 +16,8 @@ if [[ ${2:-} != inside ]]; then
 fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-folder=$(mktemp -d /tmp/mpi_hosts.XXXXXX)
+folder=$(mktemp -d "$TEST_TMPDIR/XXX")
+readonly patience=$((TEST_TIMEOUT - 30))  # for jobs that would never end
 # Open MPI names its files after the user id, which is 0 in here for every user outside.
 export TMPDIR=$folder OMPI_MCA_btl_vader_backing_directory=$folder
 holders=()
@@ -38,7 +39,7 @@ ipv6=$(cat /proc/net/if_inet6 2>/dev/null || true)
 [[ -z $ipv6 ]] || ip address add "$network6:254/64" dev switch nodad
 ip link set switch up
 for ((i = 1; i <= nodes; ++i)); do
-  unshare --net --uts sleep 600 &
+  unshare --net --uts sleep infinity &
   holders+=($!)
   # Waits until the process is in its namespaces.
   while [[ $(readlink "/proc/$!/ns/net") == "$(readlink /proc/self/ns/net)" ||
@@ -70,8 +71,8 @@ networks=(--mca oob_tcp_if_include "$network.0/24" --mca btl_tcp_if_include "$ne
 launch() {
   local ranks=$1
   shift
-  output=$(timeout 60 mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
-    "${networks[@]}" --bind-to none -n "$ranks" "$@" 2>&1)
+  output=$(timeout "$patience" mpirun --hostfile "$folder/hosts" \
+    --mca plm_rsh_agent "$folder/agent" "${networks[@]}" --bind-to none -n "$ranks" "$@" 2>&1)
   code=$?
 }
 
@@ -82,7 +83,7 @@ launch_unattended() {
   shift 2
   local printed
   printed=$(mktemp "$folder/printed.XXXXXX")
-  timeout 60 mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
+  timeout "$patience" mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
     "${networks[@]}" --bind-to none --enable-recovery -n "$ranks" "$@" >>"$printed" 2>&1 &
   local launcher=$!
   while kill -0 "$launcher" 2>/dev/null && ! grep -Eq "$pattern" "$printed"; do

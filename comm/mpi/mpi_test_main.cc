@@ -69,7 +69,8 @@ int main(int argc, char** argv) {
   const std::string culprit = argc > 2 ? argv[2] : "all";
   tessera::CommOptions options;
   const bool suite = which == "conformance" || which == "parts";
-  options.timeout = suite ? absl::Seconds(60) : absl::Seconds(4);
+  const bool is_missed = which == "stop" || which == "late";
+  options.timeout = is_missed ? absl::Seconds(4) : absl::Minutes(2);
   if (which == "parts") options.part_bytes = 1000;
   if (which == "absent") {
     options.start_timeout = absl::Seconds(3);
