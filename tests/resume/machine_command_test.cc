@@ -163,7 +163,7 @@ TEST_F(MachineCommandTest, ASecondRunTouchesNothingOfTheFirst) {
     EXPECT_TRUE(second[i].WaitUntil([&] { return Count(ReadFile(output), "waiting up to ") > 0; }));
     const int64_t before = RecordCount(name(i));
     first[i].Kill(SIGCONT);
-    EXPECT_TRUE(second[i].WaitUntil([&] { return RecordCount(name(i)) >= before + 20; }));
+    EXPECT_TRUE(first[i].WaitUntil([&] { return RecordCount(name(i)) >= before + 20; }));
     first[i].Kill(SIGSTOP);
   }
   for (int i = 0; i < kPairs; ++i) {

@@ -59,8 +59,7 @@ class ReplicasCommandTest : public CommandTest {
     }
   }
 
-  const TestFolder own_memory_{"/dev/shm"};
-  const fs::path memory_ = own_memory_.path();
+  const fs::path memory_ = root_ / "memory";
   int steps_ = 0;
 };
 

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -32,7 +34,7 @@ using ::testing::HasSubstr;
 // Inner dimensions beyond 252, for which oneDNN's products without AVX-512 switch to another stack,
 // and beyond 84, for which those with it do.
 const Words kLongProducts = {"--seq-length=64", "--micro-batch-size=4"};
-constexpr int kSignalledSteps = 20;
+constexpr int kSignalledSteps = 20, kSignals = 100;
 
 uint64_t Bits(const sigset_t& signals) {
   uint64_t bits = 0;
@@ -67,6 +69,7 @@ class SignalsCommandTest : public CommandTest {
   void TearDown() override {
     unsetenv("ONEDNN_MAX_CPU_ISA");
     unsetenv("LD_PRELOAD");
+    unsetenv("SLOW_DISK_GATE");
     CommandTest::TearDown();
   }
 
@@ -84,18 +87,28 @@ class SignalsCommandTest : public CommandTest {
     return losses;
   }
 
-  // Keeps sending the signal to the processes that catch it until `process` has ended. Returns how
-  // often.
-  static int SendUntilTheEnd(const Process& process, const std::set<pid_t>& to, int signal) {
-    int sent = 0;
-    while (!process.Ended()) {
+  // Keeps sending the signal to the processes that catch it, until `process` has ended. Calls
+  // `enough` when there were kSignals of them, and again and again from then on.
+  static void SendUntilTheEnd(const Process& process, const std::set<pid_t>& to, int signal,
+                              const std::function<void()>& enough) {
+    for (int sent = 0; !process.Ended();) {
       for (const pid_t one : to) {
         if (Catches(one, signal) && kill(one, signal) == 0) ++sent;
       }
+      if (sent >= kSignals) enough();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
-    return sent;
   }
+  // Starts a run that signals stop, and that cannot end before OpenGate(): its last save waits.
+  Process StartBehindGate(const std::string& run, const Words& command) const {
+    setenv("LD_PRELOAD", Runfile("tests/resume/slow_disk.so").c_str(), 1);
+    setenv("SLOW_DISK_GATE", Gate(run).c_str(), 1);
+    Process process(command, root_);
+    unsetenv("LD_PRELOAD");
+    return process;
+  }
+  void OpenGate(const std::string& run) const { std::ofstream(Gate(run)) << "open"; }
+  fs::path Gate(const std::string& run) const { return root_ / (run + ".gate"); }
 
   // Its numbers equal those of the first steps of the undisturbed run.
   void ExpectBeginning(const std::string& run, const std::map<int64_t, std::string>& undisturbed) {
@@ -232,13 +245,14 @@ TEST_F(SignalsCommandTest, AProfilerChangesNoNumber) {
     const std::map<int64_t, std::string> undisturbed = Undisturbed("undisturbed" + instructions);
     const std::string run = "profiled" + instructions;
     setenv("LD_PRELOAD", Runfile("tests/resume/profiler.so").c_str(), 1);
-    const Process process(LongAlone(run, {"--train-iters=" + std::to_string(kSignalledSteps)}),
-                          root_);
+    const Process process(LongAlone(run, {"--train-iters=1000000"}), root_);
     unsetenv("LD_PRELOAD");
-    EXPECT_GE(SendUntilTheEnd(process, {process.pid()}, SIGPROF), 100);
+    SendUntilTheEnd(process, {process.pid()}, SIGPROF, [&] {
+      if (RecordCount(run) >= kSignalledSteps) process.Kill(SIGUSR2);
+    });
     const Result result = process.Wait();
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_EQ(Losses(run), undisturbed);
+    EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+    ExpectBeginning(run, undisturbed);
     losses.insert(undisturbed);
   }
   if (EffectiveCpuLevel() == CpuLevel::kAvx512) {
@@ -251,21 +265,20 @@ TEST_F(SignalsCommandTest, StopSignalsOnAndOn) {
     SCOPED_TRACE(instructions);
     setenv("ONEDNN_MAX_CPU_ISA", instructions.c_str(), 1);
     const std::map<int64_t, std::string> undisturbed = Undisturbed("undisturbed" + instructions);
-    int sent = 0;
     for (int attempt = 0; attempt < 2; ++attempt) {
       const bool at_start = attempt % 2 == 0;
       const std::string run = "stopped" + instructions + std::to_string(attempt);
-      const Process process(LongAlone(run, {"--train-iters=1000000"}), root_);
+      const Process process =
+          StartBehindGate(run, LongAlone(run, Saving(run, 1000000, {"--save-interval=1000000"})));
       if (!at_start) process.WaitUntil([&] { return RecordCount(run) > 0; });
       const int signal = at_start ? SIGUSR1 : SIGUSR2;
-      sent += SendUntilTheEnd(process, {process.pid()}, signal);
+      SendUntilTheEnd(process, {process.pid()}, signal, [&] { OpenGate(run); });
       const int meant = signal == SIGUSR1 ? SIGINT : SIGTERM;
       const Result result = process.Wait();
       EXPECT_EQ(result.exit_code, 128 + meant) << result.err;
       EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(meant)));
       ExpectBeginning(run, undisturbed);
     }
-    EXPECT_GE(sent, 100);
   }
 }
 
@@ -274,15 +287,16 @@ TEST_F(SignalsCommandTest, StopSignalsToRanks) {
   for (const std::string& instructions : InstructionSets()) {
     SCOPED_TRACE(instructions);
     setenv("ONEDNN_MAX_CPU_ISA", instructions.c_str(), 1);
-    Words flags = {"--train-iters=1000000", "--data-parallel-size=2"};
-    flags.insert(flags.end(), kLongProducts.begin(), kLongProducts.end());
-    const Process process(Mpirun(2, flags), root_);
+    const std::string run = "stopped" + instructions;
+    const Words flags = {"--data-parallel-size=2", "--save-interval=1000000"};
+    const Process process =
+        StartBehindGate(run, Mpirun(2, Joined(kLongProducts, Saving(run, 1000000, flags))));
     std::set<pid_t> ranks;
     while (ranks.size() < 2 && !process.Ended()) {
       ranks = {FindRank(0), FindRank(1)};
       ranks.erase(-1);
     }
-    EXPECT_GE(SendUntilTheEnd(process, ranks, SIGUSR1), 100);
+    SendUntilTheEnd(process, ranks, SIGUSR1, [&] { OpenGate(run); });
     const Result result = process.Wait();
     EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
     EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(SIGINT)));
@@ -293,8 +307,12 @@ TEST_F(SignalsCommandTest, StopSignalsToRanks) {
 TEST_F(SignalsCommandTest, AnEvaluationStopsAtASignal) {
   const std::string valid = (root_ / "valid.bin").string();
   WriteRandomTokens(valid, /*vocabulary=*/100, /*count=*/2'000'000);
-  const Words flags = {"--data-parallel-size=2", "--valid-data-path=" + valid, "--eval-interval=2",
-                       "--eval-iters=800", "--save-interval=100"};
+  const auto command = [&](const std::string& run, const std::string& iterations) {
+    return Launcher(
+        Saving(run, 3,
+               {"--data-parallel-size=2", "--valid-data-path=" + valid, "--eval-interval=2",
+                "--eval-iters=" + iterations, "--save-interval=100"}));
+  };
   const auto evaluations = [&](const std::string& run) {
     std::vector<std::string> bits;
     for (const nlohmann::json& record : Records(run)) {
@@ -302,8 +320,8 @@ TEST_F(SignalsCommandTest, AnEvaluationStopsAtASignal) {
     }
     return bits;
   };
-  MustRun(Launcher(Saving("whole", 3, flags)));
-  const Process process(Launcher(Saving("run", 3, flags)), root_);
+  MustRun(command("whole", "10"));
+  const Process process(command("run", "1000000"), root_);  // over all of the data
   EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("run") == 2; }));
   kill(FindRank(1), SIGTERM);
   const Result result = process.Wait();
@@ -311,7 +329,7 @@ TEST_F(SignalsCommandTest, AnEvaluationStopsAtASignal) {
   EXPECT_THAT(result.out, HasSubstr("stopped by signal 15 after step 2"));
   EXPECT_EQ(RecordCount("run"), 2);
   EXPECT_EQ(Steps("run"), (std::set<int64_t>{2}));
-  MustRun(Launcher(Saving("run", 3, flags)));
+  MustRun(command("run", "10"));
   EXPECT_EQ(evaluations("whole").size(), 1);
   EXPECT_EQ(evaluations("run"), evaluations("whole"));
   EXPECT_EQ(Losses("run"), Losses("whole"));

@@ -87,13 +87,6 @@ namespace {
 
 const absl::Duration kTestBegan = SteadyNow();
 
-// Returns the time half a minute before Bazel ends this test without a word.
-absl::Duration TestDeadline() {
-  const char* const seconds = getenv("TEST_TIMEOUT");
-  if (seconds == nullptr) return absl::InfiniteDuration();
-  return kTestBegan + absl::Seconds(std::atoi(seconds) - 30);
-}
-
 bool IsNumber(const std::string& text) {
   return text.find_first_not_of("0123456789") == std::string::npos;
 }
@@ -147,7 +140,7 @@ bool Process::Ended() const {
 }
 
 Result Process::Wait() const {
-  while (!Ended() && SteadyNow() < TestDeadline()) SleepTwoMilliseconds();
+  while (!Ended() && IsInTime()) SleepTwoMilliseconds();
   if (!Ended()) {
     ADD_FAILURE() << "does not end:\n" << DescribeProcesses() << ReadFile(out_) << ReadFile(err_);
     Kill(SIGKILL);
@@ -157,6 +150,12 @@ Result Process::Wait() const {
   return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
           .out = ReadFile(out_),
           .err = ReadFile(err_)};
+}
+
+// Returns whether it is more than half a minute until Bazel ends this test without a word.
+bool Process::IsInTime() {
+  const char* const seconds = getenv("TEST_TIMEOUT");
+  return seconds == nullptr || SteadyNow() < kTestBegan + absl::Seconds(std::atoi(seconds) - 30);
 }
 
 void Process::SleepTwoMilliseconds() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }

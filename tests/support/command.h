@@ -63,15 +63,16 @@ class Process {
   // Expects that the process ends before Bazel ends the test. Kills it if it does not, and tells
   // what it waits for.
   Result Wait() const;
-  // Waits until the condition holds, the process has ended or a minute has passed; returns whether
-  // the condition holds.
+  // Waits until the condition holds, the process has ended, or Bazel is about to end the test;
+  // returns whether the condition holds.
   template <typename Condition>
   bool WaitUntil(const Condition& condition) const {
-    for (int i = 0; i < 30'000 && !condition() && !Ended(); ++i) SleepTwoMilliseconds();
+    while (!condition() && IsInTime() && !Ended()) SleepTwoMilliseconds();
     return condition();
   }
 
  private:
+  static bool IsInTime();
   static void SleepTwoMilliseconds();
 
   std::filesystem::path out_;
