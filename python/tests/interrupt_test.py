@@ -23,16 +23,35 @@ SIZE = 96 << 20  # many pieces for every thread
 
 
 class Interrupting:
-    """A progress function that sends SIGINT once, early, and waits until it has been seen."""
+    """A progress function that sends SIGINT once, early, and waits until it has been seen.
 
-    def __init__(self):
-        self.done = 0
+    Args:
+      begins: an event before which nothing is sent; by default, at once.
+    """
+
+    def __init__(self, begins=None):
+        self.done, self.begins = 0, begins
 
     def __call__(self, done, total):
         if self.done == 0:
+            if self.begins is not None:
+                wait(self.begins.is_set)
+                wait(lambda: _interrupt._running is not None)
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)  # another thread of Python tells the library
+            wait(was_seen)
         self.done = done
+
+
+def wait(condition):
+    while not condition():
+        time.sleep(0.001)
+
+
+def was_seen():
+    """Whether a thread of Python has told the library of SIGINT, unless a handler decides."""
+    decides = signal.getsignal(signal.SIGINT) not in (_interrupt._handle,
+                                                      signal.default_int_handler)
+    return decides or _interrupt._watcher._number.value != 0
 
 
 class InterruptTest(unittest.TestCase):
@@ -71,10 +90,11 @@ class InterruptTest(unittest.TestCase):
         self.assertEqual(self.state["x"][-1], np.float32(SIZE // 4 - 1))
 
     def test_a_save_in_the_background_ends_with_the_wait_for_it(self):
-        progress = Interrupting()
-        saver = tessera_ckpt.AsyncSaver(self.folder, progress=progress)
+        begins = threading.Event()
+        saver = tessera_ckpt.AsyncSaver(self.folder, progress=Interrupting(begins))
         with self.assertRaises(KeyboardInterrupt):
             saver.save(1, self.state)
+            begins.set()
             saver.finish()
         saver.finish()
         self.assertEqual(os.listdir(self.folder), [])
@@ -86,10 +106,12 @@ class InterruptTest(unittest.TestCase):
         begins = threading.Event()
 
         def progress(_done, _total):
-            if begins.wait(60) and not interrupts:
+            if not interrupts:
+                wait(begins.is_set)
+                wait(lambda: _interrupt._running is not None)
                 time.sleep(0.2)  # until save() waits in the library
                 interrupts.append(os.kill(os.getpid(), signal.SIGINT))
-                time.sleep(0.5)
+                wait(was_seen)
 
         interrupts = []
         saver = tessera_ckpt.AsyncSaver(self.folder, lazy_copy=True, progress=progress)
@@ -126,11 +148,8 @@ class InterruptTest(unittest.TestCase):
             with unittest.mock.patch.object(_interrupt, "_handle", lambda *_: None), (
                     self.assertRaises(KeyboardInterrupt)), _interrupt.cancelling() as number:
                 os.kill(os.getpid(), signal.SIGINT)
-                end = time.monotonic() + 100
-                while number.contents.value == 0 and time.monotonic() < end:
-                    time.sleep(0.001)
-                seen = number.contents.value
-            self.assertEqual(seen, 1)
+                wait(lambda: number.contents.value != 0)
+            self.assertEqual(number.contents.value, 1)
             with _interrupt.cancelling() as number:  # of which nothing is left
                 self.assertEqual(number.contents.value, 0)
 
