@@ -157,7 +157,7 @@ class PeerReplicasTest : public ::testing::Test {
              fs::copy_options::recursive);
   }
 
-  TestFolder root_{fs::exists("/dev/shm") ? "/dev/shm" : ::testing::TempDir()};
+  TestFolder root_;
   MemoryStorage store_;
   Storage* job_store_ = &store_;  // as jobs see it
 };
