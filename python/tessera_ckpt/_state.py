@@ -210,7 +210,7 @@ def _check_branch(node: Any, name: str) -> None:
 def is_leaf_tensor(value: Any) -> bool:
     """Whether a leaf is a tensor, or a part of one."""
     return type(value) not in _PLAIN and (
-        is_part(value) or (_tensors.is_tensor(value) and _tensors.inner_tensors(value) is None))
+        (_tensors.is_tensor(value) and _tensors.inner_tensors(value) is None) or is_part(value))
 
 
 def is_branch(value: Any) -> bool:
@@ -265,7 +265,8 @@ _SHARDS = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 
 
 def _says_shards(value: Any) -> bool:
-    return _tensors.torch_of(value) is not None and all(hasattr(value, each) for each in _SHARDS)
+    return (hasattr(value, _SHARDS[0]) and _tensors.torch_of(value) is not None
+            and all(hasattr(value, each) for each in _SHARDS))
 
 
 def _shards_of(value: Any, name: str) -> Iterator[_Part]:

@@ -310,7 +310,9 @@ def _torch_memory(tensor: Any, name: str, to_fill: bool = False) -> Memory:
     if tensor.device.type == "meta":
         raise InvalidArgumentError(f"{name}: a tensor on the meta device has no elements")
     dtype = _dtype(str(tensor.dtype).replace("torch.", ""), name)
-    host = target = tensor.detach().as_subclass(torch.Tensor)
+    host = target = tensor.detach()
+    if type(target) is not torch.Tensor:
+        host = target = target.as_subclass(torch.Tensor)
     device = device_of(target)
     on_device = target if device.type != "cpu" else None
     negative = host.is_neg() or host.is_conj()
