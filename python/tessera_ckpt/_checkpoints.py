@@ -26,7 +26,7 @@ from ._state import TensorInfo
 
 PathLike = Union[str, "os.PathLike[str]"]
 ParameterNames = Union[None, PathLike, Mapping[str, Any]]  # see open_foreign()
-Unexpected = Union[bool, Iterable[str]]  # see load()
+Allowed = Union[bool, Iterable[str]]  # of branches; see load()
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class Checkpoint:
 
     @overload
     def load(self, state: None = None, group: Any = None, *, framework: Optional[str] = None,
-             strict: bool = True, allow_missing: bool = False, allow_unexpected: Unexpected = False,
+             strict: bool = True, allow_missing: Allowed = False, allow_unexpected: Allowed = False,
              verify_digests: bool = False, exact_dtypes: bool = False,
              allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS,
@@ -293,40 +293,43 @@ class Checkpoint:
     @overload
     def load(self, state: MutableMapping[Any, Any], group: Any = None, *,
              framework: Optional[str] = None, strict: bool = True,
-             allow_missing: bool = False, allow_unexpected: Unexpected = False,
+             allow_missing: Allowed = False, allow_unexpected: Allowed = False,
              verify_digests: bool = False, exact_dtypes: bool = False,
              allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS,
              progress: Progress = None) -> LoadReport: ...
 
     def load(self, state: Any = None, group: Any = None, *, framework: Optional[str] = None,
-             strict: bool = True, allow_missing: bool = False, allow_unexpected: Unexpected = False,
+             strict: bool = True, allow_missing: Allowed = False, allow_unexpected: Allowed = False,
              verify_digests: bool = False, exact_dtypes: bool = False,
              allow_overflow: bool = False, io_threads: int = 0,
              timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
         """Loads into the memory of `state`, or makes one; see tessera_ckpt.load()."""
         found_group = group_of(group, timeout_seconds=timeout_seconds)
         return self._load(state, found_group, framework=framework,
-                          allow_missing=allow_missing or not strict,
+                          allow_missing=allow_missing if strict else True,
                           allow_unexpected=allow_unexpected if strict else True,
                           verify_digests=verify_digests, exact_dtypes=exact_dtypes,
                           allow_overflow=allow_overflow, io_threads=io_threads,
                           timeout_seconds=timeout_seconds, progress=progress)
 
     def _load(self, state: Any, group: Optional[Group], *, framework: Optional[str] = None,
-              allow_missing: bool = False, allow_unexpected: Unexpected = False,
+              allow_missing: Allowed = False, allow_unexpected: Allowed = False,
               verify_digests: bool = False, exact_dtypes: bool = False,
               allow_overflow: bool = False, io_threads: int = 0,
               timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
         types, is_new = _values.Types.EXACT, state is None
         optimizers: List[_new_state.OptimizerState] = []
         with together(group):
-            branches = _branches(allow_unexpected)
+            branches = _branches(allow_unexpected, "allow_unexpected")
             allows_all = branches is None and bool(allow_unexpected)
+            may_lack = _branches(allow_missing, "allow_missing")
+            allow_missing = may_lack is None and bool(allow_missing)
             per_rank, saved = self._per_rank(group), self._stored_values()
             contents = self._contents(saved)
             if is_new:
                 state, absent = _new_state.whole(contents, per_rank, framework)
+                absent = [name for name in absent if not _is_in(may_lack, name)]
                 pickled = [name for name in sorted(absent)
                            if f"{_structure.PLACES}/{name}" in self._entry_names]
                 if pickled and not allow_missing:
@@ -341,6 +344,10 @@ class Checkpoint:
                                                       allows_all)
             for optimizer in optimizers:
                 _state.flatten(optimizer.made, per_rank, leaves, optimizer.name)
+            left = self._lacking(leaves, saved, may_lack)
+            for name in left:
+                leaves.tensors.pop(name, None)
+                leaves.values.pop(name, None)
             description = _state.Description(leaves.tensors, saved=self.tensors)
             packed = {name: self._to_fill(name) for name in self._packed if name in leaves.values}
             for name, place in packed.items():
@@ -353,8 +360,7 @@ class Checkpoint:
         # Files of other frameworks also have values that no state has: arguments, versions.
         refused = [] if allows_all else [
             f"{'value' if name in saved else 'tensor'} {name}" for name in unexpected
-            if name.partition(".")[0] not in (branches or ()) and (
-                self.format == "tessera" or name not in saved)]
+            if not _is_in(branches, name) and (self.format == "tessera" or name not in saved)]
         absent = [] if allow_missing else missing
         agreed = common([str(branches)] + ([] if absent or refused else ["matches"]))
         # Where only tensors do not match, the library finds that.
@@ -371,7 +377,8 @@ class Checkpoint:
                     *(f"value {name}: wanted, saved as a tensor" for name in absent
                       if name in self.tensors),
                     *self._other_shapes(description.shapes, allow_missing),
-                    *(f"tensor {name}: saved, not wanted" for name in others)])
+                    *(f"tensor {name}: saved, not wanted" for name in others)],
+                    per_rank.keys_of([*absent, *(each.split(" ", 1)[1] for each in refused)]))
             unexpected = [name for name in unexpected if name in saved]
             _shared_memory.check(description.parts,
                                  lambda part: self._read_part(part, allow_overflow))
@@ -395,7 +402,7 @@ class Checkpoint:
             _state.put_back(state, new, per_rank)
             for each in optimizers:
                 each.place.update(_state.put_back(each.made, new, per_rank, each.name))
-        loaded = LoadReport(self.step, self.path, found["missing"] + missing,
+        loaded = LoadReport(self.step, self.path, found["missing"] + missing + left,
                             found["unexpected"] + unexpected, found["from_master"],
                             found["bytes_read"], found["seconds"])
         LOGGER.info("loaded %s: %d bytes in %.2f s", self.path, loaded.bytes_read, loaded.seconds)
@@ -413,6 +420,15 @@ class Checkpoint:
         return [name for name, info in {**self.tensors, **self._packed}.items()
                 if name not in wanted and name not in leaves.values and info.alias_of is None
                 and (info.role != "master_weight" or not fills_weights)]
+
+    def _lacking(self, leaves: _state.Leaves, saved: Mapping[str, Any],
+                 branches: Optional[List[str]]) -> List[str]:
+        """The leaves of these branches that were not saved, in any form. A weight that was not
+        saved may be loaded from its master weight."""
+        fills_weights = any(info.role == "master_weight" for info in self.tensors.values())
+        return [name for name in [*leaves.tensors, *leaves.values]
+                if _is_in(branches, name) and name not in self.tensors and name not in saved
+                and name not in self._packed and not (fills_weights and name in leaves.tensors)]
 
     def _other_shapes(self, wanted: Mapping[str, Tuple[int, ...]],
                       allow_missing: bool) -> List[str]:
@@ -442,22 +458,31 @@ class Checkpoint:
         return _new_state.Contents(entries, self.tensors, [*saved, *self._packed])
 
 
-def _branches(allow_unexpected: Unexpected) -> Optional[List[str]]:
+def _branches(allowed: Allowed, what: str) -> Optional[List[str]]:
     """The branches that a load may leave out, sorted; None for all of them or none."""
-    if isinstance(allow_unexpected, str):
-        raise InvalidArgumentError("allow_unexpected: expected a bool, or a list of names")
-    return sorted(set(allow_unexpected)) if isinstance(allow_unexpected, Iterable) else None
+    if isinstance(allowed, str):
+        raise InvalidArgumentError(f"{what}: expected a bool, or a list of names")
+    return sorted(set(allowed)) if isinstance(allowed, Iterable) else None
 
 
-def _check_names(missing: List[str], unexpected: List[str],
-                 of_tensors: Iterable[str] = ()) -> None:
-    """An error that names leaves, if there are any."""
+def _is_in(branches: Optional[Iterable[str]], name: str) -> bool:
+    """Whether a leaf is in one of these branches."""
+    return name.partition(".")[0] in (branches or ())
+
+
+def _check_names(missing: List[str], unexpected: List[str], of_tensors: Iterable[str] = (),
+                 of_ranks: Sequence[str] = ()) -> None:
+    """An error that names leaves, if there are any. `of_ranks`: the branches of those that each
+    rank has its own of."""
     lines = [*(f"value {name}: wanted, not saved" for name in missing), *of_tensors,
              *(f"{name}: saved, not wanted" for name in unexpected)]
     lines.sort(key=lambda line: not line.startswith("value "))
     if lines:
         more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
         count = "1 leaf does" if len(lines) == 1 else f"{len(lines)} leaves do"
+        if of_ranks:
+            more.append(f"each rank has its own of these: allow_missing={of_ranks} and "
+                        f"allow_unexpected={of_ranks} load at another number of ranks")
         raise MismatchError("\n  ".join([f"{count} not match:"] + lines[:10] + more))
 
 
@@ -706,8 +731,8 @@ def save_report(folder: Folder, step: int, found: Mapping[str, Any],
 
 @overload
 def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
-         framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
-         allow_unexpected: Unexpected = False, verify_digests: bool = False,
+         framework: Optional[str] = None, strict: bool = True, allow_missing: Allowed = False,
+         allow_unexpected: Allowed = False, verify_digests: bool = False,
          exact_dtypes: bool = False, allow_overflow: bool = False, io_threads: int = 0,
          timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Dict[Any, Any]: ...
@@ -715,16 +740,16 @@ def load(folder_or_step: PathLike, state: None = None, group: Any = None, *,
 
 @overload
 def load(folder_or_step: PathLike, state: MutableMapping[Any, Any], group: Any = None, *,
-         framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
-         allow_unexpected: Unexpected = False, verify_digests: bool = False,
+         framework: Optional[str] = None, strict: bool = True, allow_missing: Allowed = False,
+         allow_unexpected: Allowed = False, verify_digests: bool = False,
          exact_dtypes: bool = False, allow_overflow: bool = False, io_threads: int = 0,
          timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> LoadReport: ...
 
 
 def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
-         framework: Optional[str] = None, strict: bool = True, allow_missing: bool = False,
-         allow_unexpected: Unexpected = False, verify_digests: bool = False,
+         framework: Optional[str] = None, strict: bool = True, allow_missing: Allowed = False,
+         allow_unexpected: Allowed = False, verify_digests: bool = False,
          exact_dtypes: bool = False, allow_overflow: bool = False, io_threads: int = 0,
          timeout_seconds: float = TIMEOUT_SECONDS, s3_endpoint: str = "",
          progress: Progress = None) -> Any:
@@ -753,7 +778,8 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
         program has imported it, and otherwise numpy.
       group: as for save(). Ranks that want the same bytes read them once.
       strict: False allows both missing and unexpected leaves, which the report then lists.
-      allow_missing: whether leaves that were not saved are left unchanged.
+      allow_missing: whether leaves that were not saved are left unchanged; or the branches of the
+        state, by their keys, whose leaves may be.
       allow_unexpected: whether saved leaves that the state does not have are ignored; or the
         branches of the saved state, by their keys, whose leaves are ignored.
       verify_digests: whether to compare the memory afterwards with the saved digests, too.
@@ -769,7 +795,7 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
     with together(found_group):
         checkpoint = open(name, s3_endpoint=s3_endpoint)
     return checkpoint._load(state, found_group, framework=framework,
-                            allow_missing=allow_missing or not strict,
+                            allow_missing=allow_missing if strict else True,
                             allow_unexpected=allow_unexpected if strict else True,
                             verify_digests=verify_digests, exact_dtypes=exact_dtypes,
                             allow_overflow=allow_overflow, io_threads=io_threads,

@@ -10,8 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, MutableMapping,
 from . import _checkpoints
 from ._async_saver import (Finishing, SaveOutcome, finish_at_exit, free_after_log,
                            wait_for_saves)
-from ._checkpoints import (Checkpoint, Folder, LoadReport, PathLike, Unexpected,
-                           describe)
+from ._checkpoints import Allowed, Checkpoint, Folder, LoadReport, PathLike, describe
 from ._group import TIMEOUT_SECONDS, group_of, together
 from ._library import (DESCRIBE_STATE, LOAD_CHECKPOINT, LOGGER, Handle, InvalidArgumentError,
                        ManagerOptions, NotFoundError, SaveOptions, guarded, integer, lib, report,
@@ -173,8 +172,8 @@ class CheckpointManager(Finishing):
         return cls(folder, group, **{**found, **options})
 
     def try_resume(self, state: MutableMapping[Any, Any], *, begin_anew: bool = False,
-                   allow_missing: bool = False,
-                   allow_unexpected: Unexpected = False) -> Optional[LoadReport]:
+                   allow_missing: Allowed = False,
+                   allow_unexpected: Allowed = False) -> Optional[LoadReport]:
         """Loads the newest valid checkpoint of the folder into `state`, in place. If the folder has
         none, loads the checkpoint that `load` names. Newer checkpoints that are damaged on some
         rank are renamed, so that no reader takes them for checkpoints.
@@ -213,8 +212,8 @@ class CheckpointManager(Finishing):
                 return found[-1]
         return self._load_other(state, allow_missing, allow_unexpected) if self._load else None
 
-    def _load_other(self, state: MutableMapping[Any, Any], allow_missing: bool,
-                    allow_unexpected: Unexpected) -> LoadReport:
+    def _load_other(self, state: MutableMapping[Any, Any], allow_missing: Allowed,
+                    allow_unexpected: Allowed) -> LoadReport:
         """What `load` names. The job begins at its step, unless load_content names a part of the
         state."""
         wanted: MutableMapping[Any, Any] = state

@@ -7,8 +7,8 @@ import fnmatch
 import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import (Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set,
-                    Tuple)
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence,
+                    Set, Tuple)
 
 from . import _device, _shared_memory, _tensors, _values
 from ._library import (READ_ONLY, Handle, InvalidArgumentError, TesseraError, UnimplementedError,
@@ -97,6 +97,11 @@ class PerRank:
         mine = f"rank_{self.rank}"
         return any(name.startswith(f"{plain}.rank_")
                    and name[len(plain) + 1:].partition(".")[0] != mine for plain in self._names)
+
+    def keys_of(self, names: Sequence[str]) -> List[str]:
+        """The first keys of the leaves among these that each rank has its own of."""
+        return sorted({plain.partition(".")[0] for plain in self._names
+                       if any(name.startswith(f"{plain}.rank_") for name in names)})
 
     def begins_at(self, prefix: str, name: str) -> bool:
         """Whether a child of the branch `prefix` is of one rank, and the branch is not."""

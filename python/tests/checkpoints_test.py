@@ -101,6 +101,25 @@ class StateTest(Case):
         self.assertEqual((report.missing, report.unexpected), (["c", "m"], ["b", "n"]))
         self.assertEqual(state["a"].sum(), 3)
 
+    def test_leaves_of_named_branches_may_be_missing(self):
+        self.save({"model": {"a": np.ones(3)}, "step": 1})
+        extra = {"gate": np.zeros(2), "scale": 5, "lines": list(range(50_000))}
+        wanted = {"model": {"a": np.zeros(3)}, "extra": extra, "step": 0}
+        for branches in ([], ["model"], ["extra.gate"]):
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, "extra.gate: wanted, not sav"):
+                tessera_ckpt.load(self.folder, wanted, allow_missing=branches)
+        self.assertEqual((wanted["model"]["a"].sum(), wanted["step"]), (0, 0), "nothing changes")
+        report = tessera_ckpt.load(self.folder, wanted, allow_missing=["extra"])
+        self.assertEqual(sorted(report.missing), ["extra.gate", "extra.lines", "extra.scale"])
+        self.assertEqual((wanted["model"]["a"].sum(), wanted["step"], extra["scale"]), (3, 1, 5))
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "tensor model.b: wanted, not in"):
+            tessera_ckpt.load(self.folder, {**wanted, "model": {"a": np.ones(3), "b": np.ones(1)}},
+                              allow_missing=["extra"])
+        with self.assertRaisesRegex(tessera_ckpt.MismatchError, "value model.a: wanted, saved as"):
+            tessera_ckpt.load(self.folder, {"model": {"a": 1}, "step": 1}, allow_missing=["model"])
+        with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "allow_missing: expected"):
+            tessera_ckpt.load(self.folder, wanted, allow_missing="extra")
+
     def test_leaves_of_named_branches_may_be_left_out(self):
         table = np.ones(4)
         self.save({"model": {"a": np.ones(3), "b": np.ones(3), "wte": table, "head": table},

@@ -144,7 +144,8 @@ class GroupTest(Case):
         new = run_ranks(4, lambda each: load_all(each, allow_missing=True))[3]
         np.testing.assert_equal(new, {"step": 7, "rows": [None, np.full(2, 5)]})
         for size, options, lost in ((2, {"allow_unexpected": True}, "rank_2.*not wanted"),
-                                    (4, {"allow_missing": True}, "rank_3.*not saved")):
+                                    (4, {"allow_missing": True}, "rank_3.*not saved"),
+                                    (4, {"allow_missing": ["rng", "rows"]}, "rank_3.*not saved")):
             self.assertRegex(str(run_ranks(size, load)), lost)
             self.assertTrue(all(isinstance(found, tuple) for found in run_ranks(
                 size, lambda each: load(each, **options))), size)
