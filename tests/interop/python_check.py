@@ -109,6 +109,12 @@ def move_golden(old, new):
     return new
 
 
+def pipeline_stages(folder):
+    run(3, "stages", "", f"{folder}/a", "save")
+    for size in (2, 1):
+        run(size, "stages", "", f"{folder}/a", "load")
+
+
 def flat_parameters(folder):
     run(3, "flat_save", "fsdp1", f"{folder}/a", "")
     run(2, "flat_load", "fsdp1", f"{folder}/a", "")
@@ -367,8 +373,8 @@ def types(folder):
     assert "LoadReport" in wrong.stdout and wrong.stdout.count(": error:") == 1, wrong.stdout
 
 
-SCENARIOS = (meshes, torch_calls, flat_parameters, titan, mpi, states, devices, kills,
-             interrupt, damage, types, speed, value_speed)
+SCENARIOS = (meshes, torch_calls, pipeline_stages, flat_parameters, titan, mpi, states, devices,
+             kills, interrupt, damage, types, speed, value_speed)
 
 
 def main():

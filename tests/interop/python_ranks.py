@@ -16,7 +16,8 @@ from tessera_ckpt import fsdp1
 from tessera_ckpt.dcp import Reader, Writer
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_state_dict,
+                                                     set_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
@@ -179,6 +180,46 @@ def load(mesh, folder, how):
     taken = state_of(model, optimizer, state["step"])
     taken["data"] = state["data"]
     check(whole(taken), folder + ".golden", f"{how}, loaded on {mesh} of {dist.get_world_size()}")
+
+
+def stages(_, folder, phase):
+    """Each rank has the layers of a stage of a pipeline. The settings of its optimizer are named
+    after their parameters."""
+    torch.manual_seed(phase == "load")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = Model()
+    model.blocks = nn.ModuleDict({str(number): block for number, block in enumerate(model.blocks)
+                                  if number * size // 3 == rank})
+    if rank > 0:
+        del model.embedding
+    if rank < size - 1:
+        del model.head
+    small = [each for each in model.parameters() if each.ndim == 1]
+    optimizer = torch.optim.AdamW([
+        {"params": [each for each in model.parameters() if each.ndim > 1], "lr": 1e-2},
+        {"params": small, "lr": 1e-3, "weight_decay": 0.0}])
+    for _ in range(2):
+        optimizer.zero_grad()
+        sum(each.square().sum() for each in model.parameters()).backward()
+        optimizer.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    weights, moments = get_state_dict(model, optimizer, options=options)
+    state = {"model": weights, "optimizer": moments, "step": 2}
+    if phase == "save":
+        tessera_ckpt.save(folder, 2, state)
+    else:
+        spoil(state)
+        tessera_ckpt.load(folder, state)
+        set_state_dict(model, optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"], options=options)
+        state["model"], state["optimizer"] = get_state_dict(model, optimizer, options=options)
+    each_stage = [None] * size
+    dist.all_gather_object(each_stage, whole(state))
+    everything = {name: value for stage in each_stage for name, value in stage.items()}
+    if phase == "load":
+        check(everything, folder + ".golden", f"{size} pipeline stages")
+    elif rank == 0:
+        torch.save(everything, folder + ".golden")
 
 
 def flat_state(model, optimizer):
