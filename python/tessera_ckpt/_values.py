@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections import OrderedDict, namedtuple
+from collections.abc import Collection
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ._library import (LOGGER, DataLossError, InvalidArgumentError, MismatchError,
@@ -126,15 +127,26 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+# What a program saves in place of an object with such an attribute: the first one counts.
+_SAVE_INSTEAD = (
+    ("state_dict", "what its state_dict() returns"),
+    ("get_state", "what its get_state() returns"),
+    ("bit_generator", "its bit_generator.state"),
+    ("isoformat", "what its isoformat() returns"),
+    ("__dataclass_fields__", "dataclasses.asdict(...) of it"),
+    ("_value_", "its value"),  # of an Enum
+    ("__fspath__", "str(...) of it"),
+)
+
+
 def _refusal(value: Any, name: str) -> str:
     kind = type(value)
     base = next((b for b in (bool, int, float, complex, str, bytes, tuple, list, OrderedDict, dict)
                  if issubclass(kind, b)), None)
-    advice = ""
-    if hasattr(value, "state_dict"):
-        advice = "; save what its state_dict() returns"
-    elif base is not None:
-        advice = f"; save {base.__name__}(...) of it"
+    has = next((text for attribute, text in _SAVE_INSTEAD if hasattr(value, attribute)), None)
+    if has is None and (base is not None or isinstance(value, Collection)):
+        has = f"{'list' if base is None else base.__name__}(...) of it"
+    advice = "" if has is None or isinstance(value, type) else f"; save {has}"
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return (f"{name}: a value of type {module}{kind.__qualname__} cannot be saved, because a load "
             "could not make it again: only tensors, None, numbers (of numpy, too), texts, bytes, "

@@ -2,6 +2,10 @@
 """Large values beside tensors, and states of torch that have them, saved and loaded."""
 
 import array
+import dataclasses
+import datetime
+import enum
+import fractions
 import json
 import logging
 import math
@@ -142,6 +146,24 @@ class LargeValuesTest(Case):
                     "items": "torch.uint8", "two": "torch.uint8"})
                 self.assertEqual(found["raw"].numpy().tobytes(), self.packed["raw"])
                 self.assertEqual(found["ints"].tolist(), self.packed["ints"])
+
+    def test_a_refusal_says_what_to_save_instead(self):
+        for value, advice in (
+                ({1, 2}, "list(...) of it"), (range(3), "list(...) of it"),
+                (fractions.Fraction(1, 3), None), (int, None), (array.array, None),
+                (datetime.date(2026, 1, 2), "what its isoformat() returns"),
+                (pathlib.PurePath("a"), "str(...) of it"), (logging.Formatter, None),
+                (np.random.default_rng(), "its bit_generator.state"),
+                (np.random.RandomState(1), "what its get_state() returns"),
+                (enum.Enum("Color", "RED")(1), "its value"),
+                (type("Text", (str,), {})("x"), "str(...) of it"),
+                (dataclasses.make_dataclass("Point", ["x"])(1), "dataclasses.asdict(...) of it"),
+                (np.ones(2, "complex64"), "what torch.view_as_real()")):
+            with self.assertRaises(tessera_ckpt.UnimplementedError) as caught:
+                self.save({"branch": {"leaf": value}})
+            self.assertTrue(str(caught.exception).startswith("branch.leaf: "))
+            found = str(caught.exception).partition("; save ")[2]
+            self.assertTrue(found.startswith(advice) if advice else not found, (value, found))
 
     def test_damaged_types_are_refused(self):
         folder = tessera_ckpt.Folder(self.folder, create=True)
