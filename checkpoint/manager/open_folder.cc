@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
 #include "base/system_memory.h"
 #include "checkpoint/directory/directory.h"
@@ -52,8 +53,9 @@ absl::Status CheckCanSave(Storage& storage) {
   if (!folder.has_value() || faccessat(AT_FDCWD, folder->c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("nothing can be written to ", *folder, ": ", std::strerror(errno)));
+  const absl::Status refused = ErrnoStatus(errno);
+  return WithMessage(refused,
+                     absl::StrCat("nothing can be written to ", *folder, ": ", refused.message()));
 }
 
 absl::Status CheckApart(std::string_view name, const std::string& tmp_folder) {

@@ -2,12 +2,14 @@
 """CheckpointManager: jobs of one and of two ranks, as threads, that end and are started again."""
 
 import contextlib
+import ctypes
 import gc
 import glob
 import os
 import pathlib
 import signal
 import tempfile
+import threading
 import time
 import unittest
 
@@ -268,6 +270,23 @@ class ManagerTest(unittest.TestCase):
                               async_upload_tmp_folder=self.folder + "/inside")
         with self.assertRaisesRegex(tessera_ckpt.TesseraError, "manager_test"):
             CheckpointManager(self.folder, async_upload=True, async_upload_tmp_folder=__file__)
+
+    def test_a_folder_that_cannot_be_written_to_is_an_access_error(self):
+        os.mkdir(self.folder, 0o555)
+        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        errors = []
+
+        def open_folder():  # in a thread of its own, which may drop root's capabilities
+            self.assertEqual(ctypes.CDLL(None).capset(header, none), 0)
+            try:
+                CheckpointManager(self.folder)
+            except tessera_ckpt.TesseraError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=open_folder)
+        thread.start()
+        thread.join()
+        self.assertRegex(str(errors), f"AccessError.*nothing can be written to {self.folder}: Perm")
 
     def test_a_folder_is_of_one_job(self):
         with CheckpointManager(self.folder):
