@@ -58,16 +58,6 @@ absl::Status AddTorchFile(Storage& storage, const std::string& file, bool needed
   return absl::OkStatus();
 }
 
-absl::Status AddTrainerState(Storage& storage, ForeignCheckpoint& checkpoint) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, kTrainerState, kMaxJsonBytes));
-  std::optional<SavedValue> tree = ValueOfJson(text);
-  if (!tree.has_value() || tree->As<SavedValue::Dict>() == nullptr) {
-    return Damaged(storage, kTrainerState, "not a JSON object");
-  }
-  MergeInto(DictOf("trainer_state", *std::move(tree)), checkpoint.state);
-  return absl::OkStatus();
-}
-
 // Where a program keeps the step, and the entry by which its files are recognised.
 struct StepName {
   const char* step;
@@ -120,7 +110,14 @@ absl::Status AddTrainerFiles(Storage& storage, bool needed, ForeignCheckpoint& c
   const bool has_state = Has(names, kTrainerState);
   std::erase_if(names, [](const std::string& name) { return !IsBesideModel(name); });
   NoteLeftOut("other files of the trainer", names, checkpoint.notes);
-  return has_state ? AddTrainerState(storage, checkpoint) : absl::OkStatus();
+  if (!has_state) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, kTrainerState, kMaxJsonBytes));
+  std::optional<SavedValue> tree = ValueOfJson(text);
+  if (!tree.has_value() || tree->As<SavedValue::Dict>() == nullptr) {
+    return Damaged(storage, kTrainerState, "not a JSON object");
+  }
+  MergeInto(DictOf("trainer_state", *std::move(tree)), checkpoint.state);
+  return absl::OkStatus();
 }
 
 void TakeTrainerValues(ForeignCheckpoint& checkpoint) {

@@ -70,10 +70,6 @@ std::string UnfinishedName(const std::string& file) {
   return file.empty() ? "unfinished" : file + ".unfinished";
 }
 
-absl::Status Exists(const std::string& folder) {
-  return AlreadyExists(folder, " exists, and nothing is ever overwritten");
-}
-
 absl::Status ExistsUnfinished(const ForeignObject& place) {
   const std::string what =
       place.file.empty()
@@ -210,7 +206,8 @@ absl::Status CheckFree(Storage& storage, const ForeignObject& place) {
     return place.file.empty() ? name != UnfinishedName("") : name == place.file;
   });
   if (!is_taken) return absl::OkStatus();
-  return Exists(place.file.empty() ? place.folder : absl::StrCat(place.folder, "/", place.file));
+  return AlreadyExists(place.folder, place.file.empty() ? "" : "/", place.file,
+                       " exists, and nothing is ever overwritten");
 }
 
 // Marks the place as this conversion's. Looks before, to leave what is there alone, and afterwards:
@@ -253,24 +250,19 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const Checkpoint& source,
   return report;
 }
 
-// Returns the checkpoint's place in an object store. InvalidArgument for the name of a file by
-// which it would not be found.
-absl::StatusOr<ForeignObject> PlaceInStore(const std::string& name, bool is_file) {
-  if (!is_file) return ForeignObject{name, ""};
-  const std::optional<ForeignObject> object = FindObject(name);
-  if (object.has_value()) return *object;
-  return InvalidArgument(name, ": in an object store, the name of a GGUF file has to end in .gguf");
-}
-
 absl::StatusOr<WriteForeignReport> WriteFiles(const Checkpoint& source,
                                               std::vector<OutputFile>& files, bool is_file,
                                               const std::string& name,
                                               const WriteForeignOptions& options) {
   const std::optional<std::string> local = LocalPathOfName(name);
   if (local.has_value()) return WriteLocal(source, files, is_file, name, *local, options);
-  TESSERA_ASSIGN_OR_RETURN(const ForeignObject place, PlaceInStore(name, is_file));
-  if (is_file) files[0].name = place.file;
-  return WriteToStore(source, files, place, options);
+  if (!is_file) return WriteToStore(source, files, {name, ""}, options);
+  const std::optional<ForeignObject> place = FindObject(name);
+  if (!place.has_value()) {  // it would not be found by this name
+    return InvalidArgument(name, ": in an object store, a GGUF file's name has to end in .gguf");
+  }
+  files[0].name = place->file;
+  return WriteToStore(source, files, *place, options);
 }
 
 absl::Status CheckTokenizer(const PlanOptions& options, const Format& format,

@@ -3,7 +3,6 @@
 
 // Reading all files of a checkpoint, and the digests of its tensors.
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>

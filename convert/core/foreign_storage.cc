@@ -16,7 +16,6 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/strided_read.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"

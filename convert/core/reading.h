@@ -4,7 +4,6 @@
 // Common functions of the readers of all formats.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -418,10 +419,14 @@ absl::StatusOr<std::string> ReadTorchName(const Value& key, pickle::Budget& budg
   return DataLoss("a tensor whose name is empty or not valid UTF-8");
 }
 
-absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string first,
-                           ReadSome(file, {0, file.size_bytes()}, kFirstBytes));
-  return LooksLikeZip(first) || LegacyMagicBytes(first) > 0 || LooksLikeTarForm(first);
+absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kFirstBytes));
+  if (LooksLikeZip(first) || LegacyMagicBytes(first) > 0 || LooksLikeTarForm(first)) return true;
+  constexpr uint64_t kZipEndBytes = 22;
+  const uint64_t before_end = part.length - std::min(part.length, kZipEndBytes);
+  TESSERA_ASSIGN_OR_RETURN(const std::string end,
+                           ReadPart(file, part.offset + before_end, part.length - before_end));
+  return absl::StartsWith(end, "PK\5\6");
 }
 
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent part) {

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,8 +49,9 @@ struct TorchArchive {
 // Unimplemented for TorchScript programs and storages in big-endian byte order; the file's own.
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
 
-// Returns whether the file begins like a form of torch.save().
-absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
+// Returns whether a part of a file begins like a form of torch.save(), or ends like a zip archive.
+// Errors: those of the file. Precondition: the part lies in it.
+absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file, pickle::Extent part);
 
 // Reads a tar archive of torch.save(), as ReadTorchArchive() does.
 absl::StatusOr<TorchArchive> ReadTorchTar(const ReadableFile& file, pickle::Extent part);

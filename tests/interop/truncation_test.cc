@@ -186,8 +186,9 @@ TEST_F(TruncationTest, AnObjectThatWrapsIsRefused) {
   contents.replace(at + 7, 2, huge);
   contents[3] = static_cast<char>(contents[3] + 9);  // the size of the pickle's frame
   std::ofstream(file, std::ios::binary | std::ios::trunc) << contents;
-  EXPECT_THAT(std::string(ckpt::convert::OpenForeign(copy, {}).status().message()),
-              HasSubstr("__0_0.distcp: an archive of 1261 bytes at offset 18446744073709551608"));
+  EXPECT_THAT(
+      std::string(ckpt::convert::OpenForeign(copy, {}).status().message()),
+      HasSubstr("__0_0.distcp: object step: a chunk of 1261 bytes at offset 18446744073709551608"));
 }
 
 }  // namespace

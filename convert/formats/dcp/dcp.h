@@ -23,10 +23,11 @@ absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
 // share all their chunks are aliases. Tensors below "X.state." and "X.param_groups." are optimizer
 // state if there is anything below the latter. Objects become values and tensors as in ReadTorch(),
 // at the places that torch's planner records. Objects without either are named in the notes, and so
-// are `unread` tensors: those of unknown dtypes, and an optimizer's of unknown kinds. `folder` is
-// the root if an object may have tensors.
+// are `unread` tensors: those of unknown dtypes, an optimizer's of unknown kinds, and those that
+// ReadTorch() would not read in an object. `folder` is the root if an object may have tensors.
 //
-// Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
+// Reads the metadata, the headers of all chunks, and objects. Errors: DataLoss, naming file and
+// tensor or object;
 // Unimplemented for compressed chunks and weights of unknown kinds; NotFound if a file is missing;
 // those of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder);

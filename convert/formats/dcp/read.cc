@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -33,6 +32,15 @@ constexpr uint64_t kSafetensorsLengthBytes = 8;
 // Threads that read headers of chunks. A header takes a few small reads of a disk.
 constexpr int kThreads = 8;
 
+// DataLoss if a part reaches beyond the end of its file.
+absl::Status CheckInside(const ReadableFile& file, Extent part) {
+  if (part.offset <= file.size_bytes() && part.length <= file.size_bytes() - part.offset) {
+    return absl::OkStatus();
+  }
+  return DataLoss("a chunk of ", part.length, " bytes at offset ", part.offset, " in a file of ",
+                  file.size_bytes(), " bytes");
+}
+
 // The files of the folder, each opened once. Thread-safe.
 class OpenFiles {
  public:
@@ -47,20 +55,26 @@ class OpenFiles {
     return open.get();
   }
 
-  // Reads the pickle of an object. An error in its place means that torch.save() did not write it.
-  // Errors, which name the file: those of opening and reading it, and DataLoss if it ends before
-  // the object does.
-  absl::Status ReadObject(const DcpObject& object, absl::StatusOr<TorchArchive>& archive) {
+  // Returns the result for a part of a file; errors name the file, and the value that is there.
+  template <typename Result>
+  Result At(const DcpBlob& blob, const absl::AlphaNum& what, Result result) const {
+    return convert::At(storage_, JoinPath(folder_, blob.file), In(what, std::move(result)));
+  }
+
+  // Reads the pickle of an object; nullopt if torch.save() did not write it, or not as it is read.
+  // Errors, which name file and object: those of opening and reading it, and DataLoss for damage.
+  absl::StatusOr<std::optional<TorchArchive>> ReadObject(const DcpObject& object) {
     TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
-    const Extent& part = object.blob.part;
-    archive = At(storage_, JoinPath(folder_, object.blob.file), ReadTorchArchive(*file, part));
-    const uint64_t size = file->size_bytes();
-    const bool is_cut = part.length > size || part.offset > size - part.length;
-    const absl::Status& status = archive.status();
-    if (!is_cut && (absl::IsDataLoss(status) || absl::IsUnimplemented(status))) {
-      return absl::OkStatus();
-    }
-    return status;
+    const auto read = [&]() -> absl::StatusOr<std::optional<TorchArchive>> {
+      TESSERA_RETURN_IF_ERROR(CheckInside(*file, object.blob.part));
+      TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*file, object.blob.part));
+      if (!is_torch) return std::nullopt;
+      absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*file, object.blob.part);
+      if (absl::IsUnimplemented(archive.status())) return std::nullopt;
+      TESSERA_RETURN_IF_ERROR(archive.status());
+      return *std::move(archive);
+    };
+    return At(object.blob, absl::StrCat("object ", Shown(object.name)), read());
   }
 
  private:
@@ -103,10 +117,7 @@ absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Exten
 // Returns whether a chunk, or the file that holds it, begins as a safetensors file does: with the
 // length of a header, and '{'.
 absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
-  if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
-    return DataLoss("a chunk of ", part.length, " bytes at offset ", part.offset, " in a file of ",
-                    file.size_bytes(), " bytes");
-  }
+  TESSERA_RETURN_IF_ERROR(CheckInside(file, part));
   const uint64_t length = kSafetensorsLengthBytes + 1;
   if (file.size_bytes() - part.offset < length) return false;
   TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadPart(file, part.offset, length));
@@ -186,16 +197,29 @@ class Objects {
     }
     const std::vector<std::pair<Place, std::vector<const DcpObject*>>> all(places.begin(),
                                                                            places.end());
-    Values values;
+    std::map<std::string, std::optional<SavedValue>> values;  // nullopt: a note names it
     for (size_t first = 0; first < all.size() && first < kMaxPlaces; first += kPlacesAtOnce) {
       const size_t count = std::min({all.size() - first, kMaxPlaces - first, kPlacesAtOnce});
-      std::vector<absl::StatusOr<TorchArchive>> archives(count);
-      TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, count, [&](int, size_t i) {
-        return files_.ReadObject(*all[first + i].second.front(), archives[i]);
+      std::vector<std::optional<TorchArchive>> archives(count);
+      TESSERA_RETURN_IF_ERROR(RunTasks(kThreads, count, [&](int, size_t i) -> absl::Status {
+        TESSERA_ASSIGN_OR_RETURN(archives[i], files_.ReadObject(*all[first + i].second.front()));
+        return absl::OkStatus();
       }));
       for (size_t i = 0; i < count; ++i) {
-        if (!archives[i].ok()) continue;
-        TESSERA_RETURN_IF_ERROR(AddValues(*archives[i], all[first + i].second, values));
+        if (!archives[i].has_value()) continue;
+        const std::vector<const DcpObject*>& objects = all[first + i].second;
+        const auto& [name, unused, blob] = *objects.front();
+        TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(blob.file));
+        TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedValue> value,
+                                 files_.At(blob, absl::StrCat("object ", Shown(name)),
+                                           reader_.Read(*file, *archives[i], blob.file, name)));
+        if (!value.has_value()) values[name] = std::nullopt;
+        // A small pickle may be any number of objects, so that their bytes are limited.
+        const uint64_t bytes = archives[i]->contents.size_bytes();
+        budget_.AddInput(bytes);
+        for (const DcpObject* const object : objects) {
+          if (value.has_value() && budget_.Has(bytes)) values[object->name] = value;
+        }
       }
     }
     reader_.AddNotes();
@@ -215,25 +239,7 @@ class Objects {
 
  private:
   using Place = std::pair<std::string, uint64_t>;
-  using Values = std::map<std::string, std::optional<SavedValue>>;  // nullopt: a note names it
   static constexpr size_t kPlacesAtOnce = 256, kMaxPlaces = size_t{1} << 16;
-
-  // A small pickle may be any number of objects, so that their bytes are limited.
-  absl::Status AddValues(const TorchArchive& archive, const std::vector<const DcpObject*>& objects,
-                         Values& values) {
-    const uint64_t bytes = archive.contents.size_bytes();
-    budget_.AddInput(bytes);
-    const DcpObject& first = *objects.front();
-    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(first.blob.file));
-    absl::StatusOr<std::optional<SavedValue>> value =
-        reader_.Read(*file, archive, first.blob.file, first.name);
-    if (!value.ok()) return absl::IsUnavailable(value.status()) ? value.status() : absl::OkStatus();
-    if (!value->has_value()) values[first.name] = std::nullopt;
-    for (const DcpObject* const object : objects) {
-      if (value->has_value() && budget_.Has(bytes)) values[object->name] = *value;
-    }
-    return absl::OkStatus();
-  }
 
   OpenFiles& files_;
   const DcpMetadata& metadata_;
@@ -241,30 +247,9 @@ class Objects {
   ObjectReader reader_;
 };
 
-absl::Status AddState(OpenFiles& files, const DcpMetadata& metadata, uint64_t metadata_bytes,
-                      ForeignCheckpoint& checkpoint) {
-  std::vector<std::string> objects;
-  TreeBuilder tree;
-  for (const DcpTensor& tensor : metadata.tensors) {
-    if (checkpoint.unread.contains(tensor.name)) continue;
-    tree.Add(Objects::PathOf(tensor), {SavedValue::Tensor{tensor.name}});
-  }
-  TESSERA_RETURN_IF_ERROR(
-      Objects(files, metadata, metadata_bytes, checkpoint).AddTo(tree, objects));
-  checkpoint.state = std::move(tree).Finish();
-  NoteLeftOut("objects that are not tensors", objects, checkpoint.notes);
-  NoteLeftOut("tensors of dtypes or kinds that are not read", KeysOf(checkpoint.unread),
-              checkpoint.notes);
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
-  return Exists(storage, JoinPath(folder, kDcpMetadataFile));
-}
-
-absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
+// Reads the folder. Unimplemented if `all_tensors` are needed, and one in no object is not read.
+absl::StatusOr<ForeignCheckpoint> ReadFolder(Storage& storage, std::string_view folder,
+                                             bool all_tensors) {
   OpenFiles files(storage, folder);
   TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
   TESSERA_ASSIGN_OR_RETURN(
@@ -302,32 +287,55 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
       return absl::OkStatus();
     }
     TESSERA_ASSIGN_OR_RETURN(
-        *piece, At(storage, JoinPath(folder, stored->blob.file),
-                   In(absl::StrCat("tensor ", Shown(tensor->name), ToString(stored->box)),
-                      std::move(read))));
+        *piece,
+        files.At(stored->blob, absl::StrCat("tensor ", Shown(tensor->name), ToString(stored->box)),
+                 std::move(read)));
     return absl::OkStatus();
   }));
+  for (const auto& [name, why] : checkpoint.unread) {
+    if (!all_tensors) break;
+    return Unimplemented(storage.Describe(folder), ": tensor ", Shown(name), ": ", why);
+  }
   std::erase_if(checkpoint.tensors, [&](const ForeignTensor& tensor) {
     return checkpoint.unread.contains(tensor.name);
   });
-  TESSERA_RETURN_IF_ERROR(AddState(files, metadata, metadata_file->size_bytes(), checkpoint));
+  NoteLeftOut("tensors of dtypes or kinds that are not read", KeysOf(checkpoint.unread),
+              checkpoint.notes);
+  TreeBuilder tree;
+  for (const DcpTensor& tensor : metadata.tensors) {
+    if (checkpoint.unread.contains(tensor.name)) continue;
+    tree.Add(Objects::PathOf(tensor), {SavedValue::Tensor{tensor.name}});
+  }
+  std::vector<std::string> objects;
+  TESSERA_RETURN_IF_ERROR(
+      Objects(files, metadata, metadata_file->size_bytes(), checkpoint).AddTo(tree, objects));
+  checkpoint.state = std::move(tree).Finish();
+  NoteLeftOut("objects that are not tensors", objects, checkpoint.notes);
   FindAliases(checkpoint.tensors);
   TakeOwnKeys(checkpoint);
   return checkpoint;
 }
 
+}  // namespace
+
+absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
+  return Exists(storage, JoinPath(folder, kDcpMetadataFile));
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
+  return ReadFolder(storage, folder, /*all_tensors=*/false);
+}
+
 absl::StatusOr<std::vector<ForeignTensor>> ReadDcpTensors(Storage& storage, std::string_view folder,
                                                           std::vector<std::string>* notes) {
-  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored,
+                           ReadFolder(storage, folder, /*all_tensors=*/true));
   std::vector<std::string> in_objects = KeysOf(ValuesByName(stored.state));
   std::erase_if(stored.tensors, [&](const ForeignTensor& tensor) {
     if (tensor.role != TensorRole::kBuffer) return false;
     in_objects.push_back(tensor.name);
     return true;
   });
-  for (const auto& [name, why] : stored.unread) {
-    return Unimplemented(storage.Describe(folder), ": tensor ", Shown(name), ": ", why);
-  }
   for (ForeignTensor& tensor : stored.tensors) {
     for (StoredPiece& piece : tensor.pieces) piece.file = JoinPath(folder, piece.file);
   }

@@ -181,6 +181,7 @@ TEST(ReadDcpTest, WhatIsNotReadIsNamedOnce) {
                               .chunks = {{WholeBox({}), of_lr}}});
   metadata.objects.push_back({.name = "args", .blob = add(archive_of("argparse", "Namespace"))});
   metadata.objects.push_back({.name = "other", .blob = add("no pickle")});
+  metadata.objects.push_back({.name = "swa", .blob = of_torchao});
   const auto storage =
       FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", data}});
   ASSERT_OK_AND_ASSIGN(const auto read, ReadDcp(*storage, ""));
@@ -188,12 +189,13 @@ TEST(ReadDcpTest, WhatIsNotReadIsNamedOnce) {
   EXPECT_EQ(read.tensors[0].name, "optim.param_groups.w.lr");
   EXPECT_EQ(read.tensors[0].role, TensorRole::kOptimizerState);
   EXPECT_EQ(LeavesOf(read.state).size(), 1);
-  EXPECT_THAT(read.notes, ElementsAre("Left out: objects of argparse.Namespace: args.",
-                                      "Left out: objects that are not tensors: other.",
-                                      "Left out: tensors of dtypes or kinds that are not read: "
-                                      "optim.state.w.exp_avg."));
+  EXPECT_THAT(read.notes, ElementsAre("Left out: tensors of dtypes or kinds that are not read: "
+                                      "optim.state.w.exp_avg.",
+                                      "Left out: a tensor of the kind : swa.",
+                                      "Left out: objects of argparse.Namespace: args.",
+                                      "Left out: objects that are not tensors: other."));
   const char* const why = "a tensor of the kind ";
-  EXPECT_THAT(read.unread, ElementsAre(Pair("optim.state.w.exp_avg", why)));
+  EXPECT_THAT(read.unread, ElementsAre(Pair("optim.state.w.exp_avg", why), Pair("swa", why)));
 
   // Formats that need each tensor do not go on without it, nor is a weight left out.
   const auto expect_refused = [&](const absl::Status& status, const std::string& tensor) {
@@ -205,6 +207,29 @@ TEST(ReadDcpTest, WhatIsNotReadIsNamedOnce) {
   const auto weight =
       FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", data}});
   expect_refused(ReadDcp(*weight, "").status(), "__0_0.distcp: tensor model.w[");
+}
+
+TEST(ReadDcpTest, DamagedObjectsAreErrors) {
+  pickle::Writer list;
+  list.BeginList();
+  list.Text("warmup");
+  list.EndList();
+  const std::string archive = TorchObjectFile("", std::move(list).Finish()).header;
+  DcpMetadata metadata;
+  metadata.objects.push_back({.name = "phases", .blob = {"__0_0.distcp", {0, archive.size()}}});
+  const auto read = [&](const std::string& data) {
+    return ReadDcp(*FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", data}}),
+                   "");
+  };
+  ASSERT_OK_AND_ASSIGN(const auto good, read(archive));
+  EXPECT_TRUE(good.notes.empty());
+  for (const size_t at : {size_t{0}, archive.find("warmup"), archive.size() - 22}) {
+    std::string damaged = archive;
+    damaged[at] ^= 1;
+    const absl::Status status = read(damaged).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << at << " " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("__0_0.distcp: object phases: ")) << at;
+  }
 }
 
 // The same in a file of torch.save() as in DCP's folders.

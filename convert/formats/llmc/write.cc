@@ -14,7 +14,6 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/llmc/llmc.h"
-#include "layout/box.h"
 
 namespace tessera::ckpt::convert {
 namespace {

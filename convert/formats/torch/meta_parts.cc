@@ -13,7 +13,6 @@
 #include "convert/core/reading.h"
 #include "convert/formats/torch/read.h"
 #include "layout/box.h"
-#include "layout/dtype.h"
 #include "models/foreign/format.h"
 
 namespace tessera::ckpt::convert {

@@ -38,8 +38,7 @@ constexpr size_t kMaxNotes = 100;
 
 // Bytes that a tree of values takes beside its texts.
 constexpr uint64_t kValueBytes = 2 * sizeof(SavedValue);
-
-constexpr char kTooMuch[] = "values that expand to many times the file's size";
+constexpr char kTooMuch[] = "what expands to many times the file's size";
 
 // Returns the number that an element of a dtype of numpy is; nullopt for one beyond int64.
 std::optional<SavedValue> NumberOf(DType dtype, const std::string& bytes) {
@@ -94,11 +93,10 @@ class TorchCollector {
     SavedValue::Dict dict;
     if (tree->As<SavedValue::Tensor>() != nullptr) {
       dict.Add({path_}, *std::move(tree));
-    } else if (tree->As<SavedValue::Dict>() != nullptr) {
-      dict = std::move(*tree->As<SavedValue::Dict>());
     } else if (IsBranch(*tree)) {
       ForEachChild<SavedValue>(*tree, [&](const PathPart& part, SavedValue& item) {
-        dict.Add({part.number}, std::move(item));
+        const bool is_text = part.kind == PathPart::Kind::kText;
+        dict.Add(is_text ? SavedValue{part.text} : SavedValue{part.number}, std::move(item));
       });
     } else {
       LeftOut("a value that is not in a dict");
@@ -211,12 +209,12 @@ class TorchCollector {
     // Programs put no weights into arrays.
     if (pickle::IsNumpyArray(value) && role == TensorRole::kWeight) role = TensorRole::kBuffer;
     const auto unread = [&](const std::string& what) {
-      if (role != TensorRole::kBuffer) checkpoint_.unread[Shown(name)] = what;
+      checkpoint_.unread[Shown(name)] = what;
       return LeftOut(what);
     };
     TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
     if (name.empty() || !IsValidUtf8(name)) {
-      return unread("tensors whose name is empty or not valid UTF-8");
+      return unread("a tensor whose name is empty or not valid UTF-8");
     }
     absl::StatusOr<TorchTensor> tensor =
         IsTorchTensor(value) ? ResolveTorchTensor(*archive_, value) : ResolveArray(value);
@@ -226,7 +224,7 @@ class TorchCollector {
     if (!tensor.ok()) return In(absl::StrCat("tensor ", Shown(name)), tensor.status());
     const auto [first, is_first] = files_by_name_.emplace(name, file_);
     if (!is_first && (first->second.empty() || first->second == file_)) {
-      return unread("tensors that have the name of another one");
+      return unread("a tensor that has the name of another one");
     }
     if (!is_first) return DataLoss("tensor ", Shown(name), ": the name occurs twice");
     ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
@@ -236,10 +234,8 @@ class TorchCollector {
           StoredView{file_, tensor->offset_bytes, tensor->dtype, tensor->shape, tensor->strides},
           name);
       if (is_new) {
-        added.pieces.push_back({.box = WholeBox(tensor->shape),
-                                .file = file_,
-                                .offset_bytes = tensor->offset_bytes,
-                                .strides = tensor->strides});
+        added.pieces.push_back(
+            {WholeBox(tensor->shape), file_, tensor->offset_bytes, tensor->strides});
       } else {
         added.alias_of = same->second;
       }
@@ -348,11 +344,6 @@ class TorchCollector {
 
 namespace {
 
-bool HasTorchName(const std::string& name) {
-  return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
-         name.ends_with(".ckpt");
-}
-
 // Returns the names of all parts of a state dict, in order, from the name of one of them, such as
 // "X-00002-of-00003.bin"; empty for names of another form.
 std::vector<std::string> AllPartsOf(const std::string& name) {
@@ -371,15 +362,6 @@ std::vector<std::string> AllPartsOf(const std::string& name) {
 bool IsOfRank(const std::string& name) {
   return name.size() == sizeof("consolidated.00.pth") - 1 &&
          RankPattern("consolidated.{2}.pth").Parse(name).has_value();
-}
-
-absl::Status CheckRanks(const Storage& storage, const std::vector<std::string>& files) {
-  for (size_t i = 0; i < files.size(); ++i) {
-    const std::string expected = absl::StrFormat("consolidated.%02d.pth", i);
-    if (files[i] == expected) continue;
-    return Damaged(storage, "", expected, " is missing, ", files[i], " is there");
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -416,12 +398,15 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
   std::vector<std::string> names = {file};
   if (file.empty()) {
     TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
-    std::erase_if(names, [](const std::string& name) { return !HasTorchName(name); });
+    std::erase_if(names, [](const std::string& name) {
+      return std::ranges::none_of(std::array{".pt", ".pth", ".bin", ".ckpt"},
+                                  [&](const char* end) { return name.ends_with(end); });
+    });
   }
   std::vector<std::string> found;
   for (std::string& name : names) {
     TESSERA_ASSIGN_OR_RETURN(const auto open, storage.Open(name));
-    TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open));
+    TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open, {0, open->size_bytes()}));
     // A part without contents is damage, which is found when it is read.
     const bool is_lost =
         file.empty() && open->size_bytes() == 0 && (IsOfRank(name) || !AllPartsOf(name).empty());
@@ -444,7 +429,11 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
   if (!file.empty() || found.empty()) return found;
   std::ranges::sort(found);
   if (std::ranges::all_of(found, IsOfRank)) {
-    TESSERA_RETURN_IF_ERROR(CheckRanks(storage, found));
+    for (size_t i = 0; i < found.size(); ++i) {
+      const std::string expected = absl::StrFormat("consolidated.%02d.pth", i);
+      if (found[i] == expected) continue;
+      return Damaged(storage, "", expected, " is missing, ", found[i], " is there");
+    }
     return found;
   }
   const std::vector<std::string> parts = AllPartsOf(found.front());

@@ -149,8 +149,8 @@ TEST(ReadTorchTest, TensorsWithoutANameOfTheirOwnAreLeftOut) {
   EXPECT_EQ(tensors.at("below.").shape, Shape({4}));
   EXPECT_THAT(
       checkpoint.notes,
-      testing::ElementsAre("Left out: tensors that have the name of another one: 1.",
-                           "Left out: tensors whose name is empty or not valid UTF-8: the file."));
+      testing::ElementsAre("Left out: a tensor that has the name of another one: 1.",
+                           "Left out: a tensor whose name is empty or not valid UTF-8: the file."));
 }
 
 TEST(ReadTorchTest, TheSameViewIsAnAlias) {

@@ -13,7 +13,6 @@
 #include "convert/core/foreign_layout.h"
 #include "convert/core/own_keys.h"
 #include "convert/core/reading.h"
-#include "convert/core/saved_values.h"
 #include "convert/core/saved_weights.h"
 #include "convert/pickle/torch_archive.h"
 
