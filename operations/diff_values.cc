@@ -117,8 +117,13 @@ struct ShownValues {
   // `as_stored`: also tells values apart whose types are shown alike.
   ShownValues(const NamedCheckpoint& named, bool as_stored)
       : root(named.format.empty() ? convert::StateOf(named.opened->manifest()).root : named.state),
-        shown(convert::ValuesByName(root)),
         holds_all(named.format.empty() || HoldsEverything(named.format)) {
+    std::map<std::string, int> counts;  // a file may have several values of one name
+    for (const convert::Leaf& leaf : convert::LeavesOf(root)) {
+      if (leaf.value->As<SavedValue::Tensor>() != nullptr) continue;
+      const int count = ++counts[leaf.name];
+      shown[count == 1 ? leaf.name : absl::StrCat(leaf.name, " (", count, ")")] = leaf.value;
+    }
     const auto& entries = named.opened->manifest().trainer().extra();
     const auto entry = entries.find(convert::kValuesEntry);
     if (named.format.empty() && entry == entries.end()) return;

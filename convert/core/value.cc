@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 
@@ -79,7 +80,8 @@ bool SavedValue::Dict::operator==(const Dict&) const = default;
 bool SavedValue::operator==(const SavedValue& other) const {
   const auto *mine = As<double>(), *others = other.As<double>();
   if (mine == nullptr || others == nullptr) return data == other.data;
-  return std::bit_cast<uint64_t>(*mine) == std::bit_cast<uint64_t>(*others);
+  return std::bit_cast<uint64_t>(*mine) == std::bit_cast<uint64_t>(*others) ||
+         (std::isnan(*mine) && std::isnan(*others));
 }
 
 void SavedValue::Dict::Add(SavedValue key, SavedValue value) {

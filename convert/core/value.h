@@ -62,7 +62,7 @@ struct SavedValue {
   T* As() {
     return std::get_if<T>(&data);
   }
-  // Compares values; numbers are equal if their bits are.
+  // Compares values. Numbers are equal if their bits are, or if both are NaN.
   bool operator==(const SavedValue& other) const;
 };
 

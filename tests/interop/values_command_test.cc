@@ -1,7 +1,9 @@
 // `ckpt convert` keeps what a checkpoint has beside tensors, or names what it leaves out.
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -151,6 +153,33 @@ TEST_F(ValuesCommandTest, ValuesThatDcpCannotTellApartAreNamed) {
     EXPECT_EQ(convert::FindNumber(root.Find("d"), 1).AsInt(), 5);
     EXPECT_EQ(root.Find("d").Find("2").AsInt(), 7);
   });
+}
+
+// Two values of one name, kinds of containers, and bits of numbers.
+TEST_F(ValuesCommandTest, EveryValueOfAFileIsCompared) {
+  using Value = convert::SavedValue;
+  const auto diff = [&](const Value& a, const Value& b) {
+    std::filesystem::rename(MakeFile("d", a), In("first.pt"));
+    return Run({"diff", In("first.pt"), MakeFile("d", b)});
+  };
+  const auto twice = [](int64_t second) {
+    Value::Dict dict;
+    dict.Add({int64_t{1}}, {int64_t{5}});
+    dict.Add({std::string("1")}, {second});
+    return Value{dict};
+  };
+  const auto list = [](bool is_tuple) {
+    return Value{Value::List{{{Value::Tensor{}}, {int64_t{1}}}, is_tuple}};
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(diff(twice(6), twice(6)), ckpt::kExitOk) << out_;
+  EXPECT_EQ(diff(twice(6), twice(7)), ckpt::kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("value d.1 (2): 6 -> 7"));
+  EXPECT_EQ(diff(list(false), list(true)), ckpt::kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("container d: list -> tuple"));
+  EXPECT_EQ(diff({nan}, {-nan}), ckpt::kExitOk) << out_;
+  EXPECT_EQ(diff({0.0}, {-0.0}), ckpt::kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("value d: 0.0 -> -0.0"));
 }
 
 // Lightning keeps what is not sharded in a file beside those of DCP.

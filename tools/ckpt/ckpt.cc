@@ -104,7 +104,8 @@ checkpoint in a folder is read.
 constexpr char kDiffHelp[] = R"(ckpt diff PATH PATH
 
 Compares the state in two checkpoints, however they are sharded, by the digests in their manifests
-and seals; tensors without one by their contents. Exit code 1 where it differs.
+and seals; tensors without one by their contents. Exit code 1 where it differs. Numbers are equal
+if their bits are, and values beside tensors also if both are NaN.
 
   --data                       by their contents instead of by their digests
   --threads=N                  threads that read (4)
