@@ -146,6 +146,9 @@ class Namer {
   absl::Status Add(const ForeignParameter& parameter, const ForeignKind& kind,
                    const ForeignTensor& tensor, ForeignTensorSet& set) const {
     if (parameter.blocks.empty()) return absl::OkStatus();
+    if (checkpoint_.unread.contains(Shown(tensor.name))) {
+      return weights_.Damaged(tensor, "there is another one of this name");
+    }
     if (tensor.shape != parameter.shape) {
       return weights_.Damaged(tensor, "expected ", ShapeToString(parameter.shape), ", found ",
                               ShapeToString(tensor.shape));

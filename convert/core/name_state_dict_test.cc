@@ -412,6 +412,13 @@ TEST(WrappedNamesTest, TwoTensorsOfOneNameAreRefused) {
       HasSubstr(
           "tensor module.transformer.wte.weight: without its wrappers it has the same name as "
           "transformer.wte.weight"));
+  // A file of torch may have both under one name, of which the second is not read.
+  checkpoint = StateDictOf(model, {});
+  checkpoint.unread["transformer.wte.weight"] = "a tensor that has the name of another one";
+  const absl::Status same = Name(&model, checkpoint);
+  EXPECT_TRUE(absl::IsDataLoss(same));
+  EXPECT_THAT(std::string(same.message()),
+              HasSubstr("tensor transformer.wte.weight: there is another one of this name"));
 }
 
 }  // namespace

@@ -224,6 +224,22 @@ TEST(StateDictTest, PartsOfMetasRanksThatDoNotMatch) {
                         "consolidated.00.pth has it"));
 }
 
+// It is not the whole model, but nothing of it is missing.
+TEST(StateDictTest, APartThatIsNamedItselfHasItsOwnNames) {
+  const std::string ranks = StateDictFixture("llama_ranks");
+  const std::string parts = HuggingFace("llama3_untied.hf");
+  std::vector<std::string> files = {ranks + "/consolidated.00.pth", ranks + "/consolidated.01.pth"};
+  for (const auto& entry : std::filesystem::directory_iterator(parts)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  }
+  EXPECT_EQ(files.size(), 6);
+  for (const std::string& file : files) {
+    ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(file));
+    EXPECT_EQ(storage->mismatch(), "") << file;
+    EXPECT_THAT(storage->notes(), Contains(HasSubstr("which is a part of a model"))) << file;
+  }
+}
+
 TEST(StateDictTest, AllThatATrainerOfTransformersSavesIsShown) {
   ASSERT_OK_AND_ASSIGN(const auto storage, OpenStateDict(StateDictFixture("trainer")));
   EXPECT_THAT(storage->notes(), ElementsAre());
