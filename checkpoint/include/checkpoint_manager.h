@@ -98,8 +98,7 @@ class CheckpointManager {
   // and outcomes come from Poll(). A decision that ends the job waits for all saves.
   //
   // Errors, with which a job should end, the same on every rank:
-  //   ResourceExhausted     the last save failed for lack of disk space or quota, and no deletion
-  //                         that `keep` allows has made room
+  //   ResourceExhausted     the last save failed for lack of disk space or quota
   //   Aborted               the limits of FailedSavesOptions are reached
   //   FailedPrecondition    another job has taken over the folder, or the folder holds checkpoints
   //                         of later steps than the job begins at

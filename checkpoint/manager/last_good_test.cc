@@ -223,6 +223,23 @@ TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatItHasCommittedOrLoaded) {
   EXPECT_EQ(left[1].step, 6) << "the last good one";
 }
 
+// Thousands of ranks have written as many files, of which each may take rank 0 as long as a save.
+TEST_F(LastGoodTest, AJobLooksAtNoFilesThatItHasCommitted) {
+  MemoryStorage memory;
+  CountingStorage storage(memory);
+  CheckpointManagerOptions options;
+  options.schedule.interval_steps = 1;
+  options.keep.newest = 3;
+  const auto manager = Open(storage, options);
+  for (int64_t step = 1; step <= 5; ++step) {
+    storage.slot = absl::StrCat("step-0000000", step, "/model");
+    storage.opened = 0;
+    ASSERT_OK(TrySave(*manager, {.step = step}));
+    EXPECT_EQ(storage.opened, 1) << "the rank that has written it looks at its size";
+  }
+  EXPECT_THAT(Steps(memory), ElementsAre(3, 4, 5));
+}
+
 TEST_F(LastGoodTest, AJobReadsNoRollingCheckpointThatIsOlderThanTheLoadedOne) {
   MemoryStorage memory;
   CountingStorage storage(memory);

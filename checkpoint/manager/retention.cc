@@ -147,7 +147,8 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
   std::vector<Described> known(committed.size());
   for (size_t i = committed.size(); i-- > 0;) {
     const bool is_surplus = !others.deletes() && found_good >= good_ && intact >= options_.newest;
-    known[i] = is_surplus ? Identify(*committed[i]) : DescribeOnce(*committed[i]);
+    known[i] = is_surplus ? Identify(*committed[i])
+                          : DescribeOnce(*committed[i], committed[i]->step == saved_step);
     candidates[i] = known[i].candidate;
     first_error.Update(known[i].unknown);
     intact += candidates[i].intact ? 1 : 0;
@@ -227,10 +228,10 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
   return droppable;
 }
 
-Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint) {
+Retention::Described Retention::DescribeOnce(const CheckpointInfo& checkpoint, bool is_own) {
   const auto known = described_.find(checkpoint.directory);
   if (known != described_.end()) return known->second;
-  Described described = Describe(checkpoint);
+  Described described = Describe(checkpoint, is_own);
   if (described.candidate.intact) described_[checkpoint.directory] = described;
   return described;
 }
@@ -242,9 +243,10 @@ Retention::Described Retention::Identify(const CheckpointInfo& checkpoint) {
           .identity = identity.value_or("")};
 }
 
-Retention::Described Retention::Describe(const CheckpointInfo& checkpoint) {
+Retention::Described Retention::Describe(const CheckpointInfo& checkpoint, bool is_own) {
   Described described = Identify(checkpoint);
-  const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
+  const absl::StatusOr<Manifest> manifest = is_own ? ReadManifest(storage_, checkpoint.directory)
+                                                   : ReadIntact(storage_, checkpoint.directory);
   RetentionCandidate& candidate = described.candidate;
   candidate.intact = candidate.good = manifest.ok();
   if (!manifest.ok() && !MayBeDamage(manifest.status())) described.unknown = manifest.status();

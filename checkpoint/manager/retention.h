@@ -72,8 +72,7 @@ struct ComingSave {
   bool rolling = false;
   uint64_t needed_bytes = 0;
   bool healthy = true;  // IsHealthy()
-  // Whether there is less space than the storage says, as with a quota that it does not know: all
-  // that is needed is to be freed.
+  // Whether all of this is to be freed, as with a quota that the storage does not know.
   bool lacks_all = false;
 };
 
@@ -113,8 +112,9 @@ class Retention {
 
   // Reads the header of the manifest only: the candidate has nothing but its step.
   Described Identify(const CheckpointInfo& checkpoint);
-  Described Describe(const CheckpointInfo& checkpoint);
-  Described DescribeOnce(const CheckpointInfo& checkpoint);
+  // Looks at each data file, unless this job has just committed them.
+  Described Describe(const CheckpointInfo& checkpoint, bool is_own = false);
+  Described DescribeOnce(const CheckpointInfo& checkpoint, bool is_own = false);
   // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.
   struct Droppable {
     std::vector<std::pair<CheckpointInfo, Described>> checkpoints;
@@ -151,9 +151,8 @@ class SaveHousekeeping {
   // note of the report: the checkpoint is complete.
   void AfterCommit(SaveReport& report);
 
-  // Returns the error of a save that failed. If the save lacked space although the storage has said
-  // that there is enough, as with a quota, deletes checkpoints as for a full disk and names them in
-  // the error, which then lacks no space any more (IsNoSpace()): the next save may succeed.
+  // Returns the error of a save. If it lacks space although the storage says that there is enough,
+  // deletes checkpoints as for a full disk and names them in an error that is not IsNoSpace().
   absl::Status AfterFailure(const absl::Status& error);
 
   // Remembers the checkpoint from which the job continues, so that no save reads it again.

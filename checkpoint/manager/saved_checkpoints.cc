@@ -22,11 +22,13 @@ namespace tessera::ckpt {
 namespace {
 
 constexpr int kRereads = 2;
+constexpr int kThreads = 64;  // while they look at thousands of files, other ranks wait
 
 absl::StatusOr<Manifest> ReadIntactOnce(Storage& storage, std::string_view directory) {
   TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, directory));
-  TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
-                           VerifyFiles(storage, directory, manifest, {.contents = false}));
+  TESSERA_ASSIGN_OR_RETURN(
+      const VerifyReport report,
+      VerifyFiles(storage, directory, manifest, {.contents = false, .io_threads = kThreads}));
   if (report.damage.empty()) return manifest;
   const size_t more = report.damage.size() - 1;
   return absl::DataLossError(absl::StrCat(storage.Describe(directory), ": ",

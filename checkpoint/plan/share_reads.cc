@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/pieces.h"
-#include "checkpoint/plan/least_loaded.h"
 #include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {

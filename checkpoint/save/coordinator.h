@@ -31,8 +31,7 @@ inline constexpr absl::string_view kSyncing = "syncing";
 inline constexpr absl::string_view kCommitting = "committing";
 
 inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
-  if (status.ok()) return status;
-  return WithMessage(status, absl::StrCat(phase, ": ", status.message()));
+  return status.ok() ? status : WithMessage(status, absl::StrCat(phase, ": ", status.message()));
 }
 
 // Returns NoSpaceError() if the storage has too little space for so many bytes below `root`, as far

@@ -13,16 +13,13 @@
 
 namespace tessera::ckpt {
 
-// What the threads of a background save leave to the program's threads. The ratios say how much of
-// a processor the save takes while the program wants all of them.
-
-// Returns whether a task shared its processor with other threads. A thread that is alone on a
-// processor computes all of the time, one of two threads half of the time. The limit is in between.
+// Returns whether a task shared its processor with the program's threads. A thread that is alone on
+// a processor computes all of the time, one of two half of the time. The limit is in between.
 inline bool IsProcessorShared(double seconds, double processor_seconds) {
   return seconds > 1.5 * processor_seconds;
 }
 
-// Ratios of a thread's rest to its work before it.
+// Ratios of a thread's rest to its work before it, while the program wants all processors.
 inline constexpr int kChecksumRestRatio = 20;  // checksums take at most 5 % of a processor
 inline constexpr int kPrefaultRestRatio = 50;  // touching memory for the next save, 2 %
 

@@ -125,7 +125,17 @@ Scanner::Scanner(Storage& storage, std::string_view checkpoint_dir, const Manife
 
 absl::Status Scanner::Open(std::span<const uint32_t> file_indices) {
   Problems problems;
-  for (const uint32_t index : file_indices) OpenOne(index, problems);
+  // A file server may take long for each; a few files are not worth a thread.
+  std::vector<absl::StatusOr<std::unique_ptr<ReadableFile>>> opened(file_indices.size());
+  TESSERA_RETURN_IF_ERROR(RunTasks(std::min<int>(options_.io_threads, 1 + opened.size() / 16),
+                                   opened.size(), [&](int, size_t i) {
+                                     opened[i] = storage_.Open(JoinPath(
+                                         directory_, manifest_.files(file_indices[i]).path()));
+                                     return absl::OkStatus();
+                                   }));
+  for (size_t i = 0; i < opened.size(); ++i) {
+    AddFile(file_indices[i], std::move(opened[i]), problems);
+  }
   return problems.status();
 }
 
@@ -135,10 +145,10 @@ absl::Status Scanner::OpenAll() {
   return Open(all);
 }
 
-void Scanner::OpenOne(uint32_t file_index, Problems& problems) {
+void Scanner::AddFile(uint32_t file_index, absl::StatusOr<std::unique_ptr<ReadableFile>> file,
+                      Problems& problems) {
   const DataFile& description = manifest_.files(file_index);
   const std::string path = JoinPath(directory_, description.path());
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage_.Open(path);
   if (const absl::Status& error = file.status(); !error.ok()) {
     if (options_.on_damage == nullptr || !IsDamage(error)) {
       problems.Add(absl::IsInvalidArgument(error) ? absl::StatusCode::kDataLoss : error.code(),

@@ -177,7 +177,8 @@ class Scanner {
     uint64_t readable_bytes = 0;
   };
   class Problems;
-  void OpenOne(uint32_t file_index, Problems& problems);
+  void AddFile(uint32_t file_index, absl::StatusOr<std::unique_ptr<ReadableFile>> file,
+               Problems& problems);
   size_t OffsetInPage(const FilePiece& piece) const;
   FilePiece FirstChunk(const FilePiece& range) const;
   FilePiece LastChunk(const FilePiece& range) const;

@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/threads.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -74,7 +75,9 @@ class Verifier {
       Report({std::string(kManifestFileName), 0, tensor.name(), std::string(covered.message())});
     }
     TESSERA_RETURN_IF_ERROR(scanner_.OpenAll());
-    for (int f = 0; f < manifest_.files_size(); ++f) TESSERA_RETURN_IF_ERROR(CheckHeader(f));
+    const size_t files = manifest_.files_size();
+    TESSERA_RETURN_IF_ERROR(RunTasks(std::min<int>(options_.io_threads, 1 + files / 16), files,
+                                     [this](int, size_t f) { return CheckHeader(f); }));
     return options_.contents ? ReadEverything() : absl::OkStatus();
   }
 
@@ -86,7 +89,10 @@ class Verifier {
   }
 
  private:
-  void Report(Damage damage) { report_.damage.push_back(std::move(damage)); }
+  void Report(Damage damage) {
+    const MutexLock lock(&reporting_);
+    report_.damage.push_back(std::move(damage));
+  }
 
   // The file's own header must agree with the manifest, since other tools read it.
   absl::Status CheckHeader(uint32_t index) {
@@ -195,8 +201,9 @@ class Verifier {
 
   const Manifest& manifest_;
   const VerifyOptions& options_;
+  Mutex reporting_;
   VerifyReport report_;
-  Scanner scanner_;  // reports damage from one thread at a time
+  Scanner scanner_;
 };
 
 }  // namespace
