@@ -146,10 +146,10 @@ double GemmRatio(const Product& product, DType dtype) {
   const bool bf16 = dtype == DType::kBF16 && DnnlHasBf16();
   OwnRunner own(product, dtype);
   Runner dnnl(product, bf16 ? dtype : DType::kF32);
-  const int times = std::clamp(static_cast<int>(1e9 / product.operations()), 1, 100);
+  const int repeats = std::clamp(static_cast<int>(1e9 / product.operations()), 1, 100);
   const auto seconds = [&](auto& runner) {
     const double start = ProcessorSeconds();
-    for (int i = 0; i < times; ++i) runner.Run();
+    for (int i = 0; i < repeats; ++i) runner.Run();
     return ProcessorSeconds() - start;
   };
   Pairs times;
