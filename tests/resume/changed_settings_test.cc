@@ -90,6 +90,8 @@ TEST_P(ChangedSettingsTest, WhatChangesAnyBitIsSaid) {
     if (!flag.empty()) EXPECT_OK(ApplyFlags(std::vector<std::string>{flag}, &config)) << flag;
     // Only the steps are compared.
     config.mutable_output()->set_run_dir(RunDir(run).string());
+    CheckpointConfig& checkpoint = *config.mutable_checkpoint();
+    if (checkpoint.replicate_to_peers()) checkpoint.set_replicate_folder(root_ / "memory");
     return Train(config);
   };
   ASSERT_OK_AND_ASSIGN(const std::string unchanged_notes, resume("unchanged", ""));
