@@ -83,16 +83,17 @@ TEST_P(BoundedWriteTest, WaitsForASlowReader) {
   EXPECT_EQ(text.substr(before), words);
 }
 
-TEST(BoundedWriteFileTest, AppendsToFilesAndRefusesClosedDescriptors) {
+TEST(BoundedWriteFileTest, WritesAtTheFilesOffsetAndRefusesClosedDescriptors) {
   const std::string path = testing::TempDir() + "/bounded_write";
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
   ASSERT_GE(fd, 0);
   ASSERT_EQ(write(fd, "one ", 4), 4);
   EXPECT_TRUE(WriteBounded(fd, "two", milliseconds(60000)));
+  ASSERT_EQ(write(fd, " three", 6), 6);
   ASSERT_EQ(lseek(fd, 0, SEEK_SET), 0);
-  EXPECT_EQ(ReadAll(fd), "one two");
+  EXPECT_EQ(ReadAll(fd), "one two three");
   close(fd);
-  EXPECT_FALSE(WriteBounded(fd, "three", milliseconds(20)));
+  EXPECT_FALSE(WriteBounded(fd, "four", milliseconds(20)));
 }
 
 }  // namespace

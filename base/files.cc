@@ -112,19 +112,21 @@ absl::Status MakeDirectories(int at, const std::string& path) {
 
 namespace {
 
-// Opens the same pipe, terminal or file again, non-blocking. -1 where that is impossible, as for
-// sockets.
+// Opens the same pipe or terminal again, non-blocking. -1 where that is impossible, as for sockets,
+// and for regular files, which never block: the next write continues at the offset of `fd`.
 int OpenNonblocking(int fd) {
+  struct stat info;
+  if (fstat(fd, &info) != 0 || S_ISREG(info.st_mode)) return -1;
   std::array<char, 32> path = {};
   std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", fd);
-  return open(path.data(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  return open(path.data(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 }
 
 ssize_t WriteSome(int fd, int nonblocking, std::string_view text) {
   if (nonblocking >= 0) return write(nonblocking, text.data(), text.size());
   const ssize_t sent = send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (sent >= 0 || errno != ENOTSOCK) return sent;
-  // A pipe that cannot be opened again has room for this much when it is ready.
+  // A file, or a pipe that cannot be opened again, has room for this much when it is ready.
   return write(fd, text.data(), std::min<size_t>(text.size(), PIPE_BUF));
 }
 

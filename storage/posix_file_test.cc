@@ -462,7 +462,8 @@ TEST(PosixWritableFileTest, ASyncThatFailedIsNotForgotten) {
   const ScopedFd reader(ends[0]);
   PosixWritableFile file("file", ScopedFd(ends[1]), ScopedFd(), {}, nullptr);
   EXPECT_FALSE(file.Sync().ok()) << "a pipe cannot be synced";
-  const ScopedFd other(open(::testing::TempDir().c_str(), O_TMPFILE | O_RDWR, 0600));
+  const std::string path = ::testing::TempDir() + "/can_be_synced";
+  const ScopedFd other(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
   ASSERT_TRUE(other.valid());
   ASSERT_EQ(dup2(other.get(), ends[1]), ends[1]);
   EXPECT_FALSE(file.Sync().ok());

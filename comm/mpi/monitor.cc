@@ -78,8 +78,6 @@ constexpr int kSpreads = 3;
 // ranks that all ask at once would lose most answers.
 constexpr int kIntroductions = 5;
 constexpr int kIntroductionsPerTick = 64;
-// Time to write a last message to a pipe that may have no reader.
-constexpr std::chrono::seconds kLastMessageTime(1);
 
 uint64_t Hash(std::string_view text, uint64_t seed) {
   for (const char c : text) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3;

@@ -23,6 +23,9 @@
 
 namespace tessera {
 
+// Time to write a last message to a pipe that may have no reader.
+inline constexpr std::chrono::seconds kLastMessageTime(1);
+
 // Addresses at which a rank's process answers queries. Plain bytes, exchanged when the world
 // starts.
 struct MonitorAddress {

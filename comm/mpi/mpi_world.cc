@@ -96,10 +96,11 @@ class MpiWorld::Impl {
     std::this_thread::sleep_for(kElection);
     const Failure failure = transport_.failure();
     const std::string message = absl::StrCat(WithRank(failure.rank, failure.message), "\n");
+    // The watchdog also covers streams that block.
     monitor_->Watch(kAbortTime, "");
     if (failure.rank == rank) {
       // A stderr that blocks must not keep its lock, which the end of the process may take.
-      WriteBounded(STDERR_FILENO, Printable(message), absl::ToChronoMilliseconds(kAbortTime));
+      WriteBounded(STDERR_FILENO, Printable(message), kLastMessageTime);
       std::fflush(nullptr);
       // User errors have an exit code of their own.
       MPI_Abort(MPI_COMM_WORLD, failure.code == absl::StatusCode::kInvalidArgument ? 2 : 1);

@@ -151,7 +151,7 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
 
 TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
   const std::string contents = StoredPattern(2 * s3::kMinPartBytes);
-  // Leaves memory with other bytes.
+  // Leaves a buffer with other bytes in PartMemory, which gives it to part 3.
   ASSERT_OK(WriteAll(*storage_, "before", contents.substr(1, s3::kMinPartBytes - 1)));
   ASSERT_OK_AND_ASSIGN(auto file, storage_->Create("file", 0));
   // Parts 1 and 2 at once; nothing of part 0; a byte of part 3; part 4 up to a byte in the middle.
