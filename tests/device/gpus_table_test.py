@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The table of docs/gpus.md, from the form that check.cc writes, and the script that measures."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -54,6 +55,23 @@ echo '{"device": "X", "driver": "1", "products": "Y", "date": "Z", "checks": []}
 """
 
 
+# Writes a part of the archive first, and the rest when a line comes, where a file says so.
+TAR = f"""#!/bin/sh
+echo begin >>packs
+echo half >"$2"
+[ ! -e slow ] || read line <go
+{shutil.which("tar")} "$@"
+status=$?
+echo end >>packs
+exit $status
+"""
+
+FLOCK = f"""#!/bin/sh
+echo lock >>locks
+exec {shutil.which("flock")} "$@"
+"""
+
+
 class MeasureGpuTest(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
@@ -64,19 +82,43 @@ class MeasureGpuTest(unittest.TestCase):
         self.write("check_device", CHECK_DEVICE)
         self.write("train", '#!/bin/sh\necho "trains $*"\n')
         self.write("prepare_data", "#!/bin/sh\n")
-        self.write("nvidia-smi", "#!/bin/sh\necho 1980 MHz\n")
+        self.write("nvidia-smi", "#!/bin/sh\necho 1980 MHz\nexec /bin/sleep infinity\n")
+        self.write("sleep", "#!/bin/sh\nread line <tick\n")  # between two archives
+        self.write("tar", TAR)
+        self.write("flock", FLOCK)
+        for name in ("tick", "go", "more"):
+            os.mkfifo(self.folder / name)
         self.environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}
+        self.slow = self.folder / "slow"  # the next archive waits for a line in `go`
         self.archive = self.folder / "results.tar.gz"
 
     def write(self, name, text):
         (self.folder / name).write_text(text)
         (self.folder / name).chmod(0o755)
 
+    def start(self, *steps, **environment):
+        """The script, and a file that ends when the last of its processes does."""
+        alive, held = os.pipe()
+        script = subprocess.Popen([self.folder / "measure_gpu.sh", *steps],
+                                  env={**self.environment, **environment}, pass_fds=[held],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True)
+        os.close(held)
+        alive = os.fdopen(alive)
+        for cleanup in (script.wait, script.stdout.close, script.stderr.close, alive.close):
+            self.addCleanup(cleanup)
+        return script, alive
+
+    def expect_nothing_left(self, alive):
+        """Neither a process nor a half archive."""
+        self.assertEqual(alive.read(), "")
+        self.assertEqual(list(self.folder.glob("results.tar.gz?*")), [])
+
     def measure(self, *steps, **environment):
-        ran = subprocess.run([self.folder / "measure_gpu.sh", *steps], check=False,
-                             env={**self.environment, **environment}, stdin=subprocess.DEVNULL,
-                             capture_output=True, text=True)
-        return ran.returncode, ran.stdout
+        script, alive = self.start(*steps, **environment)
+        shown, _ = script.communicate()
+        self.expect_nothing_left(alive)
+        return script.returncode, shown
 
     def packed(self):
         with tarfile.open(self.archive) as archive:
@@ -98,21 +140,77 @@ class MeasureGpuTest(unittest.TestCase):
         self.assertNotIn("driver", shown)
         self.assertEqual(len(list(self.folder.glob("results-*/check.json"))), 1)
 
-    def test_the_archive_outlives_a_script_that_is_killed(self):
+    def begin_step(self):
+        """What start() returns, when a step has begun. A line in `more` ends it."""
         self.write("check_device", "#!/bin/sh\necho half\nread line <more\n")
-        self.write("sleep", "#!/bin/sh\nexec /bin/sleep 0.1\n")  # between two archives
-        os.mkfifo(self.folder / "more")
-        with subprocess.Popen([self.folder / "measure_gpu.sh", "check"], env=self.environment,
-                              stdout=subprocess.DEVNULL) as script:
-            half = b""
-            while half != b"half\n" and script.poll() is None:
-                time.sleep(0.01)
-                if self.archive.exists() and "results/check.txt" in self.packed():
-                    with tarfile.open(self.archive) as archive:
-                        half = archive.extractfile("results/check.txt").read()
-            self.assertIsNone(script.poll())
+        script, alive = self.start("check")
+        text = self.folder / "results/check.txt"
+        while not (text.exists() and text.read_text()):
+            time.sleep(0.01)
+        return script, alive
+
+    def end_step(self, alive):
+        with self.until_line("more"):
+            pass
+        self.expect_nothing_left(alive)
+
+    @contextlib.contextmanager
+    def until_line(self, name):
+        """While a process waits for a line, which it then gets."""
+        with open(self.folder / name, "w", encoding="utf-8") as pipe:
+            yield
+            pipe.write("\n")
+
+    def kill_at(self, moment):
+        """Kills a script whose observer waits for a line; it then packs what is there."""
+        script, alive = self.begin_step()
+        with self.until_line("tick"):
+            pass
+        while not self.archive.exists():
+            time.sleep(0.01)
+        if moment == "go":
+            with self.until_line("tick"):
+                self.slow.touch()
+        with self.until_line(moment):
             script.kill()
-        (self.folder / "more").write_text("\n")  # ends what the script has left
+            script.wait()
+            self.assertIn("results/check.txt", self.packed())
+            (self.folder / "results/last").touch()
+            self.slow.unlink(missing_ok=True)
+        self.end_step(alive)
+
+    def test_the_archive_outlives_a_script_that_is_killed(self):
+        for moment in ("tick", "go"):  # between two archives, and in the middle of one
+            with self.subTest(moment=moment):
+                self.kill_at(moment)
+                self.assertIn("results/last", self.packed())
+                self.archive.unlink()
+
+    def test_a_script_that_is_terminated_packs_what_is_there(self):
+        script, alive = self.begin_step()
+        with self.until_line("tick"):
+            self.slow.touch()
+        with open(self.folder / "go", "w", encoding="utf-8"):  # in the middle of an archive
+            (self.folder / "results/last").touch()
+            self.slow.unlink()
+            script.terminate()
+            script.wait()
+        self.assertIn("results/last", self.packed())
+        self.end_step(alive)
+
+    def test_archives_are_packed_one_after_the_other(self):
+        script, alive = self.begin_step()
+        with self.until_line("tick"):
+            self.slow.touch()
+        with contextlib.suppress(BrokenPipeError), self.until_line("go"):
+            self.slow.unlink()
+            with self.until_line("more"):
+                pass
+            locks = self.folder / "locks"
+            while script.poll() is None and locks.read_text().count("\n") < 2:
+                time.sleep(0.01)
+        self.expect_nothing_left(alive)
+        self.assertEqual((self.folder / "packs").read_text().split(), ["begin", "end"] * 2)
 
     def test_an_archive_that_cannot_be_written_is_a_failure(self):
         for archive, status in (("nowhere/a.tar.gz", 1), ("results/a.tar.gz", 2)):

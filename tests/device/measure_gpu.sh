@@ -22,32 +22,53 @@ export XDG_CACHE_HOME="$PWD/results/cache"
 failed=""
 unpacked=""
 
-# A file that grows meanwhile is status 1, and in the archive as far as it was.
-pack() {
-  local new="$archive.$BASHPID"
-  tar -czf "$new" results
-  [ $? -le 1 ] && mv "$new" "$archive" && return
-  rm -f "$new"
-  return 1
+# One at a time, by a lock of this folder, which tar inherits. A file that grows meanwhile is status
+# 1, and in the archive as far as it was.
+pack() (
+  flock 9
+  tar -czf "$archive.new" results
+  [ $? -le 1 ] && mv "$archive.new" "$archive" && exit
+  rm -f "$archive.new"
+  exit 1
+) 9<.
+
+# Runs beside the steps, and ends with what it has started, also where the script has been killed.
+observe() {
+  if command -v nvidia-smi; then
+    nvidia-smi --format=csv --loop=1 \
+      --query-gpu=timestamp,index,clocks.sm,clocks.mem,power.draw,temperature.gpu \
+      >results/clocks.csv &
+  fi
+  while sleep 10; do
+    pack
+    kill -0 $$ || break
+  done
+  kill $(jobs -p)
 }
 
-if command -v nvidia-smi >/dev/null; then
-  timeout 600 nvidia-smi --format=csv --loop=1 \
-    --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu >results/clocks.csv &
-fi
-while sleep 10 && kill -0 $$; do pack; done >/dev/null 2>&1 &
-trap 'kill $(jobs -p) 2>/dev/null' EXIT
+set -m # The observer is a group of processes.
+observe >/dev/null 2>&1 &
+observer=$!
+set +m
+finish() {
+  kill -- "-$observer" 2>/dev/null
+  wait "$observer" 2>/dev/null
+  rm -f "$archive.new"
+  [ -z "$unpacked" ] || pack
+}
+trap finish EXIT
 
 # step NAME SECONDS COMMAND...
 step() {
   local name=$1 seconds=$2 start=$SECONDS
   shift 2
+  unpacked=" archive"
   timeout --kill-after=1 "$seconds" "$@" >"results/$name.txt" 2>&1
   local status=$?
   echo "$name: exit status $status, $((SECONDS - start)) s"
   tail -n 40 "results/$name.txt"
   [ "$status" -eq 0 ] || failed="$failed $name"
-  pack && unpacked="" || unpacked=" archive"
+  pack && unpacked=""
 }
 
 # A deadline ends before the time of its step, with what was measured.
