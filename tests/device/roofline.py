@@ -40,7 +40,9 @@ class Gpu:
     mma_share: float  # of `flops`, that mma.sync reaches
     product_share: float  # of `flops`, that cuBLASLt reaches in layers
     head_share: float  # and in the head, whose products are larger
-    issue_share: float = 0.42  # of four instructions a cycle and multiprocessor
+    # Of four instructions a cycle and multiprocessor, where every tile takes the longest path, as
+    # only those with masks do.
+    issue_share: float = 0.42
     bandwidth_share: float = 0.77
     product_rate: float = 0  # that large products were measured to have; 0: not measured
 

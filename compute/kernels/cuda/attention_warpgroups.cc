@@ -242,7 +242,7 @@ TESSERA_KERNEL void TESSERA_BOUNDS(Kind::kThreads, Kind::kShape.blocks)
       float& score = scores[i / 4][i % 4];
       score = simt::Exp2(fmaf(score, shape.scale_log2, -of_rows[i % 4 / 2][0]));
     }
-    load_next();  // here, since ptxas moves exponentials behind a wait, but not over branches
+    load_next();  // here, since ptxas moves exponentials behind a wait, but most not over branches
     FinishProducts(products);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {

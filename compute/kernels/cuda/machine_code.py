@@ -1,6 +1,6 @@
 """Kernels in object files that nvcc wrote with --no-compress: their instructions and their loops.
 
-Instructions of sm_70 and later have 16 bytes, of which the lowest 12 bits are the opcode.
+Instructions of sm_70 and later have 16 bytes, in two words. The lowest 12 bits are the opcode.
 """
 
 import dataclasses
@@ -10,13 +10,16 @@ import subprocess
 
 BRANCH, PRODUCT, LOAD_MATRICES = 0x947, 0x23C, 0x83B  # BRA, HMMA, LDSM
 WARPGROUP_PRODUCTS = {0x9F0, 0xDF0}  # HGMMA, with its left matrix in memory or in registers
+WARPGROUP_WAIT, EXPONENTIAL = 0x9C5, 0x308  # WARPGROUP.DEPBAR (or .ARRIVE), MUFU
+# MOV, FSEL, FMNMX, FMUL, FADD, FFMA, F2FP and MUFU, in 9 bits; the others tell what operands are.
+OF_FLOATS = {0x002, 0x008, 0x009, 0x020, 0x021, 0x023, 0x03E, 0x108}
 
 
 @dataclasses.dataclass
 class Kernel:
     name: str  # "AttentionForwardTiles<AttentionKind<(AttentionPass)0, 64, false, BFloat16>, ...>"
     architecture: str  # "sm_80"
-    opcodes: list
+    instructions: list  # the two words of each
     loop: list  # opcodes of the loop with the most products, the shortest one, along the longest
     # of its paths without a branch back; [] without products
     products: int  # of 16 x 16 by 16 x 8, in the loop
@@ -51,24 +54,50 @@ def products(word):
     return int(word & 0xFFF == PRODUCT)
 
 
+def float_registers(word, second):
+    """The registers of an instruction of floats, none of any other."""
+    if word & 0x1FF not in OF_FLOATS:
+        return set()
+    right = {word >> 32 & 0xFF} if word >> 9 & 7 == 1 else set()  # not a constant
+    return {word >> 16 & 0xFF, word >> 24 & 0xFF, second & 0xFF} | right
+
+
+def running_registers(instructions):
+    """For each instruction, the registers of products of warpgroups that may run beside it."""
+    groups, queued = [], set()
+    for word, second in instructions:
+        yield queued.union(*groups)
+        if word & 0xFFF in WARPGROUP_PRODUCTS:
+            sums, left = word >> 16 & 0xFF, word >> 24 & 0xFF
+            queued |= set(range(sums, sums + 4 * products(word)))
+            queued |= set(range(left, left + 4)) if word & 0xFFF == 0xDF0 else set()
+            if second >> 20 & 7 != 7:  # the last one of its group
+                groups, queued = [*groups, queued], set()
+        elif word & 0xFFF == WARPGROUP_WAIT and word >> 47 & 1:
+            groups = groups[max(0, len(groups) - (second >> 8 & 0xFF)) :]
+
+
 def is_conditional(word):
     return word >> 12 & 0xF != 7  # the predicate of the instruction; 7 is true
 
 
 def longest_path(words, architecture):
-    """The words along the longest path from the first to the last, over branches ahead alone."""
+    """The words along the longest path from the first to a branch back to it, over branches ahead
+    alone."""
     paths = [(0, -1)] + [None] * (len(words) - 1)  # length, and the place before, of each place
+    ends = []
     for i, word in enumerate(words):
         if paths[i] is None:
             continue
         following = [i + 1]
         if word & 0xFFF == BRANCH:
             target = branch_target(16 * i, word, architecture) // 16
-            following = [i + 1] * (is_conditional(word) or target <= i) + [target]
+            following = [i + 1] * is_conditional(word) + [target]
+            ends += [i] * (target == 0)
         for next_place in following:
             if i < next_place < len(words):
                 paths[next_place] = max(paths[next_place] or (0, -1), (paths[i][0] + 1, i))
-    path, i = [], len(words) - 1
+    path, i = [], max(ends, key=lambda end: paths[end])
     while i >= 0:
         path.append(words[i])
         i = paths[i][1]
@@ -114,11 +143,10 @@ def kernels(contents):
         number = flags >> 8 & 0xFF if elf[8] >= 8 else flags & 0xFF
         for name, code in sections(elf):
             if name.startswith(".text."):
-                words = [word for word, _ in struct.iter_unpack("<QQ", code)]
+                instructions = list(struct.iter_unpack("<QQ", code))
                 architecture = f"sm_{number}"
-                loop, count = product_loop(words, architecture)
-                opcodes = [word & 0xFFF for word in words]
-                found.append(Kernel(name[6:], architecture, opcodes, loop, count))
+                loop, count = product_loop([word for word, _ in instructions], architecture)
+                found.append(Kernel(name[6:], architecture, instructions, loop, count))
     names = short_names(sorted({kernel.name for kernel in found}))
     for kernel in found:
         kernel.name = names[kernel.name]

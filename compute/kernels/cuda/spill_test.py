@@ -79,6 +79,13 @@ def excess(table, kernel, architecture, used):
     ]
 
 
+def early_uses(instructions):
+    """Where registers of products of warpgroups are used by floats before these are waited for."""
+    running = machine_code.running_registers(instructions)
+    return [i for i, (now, words) in enumerate(zip(running, instructions))
+            if now & machine_code.float_registers(*words)]
+
+
 def inexact(text):
     """The instructions that do not round once, to the nearest: approximations, those that flush,
     and products and sums that ptxas may contract, as it does where they are not marked as
@@ -146,12 +153,29 @@ class SpillTest(unittest.TestCase):
             if limits["instructions for a product"] > 0:
                 fits = {a for kernel, a in with_products if fnmatch.fnmatchcase(kernel, pattern)}
                 self.assertEqual(fits, expected, f"{pattern}: no loop with products")
+                most = max(used[key]["instructions for a product"] for key in with_products
+                           if fnmatch.fnmatchcase(key[0], pattern))
+                self.assertLess(limits["instructions for a product"] - most, 0.1, pattern)
 
     def test_no_product_of_warpgroups_waits_for_the_one_before(self):
         """ptxas makes them wait, and says so, where registers do not suffice or are used."""
         reports = {path.name: path.read_text() for path in REPORTS}
         self.assertTrue(any("for 'sm_90a'" in text for text in reports.values()))
         self.assertEqual([name for name, text in reports.items() if "serialized" in text], [])
+
+    def test_products_of_warpgroups_are_waited_for(self):
+        """Where their registers are used, but no earlier: most exponentials of d_q run beside them.
+        """
+        kernels = [k for path in OBJECTS for k in machine_code.kernels(path.read_bytes())
+                   if HOPPER_ONLY.match(k.name)]
+        self.assertEqual(len(kernels), 6)
+        for kernel in kernels:
+            self.assertEqual(early_uses(kernel.instructions), [], kernel.name)
+            if kernel.name.startswith("AttentionBackwardQueries"):
+                running = machine_code.running_registers(kernel.instructions)
+                beside = [bool(now) for now, (word, _) in zip(running, kernel.instructions)
+                          if word & 0xFFF == machine_code.EXPONENTIAL]
+                self.assertGreater(sum(beside), 3 / 4 * len(beside), kernel.name)
 
     def test_every_architecture_is_there(self):
         found = {}
@@ -216,6 +240,29 @@ ptxas info    : Used 255 registers, used 1 barriers, 64 bytes smem, 400 bytes cm
         words[1:3] = [jump(1, always), other]  # nothing goes to `other`
         path = [0x947, 0x947, 0x212, 0x23C, 0x947]
         self.assertEqual(machine_code.product_loop(words, "sm_80"), (path, 1))
+        words = [other, product, jump(-2), shorter, jump(-5)]  # with an inner loop
+        self.assertEqual(machine_code.longest_path(words, "sm_80"), words)
+        # The next iteration begins in the middle, after more or less than at the end.
+        words = [jump(2), other, jump(-3, always), product, shorter, jump(-6)]
+        self.assertEqual(machine_code.longest_path(words, "sm_80"), [words[0], *words[3:]])
+        words = [jump(3), other, product, jump(-4, always), jump(-5)]
+        self.assertEqual(machine_code.longest_path(words, "sm_80"), words[:4])
+
+    def test_a_use_beside_a_product_is_found(self):
+        product = (0x00E00000081879F0, 0x000FE60008001818)  # R24 to R55, the last one of its group
+        from_registers = (0x40E0000818587DF0, 0x000FE60008001858)  # R88 to R119, and R24 to R27
+        wait, wait_for_earlier = (0x00008000000079C5, 0x10000), (0x00008000000079C5, 0x10100)
+        exponential = (0x0000003800387308, 0x000E240000000800)  # of R56
+        scaled = (0x0000001C38177C23, 0x000FE2000800080C)  # R23 = R56 * UR28 + R12
+        other = (product[0] & ~0xFF0000 | 56 << 16, product[1])
+        self.assertEqual(early_uses([other, exponential, scaled, wait, exponential]), [1, 2])
+        self.assertEqual(early_uses([product, exponential, scaled]), [])
+        self.assertEqual(early_uses([other, product, wait_for_earlier, exponential]), [])
+        self.assertEqual(early_uses([product, other, wait_for_earlier, exponential]), [3])
+        queued = (other[0], other[1] | 7 << 20)  # in one group with the next
+        self.assertEqual(early_uses([queued, product, wait_for_earlier, exponential]), [3])
+        left = (0x0000002700187308, 0)  # R24
+        self.assertEqual(early_uses([from_registers, left, wait, left]), [1])
 
 
 if __name__ == "__main__":
