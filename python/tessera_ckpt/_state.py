@@ -253,10 +253,11 @@ def is_branch(value: Any) -> bool:
 
 def _is_sharded(value: Any) -> bool:
     """DTensor, torch's ShardedTensor, and whatever else describes its parts as they do."""
-    return hasattr(value, "__create_chunk_list__") and (
-        hasattr(value, "to_local") or hasattr(value, "local_shards")) or (
-            hasattr(value, "local_shards") and hasattr(value, "sharded_tensor_metadata")) or (
-                hasattr(value, "local_shards") and callable(getattr(value, "metadata", None)))
+    has = _values.has
+    if has(value, "local_shards"):
+        return has(value, "__create_chunk_list__") or has(value, "sharded_tensor_metadata") or (
+            has(value, "metadata") and callable(value.metadata))
+    return has(value, "to_local") and has(value, "__create_chunk_list__")
 
 
 class _Part(NamedTuple):
@@ -270,8 +271,8 @@ _SHARDS = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 
 
 def _says_shards(value: Any) -> bool:
-    return (hasattr(value, _SHARDS[0]) and _tensors.torch_of(value) is not None
-            and all(hasattr(value, each) for each in _SHARDS))
+    return _tensors.torch_of(value) is not None and (
+        all(_values.has(value, each) for each in _SHARDS))
 
 
 def _shards_of(value: Any, name: str) -> Iterator[_Part]:

@@ -284,8 +284,7 @@ def _jax_array(like: Any, buffers: Dict[Tuple[int, ...], Any]) -> Any:
 
 def _dtype(dtype_name: str, name: str) -> int:
     if dtype_name not in DTYPES:
-        advice = "; save what torch.view_as_real() or .view() of their parts' dtype gives" if (
-            dtype_name.startswith("complex")) else ""
+        advice = "; save its .real and its .imag" if dtype_name.startswith("complex") else ""
         raise UnimplementedError(
             f"{name}: elements of dtype {dtype_name} are not supported{advice}")
     return DTYPES[dtype_name]

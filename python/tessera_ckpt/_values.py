@@ -9,7 +9,7 @@ import importlib
 import json
 import math
 import sys
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserString, namedtuple
 from collections.abc import Collection
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -133,20 +133,30 @@ _SAVE_INSTEAD = (
     ("get_state", "what its get_state() returns"),
     ("bit_generator", "its bit_generator.state"),
     ("isoformat", "what its isoformat() returns"),
-    ("__dataclass_fields__", "dataclasses.asdict(...) of it"),
+    ("__dataclass_fields__", "a dict of its fields"),
     ("_value_", "its value"),  # of an Enum
     ("__fspath__", "str(...) of it"),
 )
 
+# What makes a value of one that is of such a type.
+_MADE_BY = (*((each, each.__name__) for each in (int, float, complex, str, bytes, tuple, list,
+                                                 OrderedDict, dict)),
+            (UserString, "str"), (memoryview, "bytes"), (Mapping, "dict"), (Collection, "list"))
+
+
+def has(value: Any, attribute: str) -> bool:
+    """Whether an object, which may be anything, has an attribute that can be looked at."""
+    try:
+        return hasattr(value, attribute)
+    except Exception:
+        return False
+
 
 def _refusal(value: Any, name: str) -> str:
     kind = type(value)
-    base = next((b for b in (bool, int, float, complex, str, bytes, tuple, list, OrderedDict, dict)
-                 if issubclass(kind, b)), None)
-    has = next((text for attribute, text in _SAVE_INSTEAD if hasattr(value, attribute)), None)
-    if has is None and (base is not None or isinstance(value, Collection)):
-        has = f"{'list' if base is None else base.__name__}(...) of it"
-    advice = "" if has is None or isinstance(value, type) else f"; save {has}"
+    instead = [*(text for attribute, text in _SAVE_INSTEAD if has(value, attribute)),
+               *(f"{made_by}(...) of it" for base, made_by in _MADE_BY if isinstance(value, base))]
+    advice = f"; save {instead[0]}" if instead and not isinstance(value, type) else ""
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return (f"{name}: a value of type {module}{kind.__qualname__} cannot be saved, because a load "
             "could not make it again: only tensors, None, numbers (of numpy, too), texts, bytes, "

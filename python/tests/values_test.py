@@ -2,6 +2,7 @@
 """Large values beside tensors, and states of torch that have them, saved and loaded."""
 
 import array
+import collections
 import dataclasses
 import datetime
 import enum
@@ -148,6 +149,9 @@ class LargeValuesTest(Case):
                 self.assertEqual(found["ints"].tolist(), self.packed["ints"])
 
     def test_a_refusal_says_what_to_save_instead(self):
+        def fail(_):
+            raise RuntimeError("it is closed")
+
         for value, advice in (
                 ({1, 2}, "list(...) of it"), (range(3), "list(...) of it"),
                 (fractions.Fraction(1, 3), None), (int, None), (array.array, None),
@@ -157,8 +161,13 @@ class LargeValuesTest(Case):
                 (np.random.RandomState(1), "what its get_state() returns"),
                 (enum.Enum("Color", "RED")(1), "its value"),
                 (type("Text", (str,), {})("x"), "str(...) of it"),
-                (dataclasses.make_dataclass("Point", ["x"])(1), "dataclasses.asdict(...) of it"),
-                (np.ones(2, "complex64"), "what torch.view_as_real()")):
+                (dataclasses.make_dataclass("Point", ["x"])(1), "a dict of its fields"),
+                (collections.UserString("x"), "str(...) of it"),
+                (memoryview(b"x"), "bytes(...) of it"),
+                ((collections.UserDict(a=1),), "dict(...) of it"),
+                (type("Strange", (), {"state_dict": property(fail), "to_local": property(fail),
+                                      "global_shape": property(fail)})(), None),
+                (np.ones(2, "complex64"), "its .real and its .imag")):
             with self.assertRaises(tessera_ckpt.UnimplementedError) as caught:
                 self.save({"branch": {"leaf": value}})
             self.assertTrue(str(caught.exception).startswith("branch.leaf: "))
