@@ -65,7 +65,8 @@ class CheckpointManager {
   // (schedule.saves) neither creates nor locks the folder, and `name` may be empty.
   //
   // Errors, on every rank:
-  //   FailedPrecondition    another job holds the lock, or nothing can be written to the folder
+  //   FailedPrecondition    another job holds the lock
+  //   PermissionDenied      nothing can be written to the folder
   //   InvalidArgument       the name is bad, or that of a single checkpoint; options contradict
   //   other codes           of OpenStorage() and of the group
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Open(

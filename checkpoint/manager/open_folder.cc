@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -53,9 +52,7 @@ absl::Status CheckCanSave(Storage& storage) {
   if (!folder.has_value() || faccessat(AT_FDCWD, folder->c_str(), W_OK | X_OK, AT_EACCESS) == 0) {
     return absl::OkStatus();
   }
-  const absl::Status refused = ErrnoStatus(errno);
-  return WithMessage(refused,
-                     absl::StrCat("nothing can be written to ", *folder, ": ", refused.message()));
+  return Named("nothing can be written to", *folder, ErrnoStatus(errno));
 }
 
 absl::Status CheckApart(std::string_view name, const std::string& tmp_folder) {

@@ -67,8 +67,8 @@ class RunSaver {
   // process) must outlive the saver; with async_save, a communicator for the background is split
   // from it. Collective.
   //
-  // FailedPrecondition if nothing can be written, and while another process saves there.
-  // InvalidArgument if `save` is itself a checkpoint.
+  // FailedPrecondition while another process saves there. PermissionDenied if nothing can be
+  // written. InvalidArgument if `save` is itself a checkpoint.
   static absl::StatusOr<std::unique_ptr<RunSaver>> Open(
       const TrainConfig& config, Communicator* world, RunSaverHooks hooks = {},
       absl::Duration lock_wait = absl::Seconds(10));
