@@ -12,6 +12,7 @@
 
 #include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
+#include "checkpoint/format/manifest_codec.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
 
@@ -104,6 +105,7 @@ absl::Status Describe(const tessera_checkpoint& handle, char** report) {
                {"entries", Json::array()},
                {"notes", handle.notes},
                {"values", handle.values},
+               {"masters", MasterNames(checkpoint.manifest())},
                {"tensors", Json::array()}};
   for (const auto& [name, bytes] : handle.metadata.entries) json["entries"].push_back(name);
   for (const TensorInfo& tensor : checkpoint.tensors()) {

@@ -374,11 +374,11 @@ TESSERA_API int32_t tessera_checkpoint_step(const tessera_checkpoint* checkpoint
 /* Describes a checkpoint.
  *
  * Report: {"step", "directory", "program", "format", "entries": [names], "notes": [sentences],
- * "values": {name: value}, "tensors": [{"name", "role", "dtype", "shape", "alias_of",
- * "foreign_name"}, ...]}. Roles and dtypes are the numbers above. Notes say which checkpoints of a
- * folder were skipped, and what was not understood of another framework's. Other frameworks'
- * checkpoints have values, and "foreign_name", the framework's name for the tensor's parameter, if
- * the files have it. */
+ * "values": {name: value}, "masters": {weight: master weight}, "tensors": [{"name", "role",
+ * "dtype", "shape", "alias_of", "foreign_name"}, ...]}. Roles and dtypes are the numbers above.
+ * Notes say which checkpoints of a folder were skipped, and what was not understood of another
+ * framework's. Other frameworks' checkpoints have values, and "foreign_name", the framework's name
+ * for the tensor's parameter, if the files have it. */
 TESSERA_API int32_t tessera_checkpoint_describe(const tessera_checkpoint* checkpoint,
                                                 char** report);
 

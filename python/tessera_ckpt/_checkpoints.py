@@ -26,7 +26,7 @@ from ._state import TensorInfo
 
 PathLike = Union[str, "os.PathLike[str]"]
 ParameterNames = Union[None, PathLike, Mapping[str, Any]]  # see open_foreign()
-Allowed = Union[bool, Iterable[str]]  # of branches; see load()
+Allowed = Union[bool, Iterable[Union[str, int]]]  # of branches; see load()
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ class Checkpoint:
                 alias_of=tensor["alias_of"] or None, foreign_name=tensor.get("foreign_name"))
             for tensor in found["tensors"]}
         self._values: Dict[str, Any] = found["values"]
+        self._masters: Dict[str, str] = found["masters"]  # the names of master weights, by weights
         self._entry_names: List[str] = found["entries"]
         # Values that are stored as tensors: their types, and these.
         self._kinds = _packed.decode(self.entry(_packed.PACKED)) if (
@@ -320,7 +321,7 @@ class Checkpoint:
               timeout_seconds: float = TIMEOUT_SECONDS, progress: Progress = None) -> Any:
         types, is_new = _values.Types.EXACT, state is None
         optimizers: List[_new_state.OptimizerState] = []
-        with together(group):
+        with together(group), self._advising(group):
             branches = _branches(allow_unexpected, "allow_unexpected")
             allows_all = branches is None and bool(allow_unexpected)
             may_lack = _branches(allow_missing, "allow_missing")
@@ -344,11 +345,12 @@ class Checkpoint:
                                                       allows_all)
             for optimizer in optimizers:
                 _state.flatten(optimizer.made, per_rank, leaves, optimizer.name)
-            left = self._lacking(leaves, saved, may_lack)
-            for name in left:
-                leaves.tensors.pop(name, None)
-                leaves.values.pop(name, None)
-            description = _state.Description(leaves.tensors, saved=self.tensors)
+            saved_names = {*self.tensors, *saved, *self._packed}
+            may_be_missing = lambda name: allow_missing or (  # noqa: E731
+                name not in saved_names and _is_in(may_lack, name))
+            description = _state.Description(leaves.tensors, saved=self.tensors, lacking={
+                name for name in leaves.tensors
+                if self._source(name) is None and may_be_missing(name)})
             packed = {name: self._to_fill(name) for name in self._packed if name in leaves.values}
             for name, place in packed.items():
                 description.add_packed(name, place.memory, self._packed[name].role)
@@ -361,12 +363,12 @@ class Checkpoint:
         refused = [] if allows_all else [
             f"{'value' if name in saved else 'tensor'} {name}" for name in unexpected
             if not _is_in(branches, name) and (self.format == "tessera" or name not in saved)]
-        absent = [] if allow_missing else missing
+        absent = [name for name in missing if not may_be_missing(name)]
         agreed = common([str(branches)] + ([] if absent or refused else ["matches"]))
         # Where only tensors do not match, the library finds that.
         others = [] if "matches" in agreed else common(
             [] if allows_all or branches is not None else self._unwanted(leaves))
-        with together(group):
+        with together(group), self._advising(group):
             if str(branches) not in agreed:
                 raise InvalidArgumentError("allow_unexpected: not the same on all ranks")
             for name in self._packed.keys() & leaves.tensors.keys():
@@ -376,9 +378,8 @@ class Checkpoint:
                 _check_names([name for name in absent if name not in self.tensors], refused, [
                     *(f"value {name}: wanted, saved as a tensor" for name in absent
                       if name in self.tensors),
-                    *self._other_shapes(description.shapes, allow_missing),
-                    *(f"tensor {name}: saved, not wanted" for name in others)],
-                    per_rank.keys_of([*absent, *(each.split(" ", 1)[1] for each in refused)]))
+                    *self._other_shapes(description.shapes),
+                    *(f"tensor {name}: saved, not wanted" for name in others)])
             unexpected = [name for name in unexpected if name in saved]
             _shared_memory.check(description.parts,
                                  lambda part: self._read_part(part, allow_overflow))
@@ -386,7 +387,7 @@ class Checkpoint:
                    for name, value in leaves.values.items() if name in saved}
             threads = integer(io_threads, "io_threads", 32)
             bar = prepared(progress, "loading")
-        with shown(bar) as callback, cancelling() as cancelled:
+        with shown(bar) as callback, cancelling() as cancelled, self._advising(group):
             options = LoadOptions(
                 group=None if group is None else group.pointer(),
                 timeout_seconds=timeout_seconds, allow_missing=allow_missing,
@@ -397,12 +398,12 @@ class Checkpoint:
             found = report(lib.checkpoint_load, self._handle, description.handle,
                            ctypes.byref(options))
         with together(group):
-            new.update(description.finish_load(found["missing"]))
+            new.update(description.finish_load())
             new.update((name, place.finish()) for name, place in packed.items())
             _state.put_back(state, new, per_rank)
             for each in optimizers:
                 each.place.update(_state.put_back(each.made, new, per_rank, each.name))
-        loaded = LoadReport(self.step, self.path, found["missing"] + missing + left,
+        loaded = LoadReport(self.step, self.path, description.missing + missing,
                             found["unexpected"] + unexpected, found["from_master"],
                             found["bytes_read"], found["seconds"])
         LOGGER.info("loaded %s: %d bytes in %.2f s", self.path, loaded.bytes_read, loaded.seconds)
@@ -413,34 +414,42 @@ class Checkpoint:
 
     def _unwanted(self, leaves: _state.Leaves) -> List[str]:
         """The saved tensors that the library would leave out of a load into these."""
-        wanted = {self.tensors[name].alias_of or name for name in leaves.tensors
-                  if name in self.tensors}
-        # A master weight is read for a weight that was not saved.
-        fills_weights = not leaves.tensors.keys() <= self.tensors.keys()
+        wanted = set(map(self._source, leaves.tensors))
         return [name for name, info in {**self.tensors, **self._packed}.items()
-                if name not in wanted and name not in leaves.values and info.alias_of is None
-                and (info.role != "master_weight" or not fills_weights)]
+                if name not in wanted and name not in leaves.values and info.alias_of is None]
 
-    def _lacking(self, leaves: _state.Leaves, saved: Mapping[str, Any],
-                 branches: Optional[List[str]]) -> List[str]:
-        """The leaves of these branches that were not saved, in any form. A weight that was not
-        saved may be loaded from its master weight."""
-        fills_weights = any(info.role == "master_weight" for info in self.tensors.values())
-        return [name for name in [*leaves.tensors, *leaves.values]
-                if _is_in(branches, name) and name not in self.tensors and name not in saved
-                and name not in self._packed and not (fills_weights and name in leaves.tensors)]
+    def _source(self, name: str) -> Optional[str]:
+        """The saved tensor that the library reads for a wanted one, if there is any: a master
+        weight for a weight that was not saved."""
+        found = self.tensors.get(name)
+        if found is None and _state.role_of(name) == _state.WEIGHT:
+            found = self.tensors.get(self._masters.get(name, ""))
+        return None if found is None else found.alias_of or found.name
 
-    def _other_shapes(self, wanted: Mapping[str, Tuple[int, ...]],
-                      allow_missing: bool) -> List[str]:
+    @contextlib.contextmanager
+    def _advising(self, group: Optional[Group]) -> Iterator[None]:
+        """Adds to a mismatch of what each rank has its own of how another number of ranks loads."""
+        try:
+            yield
+        except MismatchError as error:
+            size = 1 if group is None else group.collectives.transport.size
+            names = [*self.tensors, *self._stored_values(), *self._packed]
+            told = self._per_rank(group).names_in(str(error), names, size)
+            if not told:
+                raise
+            raise MismatchError(
+                f"{error}\n  each rank has its own of these: allow_missing={told} and "
+                f"allow_unexpected={told} load at another number of ranks") from None
+
+    def _other_shapes(self, wanted: Mapping[str, Tuple[int, ...]]) -> List[str]:
         """Mismatches of tensors to name beside those of values. The library finds all others."""
         lines = []
-        fills_weights = any(info.role == "master_weight" for info in self.tensors.values())
         for name, shape in wanted.items():
             saved = self.tensors.get(name)
             if saved is not None and saved.shape != shape:
                 lines.append(f"tensor {name}: saved with shape {list(saved.shape)}, wanted with "
                              f"shape {list(shape)}")
-            elif saved is None and not allow_missing and not fills_weights:
+            elif self._source(name) is None:
                 lines.append(f"tensor {name}: wanted, not saved")
         return lines
 
@@ -459,30 +468,29 @@ class Checkpoint:
 
 
 def _branches(allowed: Allowed, what: str) -> Optional[List[str]]:
-    """The branches that a load may leave out, sorted; None for all of them or none."""
-    if isinstance(allowed, str):
-        raise InvalidArgumentError(f"{what}: expected a bool, or a list of names")
-    return sorted(set(allowed)) if isinstance(allowed, Iterable) else None
+    """The names of the branches that a load may leave out, sorted; None for all of them or none."""
+    if not isinstance(allowed, Iterable):
+        return None
+    keys: List[Any] = [None] if isinstance(allowed, (str, bytes)) else list(allowed)
+    if not all(map(_state.is_key, keys)):
+        raise InvalidArgumentError(f"{what}: expected a bool, or a list of keys or names")
+    return sorted({_state.child_name("", key) for key in keys})
 
 
 def _is_in(branches: Optional[Iterable[str]], name: str) -> bool:
-    """Whether a leaf is in one of these branches."""
-    return name.partition(".")[0] in (branches or ())
+    """Whether a leaf is in one of these branches, or is one of them."""
+    return any(name == branch or name.startswith(f"{branch}.") for branch in branches or ())
 
 
-def _check_names(missing: List[str], unexpected: List[str], of_tensors: Iterable[str] = (),
-                 of_ranks: Sequence[str] = ()) -> None:
-    """An error that names leaves, if there are any. `of_ranks`: the branches of those that each
-    rank has its own of."""
+def _check_names(missing: List[str], unexpected: List[str], of_tensors: Iterable[str] = ()
+                 ) -> None:
+    """An error that names leaves, if there are any."""
     lines = [*(f"value {name}: wanted, not saved" for name in missing), *of_tensors,
              *(f"{name}: saved, not wanted" for name in unexpected)]
     lines.sort(key=lambda line: not line.startswith("value "))
     if lines:
         more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
         count = "1 leaf does" if len(lines) == 1 else f"{len(lines)} leaves do"
-        if of_ranks:
-            more.append(f"each rank has its own of these: allow_missing={of_ranks} and "
-                        f"allow_unexpected={of_ranks} load at another number of ranks")
         raise MismatchError("\n  ".join([f"{count} not match:"] + lines[:10] + more))
 
 
@@ -779,9 +787,9 @@ def load(folder_or_step: PathLike, state: Any = None, group: Any = None, *,
       group: as for save(). Ranks that want the same bytes read them once.
       strict: False allows both missing and unexpected leaves, which the report then lists.
       allow_missing: whether leaves that were not saved are left unchanged; or the branches of the
-        state, by their keys, whose leaves may be.
+        state whose leaves may be, by their keys, or by names such as "model.head".
       allow_unexpected: whether saved leaves that the state does not have are ignored; or the
-        branches of the saved state, by their keys, whose leaves are ignored.
+        branches of the saved state whose leaves are, named alike.
       verify_digests: whether to compare the memory afterwards with the saved digests, too.
       exact_dtypes: whether to refuse to convert between floating dtypes.
       allow_overflow: whether elements that the wanted dtype cannot hold become infinite; otherwise

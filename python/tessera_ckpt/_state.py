@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import (Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence,
+from typing import (Any, Callable, Container, Dict, Iterable, Iterator, List, NamedTuple, Optional,
                     Set, Tuple)
 
 from . import _device, _shared_memory, _tensors, _values
@@ -98,10 +99,14 @@ class PerRank:
         return any(name.startswith(f"{plain}.rank_")
                    and name[len(plain) + 1:].partition(".")[0] != mine for plain in self._names)
 
-    def keys_of(self, names: Sequence[str]) -> List[str]:
-        """The first keys of the leaves among these that each rank has its own of."""
-        return sorted({plain.partition(".")[0] for plain in self._names
-                       if any(name.startswith(f"{plain}.rank_") for name in names)})
+    def names_in(self, mismatch: str, saved: Iterable[str], size: int) -> List[str]:
+        """The leaves and branches in the text of a mismatch of which each rank has its own, where
+        those in `saved` are not of `size` ranks."""
+        ranks = {int(found[1]) for name in saved for found in _OF_RANK.finditer(name)
+                 if name[:found.start()] in self._names}
+        if max(ranks, default=-1) + 1 == size:
+            return []
+        return sorted(name for name in self._names if f" {name}.rank_" in mismatch)
 
     def begins_at(self, prefix: str, name: str) -> bool:
         """Whether a child of the branch `prefix` is of one rank, and the branch is not."""
@@ -109,6 +114,7 @@ class PerRank:
 
 
 _OF_ALL = PerRank()
+_OF_RANK = re.compile(r"\.rank_(\d{1,9})(?![^.])")
 
 
 class Leaves(NamedTuple):
@@ -180,7 +186,7 @@ def children(node: Any, prefix: str, per_rank: PerRank) -> Iterator[Tuple[Any, s
     items: Iterable[Tuple[Any, Any]] = (
         node.items() if isinstance(node, Mapping) else enumerate(node))
     for key, child in items:
-        if not isinstance(key, (str, int)) or isinstance(key, bool):
+        if not is_key(key):
             raise InvalidArgumentError(
                 f"state: a key of {prefix or 'it'} is {key!r}; expected a text or a number")
         try:
@@ -189,6 +195,11 @@ def children(node: Any, prefix: str, per_rank: PerRank) -> Iterator[Tuple[Any, s
             raise InvalidArgumentError(
                 f"state: a key of {prefix or 'it'} is too large a number") from None
         yield key, per_rank.name(prefix, name), child
+
+
+def is_key(key: Any) -> bool:
+    """Whether a dict of a state may have this key."""
+    return isinstance(key, (str, int)) and not isinstance(key, bool)
 
 
 def child_name(prefix: str, key: Any) -> str:
@@ -366,12 +377,15 @@ class Description:
 
     For a load (`saved`: the tensors of the checkpoint), what a program cannot write to (arrays of
     JAX, read-only ones of numpy) gets memory of its own, of which finish_load() makes a new tensor.
+    What was not saved and is in `lacking` is left out, and `missing` names it, unless its memory is
+    also that of a tensor that is loaded.
     """
 
     def __init__(self, leaves: Mapping[str, Any], *,
                  entries: Optional[Mapping[str, bytes]] = None, program: str = "",
                  merge: Optional[Mapping[str, Any]] = None,
-                 saved: Optional[Mapping[str, TensorInfo]] = None) -> None:
+                 saved: Optional[Mapping[str, TensorInfo]] = None,
+                 lacking: Container[str] = ()) -> None:
         self.handle = Handle(lib.state_create, lib.state_free)
         self._memory_of = _tensors.memory_of if saved is None else _tensors.memory_to_fill
         self._saved: Mapping[str, TensorInfo] = saved or {}
@@ -384,7 +398,9 @@ class Description:
         self._merges = bool(merge)
         self.alike: Dict[str, str] = {}  # digests of small tensors that all ranks have alike
         self._alike_on_devices: Dict[str, Any] = {}  # these tensors, where devices have them
-        for name, value in leaves.items():
+        self._lacking = lacking
+        self.missing: List[str] = []
+        for name, value in sorted(leaves.items(), key=lambda item: item[0] not in self._saved):
             try:
                 self._add(name, value)
             except (TesseraError, MemoryError):
@@ -453,10 +469,13 @@ class Description:
                 other = self._names.setdefault(identity, name)
                 # Tied parameters. Those that were not saved as such are loaded one by one: they may
                 # be equal.
-                if other != name and self._is_alias(name, other):
+                if other != name and other not in self._lacking and self._is_alias(name, other):
                     self._owners.append(first.owner)
                     lib.state_add_alias(self.handle, _name(name), _name(other))
                     return None
+        if name in self._lacking:
+            self.missing.append(name)
+            return None
         self.shapes[name] = tuple(shape)
         lib.state_add_tensor(self.handle, _name(name), self._role(name), dtype, len(shape),
                              numbers(shape))
@@ -490,6 +509,9 @@ class Description:
         memory = self._memory_of(flat.data, name)
         if len(memory.shape) != 1 or not memory.is_contiguous:
             raise InvalidArgumentError(f"{name}: a flat part has one dim and is contiguous")
+        if name in self._lacking:
+            self.missing.append(name)
+            return
         shape = self.shapes[name] = tuple(flat.shape)
         lib.state_add_tensor(self.handle, _name(name), self._role(name), memory.dtype, len(shape),
                              numbers(shape))
@@ -514,12 +536,12 @@ class Description:
         if memory.finish is not None:
             self._finish.append((name, value, memory.finish))
 
-    def finish_load(self, missing: Iterable[str]) -> Dict[str, Any]:
+    def finish_load(self) -> Dict[str, Any]:
         """Copies what was loaded to tensors that show the negative of their memory. Returns the
         tensors that were made anew."""
-        left, made = set(missing), {}
+        made: Dict[str, Any] = {}
         for name, value, finish in self._finish:
-            new = None if name in left else finish()
+            new = finish()
             if new is not None:
                 has_data = isinstance(value, (FlatShard, Box))
                 made[name] = value._replace(data=new) if has_data else new

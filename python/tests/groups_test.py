@@ -152,6 +152,44 @@ class GroupTest(Case):
         with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, "per_rank: expected a list"):
             tessera_ckpt.save(self.folder, 2, state(0), per_rank="rng")
 
+    def test_another_number_of_ranks_is_told_what_to_allow(self):
+        def state(rank, **more):
+            return {"model": {"seed": rank, "w": np.ones(2)}, "rng": {"words": np.full(3, rank)},
+                    **more}
+
+        self.assertEqual(self.save_on(3, state, per_rank=["model.seed", "rng"]), [None] * 3)
+
+        def load(transport, change=lambda mine: None, **options):
+            mine = state(transport.rank)
+            change(mine)
+            return tessera_ckpt.load(self.folder, mine, transport, **options)
+
+        for change in (lambda mine: mine["model"].update(extra=np.ones(1)),
+                       lambda mine: mine["rng"].update(new=1),
+                       lambda mine: mine["rng"].update(new=np.ones(1)),
+                       lambda mine: mine["rng"].pop("words")):
+            for error in run_ranks(3, lambda each: load(each, change)):
+                self.assertRegex(str(error), "not match|mismatch")
+                self.assertNotIn("each rank has its own", str(error))
+        both = ["model.seed", "rng"]
+        told = f"allow_missing={both} and allow_unexpected={both} load at another number of ranks"
+        for size in (1, 2, 4):
+            for error in run_ranks(size, load):
+                self.assertIn(told, str(error))
+            as_told = {"allow_missing": both, "allow_unexpected": both}
+            found = run_ranks(size, lambda each: load(each, **as_told))
+            self.assertEqual({type(each) for each in found}, {tessera_ckpt.LoadReport})
+            for key in ("extra", "sed"):
+                for error in run_ranks(size, lambda each: load(
+                        each, lambda mine: mine["model"].update({key: np.ones(1)}), **as_told)):
+                    self.assertRegex(str(error), f"tensor model.{key}: wanted, not")
+        # Where these are tensors alone, the library finds that they do not match.
+        self.save_on(3, lambda rank: {"rng": np.full(3, rank)}, per_rank=["rng"], overwrite=True)
+        for size in (2, 4):
+            for error in run_ranks(size, lambda each: tessera_ckpt.load(
+                    self.folder, {"rng": np.zeros(3, int)}, each)):
+                self.assertIn("allow_missing=['rng'] and", str(error))
+
     def test_a_mismatch_is_not_hidden_by_what_other_ranks_want(self):
         def state(rank, **more):
             layers = {f"layer{rank}_{i}": np.full(4, float(rank)) for i in range(12)}

@@ -289,6 +289,59 @@ class OptimizerTest(Case):
             self.assertEqual(state["w"].sum(), 3)
 
 
+class MissingTest(Case):
+    """What a state may have that was not saved."""
+
+    def test_a_new_branch_beside_master_weights(self):
+        for version in ("v1", "v1_3"):
+            checkpoint = tessera_ckpt.open(f"tests/golden/{version}/step-00000007")
+            lora = {"A": np.full(2, 7.0), "wte": {"weight": np.full(3, 8.0)}}
+            for options in ({"allow_missing": True}, {"allow_missing": ["lora"]}):
+                state = {name: np.zeros(info.shape, "f4")
+                         for name, info in checkpoint.tensors.items() if info.role == "weight"}
+                report = checkpoint.load({**state, "lora": lora}, allow_unexpected=True, **options)
+                self.assertEqual(report.missing, ["lora.A", "lora.wte.weight"])
+                self.assertTrue(state["wte.weight"].any())
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, "tensor lora.A: wanted, not"):
+                checkpoint.load({**state, "lora": lora}, allow_unexpected=True)
+            # The master weight stands for a weight that was not saved.
+            wanted = {"wte.weight": np.zeros((7, 4), "f4"), "n": 1}
+            del checkpoint.tensors["wte.weight"]
+            report = checkpoint.load(wanted, allow_missing=["wte", "n"], allow_unexpected=True)
+            self.assertEqual(report.missing, ["n"])
+            self.assertTrue(wanted["wte.weight"].any())
+
+    def test_another_name_of_memory_that_is_loaded_is_not_missing(self):
+        self.save({"model": {"w": np.ones(3)}, "n": 1})
+        for first in ("model", "x"):
+            for options in ({"allow_missing": True}, {"allow_missing": ["x"]}):
+                memory, new = np.zeros(3), np.zeros(2)
+                x = {"z": new, "y": 5, "a": new, "b": memory, "c": 6}
+                state = {"n": 0, "model": {"w": memory}, "x": x}
+                state = {first: state.pop(first), **state}
+                report = tessera_ckpt.load(self.folder, state, **options)
+                self.assertEqual(report.missing, ["x.z", "x.a", "x.c", "x.y"])
+                self.assertEqual((memory.sum(), new.sum(), x["y"]), (3, 0, 5))
+
+    def test_branches_are_named_by_their_keys(self):
+        self.save({"model": {"w": np.ones(2), "v": 1}, 0: {"a": 1}, "a.b": np.ones(3)})
+        wanted = {"model": {"w": np.zeros(2), "v": 0, "new": {"x": np.zeros(1), "y": 1}},
+                  0: {"a": 0}, 1: {"n": 2}, "a.b": np.zeros(3), "a.c": 4}
+        report = tessera_ckpt.load(self.folder, wanted, allow_missing=[1, "model.new", "a.c"])
+        self.assertEqual(report.missing, ["model.new.x", "1.n", "a.c", "model.new.y"])
+        for named, refused in ((["model", 1], "a.c"), (["model", "a"], "1.n"),
+                               (["model.ne", 1, "a"], "model.new.y"), (["new", 1], "model.new.y")):
+            with self.assertRaisesRegex(tessera_ckpt.MismatchError, f"value {refused}: wanted"):
+                tessera_ckpt.load(self.folder, wanted, allow_missing=named)
+        report = tessera_ckpt.load(self.folder, {"model": {"v": 0}}, allow_unexpected=[
+            0, "a.b", "model.w"])
+        self.assertEqual(sorted(report.unexpected), ["0.a", "a.b", "model.w"])
+        for option in ("allow_missing", "allow_unexpected"):
+            for bad in ("model", b"model", ["model", b"a"], [None], [True], [1.0]):
+                with self.assertRaisesRegex(tessera_ckpt.InvalidArgumentError, f"{option}: expec"):
+                    tessera_ckpt.load(self.folder, dict(wanted), **{option: bad})
+
+
 class RetentionTest(Case):
     def steps(self):
         return [info.step for info in tessera_ckpt.list_checkpoints(self.folder)]
