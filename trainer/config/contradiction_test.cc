@@ -177,6 +177,14 @@ const Contradiction kContradictions[] = {
      "sequence_parallel=true, but topology=tp2 has false; tp2_sp has true"},
     {{"--data-parallel-size=4", "--topology=dp2_zero2"},
      "data_parallel_size=4, but topology=dp2_zero2 has 2; dp4_zero2 has 4"},
+    // No topology has these sizes, so that no name is suggested.
+    {{"--topology=single", "--sequence-parallel"},
+     "sequence_parallel=true, but topology=single has false"},
+    {{"--topology=dp2_tp2_sp", "--tensor-model-parallel-size=1"},
+     "tensor_model_parallel_size=1, but topology=dp2_tp2_sp has 2"},
+    {{"--topology=dp2", "--data-parallel-size=0"}, "data_parallel_size=0, but topology=dp2 has 2"},
+    {{"--topology=dp2", "--data-parallel-size=99999999999"},
+     "data_parallel_size=99999999999, but topology=dp2 has 2"},
     // Sampling.
     {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
     {{"--exact-products", "--device=cuda", "--bf16"},
@@ -253,6 +261,18 @@ TEST(ContradictionTest, SettingsOfAFileMayWaitForOthers) {
   EXPECT_EQ(with("--min-lr=1e-4"),
             absl::InvalidArgumentError("min_lr is set but lr_decay_style=constant "
                                        "(--lr-decay-style=constant, --min-lr=1e-4)"));
+}
+
+// A flag's topology replaces the sizes of the file.
+TEST(ContradictionTest, TheSuggestedTopologyHasNoSizeOfTheFile) {
+  const std::string path = testing::TempDir() + "/sizes.textproto";
+  std::ofstream(path) << "parallel { data_parallel_size: 8 pipeline_model_parallel_size: 2 }";
+  EXPECT_EQ(ResolveFlags(
+                {"--config=" + path, "--topology=dp2_tp2", "--tensor-model-parallel-size=4"}, true)
+                .status(),
+            absl::InvalidArgumentError("tensor_model_parallel_size=4, but topology=dp2_tp2 has 2; "
+                                       "dp2_tp4 has 4 (--tensor-model-parallel-size=4, "
+                                       "--topology=dp2_tp2)"));
 }
 
 TEST(ContradictionTest, TheBestCheckpointsAreOfStepsThatAreSavedAndEvaluated) {

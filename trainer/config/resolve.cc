@@ -309,6 +309,21 @@ absl::StatusOr<StatedStage> Stronger(const StatedStage& one,
   return Wrong(one.text, " and ", other->text, " exclude each other");
 }
 
+// Returns "; dp2_tp4 has 4": the name of the topology with this size of `given` and the others of
+// `named`. Returns nothing if there is no such topology.
+std::string NameWithSize(ParallelConfig named, const FieldDescriptor& size, ParallelConfig given) {
+  const std::string value = FieldText(given, size);
+  named.GetReflection()->SwapFields(&named, &given, {&size});
+  TrainConfig config;
+  *config.mutable_parallel() = named;
+  const std::string name = ToString(ConfigTopology(config));
+  const absl::StatusOr<Topology> topology = ParseTopology(name);
+  if (!topology.ok()) return "";
+  // A size that no int holds is another one by now.
+  SetTopology(*topology, &named);
+  return FieldText(named, size) == value ? absl::StrCat("; ", name, " has ", value) : "";
+}
+
 // Replaces a name such as "dp4_zero2_tp2_pp2" by the sizes. A flag's name replaces the sizes of the
 // file, and a flag's size that of the file's name; what is given together must not differ.
 absl::Status ReplaceTopology(const Origins& origins, ParallelConfig* parallel) {
@@ -324,11 +339,8 @@ absl::Status ReplaceTopology(const Origins& origins, ParallelConfig* parallel) {
     const bool size_is_flag = IsByFlag(origins, size->name());
     if (value == of_name || (name_is_flag && !size_is_flag)) continue;
     if (name_is_flag == size_is_flag) {
-      TrainConfig agrees;
-      *agrees.mutable_parallel() = named;
-      agrees.mutable_parallel()->MergeFrom(*parallel);
       return Wrong(size->name(), "=", value, ", but topology=", parallel->topology(), " has ",
-                   of_name, "; ", ToString(ConfigTopology(agrees)), " has ", value);
+                   of_name, NameWithSize(named, *size, *parallel));
     }
     named.GetReflection()->ClearField(&named, size);
   }
