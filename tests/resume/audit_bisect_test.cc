@@ -281,6 +281,20 @@ TEST_F(AuditBisectTest, TheBeginningMayBeElsewhereOrGone) {
   ExpectRefused({"--bisect"}, "the run begins after step 4 with a checkpoint that is gone");
 }
 
+TEST_F(AuditBisectTest, TheFirstWeightsMayBeGone) {
+  const fs::path file = root_ / "weights.bin", moved = root_ / "moved.bin";
+  MustTrain("before", 2, Joined(kExact, {"--export-llmc=" + file.string()}));
+  // A run that takes its weights from the file, and one that takes the moments from elsewhere, too.
+  for (const Words& load : {Words(), Words({Load("before"), "--load-content=optimizer"})}) {
+    fs::remove_all(RunDir("run"));
+    MustTrain("run", 4, Joined(Joined(kExact, {"--llmc-filepath=" + file.string()}), load));
+    ExpectProven({"--bisect"}, "all 4 steps from the beginning to step 4 follow");
+    fs::rename(file, moved);
+    ExpectProven({"--bisect"}, "all 3 steps from step 1 to step 4 follow");
+    fs::rename(moved, file);
+  }
+}
+
 // The updates are so large that gradients are not finite from then on.
 TEST_F(AuditBisectTest, TheBitsOfANormThatIsNotFiniteAreCompared) {
   MustTrain("run", 3, Joined(kExact, {"--lr=1e30"}), 1);

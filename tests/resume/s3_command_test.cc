@@ -70,6 +70,18 @@ TEST_F(S3CommandTest, AnAuditFindsTheCheckpoints) {
   EXPECT_EQ(Run(AuditCommand(RunDir("run"), {"--steps=16-18"})).exit_code, 2);
 }
 
+// A run takes its first weights from there, and so does a replay.
+TEST_F(S3CommandTest, FirstWeightsAreThere) {
+  const std::string file = (root_ / "weights.bin").string();
+  MustTrain("before", 2, {"--export-llmc=" + file});
+  server_.PutObject("first/model_00000002.bin", ReadFile(file));
+  MustTrain(
+      "run", 4,
+      Joined(kExact, {"--llmc-filepath=s3://bucket/first", "--s3-endpoint=" + server_.endpoint()}));
+  EXPECT_THAT(MustRun(AuditCommand(RunDir("run"), {"--bisect"})).out,
+              HasSubstr("all 4 steps from the beginning to step 4 follow"));
+}
+
 // As a program that renews the credentials of a job does.
 TEST_F(S3CommandTest, ATokenThatExpiresIsReadAgain) {
   for (const char* name : {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}) unsetenv(name);

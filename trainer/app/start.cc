@@ -132,11 +132,13 @@ absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const 
 }
 
 absl::StatusOr<SavedRun> FindLlmcFile(const TrainConfig& config, const RankGroup& group) {
+  CheckpointConfig file;
+  file.set_load(config.checkpoint().llmc_filepath());
+  file.set_load_format("llmc");
+  file.set_load_content("model");
+  file.set_s3_endpoint(config.checkpoint().s3_endpoint());
   TrainConfig settings = config;
-  settings.mutable_checkpoint()->Clear();
-  settings.mutable_checkpoint()->set_load(config.checkpoint().llmc_filepath());
-  settings.mutable_checkpoint()->set_load_format("llmc");
-  settings.mutable_checkpoint()->set_load_content("model");
+  *settings.mutable_checkpoint() = file;
   TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> saved,
                            FindSavedRun(settings, group, [](const std::string&) {}));
   TESSERA_RETURN_IF_ERROR(InCheckpoint(*saved, CheckSameModel(saved->manifest(), config.model())));

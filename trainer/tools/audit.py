@@ -120,6 +120,11 @@ def is_same_place(load, save):
     return os.path.realpath(load) == os.path.realpath(save)
 
 
+def is_there(place):
+    """Whether a replay may find something there; an object store is not asked."""
+    return is_remote(place) or os.path.exists(place)
+
+
 class Replay:
     """Executes steps `start` + 1 to `last` again in the folder `scratch`, from the checkpoint
     `origin` (None: from the beginning), and compares them with the ledger. With `to_next_state` it
@@ -284,10 +289,11 @@ class Bisection:
     def can_begin(self):
         """Whether that with which the run began is there."""
         load, file = self.run.stated("load"), self.run.stated("llmc_filepath")
-        is_there = os.path.exists(load) or is_remote(load)
-        if self.run.origin == 0 and (not load or is_same_place(load, self.run.setting("save"))):
-            is_there = not file or os.path.exists(file)
-        return is_there or self.run.origin in self.run.checkpoints
+        is_elsewhere = load and not is_same_place(load, self.run.setting("save"))
+        places = [load] if is_elsewhere or self.run.origin > 0 else []
+        if file and (is_elsewhere or self.run.origin == 0):
+            places.append(file)
+        return all(map(is_there, places)) or self.run.origin in self.run.checkpoints
 
     def name(self, step):
         return "the beginning" if step == self.run.origin else f"step {step}"
