@@ -53,10 +53,9 @@ class UnpublishedFolder final : public ReadOnlyStorage {
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
     TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, base_->List(path));
     if (!path.empty()) return names;
-    for (const auto& [name, contents] : files_) names.push_back(name);
-    std::ranges::sort(names);
-    names.erase(std::unique(names.begin(), names.end()), names.end());
-    return names;
+    std::set<std::string> all(names.begin(), names.end());
+    for (const auto& [name, contents] : files_) all.insert(name);
+    return std::vector<std::string>(all.begin(), all.end());
   }
   std::string Describe(std::string_view path) const override { return base_->Describe(path); }
 
@@ -124,10 +123,9 @@ absl::StatusOr<int64_t> CompareWithSource(const Checkpoint& source,
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) {
       const auto at = saved.find(tensor.source_name);
-      if (at == saved.end() || !at->second->has_digest() ||
-          FromProto(at->second->dtype()) != tensor.dtype) {
-        continue;
-      }
+      const bool is_comparable = at != saved.end() && at->second->has_digest() &&
+                                 FromProto(at->second->dtype()) == tensor.dtype;
+      if (!is_comparable) continue;
       if (written.at(tensor.name) != FromProto(at->second->digest())) {
         return Damaged(source.storage(), source.directory(), "tensor ", tensor.source_name,
                        ": its contents do not match its digest");
@@ -177,11 +175,8 @@ absl::StatusOr<WriteForeignReport> WriteObjects(const Checkpoint& source,
   std::vector<OutputFile> first;
   std::map<std::string, std::string> last;
   for (const OutputFile& file : files) {
-    if (file.commits) {
-      last[file.name] = file.header;
-    } else {
-      first.push_back(file);
-    }
+    if (file.commits) last[file.name] = file.header;
+    if (!file.commits) first.push_back(file);
   }
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
                            WriteOutput(source, first, *storage, "", options.io));
@@ -340,9 +335,8 @@ void AddLeftOutState(const Manifest& manifest, const Format& format, const Saved
                      LeftOut& left_out) {
   left_out.simplified.clear();  // none of the values is written
   std::ranges::move(KeysOf(ValuesByName(state)), std::back_inserter(left_out.values));
-  const google::protobuf::Reflection& reflection = *manifest.trainer().GetReflection();
   std::vector<const google::protobuf::FieldDescriptor*> fields;
-  reflection.ListFields(manifest.trainer(), &fields);
+  manifest.trainer().GetReflection()->ListFields(manifest.trainer(), &fields);
   for (const google::protobuf::FieldDescriptor* const field : fields) {
     const bool is_held =
         (field->name() == "step" && format.holds != Holds::kWeights) ||
@@ -387,6 +381,13 @@ std::vector<std::string> WrittenFormatNames() {
   return NamesOfFormats([](const Format& format) { return format.plan != nullptr; });
 }
 
+absl::Status CheckIsWritten(const std::string& format, const std::string& others) {
+  const std::vector<std::string> written = WrittenFormatNames();
+  if (Has(written, format)) return absl::OkStatus();
+  return InvalidArgument(IsFormatName(format) ? "only read is the" : "unknown", " format \"",
+                         format, "\"; written are ", absl::StrJoin(written, ", "), others);
+}
+
 std::vector<std::string> FormatsWithTokenizer() {
   return NamesOfFormats([](const Format& format) { return !format.without_tokenizer.empty(); });
 }
@@ -395,12 +396,8 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                                                 const std::string& folder,
                                                 const WriteForeignOptions& options) {
   const absl::Duration start = SteadyNow();
+  TESSERA_RETURN_IF_ERROR(CheckIsWritten(options.format));
   const auto format = std::ranges::find(Formats(), options.format, &Format::name);
-  if (format == Formats().end() || format->plan == nullptr) {
-    return InvalidArgument(IsFormatName(options.format) ? "only read is the" : "unknown",
-                           " format \"", options.format, "\"; written are ",
-                           absl::StrJoin(WrittenFormatNames(), ", "));
-  }
   const Checkpoint source = WithStatesNamedByMapping(checkpoint);
   SavedState saved;
   PlanOptions plan = options.plan;

@@ -47,6 +47,9 @@ struct WriteForeignReport {
 };
 
 std::vector<std::string> WrittenFormatNames();
+// Returns InvalidArgument, which ends with the formats that are written and `others`, if `format`
+// is not.
+absl::Status CheckIsWritten(const std::string& format, const std::string& others = "");
 // Returns the formats that hold the model's tokenizer.
 std::vector<std::string> FormatsWithTokenizer();
 

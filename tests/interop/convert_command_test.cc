@@ -405,7 +405,7 @@ TEST_F(ConvertCommandTest, ConvertRefuses) {
   EXPECT_EQ(Run({"convert", hf, In("a")}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("convert needs --to; see ckpt convert --help"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=onnx"}), ckpt::kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("one of hf, megatron, paddle, dcp, llmc, torch, gguf, tessera;"));
+  EXPECT_THAT(err_, HasSubstr("ten are hf, megatron, paddle, dcp, llmc, torch, gguf, tessera;"));
   EXPECT_EQ(Run({"convert", hf, folder_.string(), "--to=hf"}), ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("nothing is ever overwritten"));
   EXPECT_EQ(Run({"convert", hf, In("a"), "--to=hf", "--dtype=int4"}), ckpt::kExitUsage);

@@ -59,6 +59,11 @@ Exit codes: 0 all is well; 1 damage, a difference, or no signature that holds wa
 usage, no such checkpoint, or it cannot be read or written.
 )";
 
+// Ends the help of each command.
+constexpr char kFlagsOfAll[] = R"(
+Flags of any command, --from, --parameter-to-structured-name and --s3-endpoint: see ckpt --help
+)";
+
 constexpr char kLsHelp[] = R"(ckpt ls FOLDER
 
 Lists the committed checkpoints in a folder, with what their manifests say, or the one checkpoint
@@ -346,11 +351,9 @@ std::string ParseFlag(std::string_view command, const std::string& text, Command
 std::string CompleteConvert(CommandOptions& options) {
   ConvertOptions& convert = options.convert;
   if (convert.format.empty()) return "convert needs --to";
-  std::vector<std::string> formats = convert::WrittenFormatNames();
-  formats.push_back("tessera");
-  if (std::ranges::find(formats, convert.format) == formats.end()) {
-    return absl::StrCat("--to=", convert.format, ": expected one of ",
-                        absl::StrJoin(formats, ", "));
+  if (convert.format != "tessera") {
+    const absl::Status written = convert::CheckIsWritten(convert.format, ", tessera");
+    if (!written.ok()) return absl::StrCat("--to=", convert.format, ": ", written.message());
   }
   const std::vector<std::string> with_tokenizer = convert::FormatsWithTokenizer();
   if (!convert.tokenizer.empty() &&
@@ -436,7 +439,11 @@ int Run(const std::vector<std::string>& arguments, const CommandOutput& output) 
   const absl::StatusOr<const Command*> command = ChooseCommand(arguments);
   if (!command.ok()) return usage(command.status().message(), "");
   if (*command == nullptr || std::ranges::any_of(arguments, IsHelp)) {
-    output.out << (*command == nullptr ? kHelp : (*command)->help);
+    if (*command == nullptr) {
+      output.out << kHelp;
+    } else {
+      output.out << (*command)->help << kFlagsOfAll;
+    }
     return kExitOk;
   }
   CommandOptions options;

@@ -9,6 +9,7 @@
 #include <regex>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
@@ -61,6 +62,10 @@ TEST_F(CkptTest, EachCommandHasItsOwnHelp) {
     EXPECT_EQ(Run({"help", command}), kExitOk);
     const std::string help = out_;
     for (const std::string& flag : own) EXPECT_THAT(help, HasSubstr("  " + flag));
+    for (const std::string flag : {"--from", "--parameter-to-structured-name", "--s3-endpoint"}) {
+      EXPECT_THAT(help, HasSubstr(flag)) << command;
+    }
+    EXPECT_THAT(help, HasSubstr("ckpt --help"));
     for (const auto& [other, others] : flags) {
       if (other != command) EXPECT_THAT(help, Not(HasSubstr("ckpt " + other + " ")));
     }
@@ -112,6 +117,17 @@ TEST_F(CkptTest, FlagsOfOtherFormatsAreRefused) {
     EXPECT_EQ(Run({"convert", root_, root_ + "/x", absl::StrCat("--to=", format), flag}),
               kExitUsage);
     EXPECT_THAT(err_, HasSubstr(problem)) << format;
+  }
+}
+
+TEST_F(CkptTest, FormatsThatAreNotWrittenAreRefused) {
+  for (const auto& [format, problem] :
+       {std::pair("onnx", "unknown format \"onnx\"; written are hf, "),
+        {"deepspeed", "only read is the format \"deepspeed\"; written are hf, "},
+        {"safetensors", "only read is the format \"safetensors\"; written are hf, "}}) {
+    EXPECT_EQ(Run({"convert", root_, root_ + "/x", absl::StrCat("--to=", format)}), kExitUsage);
+    EXPECT_THAT(err_, HasSubstr(absl::StrCat("--to=", format, ": ", problem)));
+    EXPECT_THAT(err_, HasSubstr(", tessera; see ckpt convert --help"));
   }
 }
 
