@@ -15,8 +15,7 @@ namespace {
 constexpr int kLayers = 12;
 constexpr int64_t kVocabulary = 50257;
 constexpr int64_t kTokens = 1 << 20;
-constexpr int64_t kSteps = 1000;                 // more than any program takes
-constexpr int64_t kBucketElements = 10'000'000;  // as of `train`
+constexpr int64_t kSteps = 1000;  // more than any program takes
 
 // Returns the settings of a run. The values of the tokens do not affect the time.
 absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::string& tokens) {
@@ -34,7 +33,7 @@ absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::str
                               .seq_length = options.sequence,
                               .steps = kSteps,
                               .decay_steps = kSteps,
-                              .bucket_elements = kBucketElements});
+                              .bucket_elements = ParallelConfig().ddp_bucket_size()});
 }
 
 }  // namespace

@@ -1,17 +1,20 @@
 // What a job of sixteen processes waits for its checkpoints: the full training state of a GPT-2
 // (bf16 weights; fp32 master weights and two moments) at dp4_zero2_tp2_pp2. MPI ranks save it with
 // a new CheckpointManager, again with the plan of the first save, and in the background, and load
-// it under the same and five other topologies, each in a job of its own. Beside that, the naive
-// format: each rank writes all that it has, replicas included, into a file of its own and syncs it,
-// and reads it back. The state is generated (generated_state.h), so that it may be larger than the
-// memory; every element that was loaded is compared. For each ROW of the table
+// it under the same and five other topologies, each in a job of its own. Such a job also saves the
+// state itself, and loads both checkpoints, turn about. Beside that, the naive format: each rank
+// writes all that it has, replicas included, into a file of its own and syncs it, and reads it
+// back. The state is generated (generated_state.h), so that it may be larger than the memory; every
+// element that was loaded is compared. For each ROW of the table
 //   figure job_times.ROW.seconds      until the slowest rank is done
 //   figure job_times.ROW.disk_ratio   rate in bytes of files, over that of direct writes, or of
 //                                     direct reads of the checkpoint's files, by as many processes
 //                                     and nothing else, right before it
-// and for each load but the first, whose topology is the one that saved
-//   figure job_times.ROW.over_unchanged   seconds over those of the first
-// Medians over the rounds. Files take three times the state's bytes.
+// and for each load
+//   figure job_times.ROW.over_own     seconds over those of the same job's load of its own
+//                                     checkpoint: what the other topology costs. In the first load,
+//                                     both topologies are the same
+// Medians over the rounds, of ratios within a round. Files take three times the state's bytes.
 //
 // Started without --rank_of, it starts mpirun and itself, for one job after the other. --into
 // replaces the table in a document.
@@ -23,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -115,6 +119,8 @@ class JobRank {
   }
 
   static std::string Folder() { return absl::GetFlag(FLAGS_directory) + "/checkpoints"; }
+  // Holds the checkpoint that a job which loads has saved itself.
+  static std::string OwnFolder() { return absl::GetFlag(FLAGS_directory) + "/own"; }
 
   absl::Status Save() {
     TESSERA_RETURN_IF_ERROR(SaveNaively());
@@ -122,9 +128,35 @@ class JobRank {
     return SaveInBackground();
   }
 
-  absl::Status Load() {
-    TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, folder_->Latest());
-    TESSERA_ASSIGN_OR_RETURN(std::vector<RawDiskFile> files, FilesOf(checkpoint));
+  // Loads the other job's checkpoint and this job's own, turn about.
+  absl::Status Load(int round) {
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::CheckpointFolder own,
+                             ckpt::CheckpointFolder::Open(OwnFolder(), {.create_root = true}));
+    if (round == 0) {
+      TESSERA_RETURN_IF_ERROR(own.Save(1, state_->dict(), SaveOptions(*group_)).status());
+      TESSERA_RETURN_IF_ERROR(world_.Barrier());
+    }
+    for (const bool is_own : {round % 2 == 1, round % 2 == 0}) {
+      TESSERA_RETURN_IF_ERROR(is_own ? LoadFrom(own, OwnFolder(), "own_")
+                                     : LoadFrom(*folder_, Folder(), "load_"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  explicit JobRank(Communicator& world) : world_(world), group_(MakeProcessGroup(&world)) {}
+
+  static ckpt::SaveOptions SaveOptions(ckpt::ProcessGroup& group) {
+    return {.group = &group,
+            .io_threads = absl::GetFlag(FLAGS_io_threads),
+            .staging_bytes = kStagingBytes};
+  }
+
+  // Loads the newest checkpoint in `folder`, whose path is `place`, as the row of this kind.
+  absl::Status LoadFrom(const ckpt::CheckpointFolder& folder, const std::string& place,
+                        const std::string& kind) {
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::Checkpoint checkpoint, folder.Latest());
+    TESSERA_ASSIGN_OR_RETURN(std::vector<RawDiskFile> files, FilesOf(checkpoint, place));
     const RawDiskShape shape = {.threads = std::max(1, kRawTransfers / world_.size())};
     TESSERA_ASSIGN_OR_RETURN(const double raw_rate, RawRate(files, [&](RawDiskFile& file) {
                                return file.ReadOnce(shape);
@@ -141,17 +173,8 @@ class JobRank {
         }));
     TESSERA_RETURN_IF_ERROR(state_->CheckLoaded());
     TESSERA_ASSIGN_OR_RETURN(const int64_t bytes, Sum(world_, report.bytes_read));
-    Print(absl::StrCat("load_", absl::GetFlag(FLAGS_topology)), seconds, bytes, raw_rate);
+    Print(kind + absl::GetFlag(FLAGS_topology), seconds, bytes, raw_rate);
     return absl::OkStatus();
-  }
-
- private:
-  explicit JobRank(Communicator& world) : world_(world), group_(MakeProcessGroup(&world)) {}
-
-  static ckpt::SaveOptions SaveOptions(ckpt::ProcessGroup& group) {
-    return {.group = &group,
-            .io_threads = absl::GetFlag(FLAGS_io_threads),
-            .staging_bytes = kStagingBytes};
   }
 
   // Returns the seconds of the slowest rank, from a moment at which all begin.
@@ -260,12 +283,13 @@ class JobRank {
   }
 
   // The data files as this rank reads them in RawRate(): those of its turn.
-  absl::StatusOr<std::vector<RawDiskFile>> FilesOf(const ckpt::Checkpoint& checkpoint) {
+  absl::StatusOr<std::vector<RawDiskFile>> FilesOf(const ckpt::Checkpoint& checkpoint,
+                                                   const std::string& place) {
     std::vector<RawDiskFile> files;
     for (int i = world_.rank(); i < checkpoint.manifest().files_size(); i += world_.size()) {
-      TESSERA_ASSIGN_OR_RETURN(RawDiskFile file, RawDiskFile::Open(absl::StrCat(
-                                                     Folder(), "/", checkpoint.directory(), "/",
-                                                     checkpoint.manifest().files(i).path())));
+      TESSERA_ASSIGN_OR_RETURN(
+          RawDiskFile file, RawDiskFile::Open(absl::StrCat(place, "/", checkpoint.directory(), "/",
+                                                           checkpoint.manifest().files(i).path())));
       files.push_back(std::move(file));
     }
     return files;
@@ -283,7 +307,8 @@ class JobRank {
 absl::Status BeRankOfJob(Communicator& world) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<JobRank> rank, JobRank::Create(world));
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    TESSERA_RETURN_IF_ERROR(absl::GetFlag(FLAGS_rank_of) == "save" ? rank->Save() : rank->Load());
+    TESSERA_RETURN_IF_ERROR(absl::GetFlag(FLAGS_rank_of) == "save" ? rank->Save()
+                                                                   : rank->Load(round));
   }
   return absl::OkStatus();
 }
@@ -395,18 +420,15 @@ std::string TableText(const std::vector<std::string>& topologies, double load, T
       {"naive load", "naive_load"}};
   const int savers = ParseTopology(topologies.front())->world_size();
   for (const auto& [label, name] : of_the_job) text += TableLine(label, name, savers, table);
-  double unchanged = 0;
   for (const std::string& topology : topologies) {
     const std::string name = absl::StrCat("load_", topology);
-    const bool changed = topology != topologies.front();
-    text += TableLine(changed ? absl::StrCat("load under ", topology) : "load, unchanged", name,
-                      ParseTopology(topology)->world_size(), table);
-    const double seconds = Median(table.rows[name].seconds);
-    if (changed) {
-      PrintFigure(absl::StrCat("job_times.", name, ".over_unchanged"), seconds / unchanged);
-    } else {
-      unchanged = seconds;
-    }
+    text += TableLine(
+        topology == topologies.front() ? "load, unchanged" : absl::StrCat("load under ", topology),
+        name, ParseTopology(topology)->world_size(), table);
+    std::vector<double> ratios = table.rows[name].seconds;
+    const std::vector<double>& own = table.rows["own_" + topology].seconds;
+    for (size_t round = 0; round < ratios.size(); ++round) ratios[round] /= own[round];
+    PrintFigure(absl::StrCat("job_times.", name, ".over_own"), Median(ratios));
   }
   const auto milliseconds = [&](const char* name) {
     return Median(table.rows[name].seconds) * 1e3;
@@ -452,6 +474,7 @@ absl::Status MeasureJobs(const std::string& directory) {
   TESSERA_RETURN_IF_ERROR(ReadSizes(table));
   for (const std::string& topology : topologies) {
     TESSERA_RETURN_IF_ERROR(RunJob("load", topology, directory, table));
+    std::filesystem::remove_all(JobRank::OwnFolder());
   }
   const std::string text = TableText(topologies, load, table);
   std::printf("%s", text.c_str());
