@@ -79,7 +79,7 @@ bool ParseTolerance(const std::string& text, double& tolerance) {
   return absl::SimpleAtod(text, &tolerance) && tolerance >= 0 && std::isfinite(tolerance);
 }
 
-constexpr char kNames[] = "names of loss, grad_norm, lr, eval_loss, tokens_per_second";
+constexpr char kNames[] = "some of loss, grad_norm, lr, eval_loss, tokens_per_second";
 
 bool ParseNames(const std::string& text, std::set<std::string>& names) {
   names = absl::StrSplit(text, ',');
