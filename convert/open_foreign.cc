@@ -16,7 +16,6 @@
 #include "convert/core/models.h"
 #include "convert/core/name_state_dict.h"
 #include "convert/core/reading.h"
-#include "convert/core/record_checks.h"
 #include "convert/formats.h"
 #include "convert/formats/dcp/dcp.h"
 #include "convert/formats/deepspeed/deepspeed.h"
@@ -33,6 +32,7 @@
 #include "convert/source_place.h"
 #include "convert/trainer_files.h"
 #include "models/foreign/format.h"
+#include "storage/checked/checked_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

@@ -311,7 +311,8 @@ void ForeignStorage::FindChecksums() {
   for (const auto& entry : tensors_) {
     const StoredTensor* const tensor = entry.second.get();
     proof_.proven += std::ranges::all_of(tensor->pieces, [&](const StoredPiece& piece) {
-      return checked_->HasChecksum(piece.file, BytesOf(piece, tensor->element_bytes));
+      const ByteRange bytes = BytesOf(piece, tensor->element_bytes);
+      return checked_->HasChecksum(piece.file, bytes.begin, bytes.end);
     });
   }
   const std::vector<std::string> unchecked = checked_->UncheckedFiles();
@@ -338,7 +339,7 @@ std::vector<ForeignStorage::Extent> ForeignStorage::Extents() const {
 
 std::vector<absl::Status> ForeignStorage::CheckOtherRecords() const {
   if (checked_ == nullptr) return {};
-  std::map<std::string, std::vector<ByteRange>> ranges;
+  std::map<std::string, CheckedStorage::Ranges> ranges;
   for (const auto& [unused, tensor] : tensors_) {
     for (const StoredPiece& piece : tensor->pieces) {
       const ByteRange range = BytesOf(piece, tensor->element_bytes);
@@ -346,7 +347,8 @@ std::vector<absl::Status> ForeignStorage::CheckOtherRecords() const {
           static_cast<uint64_t>(ElementCount(piece.box.shape) * tensor->element_bytes);
       // Bytes between the elements are not read.
       if (range.end - range.begin > bytes) continue;
-      ranges[piece.file].push_back(range);
+      uint64_t& end = ranges[piece.file][range.begin];
+      end = std::max(end, range.end);
     }
   }
   return checked_->CheckOthers(ranges);

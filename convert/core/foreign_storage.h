@@ -16,7 +16,8 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "convert/core/decoded_files.h"
 #include "convert/core/foreign_checkpoint.h"
-#include "convert/core/record_checks.h"
+#include "layout/byte_range.h"
+#include "storage/checked/checked_storage.h"
 #include "storage/read_only_storage.h"
 #include "storage/storage.h"
 

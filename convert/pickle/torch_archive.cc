@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/text.h"
-#include "convert/core/record_checks.h"
 #include "convert/core/saved_values.h"
 #include "convert/pickle/read.h"
+#include "storage/checked/checked_storage.h"
 
 namespace tessera::ckpt::convert {
 namespace {

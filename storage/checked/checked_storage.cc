@@ -1,4 +1,4 @@
-#include "convert/core/record_checks.h"
+#include "storage/checked/checked_storage.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,21 +7,33 @@
 #include <span>
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
+#include "base/errno_status.h"
 #include "base/status_macros.h"
-#include "convert/core/reading.h"
+#include "base/text.h"
+#include "storage/checks.h"
 #include "zlib.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 namespace {
 
 constexpr uint64_t kCheckBlockBytes = uint64_t{1} << 20;
+constexpr size_t kMaxNameBytes = 200;  // of a record, in messages
+
+// Bytes [begin, end) of a file.
+struct Range {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
 
 absl::Status DamagedRecord(const StoredRecord& record, uint32_t found) {
   return absl::DataLossError(absl::StrFormat(
       "record %s of %d bytes at offset %d: its CRC-32 is %08x, expected %08x: the file is damaged",
-      Shown(record.name), record.size_bytes, record.offset_bytes, found, record.crc32));
+      absl::CHexEscape(View(std::string_view(record.name).substr(0, kMaxNameBytes))),
+      record.size_bytes, record.offset_bytes, found, record.crc32));
 }
 
 // Reads a record from its beginning to its end.
@@ -51,8 +63,8 @@ class RecordState {
   }
 
   // Returns the ranges in this one that have not been read.
-  std::vector<ByteRange> Missing(ByteRange range) const {
-    std::vector<ByteRange> missing;
+  std::vector<Range> Missing(Range range) const {
+    std::vector<Range> missing;
     if (is_complete_) return missing;
     auto part = parts_.upper_bound(range.begin);
     if (part != parts_.begin()) range.begin = std::max(range.begin, std::prev(part)->second.end);
@@ -65,7 +77,7 @@ class RecordState {
   }
 
   // Precondition: all of the range is missing.
-  void Add(const ByteRange& range, uint32_t crc32) {
+  void Add(const Range& range, uint32_t crc32) {
     auto part = parts_.emplace(range.begin, Part{range.end, crc32}).first;
     if (part != parts_.begin() && std::prev(part)->second.end == range.begin) {
       part = std::prev(part);
@@ -127,7 +139,7 @@ class CheckedStorage::FileRecords final : public StatedChecksums {
     return is_unchecked_;
   }
 
-  bool Contains(const ByteRange& range) const {
+  bool Contains(const Range& range) const {
     const MutexLock lock(&mutex_);
     const auto after = records_.upper_bound(range.begin);
     return after != records_.begin() && std::prev(after)->second.end() >= range.end;
@@ -143,7 +155,7 @@ class CheckedStorage::FileRecords final : public StatedChecksums {
   // Checks records against the bytes. Call with everything that is read.
   absl::Status Check(uint64_t offset, std::span<const std::byte> bytes) {
     const uint64_t end = offset + bytes.size();
-    const auto part = [&](const ByteRange& range) {
+    const auto part = [&](const Range& range) {
       return bytes.subspan(range.begin - offset, range.end - range.begin);
     };
     MutexLock lock(&mutex_);
@@ -151,14 +163,14 @@ class CheckedStorage::FileRecords final : public StatedChecksums {
     if (at != records_.begin()) --at;
     for (; at != records_.end() && at->first < end; ++at) {
       RecordState& state = at->second;
-      const ByteRange own = {std::max(offset, at->first), std::min(end, state.end())};
+      const Range own = {std::max(offset, at->first), std::min(end, state.end())};
       if (own.begin >= own.end) continue;
-      for (const ByteRange& missing : state.Missing(own)) {
+      for (const Range& missing : state.Missing(own)) {
         lock.Unlock();
         const uint32_t crc32 = ExtendZipCrc32(0, part(missing));
         lock.Lock();
         // Another thread may have read some of it meanwhile.
-        for (const ByteRange& range : state.Missing(missing)) {
+        for (const Range& range : state.Missing(missing)) {
           const bool is_all = range.begin == missing.begin && range.end == missing.end;
           state.Add(range, is_all ? crc32 : ExtendZipCrc32(0, part(range)));
         }
@@ -199,7 +211,9 @@ class CheckedStorage::File final : public ReadableFile {
   absl::Status Check(const absl::Status& read, uint64_t offset_bytes,
                      std::span<const std::byte> bytes) const {
     TESSERA_RETURN_IF_ERROR(read);
-    return In(name_, records_->Check(offset_bytes, bytes));
+    const absl::Status status = records_->Check(offset_bytes, bytes);
+    if (status.ok()) return status;
+    return WithMessage(status, absl::StrCat(name_, ": ", status.message()));
   }
 
   const std::unique_ptr<ReadableFile> base_;
@@ -222,10 +236,10 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> CheckedStorage::Open(std::string_v
   return std::make_unique<File>(std::move(file), base_->Describe(path), records);
 }
 
-bool CheckedStorage::HasChecksum(const std::string& path, const ByteRange& range) const {
+bool CheckedStorage::HasChecksum(const std::string& path, uint64_t begin, uint64_t end) const {
   const MutexLock lock(&mutex_);
   const auto file = files_.find(path);
-  return file != files_.end() && file->second->Contains(range);
+  return file != files_.end() && file->second->Contains({begin, end});
 }
 
 std::vector<std::string> CheckedStorage::UncheckedFiles() const {
@@ -237,8 +251,7 @@ std::vector<std::string> CheckedStorage::UncheckedFiles() const {
   return paths;
 }
 
-std::vector<absl::Status> CheckedStorage::CheckOthers(
-    const std::map<std::string, std::vector<ByteRange>>& ranges) {
+std::vector<absl::Status> CheckedStorage::CheckOthers(const std::map<std::string, Ranges>& ranges) {
   std::map<std::string, std::shared_ptr<FileRecords>> files;
   {
     const MutexLock lock(&mutex_);
@@ -246,16 +259,15 @@ std::vector<absl::Status> CheckedStorage::CheckOthers(
   }
   std::vector<absl::Status> damaged;
   for (const auto& [path, records] : files) {
-    std::vector<ByteRange> others;
-    if (const auto own = ranges.find(path); own != ranges.end()) others = own->second;
-    std::ranges::sort(others, {}, &ByteRange::begin);
+    const auto own = ranges.find(path);
+    const Ranges others = own == ranges.end() ? Ranges() : own->second;
     std::unique_ptr<ReadableFile> file;
     for (const StoredRecord& record : records->All()) {
       const uint64_t end = record.offset_bytes + record.size_bytes;
       uint64_t reached = record.offset_bytes;
-      for (auto range = std::ranges::lower_bound(others, reached, {}, &ByteRange::begin);
-           range != others.end() && range->begin <= reached; ++range) {
-        reached = std::max(reached, range->end);
+      for (auto range = others.lower_bound(reached);
+           range != others.end() && range->first <= reached; ++range) {
+        reached = std::max(reached, range->second);
       }
       if (reached >= end) continue;
       absl::Status status;
@@ -271,4 +283,4 @@ std::vector<absl::Status> CheckedStorage::CheckOthers(
   return damaged;
 }
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera

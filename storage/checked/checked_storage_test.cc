@@ -1,4 +1,4 @@
-#include "convert/core/record_checks.h"
+#include "storage/checked/checked_storage.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -14,7 +14,7 @@
 #include "storage/testing/memory_storage.h"
 #include "zlib.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
@@ -42,18 +42,19 @@ class RecordChecksTest : public ::testing::Test {
 
   // Reads the file in pieces that overlap, in any order and on several threads.
   std::vector<absl::Status> ReadInPieces(const ReadableFile& file) {
-    std::vector<ByteRange> ranges;
+    std::vector<std::pair<uint64_t, uint64_t>> ranges;
     for (uint64_t begin = 0; begin < contents_.size();) {
       const uint64_t end = std::min<uint64_t>(contents_.size(), begin + 1 + random_() % 5000);
-      ranges.push_back({begin, std::min<uint64_t>(contents_.size(), end + random_() % 100)});
+      ranges.emplace_back(begin, std::min<uint64_t>(contents_.size(), end + random_() % 100));
       begin = end;
     }
     std::ranges::shuffle(ranges, random_);
     std::vector<absl::Status> statuses(ranges.size());
     EXPECT_OK(RunTasks(4, ranges.size(), [&](int, size_t i) {
-      std::vector<std::byte> bytes(ranges[i].end - ranges[i].begin);
-      statuses[i] = i % 2 == 0 ? file.ReadAt(ranges[i].begin, bytes)
-                               : file.StartReadAt(ranges[i].begin, bytes, false)->Wait();
+      const auto [begin, end] = ranges[i];
+      std::vector<std::byte> bytes(end - begin);
+      statuses[i] =
+          i % 2 == 0 ? file.ReadAt(begin, bytes) : file.StartReadAt(begin, bytes, false)->Wait();
       return absl::OkStatus();
     }));
     return statuses;
@@ -88,17 +89,17 @@ TEST_F(RecordChecksTest, IsCheckedWhicheverWayItIsRead) {
 
 TEST_F(RecordChecksTest, OnlyWhatIsNotReadAnywayIsCheckedApart) {
   const auto file = Open(/*damaged=*/true);
-  using Ranges = std::map<std::string, std::vector<ByteRange>>;
+  using Ranges = std::map<std::string, CheckedStorage::Ranges>;
   constexpr uint64_t kEnd = kRecordOffset + kRecordBytes;
   const Ranges all = {{"file", {{kRecordOffset + 7, kEnd}, {kRecordOffset, kRecordOffset + 7}}}};
   EXPECT_TRUE(storage_->CheckOthers(all).empty());
   EXPECT_EQ(storage_->CheckOthers({{"file", {{kRecordOffset, kEnd - 1}}}}).size(), 1);
   EXPECT_EQ(storage_->CheckOthers({}).size(), 1);
-  EXPECT_TRUE(storage_->HasChecksum("file", {kRecordOffset, kEnd}));
-  EXPECT_FALSE(storage_->HasChecksum("file", {kRecordOffset, kEnd + 1}));
-  EXPECT_FALSE(storage_->HasChecksum("file", {0, 1}));
+  EXPECT_TRUE(storage_->HasChecksum("file", kRecordOffset, kEnd));
+  EXPECT_FALSE(storage_->HasChecksum("file", kRecordOffset, kEnd + 1));
+  EXPECT_FALSE(storage_->HasChecksum("file", 0, 1));
   EXPECT_TRUE(storage_->UncheckedFiles().empty());
 }
 
 }  // namespace
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera

@@ -1,6 +1,7 @@
-#ifndef TESSERA_CONVERT_CORE_RECORD_CHECKS_H_
-#define TESSERA_CONVERT_CORE_RECORD_CHECKS_H_
+#ifndef TESSERA_STORAGE_CHECKED_CHECKED_STORAGE_H_
+#define TESSERA_STORAGE_CHECKED_CHECKED_STORAGE_H_
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,12 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "layout/byte_range.h"
 #include "storage/read_only_storage.h"
 #include "storage/stated_checksums.h"
 #include "storage/storage.h"
 
-namespace tessera::ckpt::convert {
+namespace tessera {
 
 // A part of a file whose CRC-32 (zlib's, as in zip archives) the file contains.
 using StoredRecord = StatedChecksums::Part;
@@ -39,13 +39,15 @@ class CheckedStorage final : public ReadOnlyStorage {
   explicit CheckedStorage(std::shared_ptr<Storage> base, std::string file = "");
   ~CheckedStorage() override;
 
-  // Returns whether a record has all of these bytes.
-  bool HasChecksum(const std::string& path, const ByteRange& range) const;
+  // Returns whether a record has all bytes from `begin` to before `end` of a file.
+  bool HasChecksum(const std::string& path, uint64_t begin, uint64_t end) const;
+
+  // Ends of ranges of a file, by their beginnings.
+  using Ranges = std::map<uint64_t, uint64_t>;
 
   // Checks the records that do not consist of the ranges, given by path, which the caller reads.
   // Returns an error for each damaged record.
-  std::vector<absl::Status> CheckOthers(
-      const std::map<std::string, std::vector<ByteRange>>& ranges);
+  std::vector<absl::Status> CheckOthers(const std::map<std::string, Ranges>& ranges);
 
   // Returns the files with archives that were written without checksums.
   std::vector<std::string> UncheckedFiles() const;
@@ -68,6 +70,6 @@ class CheckedStorage final : public ReadOnlyStorage {
   std::map<std::string, std::shared_ptr<FileRecords>> files_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace tessera::ckpt::convert
+}  // namespace tessera
 
-#endif  // TESSERA_CONVERT_CORE_RECORD_CHECKS_H_
+#endif  // TESSERA_STORAGE_CHECKED_CHECKED_STORAGE_H_
