@@ -1,12 +1,15 @@
 #include "convert/core/known_model.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/foreign_layout.h"
+#include "convert/core/foreign_storage.h"
 #include "convert/core/reading.h"
 #include "convert/core/saved_values.h"
 #include "convert/core/value.h"
@@ -78,6 +81,33 @@ uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
     }
   }
   return bytes;
+}
+
+// The names under which programs save the model itself, rather than its average or another one.
+constexpr std::string_view kPlacesOfModels[] = {"state_dict", "model_state_dict", "model",
+                                                "module"};
+
+// Returns those of the prefixes that come first by the rules of NamingFinder::Find().
+std::vector<std::string> FirstOf(const std::vector<std::string>& prefixes) {
+  std::vector<std::vector<std::string>> places;
+  size_t common = SIZE_MAX;
+  for (const std::string& prefix : prefixes) {
+    std::vector<std::string>& parts = places.emplace_back(absl::StrSplit(prefix, '.'));
+    parts.pop_back();  // the empty one behind the last dot
+    const auto differs = std::ranges::mismatch(parts, places.front()).in1;
+    common = std::min(common, static_cast<size_t>(differs - parts.begin()));
+  }
+  std::map<std::vector<size_t>, std::vector<std::string>> ranked;
+  for (size_t i = 0; i < prefixes.size(); ++i) {
+    const auto own = std::span(places[i]).subspan(common);
+    const auto other = std::ranges::find_if(own, [](const std::string& part) {
+      return std::ranges::find(kPlacesOfModels, part) == std::end(kPlacesOfModels);
+    });
+    std::vector<size_t> rank(other - own.begin(), 0);
+    rank.push_back(1 + (own.end() - other));
+    ranked[std::move(rank)].push_back(prefixes[i]);
+  }
+  return ranked.begin()->second;
 }
 
 // Returns the most similar name; "" if none is similar.
@@ -172,38 +202,38 @@ std::vector<std::string> NamesOf(const ForeignParameter& parameter) {
   return names;
 }
 
-absl::Status NamingFinder::Index() {
-  for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
-    const ForeignTensor& tensor = checkpoint_.tensors[i];
+NamingFinder::NamingFinder(Storage& storage, const KnownModel& model,
+                           const ForeignCheckpoint& checkpoint)
+    : storage_(storage), model_(model), checkpoint_(checkpoint) {
+  for (size_t i = 0; i < checkpoint.tensors.size(); ++i) {
+    const ForeignTensor& tensor = checkpoint.tensors[i];
     by_name_[tensor.name] = i;
     if (tensor.role != TensorRole::kWeight) continue;
-    const auto [at, is_new] = weights_.emplace(WithoutWrappers(tensor.name), i);
-    if (!is_new) {
-      return Damaged(tensor, "without its wrappers it has the same name as ",
-                     checkpoint_.tensors[at->second].name);
-    }
+    const auto [at, is_new] = weights_.emplace(WithoutInnerWrappers(tensor.name), i);
+    if (!is_new) namesakes_[at->first] = i;
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<PrefixedNaming>> NamingFinder::Find() {
   std::optional<PrefixedNaming> misshapen;
   for (const Parameters& naming : model_.namings) {
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> prefix, FindPrefix(naming));
-    if (!prefix.has_value()) continue;
-    if (HasShapes(naming, *prefix)) return PrefixedNaming{&naming, *prefix};
-    if (!misshapen.has_value()) misshapen = {&naming, *prefix};
+    TESSERA_ASSIGN_OR_RETURN(std::optional<PrefixedNaming> place, FindPlace(naming));
+    if (!ambiguity_.empty()) return std::nullopt;
+    if (!place.has_value()) continue;
+    if (HasShapes(naming, place->prefix)) return place;
+    if (!misshapen.has_value()) misshapen = std::move(place);
   }
   return misshapen;
 }
 
 std::optional<size_t> NamingFinder::FindTensor(const std::string& name) const {
   const std::optional<size_t> at = FindWeight(name);
-  if (!at.has_value()) return std::nullopt;
-  const std::string& other = checkpoint_.tensors[*at].alias_of;
-  if (other.empty()) return at;
-  const auto stored = by_name_.find(other);
-  return stored == by_name_.end() ? std::nullopt : std::optional(stored->second);
+  return at.has_value() ? std::optional(Stored(*at)) : std::nullopt;
+}
+
+size_t NamingFinder::Stored(size_t tensor) const {
+  const auto stored = by_name_.find(checkpoint_.tensors[tensor].alias_of);
+  return stored == by_name_.end() ? tensor : stored->second;
 }
 
 std::optional<size_t> NamingFinder::FindWeight(const std::string& name) const {
@@ -241,8 +271,60 @@ bool NamingFinder::HasShapes(const Parameters& naming, const std::string& prefix
   });
 }
 
-// Returns the prefix of all parameters' names; nullopt if one is missing.
-absl::StatusOr<std::optional<std::string>> NamingFinder::FindPrefix(const Parameters& naming) {
+absl::StatusOr<bool> NamingFinder::AreEqual(const Pairs& pairs) const {
+  ForeignCheckpoint copies;
+  for (const auto& [a, b] : pairs) {
+    ForeignTensor tensor = checkpoint_.tensors[Stored(a)];
+    const ForeignTensor& other = checkpoint_.tensors[Stored(b)];
+    if (tensor.name == other.name) continue;
+    if (tensor.dtype != other.dtype || tensor.shape != other.shape) return false;
+    tensor.pieces.insert(tensor.pieces.end(), other.pieces.begin(), other.pieces.end());
+    copies.tensors.push_back(std::move(tensor));
+  }
+  if (copies.tensors.empty()) return true;
+  // Pieces of one box are compared.
+  const absl::Status equal =
+      ForeignStorage::Create({std::shared_ptr<Storage>(), &storage_}, std::move(copies)).status();
+  if (absl::IsDataLoss(equal)) return false;
+  TESSERA_RETURN_IF_ERROR(equal);
+  return true;
+}
+
+absl::Status NamingFinder::Compare(const Parameters& naming,
+                                   const std::vector<std::string>& prefixes) {
+  for (size_t i = 0; i < prefixes.size() && ambiguity_.empty(); ++i) {
+    Pairs models;
+    for (const ForeignParameter& parameter : naming) {
+      for (const std::string& name : NamesOf(parameter)) {
+        const auto at = weights_.find(prefixes[0] + name),
+                   other = weights_.find(prefixes[i] + name);
+        if (at == weights_.end() || other == weights_.end()) continue;
+        models.emplace_back(at->second, other->second);
+        const std::string own = Shown(checkpoint_.tensors[at->second].name);
+        const auto namesake = namesakes_.find(at->first);
+        if (namesake != namesakes_.end()) {
+          TESSERA_ASSIGN_OR_RETURN(const bool equal, AreEqual({{at->second, namesake->second}}));
+          if (equal) continue;
+          ambiguity_ = absl::StrCat("without their wrappers, ", own, " and ",
+                                    Shown(checkpoint_.tensors[namesake->second].name),
+                                    " have one name, and they differ");
+        } else if (checkpoint_.unread.contains(own)) {
+          ambiguity_ = absl::StrCat("there are two tensors ", own);
+        }
+      }
+    }
+    TESSERA_ASSIGN_OR_RETURN(const bool equal, AreEqual(models));
+    if (equal || !ambiguity_.empty()) continue;
+    ambiguity_ = absl::StrCat(
+        "the tensors below \"", Shown(prefixes[0]), "\" and those below \"", Shown(prefixes[i]),
+        "\" are a whole model each, they differ, and neither place tells that "
+        "it is the model's, as \"model.\" does");
+  }
+  return absl::OkStatus();
+}
+
+// Returns the place of the model; nullopt if a parameter is missing in all places.
+absl::StatusOr<std::optional<PrefixedNaming>> NamingFinder::FindPlace(const Parameters& naming) {
   std::set<std::string> prefixes;
   for (const std::string& end : NamesOf(naming.front())) {
     for (const auto& [name, unused] : weights_) {
@@ -251,17 +333,18 @@ absl::StatusOr<std::optional<std::string>> NamingFinder::FindPrefix(const Parame
       if (prefix.empty() || prefix.back() == '.') prefixes.insert(std::move(prefix));
     }
   }
-  std::optional<std::string> found;
+  std::vector<std::string> whole, fitting;
   for (const std::string& prefix : prefixes) {
     if (!HasAll(naming, prefix)) continue;
-    if (found.has_value()) {
-      return DataLoss(where_, ": the tensors below \"", *found, "\" and those below \"", prefix,
-                      "\" are a whole model each: keep one of them in the file");
-    }
-    found = prefix;
+    whole.push_back(prefix);
+    if (HasShapes(naming, prefix)) fitting.push_back(prefix);
   }
   if (prefixes.empty() && missing_.empty()) missing_ = NotThere(naming.front().name);
-  return found;
+  if (whole.empty()) return std::nullopt;
+  const std::vector<std::string> first = FirstOf(fitting.empty() ? whole : fitting);
+  TESSERA_RETURN_IF_ERROR(Compare(naming, first));
+  std::erase(whole, first.front());
+  return PrefixedNaming{&naming, first.front(), std::move(whole)};
 }
 
 // Returns the naming and prefix with the most parameters.

@@ -64,32 +64,35 @@ std::vector<std::string> NamesOf(const ForeignParameter& parameter);
 struct PrefixedNaming {
   const Parameters* naming = nullptr;
   std::string prefix;
+  std::vector<std::string> others = {};  // further prefixes below which there is a whole model
 };
 
 // Finds out which of a model's possible namings a state dict uses: the one whose parameters are all
-// among the weights, below one prefix. Call Index(), then Find(). The model and the checkpoint must
-// outlive this object.
+// among the weights, below one prefix. The prefix may be a wrapper of the whole model. The
+// arguments must outlive this object.
 class NamingFinder {
  public:
-  // `where` is the folder, for messages.
-  NamingFinder(const KnownModel& model, const ForeignCheckpoint& checkpoint, std::string where)
-      : model_(model), checkpoint_(checkpoint), where_(std::move(where)) {}
-
-  // Indexes the weights by their names without wrappers. DataLoss if two have the same name.
-  absl::Status Index();
+  NamingFinder(Storage& storage, const KnownModel& model, const ForeignCheckpoint& checkpoint);
 
   // Returns the naming whose tensors have the shapes of the parameters, or else the first one that
-  // is complete; nullopt if none is. DataLoss if two parts of the state dict could be the model.
-  // Namings may differ only in the layout of matrices: those that are not square decide.
+  // is complete; nullopt if none is. Namings may differ only in the layout of matrices: those that
+  // are not square decide. Of several whole models, such as one and its average, the model is
+  // - one whose tensors have the shapes of the parameters, then
+  // - the one in the place that frameworks give to it: behind what the names of the places have in
+  //   common there is "state_dict", "model_state_dict", "model" or "module", then
+  // - the one that is nested least.
+  // If more than one is left, they are read: nullopt if they differ. Errors: those of reading.
   absl::StatusOr<std::optional<PrefixedNaming>> Find();
 
-  // Returns why Find() found nothing: a parameter that is missing.
+  // Returns why Find() found nothing: a parameter that is missing, or, if it is not empty, what
+  // there is more than once.
   const std::string& missing() const { return missing_; }
+  const std::string& ambiguity() const { return ambiguity_; }
   // Returns a description of the missing parameters if most of the model's are there; otherwise "".
   std::string DescribeMismatch() const;
 
-  // Returns the index of the stored tensor of a weight, by its name without wrappers. An alias is
-  // the tensor that it is an alias of.
+  // Returns the index of the stored tensor of a weight, by its name without inner wrappers. An
+  // alias is the tensor that it is an alias of.
   std::optional<size_t> FindTensor(const std::string& name) const;
   // Returns the index of the weight itself, which may be an alias.
   std::optional<size_t> FindWeight(const std::string& name) const;
@@ -97,7 +100,7 @@ class NamingFinder {
   // Returns DataLoss, naming the tensor.
   template <typename... Parts>
   absl::Status Damaged(const ForeignTensor& tensor, const Parts&... problem) const {
-    return DataLoss(where_, ": tensor ", tensor.name, ": ", problem...);
+    return DataLoss(storage_.Describe(""), ": tensor ", tensor.name, ": ", problem...);
   }
 
  private:
@@ -106,18 +109,27 @@ class NamingFinder {
     std::set<const ForeignParameter*> parameters;
   };
 
-  absl::StatusOr<std::optional<std::string>> FindPrefix(const Parameters& naming);
+  using Pairs = std::vector<std::pair<size_t, size_t>>;
+
+  absl::StatusOr<std::optional<PrefixedNaming>> FindPlace(const Parameters& naming);
+  // Sets ambiguity_ if the model below one of these prefixes differs from that below the first one,
+  // or if there are several tensors for one parameter of it.
+  absl::Status Compare(const Parameters& naming, const std::vector<std::string>& prefixes);
+  // Returns whether the two tensors of each pair have the same elements.
+  absl::StatusOr<bool> AreEqual(const Pairs& pairs) const;
+  size_t Stored(size_t tensor) const;  // follows an alias
   bool HasAll(const Parameters& naming, const std::string& prefix);
   bool HasShapes(const Parameters& naming, const std::string& prefix) const;
   std::string NotThere(const std::string& name) const;
   Present FindMostPresent() const;
 
+  Storage& storage_;
   const KnownModel& model_;
   const ForeignCheckpoint& checkpoint_;
-  const std::string where_;
-  std::map<std::string, size_t> by_name_;  // indices of tensors
-  std::map<std::string, size_t> weights_;  // of weights, by their names without wrappers
-  std::string missing_;
+  std::map<std::string, size_t> by_name_;    // indices of tensors
+  std::map<std::string, size_t> weights_;    // of weights, by their names without inner wrappers
+  std::map<std::string, size_t> namesakes_;  // of further weights that have such a name
+  std::string missing_, ambiguity_;
 };
 
 }  // namespace tessera::ckpt::convert

@@ -68,21 +68,23 @@ class Namer {
         weights_(weights),
         checkpoint_(checkpoint) {}
 
-  absl::Status Run(const Parameters& naming, const std::string& prefix) {
+  absl::Status Run(const PrefixedNaming& place) {
+    const Parameters& naming = *place.naming;
+    const std::string& prefix = place.prefix;
     ForeignTensorSet set(model_.description);
     TESSERA_RETURN_IF_ERROR(ReadSettings());
     ByName by_name;
     std::set<size_t> used;
     for (const ForeignParameter& parameter : naming) {
       for (const std::string& name : NamesOf(parameter)) {
-        by_name[name] = by_name[prefix + name] = &parameter;
+        by_name[name] = by_name[WithoutWrappers(prefix + name)] = &parameter;
         const std::optional<size_t> at = weights_.FindTensor(prefix + name);
         if (!at.has_value() || !used.insert(*at).second) continue;
         TESSERA_RETURN_IF_ERROR(Add(parameter, kForeignWeight, checkpoint_.tensors[*at], set));
       }
     }
     std::vector<ForeignTensor> kept;
-    TESSERA_RETURN_IF_ERROR(SortOut(naming, prefix, used, kept));
+    TESSERA_RETURN_IF_ERROR(SortOut(place, used, kept));
     AddNumbered(Ordered(naming, prefix), kept, by_name);
     TESSERA_RETURN_IF_ERROR(AddStates(by_name, set, kept));
     if (!adams_.empty()) {
@@ -146,9 +148,6 @@ class Namer {
   absl::Status Add(const ForeignParameter& parameter, const ForeignKind& kind,
                    const ForeignTensor& tensor, ForeignTensorSet& set) const {
     if (parameter.blocks.empty()) return absl::OkStatus();
-    if (checkpoint_.unread.contains(Shown(tensor.name))) {
-      return weights_.Damaged(tensor, "there is another one of this name");
-    }
     if (tensor.shape != parameter.shape) {
       return weights_.Damaged(tensor, "expected ", ShapeToString(parameter.shape), ", found ",
                               ShapeToString(tensor.shape));
@@ -157,15 +156,18 @@ class Namer {
   }
 
   // Sorts out the tensors beside the model's weights. Those of another role are kept. Those in the
-  // model's own part of the state dict must be computed ones; others are left out with a note.
-  absl::Status SortOut(const Parameters& naming, const std::string& prefix,
-                       const std::set<size_t>& used, std::vector<ForeignTensor>& kept) {
+  // model's own part of the state dict must be computed ones; others are left out with a note, and
+  // so are other models.
+  absl::Status SortOut(const PrefixedNaming& place, const std::set<size_t>& used,
+                       std::vector<ForeignTensor>& kept) {
+    const std::string& prefix = place.prefix;
     std::set<std::string> parts;  // of names, below the prefix
-    for (const ForeignParameter& parameter : naming) {
+    for (const ForeignParameter& parameter : *place.naming) {
       for (const std::string& name : NamesOf(parameter))
         parts.insert(name.substr(0, name.find('.')));
     }
     std::vector<std::string> left_out;
+    std::map<std::string, int64_t> others;  // numbers of tensors
     for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
       ForeignTensor& tensor = checkpoint_.tensors[i];
       if (settings_.contains(tensor.name)) continue;
@@ -173,15 +175,29 @@ class Namer {
         kept.push_back(std::move(tensor));
         continue;
       }
-      if (used.contains(i) || !tensor.alias_of.empty()) continue;
-      const std::string name = WithoutWrappers(tensor.name);
+      const std::string name = WithoutInnerWrappers(tensor.name);
+      const bool is_used = used.contains(i) || used.contains(*weights_.FindTensor(name));
+      if (is_used || !tensor.alias_of.empty()) continue;
       const std::string own = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
       if (model_.hugging_face && model_.hugging_face->IsComputed(own)) continue;
+      const auto other =
+          std::find_if(place.others.rbegin(), place.others.rend(), [&](const std::string& begin) {
+            return name.starts_with(begin) && (own.empty() || begin.starts_with(prefix));
+          });
+      if (other != place.others.rend()) {
+        ++others[*other];
+        continue;
+      }
       if (parts.contains(own.substr(0, own.find('.'))))
         return weights_.Damaged(tensor, "not the model's");
       left_out.push_back(tensor.name);
     }
     NoteLeftOut("tensors that are not the model's", left_out, checkpoint_.notes);
+    for (const auto& [other, count] : others) {
+      checkpoint_.notes.push_back(
+          absl::StrCat("Left out: another whole model, ", count, " tensors below \"", Shown(other),
+                       "\"; the model is the one below \"", Shown(prefix), "\"."));
+    }
     return absl::OkStatus();
   }
 
@@ -339,9 +355,13 @@ absl::Status NameStateDict(Storage& storage, const ModelProto* model, std::strin
   }
   TESSERA_RETURN_IF_ERROR(known.status());
   if (!known->has_value() || (*known)->description.parameters.empty()) return absl::OkStatus();
-  NamingFinder finder(**known, checkpoint, storage.Describe(""));
-  TESSERA_RETURN_IF_ERROR(finder.Index());
+  NamingFinder finder(storage, **known, checkpoint);
   TESSERA_ASSIGN_OR_RETURN(const std::optional<PrefixedNaming> found, finder.Find());
+  if (!finder.ambiguity().empty()) {
+    checkpoint.notes.push_back(absl::StrCat("Names are those of the files: ", finder.ambiguity(),
+                                            ". For the model, pass a file with one of them."));
+    return absl::OkStatus();
+  }
   if (!found.has_value()) {
     checkpoint.mismatch = finder.DescribeMismatch();
     checkpoint.notes.push_back(
@@ -349,8 +369,7 @@ absl::Status NameStateDict(Storage& storage, const ModelProto* model, std::strin
                      checkpoint.mismatch.empty() ? finder.missing() : checkpoint.mismatch, "."));
     return absl::OkStatus();
   }
-  TESSERA_RETURN_IF_ERROR(
-      Namer(storage, **known, framework, finder, checkpoint).Run(*found->naming, found->prefix));
+  TESSERA_RETURN_IF_ERROR(Namer(storage, **known, framework, finder, checkpoint).Run(*found));
   if (!checkpoint.description.has_model()) return absl::OkStatus();
   checkpoint.notes.insert(checkpoint.notes.end(), (*known)->notes.begin(), (*known)->notes.end());
   return absl::OkStatus();

@@ -148,11 +148,15 @@ absl::Status WithNotes(const absl::Status& status, const std::vector<std::string
       status, absl::StrCat(message, message.ends_with('.') ? " " : ". ", JoinFirst(notes, " ")));
 }
 
-std::string WithoutWrappers(std::string_view name) {
+std::string WithoutInnerWrappers(std::string_view name) {
   std::vector<std::string> parts = absl::StrSplit(std::string(name), '.');
   std::erase_if(parts,
                 [](const std::string& part) { return std::ranges::count(kAnywhere, part) > 0; });
-  const std::string joined = absl::StrJoin(parts, ".");
+  return absl::StrJoin(parts, ".");
+}
+
+std::string WithoutWrappers(std::string_view name) {
+  const std::string joined = WithoutInnerWrappers(name);
   std::string_view rest = joined;
   const auto unwrap = [&](std::string_view wrapper) {
     const bool wraps = rest.starts_with(wrapper);

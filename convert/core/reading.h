@@ -138,10 +138,12 @@ absl::Status WithNotes(const absl::Status& status, const std::vector<std::string
 
 // Additions of programs to the names of a model's tensors, in files of any format.
 
-// Returns a tensor's name without the additions of torch's wrappers: torch.compile ("_orig_mod"),
-// FSDP ("_fsdp_wrapped_module") and activation checkpointing ("_checkpoint_wrapped_module")
-// anywhere in the name, DistributedDataParallel ("module.") and peft ("base_model.model.") at its
-// beginning.
+// Returns a tensor's name without the additions of torch's wrappers that may be anywhere in it:
+// those of torch.compile ("_orig_mod"), FSDP ("_fsdp_wrapped_module") and activation checkpointing
+// ("_checkpoint_wrapped_module").
+std::string WithoutInnerWrappers(std::string_view name);
+// Also removes those at its beginning: of DistributedDataParallel ("module.") and peft
+// ("base_model.model.").
 std::string WithoutWrappers(std::string_view name);
 
 }  // namespace tessera::ckpt::convert

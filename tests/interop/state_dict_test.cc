@@ -155,12 +155,13 @@ TEST(StateDictTest, WrappersAroundTheModel) {
   EXPECT_THAT(names, Contains("model.module._orig_mod.transformer.wte.weight"));
 }
 
-TEST(StateDictTest, TwoModelsInOneFileAreRefused) {
+TEST(StateDictTest, OfTwoModelsInOneFileThePlaceTellsWhichIsMeant) {
   const ckpt::ModelProto model = ModelOf(HuggingFace("gpt2.hf"));
-  const absl::Status status = OpenStateDict(StateDictFixture("gpt2_twice.pt"), &model).status();
-  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("the tensors below \"ema.\" and those below \"model.\" are a whole model"));
+  ASSERT_OK_AND_ASSIGN(const auto storage,
+                       OpenStateDict(StateDictFixture("gpt2_twice.pt"), &model));
+  EXPECT_EQ(Load(*storage), LoadFrom(HuggingFace("gpt2.hf")));
+  EXPECT_THAT(storage->notes(), Contains(HasSubstr("tensors below \"ema.\"; the model is the one "
+                                                   "below \"model.\".")));
 }
 
 TEST(StateDictTest, AnotherModelKeepsTheNamesOfTheFile) {
