@@ -1,21 +1,18 @@
 #include "convert/formats/torch/read.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "convert/core/own_keys.h"
-#include "convert/core/rank_grid.h"
 #include "convert/core/reading.h"
 #include "convert/pickle/numpy_array.h"
 #include "convert/pickle/torch_archive.h"
@@ -29,6 +26,9 @@ using pickle::Kind;
 
 // Real state dicts nest five deep.
 constexpr int kMaxDepth = 64;
+// Each module in a module is five deep: object, attributes, submodules, and what is called.
+constexpr int kMaxObjectDepth = 256;
+constexpr std::string_view kPartsOfModule[] = {"_modules", "_parameters", "_buffers"};
 // Keys may be long and shared: copying so many bytes of one costs as much as a visit.
 constexpr uint64_t kKeyBytesOfVisit = 32;
 // Names of one class of opaque objects or of one kind of unread tensors in the notes, and classes
@@ -138,6 +138,7 @@ class TorchCollector {
     file_ = file;
     budget_.emplace(archive.contents);
     values_budget_.emplace(archive.contents);
+    unread_nodes_.clear();
   }
 
   static bool IsTensor(const pickle::Value& value) {
@@ -294,9 +295,51 @@ class TorchCollector {
         contents.IsObjectOf("_codecs.encode") && contents.arguments()[1].IsText("latin1");
     std::optional<std::string> bytes;
     if (text && is_latin1 && HasRoom(text->size())) bytes = pickle::DecodeLatin1(*text);
-    if (!is_empty && !bytes) return Plain(value);
+    if (!is_empty && !bytes) {
+      std::optional<SavedValue> plain = Plain(value);
+      if (!plain.has_value() && value.is(Kind::kObject)) {
+        const std::string object = absl::StrCat("in an object of ", CalledName(value));
+        TESSERA_RETURN_IF_ERROR(AddUnread(value, object, 0));
+      }
+      return plain;
+    }
     read.bytes = std::move(bytes).value_or("");
     return SavedValue{std::move(read)};
+  }
+
+  // Adds the tensors of an object to those that are not read, each once. They have the names of the
+  // attributes, keys and indices that lead to them, those of modules as in a state dict.
+  absl::Status AddUnread(const pickle::Value& value, const std::string& object, int depth) {
+    if (!value.present() || !unread_nodes_.insert(value.id()).second) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
+    if (IsTensor(value) || depth > kMaxObjectDepth) {
+      TESSERA_RETURN_IF_ERROR(budget_->Take(path_.size() + object.size()));
+      checkpoint_.unread[Shown(path_)] =
+          absl::StrCat(IsTensor(value) ? "a tensor " : "what is nested deep ", object);
+      return absl::OkStatus();
+    }
+    const auto below = [&](std::string_view key, const pickle::Value& child) {
+      const size_t parent_bytes = path_.size();
+      if (!std::ranges::count(kPartsOfModule, key)) {
+        absl::StrAppend(&path_, path_.empty() ? "" : ".", View(key));
+      }
+      const absl::Status status = AddUnread(child, object, depth + 1);
+      path_.resize(parent_bytes);
+      return status;
+    };
+    for (size_t i = 0; i < value.size(); ++i) {
+      TESSERA_RETURN_IF_ERROR(below(absl::StrCat(i), value[i]));
+    }
+    for (const auto& [key, child] : value.entries()) {
+      const std::optional<std::string_view> text = key.AsText();
+      TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
+      TESSERA_RETURN_IF_ERROR(below(text.value_or(absl::StrCat(key.AsInt().value_or(0))), child));
+    }
+    for (const pickle::Value& part :
+         {value.callable(), value.arguments(), value.keyword_arguments(), value.state()}) {
+      TESSERA_RETURN_IF_ERROR(AddUnread(part, object, depth + 1));
+    }
+    return absl::OkStatus();
   }
 
   // Returns a value without others inside.
@@ -333,6 +376,7 @@ class TorchCollector {
   std::string file_;
   std::string path_;
   std::optional<pickle::Budget> budget_, values_budget_;  // of the present file or object
+  std::set<pickle::NodeId> unread_nodes_;                 // of the present file or object
   std::map<StoredView, std::string> first_names_;
   std::map<std::string, std::string> files_by_name_;  // of tensors
   struct Noted {
@@ -341,40 +385,6 @@ class TorchCollector {
   };
   std::map<std::string, Noted> noted_;
 };
-
-namespace {
-
-// Returns the names of all parts of a state dict, in order, from the name of one of them, such as
-// "X-00002-of-00003.bin"; empty for names of another form.
-std::vector<std::string> AllPartsOf(const std::string& name) {
-  constexpr size_t kEndBytes = sizeof("-00002-of-00003.bin") - 1;
-  const RankPattern pattern("-{5}-of-{5}.bin");
-  const size_t stem = name.size() - std::min(name.size(), kEndBytes);
-  const auto numbers = pattern.Parse(std::string_view(name).substr(stem));
-  std::vector<std::string> parts;
-  for (int64_t part = 1; numbers && part <= (*numbers)[1]; ++part) {
-    parts.push_back(name.substr(0, stem) + pattern.Name(std::array{part, (*numbers)[1]}));
-  }
-  return parts;
-}
-
-// Returns whether one of Meta's ranks gives its file such a name. There are less than 100.
-bool IsOfRank(const std::string& name) {
-  return name.size() == sizeof("consolidated.00.pth") - 1 &&
-         RankPattern("consolidated.{2}.pth").Parse(name).has_value();
-}
-
-}  // namespace
-
-bool IsBesideModel(const std::string& name) {
-  constexpr const char* kStems[] = {"optimizer",     "scheduler",     "scaler",
-                                    "training_args", "rng_state",     "random_states",
-                                    "sampler",       "dl_state_dict", "custom_checkpoint"};
-  const std::string stem = name.substr(0, name.rfind('.'));
-  return std::ranges::any_of(kStems, [&](const std::string known) {
-    return stem == known || stem.starts_with(known + "_");
-  });
-}
 
 bool IsTorchDict(const pickle::Value& value) {
   return value.is(Kind::kDict) || value.IsObjectOf("collections.OrderedDict") ||
@@ -393,61 +403,6 @@ absl::StatusOr<std::optional<SavedValue>> ObjectReader::Read(const ReadableFile&
 }
 
 void ObjectReader::AddNotes() { collector_->AddNotes(); }
-
-absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file) {
-  std::vector<std::string> names = {file};
-  if (file.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
-    std::erase_if(names, [](const std::string& name) {
-      return std::ranges::none_of(std::array{".pt", ".pth", ".bin", ".ckpt"},
-                                  [&](const char* end) { return name.ends_with(end); });
-    });
-  }
-  std::vector<std::string> found;
-  for (std::string& name : names) {
-    TESSERA_ASSIGN_OR_RETURN(const auto open, storage.Open(name));
-    TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open, {0, open->size_bytes()}));
-    // A part without contents is damage, which is found when it is read.
-    const bool is_lost =
-        file.empty() && open->size_bytes() == 0 && (IsOfRank(name) || !AllPartsOf(name).empty());
-    if (is_torch || is_lost) found.push_back(std::move(name));
-  }
-  if (!std::ranges::all_of(found, IsBesideModel)) {
-    std::erase_if(found, IsBesideModel);
-  } else if (file.empty() && !found.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(names, storage.List(""));
-    const auto has = [&](const char* weights) { return Has(names, weights); };
-    if (std::ranges::any_of(kWeightFiles, has)) return std::vector<std::string>();
-    const auto model = std::ranges::find_if(names, [](const std::string& name) {
-      return name.starts_with("pytorch_model_fsdp_") || name.ends_with(".safetensors");
-    });
-    if (model != names.end()) {
-      return InvalidArgument(storage.Describe(""), ": a trainer's files, whose weights are in ",
-                             model->substr(0, model->find('/')));
-    }
-  }
-  if (!file.empty() || found.empty()) return found;
-  std::ranges::sort(found);
-  if (std::ranges::all_of(found, IsOfRank)) {
-    for (size_t i = 0; i < found.size(); ++i) {
-      const std::string expected = absl::StrFormat("consolidated.%02d.pth", i);
-      if (found[i] == expected) continue;
-      return Damaged(storage, "", expected, " is missing, ", found[i], " is there");
-    }
-    return found;
-  }
-  const std::vector<std::string> parts = AllPartsOf(found.front());
-  if (std::ranges::includes(parts, found)) {
-    std::vector<std::string> missing;
-    std::ranges::set_difference(parts, found, std::back_inserter(missing));
-    if (missing.empty()) return found;
-    return Damaged(storage, "", "missing: ", JoinFirst(missing, ", "));
-  }
-  if (found.size() == 1) return found;
-  return InvalidArgument(storage.Describe(""), ": ", found.size(),
-                         " files of torch.save(), and each may be a checkpoint; name one of them: ",
-                         JoinFirst(found, ", "));
-}
 
 absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const std::string> files) {
   ForeignCheckpoint checkpoint = CheckpointOf(kTorch, "torch.save");

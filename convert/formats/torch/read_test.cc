@@ -205,6 +205,19 @@ TEST(ReadTorchTest, TensorsThatCannotBeReadAreNamed) {
       testing::UnorderedElementsAre("complex", "sparse", "quantized", "expanded", "negated"));
 }
 
+// Those of the second place of a module, and of a second name in it, are the same tensors.
+TEST(ReadTorchTest, TensorsInObjectsThatAreNotReadAreNamed) {
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Read("modules.pt"));
+  ASSERT_EQ(checkpoint.tensors.size(), 1);
+  EXPECT_EQ(checkpoint.tensors[0].name, "good");
+  EXPECT_THAT(KeysOf(checkpoint.unread),
+              testing::ElementsAre("model.0.bias", "model.0.weight", "model.1.0.bias",
+                                   "model.1.0.num_batches_tracked", "model.1.0.running_mean",
+                                   "model.1.0.running_var", "model.1.0.weight"));
+  EXPECT_EQ(checkpoint.unread.at("model.0.bias"),
+            "a tensor in an object of torch.nn.modules.container.Sequential");
+}
+
 TEST(ReadTorchTest, SeveralFilesAreOneStateDict) {
   ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(kFolder));
   ASSERT_OK_AND_ASSIGN(const auto both,

@@ -126,6 +126,15 @@ def unread():
     }
 
 
+def modules():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.BatchNorm1d(3)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(numbers(*parameter.shape))
+    model.tied = model[0]
+    return {"model": model, "step": 3, "rest": [{"layer": model[1]}], "good": numbers(2)}
+
+
 def of_numpy():
     matrix = np.arange(6.0).reshape(2, 3)
     return {
@@ -273,6 +282,7 @@ def main():
     loaded = dict(flatten(torch.load(folder / "before_0_1_10.pt", weights_only=False)))
     assert {n: t.tolist() for n, t in loaded.items()} == {n: t.tolist() for n, t in flatten(old)}
     torch.save(unread(), folder / "unread.pt")
+    torch.save(modules(), folder / "modules.pt")
     torch.save({1: numbers(2), "1": numbers(3), "": numbers(1), "below": {"": numbers(4)}},
                folder / "names.pt")
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "torchscript.pt"))
