@@ -409,7 +409,9 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const Checkpoint& checkpoint,
                       .simplified = std::move(saved.simplified)};
   plan.left_out = &left_out.values;
   TESSERA_RETURN_IF_ERROR(CheckTokenizer(plan, *format, source.manifest().model()));
-  TESSERA_ASSIGN_OR_RETURN(std::vector<OutputFile> files, format->plan(source.manifest(), plan));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::vector<OutputFile> files,
+      In(source.storage().Describe(source.directory()), format->plan(source.manifest(), plan)));
   TESSERA_RETURN_IF_ERROR(CheckHolds(source, files, plan));
   const std::map<std::string, std::string> masters = MastersWithoutWeights(source.manifest());
   TakeWeights(masters, files);

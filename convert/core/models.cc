@@ -95,7 +95,10 @@ absl::StatusOr<ModelConfig> ConfigOf(const ModelProto& model) {
   ModelConfig config;
   if (model.text().empty() ||
       !google::protobuf::TextFormat::ParseFromString(model.text(), &config)) {
-    return InvalidArgument("the checkpoint has no configuration of a known model");
+    return InvalidArgument(
+        "the checkpoint has no configuration of a known model: put the model's config.json beside "
+        "the files of another framework, or write the tensors as they are, in the format torch or "
+        "dcp");
   }
   return ResolveModelConfig(config);
 }

@@ -22,6 +22,8 @@ cp -rL "$fixtures/interop/pytorch/gpt2.hf" theirs/hf
 cp -L "$fixtures/interop/pytorch/gpt2.model.bin" theirs/llmc
 cp -rL "$fixtures/interop/state_dict/gpt2" theirs/torch
 cp -rL "$fixtures/interop/state_dict/numbered_dcp" theirs/dcp
+mkdir theirs/safetensors
+cp -L "$fixtures/interop/pytorch/gpt2.hf/model.safetensors" theirs/safetensors
 cp -rL "$fixtures/interop/deepspeed/zero2_bf16" theirs/deepspeed
 cp -rL "$fixtures/interop/megatron/gpt2_tp2_pp2" theirs/megatron
 cp -rL "$fixtures/interop/internevo/llama_tp2_zo2" theirs/internevo
