@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file_descriptor.h"
-#include "base/files.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -52,10 +51,7 @@ absl::StatusOr<ForeignCheckpoint> WithModelNames(const SourcePlace& place,
                                                  const OpenForeignOptions& options,
                                                  absl::StatusOr<ForeignCheckpoint> checkpoint) {
   TESSERA_RETURN_IF_ERROR(checkpoint.status());
-  const bool is_of_rank = MatchesGlob("consolidated.*.pth", place.file);
-  const bool is_part =
-      is_of_rank ? place.storage->Open("consolidated.01.pth").ok()
-                 : MatchesGlob("*-of-*", place.file) && !MatchesGlob("*-of-00001.*", place.file);
+  TESSERA_ASSIGN_OR_RETURN(const bool is_part, IsPartOfModel(*place.storage, place.file));
   // Beside safetensors there is the model's config.json. Files of torch describe a model, and tell
   // the step, only where this library has written them.
   const bool tells_step = TellsStep(checkpoint->description);

@@ -239,6 +239,12 @@ TEST(StateDictTest, APartThatIsNamedItselfHasItsOwnNames) {
     EXPECT_EQ(storage->mismatch(), "") << file;
     EXPECT_THAT(storage->notes(), Contains(HasSubstr("which is a part of a model"))) << file;
   }
+  for (const std::string name : {"end-of-epoch.pt", "step-500-of-1000.pt", "consolidated.ema.pth",
+                                 "consolidated.00.pth", "pytorch_model-00001-of-00001.bin"}) {
+    ASSERT_OK_AND_ASSIGN(const auto storage, ckpt::convert::OpenForeignFolder(
+                                                 Copied({{name, "nanogpt/ckpt.pt"}}), {}, name));
+    EXPECT_TRUE(ManifestOf(*storage).has_model()) << name;
+  }
 }
 
 TEST(StateDictTest, AllThatATrainerOfTransformersSavesIsShown) {

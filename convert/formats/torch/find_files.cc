@@ -20,10 +20,10 @@ namespace {
 
 // Returns the names of all parts of a state dict, in order, from the name of one of them, such as
 // "X-00002-of-00003.bin"; empty for names of another form.
-std::vector<std::string> AllPartsOf(const std::string& name) {
-  constexpr size_t kEndBytes = sizeof("-00002-of-00003.bin") - 1;
-  const RankPattern pattern("-{5}-of-{5}.bin");
-  const size_t stem = name.size() - std::min(name.size(), kEndBytes);
+std::vector<std::string> AllPartsOf(const std::string& name, const std::string& extension) {
+  constexpr size_t kEndBytes = sizeof("-00002-of-00003") - 1;
+  const RankPattern pattern("-{5}-of-{5}" + extension);
+  const size_t stem = name.size() - std::min(name.size(), kEndBytes + extension.size());
   const auto numbers = pattern.Parse(std::string_view(name).substr(stem));
   std::vector<std::string> parts;
   for (int64_t part = 1; numbers && part <= (*numbers)[1]; ++part) {
@@ -39,6 +39,13 @@ bool IsOfRank(const std::string& name) {
 }
 
 }  // namespace
+
+absl::StatusOr<bool> IsPartOfModel(Storage& storage, const std::string& file) {
+  if (IsOfRank(file)) return Exists(storage, "consolidated.01.pth");
+  return std::ranges::any_of(std::array{".bin", ".safetensors"}, [&](const char* extension) {
+    return AllPartsOf(file, extension).size() > 1;
+  });
+}
 
 bool IsBesideModel(const std::string& name) {
   constexpr const char* kStems[] = {"optimizer",     "scheduler",     "scaler",
@@ -64,8 +71,8 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     TESSERA_ASSIGN_OR_RETURN(const auto open, storage.Open(name));
     TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open, {0, open->size_bytes()}));
     // A part without contents is damage, which is found when it is read.
-    const bool is_lost =
-        file.empty() && open->size_bytes() == 0 && (IsOfRank(name) || !AllPartsOf(name).empty());
+    const bool is_lost = file.empty() && open->size_bytes() == 0 &&
+                         (IsOfRank(name) || !AllPartsOf(name, ".bin").empty());
     if (is_torch || is_lost) found.push_back(std::move(name));
   }
   if (!std::ranges::all_of(found, IsBesideModel)) {
@@ -92,7 +99,7 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const 
     }
     return found;
   }
-  const std::vector<std::string> parts = AllPartsOf(found.front());
+  const std::vector<std::string> parts = AllPartsOf(found.front(), ".bin");
   if (std::ranges::includes(parts, found)) {
     std::vector<std::string> missing;
     std::ranges::set_difference(parts, found, std::back_inserter(missing));

@@ -29,7 +29,8 @@ inline constexpr std::string_view kTorch = "torch";
 // this library are removed (TakeOwnKeys()).
 //
 // Reads headers and pickles, but no tensor. Errors: DataLoss, naming file and tensor; Unimplemented
-// for a file of a form that cannot be read; those of the storage.
+// for a file of a form that cannot be read, that is nested too deep, or that stands for many times
+// its size; those of the storage.
 absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const std::string> files);
 
 // Finds the files for ReadTorch(): `file`, if it is not empty. Otherwise the only file of
@@ -40,6 +41,10 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::span<const st
 // Errors: InvalidArgument, listing them, for several files; DataLoss if a part or a rank's file is
 // missing; those of the storage.
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, const std::string& file);
+
+// Returns whether a file is one of several parts of a model by its name: "X-00002-of-00003.bin", or
+// of safetensors; "consolidated.00.pth", if there is "consolidated.01.pth". Errors: the storage's.
+absl::StatusOr<bool> IsPartOfModel(Storage& storage, const std::string& file);
 
 // Returns whether transformers' trainers, or accelerate, give this name to a file beside a model.
 bool IsBesideModel(const std::string& name);
@@ -66,8 +71,8 @@ class ObjectReader {
 
   // Reads the values of an object that is called `name`; nullopt if it has none. Its tensors are
   // added to the checkpoint as buffers in `file`, which is open. Everything that is left out will
-  // be in a note. Errors: those of the file; DataLoss if objects are nested too deep, stand for
-  // many times the size of the pickle, or have malformed tensors.
+  // be in a note. Errors: those of the file; DataLoss for malformed tensors; Unimplemented for
+  // objects that are nested too deep, or stand for many times the size of the pickle.
   absl::StatusOr<std::optional<SavedValue>> Read(const ReadableFile& open,
                                                  const TorchArchive& archive,
                                                  const std::string& file, const std::string& name);
