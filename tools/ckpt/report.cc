@@ -51,6 +51,7 @@ std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool
                           unread.size() == 1 ? " tensor is" : " tensors are", " not read, such as ",
                           unread.begin()->first, " (", unread.begin()->second, "); ");
     }
+    if (tensors == 0) return read.substr(0, read.size() - 2);
     if (proven == 0) {
       return read + "these files (" + named.format +
              ") have no checksums, so damage to the contents cannot be detected (ckpt seal "

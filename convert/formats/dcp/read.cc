@@ -41,6 +41,15 @@ absl::Status CheckInside(const ReadableFile& file, Extent part) {
                   file.size_bytes(), " bytes");
 }
 
+// DataLoss for an object whose bytes are zeros, as those of a block that a disk has lost.
+absl::Status CheckNotLost(const ReadableFile& file, Extent part) {
+  constexpr uint64_t kFirstBytes = 4096;
+  TESSERA_ASSIGN_OR_RETURN(const std::string first,
+                           ReadPart(file, part.offset, std::min(part.length, kFirstBytes)));
+  if (first.find_first_not_of('\0') != first.npos || first.empty()) return absl::OkStatus();
+  return DataLoss(first.size(), " bytes of zeros, which no program saves");
+}
+
 // The files of the folder, each opened once. Thread-safe.
 class OpenFiles {
  public:
@@ -68,7 +77,10 @@ class OpenFiles {
     const auto read = [&]() -> absl::StatusOr<std::optional<TorchArchive>> {
       TESSERA_RETURN_IF_ERROR(CheckInside(*file, object.blob.part));
       TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*file, object.blob.part));
-      if (!is_torch) return std::nullopt;
+      if (!is_torch) {
+        TESSERA_RETURN_IF_ERROR(CheckNotLost(*file, object.blob.part));
+        return std::nullopt;
+      }
       absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*file, object.blob.part);
       if (absl::IsUnimplemented(archive.status())) return std::nullopt;
       TESSERA_RETURN_IF_ERROR(archive.status());
@@ -210,9 +222,10 @@ class Objects {
         const std::vector<const DcpObject*>& objects = all[first + i].second;
         const auto& [name, unused, blob] = *objects.front();
         TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files_.Open(blob.file));
-        TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedValue> value,
-                                 files_.At(blob, absl::StrCat("object ", Shown(name)),
-                                           reader_.Read(*file, *archives[i], blob.file, name)));
+        const auto read = files_.At(blob, absl::StrCat("object ", Shown(name)),
+                                    reader_.Read(*file, *archives[i], blob.file, name));
+        if (absl::IsUnimplemented(read.status())) continue;  // a note names it
+        TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedValue> value, read);
         if (!value.has_value()) values[name] = std::nullopt;
         // A small pickle may be any number of objects, so that their bytes are limited.
         const uint64_t bytes = archives[i]->contents.size_bytes();
@@ -292,8 +305,8 @@ absl::StatusOr<ForeignCheckpoint> ReadFolder(Storage& storage, std::string_view 
                  std::move(read)));
     return absl::OkStatus();
   }));
-  for (const auto& [name, why] : checkpoint.unread) {
-    if (!all_tensors) break;
+  if (all_tensors && !checkpoint.unread.empty()) {
+    const auto& [name, why] = *checkpoint.unread.begin();
     return Unimplemented(storage.Describe(folder), ": tensor ", Shown(name), ": ", why);
   }
   std::erase_if(checkpoint.tensors, [&](const ForeignTensor& tensor) {

@@ -209,6 +209,21 @@ TEST(ReadDcpTest, WhatIsNotReadIsNamedOnce) {
   expect_refused(ReadDcp(*weight, "").status(), "__0_0.distcp: tensor model.w[");
 }
 
+TEST(ReadDcpTest, ObjectsBeyondLimitsAreLeftOut) {
+  pickle::Writer lists;
+  constexpr int kDepth = 80;
+  for (int i = 0; i < kDepth; ++i) lists.BeginList();
+  for (int i = 0; i < kDepth; ++i) lists.EndList();
+  const std::string archive = TorchObjectFile("", std::move(lists).Finish()).header;
+  DcpMetadata metadata;
+  metadata.objects.push_back({.name = "deep", .blob = {"__0_0.distcp", {0, archive.size()}}});
+  ASSERT_OK_AND_ASSIGN(
+      const auto read,
+      ReadDcp(*FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", archive}}),
+              ""));
+  EXPECT_THAT(read.notes, ElementsAre("Left out: objects that are not tensors: deep."));
+}
+
 TEST(ReadDcpTest, DamagedObjectsAreErrors) {
   pickle::Writer list;
   list.BeginList();
@@ -223,6 +238,9 @@ TEST(ReadDcpTest, DamagedObjectsAreErrors) {
   };
   ASSERT_OK_AND_ASSIGN(const auto good, read(archive));
   EXPECT_TRUE(good.notes.empty());
+  const absl::Status lost = read(std::string(archive.size(), '\0')).status();
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("object phases: "));
+  EXPECT_TRUE(absl::IsDataLoss(lost)) << lost;
   for (const size_t at : {size_t{0}, archive.find("warmup"), archive.size() - 22}) {
     std::string damaged = archive;
     damaged[at] ^= 1;

@@ -141,14 +141,21 @@ class TorchCollector {
     unread_nodes_.clear();
   }
 
+  // Takes bytes of the budget. Unimplemented once nothing is left.
+  absl::Status Take(uint64_t bytes) {
+    const absl::Status taken = budget_->Take(bytes);
+    return taken.ok() ? taken : Unimplemented(taken.message());
+  }
+
   static bool IsTensor(const pickle::Value& value) {
     return IsTorchTensor(value) || pickle::IsNumpyArray(value);
   }
 
   // These use path_, the name of the value that is looked at.
   Tree Walk(const pickle::Value& value, TensorRole role, int depth) {
-    TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
-    if (depth > kMaxDepth) return DataLoss("objects are nested more than ", kMaxDepth, " deep");
+    TESSERA_RETURN_IF_ERROR(Take(pickle::Budget::kVisitBytes));
+    if (depth > kMaxDepth)
+      return Unimplemented("objects are nested more than ", kMaxDepth, " deep");
     if (IsTorchDict(value)) return WalkEntries(value, role, depth);
     const pickle::Value items = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
     if (items.is(Kind::kList) || items.is(Kind::kTuple)) return WalkItems(items, role, depth);
@@ -178,7 +185,7 @@ class TorchCollector {
         LeftOut("entries whose key is neither a text nor a number");
         continue;
       }
-      TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
+      TESSERA_RETURN_IF_ERROR(Take(text ? text->size() / kKeyBytesOfVisit : 0));
       const std::string digits = number ? absl::StrCat(*number) : "";
       const bool is_state = is_optimizer && (text == "state" || text == "param_groups");
       TESSERA_ASSIGN_OR_RETURN(std::optional<SavedValue> child,
@@ -210,10 +217,10 @@ class TorchCollector {
     // Programs put no weights into arrays.
     if (pickle::IsNumpyArray(value) && role == TensorRole::kWeight) role = TensorRole::kBuffer;
     const auto unread = [&](const std::string& what) {
-      checkpoint_.unread[Shown(name)] = what;
+      if (IsTorchTensor(value)) checkpoint_.unread[Shown(name)] = what;
       return LeftOut(what);
     };
-    TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
+    TESSERA_RETURN_IF_ERROR(Take(sizeof(ForeignTensor) + name.size()));
     if (name.empty() || !IsValidUtf8(name)) {
       return unread("a tensor whose name is empty or not valid UTF-8");
     }
@@ -223,6 +230,12 @@ class TorchCollector {
       return unread(std::string(tensor.status().message()));
     }
     if (!tensor.ok()) return In(absl::StrCat("tensor ", Shown(name)), tensor.status());
+    const StoredView view = {file_, tensor->offset_bytes, tensor->dtype, tensor->shape,
+                             tensor->strides};
+    if (const auto same = first_names_.find(view); same != first_names_.end()) {
+      // The same tensor below keys that give the same name.
+      if (same->second == name) return SavedValue{SavedValue::Tensor{name}};
+    }
     const auto [first, is_first] = files_by_name_.emplace(name, file_);
     if (!is_first && (first->second.empty() || first->second == file_)) {
       return unread("a tensor that has the name of another one");
@@ -231,9 +244,7 @@ class TorchCollector {
     ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
     added.shape = tensor->shape;
     if (ElementCount(tensor->shape) > 0) {
-      const auto [same, is_new] = first_names_.emplace(
-          StoredView{file_, tensor->offset_bytes, tensor->dtype, tensor->shape, tensor->strides},
-          name);
+      const auto [same, is_new] = first_names_.emplace(view, name);
       if (is_new) {
         added.pieces.push_back(
             {WholeBox(tensor->shape), file_, tensor->offset_bytes, tensor->strides});
@@ -311,11 +322,11 @@ class TorchCollector {
   // attributes, keys and indices that lead to them, those of modules as in a state dict.
   absl::Status AddUnread(const pickle::Value& value, const std::string& object, int depth) {
     if (!value.present() || !unread_nodes_.insert(value.id()).second) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
-    if (IsTensor(value) || depth > kMaxObjectDepth) {
-      TESSERA_RETURN_IF_ERROR(budget_->Take(path_.size() + object.size()));
+    TESSERA_RETURN_IF_ERROR(Take(pickle::Budget::kVisitBytes));
+    if (IsTorchTensor(value) || depth > kMaxObjectDepth) {
+      TESSERA_RETURN_IF_ERROR(Take(path_.size() + object.size()));
       checkpoint_.unread[Shown(path_)] =
-          absl::StrCat(IsTensor(value) ? "a tensor " : "what is nested deep ", object);
+          absl::StrCat(IsTorchTensor(value) ? "a tensor " : "what is nested deep ", object);
       return absl::OkStatus();
     }
     const auto below = [&](std::string_view key, const pickle::Value& child) {
@@ -332,7 +343,7 @@ class TorchCollector {
     }
     for (const auto& [key, child] : value.entries()) {
       const std::optional<std::string_view> text = key.AsText();
-      TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
+      TESSERA_RETURN_IF_ERROR(Take(text ? text->size() / kKeyBytesOfVisit : 0));
       TESSERA_RETURN_IF_ERROR(below(text.value_or(absl::StrCat(key.AsInt().value_or(0))), child));
     }
     for (const pickle::Value& part :

@@ -283,6 +283,10 @@ def main():
     assert {n: t.tolist() for n, t in loaded.items()} == {n: t.tolist() for n, t in flatten(old)}
     torch.save(unread(), folder / "unread.pt")
     torch.save(modules(), folder / "modules.pt")
+    same = numbers(2)
+    nested = {"b.c": same, "d.e": numbers(2)}
+    torch.save({"a": nested, "a.b": {"c": same}, "a.d": {"e": numbers(3)}},
+               folder / "namesakes.pt")
     torch.save({1: numbers(2), "1": numbers(3), "": numbers(1), "below": {"": numbers(4)}},
                folder / "names.pt")
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "torchscript.pt"))
