@@ -118,11 +118,15 @@ struct ShownValues {
   ShownValues(const NamedCheckpoint& named, bool as_stored)
       : root(named.format.empty() ? convert::StateOf(named.opened->manifest()).root : named.state),
         holds_all(named.format.empty() || HoldsEverything(named.format)) {
-    std::map<std::string, int> counts;  // a file may have several values of one name
-    for (const convert::Leaf& leaf : convert::LeavesOf(root)) {
-      if (leaf.value->As<SavedValue::Tensor>() != nullptr) continue;
-      const int count = ++counts[leaf.name];
-      shown[count == 1 ? leaf.name : absl::StrCat(leaf.name, " (", count, ")")] = leaf.value;
+    // A file may have several values of one name, in any order.
+    std::vector<convert::Leaf> leaves = convert::LeavesOf(root);
+    std::ranges::stable_sort(leaves, {}, &convert::Leaf::path);
+    for (const auto& [leaf_name, path, value] : leaves) {
+      if (value->As<SavedValue::Tensor>() != nullptr) continue;
+      std::string name = leaf_name;
+      for (int count = 2; !shown.try_emplace(name, value).second; ++count) {
+        name = absl::StrCat(leaf_name, " (", count, ")");
+      }
     }
     const auto& entries = named.opened->manifest().trainer().extra();
     const auto entry = entries.find(convert::kValuesEntry);
@@ -278,7 +282,11 @@ class ContainerComparison {
         } else if (pair != nullptr && pair->items.size() == 2) {
           keys.push_back(ExactText(pair->items[0]));
           const auto* const text = pair->items[0].As<std::string>();
-          children[text != nullptr ? *text : keys.back()] = {keys.back(), &pair->items[1]};
+          Child child = {keys.back(), &pair->items[1]};
+          std::string part = text != nullptr ? *text : child.key;
+          // Where a text and an integer look alike, the text keeps its name.
+          if (text != nullptr && children.contains(part)) std::swap(children[part], child);
+          while (!children.try_emplace(part, child).second) part += " (2)";
         }
       }
     }

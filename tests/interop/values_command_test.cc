@@ -162,19 +162,25 @@ TEST_F(ValuesCommandTest, EveryValueOfAFileIsCompared) {
     std::filesystem::rename(MakeFile("d", a), In("first.pt"));
     return Run({"diff", In("first.pt"), MakeFile("d", b)});
   };
-  const auto twice = [](int64_t second) {
+  // Their keys decide their order, texts first, and no other key has the name shown for them.
+  const auto twice = [](int64_t second, int64_t third, bool is_reversed = false) {
     Value::Dict dict;
-    dict.Add({int64_t{1}}, {int64_t{5}});
-    dict.Add({std::string("1")}, {second});
+    dict.Add({std::string("1 (2)")}, {third});
+    if (is_reversed) dict.Add({std::string("1")}, {int64_t{4}});
+    dict.Add({int64_t{1}}, {second});
+    if (!is_reversed) dict.Add({std::string("1")}, {int64_t{4}});
     return Value{dict};
   };
   const auto list = [](bool is_tuple) {
     return Value{Value::List{{{Value::Tensor{}}, {int64_t{1}}}, is_tuple}};
   };
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(diff(twice(6), twice(6)), ckpt::kExitOk) << out_;
-  EXPECT_EQ(diff(twice(6), twice(7)), ckpt::kExitDifferent);
-  EXPECT_THAT(out_, HasSubstr("value d.1 (2): 6 -> 7"));
+  EXPECT_EQ(diff(twice(6, 9), twice(6, 9)), ckpt::kExitOk) << out_;
+  EXPECT_EQ(diff(twice(6, 9), twice(6, 9, /*is_reversed=*/true)), ckpt::kExitOk) << out_;
+  EXPECT_EQ(diff(twice(6, 9), twice(6, 8)), ckpt::kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("value d.1 (2): 9 -> 8"));
+  EXPECT_EQ(diff(twice(6, 9), twice(7, 9)), ckpt::kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("value d.1 (3): 6 -> 7"));
   EXPECT_EQ(diff(list(false), list(true)), ckpt::kExitDifferent);
   EXPECT_THAT(out_, HasSubstr("container d: list -> tuple"));
   EXPECT_EQ(diff({nan}, {-nan}), ckpt::kExitOk) << out_;
