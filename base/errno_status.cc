@@ -43,8 +43,7 @@ absl::StatusCode CodeOf(int error) {
 absl::Status ErrnoStatus(int error) {
   // Not strerror(): it is not thread-safe.
   const std::string message = std::generic_category().message(error);
-  if (error == EFBIG) return FileTooLargeError(message);
-  const bool no_space = error == ENOSPC || error == EDQUOT;
+  const bool no_space = error == ENOSPC || error == EDQUOT || error == EFBIG;
   return no_space ? NoSpaceError(message) : absl::Status(CodeOf(error), message);
 }
 

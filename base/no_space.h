@@ -19,13 +19,6 @@ bool IsNoSpace(const absl::Status& status);
 // Marks an error as NoSpaceError() is.
 void MarkNoSpace(absl::Status& status);
 
-// Returns NoSpaceError() for a file that is larger than files may be, for which no deletion makes
-// room.
-absl::Status FileTooLargeError(std::string_view message);
-
-// Returns whether a status is NoSpaceError() for lack of what a deletion frees.
-bool MayBeFreed(const absl::Status& status);
-
 }  // namespace tessera
 
 #endif  // TESSERA_BASE_NO_SPACE_H_

@@ -456,8 +456,7 @@ typedef struct {
   double interval_seconds;
   double exit_after_seconds;
   const char* stop_file_path; /* on one rank; NULL: none */
-  /* Which permanent checkpoints stay beside the two newest good ones. If these and
-   * keep_within_seconds are 0, all do. */
+  /* Which permanent checkpoints stay. If these and keep_within_seconds are 0, all do. */
   int64_t keep_newest;
   int64_t keep_every_steps;
   int32_t never_saves;      /* a job that only loads: nothing is created, locked or renamed */

@@ -52,9 +52,9 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 //
 // Permanent checkpoints are step directories of the folder. Rolling checkpoints alternate between
 // two slots beside them: "rolling-0/step-00000250", "rolling-1/step-00000225". After each permanent
-// save, the manager deletes the checkpoints that `keep` does not keep, but never the two newest
-// good ones, nor the one just saved. If the disk is too full for a save, the manager first deletes
-// the checkpoints that the new one would replace, but never the newest good one.
+// save, the manager deletes the checkpoints that `keep` does not keep, but never the newest good
+// one, nor the one just saved. If the disk is too full for a save, the manager first deletes the
+// checkpoints that the new one would replace.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
 // Calls come from one thread; WaitUntilCopied() and WaitUntilAllCopied() from any.

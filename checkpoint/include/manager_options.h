@@ -103,8 +103,7 @@ using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 // ---- Which checkpoints it keeps.
 
 // The permanent checkpoints to keep. A checkpoint is kept if any field keeps it. Zero keeps none;
-// if all are zero, everything is kept. The two newest good ones are kept whatever the fields: the
-// newest may be the first of a run that diverges, since its loss is that before the step's update.
+// if all are zero, everything is kept.
 struct RetentionOptions {
   // The number of newest checkpoints. Damaged ones do not count. One of them stays while fewer
   // intact ones than this are newer, and the disk has room.

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/no_memory.h"
-#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/units.h"
@@ -203,17 +202,8 @@ class Manager final : public JobSaves {
     }
     SaveHooks hooks = housekeeping_->Hooks();
     hooks.rolling = rolling;
-    absl::StatusOr<SaveReport> saved = SaveNow(*storage_, request, state, options_.save, hooks);
-    std::string note;
-    if (MayBeFreed(saved.status()) && group().abandoned().ok()) {
-      absl::Status room = housekeeping_->AfterFailure(saved.status());
-      if (!IsNoSpace(room)) note = std::string(room.message());
-      room = !note.empty() || group().rank() != 0 ? absl::OkStatus() : room;
-      const bool has_room = AgreeOnStatus(group(), room, options_.save.timeout).ok();
-      if (has_room) saved = SaveNow(*storage_, request, state, options_.save, hooks);
-    }
-    TESSERA_ASSIGN_OR_RETURN(SaveReport report, std::move(saved));
-    absl::StrAppend(&report.note, report.note.empty() || note.empty() ? "" : "; ", note);
+    TESSERA_ASSIGN_OR_RETURN(SaveReport report,
+                             SaveNow(*storage_, request, state, options_.save, hooks));
     housekeeping_->AfterCommit(report);
     Add({.step = request.step, .report = std::move(report)});
     return absl::OkStatus();

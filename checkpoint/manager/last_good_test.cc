@@ -91,7 +91,7 @@ TEST_F(LastGoodTest, AStateThatTheJobCallsUnhealthyDoesNotReplaceAGoodOne) {
     MemoryStorage memory;
     CheckpointManagerOptions options;
     if (in_background) options.background.emplace();
-    options.schedule = {.interval_steps = 2, .last_step = 6};
+    options.schedule = {.interval_steps = 4, .last_step = 6};
     options.keep.newest = 1;
     {
       const auto manager = Open(memory, options);
@@ -99,8 +99,7 @@ TEST_F(LastGoodTest, AStateThatTheJobCallsUnhealthyDoesNotReplaceAGoodOne) {
         ASSERT_OK(TrySave(*manager, {.step = step, .healthy = step < 6}));
       }
     }
-    // Step 4 may be the first of the divergence.
-    EXPECT_THAT(Steps(memory), ElementsAre(2, 4, 6));
+    EXPECT_THAT(Steps(memory), ElementsAre(4, 6));
     const auto next = Open(memory, options);
     ASSERT_OK_AND_ASSIGN(const ResumeResult resumed, next->TryResume(OneTensor(weight_)));
     ASSERT_TRUE(resumed.checkpoint.has_value());
@@ -110,7 +109,7 @@ TEST_F(LastGoodTest, AStateThatTheJobCallsUnhealthyDoesNotReplaceAGoodOne) {
     EXPECT_EQ(resumed.skipped[0].word, "diverged");
     // A program that knows more says so itself.
     ASSERT_OK(TrySave(*next, {.step = 6, .healthy = false}, WithLoss(1)));
-    EXPECT_THAT(Steps(memory), ElementsAre(4, 6));
+    EXPECT_THAT(Steps(memory), ElementsAre(6));
   }
 }
 
@@ -165,8 +164,8 @@ TEST_F(LastGoodTest, AStepThatIsSavedAgainIsJudgedAgain) {
   EXPECT_THAT(Steps(memory), ElementsAre(5, 6));
   ASSERT_OK(manager->TryResume(OneTensor(weight_), {.step = 5}));
   ASSERT_OK(TrySave(*manager, {.step = 6}, WithLoss(1)));
-  for (const int64_t step : {7, 8}) ASSERT_OK(TrySave(*manager, {.step = step}, WithLoss(4)));
-  EXPECT_THAT(Steps(memory), ElementsAre(6, 7, 8));
+  ASSERT_OK(TrySave(*manager, {.step = 7}, WithLoss(4)));
+  EXPECT_THAT(Steps(memory), ElementsAre(6, 7));
 }
 
 // Counts the files that are opened in the slot that is not written.

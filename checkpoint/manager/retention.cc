@@ -9,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "base/errno_status.h"
 #include "base/no_memory.h"
-#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
@@ -33,13 +32,11 @@ std::vector<size_t> ByLoss(std::span<const RetentionCandidate> candidates) {
   return order;
 }
 
-// Returns the indices of so many of the newest good ones, descending.
-std::vector<size_t> NewestGood(std::span<const RetentionCandidate> candidates, size_t count) {
-  std::vector<size_t> newest;
-  for (size_t i = candidates.size(); i-- > 0 && newest.size() < count;) {
-    if (candidates[i].good) newest.push_back(i);
+std::optional<size_t> NewestGood(std::span<const RetentionCandidate> candidates) {
+  for (size_t i = candidates.size(); i-- > 0;) {
+    if (candidates[i].good) return i;
   }
-  return newest;
+  return std::nullopt;
 }
 
 void AddNote(std::string& notes, std::string_view note) {
@@ -55,8 +52,7 @@ void NoteUndeleted(std::string& notes, const absl::Status& error) {
 }  // namespace
 
 std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
-                                   std::span<const RetentionCandidate> candidates, absl::Time now,
-                                   int good) {
+                                   std::span<const RetentionCandidate> candidates, absl::Time now) {
   if (!options.deletes() || candidates.empty()) return {};
   const size_t count = candidates.size();
   std::vector<bool> kept(count);
@@ -73,7 +69,7 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
   for (const size_t i : ByLoss(candidates)) {
     if (kept_by_data[candidates[i].validation_data]++ < options.best) kept[i] = true;
   }
-  for (const size_t i : NewestGood(candidates, good)) kept[i] = true;
+  if (const std::optional<size_t> good = NewestGood(candidates)) kept[*good] = true;
   std::vector<size_t> deleted;
   for (size_t i = 0; i < count; ++i) {
     if (!kept[i]) deleted.push_back(i);
@@ -83,15 +79,12 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
 
 std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
                                      std::span<const RetentionCandidate> candidates,
-                                     const RetentionCandidate& coming, absl::Time now, int good) {
-  // The coming one may be one of them, but until it is there, the newest good one stays.
-  const int present = coming.good ? std::max(good - 1, 1) : good;
-  const std::vector<size_t> stay = NewestGood(candidates, present);
-  if (stay.empty()) return {};
+                                     const RetentionCandidate& coming, absl::Time now) {
+  const std::optional<size_t> good = NewestGood(candidates);
+  if (!good.has_value()) return {};
   std::vector<size_t> chosen;
   const auto choose = [&](size_t i) {
-    const bool known = std::ranges::count(stay, i) + std::ranges::count(chosen, i) > 0;
-    if (!known) chosen.push_back(i);
+    if (i != *good && std::ranges::find(chosen, i) == chosen.end()) chosen.push_back(i);
   };
   // Chooses permanent ones that the policy gives up. With `as_permanent`, the newest good one and
   // the coming one are taken as permanent.
@@ -99,15 +92,12 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
     std::vector<size_t> indices;
     std::vector<RetentionCandidate> counted;
     for (size_t i = 0; i < candidates.size(); ++i) {
-      if (candidates[i].rolling && !(as_permanent && i == stay[0])) continue;
+      if (candidates[i].rolling && !(as_permanent && i == *good)) continue;
       indices.push_back(i);
       counted.push_back(candidates[i]);
     }
-    if (as_permanent || !coming.rolling) {
-      counted.push_back(coming);
-      counted.back().good = false;
-    }
-    for (const size_t i : ChooseToDelete(options, counted, now, present)) {
+    if (as_permanent || !coming.rolling) counted.push_back(coming);
+    for (const size_t i : ChooseToDelete(options, counted, now)) {
       if (i < indices.size()) choose(indices[i]);
     }
   };
@@ -122,8 +112,8 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
   return chosen;
 }
 
-Retention::Retention(Storage& storage, const RetentionOptions& options, int good)
-    : storage_(storage), removal_(Removal::In(storage)), options_(options), good_(good) {}
+Retention::Retention(Storage& storage, const RetentionOptions& options)
+    : storage_(storage), removal_(Removal::In(storage)), options_(options) {}
 
 absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step) {
   if (saved_step.has_value()) described_.erase(StepDirectoryName(*saved_step));
@@ -142,17 +132,17 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
   RetentionOptions others = options_;
   others.newest = 0;
   int64_t intact = 0;
-  int found_good = 0;
+  bool found_good = false;
   std::vector<RetentionCandidate> candidates(committed.size());
   std::vector<Described> known(committed.size());
   for (size_t i = committed.size(); i-- > 0;) {
-    const bool is_surplus = !others.deletes() && found_good >= good_ && intact >= options_.newest;
+    const bool is_surplus = !others.deletes() && found_good && intact >= options_.newest;
     known[i] = is_surplus ? Identify(*committed[i])
                           : DescribeOnce(*committed[i], committed[i]->step == saved_step);
     candidates[i] = known[i].candidate;
     first_error.Update(known[i].unknown);
     intact += candidates[i].intact ? 1 : 0;
-    found_good += candidates[i].good ? 1 : 0;
+    found_good |= candidates[i].good;
   }
 
   bool tried = false;
@@ -161,7 +151,7 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
     first_error.Update(RemoveUnlessRead(storage_, *removal_, dir, judged).status());
     described_.erase(dir.directory);  // what stays is described again: it may have been replaced
   };
-  for (const size_t i : ChooseToDelete(options_, candidates, now, good_)) {
+  for (const size_t i : ChooseToDelete(options_, candidates, now)) {
     if (!known[i].unknown.ok() || committed[i]->step == saved_step) continue;
     remove(*committed[i], known[i].identity);
   }
@@ -176,9 +166,7 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
                                                              absl::Time now,
                                                              absl::Status* undeleted) {
   described_.erase(StepDirectoryName(coming.step));
-  uint64_t freed = 0;
   const auto lacking = [&]() -> uint64_t {
-    if (coming.lacks_all) return coming.needed_bytes - std::min(freed, coming.needed_bytes);
     const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
     return free.ok() && *free < coming.needed_bytes ? coming.needed_bytes - *free : 0;
   };
@@ -187,15 +175,13 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
   SettleDiscarded(storage_, "").IgnoreError();
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
   if (droppable.bytes < lacking()) return deleted;
-  for (const auto& [checkpoint, described] : droppable.checkpoints) {
+  for (const auto& [checkpoint, identity] : droppable.checkpoints) {
     if (lacking() == 0) break;
     described_.erase(checkpoint.directory);
     const absl::StatusOr<bool> removed =
-        RemoveUnlessRead(storage_, *removal_, checkpoint, described.identity);
+        RemoveUnlessRead(storage_, *removal_, checkpoint, identity);
     if (undeleted != nullptr) undeleted->Update(removed.status());
-    if (!removed.value_or(false)) continue;
-    deleted.push_back(checkpoint.directory);
-    freed += described.bytes;
+    if (removed.value_or(false)) deleted.push_back(checkpoint.directory);
   }
   return deleted;
 }
@@ -219,10 +205,9 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     found.emplace_back(&checkpoint, described);
   }
   Droppable droppable;
-  const RetentionCandidate next = {
-      .step = coming.step, .rolling = coming.rolling, .good = coming.healthy};
-  for (const size_t i : ChooseToMakeRoom(options_, candidates, next, now, good_)) {
-    droppable.checkpoints.emplace_back(*found[i].first, found[i].second);
+  const RetentionCandidate next = {.step = coming.step, .rolling = coming.rolling, .good = false};
+  for (const size_t i : ChooseToMakeRoom(options_, candidates, next, now)) {
+    droppable.checkpoints.emplace_back(*found[i].first, found[i].second.identity);
     droppable.bytes += found[i].second.bytes;
   }
   return droppable;
@@ -268,8 +253,7 @@ SaveHooks SaveHousekeeping::Hooks() {
   return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
           .may_commit = [this] { return ConfirmFolder(lock_); },
           .plan_cache = &plan_cache_,
-          .on_committed = [this](SaveReport& report) { AfterCommit(report); },
-          .on_failed = [this](const absl::Status& error) { return AfterFailure(error); }};
+          .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
 }
 
 void SaveHousekeeping::AfterCommit(SaveReport& report) {
@@ -285,20 +269,6 @@ void SaveHousekeeping::AfterCommit(SaveReport& report) {
   }).IgnoreError();
 }
 
-absl::Status SaveHousekeeping::AfterFailure(const absl::Status& error) {
-  if (!is_rank_0_ || !MayBeFreed(error) || coming_.needed_bytes == 0) return error;
-  std::vector<std::string> deleted;
-  const absl::Status made = CatchExceptions("make room", [&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(CheckRoom(storage_, "", coming_.needed_bytes));
-    TESSERA_RETURN_IF_ERROR(ConfirmFolder(lock_));
-    TESSERA_ASSIGN_OR_RETURN(deleted, retention_.MakeRoom(coming_, absl::Now()));
-    return absl::OkStatus();
-  });
-  if (!made.ok() || deleted.empty()) return error;
-  return absl::UnavailableError(absl::StrCat(error.message(), "; ", absl::StrJoin(deleted, " and "),
-                                             " made room for the next try"));
-}
-
 absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& planned) {
   TESSERA_RETURN_IF_ERROR(ConfirmFolder(lock_));
   std::string root;
@@ -307,15 +277,14 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
   if (planned.rolling) {
     TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, known_good_, &undeleted));
     NoteUndeleted(note_, undeleted);
+    coming_is_healthy_ = IsHealthy(*planned.manifest);
   }
-  coming_ = {planned.step, planned.rolling, planned.data_bytes, IsHealthy(*planned.manifest), true};
   // The manifest and the file system's own records are small beside the data.
   const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 +
                                 std::min<uint64_t>(planned.data_bytes, 64 << 10);
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> deleted,
-      retention_.MakeRoom({planned.step, planned.rolling, needed_bytes, coming_.healthy},
-                          absl::Now(), &undeleted));
+      retention_.MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now(), &undeleted));
   const absl::Status room =
       undeleted.ok() ? absl::OkStatus() : CheckRoom(storage_, root, planned.data_bytes);
   if (!room.ok()) {
@@ -332,7 +301,7 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
 
 absl::Status SaveHousekeeping::CleanUp(SaveReport& report) {
   const bool permanent = report.directory.find('/') == report.directory.npos;
-  if (is_rank_0_ && !permanent) known_good_ = coming_.healthy ? report.directory : "";
+  if (is_rank_0_ && !permanent) known_good_ = coming_is_healthy_ ? report.directory : "";
   if (is_rank_0_ && permanent) {
     const std::optional<int64_t> step = ParseStepDirectoryName(report.directory);
     absl::Status pruned = ConfirmFolder(lock_);

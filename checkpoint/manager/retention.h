@@ -39,16 +39,11 @@ struct RetentionCandidate {
   bool good = true;
 };
 
-// How many of a job's newest good checkpoints are never deleted. The newest may be the first of a
-// divergence: its loss is older than its last update.
-inline constexpr int kGoodOfJob = 2;
-
 // Returns the indices of the checkpoints to delete, ascending; never of the newest, nor of the
-// `good` newest good ones. `candidates` are permanent and ascend by step. Only intact ones count as
-// one of RetentionOptions::newest; a damaged one stays while fewer intact ones than that are newer.
+// newest good one. `candidates` are permanent and ascend by step. Only intact ones count as one of
+// RetentionOptions::newest; a damaged one stays while fewer intact ones than that are newer.
 std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
-                                   std::span<const RetentionCandidate> candidates, absl::Time now,
-                                   int good = 1);
+                                   std::span<const RetentionCandidate> candidates, absl::Time now);
 
 // Returns the indices of the checkpoints that may be deleted if the save of `coming` lacks space,
 // in the order of deletion:
@@ -59,21 +54,16 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
 //    taken as permanent.
 //
 // `candidates`, of both kinds, ascend by step. Never returns the newest good one, so that until the
-// save is complete, the run can lose only the steps since then; nor any of the `good` newest good
-// ones, of which a coming one that is good is one. Empty if none is good.
+// save is complete, the run can lose only the steps since then. Empty if none is good.
 std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
                                      std::span<const RetentionCandidate> candidates,
-                                     const RetentionCandidate& coming, absl::Time now,
-                                     int good = 1);
+                                     const RetentionCandidate& coming, absl::Time now);
 
 // A save that is about to begin.
 struct ComingSave {
   int64_t step = 0;
   bool rolling = false;
   uint64_t needed_bytes = 0;
-  bool healthy = true;  // IsHealthy()
-  // Whether all of this is to be freed, as with a quota that the storage does not know.
-  bool lacks_all = false;
 };
 
 // Deletes checkpoints by a policy. Manifests of permanent checkpoints are read once after a save;
@@ -86,8 +76,8 @@ struct ComingSave {
 // deleted, so that a crash halfway leaves none that looks complete. One thread at a time.
 class Retention {
  public:
-  // The storage must outlive this object. `good`: see ChooseToDelete().
-  Retention(Storage& storage, const RetentionOptions& options, int good = 1);
+  // The storage must outlive this object.
+  Retention(Storage& storage, const RetentionOptions& options);
 
   // Deletes the permanent checkpoints that the policy does not keep, and the remains of incomplete
   // saves that are older than the newest checkpoint; but never the checkpoint of `saved_step`, the
@@ -117,7 +107,7 @@ class Retention {
   Described DescribeOnce(const CheckpointInfo& checkpoint, bool is_own = false);
   // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.
   struct Droppable {
-    std::vector<std::pair<CheckpointInfo, Described>> checkpoints;
+    std::vector<std::pair<CheckpointInfo, std::string>> checkpoints;  // with their identities
     uint64_t bytes = 0;
   };
   absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);
@@ -125,7 +115,6 @@ class Retention {
   Storage& storage_;
   const std::unique_ptr<Removal> removal_;
   const RetentionOptions options_;
-  const int good_;
   std::map<std::string, Described> described_;  // permanent ones, by directory
 };
 
@@ -142,7 +131,7 @@ class SaveHousekeeping {
         lock_(lock),
         options_(options),
         is_rank_0_(is_rank_0),
-        retention_(storage, options.keep, kGoodOfJob) {}
+        retention_(storage, options.keep) {}
 
   // Returns hooks that call this object.
   SaveHooks Hooks();
@@ -150,10 +139,6 @@ class SaveHousekeeping {
   // Reports the commit, and deletes what the new checkpoint makes superfluous. An error becomes a
   // note of the report: the checkpoint is complete.
   void AfterCommit(SaveReport& report);
-
-  // Returns the error of a save. If it lacks space although the storage says that there is enough,
-  // deletes checkpoints as for a full disk and names them in an error that is not IsNoSpace().
-  absl::Status AfterFailure(const absl::Status& error);
 
   // Remembers the checkpoint from which the job continues, so that no save reads it again.
   void NoteLoaded(const Checkpoint& checkpoint) {
@@ -174,9 +159,9 @@ class SaveHousekeeping {
   const CheckpointManagerOptions& options_;
   const bool is_rank_0_;
   Retention retention_;
-  ComingSave coming_;       // the save in progress, without what a file system adds
-  std::string known_good_;  // the last rolling checkpoint or the loaded one, if healthy
-  std::string note_;        // on what was deleted, or could not be, for the save in progress
+  bool coming_is_healthy_ = false;  // the save in progress
+  std::string known_good_;          // the last rolling checkpoint or the loaded one, if healthy
+  std::string note_;  // on what was deleted, or could not be, for the save in progress
   PlanCache plan_cache_;
 };
 

@@ -25,9 +25,9 @@ std::vector<RetentionCandidate> Ten() {
 }
 
 std::vector<int64_t> Kept(const RetentionOptions& options,
-                          const std::vector<RetentionCandidate>& candidates, int good = 1) {
+                          const std::vector<RetentionCandidate>& candidates) {
   std::vector<bool> deleted(candidates.size());
-  for (const size_t i : ChooseToDelete(options, candidates, kNow, good)) deleted[i] = true;
+  for (const size_t i : ChooseToDelete(options, candidates, kNow)) deleted[i] = true;
   std::vector<int64_t> steps;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (!deleted[i]) steps.push_back(candidates[i].step);
@@ -39,9 +39,9 @@ using Steps = std::vector<int64_t>;
 
 // Steps in the order in which they make room.
 Steps MakeRoom(const RetentionOptions& options, const std::vector<RetentionCandidate>& candidates,
-               const RetentionCandidate& coming, int good = 1) {
+               const RetentionCandidate& coming) {
   Steps steps;
-  for (const size_t i : ChooseToMakeRoom(options, candidates, coming, kNow, good)) {
+  for (const size_t i : ChooseToMakeRoom(options, candidates, coming, kNow)) {
     steps.push_back(candidates[i].step);
   }
   return steps;
@@ -83,20 +83,6 @@ TEST(RetentionTest, NeverTheNewestGoodOne) {
   EXPECT_EQ(Kept({.newest = 2}, candidates), (Steps{40, 90, 100}));
   for (RetentionCandidate& c : candidates) c.good = false;
   EXPECT_EQ(Kept({.newest = 2}, candidates), (Steps{90, 100}));
-}
-
-// The newest good one may be the first of a divergence, until a later one is good.
-TEST(RetentionTest, AJobKeepsAGoodOneBeforeTheNewest) {
-  std::vector<RetentionCandidate> candidates = Ten();
-  EXPECT_EQ(Kept({.newest = 1}, candidates, kGoodOfJob), (Steps{90, 100}));
-  EXPECT_EQ(Kept({.newest = 2}, candidates, kGoodOfJob), (Steps{90, 100}));
-  const RetentionCandidate good = {.step = 110}, diverged = {.step = 110, .good = false};
-  EXPECT_EQ(MakeRoom({.newest = 1}, candidates, good, kGoodOfJob).back(), 90);
-  EXPECT_EQ(MakeRoom({.newest = 1}, candidates, diverged, kGoodOfJob).back(), 80);
-  candidates[8].good = candidates[9].good = false;
-  EXPECT_EQ(Kept({.newest = 1}, candidates, kGoodOfJob), (Steps{70, 80, 100}));
-  for (size_t i = 1; i < candidates.size(); ++i) candidates[i].good = false;
-  EXPECT_EQ(Kept({.newest = 1}, candidates, kGoodOfJob), (Steps{10, 100}));
 }
 
 // Whatever is damaged, as many are kept that can be loaded.

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -13,10 +12,8 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "base/errno_status.h"
 #include "base/no_space.h"
 #include "base/testing.h"
-#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manager_options.h"
@@ -192,59 +189,6 @@ TEST(RetentionTest, RoomIsMadeOfWhatCanBeDeleted) {
   EXPECT_TRUE(absl::IsPermissionDenied(undeleted)) << undeleted;
   EXPECT_THAT(make_room(), IsEmpty());
   EXPECT_TRUE(*IsCommitted(memory, "step-00000010"));
-}
-
-// Two checkpoints fit into the quota, but the file system tells the space of all its users.
-TEST(RetentionTest, AQuotaIsADiskThatIsFull) {
-  for (const bool in_background : {false, true}) {
-    MemoryStorage memory;
-    FaultInjectingStorage storage(memory);
-    const auto fail = [&](int error) {
-      storage.ClearFaults();
-      storage.FailWhere(
-          [&](const Operation& operation) {
-            return operation.kind == OperationKind::kCreate &&
-                   CheckpointFolder(memory).List()->size() > 1;
-          },
-          ErrnoStatus(error));
-    };
-    ThreadGroupHub hub(2), saver_hub(2);
-    RunRanks(2, [&](ProcessGroup& group) {
-      ThreadProcessGroup ranks(hub, group.rank()), savers(saver_hub, group.rank());
-      CheckpointManagerOptions options;
-      options.save.group = &ranks;
-      options.schedule.interval_steps = 1;
-      options.keep.newest = 1;
-      if (in_background) options.background = {.save = {.group = &savers}};
-      const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), &storage);
-      ASSERT_OK_AND_ASSIGN(const auto job, JobSaves::Open(shared, nullptr, options));
-      std::vector<float> elements(64);
-      const auto save = [&](int64_t step) {
-        ASSERT_OK(job->TrySave({.step = step}, OneTensor(elements)));
-      };
-      for (const int64_t step : {1, 2}) save(step);
-      EXPECT_OK(job->Finish().back().report);
-      ASSERT_OK(AgreeOnStatus(group, absl::OkStatus(), absl::Minutes(1)));
-      if (group.rank() == 0) fail(EDQUOT);
-      ASSERT_OK(AgreeOnStatus(group, absl::OkStatus(), absl::Minutes(1)));
-      save(3);
-      const SaveOutcome third = job->Finish().back();
-      const std::string said =
-          third.report.ok() ? third.report->note : std::string(third.report.status().message());
-      EXPECT_EQ(third.report.ok(), !in_background) << said;
-      if (group.rank() == 0) EXPECT_THAT(said, HasSubstr("; step-00000001 made room for "));
-      save(4);
-      EXPECT_OK(job->Finish().back().report);
-      // No deletion makes files smaller.
-      ASSERT_OK(AgreeOnStatus(group, absl::OkStatus(), absl::Minutes(1)));
-      if (group.rank() == 0) fail(EFBIG);
-      ASSERT_OK(AgreeOnStatus(group, absl::OkStatus(), absl::Minutes(1)));
-      const absl::Status refused = job->TrySave({.step = 5}, OneTensor(elements)).status();
-      job->Finish();
-      EXPECT_TRUE(IsNoSpace(in_background ? job->last_save() : refused));
-    });
-    EXPECT_EQ(CheckpointFolder(memory).List()->size(), 2u);
-  }
 }
 
 TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {

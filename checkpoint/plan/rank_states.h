@@ -3,9 +3,7 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory_resource>
-#include <queue>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -74,39 +72,6 @@ class RankSets {
   std::pmr::monotonic_buffer_resource nodes_;
   std::pmr::unordered_map<std::vector<uint32_t>, uint32_t, absl::Hash<std::vector<uint32_t>>>
       numbers_{&nodes_};
-};
-
-// Finds the least loaded rank of a set, if ranks may belong to several sets. An entry may
-// understate a rank's current load, but never overstates it, and is corrected when it comes first.
-// Precondition: loads only grow; the set is not empty.
-class LeastLoaded {
- public:
-  LeastLoaded(const std::vector<uint32_t>& ranks, const std::vector<uint64_t>& load) {
-    std::vector<Entry> entries;
-    entries.reserve(ranks.size());
-    for (const uint32_t rank : ranks) entries.push_back({load[rank], rank});
-    queue_ = Queue(std::greater<Entry>(), std::move(entries));
-  }
-
-  // Returns the lowest of the least loaded ranks, and adds `bytes` to its load. Cost: O(log n) for
-  // each rank whose load was changed through other sets.
-  uint32_t Take(uint64_t bytes, std::vector<uint64_t>& load) {
-    while (queue_.top().first != load[queue_.top().second]) {
-      const uint32_t rank = queue_.top().second;
-      queue_.pop();
-      queue_.push({load[rank], rank});
-    }
-    const uint32_t rank = queue_.top().second;
-    queue_.pop();
-    load[rank] += bytes;
-    queue_.push({load[rank], rank});
-    return rank;
-  }
-
- private:
-  using Entry = std::pair<uint64_t, uint32_t>;  // bytes, rank
-  using Queue = std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>>;
-  Queue queue_;
 };
 
 // A rank that sent a certain description of a tensor, and its index in the rank's list.

@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/plan/least_loaded.h"
 #include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/pieces.h"
+#include "checkpoint/plan/least_loaded.h"
 #include "checkpoint/plan/rank_states.h"
 
 namespace tessera::ckpt {

@@ -27,6 +27,7 @@
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/save/coordinator.h"
+#include "checkpoint/save/phases.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/scan/scan.h"
 #include "layout/box.h"

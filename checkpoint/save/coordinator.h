@@ -11,9 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/errno_status.h"
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/save_options.h"
@@ -22,17 +19,6 @@
 #include "storage/storage.h"
 
 namespace tessera::ckpt {
-
-// The phases of a save, as named in error messages.
-inline constexpr absl::string_view kPlanning = "planning";
-inline constexpr absl::string_view kStaging = "staging";
-inline constexpr absl::string_view kWriting = "writing";
-inline constexpr absl::string_view kSyncing = "syncing";
-inline constexpr absl::string_view kCommitting = "committing";
-
-inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
-  return status.ok() ? status : WithMessage(status, absl::StrCat(phase, ": ", status.message()));
-}
 
 // Returns NoSpaceError() if the storage has too little space for so many bytes below `root`, as far
 // as it tells.

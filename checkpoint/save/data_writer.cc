@@ -15,7 +15,7 @@
 #include "base/trace.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/format/pieces.h"
-#include "checkpoint/save/coordinator.h"
+#include "checkpoint/save/phases.h"
 
 namespace tessera::ckpt {
 namespace {

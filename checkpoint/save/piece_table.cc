@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/save/processor_share.h"
+
 namespace tessera::ckpt {
 namespace {
 

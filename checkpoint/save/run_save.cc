@@ -15,6 +15,7 @@
 #include "checkpoint/plan/rank_states.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
+#include "checkpoint/save/phases.h"
 #include "checkpoint/save/save_messages.pb.h"
 
 // The steps of a save. FORMAT.md, "Commit protocol", has the same numbers and gives the reasons. It

@@ -46,8 +46,6 @@ struct SaveHooks {
   // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
   // checkpoints.
   std::function<void(SaveReport&)> on_committed;
-  // Called as on_committed is, but after a failed save: returns the outcome on this rank.
-  std::function<absl::Status(const absl::Status&)> on_failed = nullptr;
   bool rolling = false;  // see PlannedSave
 };
 

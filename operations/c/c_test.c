@@ -148,9 +148,9 @@ static int Manage(const char* folder_name) {
           TESSERA_INVALID_ARGUMENT);
   }
   CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL, NULL) == TESSERA_FAILED_PRECONDITION);
-  CHECK(strstr(tessera_error_message(), "later steps (8, 10) than this run starts from (6)") != NULL);
+  CHECK(strstr(tessera_error_message(), "later steps (10) than this run starts from (6)") != NULL);
   CHECK(tessera_manager_abandon_later(manager, 6, &report) == TESSERA_OK);
-  CHECK(strcmp(report, "[\"step-00000010.abandoned\",\"step-00000008.abandoned\"]") == 0);
+  CHECK(strcmp(report, "[\"step-00000010.abandoned\"]") == 0);
   tessera_text_free(report);
   CHECK(tessera_manager_begin(manager, 6, 8) == TESSERA_OK);
   CHECK(tessera_manager_save(manager, 7, 0, 1, state, NULL, NULL) == TESSERA_OK);

@@ -64,8 +64,7 @@ class CheckpointManager(Finishing):
           stop_file_path: a file in which a person writes a step: 500 saves at step 500 and ends
             the job, -500 saves and continues.
           stop_file_rank: the rank that reads this file, for all of them.
-          keep: how many permanent checkpoints stay, at least the two newest good ones. If this
-            and the next two are 0, all do.
+          keep: how many permanent checkpoints stay. If this and the next two are 0, all do.
           keep_every_steps: checkpoints of steps that are multiples of it stay, too.
           keep_within_minutes: checkpoints that are not older than this stay, too.
           background: whether saves are in the background, as AsyncSaver does them. lazy_copy and

@@ -92,7 +92,7 @@ class ManagerTest(unittest.TestCase):
                 self.assertEqual(self.steps(), [8, 10])
 
     def test_young_checkpoints_stay(self):
-        for minutes, steps in ((0, [8, 10]), (60, [4, 8, 10])):
+        for minutes, steps in ((0, [10]), (60, [4, 8, 10])):
             self.folder = f"{self.scratch}/{minutes}"
             with CheckpointManager(self.folder, interval_steps=4, last_step=LAST_STEP, keep=1,
                                    keep_within_minutes=minutes) as manager:
@@ -101,11 +101,11 @@ class ManagerTest(unittest.TestCase):
 
     def test_a_state_that_is_not_healthy_is_not_resumed_from(self):
         state = new_state()
-        with CheckpointManager(self.folder, interval_steps=2, last_step=6, keep=1) as manager:
+        with CheckpointManager(self.folder, interval_steps=4, last_step=6, keep=1) as manager:
             for step in range(1, 7):
                 state["trainer"]["step"] = step
                 manager.try_save_checkpoint(state, healthy=step < 6)
-        self.assertEqual(self.steps(), [2, 4, 6])
+        self.assertEqual(self.steps(), [4, 6])
         with CheckpointManager(self.folder) as manager:
             with self.assertLogs("tessera_ckpt", "WARNING"):
                 self.assertEqual(manager.try_resume(state).step, 4)

@@ -453,7 +453,7 @@ TEST_F(TrainCommandTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
   // It ends before ten steps in a row have been skipped.
   Result result = MustTrain("run", 9, broken, 1);
   EXPECT_THAT(result.err, HasSubstr("training has diverged: the loss of step 9 is nan"));
-  EXPECT_THAT(Steps("run"), ElementsAre(2, 4, 9));
+  EXPECT_THAT(Steps("run"), ElementsAre(4, 9));
   EXPECT_THAT(result.out, HasSubstr("hf-00000009: step 9 was skipped, or its loss is not plausi"));
   EXPECT_FALSE(fs::exists(Checkpoints("run") / "hf-00000009"));
   EXPECT_THAT(EventNames("run"), ElementsAre("start", "end", "resume", "not_exported", "diverged"));

@@ -148,12 +148,12 @@ int64_t Multiples(int64_t interval, int64_t first, int64_t last) {
 }
 
 // Returns how many of the run's permanent checkpoints there are at once, at most: with
-// max_checkpoint_keep alone, as many, but at least two, and the one that is being written.
+// max_checkpoint_keep alone, as many and the one that is being written.
 int64_t MostAtOnce(const CheckpointConfig& checkpoint, int64_t saves) {
   const bool keeps_others = checkpoint.save_retain_interval() > 0 || checkpoint.save_top_k() > 0 ||
                             checkpoint.save_retain_minutes() > 0;
   const int64_t newest = checkpoint.max_checkpoint_keep();
-  return newest == 0 || keeps_others ? saves : std::min(saves, std::max<int64_t>(newest, 2) + 1);
+  return newest == 0 || keeps_others ? saves : std::min(saves, newest + 1);
 }
 
 std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
