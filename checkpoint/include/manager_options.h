@@ -105,8 +105,9 @@ using GiveStateToSave = std::function<absl::StatusOr<StateToSave>()>;
 // The permanent checkpoints to keep. A checkpoint is kept if any field keeps it. Zero keeps none;
 // if all are zero, everything is kept.
 struct RetentionOptions {
-  // The number of newest checkpoints. Damaged ones do not count. One of them stays while fewer
-  // intact ones than this are newer, and the disk has room.
+  // The number of newest checkpoints. Damaged ones do not count, except of those that the job has
+  // saved itself, of whose files it reads nothing again. One of them stays while fewer intact ones
+  // than this are newer, and the disk has room.
   int64_t newest = 0;
   int64_t every_steps = 0;                       // checkpoints whose step is a multiple of this
   int64_t best = 0;                              // the number with the lowest validation losses

@@ -74,6 +74,12 @@ struct ComingSave {
 // that is being read (read_lock.h) stays until the next time, as does one that another process has
 // overwritten since its manifest was read. Each checkpoint is uncommitted before its files are
 // deleted, so that a crash halfway leaves none that looks complete. One thread at a time.
+//
+// The checkpoint of a step that was just saved is taken as intact, then and later, if its manifest
+// can be read. The save has checked that its files are there and, on the ranks that wrote them,
+// their sizes; other ranks would wait while rank 0 looks at thousands of files. So a file that
+// looks shorter from rank 0 than to its writer is found by a load, by VerifyCheckpoint() and by the
+// first save of the next job, but not here.
 class Retention {
  public:
   // The storage must outlive this object.
@@ -102,7 +108,7 @@ class Retention {
 
   // Reads the header of the manifest only: the candidate has nothing but its step.
   Described Identify(const CheckpointInfo& checkpoint);
-  // Looks at each data file, unless this job has just committed them.
+  // Looks at the size and header of each data file, unless the checkpoint was just saved.
   Described Describe(const CheckpointInfo& checkpoint, bool is_own = false);
   Described DescribeOnce(const CheckpointInfo& checkpoint, bool is_own = false);
   // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.

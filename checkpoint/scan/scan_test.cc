@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/crc32c.h"
@@ -285,6 +287,77 @@ TEST_F(ScanTest, EveryFileThatCannotBeReadIsListed) {
     EXPECT_THAT(std::string(opened.message()), HasSubstr(part));
   }
   EXPECT_EQ(FindDamagedParts(opened)->size(), 3);
+}
+
+// Holds up the first one to arrive until there is a second one.
+struct Meeting {
+  void Arrive() {
+    const int number = ++arrived;
+    if (number == 2) second.Notify();
+    if (number == 1) second.WaitForNotification();
+  }
+  std::atomic<int> arrived = 0;
+  absl::Notification second;
+};
+
+// A storage in which the first file to be opened and the first to be read wait for another one.
+class MeetingStorage final : public ForwardingStorage {
+ public:
+  using ForwardingStorage::ForwardingStorage;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    opens_.Arrive();
+    TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, base().Open(path));
+    return std::make_unique<File>(std::move(file), reads_);
+  }
+
+ private:
+  struct File final : ReadableFile {
+    File(std::unique_ptr<ReadableFile> base, Meeting& reads)
+        : base(std::move(base)), reads(reads) {}
+    absl::Status ReadAt(uint64_t at, std::span<std::byte> out) const override {
+      reads.Arrive();
+      return base->ReadAt(at, out);
+    }
+    uint64_t size_bytes() const override { return base->size_bytes(); }
+    const std::unique_ptr<ReadableFile> base;
+    Meeting& reads;
+  };
+
+  Meeting opens_, reads_;
+};
+
+// One thread would wait for ever.
+TEST(VerifyTest, ThreadsLookAtManyFilesAndListTheDamagedOnesInOrder) {
+  constexpr int kFiles = 100, kElements = 16;
+  MemoryStorage memory;
+  ASSERT_OK(memory.MakeDirectory("c"));
+  Manifest manifest;
+  LogicalTensor& tensor = *manifest.add_tensors();
+  tensor.set_name("w");
+  tensor.set_dtype(ToProto(DType::kF32));
+  tensor.add_global_shape(kFiles * kElements);
+  const std::string contents(kElements * sizeof(float), 'x');
+  std::vector<std::string> expected;
+  for (int f = 0; f < kFiles; ++f) {
+    DataFile& file = *manifest.add_files();
+    file.set_path(absl::StrFormat("file-%02d", f));
+    file.set_size_bytes(contents.size());
+    file.set_chunk_bytes(kChunkBytes);
+    file.add_chunk_crc32c(Crc32c(contents));
+    AddShard({{f * kElements}, {kElements}}, f, 0, tensor);
+    const std::string path = absl::StrCat("c/", file.path());
+    if (f % 3 > 0) ASSERT_OK(WriteAll(memory, path, f % 3 == 1 ? contents : contents + "more"));
+    const char* const damage[] = {"no such file", "header: ", "size: expected 64"};
+    expected.push_back(absl::StrCat(file.path(), ": ", damage[f % 3]));
+  }
+  MeetingStorage storage(memory);
+  ASSERT_OK_AND_ASSIGN(const VerifyReport report,
+                       VerifyFiles(storage, "c", manifest, {.contents = false, .io_threads = 8}));
+  ASSERT_EQ(report.damage.size(), expected.size());
+  for (int f = 0; f < kFiles; ++f) {
+    const Damage& damage = report.damage[f];
+    EXPECT_THAT(absl::StrCat(damage.file, ": ", damage.message), HasSubstr(expected[f]));
+  }
 }
 
 }  // namespace
