@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,9 +14,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files.h"
 #include "base/testing.h"
 #include "base/wall_clock_jump.h"
 #include "checkpoint/include/checkpoint_manager.h"
@@ -34,7 +39,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-// Holds up the files of a step until it is let go, or for a moment.
+// Holds up the files of a step until the job, which is this thread, waits in GoBack() or is back.
 class HeldUpStorage final : public ForwardingStorage {
  public:
   HeldUpStorage(Storage& base, std::string step)
@@ -42,14 +47,30 @@ class HeldUpStorage final : public ForwardingStorage {
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override {
-    if (path.starts_with(step_)) let_go_.WaitForNotificationWithTimeout(absl::Milliseconds(50));
+    if (path.starts_with(step_)) {
+      going_back_.WaitForNotification();
+      while (!is_back_ && !IsAsleep()) absl::SleepFor(absl::Milliseconds(1));
+    }
     return ForwardingStorage::Create(path, size_hint_bytes);
   }
-  void LetGo() { let_go_.Notify(); }
+  absl::Status GoBack(const std::function<absl::Status()>& go_back) {
+    going_back_.Notify();
+    absl::Status status = go_back();
+    is_back_ = true;
+    return status;
+  }
 
  private:
+  // "12 (name) S ...": not runnable, but waiting for another thread.
+  bool IsAsleep() const {
+    const std::string stat = *ReadWholeFile(absl::StrCat("/proc/self/task/", job_, "/stat"));
+    return absl::StrContains(stat, ") S ");
+  }
+
   const std::string step_;
-  absl::Notification let_go_;
+  const pid_t job_ = gettid();
+  absl::Notification going_back_;
+  std::atomic<bool> is_back_ = false;
 };
 
 class LastGoodTest : public ::testing::Test {
@@ -141,8 +162,7 @@ TEST_F(LastGoodTest, ASaveInFlightIsOverBeforeTheJobGoesBack) {
     ASSERT_OK(TrySave(*manager, {.step = 5}));
     manager->Finish();
     ASSERT_OK(TrySave(*manager, {.step = 6}));
-    ASSERT_OK(go_back(*manager));
-    storage.LetGo();
+    ASSERT_OK(storage.GoBack([&, &way = go_back] { return way(*manager); }));
     const std::vector<SaveOutcome> outcomes = manager->Finish();
     ASSERT_EQ(outcomes.size(), 1u);
     EXPECT_OK(outcomes[0].report);

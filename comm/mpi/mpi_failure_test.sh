@@ -1,7 +1,8 @@
 #!/bin/bash
-# Real processes that die, stop, fail or are late: the others end at the bound (4 s in
-# mpi_test_main), with one message that names the rank. The cases do little but wait: they run at
-# the same time.
+# Real processes that die, stop, fail or are late: the others end with one message that names the
+# rank. They miss a rank that is stopped or late after 4 s, and one that does not arrive after 3 s
+# (mpi_test_main); what fails or dies ends them without a deadline, which is 2 min there. The cases
+# do little but wait: they run at the same time.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # Names of Open MPI's files contain a process id, which other tests' sandboxes use, too.

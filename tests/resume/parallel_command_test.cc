@@ -25,6 +25,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -286,6 +287,7 @@ TEST_F(ParallelCommandTest, AHangingRankIsNamed) {
   kill(victim, SIGSTOP);
   const Result result = process.Wait();
   EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, ContainsRegex("is not complete after [0-9]{1,2}\\.[0-9] s"));
   EXPECT_THAT(result.err, HasSubstr("rank 2"));
   EXPECT_THAT(result.err, HasSubstr("its process is stopped"));
   EXPECT_EQ(Lines(WithoutOpenMpi(result.err)), 2)

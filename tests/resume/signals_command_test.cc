@@ -88,16 +88,19 @@ class SignalsCommandTest : public CommandTest {
   }
 
   // Keeps sending the signal to the processes that catch it, until `process` has ended. Calls
-  // `enough` when there were kSignals of them, and again and again from then on.
-  static void SendUntilTheEnd(const Process& process, const std::set<pid_t>& to, int signal,
-                              const std::function<void()>& enough) {
-    for (int sent = 0; !process.Ended();) {
+  // `enough` when there were kSignals of them, and again and again from then on. Returns how many
+  // there were.
+  static int SendUntilTheEnd(const Process& process, const std::set<pid_t>& to, int signal,
+                             const std::function<void()>& enough) {
+    int sent = 0;
+    while (!process.Ended()) {
       for (const pid_t one : to) {
         if (Catches(one, signal) && kill(one, signal) == 0) ++sent;
       }
       if (sent >= kSignals) enough();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
+    return sent;
   }
   // Starts a run that signals stop, and that cannot end before OpenGate(): its last save waits.
   Process StartBehindGate(const std::string& run, const Words& command) const {
@@ -247,9 +250,10 @@ TEST_F(SignalsCommandTest, AProfilerChangesNoNumber) {
     setenv("LD_PRELOAD", Runfile("tests/resume/profiler.so").c_str(), 1);
     const Process process(LongAlone(run, {"--train-iters=1000000"}), root_);
     unsetenv("LD_PRELOAD");
-    SendUntilTheEnd(process, {process.pid()}, SIGPROF, [&] {
+    const int sent = SendUntilTheEnd(process, {process.pid()}, SIGPROF, [&] {
       if (RecordCount(run) >= kSignalledSteps) process.Kill(SIGUSR2);
     });
+    EXPECT_GE(sent, kSignals);
     const Result result = process.Wait();
     EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
     ExpectBeginning(run, undisturbed);
@@ -272,7 +276,8 @@ TEST_F(SignalsCommandTest, StopSignalsOnAndOn) {
           StartBehindGate(run, LongAlone(run, Saving(run, 1000000, {"--save-interval=1000000"})));
       if (!at_start) process.WaitUntil([&] { return RecordCount(run) > 0; });
       const int signal = at_start ? SIGUSR1 : SIGUSR2;
-      SendUntilTheEnd(process, {process.pid()}, signal, [&] { OpenGate(run); });
+      EXPECT_GE(SendUntilTheEnd(process, {process.pid()}, signal, [&] { OpenGate(run); }),
+                kSignals);
       const int meant = signal == SIGUSR1 ? SIGINT : SIGTERM;
       const Result result = process.Wait();
       EXPECT_EQ(result.exit_code, 128 + meant) << result.err;
@@ -296,7 +301,7 @@ TEST_F(SignalsCommandTest, StopSignalsToRanks) {
       ranks = {FindRank(0), FindRank(1)};
       ranks.erase(-1);
     }
-    SendUntilTheEnd(process, ranks, SIGUSR1, [&] { OpenGate(run); });
+    EXPECT_GE(SendUntilTheEnd(process, ranks, SIGUSR1, [&] { OpenGate(run); }), kSignals);
     const Result result = process.Wait();
     EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
     EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(SIGINT)));

@@ -1,5 +1,6 @@
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,9 +16,16 @@
 namespace tessera {
 namespace {
 
+// fork(); a child ends with the test, even if it has lost the signal that it waits for.
+pid_t ForkChild() {
+  const pid_t child = fork();
+  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  return child;
+}
+
 // The exit code of a child process that runs `work`; 128 + the signal that ends it.
 int InAChild(const std::function<int()>& work) {
-  const pid_t child = fork();
+  const pid_t child = ForkChild();
   if (child == 0) _exit(work());
   int status = 0;
   waitpid(child, &status, 0);
@@ -35,7 +43,7 @@ std::set<int> BlockedHere() {
 }
 
 // Waits for the signal that ends the process, however slow the machine is.
-void WaitForTheEnd() {
+[[noreturn]] void WaitForTheEnd() {
   while (true) pause();
 }
 
@@ -74,12 +82,11 @@ TEST(SignalThreadTest, DefaultActionsAreThoseOfTheProcess) {
       if (!StartSignalThread().ok()) return 1;
       kill(getpid(), signal);
       WaitForTheEnd();
-      return 2;
     };
     EXPECT_EQ(InAChild(end), 128 + signal);
   }
   // Ctrl-Z and fg, which a group of processes without a shell does not obey.
-  const pid_t child = fork();
+  const pid_t child = ForkChild();
   if (child == 0) {
     setpgid(0, 0);
     if (!StartSignalThread().ok()) _exit(1);
