@@ -30,6 +30,9 @@ constexpr uint64_t kMaxRenamedBytes = uint64_t{256} << 20;
 // The first request of Read() fetches up to this many bytes.
 constexpr uint64_t kReadAtOnceBytes = uint64_t{64} << 10;
 
+// A person waits for what is wrong with the settings.
+constexpr absl::Duration kPingTimeout = absl::Seconds(15);
+
 class S3Storage final : public Storage {
  public:
   explicit S3Storage(const S3StorageOptions& options)
@@ -317,7 +320,7 @@ std::string Forbids(const s3::Dialect& dialect) {
 // before the first save.
 absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   s3::ClientOptions impatient = options.client;
-  impatient.timeout = options.ping_timeout;
+  impatient.timeout = kPingTimeout;
   S3Client client(impatient);
   const std::string below = options.prefix.empty() ? "" : options.prefix + "/";
   const auto cannot = [&](const char* what, const absl::Status& status) {

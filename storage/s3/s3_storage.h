@@ -18,10 +18,9 @@ struct S3StorageOptions {
   std::string name;    // of the bucket, in messages; empty: s3://bucket
 
   // Whether to prepare for writing: proves at once that the endpoint answers, the bucket exists,
-  // and objects can be listed, created without replacing one, and deleted. Takes at most
-  // ping_timeout for each request.
+  // and objects can be listed, created without replacing one, and deleted. Repeats these
+  // requests for at most 15 s each.
   bool create_root = false;
-  absl::Duration ping_timeout = absl::Seconds(15);
 
   // A regular expression (ECMAScript). With create_root, removes an upload that began
   // stale_upload_age ago if the expression matches its whole path below the prefix. Empty: removes
