@@ -688,6 +688,7 @@ _MERGED = {name: merging(merge) for name, merge in (
     (_OUTER, _values.merge))}
 
 
+@_state.without_collections()
 def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
              per_rank: Iterable[str], group: Optional[Group]) -> _state.Description:
     """A state that is to be saved, for the library."""

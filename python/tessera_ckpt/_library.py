@@ -539,7 +539,10 @@ def integer(value: Any, what: str, bits: int = 64) -> int:
 
 
 def numbers(values: Optional[Sequence[int]]) -> Any:
-    """An array of the library; None: NULL."""
-    if values is None:
-        return None
+    """An array of the library, which only reads it; None: NULL."""
+    return None if values is None else _array(tuple(values))
+
+
+@functools.lru_cache(maxsize=1024)
+def _array(values: Tuple[int, ...]) -> Any:
     return (c_int64 * len(values))(*values)

@@ -3,7 +3,9 @@ and the boxes of them in this process's memory."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import gc
 import math
 import re
 from collections.abc import Mapping, MutableMapping
@@ -20,7 +22,7 @@ ROLES = {1: "weight", 2: "master_weight", 3: "optimizer_state", 4: "buffer"}
 _ROLE_NUMBERS = {name: number for number, name in ROLES.items()}
 
 # A component of a name that says so.
-_OPTIMIZER = ("optimizer", "optimizers", "optim")
+_OPTIMIZER = frozenset(("optimizer", "optimizers", "optim"))
 
 # The entry of a checkpoint that holds what is not a tensor.
 VALUES = "tessera_ckpt.values"
@@ -171,12 +173,13 @@ def _walk(node: Any, prefix: str, leaves: Leaves, above: Set[int], per_rank: Per
         leaves.outer[prefix] = _tensors.outer_of(node)
     above.add(id(node))
     for _, name, child in children(node, prefix, per_rank):
-        if not is_leaf_tensor(child) and is_branch(child):
+        is_tensor = is_leaf_tensor(child)
+        if not is_tensor and is_branch(child):
             _walk(child, name, leaves, above, per_rank)
             continue
         if name in leaves.tensors or name in leaves.values:
             raise InvalidArgumentError(f"state: two leaves have the name {name}")
-        (leaves.tensors if is_leaf_tensor(child) else leaves.values)[name] = child
+        (leaves.tensors if is_tensor else leaves.values)[name] = child
     above.discard(id(node))
 
 
@@ -226,7 +229,8 @@ def _check_branch(node: Any, name: str) -> None:
 def is_leaf_tensor(value: Any) -> bool:
     """Whether a leaf is a tensor, or a part of one."""
     return type(value) not in _PLAIN and (
-        (_tensors.is_tensor(value) and _tensors.inner_tensors(value) is None) or is_part(value))
+        _tensors.is_plain(value)
+        or (_tensors.is_tensor(value) and _tensors.inner_tensors(value) is None) or is_part(value))
 
 
 def is_branch(value: Any) -> bool:
@@ -282,7 +286,7 @@ _SHARDS = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 
 
 def _says_shards(value: Any) -> bool:
-    return _tensors.torch_of(value) is not None and (
+    return _tensors.torch_of(value) is not None and _values.has(value, _SHARDS[0]) and (
         all(_values.has(value, each) for each in _SHARDS))
 
 
@@ -306,6 +310,8 @@ def is_part(value: Any) -> bool:
 
 def _parts(value: Any, name: str) -> Tuple[Tuple[int, ...], List[_Part], Any]:
     """The global shape, this process's parts, and something with the dtype."""
+    if _tensors.is_plain(value) and not _says_shards(value):
+        return tuple(value.shape), [_Part(value, (0,) * value.dim())], value
     if isinstance(value, Box):
         return tuple(value.global_shape), [_Part(value.data, tuple(value.offset))], value.data
     if isinstance(value, Boxes):
@@ -369,7 +375,20 @@ def _boxes_of_range(shape: Tuple[int, ...], begin: int, end: int
 
 def role_of(name: str) -> int:
     """State of the optimizer is what stands below a key that says so."""
-    return OPTIMIZER_STATE if any(part in _OPTIMIZER for part in name.split(".")) else WEIGHT
+    return WEIGHT if _OPTIMIZER.isdisjoint(name.split(".")) else OPTIMIZER_STATE
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Describing makes many objects and no garbage, and each collection of garbage looks at all
+    objects of the program."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 class Description:

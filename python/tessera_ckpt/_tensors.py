@@ -116,6 +116,12 @@ def outer_of(value: Any) -> Dict[str, Any]:
             "context": told(value.__tensor_flatten__()[1])}
 
 
+def is_plain(value: Any) -> bool:
+    """Whether `value` is a tensor of torch, and of no class of another library's."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
 def is_tensor(value: Any) -> bool:
     """Whether `value` has elements in memory that memory_of() finds, or describes an array."""
     return (torch_of(value) is not None or hasattr(type(value), "__dlpack__")
