@@ -84,11 +84,13 @@ uint64_t StoredBytes(const ForeignCheckpoint& checkpoint) {
 }
 
 // The names under which programs save the model itself, rather than its average or another one.
-constexpr std::string_view kPlacesOfModels[] = {"state_dict", "model_state_dict", "model",
-                                                "module"};
+// Lightning saves the average as "state_dict" if there is a "current_model_state", so that neither
+// tells.
+constexpr std::string_view kPlacesOfModels[] = {"state_dict", "model_state_dict", "model", "module",
+                                                "current_model_state"};
 
-// Returns those of the prefixes that come first by the rules of NamingFinder::Find().
-std::vector<std::string> FirstOf(const std::vector<std::string>& prefixes) {
+// Returns those of the prefixes that may be the model's by their places; see Find().
+std::vector<std::string> MayBeOf(const std::vector<std::string>& prefixes) {
   std::vector<std::vector<std::string>> places;
   size_t common = SIZE_MAX;
   for (const std::string& prefix : prefixes) {
@@ -97,17 +99,14 @@ std::vector<std::string> FirstOf(const std::vector<std::string>& prefixes) {
     const auto differs = std::ranges::mismatch(parts, places.front()).in1;
     common = std::min(common, static_cast<size_t>(differs - parts.begin()));
   }
-  std::map<std::vector<size_t>, std::vector<std::string>> ranked;
+  std::vector<std::string> chosen;
   for (size_t i = 0; i < prefixes.size(); ++i) {
-    const auto own = std::span(places[i]).subspan(common);
-    const auto other = std::ranges::find_if(own, [](const std::string& part) {
-      return std::ranges::find(kPlacesOfModels, part) == std::end(kPlacesOfModels);
-    });
-    std::vector<size_t> rank(other - own.begin(), 0);
-    rank.push_back(1 + (own.end() - other));
-    ranked[std::move(rank)].push_back(prefixes[i]);
+    const bool holds_others = places[i].size() == common;
+    if (holds_others || std::ranges::count(kPlacesOfModels, places[i][common]) > 0) {
+      chosen.push_back(prefixes[i]);
+    }
   }
-  return ranked.begin()->second;
+  return chosen.empty() ? prefixes : chosen;
 }
 
 // Returns the most similar name; "" if none is similar.
@@ -205,13 +204,26 @@ std::vector<std::string> NamesOf(const ForeignParameter& parameter) {
 NamingFinder::NamingFinder(Storage& storage, const KnownModel& model,
                            const ForeignCheckpoint& checkpoint)
     : storage_(storage), model_(model), checkpoint_(checkpoint) {
-  for (size_t i = 0; i < checkpoint.tensors.size(); ++i) {
-    const ForeignTensor& tensor = checkpoint.tensors[i];
-    by_name_[tensor.name] = i;
-    if (tensor.role != TensorRole::kWeight) continue;
-    const auto [at, is_new] = weights_.emplace(WithoutInnerWrappers(tensor.name), i);
-    if (!is_new) namesakes_[at->first] = i;
-  }
+  const auto add_weights = [&] {
+    for (size_t i = 0; i < checkpoint.tensors.size(); ++i) {
+      const ForeignTensor& tensor = checkpoint.tensors[i];
+      by_name_[tensor.name] = i;
+      if (tensor.role != TensorRole::kWeight) continue;
+      const auto [at, is_new] = weights_.emplace(NameOf(tensor), i);
+      if (!is_new) namesakes_[at->first] = i;
+    }
+  };
+  add_weights();
+  if (namesakes_.empty()) return;
+  // What is wrapped is another model than what is not, if there are both.
+  is_unwrapped_ = false;
+  weights_.clear();
+  namesakes_.clear();
+  add_weights();
+}
+
+std::string NamingFinder::NameOf(const ForeignTensor& tensor) const {
+  return is_unwrapped_ ? WithoutWrappers(tensor.name) : WithoutInnerWrappers(tensor.name);
 }
 
 absl::StatusOr<std::optional<PrefixedNaming>> NamingFinder::Find() {
@@ -279,6 +291,7 @@ absl::StatusOr<bool> NamingFinder::AreEqual(const Pairs& pairs) const {
     if (tensor.name == other.name) continue;
     if (tensor.dtype != other.dtype || tensor.shape != other.shape) return false;
     tensor.pieces.insert(tensor.pieces.end(), other.pieces.begin(), other.pieces.end());
+    tensor.name = absl::StrCat(copies.tensors.size());  // tied ones come more than once
     copies.tensors.push_back(std::move(tensor));
   }
   if (copies.tensors.empty()) return true;
@@ -341,10 +354,10 @@ absl::StatusOr<std::optional<PrefixedNaming>> NamingFinder::FindPlace(const Para
   }
   if (prefixes.empty() && missing_.empty()) missing_ = NotThere(naming.front().name);
   if (whole.empty()) return std::nullopt;
-  const std::vector<std::string> first = FirstOf(fitting.empty() ? whole : fitting);
-  TESSERA_RETURN_IF_ERROR(Compare(naming, first));
-  std::erase(whole, first.front());
-  return PrefixedNaming{&naming, first.front(), std::move(whole)};
+  std::vector<std::string> equal = MayBeOf(fitting.empty() ? whole : fitting);
+  TESSERA_RETURN_IF_ERROR(Compare(naming, equal));
+  std::erase(whole, equal.front());
+  return PrefixedNaming{&naming, equal.front(), std::move(whole), std::move(equal)};
 }
 
 // Returns the naming and prefix with the most parameters.

@@ -64,7 +64,8 @@ std::vector<std::string> NamesOf(const ForeignParameter& parameter);
 struct PrefixedNaming {
   const Parameters* naming = nullptr;
   std::string prefix;
-  std::vector<std::string> others = {};  // further prefixes below which there is a whole model
+  // Further prefixes below which there is a whole model, and those of equal ones.
+  std::vector<std::string> others = {}, equal = {};
 };
 
 // Finds out which of a model's possible namings a state dict uses: the one whose parameters are all
@@ -79,9 +80,9 @@ class NamingFinder {
   // are not square decide. Of several whole models, such as one and its average, the model is
   // - one whose tensors have the shapes of the parameters, then
   // - the one in the place that frameworks give to it: behind what the names of the places have in
-  //   common there is "state_dict", "model_state_dict", "model" or "module", then
-  // - the one that is nested least.
-  // If more than one is left, they are read: nullopt if they differ. Errors: those of reading.
+  //   common there is "state_dict", "model_state_dict", "model" or "module"; or the one in whose
+  //   place all others are.
+  // If these are more than one, they are read: nullopt if they differ. Errors: those of reading.
   absl::StatusOr<std::optional<PrefixedNaming>> Find();
 
   // Returns why Find() found nothing: a parameter that is missing, or, if it is not empty, what
@@ -91,8 +92,11 @@ class NamingFinder {
   // Returns a description of the missing parameters if most of the model's are there; otherwise "".
   std::string DescribeMismatch() const;
 
-  // Returns the index of the stored tensor of a weight, by its name without inner wrappers. An
-  // alias is the tensor that it is an alias of.
+  // Returns the name of a weight without wrappers: without inner ones alone, if there are two
+  // weights that those at the beginning tell apart.
+  std::string NameOf(const ForeignTensor& tensor) const;
+  // Returns the index of the stored tensor of a weight, by NameOf(). An alias is the tensor that it
+  // is an alias of.
   std::optional<size_t> FindTensor(const std::string& name) const;
   // Returns the index of the weight itself, which may be an alias.
   std::optional<size_t> FindWeight(const std::string& name) const;
@@ -126,8 +130,9 @@ class NamingFinder {
   Storage& storage_;
   const KnownModel& model_;
   const ForeignCheckpoint& checkpoint_;
+  bool is_unwrapped_ = true;                 // see NameOf()
   std::map<std::string, size_t> by_name_;    // indices of tensors
-  std::map<std::string, size_t> weights_;    // of weights, by their names without inner wrappers
+  std::map<std::string, size_t> weights_;    // of weights, by NameOf()
   std::map<std::string, size_t> namesakes_;  // of further weights that have such a name
   std::string missing_, ambiguity_;
 };

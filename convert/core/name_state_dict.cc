@@ -175,7 +175,7 @@ class Namer {
         kept.push_back(std::move(tensor));
         continue;
       }
-      const std::string name = WithoutInnerWrappers(tensor.name);
+      const std::string name = weights_.NameOf(tensor);
       const bool is_used = used.contains(i) || used.contains(*weights_.FindTensor(name));
       if (is_used || !tensor.alias_of.empty()) continue;
       const std::string own = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
@@ -186,6 +186,9 @@ class Namer {
           });
       if (other != place.others.rend()) {
         ++others[*other];
+        if (std::ranges::count(place.equal, *other) == 0) {
+          checkpoint_.unread[Shown(tensor.name)] = "a tensor of another whole model";
+        }
         continue;
       }
       if (parts.contains(own.substr(0, own.find('.'))))

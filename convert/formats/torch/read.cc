@@ -116,7 +116,11 @@ class TorchCollector {
     return Walk(archive.contents.root(), TensorRole::kBuffer, 0);
   }
 
+  // Called after the last file or object: tensors of objects may be read under other names.
   void AddNotes() {
+    for (const auto& [name, view] : views_of_unread_) {
+      if (first_names_.contains(view)) checkpoint_.unread.erase(name);
+    }
     for (const auto& [what, noted] : noted_) {
       checkpoint_.notes.push_back(
           absl::StrCat("Left out: ", what, ": ", noted.names,
@@ -230,8 +234,7 @@ class TorchCollector {
       return unread(std::string(tensor.status().message()));
     }
     if (!tensor.ok()) return In(absl::StrCat("tensor ", Shown(name)), tensor.status());
-    const StoredView view = {file_, tensor->offset_bytes, tensor->dtype, tensor->shape,
-                             tensor->strides};
+    const StoredView view = ViewOf(*tensor);
     if (const auto same = first_names_.find(view); same != first_names_.end()) {
       // The same tensor below keys that give the same name.
       if (same->second == name) return SavedValue{SavedValue::Tensor{name}};
@@ -255,6 +258,10 @@ class TorchCollector {
     checkpoint_.tensors.push_back(std::move(added));
     if (!HasRoom(name.size())) return std::nullopt;  // the tensor is not left out
     return SavedValue{SavedValue::Tensor{name}};
+  }
+
+  StoredView ViewOf(const TorchTensor& tensor) const {
+    return {file_, tensor.offset_bytes, tensor.dtype, tensor.shape, tensor.strides};
   }
 
   // Unimplemented for every array that is not read, unless the file's storage has failed.
@@ -325,6 +332,8 @@ class TorchCollector {
     TESSERA_RETURN_IF_ERROR(Take(pickle::Budget::kVisitBytes));
     if (IsTorchTensor(value) || depth > kMaxObjectDepth) {
       TESSERA_RETURN_IF_ERROR(Take(path_.size() + object.size()));
+      const auto tensor = ResolveTorchTensor(*archive_, value);
+      if (tensor.ok()) views_of_unread_[Shown(path_)] = ViewOf(*tensor);
       checkpoint_.unread[Shown(path_)] =
           absl::StrCat(IsTorchTensor(value) ? "a tensor " : "what is nested deep ", object);
       return absl::OkStatus();
@@ -389,7 +398,8 @@ class TorchCollector {
   std::optional<pickle::Budget> budget_, values_budget_;  // of the present file or object
   std::set<pickle::NodeId> unread_nodes_;                 // of the present file or object
   std::map<StoredView, std::string> first_names_;
-  std::map<std::string, std::string> files_by_name_;  // of tensors
+  std::map<std::string, StoredView> views_of_unread_;  // by names, of objects' tensors
+  std::map<std::string, std::string> files_by_name_;   // of tensors
   struct Noted {
     size_t count = 0;
     std::string names;
