@@ -77,12 +77,13 @@ class NamingFinder {
 
   // Returns the naming whose tensors have the shapes of the parameters, or else the first one that
   // is complete; nullopt if none is. Namings may differ only in the layout of matrices: those that
-  // are not square decide. Of several whole models, such as one and its average, the model is
-  // - one whose tensors have the shapes of the parameters, then
-  // - the one in the place that frameworks give to it: behind what the names of the places have in
-  //   common there is "state_dict", "model_state_dict", "model" or "module"; or the one in whose
-  //   place all others are.
-  // If these are more than one, they are read: nullopt if they differ. Errors: those of reading.
+  // are not square decide. A file may hold several whole models, such as one and its average. Then
+  // Find() chooses
+  // - the models whose tensors have the shapes of the parameters, and among these
+  // - the one whose prefix has "state_dict", "model_state_dict", "model" or "module" behind what
+  //   all prefixes have in common, or whose prefix all others begin with.
+  // If several are left, Find() reads them, and returns nullopt if they differ. Returns errors of
+  // reading.
   absl::StatusOr<std::optional<PrefixedNaming>> Find();
 
   // Returns why Find() found nothing: a parameter that is missing, or, if it is not empty, what

@@ -48,7 +48,7 @@ class LeaseTest : public testing::Test {
                                          absl::ToInt64Milliseconds(period), "\n"));
   }
   int64_t Renewals() const { return std::ranges::count(server_.requests(), "PUT run/.lease"); }
-  // Lets nobody read the lease before it is renewed, however slow its holder is.
+  // Readers of the lease wait until its holder has renewed it, so that a slow holder keeps it.
   void ReadAfterRenewals() {
     server_.AddFault(
         {.method = "GET", .key_part = ".lease", .times = 1'000'000, .meanwhile = [this] {

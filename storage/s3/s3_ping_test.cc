@@ -28,7 +28,7 @@ TEST_P(S3PingTest, SaysWhatIsWrong) {
   const PingCase& ping = GetParam();
   S3Server server(ping.server);
   S3StorageOptions options = {.client = server.ForClient(), .prefix = "run", .create_root = true};
-  // Whoever has less patience than such a pause ends at once; other requests have it for hours.
+  // A ping has less patience than one of these pauses, so it ends at once; other requests wait.
   options.client.min_backoff = options.client.max_backoff = absl::Minutes(2);
   options.client.timeout = absl::Hours(5);
   ping.change(options.client);

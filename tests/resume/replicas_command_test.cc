@@ -48,7 +48,7 @@ class ReplicasCommandTest : public CommandTest {
     ASSERT_TRUE(Steps("run").empty());
     steps_ = static_cast<int>(RecordCount("run")) + 10;
   }
-  // Goes on, with two data-parallel ranks of two stages, past what the killed job had recorded.
+  // Resumes on two data-parallel ranks of two stages, and trains past the last recorded step.
   Result RestartElsewhere() const {
     return MustRun(Launcher(
         Replicating(steps_, {"--data-parallel-size=2", "--pipeline-model-parallel-size=2"})));
