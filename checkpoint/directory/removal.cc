@@ -367,6 +367,11 @@ class FencingRemoval final : public InPlaceRemoval {
     if (expected != nullptr && manifest.contents != *expected) {
       return absl::AbortedError(absl::StrCat(storage_.Describe(from), " has been replaced"));
     }
+    // A transfer may have damaged what was read, and would damage the copy.
+    TESSERA_ASSIGN_OR_RETURN(const std::string again, ReadAll(storage_, from, kMaxManifestBytes));
+    if (again != manifest.contents) {
+      return absl::UnavailableError(absl::StrCat(storage_.Describe(from), ": reads differ"));
+    }
     std::string to;
     for (const std::string& name : names) {
       if (!IsQuarantinedName(name)) continue;
@@ -387,11 +392,6 @@ class FencingRemoval final : public InPlaceRemoval {
           checkpoint_dir, QuarantinedSignature(std::string_view(to).substr(to.rfind('/') + 1)));
       const absl::Status copied = storage_.Write(copy, signed_by, {}).status();
       if (!absl::IsAlreadyExists(copied)) TESSERA_RETURN_IF_ERROR(copied);
-    }
-    // A transfer may have damaged what was read, and the copy with it.
-    TESSERA_ASSIGN_OR_RETURN(const std::string again, ReadAll(storage_, from, kMaxManifestBytes));
-    if (again != manifest.contents) {
-      return absl::UnavailableError(absl::StrCat(storage_.Describe(from), ": reads differ"));
     }
     // A deletion whose repetition arrives late could delete what was committed since.
     TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage_, checkpoint_dir));

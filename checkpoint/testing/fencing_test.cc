@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -418,6 +419,20 @@ TEST(FencingTest, AQuarantineLeavesACheckpointThatHasReplacedTheDamagedOne) {
     }
     EXPECT_GE(left_alone, 2);
   }
+}
+
+// An object store's manifest arrives with a flipped bit, once.
+TEST(FencingTest, AManifestThatWasDamagedOnItsWayIsNotQuarantined) {
+  MemoryStorage store(/*renames_directories=*/false);
+  ASSERT_OK(SaveValue(store, 1));
+  const std::string directory = StepDirectoryName(kStep);
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> before, store.List(directory));
+  FaultInjectingStorage storage(store);
+  storage.CorruptReads(JoinPath(directory, kManifestFileName), 9, std::byte{1}, 1);
+  const auto moved = Removal::In(storage)->Quarantine(directory, "abandoned", nullptr);
+  EXPECT_TRUE(absl::IsUnavailable(moved.status())) << moved.status();
+  EXPECT_EQ(*store.List(directory), before);
+  EXPECT_EQ(SavedValue(store), 1);
 }
 
 // Another process writes under the names of the data files before they are committed.
