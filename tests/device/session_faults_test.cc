@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +15,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
@@ -28,6 +32,7 @@
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "tensor/device.h"
+#include "tensor/tensor.h"
 #include "tests/device/simulated_session.h"
 #include "tests/support/session_run.h"
 #include "trainer/app/host_share.h"
@@ -37,6 +42,7 @@
 #include "trainer/config/config.pb.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/state_chunks.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {
@@ -209,6 +215,92 @@ TEST_F(SimulatedSessionTest, ReplicasAreTakenOfTheStateOnGpus) {
     EXPECT_THAT(notes, HasSubstr(": complete and intact, found in "));
     EXPECT_EQ(LossesOf(name), expected);
     EXPECT_EQ(DigestsOf(name, kLastStep), DigestsOf("calm", kLastStep));
+  }
+}
+
+// The state is overwritten, and saved again, while the copy of a save or a replica has not begun:
+// the plan of the copy needs the other rank, which comes later.
+TEST_F(SimulatedSessionTest, ACopyIsOfItsOwnStepWhateverFollowsAtOnce) {
+  const auto finish = [](Session& session) {
+    absl::Status status;
+    for (const ckpt::SaveOutcome& outcome : session.saver->FinishReplicas()) {
+      status.Update(outcome.report.status());
+    }
+    for (const ckpt::SaveOutcome& outcome : session.saver->Finish()) {
+      status.Update(outcome.report.status());
+    }
+    return status;
+  };
+  const auto save_loaded = [&](Session& session) -> absl::Status {
+    session.progress.step = 1;
+    TESSERA_RETURN_IF_ERROR(session.saver->Save(Described(session), ckpt::SaveKind::kPermanent));
+    return finish(session);
+  };
+  ASSERT_OK(Run(Config("calm", "dp2_zero2", /*on_gpus=*/false), save_loaded));
+  for (const bool on_gpus : {false, true}) {
+    for (const bool replicates : {false, true}) {
+      const std::string name = absl::StrCat("run", on_gpus, replicates);
+      SCOPED_TRACE(name);
+      TrainConfig config = Replicating(name, /*async_save=*/true);
+      if (!on_gpus) config.mutable_training()->clear_device();
+      absl::Notification first_goes_on;
+      const auto body = [&](Session& session) -> absl::Status {
+        const bool first = session.first_rank();
+        if (!first) {
+          first_goes_on.WaitForNotification();
+          absl::SleepFor(absl::Milliseconds(50));  // the first would not have waited by then
+        }
+        session.progress.step = 1;
+        if (replicates) {
+          session.saver->Replicate(Described(session));
+        } else {
+          TESSERA_RETURN_IF_ERROR(
+              session.saver->Save(Described(session), ckpt::SaveKind::kPermanent));
+        }
+        // It waits before it overwrites the memory that is copied: the state, or its mirror.
+        if (first && !on_gpus) first_goes_on.Notify();
+        for (const StateChunk& chunk : session.state()) {
+          for (const TensorView& buffer : StateBuffers(chunk)) {
+            session.saver->BeforeOverwrite(buffer);
+            session.backend().Upload(std::string(buffer.bytes(), '\0').data(), buffer);
+          }
+        }
+        if (first && on_gpus) first_goes_on.Notify();
+        session.progress.step = 2;
+        TESSERA_RETURN_IF_ERROR(
+            session.saver->Save(Described(session), ckpt::SaveKind::kPermanent));
+        return finish(session);
+      };
+      ASSERT_OK(Run(config, body));
+      std::filesystem::remove_all(Checkpoints(name) / "step-00000002");
+      if (replicates) {
+        ASSERT_OK_AND_ASSIGN(const std::string notes, Run(config, save_loaded));
+        EXPECT_THAT(notes, HasSubstr(": complete and intact, found in "));
+      }
+      EXPECT_EQ(DigestsOf(name, 1), DigestsOf("calm", 1));
+    }
+  }
+}
+
+TEST_F(SimulatedSessionTest, ASaveThatMayNotCommitCommitsNothing) {
+  for (const bool async_save : {false, true}) {
+    const auto body = [&](Session& session) -> absl::Status {
+      TrainConfig config = session.config;
+      config.mutable_checkpoint()->set_save(root_ / "refused");
+      config.mutable_checkpoint()->set_async_save(async_save);
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<RunSaver> saver,
+                               RunSaver::Open(config, /*world=*/nullptr, {.before_commit = [] {
+                                                return absl::DataLossError("no records");
+                                              }}));
+      TESSERA_RETURN_IF_ERROR(saver->Begin(session.state()));
+      absl::Status saved = saver->Save(Described(session), ckpt::SaveKind::kPermanent);
+      for (const ckpt::SaveOutcome& outcome : saver->Finish()) {
+        saved.Update(outcome.report.status());
+      }
+      EXPECT_THAT(std::string(saved.message()), HasSubstr("no records"));
+      return absl::OkStatus();
+    };
+    ASSERT_OK(Run(Config("run", "single", /*on_gpus=*/false), body));
   }
 }
 

@@ -197,6 +197,7 @@ struct Fault {
   bool varies = false;
   bool exact = true;
   bool fails = false;
+  absl::Status unread = {};  // by some rank, as all ranks know after the pass
 };
 // The checked micro-batch is the first of the step, whose repetitions follow the others.
 constexpr int64_t kOriginal = 0, kRepetition = kMicroBatches;
@@ -251,6 +252,7 @@ class ReplayFaultTest : public ::testing::Test {
       backend.Break(fault.once ? first + 1 : first, fault.once ? first + 2 : FaultyBackend::kAlways,
                     fault.varies, fault.fails);
     }
+    rank->trainer().set_before_update([&] { return fault.unread; });
     const std::vector<float> weights = Weights(rank->trainer());
     const absl::Status status = rank->Step().status();
     if (!status.ok()) EXPECT_EQ(Weights(rank->trainer()), weights);
@@ -331,6 +333,17 @@ TEST_F(ReplayFaultTest, AnOperationThatReportsItsErrorIsNoSilentCorruption) {
         Run({.topology = "dp2", .rank = 1, .first_pass = pass, .once = true, .fails = true});
     EXPECT_EQ(statuses[1], absl::InternalError("a kernel has failed"));
     EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("a kernel has failed"));
+  }
+}
+
+// It leaves zeros in the place of a batch, which a repetition may read.
+TEST_F(ReplayFaultTest, WhatCouldNotBeReadIsNoSilentCorruption) {
+  for (const absl::Status& status : Run({.topology = "dp2",
+                                    .rank = 1,
+                                    .once = true,
+                                    .unread = absl::NotFoundError("no more tokens")})) {
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no more tokens"));
   }
 }
 
