@@ -396,6 +396,7 @@ TEST(LostFolderTest, AFolderThatAnotherJobHasIsOpenedByNoRank) {
   RunRanks(kRanks, [&](ProcessGroup& group) {
     CheckpointManagerOptions options;
     options.save.group = &group;
+    options.lock_wait = absl::ZeroDuration();
     const absl::Status opened = JobSaves::Open(folder.root(), std::move(options)).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(opened)) << opened;
     EXPECT_THAT(std::string(opened.message()),

@@ -241,6 +241,7 @@ TEST_F(S3FencingTest, ACommitDeletesTheDataOfRunsThatDied) {
 // second one has committed is deleted.
 TEST_F(S3FencingTest, ACommitThatArrivesAgainAfterItsDeletionIsRefused) {
   std::promise<void> deleted;
+  stall_timeout_ = absl::Seconds(1);
   WhileCommitting("step-00000008", [&] { deleted.get_future().wait(); });
   ASSERT_OK(SaveStep(8, 8));
   ASSERT_OK(SaveStep(12, 12));

@@ -85,6 +85,7 @@ TEST_F(S3OverwritingTest, AnOverwritingCommitThatArrivesAgainIsRefused) {
   std::promise<void> overwritten;
   WhileCommitting(
       "step-00000008", [&] { overwritten.get_future().wait(); }, /*replaces_tombstone=*/true);
+  stall_timeout_ = absl::Seconds(1);
   ASSERT_OK(Overwrite(8, 80));
   ASSERT_OK(Overwrite(8, 81));
   const std::string manifest = ManifestOf("step-00000008");

@@ -35,7 +35,9 @@ class S3FencingTest : public ::testing::Test {
       : server_(options), storage_(MustOpen()) {}
 
   std::unique_ptr<Storage> MustOpen() {
-    return OrFail(OpenS3Storage({.client = server_.ForClient(), .prefix = "runs"}));
+    s3::ClientOptions client = server_.ForClient();
+    client.stall_timeout = stall_timeout_;
+    return OrFail(OpenS3Storage({.client = client, .prefix = "runs"}));
   }
 
   // Another run's save: `value` in every element.
@@ -133,6 +135,7 @@ class S3FencingTest : public ::testing::Test {
   }
 
   s3::S3Server server_;
+  absl::Duration stall_timeout_ = s3::ClientOptions().stall_timeout;  // of the next save
   std::shared_ptr<Storage> storage_;
 };
 
