@@ -353,7 +353,8 @@ TEST_F(S3ClientTest, CredentialsAreRenewedBeforeTheyExpireByOneThread) {
   server_.SetCredentials(options.credentials);
   S3Client client(options);
   ASSERT_OK(client.Delete("a", ""));
-  EXPECT_EQ(reads, 0);
+  const int early_reads = reads;
+  if (absl::Now() < options.credentials.expiration) EXPECT_EQ(early_reads, 0);
   absl::SleepFor(absl::Seconds(1.1));
   EXPECT_EQ(RunTasks(8, 8, [&](int, size_t) { return client.Delete("a", ""); }), absl::OkStatus());
   EXPECT_EQ(reads, 1);
