@@ -246,11 +246,11 @@ TEST(BpeTokenizerTest, LongPiecesTakeLinearTime) {
 }
 
 TEST(BpeTokenizerTest, APrefixEncodesOnItsOwn) {
-  const Json texts = TestJson("texts.json");
+  std::vector<std::string> texts = TestJson("texts.json");
+  texts.push_back("no UTF-8: caf\xC3\xA9\xA9\n\nand \xE2\x82\n");
   int cuts = 0;
   for (const auto& [name, tokenizer] : Fixtures()) {
-    for (const Json& json : texts) {
-      const std::string text = json.get<std::string>();
+    for (const std::string& text : texts) {
       for (size_t size = 1; size <= text.size(); ++size) {
         const size_t prefix = tokenizer->EncodablePrefix(std::string_view(text).substr(0, size));
         ASSERT_LT(prefix, size);
@@ -258,12 +258,16 @@ TEST(BpeTokenizerTest, APrefixEncodesOnItsOwn) {
         std::vector<int32_t> ids = *tokenizer->Encode(text.substr(0, prefix));
         const std::vector<int32_t> rest = *tokenizer->Encode(text.substr(prefix));
         ids.insert(ids.end(), rest.begin(), rest.end());
-        ASSERT_EQ(ids, *tokenizer->Encode(text)) << name << " " << prefix << " of " << json;
+        ASSERT_EQ(ids, *tokenizer->Encode(text)) << name << " " << prefix << " of " << text;
         ++cuts;
       }
     }
   }
   EXPECT_GT(cuts, 1000);
+  Json json = TestJson("llama3/tokenizer.json");
+  json["added_tokens"][0]["content"] = "two words";
+  json.erase("post_processor");
+  EXPECT_EQ((*ParseTokenizerJson("FILE", json.dump()))->EncodablePrefix("of two words"), 0u);
 }
 
 // Repeats the definition: merges the leftmost pair of lowest rank until no pair can be merged.

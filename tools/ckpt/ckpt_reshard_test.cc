@@ -83,6 +83,7 @@ TEST_F(CkptTest, ReshardRefuses) {
            {"--virtual-shards=3", "not a multiple of tp = 2"},
            {"--memory=1KiB", "1.00 KiB of memory are too little"},
            {"--memory=lots", "expected a size"},
+           {"--memory=4194305TiB", "expected a size"},
            {"--memory", "needs a value"},
            {"--dry-run=1", "takes no value"},
            {"--digests", "no flag --digests"}}) {

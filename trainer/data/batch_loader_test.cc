@@ -203,6 +203,22 @@ TEST(SampleOrderTest, LargeSizesStayInRangeAndDoNotRepeat) {
   }
 }
 
+// A model computes with what it leaves, and looks up rows by these ids.
+TEST(ErrorKeepingLoaderTest, WhatCannotBeReadIsZerosAndTheFirstErrorStays) {
+  const TestFolder folder;
+  WriteShards(folder, {9});
+  const auto dataset = OrFail(TokenDataset::Open(folder.File("s*.bin"), 4, /*vocab_size=*/8));
+  const ErrorKeepingLoader loader(dataset.get(), /*seed=*/1);
+  const std::vector<int32_t> zeros(8);
+  for (const int64_t first : {1, 2}) {  // sample 1 has the token 8, and there is no sample 2
+    std::vector<int32_t> ids(8, 77), targets(8, 77);
+    ASSERT_OK(loader.FillEvaluationBatch(first, 2, ids, targets));
+    EXPECT_EQ(ids, zeros);
+    EXPECT_EQ(targets, zeros);
+    EXPECT_TRUE(absl::IsDataLoss(loader.kept_error())) << loader.kept_error();
+  }
+}
+
 // Positions in checkpoints refer to samples by this order, which must never change.
 TEST(SampleOrderTest, TheOrderIsFrozen) {
   const auto first = [](uint64_t seed, int64_t n, int64_t epoch) {
