@@ -14,12 +14,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/files.h"
+#include "base/is_waiting.h"
 #include "base/testing.h"
 #include "base/wall_clock_jump.h"
 #include "checkpoint/include/checkpoint_manager.h"
@@ -49,7 +48,7 @@ class HeldUpStorage final : public ForwardingStorage {
                                                        uint64_t size_hint_bytes) override {
     if (path.starts_with(step_)) {
       going_back_.WaitForNotification();
-      while (!is_back_ && !IsAsleep()) absl::SleepFor(absl::Milliseconds(1));
+      while (!is_back_ && !IsWaiting(job_)) absl::SleepFor(absl::Milliseconds(1));
     }
     return ForwardingStorage::Create(path, size_hint_bytes);
   }
@@ -61,12 +60,6 @@ class HeldUpStorage final : public ForwardingStorage {
   }
 
  private:
-  // "12 (name) S ...": not runnable, but waiting for another thread.
-  bool IsAsleep() const {
-    const std::string stat = *ReadWholeFile(absl::StrCat("/proc/self/task/", job_, "/stat"));
-    return absl::StrContains(stat, ") S ");
-  }
-
   const std::string step_;
   const pid_t job_ = gettid();
   absl::Notification going_back_;

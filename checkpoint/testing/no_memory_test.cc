@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/fail_allocation.h"
+#include "base/is_waiting.h"
 #include "base/testing.h"
 #include "base/threads.h"
 #include "checkpoint/collective/testing/forwarding_group.h"
@@ -161,10 +162,12 @@ TEST_F(NoMemoryTest, AThreadThatWaitsForTheCopyEndsTheSaveAndGoesOn) {
       saver.Start(1, state_.dict);
       while (!begun) std::this_thread::yield();
       std::atomic<const FailAllocation*> failing = nullptr;
-      std::thread disk([&] {
+      std::thread disk([&, training = gettid()] {
         while (failing == nullptr) std::this_thread::yield();
-        for (int i = 0; i < 2000 && !failing.load()->happened(); ++i) {
+        // Until nothing is left that the other thread can copy.
+        for (int waits = 0; waits < 100 && !failing.load()->happened();) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          waits = IsWaiting(training) ? waits + 1 : 0;
         }
         continues = true;
       });

@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -18,6 +20,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/is_waiting.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/testing.h"
@@ -244,11 +247,15 @@ TEST_F(SimulatedSessionTest, ACopyIsOfItsOwnStepWhateverFollowsAtOnce) {
       TrainConfig config = Replicating(name, /*async_save=*/true);
       if (!on_gpus) config.mutable_training()->clear_device();
       absl::Notification first_goes_on;
+      std::atomic<pid_t> first_thread = 0;
       const auto body = [&](Session& session) -> absl::Status {
         const bool first = session.first_rank();
+        if (first) first_thread = gettid();
         if (!first) {
           first_goes_on.WaitForNotification();
-          absl::SleepFor(absl::Milliseconds(50));  // the first would not have waited by then
+          for (int waits = 0; waits < 20; waits = IsWaiting(first_thread) ? waits + 1 : 0) {
+            absl::SleepFor(absl::Milliseconds(1));
+          }
         }
         session.progress.step = 1;
         if (replicates) {
