@@ -129,21 +129,28 @@ TEST_F(S3ClientTest, ABatchEndsWhatIsNotFinished) {
 
 // Each failure that may pass, at each kind of request.
 TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
-  const std::vector<Fault> faults = {
+  std::vector<Fault> faults = {
+      {.kind = FaultKind::kRefuse, .status = 408, .code = ""},
+      {.kind = FaultKind::kRefuse, .status = 429, .code = "TooManyRequests"},
       {.kind = FaultKind::kRefuse, .status = 500},
       {.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown"},
       {.kind = FaultKind::kRefuse, .status = 502, .code = ""},
+      {.kind = FaultKind::kRefuse, .status = 504, .code = ""},
       {.kind = FaultKind::kRefuse, .status = 409, .code = "ConditionalRequestConflict"},
-      {.kind = FaultKind::kRefuse, .status = 400, .code = "RequestTimeout"},
       {.kind = FaultKind::kRefuse, .status = 200, .code = "InternalError"},
       {.kind = FaultKind::kDrop},
       {.kind = FaultKind::kLoseAnswer},
       {.kind = FaultKind::kTear},
       {.kind = FaultKind::kSlow},
       {.kind = FaultKind::kDamageRequest}};
+  for (const char* const code : {"RequestTimeout", "BadDigest", "InvalidDigest", "IncompleteBody",
+                                 "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}) {
+    faults.push_back({.kind = FaultKind::kRefuse, .status = 400, .code = code});
+  }
   const std::string contents = Pattern(200'000);
   for (Fault fault : faults) {
-    SCOPED_TRACE(testing::Message() << static_cast<int>(fault.kind) << " " << fault.status);
+    SCOPED_TRACE(testing::Message()
+                 << static_cast<int>(fault.kind) << " " << fault.status << " " << fault.code);
     server_.ClearFaults();
     fault.times = 2;
     for (const char* method : {"PUT", "GET", "POST", "DELETE"}) {
