@@ -256,7 +256,6 @@ absl::Status TokenFileWriter::Close() {
   header[2] = static_cast<int32_t>(count_);
   const auto bytes = std::as_bytes(std::span(header));
   TESSERA_RETURN_IF_ERROR(file_->WriteAt(0, bytes));
-  TESSERA_RETURN_IF_ERROR(RemoveTokenChecksums(path_));
   TESSERA_RETURN_IF_ERROR(file_->Commit());
   return WriteTokenChecksums(path_, checksums_.Finish(bytes));
 }

@@ -105,7 +105,8 @@ class TokenFileWriter {
   // 1 tokens (the header's count is an int32).
   absl::Status Append(std::span<const int32_t> tokens);
   int64_t count() const { return count_; }
-  // Completes the file. Call once, last.
+  // Completes the file. Call once, last. If it replaces a file, a crash here may leave that file's
+  // checksums beside it.
   absl::Status Close();
 
  private:
