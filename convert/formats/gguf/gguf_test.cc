@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <variant>
@@ -154,6 +155,11 @@ TEST(GgufTest, ScalingOfRotaryFrequenciesIsReadBackAsItWas) {
   EXPECT_EQ(read.description.model().text(), manifest.model().text());
 }
 
+class BeginsText final : public ByteTokenizer {
+ public:
+  std::optional<int32_t> begin_of_text() const override { return 65; }
+};
+
 TEST(GgufTest, ATokenizerIsInTheFile) {
   const ByteTokenizer tokenizer;
   GgufHeader header = {.metadata = {{"general.architecture", "gpt2"},
@@ -182,7 +188,12 @@ TEST(GgufTest, ATokenizerIsInTheFile) {
   EXPECT_TRUE(metadata.at("tokenizer.ggml.model") == GgufValue("gpt2"));
   EXPECT_TRUE(metadata.at("tokenizer.ggml.pre") == GgufValue("gpt-2"));
   EXPECT_TRUE(metadata.at("tokenizer.ggml.eos_token_id") == GgufValue(int64_t{256}));
+  EXPECT_TRUE(metadata.at("tokenizer.ggml.bos_token_id") == GgufValue(int64_t{256}));
   EXPECT_TRUE(metadata.at("tokenizer.ggml.add_bos_token") == GgufValue(false));
+  const BeginsText begins;
+  const auto with_begin = MetadataOf(Rewritten(bytes, {.tokenizer = &begins}));
+  EXPECT_TRUE(with_begin.at("tokenizer.ggml.bos_token_id") == GgufValue(int64_t{65}));
+  EXPECT_TRUE(with_begin.at("tokenizer.ggml.add_bos_token") == GgufValue(true));
   for (const char* key : {"tokens", "token_type", "merges"}) {
     EXPECT_TRUE(metadata.contains(std::string("tokenizer.ggml.") + key)) << key;
   }

@@ -169,7 +169,9 @@ TEST(MegatronTest, AnUnknownPositionInTheDataStaysUnknown) {
 
 TEST(MegatronTest, GroupsHaveAdamsOwnNumberOfUpdates) {
   SavedRun run([](float weight) { return weight; });
-  for (const OutputFile& file : run.Plan()) {
+  const std::vector<OutputFile> files = run.Plan();
+  EXPECT_TRUE(files.back().commits);
+  for (const OutputFile& file : files) {
     if (file.name != kMegatronCommonFile) continue;
     const StringFile common(file.header);
     ASSERT_OK_AND_ASSIGN(const auto archive, ReadTorchArchive(common, {0, common.size_bytes()}));
@@ -178,7 +180,11 @@ TEST(MegatronTest, GroupsHaveAdamsOwnNumberOfUpdates) {
     ASSERT_EQ(groups.size(), 2);
     EXPECT_EQ(groups[0].Find("step").AsInt(), 5);
     EXPECT_EQ(groups[1].Find("step").AsInt(), 5);
+    EXPECT_EQ(groups[0].Find("wd_mult").AsFloat(), 1);
+    EXPECT_EQ(groups[1].Find("wd_mult").AsFloat(), 0);
     EXPECT_EQ(root.Find("iteration").AsInt(), 7);
+    const pickle::Value arguments = root.Find("args").state();
+    EXPECT_EQ(arguments.Find("use_distributed_optimizer").AsBool(), true);
   }
 }
 
