@@ -209,19 +209,27 @@ TEST(ReadDcpTest, WhatIsNotReadIsNamedOnce) {
   expect_refused(ReadDcp(*weight, "").status(), "__0_0.distcp: tensor model.w[");
 }
 
+// What precedes the limit is read. Tensors beyond it count as not read.
 TEST(ReadDcpTest, ObjectsBeyondLimitsAreLeftOut) {
-  pickle::Writer lists;
-  constexpr int kDepth = 80;
-  for (int i = 0; i < kDepth; ++i) lists.BeginList();
-  for (int i = 0; i < kDepth; ++i) lists.EndList();
-  const std::string archive = TorchObjectFile("", std::move(lists).Finish()).header;
-  DcpMetadata metadata;
-  metadata.objects.push_back({.name = "deep", .blob = {"__0_0.distcp", {0, archive.size()}}});
-  ASSERT_OK_AND_ASSIGN(
-      const auto read,
-      ReadDcp(*FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", archive}}),
-              ""));
-  EXPECT_THAT(read.notes, ElementsAre("Left out: objects that are not tensors: deep."));
+  for (const bool has_tensors : {false, true}) {
+    pickle::Writer lists;
+    constexpr int kDepth = 80;
+    lists.BeginList();
+    if (has_tensors) WriteTorchTensor(DType::kF32, {1}, 0, lists);
+    for (int i = 0; i < kDepth; ++i) lists.BeginList();
+    for (int i = 0; i <= kDepth; ++i) lists.EndList();
+    const char* const storage = has_tensors ? "\1\2\3\4" : "";
+    const std::string archive = TorchObjectFile("", std::move(lists).Finish(), storage).header;
+    DcpMetadata metadata;
+    metadata.objects.push_back({.name = "deep", .blob = {"__0_0.distcp", {0, archive.size()}}});
+    ASSERT_OK_AND_ASSIGN(
+        const auto read,
+        ReadDcp(*FolderOf({{".metadata", DcpMetadataPickle(metadata)}, {"__0_0.distcp", archive}}),
+                ""));
+    EXPECT_THAT(read.notes, ElementsAre("Left out: objects that are not tensors: deep."));
+    EXPECT_EQ(read.tensors.size(), has_tensors ? 1 : 0);
+    EXPECT_EQ(read.unread.size(), has_tensors ? 1 : 0);
+  }
 }
 
 TEST(ReadDcpTest, DamagedObjectsAreErrors) {

@@ -66,6 +66,35 @@ std::string CalledName(const pickle::Value& object) {
   return calls == 0 ? name : absl::StrCat("a result of ", name);
 }
 
+// Says, for a note, what values like this one are.
+std::string WhatIs(const pickle::Value& value) {
+  if (value.is(Kind::kObject)) return absl::StrCat("objects of ", CalledName(value));
+  return absl::StrCat("values of the kind ", View(pickle::KindName(value.kind())));
+}
+
+// Returns whether a value is a tensor, or the storage of one.
+bool IsStored(const pickle::Value& value) {
+  return IsTorchTensor(value) || value.persistent_id().present();
+}
+
+// Calls `visit` with each part of a value and its index or key; nullopt for a part of an object.
+// Returns the first error.
+template <typename Visit>
+absl::Status ForEachPart(const pickle::Value& value, const Visit& visit) {
+  for (size_t i = 0; i < value.size(); ++i) {
+    TESSERA_RETURN_IF_ERROR(visit(absl::StrCat(i), value[i]));
+  }
+  for (const auto& [key, child] : value.entries()) {
+    const std::string number = absl::StrCat(key.AsInt().value_or(0));
+    TESSERA_RETURN_IF_ERROR(visit(key.AsText().value_or(number), child));
+  }
+  for (const pickle::Value& part :
+       {value.callable(), value.arguments(), value.keyword_arguments(), value.state()}) {
+    TESSERA_RETURN_IF_ERROR(visit(std::nullopt, part));
+  }
+  return absl::OkStatus();
+}
+
 // Returns whether a value is an object of a type that Python itself has.
 bool IsBuiltIn(const pickle::Value& value, const char* type) {
   return value.is(Kind::kObject) && (value.IsObjectOf(absl::StrCat("builtins.", type)) ||
@@ -113,7 +142,15 @@ class TorchCollector {
                                                        const std::string& name) {
     Begin(open, archive, file);
     path_ = name;
-    return Walk(archive.contents.root(), TensorRole::kBuffer, 0);
+    const pickle::Value root = archive.contents.root();
+    Tree tree = Walk(root, TensorRole::kBuffer, 0);
+    unread_nodes_.clear();
+    if (absl::IsUnimplemented(tree.status()) && HoldsTensors(root)) {
+      checkpoint_.unread[Shown(name)] =
+          absl::StrCat("tensors in an object that is not read to its end: ",
+                       std::string(tree.status().message()));
+    }
+    return tree;
   }
 
   // Called after the last file or object: tensors of objects may be read under other names.
@@ -186,7 +223,9 @@ class TorchCollector {
       const std::optional<std::string_view> text = key.AsText();
       const std::optional<int64_t> number = key.AsInt();
       if (!text && !number) {
-        LeftOut("entries whose key is neither a text nor a number");
+        const char* const kOther = "entries whose key is neither a text nor a number";
+        LeftOut(kOther);
+        TESSERA_RETURN_IF_ERROR(AddUnread(value, kOther, 0));
         continue;
       }
       TESSERA_RETURN_IF_ERROR(Take(text ? text->size() / kKeyBytesOfVisit : 0));
@@ -220,8 +259,12 @@ class TorchCollector {
     const std::string& name = path_;
     // Programs put no weights into arrays.
     if (pickle::IsNumpyArray(value) && role == TensorRole::kWeight) role = TensorRole::kBuffer;
-    const auto unread = [&](const std::string& what) {
-      if (IsTorchTensor(value)) checkpoint_.unread[Shown(name)] = what;
+    const auto unread = [&](const std::string& what) -> Tree {
+      if (IsTorchTensor(value)) {
+        checkpoint_.unread[Shown(name)] = what;
+      } else {
+        TESSERA_RETURN_IF_ERROR(AddUnread(value, what, 0));
+      }
       return LeftOut(what);
     };
     TESSERA_RETURN_IF_ERROR(Take(sizeof(ForeignTensor) + name.size()));
@@ -315,56 +358,57 @@ class TorchCollector {
     if (text && is_latin1 && HasRoom(text->size())) bytes = pickle::DecodeLatin1(*text);
     if (!is_empty && !bytes) {
       std::optional<SavedValue> plain = Plain(value);
-      if (!plain.has_value() && value.is(Kind::kObject)) {
-        const std::string object = absl::StrCat("in an object of ", CalledName(value));
-        TESSERA_RETURN_IF_ERROR(AddUnread(value, object, 0));
-      }
+      if (!plain.has_value()) TESSERA_RETURN_IF_ERROR(AddUnread(value, WhatIs(value), 0));
       return plain;
     }
     read.bytes = std::move(bytes).value_or("");
     return SavedValue{std::move(read)};
   }
 
-  // Adds the tensors of an object to those that are not read, each once. They have the names of the
-  // attributes, keys and indices that lead to them, those of modules as in a state dict.
-  absl::Status AddUnread(const pickle::Value& value, const std::string& object, int depth) {
+  // Adds the tensors of what is left out to those that are not read, each once. They have the names
+  // of the attributes, keys and indices that lead to them, those of modules as in a state dict.
+  absl::Status AddUnread(const pickle::Value& value, const std::string& what, int depth) {
     if (!value.present() || !unread_nodes_.insert(value.id()).second) return absl::OkStatus();
     TESSERA_RETURN_IF_ERROR(Take(pickle::Budget::kVisitBytes));
-    if (IsTorchTensor(value) || depth > kMaxObjectDepth) {
-      TESSERA_RETURN_IF_ERROR(Take(path_.size() + object.size()));
+    if (IsStored(value) || depth == kMaxObjectDepth) {
+      if (!IsStored(value) && !HoldsTensors(value)) return absl::OkStatus();
+      TESSERA_RETURN_IF_ERROR(Take(path_.size() + what.size()));
       const auto tensor = ResolveTorchTensor(*archive_, value);
       if (tensor.ok()) views_of_unread_[Shown(path_)] = ViewOf(*tensor);
       checkpoint_.unread[Shown(path_)] =
-          absl::StrCat(IsTorchTensor(value) ? "a tensor " : "what is nested deep ", object);
+          absl::StrCat(IsStored(value) ? "a tensor" : "what is nested deep", " in ", what);
       return absl::OkStatus();
     }
-    const auto below = [&](std::string_view key, const pickle::Value& child) {
+    return ForEachPart(value, [&](std::optional<std::string_view> key, const pickle::Value& part) {
+      TESSERA_RETURN_IF_ERROR(Take(key ? key->size() / kKeyBytesOfVisit : 0));
       const size_t parent_bytes = path_.size();
-      if (!std::ranges::count(kPartsOfModule, key)) {
-        absl::StrAppend(&path_, path_.empty() ? "" : ".", View(key));
+      if (key && !std::ranges::count(kPartsOfModule, *key)) {
+        absl::StrAppend(&path_, path_.empty() ? "" : ".", View(*key));
       }
-      const absl::Status status = AddUnread(child, object, depth + 1);
+      const absl::Status status = AddUnread(part, what, depth + 1);
       path_.resize(parent_bytes);
       return status;
-    };
-    for (size_t i = 0; i < value.size(); ++i) {
-      TESSERA_RETURN_IF_ERROR(below(absl::StrCat(i), value[i]));
+    });
+  }
+
+  // Returns whether a value, at any depth, has tensors that AddUnread() has not visited.
+  bool HoldsTensors(const pickle::Value& value) {
+    std::vector<pickle::Value> next = {value};
+    while (!next.empty()) {
+      const pickle::Value visited = next.back();
+      next.pop_back();
+      if (IsStored(visited)) return true;
+      (void)ForEachPart(visited, [&](std::optional<std::string_view>, const pickle::Value& part) {
+        if (part.present() && unread_nodes_.insert(part.id()).second) next.push_back(part);
+        return absl::OkStatus();
+      });
     }
-    for (const auto& [key, child] : value.entries()) {
-      const std::optional<std::string_view> text = key.AsText();
-      TESSERA_RETURN_IF_ERROR(Take(text ? text->size() / kKeyBytesOfVisit : 0));
-      TESSERA_RETURN_IF_ERROR(below(text.value_or(absl::StrCat(key.AsInt().value_or(0))), child));
-    }
-    for (const pickle::Value& part :
-         {value.callable(), value.arguments(), value.keyword_arguments(), value.state()}) {
-      TESSERA_RETURN_IF_ERROR(AddUnread(part, object, depth + 1));
-    }
-    return absl::OkStatus();
+    return false;
   }
 
   // Returns a value without others inside.
   std::optional<SavedValue> Plain(const pickle::Value& value) {
-    if (value.is(Kind::kObject)) return LeftOut(absl::StrCat("objects of ", CalledName(value)));
+    if (value.is(Kind::kObject)) return LeftOut(WhatIs(value));
     const std::optional<std::string_view> text = value.AsText();
     if (!HasRoom(text ? text->size() : 0)) return LeftOut(kTooMuch);
     if (value.is(Kind::kNone)) return SavedValue{SavedValue::None{}};
@@ -375,7 +419,7 @@ class TorchCollector {
     if (value.is(Kind::kText)) return LeftOut("texts that are too long or not valid UTF-8");
     if (value.is(Kind::kInt)) return LeftOut("integers beyond 64 bits");
     if (value.is(Kind::kGlobal)) return LeftOut(Shown(value.GlobalName()));
-    return LeftOut(absl::StrCat("values of the kind ", View(pickle::KindName(value.kind()))));
+    return LeftOut(WhatIs(value));
   }
 
   std::optional<SavedValue> LeftOut(const std::string& what) {

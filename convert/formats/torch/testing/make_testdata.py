@@ -132,7 +132,23 @@ def modules():
         for parameter in model.parameters():
             parameter.copy_(numbers(*parameter.shape))
     model.tied = model[0]
-    return {"model": model, "step": 3, "rest": [{"layer": model[1]}], "good": numbers(2)}
+    return {"model": model, "step": 3, "rest": [{"layer": model[1]}], "good": numbers(2),
+            "first": model[0].weight.detach()}
+
+
+def hidden():
+    """Tensors in what is left out: entries with other keys, sets, arrays of objects, a storage, and
+    objects that are nested deep."""
+    def nested(innermost):
+        for _ in range(300):
+            innermost = [innermost]
+        return argparse.Namespace(lists=innermost)
+
+    objects = np.empty(2, object)
+    objects[1] = numbers(2)
+    return {"keys": {("a", 1): numbers(2), 1.5: {"w": numbers(3)}, "known": numbers(1)},
+            "set": {numbers(2)}, "objects": objects, "storage": numbers(2).untyped_storage(),
+            "deep": nested(numbers(2)), "deep_values": nested(5)}
 
 
 def of_numpy():
@@ -283,6 +299,7 @@ def main():
     assert {n: t.tolist() for n, t in loaded.items()} == {n: t.tolist() for n, t in flatten(old)}
     torch.save(unread(), folder / "unread.pt")
     torch.save(modules(), folder / "modules.pt")
+    torch.save(hidden(), folder / "hidden.pt", pickle_protocol=4)
     same = numbers(2)
     nested = {"b.c": same, "d.e": numbers(2)}
     torch.save({"a": nested, "a.b": {"c": same}, "a.d": {"e": numbers(3)}},
