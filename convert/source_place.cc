@@ -22,6 +22,10 @@ namespace {
 constexpr std::string_view kStems[] = {
     "checkpoint-", "checkpoint_step_", "global_step", "iter_", "step-", "step_", ""};
 
+// Endings of names of objects that are checkpoints by themselves.
+constexpr std::string_view kObjectEndings[] = {".gguf", ".pt",   ".pth",
+                                               ".bin",  ".ckpt", ".safetensors"};
+
 std::optional<StepFolder> ParseStepFolder(std::string_view listed) {
   if (!listed.ends_with('/')) return std::nullopt;
   listed.remove_suffix(1);
@@ -70,9 +74,9 @@ std::string DescribeSteps(Storage& folder, const std::vector<std::string>& names
 
 std::optional<ForeignObject> FindObject(std::string_view name) {
   const size_t slash = name.rfind('/');
-  if (LocalPathOfName(name).has_value() || slash == name.npos || !name.ends_with(".gguf")) {
-    return std::nullopt;
-  }
+  const auto ends_with = [&](std::string_view ending) { return name.ends_with(ending); };
+  const bool is_file = std::ranges::any_of(kObjectEndings, ends_with);
+  if (LocalPathOfName(name).has_value() || slash == name.npos || !is_file) return std::nullopt;
   return ForeignObject{std::string(name.substr(0, slash)), std::string(name.substr(slash + 1))};
 }
 
@@ -87,7 +91,10 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOp
   const std::optional<std::string> local = LocalPathOfName(name);
   if (const std::optional<ForeignObject> object = FindObject(name)) {
     TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(object->folder, stores));
-    return SourcePlace{std::move(storage), object->file};
+    // Folders may have such names, too.
+    if (storage->Open(object->file).ok() || object->file.ends_with(kObjectEndings[0])) {
+      return SourcePlace{std::move(storage), object->file};
+    }
   }
   std::error_code error;
   if (local.has_value() && std::filesystem::is_regular_file(*local, error)) {

@@ -24,7 +24,7 @@ struct SourcePlace {
 };
 
 // Returns the place that a name names, which need not be a checkpoint. An object of an object store
-// is found by FindObject().
+// is found by FindObject(). Without the object, the name means a folder, or a GGUF file to be.
 absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOptions& stores);
 
 // Returns the place of a file on a local disk, which need not be there; its folder must.
@@ -36,8 +36,9 @@ struct ForeignObject {
   std::string file;
 };
 
-// Returns the object of an object store that a name names. An object is recognised by its ending
-// .gguf, since the store does not distinguish objects from folders. nullopt for other names.
+// Returns the object of an object store that a name may name, since the store does not distinguish
+// objects from folders: one with the ending of a file of GGUF, torch or safetensors. nullopt for
+// other names.
 std::optional<ForeignObject> FindObject(std::string_view name);
 
 // A folder of a run, named by its step in the way of another framework: checkpoint-500,

@@ -253,7 +253,7 @@ absl::StatusOr<WriteForeignReport> WriteFiles(const Checkpoint& source,
   if (local.has_value()) return WriteLocal(source, files, is_file, name, *local, options);
   if (!is_file) return WriteToStore(source, files, {name, ""}, options);
   const std::optional<ForeignObject> place = FindObject(name);
-  if (!place.has_value()) {  // it would not be found by this name
+  if (!place.has_value() || !place->file.ends_with(".gguf")) {  // others may be folders
     return InvalidArgument(name, ": in an object store, a GGUF file's name has to end in .gguf");
   }
   files[0].name = place->file;

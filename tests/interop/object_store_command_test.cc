@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "storage/s3/testing/s3_server.h"
 #include "tests/interop/foreign_run.h"
+#include "tests/support/command.h"
 #include "tools/ckpt/commands.h"
 
 namespace tessera {
@@ -81,6 +82,24 @@ TEST_F(ObjectStoreCommandTest, AFileOfLlamaCppIsWrittenToAnObjectStore) {
   EXPECT_EQ(Run({"convert", hf, "s3://bucket/models/c.gguf", "--to=gguf", endpoint}),
             ckpt::kExitUsage);
   EXPECT_THAT(err_, HasSubstr("delete c.gguf and c.gguf.unfinished there and try again"));
+}
+
+// Files of torch and safetensors are objects by themselves, too. Folders may have such names.
+TEST_F(ObjectStoreCommandTest, FilesInAnObjectStoreAreReadByName) {
+  s3::S3Server server({.region = "us-east-1"});
+  const std::string endpoint = "--s3-endpoint=" + server.endpoint(), hf = PytorchFixture("gpt2.hf");
+  const std::string folder = "convert/formats/torch/testdata/";
+  for (const std::string name : {"training.pt", "training_legacy.pt", "views.safetensors"}) {
+    server.PutObject("models/" + name, ReadFile(folder + name));
+    EXPECT_EQ(Run({"diff", folder + name, "s3://bucket/models/" + name, endpoint}), 0)
+        << out_ << err_;
+  }
+  for (const std::string end : {".pth", ".bin", ".ckpt"}) {
+    server.PutObject("models/a" + end, ReadFile(folder + "training.pt"));
+    EXPECT_EQ(Run({"verify", "s3://bucket/models/a" + end, endpoint}), 0) << out_ << err_;
+    ASSERT_EQ(Run({"convert", hf, "s3://bucket/hf" + end, "--to=hf", endpoint}), 0) << err_;
+    EXPECT_EQ(Run({"diff", hf, "s3://bucket/hf" + end, endpoint}), 0) << out_ << err_;
+  }
 }
 
 // One conversion stands still at one of its requests, while another one does all of its work.
