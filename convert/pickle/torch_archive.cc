@@ -102,6 +102,9 @@ absl::StatusOr<std::string> FindFolder(const std::vector<ZipMember>& members) {
   constexpr absl::string_view kPickle = "/data.pkl";
   std::string folder;
   for (const ZipMember& member : members) {
+    if (absl::EndsWith(member.name, "/archive_format")) {
+      return Unimplemented("a program of torch.export: save its state_dict() instead");
+    }
     if (!absl::EndsWith(member.name, kPickle)) continue;
     if (member.name.find('/') != member.name.size() - kPickle.size()) continue;
     if (!folder.empty()) return DataLoss("two files data.pkl in one archive");

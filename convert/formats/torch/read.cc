@@ -408,7 +408,6 @@ class TorchCollector {
 
   // Returns a value without others inside.
   std::optional<SavedValue> Plain(const pickle::Value& value) {
-    if (value.is(Kind::kObject)) return LeftOut(WhatIs(value));
     const std::optional<std::string_view> text = value.AsText();
     if (!HasRoom(text ? text->size() : 0)) return LeftOut(kTooMuch);
     if (value.is(Kind::kNone)) return SavedValue{SavedValue::None{}};

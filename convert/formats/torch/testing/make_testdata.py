@@ -307,6 +307,8 @@ def main():
     torch.save({1: numbers(2), "1": numbers(3), "": numbers(1), "below": {"": numbers(4)}},
                folder / "names.pt")
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "torchscript.pt"))
+    repack(folder / "root.pt", folder / "exported.pt",
+           lambda n, d: [(n.replace("data.pkl", "archive_format"), b"pt2")])
     repack(
         folder / "root.pt",
         folder / "big_endian.pt",
