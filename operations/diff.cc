@@ -1,9 +1,11 @@
 #include "operations/diff.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -19,6 +21,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "operations/diff_values.h"
 #include "operations/summary.h"
+#include "storage/open_storage.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -315,8 +318,19 @@ std::vector<std::string> CompareTensors(const Manifest& a, const Manifest& b,
   return by_contents;
 }
 
-// Names the tensors that only one side's files were read for, or none's: they may differ.
+// Returns whether both are the same files of another framework, read in one way.
+bool AreOne(const NamedCheckpoint& a, const NamedCheckpoint& b) {
+  if (a.foreign == nullptr || b.foreign == nullptr || a.format != b.format) return false;
+  if (a.foreign_name == b.foreign_name) return true;
+  std::error_code error;
+  const auto path_a = LocalPathOfName(a.foreign_name), path_b = LocalPathOfName(b.foreign_name);
+  return path_a && path_b && std::filesystem::equivalent(*path_a, *path_b, error);
+}
+
+// Names the tensors that only one side's files were read for, or none's: they may differ, unless
+// both sides are one.
 void AddUnread(const NamedCheckpoint& a, const NamedCheckpoint& b, Differences& differences) {
+  if (AreOne(a, b)) return;
   std::map<std::string, std::string> unread;
   const auto add = [&](const NamedCheckpoint& side, const char* which) {
     if (side.foreign == nullptr) return;

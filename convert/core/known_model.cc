@@ -164,7 +164,7 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, const Mode
       TESSERA_ASSIGN_OR_RETURN(json, WriteHuggingFaceConfig(*model, DType::kF32));
     }
     TESSERA_ASSIGN_OR_RETURN(known.hugging_face, ReadHuggingFaceConfig(json, count));
-    if (known.hugging_face->is_quantized) return InvalidArgument(kQuantized);
+    if (known.hugging_face->other_tensors == kQuantized) return InvalidArgument(kQuantized);
     known.description = known.hugging_face->model;
     // config.json has no field for all that a model of this library has.
     if (!is_hugging_face) known.description.config = *model;

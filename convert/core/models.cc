@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "convert/core/foreign_layout.h"
 #include "convert/core/reading.h"
@@ -32,6 +33,15 @@ absl::StatusOr<ModelConfig> ReadConfig(const Architecture& architecture, const J
   if (config.num_layers() <= tensor_count) return config;
   return InvalidArgument(fields.source(), ": ", config.num_layers(), " layers, but the files have ",
                          tensor_count, " tensors");
+}
+
+// Returns the first class of models that a config.json names; "" without one.
+std::string ClassName(std::string_view config_json) {
+  const nlohmann::json json = ParseJson(config_json);
+  const auto classes = json.find("architectures");
+  const bool has_name = classes != json.end() && classes->is_array() && !classes->empty() &&
+                        classes->front().is_string();
+  return has_name ? Shown(classes->front().get<std::string>()) : "";
 }
 
 // Returns the parameters' names, those of each layer in the order of its tensors' names.
@@ -110,6 +120,17 @@ bool HuggingFaceDescription::IsComputed(const std::string& name) const {
   });
 }
 
+std::string WhyOtherTensors(const HuggingFaceDescription* described,
+                            const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const auto has = [&](const char* part) { return name.find(part) != name.npos; };
+    if (has(".weight_scale")) return Shown(name) + " is a scale of quantized weights";
+    if (!has(".base_layer.")) continue;
+    return Shown(name) + " is a layer of peft beside its adapter: merge_and_unload() joins them";
+  }
+  return described == nullptr ? "" : described->other_tensors;
+}
+
 absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view config_json,
                                                              int64_t tensor_count) {
   TESSERA_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Parse(config_json, "config.json"));
@@ -128,7 +149,13 @@ absl::StatusOr<HuggingFaceDescription> ReadHuggingFaceConfig(std::string_view co
     TESSERA_ASSIGN_OR_RETURN(const ModelConfig config,
                              ReadConfig(*architecture, fields, tensor_count, read));
     HuggingFaceDescription description = {.model = DescribeModel(config), .format = format};
-    description.is_quantized = fields.Has("quantization_config");
+    const std::string class_name = ClassName(config_json);
+    if (fields.Has("quantization_config")) {
+      description.other_tensors = kQuantized;
+    } else if (class_name != format->class_name && !class_name.empty()) {
+      description.other_tensors = absl::StrCat("config.json: architectures is \"", class_name,
+                                               "\", known is ", std::string(format->class_name));
+    }
     description.order = ModuleOrder(description.model.parameters, format->layer_order);
     return description;
   }

@@ -39,7 +39,6 @@ ModelDescription DescribeModel(const ModelConfig& config);
 // config, or one that this program does not know.
 absl::StatusOr<ModelConfig> ConfigOf(const ModelProto& model);
 
-// What is_quantized means, for messages.
 inline constexpr char kQuantized[] = "the weights are quantized (quantization_config)";
 
 // A model described by a config.json of Hugging Face.
@@ -47,11 +46,16 @@ struct HuggingFaceDescription {
   ModelDescription model;
   const HuggingFaceFormat* format = nullptr;
   std::vector<std::string> order;  // of the parameters' names in transformers' modules
-  bool is_quantized = false;       // the files may have other tensors than the model's
+  std::string other_tensors;  // why the files may have other tensors, such as kQuantized, or empty
 
   // Returns whether files may hold a tensor of this name although it is computed and not learned.
   bool IsComputed(const std::string& name) const;
 };
+
+// Returns why these are not the names of a model's tensors although nothing is damaged: because of
+// its config.json, if `described` is not null, or of peft or scales among them; "" if they may be.
+std::string WhyOtherTensors(const HuggingFaceDescription* described,
+                            const std::vector<std::string>& names);
 
 // Reads a config.json. `tensor_count` is the number of tensors in the files; a config of more
 // layers is refused before anything of its size is allocated. Errors, in one sentence:

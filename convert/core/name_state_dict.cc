@@ -366,10 +366,14 @@ absl::Status NameStateDict(Storage& storage, const ModelProto* model, std::strin
     return absl::OkStatus();
   }
   if (!found.has_value()) {
-    checkpoint.mismatch = finder.DescribeMismatch();
+    std::vector<std::string> names;
+    for (const ForeignTensor& tensor : checkpoint.tensors) names.push_back(tensor.name);
+    const auto& described = (*known)->hugging_face;
+    const std::string other = WhyOtherTensors(described ? &*described : nullptr, names);
+    if (other.empty()) checkpoint.mismatch = finder.DescribeMismatch();
+    const std::string& why = other.empty() ? checkpoint.mismatch : other;
     checkpoint.notes.push_back(
-        absl::StrCat("Names are those of the files: ",
-                     checkpoint.mismatch.empty() ? finder.missing() : checkpoint.mismatch, "."));
+        absl::StrCat("Names are those of the files: ", why.empty() ? finder.missing() : why, "."));
     return absl::OkStatus();
   }
   TESSERA_RETURN_IF_ERROR(Namer(storage, **known, framework, finder, checkpoint).Run(*found));

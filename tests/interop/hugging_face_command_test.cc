@@ -193,7 +193,13 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
            {config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5000", ckpt::kExitUsage,
             "5000 layers, but the files have 21 tensors"},
            {config, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", ckpt::kExitUsage,
-            "hidden_act is \"relu\", only \"silu\" is supported\n"},
+            "hidden_act is \"relu\", only \"silu\" is supported; ckpt COMMAND --from=safetensors "},
+           {config, "\"num_hidden_layers\": 2",
+            R"("num_hidden_layers": 3, "architectures": ["LlamaForSequenceClassification"])",
+            ckpt::kExitUsage,
+            "architectures is \"LlamaForSequenceClassification\", known is LlamaForCausalLM: "
+            "tensor "
+            "model.layers.2.input_layernorm.weight is missing"},
            {config, "\"hidden_size\": 16", "\"hidden_size\": \"16\"", ckpt::kExitUsage,
             "hidden_size is \"16\", expected an integer"},
            {config, "\"model_type\": \"llama\"", "\"model_type\": \"bert\"", ckpt::kExitUsage,
@@ -238,6 +244,21 @@ TEST_F(HuggingFaceCommandTest, QuantizedWeightsAreReadUnderTheNamesOfTheFiles) {
   EXPECT_THAT(out_, HasSubstr("Names are those of the files: the weights are quantized"));
 }
 
+// The state dict of a model of peft, with layers beside their adapters.
+TEST_F(HuggingFaceCommandTest, LayersOfPeftAreNotDamage) {
+  const std::string folder = CopyOf(HfFixture("gpt2.hf"));
+  const std::string weights = folder + "/model.safetensors", plain = ReadFile(weights);
+  const std::string from = "transformer.h.0.mlp.c_proj.weight";
+  std::string adapted = plain;
+  adapted.replace(adapted.find(from), from.size(), "transformer.h.0.p.base_layer.weig");
+  WriteHfFile(weights, adapted);
+  const std::string reason = "transformer.h.0.p.base_layer.weig is a layer of peft beside its ";
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitUsage) << out_;
+  EXPECT_THAT(err_, HasSubstr(reason));
+  EXPECT_EQ(Run({"verify", folder, "--from=safetensors"}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("Names are those of the files: " + reason));
+}
+
 TEST_F(HuggingFaceCommandTest, TensorsThatAreNotReadAreNeitherProvenNorEqual) {
   const std::string file = "convert/formats/torch/testdata/unread.pt";
   EXPECT_EQ(Run({"verify", file}), ckpt::kExitOk) << err_;
@@ -245,7 +266,10 @@ TEST_F(HuggingFaceCommandTest, TensorsThatAreNotReadAreNeitherProvenNorEqual) {
                           Not(HasSubstr("every element"))));
   EXPECT_EQ(Run({"verify", file, "--json"}), ckpt::kExitOk) << err_;
   EXPECT_EQ(nlohmann::json::parse(out_)["unread"].size(), 5);
-  EXPECT_EQ(Run({"diff", file, file, "--data"}), ckpt::kExitDifferent) << err_;
+  EXPECT_EQ(Run({"diff", file, "./" + file, "--data"}), ckpt::kExitOk) << out_;
+  const std::string copy = In("unread.pt");
+  WriteHfFile(copy, ReadFile(file));
+  EXPECT_EQ(Run({"diff", file, copy, "--data"}), ckpt::kExitDifferent) << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("tensor    complex: not read in the first: a tensor in a "),
                           HasSubstr("; not read in the second: "), HasSubstr("equal tensors: 1,"),
                           Not(HasSubstr("the same state"))));

@@ -320,25 +320,25 @@ absl::StatusOr<ForeignCheckpoint> ReadHuggingFace(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::string config, ReadAll(storage, kConfig, kMaxJsonBytes));
   const absl::StatusOr<HuggingFaceDescription> description =
       ReadHuggingFaceConfig(config, static_cast<int64_t>(tensors.size()));
-  if (absl::IsUnimplemented(description.status())) {
-    return UnknownModel(storage, description.status().message());
-  }
-  TESSERA_RETURN_IF_ERROR(At(storage, "", description.status()));
+  if (!description.ok()) return UnknownModel(storage, description.status().message());
   for (const auto& [name, tensor] : tensors) {
     if (tensor.dtype != DType::kUnspecified) continue;
     return UnknownModel(storage,
                         absl::StrCat("the tensor ", Shown(name), " has a dtype that is not read"));
   }
   *checkpoint.description.mutable_model() = description->model.config;
+  const std::string other = WhyOtherTensors(&*description, KeysOf(tensors));
   absl::StatusOr<std::vector<ForeignTensor>> read =
       ModelReader(*description).Read(std::move(tensors));
   const auto is_quantized = [](DType dtype) {
     return dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16;
   };
-  if (description->is_quantized &&
-      (!read.ok() || std::ranges::any_of(*read, is_quantized, &ForeignTensor::dtype))) {
-    return UnknownModel(
-        storage, read.ok() ? kQuantized : absl::StrCat(kQuantized, ": ", read.status().message()));
+  if (!read.ok() && !other.empty()) {
+    return UnknownModel(storage, absl::StrCat(other, ": ", read.status().message()));
+  }
+  if (read.ok() && description->other_tensors == kQuantized &&
+      std::ranges::any_of(*read, is_quantized, &ForeignTensor::dtype)) {
+    return UnknownModel(storage, kQuantized);
   }
   TESSERA_ASSIGN_OR_RETURN(checkpoint.tensors, At(storage, "", std::move(read)));
   return checkpoint;
