@@ -44,13 +44,21 @@ class GpusTableTest(unittest.TestCase):
         )
 
 
-# Writes an empty table to the file that --json names, and fails where a file says so.
+# Writes an empty table to the file that --json names, and one of products where it is to be
+# measured; fails where a file says so.
 CHECK_DEVICE = """#!/bin/sh
 for flag; do
-  case $flag in --json=*) json=${flag#--json=} ;; esac
+  case $flag in
+    --json=*) json=${flag#--json=} ;;
+    --measure=*) measures=1 ;;
+  esac
 done
 echo "checks $*"
 [ ! -e broken ] || exit 1
+if [ -n "$measures" ]; then
+  mkdir -p "$XDG_CACHE_HOME/tessera"
+  : >"$XDG_CACHE_HOME/tessera/products"
+fi
 echo '{"device": "X", "driver": "1", "products": "Y", "date": "Z", "checks": []}' >"$json"
 """
 
@@ -126,19 +134,27 @@ class MeasureGpuTest(unittest.TestCase):
 
     def test_the_archive_has_this_run_alone(self):
         self.assertEqual(self.measure("check", "measure")[0], 0)
-        both = ["check.json", "check.txt", "clocks.csv", "measure.json", "measure.txt"]
+        both = ["cache", "cache/tessera", "cache/tessera/products", "check.json", "check.txt",
+                "clocks.csv", "measure.json", "measure.txt"]
         self.assertEqual(self.packed(), ["results", *("results/" + name for name in both)])
-        (self.folder / "results/cache/tessera").mkdir(parents=True)
-        (self.folder / "results/cache/tessera/products").write_text("a table")
         (self.folder / "broken").touch()
         status, shown = self.measure("measure", "train")
         self.assertEqual(status, 1)
         self.assertEqual(shown.splitlines()[-1], "failed: measure")
         # Neither tables nor figures of the run before, which stay in a folder of their own.
-        self.assertEqual(self.packed(), ["results", "results/clocks.csv", "results/measure.txt",
-                                         "results/prepare.txt", "results/train.txt"])
+        texts = ["measure", "prepare", "train", "train_1558m", "train_llama3_1b"]
+        self.assertEqual(self.packed(), ["results", "results/clocks.csv",
+                                         *(f"results/{name}.txt" for name in texts)])
         self.assertNotIn("driver", shown)
         self.assertEqual(len(list(self.folder.glob("results-*/check.json"))), 1)
+
+    def test_models_train_by_the_table_that_was_measured(self):
+        status, shown = self.measure()
+        self.assertEqual(status, 0, shown)
+        for name, has_table in (("train", False), ("train_with_table", True),
+                                ("train_1558m", True), ("train_llama3_1b", True)):
+            text = (self.folder / f"results/{name}.txt").read_text()
+            self.assertEqual("--product-table=" in text, has_table, text)
 
     def begin_step(self):
         """What start() returns, when a step has begun. A line in `more` ends it."""

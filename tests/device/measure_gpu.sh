@@ -4,12 +4,12 @@
 # measure_gpu.sh [STEP...]
 #
 # Runs in the unpacked archive of //trainer/app:train_bundle, without a network. The steps are
-# check, measure, train, pytorch and choices, all of them unless some are named. The folder results/
-# gets what each of them prints, its JSON, and the GPU's clocks and power of every second. One file
-# has all of it as each step ends, and every ten seconds, so that it outlives the script:
-# results.tar.gz, or what $ARCHIVE names. The results of an earlier run are moved to results-TIME. A
-# step that fails, or does not end in its time, is named at the end, and the next one runs; so is an
-# archive that cannot be written.
+# check, measure, train and pytorch, all of them unless some are named, and choices, only if named.
+# The folder results/ gets what each of them prints, its JSON, and the GPU's clocks and power of
+# every second. One file has all of it as each step ends, and every ten seconds, so that it outlives
+# the script: results.tar.gz, or what $ARCHIVE names. The results of an earlier run are moved to
+# results-TIME. A step that fails, or does not end in its time, is named at the end, and the next
+# one runs; so is an archive that cannot be written.
 set -u
 archive=$(realpath -m "${ARCHIVE:-$(dirname "$0")/results.tar.gz}")
 cd "$(dirname "$0")" || exit 1
@@ -79,27 +79,41 @@ device() {
     "$@"
 }
 
-# Some steps of GPT-2 124M without the table that was measured, and with it, on random text.
-train() {
-  local name table="$XDG_CACHE_HOME/tessera/products"
-  mkdir -p data
-  head -c 11000000 /dev/urandom | base64 >data/text.txt
-  step prepare 15 ./prepare_data --input=data/text.txt --output_dir=data --tokenizer=byte
-  for name in train train_with_table; do
-    step "$name" 35 ./train --config=configs/gpt2_124m_gpu.textproto --train-iters=12 \
-      --lr-warmup-iters=5 --train-data-path='data/train_*.bin' --eval-interval=0 \
-      --save-interval=0 "--run-dir=results/$name" "$@"
-    [ -e "$table" ] || { echo "train: no table, which the step measure makes" && return; }
-    set -- "--product-table=$table"
-  done
+# trains NAME SECONDS CONFIG [FLAG...]: some steps, on random text.
+trains() {
+  local name=$1 seconds=$2 config=$3
+  shift 3
+  step "$name" "$seconds" ./train --config="configs/$config.textproto" --train-iters=12 \
+    --lr-warmup-iters=5 --lr-decay-style=constant --train-data-path='data/train_*.bin' \
+    --valid-data-path='data/val_*.bin' --eval-interval=0 --save-interval=0 \
+    "--run-dir=results/$name" "$@"
 }
 
-for name in ${*:-check measure train pytorch choices}; do
+# GPT-2 124M without the table that was measured, and with it; then larger models, in steps of four
+# micro-batches.
+train() {
+  local table="$XDG_CACHE_HOME/tessera/products" with=""
+  mkdir -p data
+  head -c 11000000 /dev/urandom | base64 >data/text.txt
+  step prepare 15 ./prepare_data --input=data/text.txt --output_dir=data --tokenizer=byte \
+    --format=llama3
+  trains train 35 gpt2_124m_gpu
+  if [ -e "$table" ]; then
+    with="--product-table=$table"
+    trains train_with_table 35 gpt2_124m_gpu "$with"
+  else
+    echo "train: no table, which the step measure makes"
+  fi
+  trains train_1558m 55 gpt2_1558m_gpu --global-batch-size=64 ${with:+"$with"}
+  trains train_llama3_1b 55 llama3_1b_gpu --global-batch-size=32 ${with:+"$with"}
+}
+
+for name in ${*:-check measure train pytorch}; do
   case $name in
     check) device check 160 --pytorch=no ;;
     measure) device measure 155 --measure=configs/gpt2_124m_gpu.textproto ;;
     train) train ;;
-    pytorch) device pytorch 80 --only=pytorch_124m ;;
+    pytorch) device pytorch 75 --only=pytorch_124m ;;
     choices) device choices 105 --choices ;;
     *) echo "no step is named $name" >&2 && exit 2 ;;
   esac

@@ -116,12 +116,26 @@ class TrainBundleTest(unittest.TestCase):
             return
         ran = self.measure()
         self.assertEqual(ran.returncode, 1, ran.stdout + ran.stderr)
-        steps = ["check", "measure", "train", "pytorch", "choices"]
+        steps = ["check", "measure", "train", "train_1558m", "train_llama3_1b", "pytorch"]
         self.assertEqual(ran.stdout.splitlines()[-1], "failed: " + " ".join(steps))
-        # Each for want of a GPU alone: there are the data, and no flag is wrong.
+        # Each for want of a GPU alone.
         for step in steps:
             self.assertRegex((self.bundle / f"results/{step}.txt").read_text(),
                              r"\A(check_device|train): .*GPU.*\n\Z")
+
+    def test_the_script_trains_by_flags_and_data_that_are_right(self):
+        train = self.bundle / "train"
+        train.rename(self.bundle / "trains")
+        try:
+            train.write_text('#!/bin/sh\nexec ./trains "$@" --device=cpu --dry-run\n')
+            train.chmod(0o755)
+            ran = self.measure("train")
+        finally:
+            (self.bundle / "trains").replace(train)
+        self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+        # As docs/gpus.md has them.
+        for parameters in ("124,439,808", "1,557,611,200", "1,235,814,400"):
+            self.assertIn(f"model       {parameters} parameters, bf16", ran.stdout)
 
     def test_without_a_gpu_one_sentence_says_so(self):
         if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
