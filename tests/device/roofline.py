@@ -27,6 +27,7 @@ FREQUENT, STEP = 1 / 40, 0.53e-6
 # at a time is then what GPT-2 124M took beyond its kernels.
 RUN_FACTOR, GAP = 1.091, 1.5e-6
 PRODUCT_FLOPS = 2 * 16 * 8 * 16
+STEP_TOKENS = 512 * 1024  # of the configs of these models
 
 
 @dataclasses.dataclass
@@ -66,7 +67,7 @@ class Shape:
     vocabulary: int
     sequence: int
     batch: int
-    micro_batches: int  # of a step
+    micro_batches: int  # of a step that is measured
     gated: bool  # Llama's MLP and positions
 
     def tokens(self):
@@ -262,6 +263,7 @@ def table(title, loops, shape):
     ]
     sums = dict.fromkeys(names, 0.0)
     by_warpgroups = 0.0  # what kernels by warpgroups take beyond those that they replace
+    update = 0.0  # AdamW's part
 
     def figure(x):
         return f"{x:.2f}" if x else ""
@@ -280,6 +282,8 @@ def table(title, loops, shape):
             by_warpgroups += milliseconds["H200 ms"]
         elif work.name in BY_WARPGROUPS:
             by_warpgroups -= milliseconds["H200 ms"]
+        elif work.name.startswith("AdamW"):
+            update = milliseconds["H200 ms"]
         cells = [
             work.name + " (instead)" * work.instead,
             figure(work.instructions.get("sm_90", 0) / 1e9),
@@ -302,9 +306,12 @@ def table(title, loops, shape):
     lines.append("| thousands of tokens a second | | | | | " + " | ".join(rates) + " |")
     gpu = GPUS["H200"]
     by_warpgroups = sums["H200 ms"] + RUN_FACTOR * by_warpgroups
+    many = STEP_TOKENS // shape.tokens()
+    in_config = by_warpgroups - RUN_FACTOR * update * (1 - shape.micro_batches / many)
     for what, time in (
         ("share of the rate of products", sums["H200 ms"]),
         (f"the same in {by_warpgroups:.1f} ms, attention by warpgroups", by_warpgroups),
+        (f"and in {in_config:.1f} ms, {many} micro-batches in a step, as in the config", in_config),
     ):
         share = shape.flops() / gpu.product_rate / time * 1e3
         lines.append(f"| {what} | | | | | {share:.2f} |" + " |" * (len(names) - 1))
