@@ -8,7 +8,7 @@ Needs a Python with torch, and the wheel of tessera_ckpt or, as tests have it,
 TESSERA_CHECKPOINT_LIBRARY and PYTHONPATH=python. Takes 3 minutes, and 8 GB of the disk. `--device`
 is any of torch's: "cuda" (ROCm, too), "xpu", "mps"; "cpu" and "fake", which is that of
 python/tests/fake_device.py, try the program without a GPU. The exit status is 0 only if all that
-was loaded has the bits that were saved.
+was loaded has the bits that were saved, and 2 where there is no such device.
 """
 
 import argparse
@@ -42,10 +42,11 @@ class Device:
 
     def __init__(self, name):
         self.name, self.fake = name, None
+        self.of_tensors = "cpu" if name in ("cpu", "fake") else name
+        torch.empty(1, device=self.of_tensors)  # raises where there is none
         if name == "fake":
             from fake_device import FakeDevice
             self.fake = FakeDevice().__enter__()
-        self.of_tensors = "cpu" if name in ("cpu", "fake") else name
         self.module = None if self.of_tensors == "cpu" else getattr(torch, name.partition(":")[0])
         self.pins = self.module is not None and _host_memory._locks_pages()
 
@@ -108,8 +109,8 @@ def differing(one, other):
 
 
 class Measurement:
-    def __init__(self, options, scratch):
-        self.device, self.options, self.scratch = Device(options.device), options, scratch
+    def __init__(self, device, options, scratch):
+        self.device, self.options, self.scratch = device, options, scratch
         self.seconds = {}  # by what is measured
         self.wrong = []
 
@@ -283,15 +284,19 @@ def main():
     accelerator = getattr(torch, "accelerator", None)
     found = accelerator.current_accelerator() if (
         accelerator is not None and accelerator.is_available()) else None
-    parser.add_argument("--device", default="cpu" if found is None else found.type)
+    parser.add_argument("--device", default="cuda" if found is None else found.type)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1, help="of the number of layers")
     parser.add_argument("--scratch", help="where to write; default: in /tmp")
     parser.add_argument("--json", help="a file for all times")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
+    try:
+        device = Device(options.device)
+    except (AssertionError, RuntimeError) as error:  # torch's
+        parser.error(f"--device={options.device}: {str(error).splitlines()[0]}")
     with tempfile.TemporaryDirectory(prefix="tessera-gpu-", dir=options.scratch) as scratch:
-        measurement = Measurement(options, scratch)
+        measurement = Measurement(device, options, scratch)
         results = measurement.run()
     table(results)
     about = {"device": options.device, "torch": torch.__version__, "cores": os.cpu_count(),
