@@ -11,7 +11,6 @@
 #include "absl/strings/numbers.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "convert/core/foreign_storage.h"
 #include "storage/checks.h"
 #include "storage/testing/memory_storage.h"
 
@@ -55,14 +54,13 @@ void Write(Storage& storage, const std::string& name, const std::string& content
   Check((*file)->Close().ok());
 }
 
-// What Create() has accepted can be read.
-void ReadTensors(ForeignStorage& storage, std::string_view folder) {
+void ReadFolder(ForeignStorage& storage, std::string_view folder) {
   const auto names = storage.List(folder);
   if (!names.ok()) return;
   for (const std::string& name : *names) {
     const std::string path = folder.empty() ? name : std::string(folder) + "/" + name;
     if (name.ends_with('/')) {
-      ReadTensors(storage, path.substr(0, path.size() - 1));
+      ReadFolder(storage, path.substr(0, path.size() - 1));
       continue;
     }
     const auto file = storage.Open(path);
@@ -94,6 +92,8 @@ std::shared_ptr<Storage> FolderOf(const std::map<std::string, std::string>& file
   return storage;
 }
 
+void ReadTensors(ForeignStorage& storage) { ReadFolder(storage, ""); }
+
 absl::Status ReadPackedFolder(
     std::string_view packed,
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read) {
@@ -106,7 +106,7 @@ absl::Status ReadWholeFolder(
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, read(*storage));
   TESSERA_ASSIGN_OR_RETURN(const auto presented,
                            ForeignStorage::Create(storage, std::move(checkpoint)));
-  ReadTensors(*presented, "");
+  ReadTensors(*presented);
   return absl::OkStatus();
 }
 

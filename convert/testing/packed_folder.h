@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/core/foreign_storage.h"
 #include "storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -26,9 +27,11 @@ std::shared_ptr<Storage> UnpackFolder(std::string_view packed);
 // Returns a storage whose root has these files.
 std::shared_ptr<Storage> FolderOf(const std::map<std::string, std::string>& files);
 
-// Reads the root of a storage with `read`, presents an accepted checkpoint as a storage, and reads
-// every tensor of moderate size from it; aborts if that fails. Errors: those of `read` and of
-// ForeignStorage::Create().
+// Reads every tensor of moderate size of a checkpoint that was accepted; aborts if that fails.
+void ReadTensors(ForeignStorage& storage);
+
+// Reads the root of a storage with `read`, presents an accepted checkpoint as a storage, and calls
+// ReadTensors(). Errors: those of `read` and of ForeignStorage::Create().
 absl::Status ReadWholeFolder(
     const std::shared_ptr<Storage>& storage,
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read);

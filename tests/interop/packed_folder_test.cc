@@ -9,6 +9,7 @@
 #include "base/testing.h"
 #include "convert/formats/deepspeed/deepspeed.h"
 #include "convert/formats/megatron/megatron.h"
+#include "convert/open_foreign.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
@@ -30,6 +31,10 @@ absl::Status ReadMegatron(std::string_view packed) {
                                    [](auto& storage) { return convert::ReadMegatron(storage); });
 }
 
+absl::Status ReadFolder(std::string_view packed) {
+  return convert::OpenForeignFolder(convert::UnpackFolder(packed), {}).status();
+}
+
 TEST(PackedFolderTest, TheCorpusHasWholeCheckpoints) {
   for (const char* const name :
        {"zero1", "zero2_bf16", "zero3_bf16", "universal", "universal_frozen"}) {
@@ -39,6 +44,10 @@ TEST(PackedFolderTest, TheCorpusHasWholeCheckpoints) {
   for (const char* const name : {"buckets", "gathered", "ranks"}) {
     const absl::Status status = ReadMegatron(Corpus(std::string("megatron/") + name));
     EXPECT_OK(status) << name;
+  }
+  for (const char* const name :
+       {"adapter", "blobs_of_safetensors", "objects", "parts", "trainer", "two_models"}) {
+    EXPECT_OK(ReadFolder(Corpus(std::string("folder/") + name))) << name;
   }
 }
 

@@ -1,6 +1,7 @@
 """Writes the fixtures of state_dict_test that have the form of nanoGPT's folders.
 
-  make_nanogpt.py FOLDER
+  make_nanogpt.py FOLDER          the fixtures
+  make_nanogpt.py FOLDER --seeds  small folders, which ../pack_folder.py packs for ../corpus/folder
 
 Needs torch and safetensors. The model and the loop are written from what nanoGPT's files look like:
 linear layers, tied embeddings, biases or none, and AdamW over two groups, by the number of dims.
@@ -9,6 +10,7 @@ optimizer, by the names of transformers' parameters and in its layout, which has
 layers transposed.
 """
 
+import json
 import pathlib
 import sys
 
@@ -148,8 +150,43 @@ def write(folder, name, bias, prefix):
     save_file(expected, folder / f"{name}.logical.safetensors")
 
 
+def write_seeds(folder):
+    """A model and its average, one in parts, and a trainer's files beside a model or an adapter."""
+    torch.manual_seed(5)
+    args = dict(n_layer=1, n_head=1, n_embd=2, block_size=4, bias=True, vocab_size=5, dropout=0.0)
+    model = Model(args)
+    optimizer = make_optimizer(model)
+    train(model, optimizer, 1, lambda: torch.randint(0, args["vocab_size"], (4, 5)))
+    saved = checkpoint(model, optimizer, args, 1, "_orig_mod.")
+    saved["ema"] = {name: tensor / 2 for name, tensor in saved["model"].items()}
+    for name in ("two_models", "parts", "trainer", "adapter"):
+        (folder / name).mkdir(exist_ok=True)
+
+    def save(state, name):
+        torch.save(state, folder / name, _use_new_zipfile_serialization=False)
+
+    save(saved, "two_models/ckpt.pt")
+    weights = [(name, in_logical_layout(name, tensor)) for name, tensor in model.named_parameters()]
+    for name, parameter in model.named_parameters():
+        states = optimizer.state[parameter]
+        states.update({key: in_logical_layout(name, state) for key, state in states.items()})
+    for i in range(2):
+        save(dict(weights[i::2]), f"parts/pytorch_model-0000{i + 1}-of-00002.bin")
+    config = dict(model_type="gpt2", n_layer=1, n_head=1, n_embd=2, n_positions=4, vocab_size=5)
+    adapter = dict(peft_type="LORA", r=8)
+    for name in ("parts/config", "trainer/config", "adapter/adapter_config"):
+        described = adapter if "adapter" in name else config
+        (folder / f"{name}.json").write_text(json.dumps(described))
+    for name, file in ("trainer", "model"), ("adapter", "adapter_model"):
+        save_file(dict(weights), folder / name / f"{file}.safetensors")
+        save(optimizer.state_dict(), f"{name}/optimizer.pt")
+        (folder / name / "trainer_state.json").write_text(json.dumps({"global_step": 1}))
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
+    if sys.argv[2:] == ["--seeds"]:
+        return write_seeds(folder)
     write(folder, "nanogpt", bias=False, prefix="_orig_mod.")
     write(folder, "nanogpt_biases", bias=True, prefix="")
 
