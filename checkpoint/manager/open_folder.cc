@@ -1,13 +1,9 @@
 // How CheckpointManager::Open() opens a folder by its name, and makes its staging folder.
 
 #include <fcntl.h>
-#include <linux/magic.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
 #include "base/status_macros.h"
-#include "base/system_memory.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint_manager.h"
 #include "checkpoint/include/manifest.h"
@@ -65,13 +60,7 @@ absl::Status CheckApart(std::string_view name, const std::string& tmp_folder) {
                    ": one of them is, or contains, the other; name a folder of its own"));
 }
 
-bool IsInMemory(const std::string& folder) {
-  struct statfs found = {};
-  return statfs(folder.c_str(), &found) == 0 &&
-         (found.f_type == TMPFS_MAGIC || found.f_type == RAMFS_MAGIC);
-}
-
-// Adds the staging tier. A tier in memory takes a file only if it leaves half of the free memory.
+// Adds the staging tier.
 absl::StatusOr<std::unique_ptr<Storage>> WithStaging(std::string_view name,
                                                      const CheckpointManagerOptions& options,
                                                      const OpenStorageOptions& open,
@@ -80,16 +69,9 @@ absl::StatusOr<std::unique_ptr<Storage>> WithStaging(std::string_view name,
   const std::string folder = StagingFolderOf(name, parent, open);
   TESSERA_RETURN_IF_ERROR(CheckApart(name, parent.empty() ? folder : parent));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> staging, OpenStagingFolder(folder));
-  std::function<bool(uint64_t)> has_room;
-  if (IsInMemory(folder)) {
-    std::function<uint64_t()> available = options.background->available_memory_bytes;
-    if (!available) available = AvailableMemoryBytes;
-    has_room = [available = std::move(available)](uint64_t size_bytes) {
-      return size_bytes <= available() / 2;
-    };
-  }
-  return std::make_unique<TieredStorage>(std::move(staging), std::move(remote),
-                                         std::move(has_room));
+  return std::make_unique<TieredStorage>(
+      std::move(staging), std::move(remote),
+      RoomOfStagingFolder(folder, options.background->available_memory_bytes));
 }
 
 // Opens the folder, for writing if the job saves, and its staging folder with async_upload.

@@ -226,15 +226,11 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
     if (undeleted != nullptr) undeleted->Update(removed);
   }
   std::string slot(kRollingSlots[chosen]);
-  return removal->frees_names() ? slot : JoinPath(slot, MakeRollingAttempt());
+  return removal->frees_names() ? slot : JoinPath(slot, RandomHex(8));
 }
 
-std::string MakeRollingAttempt() { return RandomHex(8); }
-
 bool IsRollingAttempt(std::string_view name) {
-  return name.size() == 8 && std::ranges::all_of(name, [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
+  return name.size() == 8 && name.find_first_not_of("0123456789abcdef") == name.npos;
 }
 
 }  // namespace tessera::ckpt

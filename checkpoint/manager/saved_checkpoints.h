@@ -72,9 +72,7 @@ inline int ChooseRollingSlot(const RollingSteps& steps) {
   return steps[1] < steps[0] ? 1 : 0;  // nullopt is less than any step
 }
 
-// Returns "1a2b3c4d", the folder of a new attempt.
-std::string MakeRollingAttempt();
-
+// Returns whether this may be the folder of an attempt: "1a2b3c4d".
 bool IsRollingAttempt(std::string_view name);
 
 // Returns whether the directory of a rolling checkpoint, or its slot, is a symbolic link.

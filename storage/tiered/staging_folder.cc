@@ -1,18 +1,22 @@
 #include "storage/tiered/staging_folder.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/program.h"
 #include "base/status_macros.h"
+#include "base/system_memory.h"
 #include "base/text.h"
 #include "storage/posix_storage.h"
 
@@ -106,6 +110,18 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& pa
                            OpenPosixStorage(path, {.create_root = true, .private_to = geteuid()}));
   TESSERA_RETURN_IF_ERROR(MarkIfEmpty(*storage, path));
   return storage;
+}
+
+std::function<bool(uint64_t size_bytes)> RoomOfStagingFolder(const std::string& path,
+                                                             std::function<uint64_t()> available) {
+  struct statfs found = {};
+  const bool in_memory = statfs(path.c_str(), &found) == 0 &&
+                         (found.f_type == TMPFS_MAGIC || found.f_type == RAMFS_MAGIC);
+  if (!in_memory) return nullptr;
+  if (!available) available = AvailableMemoryBytes;
+  return [available = std::move(available)](uint64_t size_bytes) {
+    return size_bytes <= available() / 2;
+  };
 }
 
 void KeepStagingMarker(Storage& storage) {

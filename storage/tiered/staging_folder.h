@@ -1,6 +1,8 @@
 #ifndef TESSERA_STORAGE_TIERED_STAGING_FOLDER_H_
 #define TESSERA_STORAGE_TIERED_STAGING_FOLDER_H_
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,6 +29,12 @@ std::string LocalFolderFor(std::string_view name, const OpenStorageOptions& opti
 // folder that holds files but no marker, since they are somebody else's. Several processes may call
 // this function at once.
 absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& path);
+
+// Returns whether a staging folder takes a file of so many bytes, as TieredStorage asks. One in
+// memory takes it only if half of the memory that `available` returns (null: of the system) is
+// left. Null: any file.
+std::function<bool(uint64_t size_bytes)> RoomOfStagingFolder(const std::string& path,
+                                                             std::function<uint64_t()> available);
 
 // Renews the marker's time, since programs that clean temporary folders delete old files first.
 void KeepStagingMarker(Storage& storage);
