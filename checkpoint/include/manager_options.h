@@ -112,6 +112,10 @@ struct RetentionOptions {
   int64_t every_steps = 0;                       // checkpoints whose step is a multiple of this
   int64_t best = 0;                              // the number with the lowest validation losses
   absl::Duration within = absl::ZeroDuration();  // checkpoints that are not older than this
+  // Whether the good checkpoint before the newest one stays, too, until a later step than that of
+  // the newest is healthy (StepState): the first weights of a divergence have the loss of a good
+  // step, and the next step shows them. What is superfluous goes when the next save begins.
+  bool awaits_healthy_step = false;
 
   bool deletes() const {
     return newest > 0 || every_steps > 0 || best > 0 || within > absl::ZeroDuration();

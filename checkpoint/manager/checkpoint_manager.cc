@@ -136,6 +136,7 @@ class Manager final : public JobSaves {
     schedule_ = SaveSchedule(options_.schedule);
     began_ = SteadyNow();
     end_ = EndReason::kNone;
+    if (housekeeping_.has_value()) housekeeping_->NoteHealthy(step);
     // A killed job may have left copies that no load needs. A failure does no harm.
     if (staging_ != nullptr) DeleteStagedFilesBut(*staging_, resumed_directory_).IgnoreError();
   }
@@ -182,6 +183,7 @@ class Manager final : public JobSaves {
     }
     const KnownFacts known = Decode(now.step, facts);
     elapsed_ = known.elapsed;
+    if (known.healthy && housekeeping_.has_value()) housekeeping_->NoteHealthy(now.step);
     const JobDecision decision = schedule_.AfterStep(known);
     end_ = decision.end;
     const bool saves = decision.save != SaveKind::kNone && decision.trouble == SaveTrouble::kNone;

@@ -127,6 +127,82 @@ TEST_F(LastGoodTest, AStateThatTheJobCallsUnhealthyDoesNotReplaceAGoodOne) {
   }
 }
 
+// The disk has room for the newest checkpoint and the one that is being written.
+TEST_F(LastGoodTest, TheCheckpointBeforeTheNewestStaysUntilALaterStepIsHealthy) {
+  weight_.resize(100'000);
+  MemoryStorage scratch;
+  FaultInjectingStorage measured(scratch);
+  measured.SetDiskBytes(1 << 20);
+  ASSERT_OK(CheckpointFolder(measured).Save(2, OneTensor(weight_)));
+  const uint64_t one = (1 << 20) - *measured.FreeBytes();
+  for (const bool in_background : {false, true}) {
+    SCOPED_TRACE(in_background);
+    MemoryStorage memory;
+    FaultInjectingStorage storage(memory);
+    storage.SetDiskBytes(2 * one + one / 2);
+    CheckpointManagerOptions options;
+    if (in_background) options.background.emplace();
+    options.schedule.interval_steps = 2;
+    options.keep = {.newest = 1, .awaits_healthy_step = true};
+    auto manager = Open(storage, options);
+    // Ends a step, and a save in the background, too.
+    const auto end_step = [&](const StepState& now) {
+      EXPECT_OK(TrySave(*manager, now));
+      for (const SaveOutcome& outcome : manager->Finish()) {
+        EXPECT_EQ(OrFail(outcome.report).note, "") << now.step;
+      }
+      return Steps(memory);
+    };
+    EXPECT_THAT(end_step({.step = 2}), ElementsAre(2));
+    EXPECT_THAT(end_step({.step = 4}), ElementsAre(2, 4));
+    EXPECT_THAT(end_step({.step = 5}), ElementsAre(2, 4));
+    EXPECT_THAT(end_step({.step = 6}), ElementsAre(4, 6));
+    for (const int64_t step : {7, 8}) {
+      EXPECT_THAT(end_step({.step = step, .healthy = false}), ElementsAre(4, 6));
+    }
+    manager = nullptr;
+    manager = Open(storage, options);
+    ASSERT_OK_AND_ASSIGN(const ResumeResult resumed, manager->TryResume(OneTensor(weight_)));
+    EXPECT_EQ(resumed.checkpoint->step(), 6);
+    EXPECT_THAT(end_step({.step = 7, .healthy = false}), ElementsAre(4, 6));
+    EXPECT_THAT(end_step({.step = 8}), ElementsAre(6, 8));
+    // At the end of the job even a state is saved that is not healthy.
+    storage.SetDiskBytes(4 * one);
+    EXPECT_THAT(end_step({.step = 9, .program_ends = true, .healthy = false}),
+                ElementsAre(6, 8, 9));
+    // A job that goes back has healthy steps before it only.
+    for (const int64_t step : {10, 11}) {
+      EXPECT_THAT(end_step({.step = step}), ElementsAre(8, 10));
+    }
+    ASSERT_OK(manager->TryResume(OneTensor(weight_), {.step = 10}));
+    EXPECT_THAT(end_step({.step = 11, .program_ends = true, .healthy = false}),
+                ElementsAre(8, 10, 11));
+  }
+}
+
+// While a save is in flight, a later step is healthy.
+TEST_F(LastGoodTest, TheCommitOfAProvenCheckpointDeletesTheOneBeforeIt) {
+  MemoryStorage memory;
+  CheckpointManagerOptions options;
+  std::atomic<bool> holds = false;
+  absl::Notification commits;
+  options.background.emplace().save.before_commit = [&] {
+    if (holds) commits.WaitForNotification();
+    return absl::OkStatus();
+  };
+  options.schedule.interval_steps = 2;
+  options.keep = {.newest = 1, .awaits_healthy_step = true};
+  const auto manager = Open(memory, options);
+  ASSERT_OK(TrySave(*manager, {.step = 2}));
+  manager->Finish();
+  holds = true;
+  for (const int64_t step : {4, 5}) ASSERT_OK(TrySave(*manager, {.step = step}));
+  EXPECT_THAT(Steps(memory), ElementsAre(2));
+  commits.Notify();
+  manager->Finish();
+  EXPECT_THAT(Steps(memory), ElementsAre(4));
+}
+
 // The job goes back while the save of a later step is in flight.
 TEST_F(LastGoodTest, ASaveInFlightIsOverBeforeTheJobGoesBack) {
   using GoBack = std::function<absl::Status(CheckpointManager&)>;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -32,11 +33,14 @@ std::vector<size_t> ByLoss(std::span<const RetentionCandidate> candidates) {
   return order;
 }
 
-std::optional<size_t> NewestGood(std::span<const RetentionCandidate> candidates) {
+// Returns the indices of the good ones from the newest to the first that is proven.
+std::vector<size_t> NewestGood(std::span<const RetentionCandidate> candidates) {
+  std::vector<size_t> newest;
   for (size_t i = candidates.size(); i-- > 0;) {
-    if (candidates[i].good) return i;
+    if (candidates[i].good) newest.push_back(i);
+    if (candidates[i].good && candidates[i].proven) break;
   }
-  return std::nullopt;
+  return newest;
 }
 
 void AddNote(std::string& notes, std::string_view note) {
@@ -69,7 +73,7 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
   for (const size_t i : ByLoss(candidates)) {
     if (kept_by_data[candidates[i].validation_data]++ < options.best) kept[i] = true;
   }
-  if (const std::optional<size_t> good = NewestGood(candidates)) kept[*good] = true;
+  for (const size_t i : NewestGood(candidates)) kept[i] = true;
   std::vector<size_t> deleted;
   for (size_t i = 0; i < count; ++i) {
     if (!kept[i]) deleted.push_back(i);
@@ -80,11 +84,11 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
 std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
                                      std::span<const RetentionCandidate> candidates,
                                      const RetentionCandidate& coming, absl::Time now) {
-  const std::optional<size_t> good = NewestGood(candidates);
-  if (!good.has_value()) return {};
+  const std::vector<size_t> good = NewestGood(candidates);
+  if (good.empty()) return {};
   std::vector<size_t> chosen;
   const auto choose = [&](size_t i) {
-    if (i != *good && std::ranges::find(chosen, i) == chosen.end()) chosen.push_back(i);
+    if (std::ranges::count(good, i) + std::ranges::count(chosen, i) == 0) chosen.push_back(i);
   };
   // Chooses permanent ones that the policy gives up. With `as_permanent`, the newest good one and
   // the coming one are taken as permanent.
@@ -92,7 +96,7 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
     std::vector<size_t> indices;
     std::vector<RetentionCandidate> counted;
     for (size_t i = 0; i < candidates.size(); ++i) {
-      if (candidates[i].rolling && !(as_permanent && i == *good)) continue;
+      if (candidates[i].rolling && !(as_permanent && i == good[0])) continue;
       indices.push_back(i);
       counted.push_back(candidates[i]);
     }
@@ -113,7 +117,10 @@ std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
 }
 
 Retention::Retention(Storage& storage, const RetentionOptions& options)
-    : storage_(storage), removal_(Removal::In(storage)), options_(options) {}
+    : storage_(storage),
+      removal_(Removal::In(storage)),
+      options_(options),
+      healthy_step_(options.awaits_healthy_step ? 0 : std::numeric_limits<int64_t>::max()) {}
 
 absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step) {
   if (saved_step.has_value()) described_.erase(StepDirectoryName(*saved_step));
@@ -140,9 +147,10 @@ absl::Status Retention::Apply(absl::Time now, std::optional<int64_t> saved_step)
     known[i] = is_surplus ? Identify(*committed[i])
                           : DescribeOnce(*committed[i], committed[i]->step == saved_step);
     candidates[i] = known[i].candidate;
+    candidates[i].proven = IsProven(candidates[i].step);
     first_error.Update(known[i].unknown);
     intact += candidates[i].intact ? 1 : 0;
-    found_good |= candidates[i].good;
+    found_good |= candidates[i].good && candidates[i].proven;
   }
 
   bool tried = false;
@@ -202,6 +210,7 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     if (!described.unknown.ok() || (checkpoint.rolling && !intact)) continue;
     if (!intact) described.bytes = BytesBelow(storage_, checkpoint.directory);
     candidates.push_back(described.candidate);
+    candidates.back().proven = IsProven(checkpoint.step);
     found.emplace_back(&checkpoint, described);
   }
   Droppable droppable;
@@ -274,6 +283,7 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
   std::string root;
   absl::Status undeleted;
   note_.clear();
+  if (std::exchange(prunes_first_, false)) NoteUndeleted(note_, retention_.Apply(absl::Now()));
   if (planned.rolling) {
     TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, known_good_, &undeleted));
     NoteUndeleted(note_, undeleted);
@@ -307,6 +317,7 @@ absl::Status SaveHousekeeping::CleanUp(SaveReport& report) {
     absl::Status pruned = ConfirmFolder(lock_);
     if (pruned.ok()) pruned = retention_.Apply(absl::Now(), step);
     NoteUndeleted(report.note, pruned);
+    prunes_first_ = !step.has_value() || !retention_.IsProven(*step);
   }
   if (!note_.empty()) AddNote(report.note, note_);
   if (staging_ == nullptr) return absl::OkStatus();

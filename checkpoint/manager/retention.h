@@ -4,6 +4,7 @@
 // Which checkpoints a run keeps: the policies, which are pure, without I/O and without a clock,
 // Retention, which deletes by them, and SaveHousekeeping, which calls it at each save.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -37,11 +38,14 @@ struct RetentionCandidate {
   bool intact = true;                     // false: damaged, or it cannot be read
   // False if the checkpoint is not intact, its state not finite, or its loss not plausible.
   bool good = true;
+  bool proven = true;  // a later step was healthy (RetentionOptions::awaits_healthy_step)
 };
 
+// "The newest good ones" are those down to the newest one that is also proven.
+
 // Returns the indices of the checkpoints to delete, ascending; never of the newest, nor of the
-// newest good one. `candidates` are permanent and ascend by step. Only intact ones count as one of
-// RetentionOptions::newest; a damaged one stays while fewer intact ones than that are newer.
+// newest good ones. `candidates` are permanent and ascend by step. Only intact ones
+// are of RetentionOptions::newest; a damaged one stays while fewer intact ones than that are newer.
 std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
                                    std::span<const RetentionCandidate> candidates, absl::Time now);
 
@@ -53,8 +57,8 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
 // 4. permanent ones that the policy gives up if the newest good checkpoint and the coming one are
 //    taken as permanent.
 //
-// `candidates`, of both kinds, ascend by step. Never returns the newest good one, so that until the
-// save is complete, the run can lose only the steps since then. Empty if none is good.
+// `candidates`, of both kinds, ascend by step. Never returns the newest good ones, so that
+// until the save is complete, the run can lose only the steps since then. Empty if none is good.
 std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
                                      std::span<const RetentionCandidate> candidates,
                                      const RetentionCandidate& coming, absl::Time now);
@@ -84,6 +88,13 @@ class Retention {
  public:
   // The storage must outlive this object.
   Retention(Storage& storage, const RetentionOptions& options);
+
+  // With RetentionOptions::awaits_healthy_step, proves the checkpoints of earlier steps than this
+  // one, which was healthy or at which the job begins, and no others. Any thread.
+  void NoteHealthy(int64_t step) {
+    if (options_.awaits_healthy_step) healthy_step_ = step;
+  }
+  bool IsProven(int64_t step) const { return step < healthy_step_; }
 
   // Deletes the permanent checkpoints that the policy does not keep, and the remains of incomplete
   // saves that are older than the newest checkpoint; but never the checkpoint of `saved_step`, the
@@ -121,6 +132,7 @@ class Retention {
   Storage& storage_;
   const std::unique_ptr<Removal> removal_;
   const RetentionOptions options_;
+  std::atomic<int64_t> healthy_step_;
   std::map<std::string, Described> described_;  // permanent ones, by directory
 };
 
@@ -137,7 +149,8 @@ class SaveHousekeeping {
         lock_(lock),
         options_(options),
         is_rank_0_(is_rank_0),
-        retention_(storage, options.keep) {}
+        retention_(storage, options.keep),
+        prunes_first_(options.keep.awaits_healthy_step) {}
 
   // Returns hooks that call this object.
   SaveHooks Hooks();
@@ -152,6 +165,7 @@ class SaveHousekeeping {
   }
   // Forgets that checkpoint: it may have been quarantined.
   void ForgetLoaded() { known_good_.clear(); }
+  void NoteHealthy(int64_t step) { retention_.NoteHealthy(step); }
 
  private:
   // Returns the root of a save that rank 0 is about to write. Empties a rolling slot. If the disk
@@ -167,7 +181,8 @@ class SaveHousekeeping {
   Retention retention_;
   bool coming_is_healthy_ = false;  // the save in progress
   std::string known_good_;          // the last rolling checkpoint or the loaded one, if healthy
-  std::string note_;  // on what was deleted, or could not be, for the save in progress
+  std::string note_;   // on what was deleted, or could not be, for the save in progress
+  bool prunes_first_;  // checkpoints may have become superfluous since the last commit
   PlanCache plan_cache_;
 };
 

@@ -81,6 +81,11 @@ TEST(RetentionTest, NeverTheNewestGoodOne) {
   std::vector<RetentionCandidate> candidates = Ten();
   for (size_t i = 4; i < candidates.size(); ++i) candidates[i].good = false;
   EXPECT_EQ(Kept({.newest = 2}, candidates), (Steps{40, 90, 100}));
+  // Nor the proven one before it.
+  candidates[3].proven = false;
+  EXPECT_EQ(Kept({.newest = 2}, candidates), (Steps{30, 40, 90, 100}));
+  EXPECT_EQ(MakeRoom({.newest = 2}, candidates, {.step = 110, .good = false}),
+            (Steps{10, 20, 50, 60, 70, 80, 90}));
   for (RetentionCandidate& c : candidates) c.good = false;
   EXPECT_EQ(Kept({.newest = 2}, candidates), (Steps{90, 100}));
 }

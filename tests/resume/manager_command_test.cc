@@ -76,7 +76,7 @@ TEST_F(ManagerCommandTest, PermanentCheckpointsOfEverySetting) {
       {{"--checkpoint-every=2"}, {2, 4, 5}},
       {{"--save-interval=100", "--save-interval-minutes=60"}, {5}},
       {{"--save-interval=100", "--save-interval-minutes=1e-7"}, {1, 2, 3, 4, 5}},
-      {{"--save-interval=1", "--save-retain-minutes=1e-7"}, {5}},
+      {{"--save-interval=1", "--save-retain-minutes=1e-7"}, {4, 5}},
       {{"--save-interval=1", "--keep-latest-k=2", "--save-retain-interval=2"}, {2, 4, 5}},
       {{"--save-continuously"}, {1, 2, 3, 4, 5}}};
   int number = 0;
@@ -126,7 +126,7 @@ TEST_F(ManagerCommandTest, SaveTopKKeepsTheBestByValidationLoss) {
   }
   ASSERT_EQ(by_loss.size(), 8u);
   std::sort(by_loss.begin(), by_loss.end());
-  EXPECT_EQ(Steps("run"), (std::set<int64_t>{by_loss[0].second, by_loss[1].second, 8}));
+  EXPECT_EQ(Steps("run"), (std::set<int64_t>{by_loss[0].second, by_loss[1].second, 7, 8}));
 }
 
 TEST_F(ManagerCommandTest, LossesOfOtherValidationDataAreNotCompared) {
@@ -139,7 +139,8 @@ TEST_F(ManagerCommandTest, LossesOfOtherValidationDataAreNotCompared) {
   EXPECT_THAT(train(4, "1").out, Not(HasSubstr("other validation data")));
   EXPECT_THAT(train(5, "2").out, HasSubstr("other validation data"));
   EXPECT_EQ(Records("run").back()["best"], true);
-  EXPECT_EQ(Steps("run").size(), 2);  // the best of each data, of which one is the newest
+  // The best of each data, of which one is the newest, and the one before it.
+  EXPECT_EQ(Steps("run").size(), 3);
 }
 
 // The same command: without room it ends with one sentence, with room it continues.
@@ -209,6 +210,31 @@ TEST_F(ManagerCommandTest, OnAFullDiskRollingOnesGiveRoomToPermanentOnes) {
   EXPECT_THAT(result.out, HasSubstr("the disk is full: step-00000004 made room for step 6"));
   EXPECT_TRUE(fs::exists(disk_ / "checkpoints" / "step-00000008"));
   EXPECT_FALSE(fs::exists(disk_ / "checkpoints" / "step-00000004"));
+}
+
+// The update of step 5 breaks the weights, which the loss of step 6 shows. The disk has room for
+// two checkpoints.
+TEST_F(ManagerCommandTest, TheCheckpointBeforeADivergenceStays) {
+  const SmallDisk disk(disk_, CheckpointBytes() * 27 / 10);
+  SKIP_WITHOUT(disk);
+  const auto train = [&](int steps, const std::string& every, const Words& flags, int exit_code) {
+    const Words keep = {"--save-interval=" + every, "--non-persistent-save-interval=0",
+                        "--max-checkpoint-keep=1"};
+    return MustRun(OnDisk(steps, Joined(keep, flags)), exit_code);
+  };
+  const auto is_saved = [&](int step) {
+    return fs::exists(disk_ / "checkpoints" / ("step-0000000" + std::to_string(step)));
+  };
+  EXPECT_THAT(train(4, "1", {}, 0).out, Not(HasSubstr("the disk is full")));
+  EXPECT_FALSE(is_saved(2));
+  for (const int from : {4, 5}) {
+    const Result diverged = train(1000, "5", {"--lr=1e30", "--lr-decay-style=constant"}, 1);
+    EXPECT_THAT(diverged.out, HasSubstr("(step " + std::to_string(from) + ")"));
+    EXPECT_THAT(diverged.err, HasSubstr("training has diverged"));
+    EXPECT_TRUE(is_saved(4));
+    EXPECT_TRUE(is_saved(5));
+  }
+  EXPECT_THAT(train(4, "1", {"--ckpt-step=4"}, 0).out, HasSubstr("(step 4)"));
 }
 
 // The temporary folder of uploads has room for a part of a checkpoint.

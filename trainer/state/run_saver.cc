@@ -36,7 +36,8 @@ ckpt::RetentionOptions ToRetention(const CheckpointConfig& config) {
   return {.newest = config.max_checkpoint_keep(),
           .every_steps = config.save_retain_interval(),
           .best = config.save_top_k(),
-          .within = absl::Minutes(config.save_retain_minutes())};
+          .within = absl::Minutes(config.save_retain_minutes()),
+          .awaits_healthy_step = true};
 }
 
 }  // namespace
