@@ -5,6 +5,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/no_space.h"
+#include "base/status_macros.h"
+#include "base/units.h"
 
 namespace tessera {
 namespace {
@@ -58,6 +61,17 @@ absl::Status ShortReadStatus(const std::string& name, uint64_t offset_bytes,
   return absl::DataLossError(absl::StrCat("ReadAt ", name, ": expected ", expected_bytes,
                                           " bytes at offset ", offset_bytes, ", found ",
                                           found_bytes, ": the file ends at ", file_bytes));
+}
+
+absl::Status CheckRoom(Storage& storage, std::string_view root, std::string_view what,
+                       uint64_t needed_bytes) {
+  const absl::StatusOr<uint64_t> free = storage.FreeBytes();
+  if (absl::IsUnimplemented(free.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(free.status());
+  if (*free >= needed_bytes) return absl::OkStatus();
+  return NoSpaceError(absl::StrCat(std::string(what), " needs ", needed_bytes, " bytes (",
+                                   HumanBytes(needed_bytes), ") but ", storage.Describe(root),
+                                   " has ", *free, " (", HumanBytes(*free), ") left"));
 }
 
 }  // namespace tessera

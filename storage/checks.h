@@ -26,6 +26,11 @@ std::pair<std::string_view, std::string_view> SplitPath(std::string_view path);
 absl::Status ShortReadStatus(const std::string& name, uint64_t offset_bytes,
                              uint64_t expected_bytes, uint64_t file_bytes);
 
+// Returns NoSpaceError() if the storage has too little space below `root` for so many bytes, which
+// `what` needs ("the checkpoint"), as far as it tells.
+absl::Status CheckRoom(Storage& storage, std::string_view root, std::string_view what,
+                       uint64_t needed_bytes);
+
 // Returns a transfer whose Wait() is `act`, which owns the part that was started.
 template <typename Act>
 std::unique_ptr<PendingIo> WaitToDo(Act act) {

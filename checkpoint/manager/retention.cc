@@ -16,7 +16,7 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/internal/damage.h"
 #include "checkpoint/manager/saved_checkpoints.h"
-#include "checkpoint/save/coordinator.h"
+#include "storage/checks.h"
 #include "storage/tiered/staging_folder.h"
 
 namespace tessera::ckpt {
@@ -295,8 +295,9 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> deleted,
       retention_.MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now(), &undeleted));
-  const absl::Status room =
-      undeleted.ok() ? absl::OkStatus() : CheckRoom(storage_, root, planned.data_bytes);
+  const absl::Status room = undeleted.ok()
+                                ? absl::OkStatus()
+                                : CheckRoom(storage_, root, "the checkpoint", planned.data_bytes);
   if (!room.ok()) {
     return WithMessage(
         room, absl::StrCat(room.message(), "; ", undeleted.message(),

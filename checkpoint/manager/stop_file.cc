@@ -1,13 +1,10 @@
 #include "checkpoint/manager/stop_file.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <filesystem>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -17,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/errno_status.h"
+#include "base/file_in_folder.h"
 #include "base/files.h"
 #include "base/mutex.h"
 #include "base/no_memory.h"
@@ -39,32 +37,8 @@ struct Reading {
   bool operator==(const Reading&) const = default;
 };
 
-// Opens the file in its folder, which stays open in `folder`, so that the file is found when the
-// folder is renamed. Once the folder is deleted, the path alone says where the file is.
-absl::StatusOr<ScopedFd> OpenInFolder(const std::filesystem::path& path, ScopedFd& folder) {
-  struct stat status = {};
-  if (!folder.valid() || ::fstat(folder.get(), &status) != 0 || status.st_nlink == 0) {
-    constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
-    folder = ScopedFd(AboveStandardStreams(::open(path.parent_path().c_str(), kFlags)));
-  }
-  return folder.valid() ? OpenRegularFile(folder.get(), path.filename(), O_RDONLY)
-                        : OpenRegularFile(AT_FDCWD, path, O_RDONLY);
-}
-
-// Returns what the folder is called, if its path leads to another one; otherwise "".
-std::string MovedTo(const std::filesystem::path& path, const ScopedFd& folder) {
-  struct stat ours, there;
-  if (!folder.valid() || ::fstat(folder.get(), &ours) != 0 || ours.st_nlink == 0 ||
-      ::stat(path.parent_path().c_str(), &there) != 0 ||
-      (ours.st_dev == there.st_dev && ours.st_ino == there.st_ino)) {
-    return "";
-  }
-  std::error_code error;
-  return std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", folder.get()), error);
-}
-
-Reading ReadOnce(const std::string& path, ScopedFd& folder) {
-  const absl::StatusOr<ScopedFd> fd = OpenInFolder(path, folder);
+Reading ReadOnce(FileInFolder& file) {
+  const absl::StatusOr<ScopedFd> fd = file.Open();
   if (fd.status() == ReadErrnoStatus(ENOENT)) return {};
   if (!fd.ok()) return {.problem = std::string(fd.status().message())};
   struct stat status = {};
@@ -80,13 +54,12 @@ Reading ReadOnce(const std::string& path, ScopedFd& folder) {
 }  // namespace
 
 struct StopFile::Shared {
-  Shared(const std::string& file, std::string identity)
-      : path(AbsolutePath(file)), acted_upon(std::move(identity)) {}
+  Shared(const std::string& path, std::string identity)
+      : file(AbsolutePath(path)), acted_upon(std::move(identity)) {}
 
-  const std::string path;
+  FileInFolder file;  // this and the next are used by Read() alone
+  std::string moved_to;
   const std::string acted_upon;
-  ScopedFd folder;       // of the file; this and the next are used by Read() alone
-  std::string moved_to;  // where it is, if its path leads to another one
   Mutex mutex;
   CondVar changed;
   bool wanted ABSL_GUARDED_BY(mutex) = true;  // another read
@@ -140,12 +113,13 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
       const MutexLock lock(&shared->mutex);
       shared->wanted = false;
     }
-    Reading reading = ReadOnce(shared->path, shared->folder);
-    std::string moved_to = MovedTo(shared->path, shared->folder);
+    const std::string path = shared->file.path();
+    Reading reading = ReadOnce(shared->file);
+    std::string moved_to = shared->file.MovedTo();
     const absl::StatusOr<int64_t> step = ParseStopFile(reading.contents);
     const MutexLock lock(&shared->mutex);
     if (!moved_to.empty() && moved_to != shared->moved_to) {
-      shared->note = absl::StrCat("stop file ", shared->path, " is read in ", moved_to,
+      shared->note = absl::StrCat("stop file ", path, " is read in ", moved_to,
                                   ", where the path has led first: it leads to another folder now");
     }
     shared->moved_to = std::move(moved_to);
@@ -153,7 +127,7 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
       const bool is_new = reading.identity.empty() || reading.identity != shared->acted_upon;
       if (!reading.problem.empty() || !step.ok()) {  // first, since it takes memory
         shared->note =
-            absl::StrCat("stop file ", shared->path, " has no effect: ",
+            absl::StrCat("stop file ", path, " has no effect: ",
                          step.ok() ? absl::string_view(reading.problem) : step.status().message());
       }
       shared->request = {.step = is_new ? step.value_or(0) : 0,

@@ -5,27 +5,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "base/units.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
+#include "storage/checks.h"
 
 namespace tessera::ckpt {
-
-absl::Status CheckRoom(Storage& storage, std::string_view root, uint64_t needed_bytes) {
-  const absl::StatusOr<uint64_t> free = storage.FreeBytes();
-  if (absl::IsUnimplemented(free.status())) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(free.status());
-  if (*free >= needed_bytes) return absl::OkStatus();
-  return NoSpaceError(absl::StrCat("the checkpoint needs ", needed_bytes, " bytes (",
-                                   HumanBytes(needed_bytes), ") but ", storage.Describe(root),
-                                   " has ", *free, " (", HumanBytes(*free), ") left"));
-}
 
 Coordinator::Coordinator(Storage& storage, const Manifest& metadata,
                          std::function<absl::StatusOr<std::string>(uint64_t)> choose_root,
@@ -212,7 +201,7 @@ absl::Status Coordinator::PrepareDirectory() {
     TESSERA_ASSIGN_OR_RETURN(replaced_, overwrite_ ? ReadInPlace(storage_, directory_)
                                                    : ReadTombstone(storage_, directory_));
   }
-  TESSERA_RETURN_IF_ERROR(CheckRoom(storage_, root_, BytesOfFiles(manifest_)));
+  TESSERA_RETURN_IF_ERROR(CheckRoom(storage_, root_, "the checkpoint", BytesOfFiles(manifest_)));
   directory_is_made_ = true;
   return storage_.MakeDirectory(directory_);
 }

@@ -20,10 +20,6 @@
 
 namespace tessera::ckpt {
 
-// Returns NoSpaceError() if the storage has too little space for so many bytes below `root`, as far
-// as it tells.
-absl::Status CheckRoom(Storage& storage, std::string_view root, uint64_t needed_bytes);
-
 // Rank 0's side of one save: the steps of the commit protocol (run_save.cc) that it does for all
 // ranks. `metadata` must outlive this object.
 class Coordinator {
