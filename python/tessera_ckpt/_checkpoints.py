@@ -15,6 +15,7 @@ from typing import (Any, Dict, Iterable, Iterator, List, Mapping, MutableMapping
 
 from . import (_device, _host_memory, _new_state, _packed, _shared_memory, _state, _structure,
                _tensors, _values)
+from ._garbage import without_collections
 from ._group import TIMEOUT_SECONDS, Group, group_of, together
 from ._interrupt import cancelling
 from ._library import (CREATE, LOGGER, DataLossError, Handle, InvalidArgumentError, LoadOptions,
@@ -688,7 +689,7 @@ _MERGED = {name: merging(merge) for name, merge in (
     (_OUTER, _values.merge))}
 
 
-@_state.without_collections()
+@without_collections()
 def describe(state: Any, entries: Optional[Mapping[str, bytes]], program: str,
              per_rank: Iterable[str], group: Optional[Group]) -> _state.Description:
     """A state that is to be saved, for the library."""

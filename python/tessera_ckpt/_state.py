@@ -3,9 +3,7 @@ and the boxes of them in this process's memory."""
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-import gc
 import math
 import re
 from collections.abc import Mapping, MutableMapping
@@ -376,19 +374,6 @@ def _boxes_of_range(shape: Tuple[int, ...], begin: int, end: int
 def role_of(name: str) -> int:
     """State of the optimizer is what stands below a key that says so."""
     return WEIGHT if _OPTIMIZER.isdisjoint(name.split(".")) else OPTIMIZER_STATE
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Describing makes many objects and no garbage, and each collection of garbage looks at all
-    objects of the program."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 class Description:

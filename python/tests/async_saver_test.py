@@ -2,6 +2,7 @@
 """The package with numpy: saves in the background."""
 
 import functools
+import gc
 import os
 import pathlib
 import signal
@@ -17,6 +18,7 @@ from ranks import run_ranks
 from scratch import Case
 from tessera_ckpt import Box
 from tessera_ckpt._async_saver import outcome_of
+from tessera_ckpt._garbage import without_collections
 
 
 def interrupted(*arguments):
@@ -178,6 +180,21 @@ class AsyncTest(Case):
         state = {"w": np.zeros(3_000_000, int)}
         tessera_ckpt.load(self.folder, state)
         self.assertEqual(state["w"][-1], 2_999_999)
+
+    def test_collections_of_garbage_go_on_once_no_thread_describes_a_state(self):
+        for before in (False, True):
+            (gc.enable if before else gc.disable)()
+            first = without_collections()  # in another thread
+            first.__enter__()
+            with self.assertRaises(KeyboardInterrupt), without_collections():
+                child = os.fork()  # in a third one
+                if child == 0:
+                    os._exit(gc.isenabled())
+                self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), before)
+                first.__exit__(None, None, None)
+                self.assertFalse(gc.isenabled())
+                raise KeyboardInterrupt
+            self.assertEqual(gc.isenabled(), before)
 
 
 if __name__ == "__main__":
