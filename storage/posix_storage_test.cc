@@ -22,7 +22,6 @@
 #include <fstream>
 #include <functional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

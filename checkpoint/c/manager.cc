@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "checkpoint/c/handles.h"
 
 namespace tessera::ckpt::c {

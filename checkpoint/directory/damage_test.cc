@@ -3,9 +3,7 @@
 #include "checkpoint/internal/damage.h"
 
 #include "absl/strings/cord.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/testing.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

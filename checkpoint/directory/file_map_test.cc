@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
-#include "base/testing.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "gtest/gtest.h"
 

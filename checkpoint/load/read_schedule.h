@@ -16,7 +16,6 @@
 #include "checkpoint/load/placer.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/scan/scan.h"
-#include "storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 

@@ -12,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/testing.h"
 #include "checkpoint/directory/directory.h"

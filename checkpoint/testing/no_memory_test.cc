@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/fail_allocation.h"
 #include "base/is_waiting.h"
 #include "base/testing.h"

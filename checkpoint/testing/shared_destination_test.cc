@@ -23,7 +23,6 @@
 namespace tessera::ckpt {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 

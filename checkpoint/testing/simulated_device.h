@@ -20,7 +20,6 @@
 #include "base/mutex.h"
 #include "checkpoint/include/device_memory.h"
 #include "checkpoint/include/state_dict.h"
-#include "layout/box.h"
 #include "layout/dtype.h"
 
 namespace tessera::ckpt {

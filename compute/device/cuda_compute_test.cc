@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing.h"
 #include "compute/device/cuda_device.h"
 #include "compute/device/training_device.h"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_world.h"

@@ -14,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/include/state_dict.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/models.h"

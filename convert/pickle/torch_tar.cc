@@ -24,7 +24,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "convert/core/errors.h"
 #include "convert/pickle/read.h"
 #include "convert/pickle/torch_archive.h"

@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compute/kernels/backend.h"
 #include "compute/parallel/gradient_buckets.h"
 #include "compute/parallel/tensor_parallel.h"
 #include "layout/dtype.h"

@@ -3,7 +3,6 @@
 #include <utility>
 #include <variant>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
 #include "base/status_macros.h"

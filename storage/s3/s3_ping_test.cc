@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "storage/s3/s3_storage.h"
 #include "storage/s3/testing/s3_server.h"

@@ -1,7 +1,6 @@
 // EXACT numerics: every loss, gradient norm and every bit of weights and optimizer state is the
 // same on every topology.
 
-#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/exact/kinds_and_topologies.h"
 #include "tests/support/training.h"

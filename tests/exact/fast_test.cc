@@ -1,7 +1,6 @@
 // FAST numerics: the same on every topology up to rounding, and the same bits when a topology runs
 // again.
 
-#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/exact/kinds_and_topologies.h"
 #include "tests/support/training.h"

@@ -10,7 +10,6 @@
 #include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tests/support/training.h"
-#include "trainer/config/config.pb.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,6 @@
 // Buffers of a DeepSpeed model, such as the running means of a norm, are in its file alone. What
 // cannot be read with the parameters is noted.
 
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>

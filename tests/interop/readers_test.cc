@@ -7,13 +7,11 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 #include "checkpoint/include/checkpoint.h"
 #include "gmock/gmock.h"
 #include "layout/box.h"
 #include "nlohmann/json.hpp"
 #include "tools/ckpt/commands.h"
-#include "trainer/config/config.pb.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +22,6 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::Fixture;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::LogicalState;
 using ::testing::Not;
 using testing::ReadersTest;

@@ -2,7 +2,6 @@
 #define TESSERA_TESTS_PERF_GENERATED_STATE_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>

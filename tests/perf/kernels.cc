@@ -24,7 +24,6 @@
 #include "checkpoint/format/digest.h"
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/random/philox.h"
 #include "layout/dtype.h"
 #include "tensor/tensor.h"
 #include "tests/perf/gemm_peak.h"

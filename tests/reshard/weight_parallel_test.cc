@@ -31,7 +31,6 @@
 namespace tessera {
 namespace {
 
-using testing::LoadOutcome;
 using testing::LogicalState;
 
 // The memory of one of `ranks` ranks, each of which has an equal range of every tensor, and its

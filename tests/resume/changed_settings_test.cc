@@ -22,7 +22,6 @@ namespace tessera {
 namespace {
 
 using ::google::protobuf::FieldDescriptor;
-using ::google::protobuf::Message;
 
 // Texts of other values of a setting than the one that it has in `config`.
 std::vector<std::string> OtherValues(const TrainConfig& config, const Setting& setting) {

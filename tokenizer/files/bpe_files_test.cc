@@ -13,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "base/testing.h"
 #include "tokenizer/bpe/merges.h"
 #include "tokenizer/bpe/split_rules.h"

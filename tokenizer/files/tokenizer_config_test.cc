@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "base/file_descriptor.h"
 #include "base/testing.h"
 #include "tokenizer/bpe/split_rules.h"

@@ -11,7 +11,6 @@
 
 #include "absl/status/statusor.h"
 #include "base/program.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "layout/dtype.h"
 #include "operations/named_checkpoint.h"
 #include "operations/rank_layout.h"

@@ -9,7 +9,6 @@
 #include "base/units.h"
 #include "convert/write_foreign.h"
 #include "layout/dtype.h"
-#include "nlohmann/json.hpp"
 #include "operations/named_checkpoint.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/tokenizer.h"

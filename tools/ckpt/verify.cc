@@ -1,7 +1,6 @@
 #include "operations/verify.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>

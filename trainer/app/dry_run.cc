@@ -25,7 +25,6 @@
 #include "trainer/app/host_share.h"
 #include "trainer/app/start.h"
 #include "trainer/config/config.h"
-#include "trainer/config/load_content.h"
 #include "trainer/data/dataset.h"
 #include "trainer/metrics/run_events.h"
 #include "trainer/state/communicator_group.h"

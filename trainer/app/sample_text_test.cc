@@ -3,7 +3,6 @@
 #include <limits>
 #include <string>
 
-#include "base/testing.h"
 #include "gtest/gtest.h"
 #include "tokenizer/byte_tokenizer.h"
 

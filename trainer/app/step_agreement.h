@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "base/program.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "compute/parallel/mesh.h"

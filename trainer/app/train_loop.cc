@@ -17,7 +17,6 @@
 #include "trainer/app/measurements.h"
 #include "trainer/app/memory_reserve.h"
 #include "trainer/app/signals.h"
-#include "trainer/config/config.h"
 #include "trainer/metrics/run_events.h"
 #include "trainer/state/ledger.h"
 #include "trainer/state/save_storage.h"

@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/file_descriptor.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera {

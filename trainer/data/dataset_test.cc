@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "base/testing.h"
-#include "trainer/data/test_files.h"
 
 namespace tessera {
 namespace {

@@ -18,7 +18,6 @@
 #include "base/processors.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
-#include "base/threads.h"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/llmc_tokenizer.h"

@@ -21,7 +21,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/data/corpus.h"

@@ -8,7 +8,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
 #include "base/files.h"

@@ -10,7 +10,6 @@
 
 #include "base/errno_status.h"
 #include "base/files.h"
-#include "base/text.h"
 
 namespace tessera {
 namespace {

@@ -12,8 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/file_calls.h"
-#include "base/files.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
 #include "base/text.h"

@@ -4,7 +4,6 @@
 // The metrics of each step, and the file that records them.
 
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>

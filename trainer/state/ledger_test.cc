@@ -4,7 +4,6 @@
 #include <set>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing.h"
 #include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"

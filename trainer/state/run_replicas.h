@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/program.h"
-#include "checkpoint/include/async_saver.h"
 #include "checkpoint/include/peer_replicas.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/include/state_dict.h"

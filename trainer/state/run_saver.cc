@@ -2,7 +2,6 @@
 
 #include "base/status_macros.h"
 #include "base/trace.h"
-#include "trainer/config/config.h"
 #include "trainer/state/save_storage.h"
 
 namespace tessera {

@@ -3,7 +3,6 @@
 #include <functional>
 
 #include "gtest/gtest.h"
-#include "trainer/config/config.h"
 
 namespace tessera {
 namespace {

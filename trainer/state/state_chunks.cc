@@ -14,7 +14,6 @@
 #include "base/status_macros.h"
 #include "layout/box.h"
 #include "layout/dtype.h"
-#include "layout/partition.h"
 
 namespace tessera {
 namespace {

@@ -16,7 +16,6 @@
 #include "compute/parallel/replicas.h"
 #include "compute/parallel/tensor_parallel.h"
 #include "glog/logging.h"
-#include "models/config/config_checks.h"
 #include "tensor/memory.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/step/loss_sum.h"

@@ -20,7 +20,6 @@
 #include <cstring>
 
 #include "base/checked_math.h"
-#include "compute/kernels/backend.h"
 #include "tensor/tensor.h"
 
 namespace tessera {

@@ -3,8 +3,6 @@
 
 // The class behind MakeCpuBackend. Each operation's methods are defined in the file named after it.
 
-#include <cstdint>
-
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/gemm_cache.h"
 #include "compute/kernels/cpu/matmul_product.h"

@@ -1,6 +1,5 @@
 #include "compute/kernels/cpu/gemm_cache.h"
 
-#include <cstdint>
 #include <span>
 
 #include "absl/strings/str_cat.h"

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "base/checked_math.h"
 #include "compute/kernels/cpu/thread_pool.h"

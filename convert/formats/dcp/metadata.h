@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/include/manifest.pb.h"
 #include "convert/core/output.h"
 #include "convert/core/value.h"
 #include "convert/pickle/value.h"

@@ -9,7 +9,6 @@
 
 #include "base/parse_json.h"
 #include "base/status_macros.h"
-#include "convert/core/errors.h"
 #include "convert/core/reading.h"
 #include "convert/formats/paddle/state_file.h"
 #include "nlohmann/json.hpp"

@@ -14,7 +14,6 @@
 #include "convert/core/models.h"
 #include "convert/core/saved_weights.h"
 #include "convert/formats/paddle/distributed_files.h"
-#include "convert/formats/paddle/files.h"
 #include "convert/formats/paddle/paddle.h"
 #include "convert/formats/paddle/state_file.h"
 #include "convert/pickle/numpy_array.h"
