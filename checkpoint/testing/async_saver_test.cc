@@ -45,13 +45,12 @@ AsyncSaveOptions SmallPieces() {
   return options;
 }
 
-// For FaultInjectingStorage::FailWhere(): fails nothing, but lets writes wait for the gate, and
-// other threads for a file that is synced.
-std::function<bool(const Operation&)> WritesWaitFor(std::latch& gate) {
+// For FaultInjectingStorage::BeforeEach(): lets writes wait for the gate, and other threads for a
+// file that is synced.
+std::function<void(const Operation&)> WritesWaitFor(std::latch& gate) {
   return [&gate](const Operation& operation) {
     if (operation.kind == OperationKind::kWriteAt) gate.wait();
     if (operation.kind == OperationKind::kSync) absl::SleepFor(absl::Milliseconds(20));
-    return false;
   };
 }
 
@@ -163,7 +162,7 @@ TEST_F(AsyncSaverTest, SeveralThreadsWaitForRangesOfAnyKind) {
 
 TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   std::latch gate(1);
-  faulty_.FailWhere(WritesWaitFor(gate), absl::OkStatus());
+  faulty_.BeforeEach(WritesWaitFor(gate));
   const std::vector<WholeTensor> tensors = Tensors(8);
   AsyncSaveOptions options = SmallPieces();
   options.save.staging_bytes = 192 << 10;  // of 512 KiB; nothing is written, so nothing is freed
@@ -210,7 +209,7 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
   constexpr int kRanks = 3;
   const std::vector<WholeTensor> tensors = Tensors(4);
   std::latch gate(1);
-  faulty_.FailWhere(WritesWaitFor(gate), absl::OkStatus());
+  faulty_.BeforeEach(WritesWaitFor(gate));
   AsyncSaveOptions options = SmallPieces();
   options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
   RunRanks(kRanks, [&](ProcessGroup& group) {
@@ -337,12 +336,9 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
   const std::vector<WholeTensor> tensors = Tensors(2);
   LocalState state = RowsOf(tensors);
   std::atomic<int> created = 0;
-  faulty_.FailWhere(
-      [&](const Operation& o) {
-        if (o.kind == OperationKind::kCreate || o.kind == OperationKind::kMakeDirectory) ++created;
-        return false;
-      },
-      absl::OkStatus());
+  faulty_.BeforeEach([&](const Operation& o) {
+    if (o.kind == OperationKind::kCreate || o.kind == OperationKind::kMakeDirectory) ++created;
+  });
   Manifest bad;
   bad.mutable_trainer()->mutable_data()->set_epoch(-1);
   const auto expect_refused = [&](const absl::Status& status) {

@@ -66,12 +66,9 @@ TEST(CheckpointRanksTest, TheReportHasThePhasesOfEachRank) {
   RunRanks(3, [&](ProcessGroup& group) {
     FaultInjectingStorage storage(shared);
     if (group.rank() == 1) {
-      storage.FailWhere(
-          [](const Operation& operation) {
-            if (operation.kind == OperationKind::kSync) absl::SleepFor(absl::Milliseconds(30));
-            return false;
-          },
-          absl::OkStatus());
+      storage.BeforeEach([](const Operation& operation) {
+        if (operation.kind == OperationKind::kSync) absl::SleepFor(absl::Milliseconds(30));
+      });
     }
     std::vector<float> values(1000);
     StateDict state = {{TensorOf("x", TensorRole::kWeight, DType::kF32, values, {3000})}};

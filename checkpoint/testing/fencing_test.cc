@@ -93,15 +93,12 @@ const Place kPlaces[] = {{"a disk",
 class Interrupted {
  public:
   Interrupted(Storage& base, int64_t operation, std::function<void()> call) : storage_(base) {
-    storage_.FailWhere(
-        [this, operation, call = std::move(call)](const Operation&) {
-          if (arrived_++ == operation) {
-            happened_ = true;
-            call();
-          }
-          return false;
-        },
-        absl::InternalError("no operation fails"));
+    storage_.BeforeEach([this, operation, call = std::move(call)](const Operation&) {
+      if (arrived_++ == operation) {
+        happened_ = true;
+        call();
+      }
+    });
   }
   Storage& storage() { return storage_; }
   bool happened() const { return happened_; }
@@ -165,16 +162,13 @@ TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
       absl::Status late;
       std::thread run([&] {
         FaultInjectingStorage storage(*place);
-        storage.FailWhere(
-            [&](const Operation& operation) {
-              if (operation.kind == OperationKind::kRename &&
-                  operation.to_path.ends_with("/manifest.pb")) {
-                stands.set_value();
-                continues.get_future().wait();
-              }
-              return false;
-            },
-            absl::InternalError("no operation fails"));
+        storage.BeforeEach([&](const Operation& operation) {
+          if (operation.kind == OperationKind::kRename &&
+              operation.to_path.ends_with("/manifest.pb")) {
+            stands.set_value();
+            continues.get_future().wait();
+          }
+        });
         late = SaveValue(storage, 1);
       });
       stands.get_future().wait();
@@ -340,15 +334,12 @@ TEST(OverwriteTest, OneOfTwoCommitsAtTheSameMomentSucceeds) {
   absl::Status late;
   std::thread run([&] {
     FaultInjectingStorage storage(*posix);
-    storage.FailWhere(
-        [&](const Operation& operation) {
-          if (operation.kind == OperationKind::kReplace) {
-            stands.set_value();
-            continues.get_future().wait();
-          }
-          return false;
-        },
-        absl::InternalError("no operation fails"));
+    storage.BeforeEach([&](const Operation& operation) {
+      if (operation.kind == OperationKind::kReplace) {
+        stands.set_value();
+        continues.get_future().wait();
+      }
+    });
     late = Overwrite(storage, 1);
   });
   stands.get_future().wait();
@@ -371,17 +362,14 @@ TEST(OverwriteTest, ACommitWithoutItsFilesIsTakenBack) {
     const std::string directory = StepDirectoryName(kStep);
     const std::vector<std::string> old = *storage->List(directory);
     FaultInjectingStorage committing(*storage);
-    committing.FailWhere(
-        [&](const Operation& operation) {
-          if (operation.kind != OperationKind::kReplace) return false;
-          const std::vector<std::string> names = *storage->List(directory);
-          for (const std::string& name : names) {
-            const bool is_new = name.ends_with(".safetensors") && !std::ranges::count(old, name);
-            if (is_new) EXPECT_OK(storage->Delete(JoinPath(directory, name)));
-          }
-          return false;
-        },
-        absl::InternalError("no operation fails"));
+    committing.BeforeEach([&](const Operation& operation) {
+      if (operation.kind != OperationKind::kReplace) return;
+      const std::vector<std::string> names = *storage->List(directory);
+      for (const std::string& name : names) {
+        const bool is_new = name.ends_with(".safetensors") && !std::ranges::count(old, name);
+        if (is_new) EXPECT_OK(storage->Delete(JoinPath(directory, name)));
+      }
+    });
     const absl::Status saved = Overwrite(committing, 1);
     EXPECT_TRUE(absl::IsAborted(saved)) << saved;
     EXPECT_EQ(SavedValue(*storage), 3);
@@ -439,16 +427,13 @@ TEST(FencingTest, AManifestThatWasDamagedOnItsWayIsNotQuarantined) {
 TEST(FencingTest, FilesOfAnotherSizeThanWasWrittenAreNotCommitted) {
   MemoryStorage files;
   FaultInjectingStorage storage(files);
-  storage.FailWhere(
-      [&](const Operation& operation) {
-        if (operation.kind != OperationKind::kSyncDirectory) return false;
-        const std::vector<std::string> names = *files.List(operation.path);
-        for (const std::string& name : names) {
-          EXPECT_OK(WriteAll(files, JoinPath(operation.path, name), "short"));
-        }
-        return false;
-      },
-      absl::InternalError("no operation fails"));
+  storage.BeforeEach([&](const Operation& operation) {
+    if (operation.kind != OperationKind::kSyncDirectory) return;
+    const std::vector<std::string> names = *files.List(operation.path);
+    for (const std::string& name : names) {
+      EXPECT_OK(WriteAll(files, JoinPath(operation.path, name), "short"));
+    }
+  });
   const absl::Status saved = SaveValue(storage, 1);
   EXPECT_TRUE(absl::IsAborted(saved)) << saved;
   EXPECT_EQ(SavedValue(files), -1);

@@ -148,15 +148,12 @@ TEST_F(NoMemoryTest, AThreadThatWaitsForTheCopyEndsTheSaveAndGoesOn) {
       slow.SetPreferredWriteBytes(1 << 20);
       slow.SetInPlaceAlignmentBytes(1);
       std::atomic<bool> begun = false, continues = false;
-      slow.FailWhere(
-          [&](const Operation& operation) {
-            const bool is_data = operation.path.ends_with(".safetensors");
-            if (operation.kind != OperationKind::kWriteAt || !is_data) return false;
-            begun = true;
-            while (!continues) std::this_thread::yield();
-            return false;
-          },
-          absl::InternalError("no operation fails"));
+      slow.BeforeEach([&](const Operation& operation) {
+        const bool is_data = operation.path.ends_with(".safetensors");
+        if (operation.kind != OperationKind::kWriteAt || !is_data) return;
+        begun = true;
+        while (!continues) std::this_thread::yield();
+      });
       AsyncSaver saver(slow, options_);
       saver.Start(1, state_.dict);
       while (!begun) std::this_thread::yield();
@@ -339,12 +336,9 @@ TEST_F(NoMemoryTest, ALoadOfOneProcessEndsWithAnError) {
   ASSERT_GE(operations, 2);
   for (int64_t operation = 0; operation < operations; ++operation) {
     std::atomic<int64_t> left = operation;
-    faulty.FailWhere(
-        [&](const Operation&) {
-          if (left-- == 0) throw std::bad_alloc();
-          return false;
-        },
-        absl::InternalError("no operation fails"));
+    faulty.BeforeEach([&](const Operation&) {
+      if (left-- == 0) throw std::bad_alloc();
+    });
     const absl::Status loaded = saved.Load(state.dict).status();
     EXPECT_TRUE(IsNoMemory(loaded)) << operation << ": " << loaded;
     faulty.ClearFaults();
@@ -358,13 +352,10 @@ TEST_F(NoMemoryTest, ALoadOfSeveralRanksEndsWithTheErrorOfTheOneWithoutMemory) {
   LoadOptions options;
   options.timeout = absl::Seconds(20);
   FaultInjectingStorage faulty(storage);  // of rank 1
-  faulty.FailWhere(
-      [&](const Operation& operation) {
-        const bool is_data = operation.path.ends_with(".safetensors");
-        if (operation.kind == OperationKind::kReadAt && is_data) throw std::bad_alloc();
-        return false;
-      },
-      absl::InternalError("no operation fails"));
+  faulty.BeforeEach([&](const Operation& operation) {
+    const bool is_data = operation.path.ends_with(".safetensors");
+    if (operation.kind == OperationKind::kReadAt && is_data) throw std::bad_alloc();
+  });
   RunRanks(3, [&](ProcessGroup& group) {
     LocalState state = RowsOf(tensors_, 0, 1, /*fill=*/false);
     Storage& mine = group.rank() == 1 ? static_cast<Storage&>(faulty) : storage;

@@ -222,12 +222,9 @@ TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
 
   std::atomic<uint64_t> bytes_read = 0;
   FaultInjectingStorage from(storage);
-  from.FailWhere(
-      [&](const Operation& operation) {
-        if (operation.kind == OperationKind::kReadAt) bytes_read += operation.size_bytes;
-        return false;
-      },
-      absl::OkStatus());
+  from.BeforeEach([&](const Operation& operation) {
+    if (operation.kind == OperationKind::kReadAt) bytes_read += operation.size_bytes;
+  });
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
   ASSERT_OK_AND_ASSIGN(
       const auto digests,
@@ -278,10 +275,9 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
   const auto count = [&](const Operation& operation) {
     if (operation.kind == OperationKind::kReadAt) bytes_read += operation.size_bytes;
     if (operation.kind == OperationKind::kWriteAt) ++writes;
-    return false;
   };
-  from.FailWhere(count, absl::OkStatus());
-  counted.FailWhere(count, absl::OkStatus());
+  from.BeforeEach(count);
+  counted.BeforeEach(count);
   const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
   ASSERT_OK_AND_ASSIGN(
       const auto digests,

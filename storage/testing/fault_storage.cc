@@ -122,6 +122,15 @@ void FaultInjectingStorage::FailWhere(std::function<bool(const Operation&)> matc
   conditions_.emplace_back(std::move(matches), std::move(status));
 }
 
+void FaultInjectingStorage::BeforeEach(std::function<void(const Operation&)> call) {
+  FailWhere(
+      [call = std::move(call)](const Operation& operation) {
+        call(operation);
+        return false;
+      },
+      absl::OkStatus());
+}
+
 void FaultInjectingStorage::MisreportRenames(std::function<bool(const Operation&)> matches,
                                              absl::Status status) {
   MutexLock lock(&mutex_);

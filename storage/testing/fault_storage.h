@@ -76,6 +76,10 @@ class FaultInjectingStorage final : public ForwardingStorage {
   // lock.
   void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
 
+  // Calls `call` before every operation that nothing above fails, under a lock, until
+  // ClearFaults().
+  void BeforeEach(std::function<void(const Operation&)> call);
+
   // Makes every rename that `matches` accepts succeed, but return `status`, as if the reply was
   // lost and a repetition found the rename done, until ClearFaults().
   void MisreportRenames(std::function<bool(const Operation&)> matches, absl::Status status);
