@@ -195,7 +195,7 @@ TEST(AnyProcessorsTest, RanksOnUnlikeProcessorsTrainTogether) {
         std::filesystem::path(::testing::TempDir()) / ("unlike_" + kind.name);
     config.mutable_output()->set_run_dir(folder / "run");
     std::filesystem::create_directories(folder);
-    std::ofstream(folder / "run.textproto") << config.DebugString();
+    WriteFile(folder / "run.textproto", config.DebugString());
     const Words train = {Runfile("trainer/app/train"),
                          "--config=" + (folder / "run.textproto").string()};
     Words command = {"/usr/bin/env", "mpirun", "--oversubscribe", "--bind-to", "none", "-q"};

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <ostream>
 #include <string>
@@ -56,9 +55,7 @@ inline Change Exchange(const std::string& a, const std::string& b) {
 }
 
 inline Change Write(const std::string& name, const std::string& contents) {
-  return [=](const std::filesystem::path& copy) {
-    std::ofstream(copy / name, std::ios::binary | std::ios::trunc) << contents;
-  };
+  return [=](const std::filesystem::path& copy) { WriteFile(copy / name, contents); };
 }
 
 // Changes the contents of a file, whose checksums are then left out where it has some.

@@ -46,10 +46,6 @@ namespace fs = std::filesystem;
 
 std::string ModelAt(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
-void WriteFile(const fs::path& path, const std::string& contents) {
-  std::ofstream(path, std::ios::binary) << contents;
-}
-
 // A value that tells where it is from.
 float ValueAt(int array, size_t tensor, int64_t element) {
   const uint64_t mixed = (static_cast<uint64_t>(array) * 1009 + tensor) * 7919 +

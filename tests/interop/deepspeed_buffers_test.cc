@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,8 +62,7 @@ void WriteModelFile(const fs::path& path, const ModelFile& file) {
   writer.EndDict();
   std::string bytes(file.elements.size() * sizeof(float), '\0');
   std::memcpy(bytes.data(), file.elements.data(), bytes.size());
-  std::ofstream(path, std::ios::binary | std::ios::trunc)
-      << ckpt::convert::TorchObjectFile("", std::move(writer).Finish(), bytes).header;
+  WriteFile(path, ckpt::convert::TorchObjectFile("", std::move(writer).Finish(), bytes).header);
 }
 
 class DeepSpeedBuffersTest : public testing::ForeignTest {
@@ -112,7 +110,7 @@ TEST_F(DeepSpeedBuffersTest, AThirdNameOfAParameterIsNoted) {
 
 TEST_F(DeepSpeedBuffersTest, ACopyOfATiedHeadIsNoted) {
   WriteModelFile(model_, {Parameters(), "lm_head.weight", {29, 8}, std::vector<float>(29 * 8)});
-  std::ofstream(copy_ + "/config.json") << config_;
+  WriteFile(copy_ + "/config.json", config_);
   ASSERT_OK_AND_ASSIGN(const auto storage, ckpt::convert::OpenForeign(copy_, {}));
   ASSERT_OK_AND_ASSIGN(const auto checkpoint, ckpt::Checkpoint::Open(*storage, ""));
   ASSERT_OK_AND_ASSIGN(const auto head, checkpoint.LoadTensor<float>("lm_head.weight"));

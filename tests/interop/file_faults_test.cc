@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -277,7 +276,7 @@ class FileFaultsTest : public testing::ForeignTest,
       found = Read(folder);
     }
     fs::remove_all(file);
-    std::ofstream(file, std::ios::binary) << bytes;
+    WriteFile(file, bytes);
     return Judge(found, file.filename().string(), intact);
   }
 

@@ -29,10 +29,6 @@ namespace fs = std::filesystem;
 
 std::string HfFixture(const std::string& name) { return "tests/interop/pytorch/" + name; }
 
-void WriteHfFile(const fs::path& path, const std::string& contents) {
-  std::ofstream(path, std::ios::binary) << contents;
-}
-
 using HuggingFaceCommandTest = testing::ForeignTest;
 
 // A safetensors file in memory.
@@ -49,7 +45,7 @@ struct Safetensors {
   void Write(const std::string& path) const {
     const std::string text = header.dump();
     const uint64_t length = text.size();
-    WriteHfFile(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+    WriteFile(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
   }
   // Adds a copy of a tensor's entry and data under another name.
   void Copy(const std::string& from, const std::string& to) {
@@ -175,7 +171,7 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
   refused(ckpt::kExitDifferent, folder + ": missing: model.safetensors\n");
   fs::remove(folder + "/model-00002-of-00004.safetensors");
   refused(ckpt::kExitDifferent, "missing: model-00002-of-00004.safetensors");
-  WriteHfFile(third, ReadFile(third).substr(0, 4000));
+  WriteFile(third, ReadFile(third).substr(0, 4000));
   refused(ckpt::kExitDifferent, "model-00003-of-00004.safetensors");
   const char* const index = "/model.safetensors.index.json";
   const char* const config = "/config.json";
@@ -219,8 +215,8 @@ TEST_F(HuggingFaceCommandTest, DamagedFolders) {
             "is 160000000000"}}) {
     std::string text = ReadFile(folder + damage.file);
     ASSERT_NE(text.find(damage.from), text.npos) << damage.from;
-    WriteHfFile(folder + damage.file,
-                text.replace(text.find(damage.from), damage.from.size(), damage.to));
+    WriteFile(folder + damage.file,
+              text.replace(text.find(damage.from), damage.from.size(), damage.to));
     refused(damage.exit_code, damage.message);
   }
 }
@@ -229,17 +225,17 @@ TEST_F(HuggingFaceCommandTest, QuantizedWeightsAreReadUnderTheNamesOfTheFiles) {
   const std::string folder = CopyOf(HfFixture("llama3_untied.hf"));
   nlohmann::json config = nlohmann::json::parse(ReadFile(folder + "/config.json"));
   config["quantization_config"] = {{"quant_method", "gptq"}};
-  WriteHfFile(folder + "/config.json", config.dump());
+  WriteFile(folder + "/config.json", config.dump());
   EXPECT_EQ(Run({"diff", folder, HfFixture("llama3_untied.hf")}), ckpt::kExitOk) << out_ << err_;
   const std::string part = folder + "/model-00003-of-00004.safetensors";
   const std::string plain = ReadFile(part);
   std::string integers = plain;
-  WriteHfFile(part, integers.replace(integers.find("\"F32\""), 5, "\"I32\""));
+  WriteFile(part, integers.replace(integers.find("\"F32\""), 5, "\"I32\""));
   EXPECT_EQ(Run({"verify", folder}), ckpt::kExitUsage) << out_;
   EXPECT_THAT(err_, HasSubstr("(quantization_config); ckpt COMMAND --from=safetensors reads "));
-  WriteHfFile(part, plain);
+  WriteFile(part, plain);
   config["intermediate_size"] = 64;
-  WriteHfFile(folder + "/config.json", config.dump());
+  WriteFile(folder + "/config.json", config.dump());
   EXPECT_EQ(Run({"verify", folder, "--from=safetensors"}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("Names are those of the files: the weights are quantized"));
 }

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -35,7 +34,7 @@ void SetEmbedding(const std::string& folder, float value) {
   const uint64_t columns = entry.at("shape")[1];
   const uint64_t begin = 8 + header_bytes + entry.at("data_offsets")[0].get<uint64_t>();
   std::memcpy(bytes.data() + begin + (columns + 2) * sizeof(float), &value, sizeof(float));
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+  WriteFile(path, bytes);
 }
 
 TEST_F(OverflowCommandTest, EveryFormatNamesTheElementAndKeepsNoFile) {

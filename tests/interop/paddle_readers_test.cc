@@ -105,7 +105,7 @@ TEST_F(PaddleReadersTest, PaddlesNamesMayBeInAFile) {
       {R"({"embedding_0.w_0": "llama.none.weight"})",
        "embedding_0.w_0 was said to be llama.none.weight, which is not a parameter"}};
   for (const auto& [text, said] : wrong) {
-    std::ofstream(In("wrong.json")) << text;
+    WriteFile(In("wrong.json"), text);
     EXPECT_EQ(Run({"inspect", whole, "--parameter-to-structured-name=" + In("wrong.json")}),
               ckpt::kExitUsage);
     EXPECT_THAT(err_, HasSubstr(said));

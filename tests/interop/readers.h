@@ -2,7 +2,6 @@
 #define TESSERA_TESTS_INTEROP_READERS_H_
 
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -53,7 +52,7 @@ class ReadersTest : public ForeignTest {
       const std::string before = ReadFile(entry.path());
       const std::string after = absl::StrReplaceAll(before, texts);
       edited += after != before;
-      std::ofstream(entry.path(), std::ios::binary) << ckpt::convert::WithoutChecksums(after);
+      WriteFile(entry.path(), ckpt::convert::WithoutChecksums(after));
     }
     EXPECT_GT(edited, 0) << start;
   }

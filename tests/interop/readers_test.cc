@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/include/checkpoint.h"

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -34,7 +33,7 @@ class SealCommandTest : public testing::ForeignTest {
   nlohmann::json Json() const { return nlohmann::json::parse(out_); }
 
   static void Write(const std::string& path, const std::string& contents) {
-    std::ofstream(path, std::ios::binary) << contents;
+    WriteFile(path, contents);
   }
 
   static void Flip(const std::string& path, size_t offset) {

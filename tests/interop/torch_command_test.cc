@@ -1,7 +1,6 @@
 // `ckpt` on damaged files of torch.save() and folders of torch.distributed.checkpoint.
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -26,7 +25,7 @@ class TorchCommandTest : public testing::ForeignTest {
     const std::string changed = file.empty() ? copy : copy + "/" + file;
     std::string contents = ReadFile(changed);
     change(contents);
-    std::ofstream(changed, std::ios::binary) << contents;
+    WriteFile(changed, contents);
     return copy;
   }
 };

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -157,8 +156,7 @@ TEST_F(TruncationTest, SettingsThatDoNotFitAreRefused) {
     const std::map<std::string, int64_t> fitting(numbers.begin(), numbers.end());
     const std::string copy = CopyOf(Fixture(hostile.checkpoint));
     const auto open = [&](const std::map<std::string, int64_t>& settings) {
-      std::ofstream(copy + "/" + hostile.file, std::ios::binary | std::ios::trunc)
-          << SettingsFile(hostile.file, settings);
+      WriteFile(copy + "/" + hostile.file, SettingsFile(hostile.file, settings));
       return ckpt::convert::OpenForeign(copy, {}).status();
     };
     EXPECT_EQ(open(fitting), absl::OkStatus());
@@ -185,7 +183,7 @@ TEST_F(TruncationTest, AnObjectThatWrapsIsRefused) {
   const std::string huge("\x8a\x09\xf8\xff\xff\xff\xff\xff\xff\xff\0", 11);
   contents.replace(at + 7, 2, huge);
   contents[3] = static_cast<char>(contents[3] + 9);  // the size of the pickle's frame
-  std::ofstream(file, std::ios::binary | std::ios::trunc) << contents;
+  WriteFile(file, contents);
   EXPECT_THAT(
       std::string(ckpt::convert::OpenForeign(copy, {}).status().message()),
       HasSubstr("__0_0.distcp: object step: a chunk of 1261 bytes at offset 18446744073709551608"));

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <utility>
@@ -74,8 +73,9 @@ class ValuesCommandTest : public testing::ForeignTest {
     });
     writer.EndDict();
     const std::string path = In(key + ".pt");
-    std::ofstream(path, std::ios::binary)
-        << convert::TorchObjectFile("", std::move(writer).Finish(), std::string(4, '\1')).header;
+    WriteFile(
+        path,
+        convert::TorchObjectFile("", std::move(writer).Finish(), std::string(4, '\1')).header);
     return path;
   }
 };
@@ -193,8 +193,7 @@ TEST_F(ValuesCommandTest, TheFileBesideShardsIsReadWithThem) {
   Convert(MakeFile("x", {int64_t{1}}), In("dcp"), "dcp");
   ckpt::pickle::Writer writer;
   convert::WriteValue(convert::DictOf("global_step", {int64_t{40}}), writer);
-  std::ofstream(In("dcp/meta.pt"), std::ios::binary)
-      << convert::TorchObjectFile("", std::move(writer).Finish(), "").header;
+  WriteFile(In("dcp/meta.pt"), convert::TorchObjectFile("", std::move(writer).Finish(), "").header);
   EXPECT_EQ(StepOf(In("dcp")), 40);
   EXPECT_EQ(Convert(In("dcp"), In("torch"), "torch"), "");
   WithPickle(In("torch/checkpoint.pt"), [](const ckpt::pickle::Value& root) {

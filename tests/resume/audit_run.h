@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,8 +53,7 @@ class AuditTest : public CommandTest {
     std::string text = ReadFile(RunDir("run") / file);
     const size_t place = text.find(before);
     ASSERT_NE(place, std::string::npos) << before;
-    std::ofstream(RunDir("run") / file, std::ios::binary)
-        << text.replace(place, before.size(), after);
+    WriteFile(RunDir("run") / file, text.replace(place, before.size(), after));
   }
   void ExpectRefused(const Words& words, const std::string& sentence) const {
     const Result result = MustAudit(words, 2);

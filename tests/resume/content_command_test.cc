@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <set>
@@ -206,7 +205,7 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
   const std::filesystem::path tokenizer = root_ / "tokenizer";
   std::filesystem::create_directory(tokenizer);
   for (const TokenizerFile& file : ByteTokenizer().Files()) {
-    std::ofstream(tokenizer / file.name, std::ios::binary) << file.contents;
+    WriteFile(tokenizer / file.name, file.contents);
   }
   const auto exported = [&](int step) {
     return Checkpoints("run") / ("hf-0000000" + std::to_string(step));
@@ -243,8 +242,8 @@ TEST_F(ContentCommandTest, HuggingFaceWeightsOnTheWayAreThoseOfAConversion) {
   // A run that passes the step again: what is there is replaced as a whole, and what a killed run
   // has left is removed.
   std::filesystem::remove_all(StepDir("run", 4));
-  std::ofstream(exported(4) / "model.safetensors") << "old";
-  std::ofstream(exported(4) / "old.txt") << "old";
+  WriteFile(exported(4) / "model.safetensors", "old");
+  WriteFile(exported(4) / "old.txt", "old");
   std::filesystem::create_directories(exported(4).string() + ".unfinished/step-00000000");
   Words more = flags;
   more.insert(more.end(), {"--last-save-in-hf", "--export-dtype=float32"});
@@ -275,7 +274,7 @@ void WriteWithLargeWeight(const std::string& from, const std::string& to) {
   std::string bytes = ReadFile(from);
   bytes.replace(kHeaderBytes + (kPaddedIds + kPositions - 1) * kWidth * sizeof(kLarge),
                 sizeof(kLarge), reinterpret_cast<const char*>(&kLarge), sizeof(kLarge));
-  std::ofstream(to, std::ios::binary) << bytes;
+  WriteFile(to, bytes);
 }
 
 TEST_F(ContentCommandTest, ARunGoesOnWhereItsWeightsAreBeyondTheDTypeOfExports) {
@@ -360,7 +359,7 @@ TEST_F(ContentCommandTest, AResumeMakesTheExportsOfItsStepThatAreMissing) {
   EXPECT_TRUE(FilesIn(hf("run", 2)) == hf_two);
   // One that is there stays as it is, and nothing is left to train.
   const std::string four = ReadFile(weights(4));
-  std::ofstream(hf("run", 4) / "mine.txt") << "mine";
+  WriteFile(hf("run", 4) / "mine.txt", "mine");
   std::filesystem::remove(weights(4));
   EXPECT_THAT(train("run", 4), HasSubstr("nothing left to train"));
   EXPECT_TRUE(ReadFile(weights(4)) == four);
@@ -449,7 +448,7 @@ TEST_F(ContentCommandTest, AnEvaluationThatARunOwesMayBeItsBest) {
   constexpr size_t kHeaderBytes = 1024;
   std::string one = ReadFile(Tokens());
   std::fill(one.begin() + kHeaderBytes, one.end(), '\0');
-  std::ofstream(root_ / "one.bin", std::ios::binary) << one;
+  WriteFile(root_ / "one.bin", one);
   for (const int steps : {2, 3}) {
     const std::string run = std::to_string(steps);
     const Words evaluating = {"--eval-interval=2", "--eval-iters=2"};

@@ -92,7 +92,7 @@ class ForeignCommandTest : public CommandTest {
     header[0] = 20240527, header[1] = 1, header[2] = 1, header[10] = 7;
     std::string state(reinterpret_cast<const char*>(header.data()), 1024);
     state.append(2 * (fs::file_size(folder / "model_00000007.bin") - 1024), '\0');
-    std::ofstream(folder / "state_00000007_00000.bin", std::ios::binary) << state;
+    WriteFile(folder / "state_00000007_00000.bin", state);
     return folder.string();
   }
 
@@ -199,7 +199,7 @@ TEST_F(ForeignCommandTest, WeightsInHuggingFacesFormat) {
 TEST_F(ForeignCommandTest, WeightsBesideADamagedFileOfTheOptimizer) {
   const fs::path folder = root_ / "gpt2.hf";
   fs::copy(Fixture("gpt2.hf"), folder, fs::copy_options::recursive);
-  std::ofstream(folder / "optimizer.pt", std::ios::binary) << "damaged";
+  WriteFile(folder / "optimizer.pt", "damaged");
   const Words at_step_7 = {"--load=" + folder.string(), "--ckpt-step=7", "--consumed-samples=16"};
   ExpectRefused(at_step_7, 1, "gpt2.hf/optimizer.pt: ");
   const Result finetune = MustTrain("finetune", 1, {at_step_7[0], "--finetune"});
@@ -218,7 +218,7 @@ class RealInfiniTrainTest : public ForeignCommandTest {
     std::string tokens = ReadFile(Runfile(kInterop + "infinitrain/tiny.bin"));
     tokens.replace(8, 4, std::string("\x81\0\0\0", 4));  // their number: 4 samples and a target
     tokens = tokens.substr(0, 1024) + tokens.substr(1024 + 2 * 128 * (step - 1), 2 * 129);
-    std::ofstream(root_ / "step.bin", std::ios::binary) << tokens;
+    WriteFile(root_ / "step.bin", tokens);
     WriteSettings(
         "model { architecture: GPT2 num_layers: 2 hidden_size: 48 num_attention_heads: 12 "
         "max_position_embeddings: 32 vocab_size: 512 }",
@@ -351,7 +351,7 @@ TEST_F(ForeignCommandTest, ParameterToStructuredNameCompletesPaddlesFiles) {
        meta["sharding_metas"]["tp00_pp00"]["structure_name_mapping"].items()) {
     names[name.get<std::string>()] = structured;
   }
-  std::ofstream(root_ / "names.json") << names;
+  WriteFile(root_ / "names.json", names.dump());
   for (const char* file :
        {"model_meta.json", "model_state.shard00.pdparams", "model_state.shard01.pdparams"}) {
     ASSERT_TRUE(fs::remove(copy / file)) << file;
@@ -450,7 +450,7 @@ TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {
   *known.mutable_trainer()->mutable_data() = manifest.trainer().data();
   known.mutable_trainer()->mutable_data()->set_consumed_samples(16);
   ASSERT_OK_AND_ASSIGN(const auto bytes, ckpt::EncodeManifest(known));
-  std::ofstream(file, std::ios::binary) << bytes;
+  WriteFile(file, bytes);
   EXPECT_EQ(LossesOn("single", "known", 9, {"--load=" + copy}), expected);
 }
 

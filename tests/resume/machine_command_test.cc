@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -190,7 +189,7 @@ TEST_F(MachineCommandTest, ARunWhoseRecordsAreTakenAwaySavesAndEnds) {
     const fs::path records = RunDir("run") / "metrics.jsonl";
     EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("run") >= 20; }));
     fs::rename(records, RunDir("run") / "old");
-    if (replaced) std::ofstream(records) << "theirs\n";
+    if (replaced) WriteFile(records, "theirs\n");
     const Result result = process.Wait();
     EXPECT_EQ(result.exit_code, 1) << result.err;
     EXPECT_THAT(result.err, HasSubstr("metrics.jsonl is not this run's file any more"));
@@ -269,9 +268,9 @@ TEST_F(MachineCommandTest, PrepareDataTakesASwitchWithoutAValueAndANameWithAComm
   // One name, unless its parts are names, too.
   const std::string text = root_.string() + "/a," + root_.string() + "/b.txt";
   fs::create_directories(fs::path(text).parent_path());
-  std::ofstream(text) << "a text\n";
+  WriteFile(text, "a text\n");
   MustRun(Joined(command, {"--input=" + text}));
-  for (const char* name : {"a", "b.txt"}) std::ofstream(root_ / name) << "another text\n";
+  for (const char* name : {"a", "b.txt"}) WriteFile(root_ / name, "another text\n");
   EXPECT_THAT(MustRun(Joined(command, {"--input=" + text})).out,
               Not(HasSubstr("already up to date")));
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <set>
 #include <string>
@@ -269,7 +268,7 @@ TEST_F(ManagerCommandTest, AsyncUploadTmpFolderIsInSharedMemoryUnlessSet) {
 TEST_F(ManagerCommandTest, AsyncUploadTmpFolderLosesNothingOfOthers) {
   const fs::path shared = root_ / "shared";
   fs::create_directories(shared);
-  std::ofstream(shared / "thesis.tex") << "years";
+  WriteFile(shared / "thesis.tex", "years");
   const auto with_folder = [&](const fs::path& folder) {
     return Words{"--async-upload", "--async-upload-tmp-folder=" + folder.string()};
   };

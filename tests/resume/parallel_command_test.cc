@@ -125,7 +125,7 @@ TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
 }
 
 TEST_F(ParallelCommandTest, AHostFileSaysWhereTheProcessesGo) {
-  std::ofstream(root_ / "hosts") << "localhost slots=2\n";
+  WriteFile(root_ / "hosts", "localhost slots=2\n");
   const Result result = MustRun(Launcher(
       {"--train-iters=2", "--data-parallel-size=2", "--hostfile=" + (root_ / "hosts").string()}));
   EXPECT_THAT(result.err, HasSubstr("--hostfile"));
@@ -155,7 +155,7 @@ TEST_F(ParallelCommandTest, AStopWhoseSaveFailsIsAFailure) {
       root_);
   ASSERT_TRUE(process.WaitUntil([&] { return RecordCount("run") > 1; }));
   fs::remove_all(Checkpoints("run"));
-  std::ofstream(Checkpoints("run")) << "no folder";
+  WriteFile(Checkpoints("run"), "no folder");
   process.Kill(SIGTERM);
   const Result result = process.Wait();
   EXPECT_EQ(result.exit_code, 1) << result.err;

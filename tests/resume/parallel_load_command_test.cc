@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -147,7 +146,7 @@ TEST_F(ParallelLoadTest, SavesBehindTheTrainingOutlastASlowDisk) {
   EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("slow") >= 8; }));
   EXPECT_TRUE(fs::exists(StepDir("slow", 2)));
   EXPECT_FALSE(fs::exists(StepDir("slow", 2) / "manifest.pb"));
-  std::ofstream(gate) << "open";
+  WriteFile(gate, "open");
   const Result result = process.Wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_TRUE(fs::exists(StepDir("slow", 2) / "manifest.pb"));

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
@@ -110,7 +109,7 @@ class SignalsCommandTest : public CommandTest {
     unsetenv("LD_PRELOAD");
     return process;
   }
-  void OpenGate(const std::string& run) const { std::ofstream(Gate(run)) << "open"; }
+  void OpenGate(const std::string& run) const { WriteFile(Gate(run), "open"); }
   fs::path Gate(const std::string& run) const { return root_ / (run + ".gate"); }
 
   // Its numbers equal those of the first steps of the undisturbed run.

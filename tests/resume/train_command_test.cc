@@ -79,7 +79,7 @@ TEST_F(TrainCommandTest, WhatIsNamedAndNotThereEndsTheRun) {
     fs::create_directories(root_ / name);
     for (const std::string& file : files) {
       fs::create_directories((root_ / name / file).parent_path());
-      std::ofstream(root_ / name / file) << "x";
+      WriteFile(root_ / name / file, "x");
     }
     return (root_ / name).string();
   };
@@ -416,7 +416,7 @@ TEST_F(TrainCommandTest, StopFilePathSavesAndEndsAndIsNotObeyedTwice) {
   const auto stopped = [&](int step) {
     return HasSubstr("stopped by " + stop_file.string() + " after step " + std::to_string(step));
   };
-  std::ofstream(stop_file) << "5\n";
+  WriteFile(stop_file, "5\n");
   EXPECT_THAT(MustTrain("run", 9, flags).out, stopped(5));
   EXPECT_THAT(Steps("run"), ElementsAre(2, 4, 5));
   fs::resize_file(StepDir("run", 5) / "manifest.pb", 10);
@@ -424,10 +424,10 @@ TEST_F(TrainCommandTest, StopFilePathSavesAndEndsAndIsNotObeyedTwice) {
   Result result = MustTrain("run", 9, flags);
   EXPECT_THAT(result.out, HasSubstr("(step 4)"));
   EXPECT_THAT(result.out, Not(HasSubstr("stopped by")));
-  std::ofstream(stop_file) << "-11";
+  WriteFile(stop_file, "-11");
   MustTrain("run", 12, flags);
   EXPECT_THAT(Steps("run"), ElementsAre(2, 4, 6, 8, 9, 10, 11, 12));
-  std::ofstream(stop_file) << "soon";
+  WriteFile(stop_file, "soon");
   EXPECT_THAT(MustTrain("run", 13, flags).out,
               HasSubstr("has no effect: expected an integer, not \"soon\""));
   ExpectUndisturbed("run", 13);

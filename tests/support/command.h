@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/testing.h"
@@ -23,6 +24,8 @@ Words Joined(Words words, const Words& more);
 
 // Returns the contents of a file; empty if it cannot be read.
 std::string ReadFile(const std::filesystem::path& path);
+// Writes a file, or writes it anew.
+void WriteFile(const std::filesystem::path& path, std::string_view contents);
 int64_t Lines(const std::string& text);
 // Returns how often `part` occurs in `text`.
 int Count(const std::string& text, const std::string& part);
