@@ -38,8 +38,9 @@ absl::Status SetWriter(const MergedState& state, const HeldBox& held, uint32_t r
 
 // Splits boxes above `max_box_bytes`. Also splits replicas above the larger of `min_split_bytes`
 // and 1/32 of a rank's fair share, so that the last assigned one lifts a rank above the others by
-// no more than that. A box with a single holder is assigned to it; the others, largest first, are
-// each assigned to the holder with the fewest bytes so far.
+// no more than that. A box with a single holder is assigned to it, and a replica of at most 1/16 of
+// `min_split_bytes` to its lowest holder. The others, largest first, are each assigned to the
+// holder with the fewest bytes so far.
 //
 // The result is in the order of tensors and boxes, and a pure function of the input. Cost: n log n
 // in the boxes after splitting, plus the ranks of each distinct set of holders once.
@@ -61,13 +62,13 @@ absl::StatusOr<std::vector<Assignment>> AssignWriters(const MergedState& state, 
   for (uint32_t t = 0; t < state.tensors.size(); ++t) {
     for (const HeldBox& held : state.tensors[t].boxes) {
       const std::vector<uint32_t>& holders = state.rank_sets[held.rank_set];
-      const bool replicated = holders.size() > 1;
-      ForEachPiece(held.box, state.tensors[t].BytesOf(held),
-                   std::max<uint64_t>(replicated ? replica_limit : max_box_bytes, 1),
+      const uint64_t size = state.tensors[t].BytesOf(held);
+      const bool balances = holders.size() > 1 && size > min_split_bytes / 16;
+      ForEachPiece(held.box, size, std::max<uint64_t>(balances ? replica_limit : max_box_bytes, 1),
                    [&](const Box& box, uint64_t bytes) {
-                     if (replicated) open.push_back({bytes, assignments.size(), &held});
+                     if (balances) open.push_back({bytes, assignments.size(), &held});
                      assignments.push_back({.tensor = t, .box = box, .bytes = bytes});
-                     if (replicated) return;
+                     if (balances) return;
                      load[holders[0]] += bytes;
                      status.Update(SetWriter(state, held, holders[0], assignments.back()));
                    });

@@ -20,7 +20,8 @@ struct SavePlanOptions {
   // split along their first dims.
   uint64_t max_file_bytes = uint64_t{4} << 30;
   // The size above which replicated boxes are split along their first dims if that helps to balance
-  // their holders.
+  // their holders. Those of at most 1/16 of it are written by the lowest rank that holds them,
+  // since ranks may differ in them: the statistics of batch normalization are saved from one.
   uint64_t min_split_bytes = uint64_t{256} << 10;
   uint32_t checksum_chunk_bytes = 1 << 20;
 };
@@ -35,8 +36,9 @@ struct SavePlan {
 // Makes one plan for all ranks. `ranks` are their descriptions: serialized RankStates, by rank.
 //
 // Every element of every tensor is written exactly once. Identical boxes on several ranks are
-// written by one of them, chosen so that bytes are balanced. If boxes of different ranks overlap in
-// part, only one rank writes the common elements. The result is a pure function of the input.
+// written by one of them: small ones by the lowest, others so that bytes are balanced. If boxes of
+// different ranks overlap in part, only one rank writes the common elements. The result is a pure
+// function of the input.
 //
 // Weights and buffers are stored in model-* files, master weights and optimizer states in
 // optimizer-* files.

@@ -85,9 +85,24 @@ TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
           {WholeBox({100})});
     }
   }
-  ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, {}));
+  SavePlanOptions options;
+  options.min_split_bytes = 1000;
+  ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, options));
   ExpectSound(ranks, plan);
   EXPECT_THAT(BytesPerRank(plan), testing::ElementsAre(1600, 1600));
+}
+
+TEST(SavePlanTest, SmallReplicasAreThoseOfOneRank) {
+  std::vector<RankState> ranks(4);
+  for (int r = 0; r < 4; ++r) {
+    for (const char* name : {"norm.running_mean", "norm.running_var", "stage.norm.running_var"}) {
+      if (name[0] == 's' && r < 2) continue;
+      Add(ranks[r], name, TensorRole::kWeight, DType::kF32, {4096}, {WholeBox({4096})});
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(const auto plan, Plan(ranks, {}));
+  ExpectSound(ranks, plan);
+  EXPECT_THAT(BytesPerRank(plan), testing::ElementsAre(32 << 10, 0, 16 << 10, 0));
 }
 
 TEST(SavePlanTest, FilesByKindAndSize) {
