@@ -5,6 +5,7 @@
 
 import os
 import pickle
+import signal
 import sys
 import time
 
@@ -363,6 +364,7 @@ def survivors(_, folder, __):
 def interrupted(_, folder, __):
     """SIGINT ends a save of which rank 0 still writes its part while rank 1 waits for the end. The
     next save of the program succeeds."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
     state = {f"w{dist.get_rank()}": torch.ones(1 << 20)}
     slow = [dist.get_rank() == 0]
 
