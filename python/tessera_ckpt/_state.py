@@ -410,6 +410,7 @@ class Description:
             except (TesseraError, MemoryError):
                 raise
             except Exception as error:  # of the tensor's own library
+                _tensors.check_layout(value, name)
                 raise UnimplementedError(f"{name}: the elements of a {type(value).__name__} cannot "
                                          f"be reached: {error}") from error
         # To describe a tensor can be work on its stream: a collective is waited for there.

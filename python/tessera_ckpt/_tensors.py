@@ -135,6 +135,24 @@ def _is_scalar(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.generic)
 
 
+def check_layout(value: Any, name: str) -> None:
+    """Refuses a tensor of torch whose elements are those of several others. `name`: for
+    messages."""
+    torch = torch_of(value)
+    if torch is None:
+        return
+    if value.is_nested:
+        kind, instead = "nested ones", "the list of its unbind()"
+    elif value.is_quantized:
+        kind, instead = "quantized ones", "its int_repr(), its scales and its zero points"
+    elif value.layout != torch.strided:
+        kind, instead = str(value.layout), "its to_dense(), or its indices and its values"
+    else:
+        return
+    raise UnimplementedError(
+        f"{name}: only dense tensors are supported, not {kind}; save {instead}")
+
+
 def memory_of(value: Any, name: str) -> Memory:
     """The memory of a tensor. `name`: for messages."""
     if torch_of(value) is not None:
@@ -290,7 +308,8 @@ def _jax_array(like: Any, buffers: Dict[Tuple[int, ...], Any]) -> Any:
 
 def _dtype(dtype_name: str, name: str) -> int:
     if dtype_name not in DTYPES:
-        advice = "; save its .real and its .imag" if dtype_name.startswith("complex") else ""
+        advice = ("; save its .real and its .imag" if dtype_name.startswith("complex") else
+                  "; save its view as uint8" if dtype_name.startswith(("float4", "float8")) else "")
         raise UnimplementedError(
             f"{name}: elements of dtype {dtype_name} are not supported{advice}")
     return DTYPES[dtype_name]
@@ -310,13 +329,10 @@ def _torch_memory(tensor: Any, name: str, to_fill: bool = False) -> Memory:
         kind = type(tensor)
         raise UnimplementedError(f"{name}: the elements of a {kind.__module__}.{kind.__qualname__} "
                                  "are not in its own memory")
-    if getattr(tensor, "is_nested", False):
-        raise UnimplementedError(f"{name}: only dense tensors are supported, not nested ones")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise UnimplementedError(f"{name}: only dense tensors are supported, not "
-                                 f"{'quantized ones' if tensor.is_quantized else tensor.layout}")
+    check_layout(tensor, name)
     if tensor.device.type == "meta":
-        raise InvalidArgumentError(f"{name}: a tensor on the meta device has no elements")
+        raise InvalidArgumentError(f"{name}: a tensor on the meta device has no elements; the "
+                                   "model's to_empty() makes memory for them")
     dtype = _dtype(str(tensor.dtype).replace("torch.", ""), name)
     host = target = tensor.detach()
     if type(target) is not torch.Tensor:

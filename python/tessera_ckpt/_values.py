@@ -136,6 +136,8 @@ _SAVE_INSTEAD = (
     ("__dataclass_fields__", "a dict of its fields"),
     ("_value_", "its value"),  # of an Enum
     ("__fspath__", "str(...) of it"),
+    ("is_floating_point", "str(...) of it"),  # of a torch.dtype
+    ("total_seconds", "what its total_seconds() returns"),
 )
 
 # What makes a value of one that is of such a type.

@@ -156,6 +156,7 @@ class LargeValuesTest(Case):
                 ({1, 2}, "list(...) of it"), (range(3), "list(...) of it"),
                 (fractions.Fraction(1, 3), None), (int, None), (array.array, None),
                 (datetime.date(2026, 1, 2), "what its isoformat() returns"),
+                (datetime.timedelta(1), "what its total_seconds() returns"),
                 (pathlib.PurePath("a"), "str(...) of it"), (logging.Formatter, None),
                 (np.random.default_rng(), "its bit_generator.state"),
                 (np.random.RandomState(1), "what its get_state() returns"),
