@@ -41,6 +41,7 @@
 //
 // Implemented in checkpoint/load/checkpoint.cc and checkpoint/checkpoint_folder.cc.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -141,7 +142,7 @@ class Checkpoint {
                                             const std::optional<Box>& box = std::nullopt) const {
     absl::StatusOr<Box> wanted = BoxOf(name, box);
     if (!wanted.ok()) return wanted.status();
-    std::vector<T> elements(ElementCount(wanted->shape));
+    std::vector<T> elements(static_cast<size_t>(ElementCount(wanted->shape)));
     const absl::Status loaded = LoadTensor(name, Shard::Of(elements, *std::move(wanted)));
     if (!loaded.ok()) return loaded;
     return elements;
