@@ -43,7 +43,8 @@ absl::StatusCode CodeOf(int error) {
 absl::Status ErrnoStatus(int error) {
   // Not strerror(): it is not thread-safe.
   const std::string message = std::generic_category().message(error);
-  const bool no_space = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  if (error == EFBIG) return FileTooLargeError(message);
+  const bool no_space = error == ENOSPC || error == EDQUOT;
   return no_space ? NoSpaceError(message) : absl::Status(CodeOf(error), message);
 }
 

@@ -44,7 +44,9 @@ TEST(ErrnoStatusTest, HasTheCodesOfTheInterface) {
 
 TEST(ErrnoStatusTest, LackOfSpaceIsToldFromLackOfMemory) {
   for (const int error : {ENOSPC, EDQUOT, EFBIG}) {
-    EXPECT_TRUE(IsNoSpace(Named("WriteAt", "/a/b", ErrnoStatus(error)))) << error;
+    const absl::Status status = Named("WriteAt", "/a/b", ErrnoStatus(error));
+    EXPECT_TRUE(IsNoSpace(status)) << error;
+    EXPECT_EQ(MayBeFreed(status), error != EFBIG) << error;
   }
   EXPECT_TRUE(absl::IsResourceExhausted(ErrnoStatus(ENOMEM)));
   EXPECT_FALSE(IsNoSpace(ErrnoStatus(ENOMEM)));

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <string>
 #include <utility>
-#include <utility>
 
 #include "absl/status/statusor.h"
 #include "base/scoped_fd.h"

@@ -16,6 +16,12 @@ absl::Status NoSpaceError(std::string_view message);
 // Returns whether a status is NoSpaceError(), of one rank or of several (AgreeOnStatus()).
 bool IsNoSpace(const absl::Status& status);
 
+// Returns NoSpaceError() for a file that is larger than files may be.
+absl::Status FileTooLargeError(std::string_view message);
+
+// Returns whether a status is NoSpaceError() for lack of what a deletion frees.
+bool MayBeFreed(const absl::Status& status);
+
 // Marks an error as NoSpaceError() is.
 void MarkNoSpace(absl::Status& status);
 

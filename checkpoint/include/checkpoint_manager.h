@@ -54,7 +54,8 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 // two slots beside them: "rolling-0/step-00000250", "rolling-1/step-00000225". After each permanent
 // save, the manager deletes the checkpoints that `keep` does not keep, but never the newest good
 // one, nor the one just saved. If the disk is too full for a save, the manager first deletes the
-// checkpoints that the new one would replace.
+// checkpoints that the new one would replace; after a save that was refused although the disk told
+// of enough space, as under a quota, it does so as if the disk had been a byte too small.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
 // Calls come from one thread; WaitUntilCopied() and WaitUntilAllCopied() from any.
@@ -99,7 +100,8 @@ class CheckpointManager {
   // and outcomes come from Poll(). A decision that ends the job waits for all saves.
   //
   // Errors, with which a job should end, the same on every rank:
-  //   ResourceExhausted     the last save failed for lack of disk space or quota
+  //   ResourceExhausted     the last save failed for lack of disk space or quota, and no deletion
+  //                         that `keep` allows makes room for the next one
   //   Aborted               the limits of FailedSavesOptions are reached
   //   FailedPrecondition    another job has taken over the folder, or the folder holds checkpoints
   //                         of later steps than the job begins at

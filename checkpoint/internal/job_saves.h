@@ -25,7 +25,7 @@ namespace tessera::ckpt {
 // release.
 enum class SaveTrouble {
   kNone = 0,
-  kNoRoom = 1,       // the last save failed for lack of disk space or quota
+  kNoRoom = 1,       // the last save lacked disk space or quota, and the next one makes no room
   kFailures = 2,     // max_failed_saves in a row
   kTooLong = 3,      // no checkpoint for max_without_checkpoint
   kFolderTaken = 4,  // another job saves to the folder
@@ -83,6 +83,10 @@ class JobSaves : public CheckpointManager {
   virtual bool save_in_flight() const = 0;
   // Returns the outcome of the newest finished save that was not skipped.
   virtual const absl::Status& last_save() const = 0;
+
+  // Returns whether the next save deletes what makes room for it, after one that was refused for
+  // lack of room though the storage had told enough, as with a quota. On rank 0.
+  virtual bool makes_room() const = 0;
 
   // Returns the error with which a job ends for a trouble; OK for kNone. For kNoRoom, waits for
   // saves in flight, which may find room.

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "base/errno_status.h"
 #include "base/no_memory.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/manifest.h"
@@ -174,32 +175,46 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
                                                              absl::Time now,
                                                              absl::Status* undeleted) {
   described_.erase(StepDirectoryName(coming.step));
-  const auto lacking = [&]() -> uint64_t {
-    const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
-    return free.ok() && *free < coming.needed_bytes ? coming.needed_bytes - *free : 0;
-  };
   std::vector<std::string> deleted;
-  if (lacking() == 0) return deleted;
+  if (limit_bytes_ == kNoLimit && Lacking(coming, 0) == 0) return deleted;
   SettleDiscarded(storage_, "").IgnoreError();
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
-  if (droppable.bytes < lacking()) return deleted;
-  for (const auto& [checkpoint, identity] : droppable.checkpoints) {
-    if (lacking() == 0) break;
+  uint64_t held_bytes = droppable.held_bytes;
+  if (droppable.bytes < Lacking(coming, held_bytes)) return deleted;
+  for (const auto& [checkpoint, described] : droppable.checkpoints) {
+    if (Lacking(coming, held_bytes) == 0) break;
     described_.erase(checkpoint.directory);
     const absl::StatusOr<bool> removed =
-        RemoveUnlessRead(storage_, *removal_, checkpoint, identity);
+        RemoveUnlessRead(storage_, *removal_, checkpoint, described.identity);
     if (undeleted != nullptr) undeleted->Update(removed.status());
-    if (removed.value_or(false)) deleted.push_back(checkpoint.directory);
+    if (!removed.value_or(false)) continue;
+    deleted.push_back(checkpoint.directory);
+    held_bytes -= described.bytes;
   }
   return deleted;
+}
+
+bool Retention::NoteRefused(const ComingSave& refused, absl::Time now) {
+  const absl::StatusOr<Droppable> droppable = FindDroppable(refused, now);
+  if (!droppable.ok()) return false;
+  const uint64_t held_bytes = droppable->held_bytes;
+  if (Lacking(refused, held_bytes) == 0) limit_bytes_ = held_bytes + refused.needed_bytes - 1;
+  return droppable->bytes >= Lacking(refused, held_bytes);
+}
+
+uint64_t Retention::Lacking(const ComingSave& coming, uint64_t held_bytes) const {
+  const uint64_t free = std::min(storage_.FreeBytes().value_or(kNoLimit),
+                                 limit_bytes_ - std::min(limit_bytes_, held_bytes));
+  return coming.needed_bytes - std::min(free, coming.needed_bytes);
 }
 
 absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& coming,
                                                               absl::Time now) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> saved, ListForResume(storage_));
   std::ranges::reverse(saved);  // by ascending step
+  Droppable droppable;
   std::vector<RetentionCandidate> candidates;
-  std::vector<std::pair<const CheckpointInfo*, Described>> found;
+  std::vector<std::pair<CheckpointInfo, Described>> found;
   for (const CheckpointInfo& checkpoint : saved) {
     // What is behind a link is the user's: it is neither deleted nor counted.
     const bool behind_link = checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
@@ -209,14 +224,14 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     const bool intact = described.candidate.intact;
     if (!described.unknown.ok() || (checkpoint.rolling && !intact)) continue;
     if (!intact) described.bytes = BytesBelow(storage_, checkpoint.directory);
+    droppable.held_bytes += described.bytes;
     candidates.push_back(described.candidate);
     candidates.back().proven = IsProven(checkpoint.step);
-    found.emplace_back(&checkpoint, described);
+    found.emplace_back(checkpoint, described);
   }
-  Droppable droppable;
   const RetentionCandidate next = {.step = coming.step, .rolling = coming.rolling, .good = false};
   for (const size_t i : ChooseToMakeRoom(options_, candidates, next, now)) {
-    droppable.checkpoints.emplace_back(*found[i].first, found[i].second.identity);
+    droppable.checkpoints.push_back(found[i]);
     droppable.bytes += found[i].second.bytes;
   }
   return droppable;
@@ -262,7 +277,8 @@ SaveHooks SaveHousekeeping::Hooks() {
   return {.choose_root = [this](const PlannedSave& planned) { return ChooseRoot(planned); },
           .may_commit = [this] { return ConfirmFolder(lock_); },
           .plan_cache = &plan_cache_,
-          .on_committed = [this](SaveReport& report) { AfterCommit(report); }};
+          .on_committed = [this](SaveReport& report) { AfterCommit(report); },
+          .on_failed = [this](const absl::Status& error) { AfterFailure(error); }};
 }
 
 void SaveHousekeeping::AfterCommit(SaveReport& report) {
@@ -275,6 +291,15 @@ void SaveHousekeeping::AfterCommit(SaveReport& report) {
     const absl::Status told = CatchExceptions("report the commit", tell);
     if (!told.ok()) AddNote(report.note, std::string(told.message()));
     return CleanUp(report);
+  }).IgnoreError();
+}
+
+void SaveHousekeeping::AfterFailure(const absl::Status& error) {
+  makes_room_ = false;
+  if (!is_rank_0_ || !MayBeFreed(error) || coming_.needed_bytes == 0) return;
+  CatchExceptions("look for room", [&] {
+    makes_room_ = retention_.NoteRefused(coming_, absl::Now());
+    return absl::OkStatus();
   }).IgnoreError();
 }
 
@@ -292,9 +317,9 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
   // The manifest and the file system's own records are small beside the data.
   const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 +
                                 std::min<uint64_t>(planned.data_bytes, 64 << 10);
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> deleted,
-      retention_.MakeRoom({planned.step, planned.rolling, needed_bytes}, absl::Now(), &undeleted));
+  coming_ = {planned.step, planned.rolling, needed_bytes};
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> deleted,
+                           retention_.MakeRoom(coming_, absl::Now(), &undeleted));
   const absl::Status room = undeleted.ok()
                                 ? absl::OkStatus()
                                 : CheckRoom(storage_, root, "the checkpoint", planned.data_bytes);

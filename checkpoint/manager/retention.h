@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -108,7 +109,14 @@ class Retention {
   absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now,
                                                     absl::Status* undeleted = nullptr);
 
+  // Notes that the storage has refused this save, or a part of it, for lack of space, in which case
+  // MakeRoom() takes what the folder held and the save needs as too much from then on, unless the
+  // storage tells that it has less. Returns whether MakeRoom() would make room for the save.
+  bool NoteRefused(const ComingSave& refused, absl::Time now);
+
  private:
+  static constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
+
   // A checkpoint, as described by its manifest and the sizes of its files.
   struct Described {
     RetentionCandidate candidate;
@@ -124,15 +132,19 @@ class Retention {
   Described DescribeOnce(const CheckpointInfo& checkpoint, bool is_own = false);
   // The checkpoints that MakeRoom() may delete, in this order, and the bytes of all of them.
   struct Droppable {
-    std::vector<std::pair<CheckpointInfo, std::string>> checkpoints;  // with their identities
+    std::vector<std::pair<CheckpointInfo, Described>> checkpoints;
     uint64_t bytes = 0;
+    uint64_t held_bytes = 0;  // of these and all others
   };
   absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);
+  // Returns the bytes that the save lacks in a folder that holds so many.
+  uint64_t Lacking(const ComingSave& coming, uint64_t held_bytes) const;
 
   Storage& storage_;
   const std::unique_ptr<Removal> removal_;
   const RetentionOptions options_;
   std::atomic<int64_t> healthy_step_;
+  uint64_t limit_bytes_ = kNoLimit;             // to what the folder holds, as refusals tell
   std::map<std::string, Described> described_;  // permanent ones, by directory
 };
 
@@ -167,11 +179,16 @@ class SaveHousekeeping {
   void ForgetLoaded() { known_good_.clear(); }
   void NoteHealthy(int64_t step) { retention_.NoteHealthy(step); }
 
+  // Returns whether the next save makes room, if the last one was refused for lack of it. On rank
+  // 0, any thread.
+  bool makes_room() const { return makes_room_; }
+
  private:
   // Returns the root of a save that rank 0 is about to write. Empties a rolling slot. If the disk
   // is too full, deletes checkpoints that retention allows.
   absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned);
   absl::Status CleanUp(SaveReport& report);
+  void AfterFailure(const absl::Status& error);
 
   Storage& storage_;
   Storage* const staging_;
@@ -179,10 +196,12 @@ class SaveHousekeeping {
   const CheckpointManagerOptions& options_;
   const bool is_rank_0_;
   Retention retention_;
-  bool coming_is_healthy_ = false;  // the save in progress
-  std::string known_good_;          // the last rolling checkpoint or the loaded one, if healthy
-  std::string note_;   // on what was deleted, or could not be, for the save in progress
-  bool prunes_first_;  // checkpoints may have become superfluous since the last commit
+  ComingSave coming_;  // the save in progress
+  bool coming_is_healthy_ = false;
+  std::atomic<bool> makes_room_ = false;
+  std::string known_good_;  // the last rolling checkpoint or the loaded one, if healthy
+  std::string note_;        // on what was deleted, or could not be, for the save in progress
+  bool prunes_first_;       // checkpoints may have become superfluous since the last commit
   PlanCache plan_cache_;
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -12,8 +13,10 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/errno_status.h"
 #include "base/no_space.h"
 #include "base/testing.h"
+#include "checkpoint/collective/testing/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manager_options.h"
@@ -189,6 +192,65 @@ TEST(RetentionTest, RoomIsMadeOfWhatCanBeDeleted) {
   EXPECT_TRUE(absl::IsPermissionDenied(undeleted)) << undeleted;
   EXPECT_THAT(make_room(), IsEmpty());
   EXPECT_TRUE(*IsCommitted(memory, "step-00000010"));
+}
+
+// As many checkpoints fit as under a quota that the storage does not tell.
+void AllowCheckpoints(FaultInjectingStorage& storage, MemoryStorage& memory, size_t most,
+                      int error) {
+  storage.ClearFaults();
+  storage.FailWhere(
+      [&memory, most](const Operation& operation) {
+        return operation.kind == OperationKind::kCreate &&
+               CheckpointFolder(memory).List()->size() >= most;
+      },
+      ErrnoStatus(error));
+}
+
+TEST(RetentionTest, AfterARefusalSavesMakeRoomBeforeTheyWrite) {
+  for (const bool in_background : {false, true}) {
+    SCOPED_TRACE(in_background);
+    MemoryStorage memory;
+    FaultInjectingStorage storage(memory);
+    ThreadGroupHub hub(2), saver_hub(2);
+    RunRanks(2, [&](ProcessGroup& group) {
+      ThreadProcessGroup ranks(hub, group.rank()), savers(saver_hub, group.rank());
+      CheckpointManagerOptions options;
+      options.save.group = &ranks;
+      options.keep.newest = 2;
+      if (in_background) options.background = {.save = {.group = &savers}};
+      const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), &storage);
+      ASSERT_OK_AND_ASSIGN(const auto job, JobSaves::Open(shared, nullptr, options));
+      const auto allow = [&](size_t most, int error) {
+        ASSERT_OK(AgreeOnStatus(group, absl::OkStatus(), absl::Minutes(1)));
+        if (group.rank() == 0) AllowCheckpoints(storage, memory, most, error);
+        ASSERT_OK(AgreeOnStatus(group, absl::OkStatus(), absl::Minutes(1)));
+      };
+      std::vector<float> elements(64);
+      const auto save = [&](int64_t step) {
+        const absl::Status now = job->Save({.step = step}, OneTensor(elements));
+        job->Finish();
+        return in_background ? job->last_save() : now;
+      };
+      const auto decide = [&](int64_t step) { return OrFail(job->Decide({.step = step})).trouble; };
+      allow(2, EDQUOT);
+      for (const int64_t step : {1, 2}) EXPECT_OK(save(step));
+      EXPECT_TRUE(IsNoSpace(save(3)));
+      EXPECT_EQ(CheckpointFolder(memory).List()->size(), 2u) << "nothing makes room for no save";
+      EXPECT_EQ(decide(3), SaveTrouble::kNone);
+      for (const int64_t step : {4, 5}) EXPECT_OK(save(step));
+      // Nothing but the newest good one would make room.
+      allow(1, EDQUOT);
+      EXPECT_TRUE(IsNoSpace(save(6)));
+      EXPECT_EQ(decide(6), in_background ? SaveTrouble::kNoRoom : SaveTrouble::kNone);
+      EXPECT_FALSE(job->makes_room());
+      // No deletion makes files smaller.
+      allow(2, EFBIG);
+      EXPECT_OK(save(7));
+      EXPECT_TRUE(IsNoSpace(save(8)));
+      EXPECT_FALSE(job->makes_room());
+    });
+    EXPECT_EQ(CheckpointFolder(memory).FindLatest()->checkpoint.step, 7);
+  }
 }
 
 TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {

@@ -22,7 +22,7 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/save/data_writer.h"
-#include "checkpoint/save/processor_share.h"
+#include "checkpoint/save/piece_table.h"
 #include "checkpoint/save/run_save.h"
 
 namespace tessera::ckpt {

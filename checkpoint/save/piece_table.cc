@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/save/processor_share.h"
-
 namespace tessera::ckpt {
 namespace {
 

@@ -13,6 +13,17 @@
 
 namespace tessera::ckpt {
 
+// Returns whether a task of a background save shared its processor with the program's threads. A
+// thread that is alone on a processor computes all of the time, one of two threads half of the
+// time. The limit is in between.
+inline bool IsProcessorShared(double seconds, double processor_seconds) {
+  return seconds > 1.5 * processor_seconds;
+}
+
+// Ratios of a thread's rest to its work before it, while the program wants all processors.
+inline constexpr int kChecksumRestRatio = 20;  // checksums take at most 5 % of a processor
+inline constexpr int kPrefaultRestRatio = 50;  // touching memory for the next save, 2 %
+
 // Decides what the threads of a save do next: a table of the pieces into which the data files are
 // cut, in the order in which an update of the state changes them. The table decides and remembers;
 // it neither copies nor writes. A thread takes a task, does it, and ends it:

@@ -120,9 +120,10 @@ absl::StatusOr<std::string> Write(
   return report.SerializeAsString();
 }
 
-// Frees the space of a failed save. After an error of the group, other ranks may still be writing.
-void FreeSpace(const ProcessGroup& group, Coordinator& coordinator) {
-  if (group.abandoned().ok()) coordinator.Abandon();
+// Frees the space of a failed save, unless an error of the group leaves other ranks writing.
+void EndFailed(const SaveContext& context, Coordinator& coordinator, const absl::Status& error) {
+  if (context.group.abandoned().ok()) coordinator.Abandon();
+  if (context.hooks.on_failed) context.hooks.on_failed(error);
 }
 
 // Performs steps 4 to 7, with this rank's report or error. Returns the bytes that all ranks wrote.
@@ -139,7 +140,7 @@ absl::StatusOr<uint64_t> Commit(const SaveContext& context,
   };
   const absl::StatusOr<std::string> committed =
       Agree(context.group, written, commit, context.options.timeout);
-  if (!committed.ok()) FreeSpace(context.group, coordinator);
+  if (!committed.ok()) EndFailed(context, coordinator, committed.status());
   TESSERA_RETURN_IF_ERROR(committed.status());
   // The checkpoint is there, whatever this rank understands of its size.
   return AnswerFrom<CommitVerdict>(context.group, *committed).value_or(CommitVerdict()).bytes();
@@ -207,7 +208,7 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::StatusOr<SaveTask> task =
       Plan(context, local, request,
            [&](const PlannedManifest& planned) { return coordinator->Prepare(planned); });
-  if (!task.ok() && coordinator.has_value()) FreeSpace(context.group, *coordinator);
+  if (!task.ok() && coordinator.has_value()) EndFailed(context, *coordinator, task.status());
   TESSERA_RETURN_IF_ERROR(task.status());
 
   const absl::StatusOr<std::shared_ptr<DataWriter>> writer =

@@ -46,6 +46,8 @@ struct SaveHooks {
   // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
   // checkpoints.
   std::function<void(SaveReport&)> on_committed;
+  // Called when a save has failed, and its space is freed. Null: not called.
+  std::function<void(const absl::Status&)> on_failed = nullptr;
   bool rolling = false;  // see PlannedSave
 };
 

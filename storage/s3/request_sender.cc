@@ -151,9 +151,8 @@ absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options
         absl::StrCat("the bucket ", options.bucket, " is in the region ", error.region, ", not in ",
                      options.region, ": set AWS_REGION"));
   }
-  if (absl::StrContains(error.code, "Quota") || error.code == "EntityTooLarge") {
-    return NoSpaceError(summary);
-  }
+  if (absl::StrContains(error.code, "Quota")) return NoSpaceError(summary);
+  if (error.code == "EntityTooLarge") return FileTooLargeError(summary);
   if (IsRefused(request.method, response)) return DeniedStatus(response, error, access_key_id);
   if (IsTaken(request, response)) return absl::AlreadyExistsError(summary);
   switch (response.status) {
@@ -162,6 +161,7 @@ absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options
     case 412:
       return absl::AlreadyExistsError(summary);
     case 413:
+      return FileTooLargeError(summary);
     case 507:
       return NoSpaceError(summary);
     case 416:
