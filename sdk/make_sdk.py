@@ -3,7 +3,8 @@
   make_sdk.py --output=FILE.tar.gz --wheel=FILE.whl --archive=LIBRARY.a --link-flags=FILE
       [--absl-target=LABEL ...] FILE...
 
-FILE: headers, in the folders that they have in the sources, and files that Bazel needs. The archive
+FILE: headers, in the folders that they have in the sources, the documents that they name, and files
+that Bazel needs. The archive
 is the C++ interface, and needs Debian's libraries; the C interface is the shared library of the
 wheel, with all that it needs beside it. No file names a folder outside of the SDK, which can be
 unpacked anywhere.

@@ -262,7 +262,8 @@ typedef struct {
   int32_t (*broadcast)(void* context, const void* from_rank_0, size_t bytes, double timeout_seconds,
                        tessera_messages* message);
   /* Start to move `bytes` bytes between this rank and another one. Set `pending`, with which wait()
-   * and release() are called. */
+   * and release() are called. The bytes move whether or not their own wait() has been called: two
+   * ranks that send to each other may both wait for what they receive first. */
   int32_t (*start_send)(void* context, const void* data, size_t bytes, int32_t destination,
                         void** pending);
   int32_t (*start_receive)(void* context, void* data, size_t bytes, int32_t source, void** pending);

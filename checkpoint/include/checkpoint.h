@@ -25,7 +25,7 @@
 //   manifest.h              the manifest as a protobuf message
 //
 // ../FORMAT.md describes the files. storage/storage.h is the interface of a place for checkpoints,
-// which a program may implement; storage/lock/folder_lock.h keeps a place for one job at a time.
+// which a program may implement.
 //
 // Errors:
 //   InvalidArgument       the request is wrong

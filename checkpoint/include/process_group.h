@@ -62,7 +62,9 @@ class ProcessGroup {
   // Start a message from one rank to another; never to itself, never empty. Both sides know its
   // size beforehand. Several messages may be in flight at once; messages of one pair arrive in the
   // order in which they were started, and are waited for in that order. A send may wait for its
-  // receive, but need not. The transfer must not outlive the group.
+  // receive, but need not. A message moves whether or not its own Wait() has been called: two ranks
+  // that send to each other may both wait for what they receive first. The transfer must not
+  // outlive the group.
   virtual std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
                                                     int destination) = 0;
   virtual std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) = 0;

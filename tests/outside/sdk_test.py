@@ -224,6 +224,14 @@ class SdkTest(unittest.TestCase):
         # `python -m tessera_ckpt` calls it.
         self.assertEqual(exported, declared | {"tessera_command"})
 
+    def test_documents(self):
+        """This library's page, and what headers name."""
+        named = {"docs/library.md"}
+        for header in (self.sdk / "include").rglob("*.h"):
+            named |= set(re.findall(r"\b(?:docs|checkpoint)/\w+\.md", header.read_text()))
+        self.assertIn("checkpoint/FORMAT.md", named)
+        self.assertEqual([name for name in sorted(named) if not (self.sdk / name).is_file()], [])
+
     def test_no_file_names_a_folder(self):
         for path in self.sdk.rglob("*"):
             if path.suffix in (".pc", ".cmake", ".bazel", ".bzl"):
