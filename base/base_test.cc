@@ -122,6 +122,14 @@ TEST(RandomHex, HasSoManyDigitsUnlikeAnyOther) {
   EXPECT_NE(RandomBits(), RandomBits());
 }
 
+TEST(Counted, HasThePluralUnlessThereIsOne) {
+  EXPECT_EQ(Counted(0, "file"), "0 files");
+  EXPECT_EQ(Counted(1, "file"), "1 file");
+  EXPECT_EQ(Counted(2, "file"), "2 files");
+  EXPECT_EQ(EveryText(1, "step"), "every step");
+  EXPECT_EQ(EveryText(2, "step"), "every 2 steps");
+}
+
 TEST(JoinFirst, SaysHowManyMoreThereAre) {
   std::vector<std::string> items;
   EXPECT_EQ(JoinFirst(items, ", "), "");

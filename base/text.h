@@ -33,6 +33,16 @@ inline std::string JoinFirst(const std::vector<std::string>& items, absl::string
   return text;
 }
 
+// Returns a number and what it counts: "1 file", "2 files". The plural of `noun` ends with an s.
+inline std::string Counted(int64_t count, std::string_view noun) {
+  return absl::StrCat(count, " ", View(noun), count == 1 ? "" : "s");
+}
+
+// Returns how often something is done: "every step", "every 2 steps".
+inline std::string EveryText(int64_t interval, std::string_view noun) {
+  return absl::StrCat("every ", interval == 1 ? std::string(noun) : Counted(interval, noun));
+}
+
 // Returns random bits of the system, for names that no other process or machine makes.
 uint64_t RandomBits();
 // Returns so many random digits: "00c0ffee".

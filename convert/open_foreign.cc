@@ -266,9 +266,10 @@ absl::StatusOr<const Format*> FindFormat(const SourcePlace& place,
   }
   const std::string known = absl::StrJoin(FormatNames(), ", ");
   if (!is_known) return InvalidArgument("unknown format \"", name, "\"; known are ", known);
-  return NotFound(place.storage->Describe(place.file), ": no checkpoint in ",
-                  name.empty() ? absl::StrCat("any of the formats ", known)
-                               : absl::StrCat("the format ", name));
+  return NotFound(
+      place.storage->Describe(place.file), ": no checkpoint in ",
+      name.empty() ? absl::StrCat("any of the formats ", known) : absl::StrCat("the format ", name),
+      DescribeFile(place.storage->Describe(place.file)));
 }
 
 // Returns the first of these folders of `run`, or the first with this step, that is a checkpoint;

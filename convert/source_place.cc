@@ -53,6 +53,17 @@ constexpr MissingFile kMissingFiles[] = {
 
 bool IsThere(Storage& folder, const std::string& name) { return folder.Open(name).ok(); }
 
+// A run of the trainer saves in a folder of its own folder, unless told otherwise.
+std::string DescribeRun(Storage& folder) {
+  constexpr std::string_view kSaved = "checkpoints";
+  const absl::StatusOr<std::vector<std::string>> names = folder.List(kSaved);
+  const auto is_step = [](std::string_view name) {
+    return name.ends_with('/') && ParseStepDirectoryName(name.substr(0, name.size() - 1));
+  };
+  if (!names.ok() || std::ranges::none_of(*names, is_step)) return "";
+  return absl::StrCat("; checkpoints are in ", folder.Describe(kSaved));
+}
+
 // The entries of a run's folder are checkpoints only with their manifests.
 std::string DescribeSteps(Storage& folder, const std::vector<std::string>& names) {
   std::vector<std::string> without;
@@ -128,7 +139,13 @@ std::string DescribeContents(Storage& folder) {
       absl::StrAppend(&text, "; ", missing.name, ", ", missing.purpose, ", is missing");
     }
   }
-  return absl::StrCat(text, DescribeSteps(folder, *names));
+  return absl::StrCat(text, DescribeRun(folder), DescribeSteps(folder, *names));
+}
+
+std::string_view DescribeFile(std::string_view name) {
+  return name.ends_with(absl::StrCat("/", View(kManifestFileName)))
+             ? "; a checkpoint is named by its folder"
+             : "";
 }
 
 std::string DescribeAbsence(std::string_view name) {

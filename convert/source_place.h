@@ -54,8 +54,13 @@ absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
 
 // Describes a folder in which no checkpoint was found, the root of a storage, as the end of an
 // error's sentence: "it is empty", or its first entries. Also names the file that is missing beside
-// entries that look like a part of a checkpoint, of ours or of another framework.
+// entries that look like a part of a checkpoint, of ours or of another framework, and the folder in
+// which a run's checkpoints are.
 std::string DescribeContents(Storage& folder);
+
+// Says what to name instead of a file in a checkpoint's folder, as the end of an error's sentence.
+// Empty for other files.
+std::string_view DescribeFile(std::string_view name);
 
 // Says why a name cannot be opened: "is not there", or "is a link to PATH, which is not there".
 std::string DescribeAbsence(std::string_view name);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "checkpoint/format/manifest_codec.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/internal/damage.h"
@@ -175,7 +176,7 @@ std::vector<MetadataDifference> CompareMetadata(const NamedCheckpoint& named_a,
     const OptimizerState& optimizer = (optimizer_a ? a : b).optimizer();
     lines.push_back(
         {absl::StrCat(optimizer_a ? "deleted" : "added", ": optimizer ", optimizer.algorithm(),
-                      ", ", optimizer.parameters_size(), " parameters"),
+                      ", ", Counted(optimizer.parameters_size(), "parameter")),
          Counts::kBetweenOurs});
   }
   const bool tell_steps = convert::TellsStep(a) && convert::TellsStep(b);
@@ -228,7 +229,7 @@ void ExcuseOptimizer(const Manifest& a, const Manifest& b, Differences& differen
   });
   differences.notes.push_back(absl::StrCat("optimizer state: only in the ",
                                            HasOptimizerState(a) ? "first" : "second", ", ",
-                                           states.size(), " tensors"));
+                                           Counted(states.size(), "tensor")));
 }
 
 std::string Describe(const LogicalTensor& tensor) {
@@ -375,7 +376,8 @@ void AddDataDifferences(Differences& differences) {
     } else if (difference.different_elements == 0) {
       differences.tensors.push_back({name, "the same values, in other bits"});
     } else {
-      std::string text = absl::StrCat(difference.different_elements, " elements differ");
+      std::string text = absl::StrCat(Counted(difference.different_elements, "element"),
+                                      difference.different_elements == 1 ? " differs" : " differ");
       // How far integers are apart is not known.
       if (difference.max_abs > 0) {
         absl::StrAppend(&text, ", by at most ", NumberText(difference.max_abs));

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/text.h"
 #include "convert/core/saved_values.h"
 #include "convert/formats.h"
 #include "nlohmann/json.hpp"
@@ -204,7 +205,7 @@ void CompareNamed(const ShownValues& a, const ShownValues& b, bool as_stored,
   }
   for (const auto& [title, count] : {std::pair("deleted: ", only_a), {"added: ", only_b}}) {
     if (count > 0) {
-      lines.push_back({absl::StrCat(title, count, " values"), Counts::kBetweenOurs});
+      lines.push_back({absl::StrCat(title, Counted(count, "value")), Counts::kBetweenOurs});
     }
   }
 }
@@ -361,9 +362,11 @@ std::vector<MetadataDifference> CompareValues(const NamedCheckpoint& a, const Na
     const auto structure_a = entries_a.find(convert::kStructureEntry),
                structure_b = entries_b.find(convert::kStructureEntry);
     if (!in_a || !in_b) {
-      lines.push_back({absl::StrCat(in_a ? "deleted: " : "added: ",
-                                    (in_a ? of_a : of_b).values->size(), " values"),
-                       Counts::kBetweenOurs});
+      const size_t count = (in_a ? of_a : of_b).values->size();
+      if (count > 0) {
+        lines.push_back({absl::StrCat(in_a ? "deleted: " : "added: ", Counted(count, "value")),
+                         Counts::kBetweenOurs});
+      }
     } else {
       CompareNamed(of_a, of_b, as_stored, lines);
       if (!as_stored && a.format == b.format) {

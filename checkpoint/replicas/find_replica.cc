@@ -234,8 +234,8 @@ class Finder {
     }
     if (names.empty()) return "";
     return absl::StrCat("no host has an intact copy of ", JoinFirst(names, ", "), " (",
-                        HumanBytes(bytes), ", ", names.size(), " of ", manifest.files_size(),
-                        " files)");
+                        HumanBytes(bytes), ", ", names.size(), " of ",
+                        Counted(manifest.files_size(), "file"), ")");
   }
 
   std::string Answer(const FindRequest& request) {

@@ -306,7 +306,7 @@ class FolderTest(Case):
         self.assertTrue(tessera_ckpt.diff(one, one, data=True))
         found = tessera_ckpt.diff(one, two, data=True)
         self.assertFalse(found)
-        self.assertIn("1 elements differ", found.tensors["model.w"])
+        self.assertIn("1 element differs", found.tensors["model.w"])
         for to in ("torch", "dcp"):
             other = f"{self.folder}.{to}"
             seen = []

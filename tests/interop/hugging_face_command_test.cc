@@ -284,9 +284,9 @@ TEST_F(HuggingFaceCommandTest, TiedTensorsAreEqualWhicheverIsStored) {
   file.data[file.header["transformer.wte.weight"]["data_offsets"][0]] ^= 1;
   file.Write(copy + "/model.safetensors");
   EXPECT_EQ(Run({"diff", copy, In("dcp")}), ckpt::kExitDifferent);
-  EXPECT_THAT(out_, HasSubstr("transformer.wte.weight: 1 elements differ"));
+  EXPECT_THAT(out_, HasSubstr("transformer.wte.weight: 1 element differs"));
   EXPECT_EQ(Run({"diff", In("dcp"), copy}), ckpt::kExitDifferent);
-  EXPECT_THAT(out_, HasSubstr("lm_head.weight: 1 elements differ"));
+  EXPECT_THAT(out_, HasSubstr("lm_head.weight: 1 element differs"));
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ class InspectPage(unittest.TestCase):
         save_torch(self.folder / "b.pt", {**same, "other": [1.0, 2.5, 3.0], "new": [1.0]})
         page = self.open(self.folder / "a.pt", f"--diff={self.folder}/b.pt", code=1)
         self.assertEqual(page.evaluate("tensors.map((tensor) => tensor.difference.short)"),
-                         ["equal", "1 elements differ, by at most 0.5", "only in the first"])
+                         ["equal", "1 element differs, by at most 0.5", "only in the first"])
         difference = page.evaluate("byName.get('other').difference")
         self.assertEqual((difference["elements"], difference["max"], difference["norm"]),
                          (1, 0.5, 0.5))
@@ -213,8 +213,8 @@ class InspectPage(unittest.TestCase):
         page = self.open(self.folder / "c.pt", f"--diff={self.folder}/d.pt", code=1)
         # Nothing is said of how far integers are apart.
         self.assertEqual(page.evaluate("byName.get('count').difference"),
-                         {"elements": 1, "short": "1 elements differ",
-                          "messages": ["1 elements differ"]})
+                         {"elements": 1, "short": "1 element differs",
+                          "messages": ["1 element differs"]})
         page.evaluate("choose(byName.get('far'))")
         self.assertRegex(page.text("#detail"),
                          r"difference, without distance\s+1\n*\s*difference, max\s+inf")

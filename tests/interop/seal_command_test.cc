@@ -103,6 +103,12 @@ TEST_F(SealCommandTest, EveryFormatCanBeSealed) {
       for (auto& tensor : (*json)["tensors"]) tensor.erase("digest");
     }
     EXPECT_EQ(sealed, unsealed);
+    EXPECT_EQ(sealed["format"], format);
+    ASSERT_EQ(Run({"ls", path, "--json"}), 0) << err_;
+    const auto listed = Json()[0];
+    EXPECT_EQ(listed["directory"], path);
+    EXPECT_EQ(listed["format"], format);
+    EXPECT_EQ(listed["step"], sealed["step"]);
     EXPECT_EQ(Run({"verify", path}), 0) << out_;
     EXPECT_THAT(out_, AllOf(HasSubstr("was written: sizes, CRC-32C and SHA-256"), HasSubstr(seal)));
     EXPECT_EQ(Run({"verify", path, "--digests", "--json"}), 0) << out_;

@@ -477,7 +477,7 @@ TEST_F(ContentCommandTest, TheBestTrainingLossIsApartFromThatOfEvaluations) {
   // Evaluations that begin later have a best one, though its loss is higher.
   const Words evaluates = {"--valid-data-path=" + Tokens(), "--eval-iters=2"};
   EXPECT_THAT(MustTrain("run", 5, evaluates).out,
-              HasSubstr("nothing is evaluated: eval_interval=1000 divides no step from 5 to 5"));
+              HasSubstr("nothing is evaluated: eval_interval=1000 does not divide step 5"));
   EXPECT_THAT(MustTrain("run", 6, Joined(evaluates, {"--eval-interval=6"})).out,
               Not(HasSubstr("nothing is evaluated")));
   const nlohmann::json record = Records("run").back();

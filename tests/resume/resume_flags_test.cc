@@ -129,6 +129,9 @@ TEST_F(FlagsTest, NoCheckpointStartsAfreshOrEnds) {
   EXPECT_THAT(notes, HasSubstr("starting afresh"));
   EXPECT_THAT(*Train(config), HasSubstr("nothing left to train"));
   config.mutable_checkpoint()->clear_load();
+  TrainConfig without = config;
+  *without.mutable_checkpoint() = {};
+  EXPECT_THAT(*Train(without), HasSubstr("step-00000002 is not continued from"));
   config.mutable_checkpoint()->set_save(Checkpoints("never").string());
   config.mutable_checkpoint()->set_exit_on_missing_checkpoint(true);
   EXPECT_TRUE(absl::IsNotFound(Train(config).status()));

@@ -91,6 +91,10 @@ TEST_F(TrainCommandTest, WhatIsNamedAndNotThereEndsTheRun) {
       {folder("empty", {}), "holds no checkpoint: it is empty"},
       {folder("other", {"notes.txt"}), "holds no checkpoint: it holds notes.txt; without"},
       {folder("other", {}) + "/notes.txt", "is no checkpoint in a known format"},
+      {folder("named", {"manifest.pb"}) + "/manifest.pb",
+       "; a checkpoint is named by its folder; "},
+      {folder("run_before", {"checkpoints/step-00000002/manifest.pb"}),
+       "it holds checkpoints/; checkpoints are in " + (root_ / "run_before/checkpoints").string()},
       {folder("dcp", {"__0_0.distcp"}),
        "__0_0.distcp; .metadata, the index of a checkpoint of PyTorch's DCP, is missing"},
       {folder("hf", {"config.json", "model-00001-of-00002.safetensors"}),
@@ -165,7 +169,7 @@ TEST_F(TrainCommandTest, ADryRunSaysWhatARunWouldBeAndChangesNothing) {
       MustRun(Alone({"--dry-run", "--train-iters=" + very_many, "--save-interval=1",
                      "--save=" + Checkpoints("long").string()}))
           .out,
-      AllOf(HasSubstr("every 1 steps: " + very_many + " of them"), Not(HasSubstr("; at most "))));
+      AllOf(HasSubstr("every step: " + very_many + " of them"), Not(HasSubstr("; at most "))));
   EXPECT_THAT(
       dry_run({"--save-interval=5", "--save-last-step=false", "--non-persistent-save-interval=5"}),
       HasSubstr("every 5 steps: 2 of them; at most "));

@@ -91,10 +91,10 @@ manifest only, without --html.
 constexpr char kVerifyHelp[] = R"(ckpt verify PATH
 ckpt verify FOLDER --all
 
-Reads every byte of a checkpoint and checks checksums, headers and coverage. Another framework's
-checkpoint must be sealed (ckpt seal): every file is compared with the seal. Prints each damaged
-place with file, offset and tensor; exit code 1 if there is one. Without --all, only the newest
-checkpoint in a folder is read.
+Reads every byte of a checkpoint and checks checksums, headers and coverage. Where another
+framework's checkpoint is sealed (ckpt seal), every file is compared with the seal; otherwise, what
+its format allows is proven, and printed. Prints each damaged place with file, offset and tensor;
+exit code 1 if there is one. Without --all, only the newest checkpoint in a folder is read.
 
   --all                        every committed checkpoint in the folder, a line each; the exit code
                                is that of the worst

@@ -230,7 +230,7 @@ TEST_F(CkptTest, DiffFindsValuesAndMetadata) {
   n_ = 17;
   MustSave("c", 3, 1);
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/c", "--data"}), kExitDifferent);
-  EXPECT_THAT(out_, AllOf(HasSubstr("w: 1 elements differ, by at most 0.5"),
+  EXPECT_THAT(out_, AllOf(HasSubstr("w: 1 element differs, by at most 0.5"),
                           HasSubstr("metadata differences: 0")));
 }
 
@@ -280,7 +280,7 @@ TEST_F(CkptTest, DiffReadsContentsWhereDigestsAreMissing) {
   w_[1] = 7;
   MustSave("c", 3, 1);
   EXPECT_EQ(Run({"diff", root_ + "/c", root_ + "/b"}), kExitDifferent);
-  EXPECT_THAT(out_, HasSubstr("w: 1 elements differ, by at most 5"));
+  EXPECT_THAT(out_, HasSubstr("w: 1 element differs, by at most 5"));
 }
 
 }  // namespace

@@ -52,10 +52,12 @@ std::vector<std::string> NotesOf(const convert::WriteForeignReport& report) {
 void PrintConversion(const CommandOptions& options, const NamedCheckpoint& source,
                      const convert::WriteForeignReport& report, std::ostream& out) {
   out << options.paths[1] << ": written in the format " << options.convert.format << ", "
-      << HumanBytes(report.bytes) << " in " << report.files.size()
-      << (report.files.size() == 1 ? " file, " : " files, ")
+      << HumanBytes(report.bytes) << " in " << Counted(report.files.size(), "file") << ", "
       << HumanSeconds(absl::ToDoubleSeconds(report.duration)) << "\n"
-      << "all " << report.tensors << " tensors, read back, are those of " << source.Describe()
+      << (report.tensors == 1
+              ? "its tensor, read back, is that of "
+              : absl::StrCat("all ", report.tensors, " tensors, read back, are those of "))
+      << source.Describe()
       << (options.convert.dtype == DType::kUnspecified
               ? ", to the last bit"
               : absl::StrCat(", rounded to ", View(DTypeName(options.convert.dtype)),

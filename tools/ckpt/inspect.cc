@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -65,7 +66,7 @@ bool IsText(std::string_view bytes) {
 void PrintExtra(const std::string& key, const std::string& value, std::ostream& out) {
   out << "extra       " << key;
   if (!IsText(value)) {
-    out << " (" << value.size() << " bytes)\n";
+    out << " (" << Counted(value.size(), "byte") << ")\n";
     return;
   }
   const std::vector<std::string> lines = absl::StrSplit(value, '\n', absl::SkipWhitespace());
@@ -125,7 +126,8 @@ void PrintForeign(const NamedCheckpoint& named, const Manifest& manifest, std::o
   out << "format      " << named.format << " (" << manifest.producer().program() << ")\n";
   if (convert::TellsStep(manifest)) out << "step        " << manifest.trainer().step() << "\n";
   if (manifest.trainer().has_data()) {
-    out << "data        " << manifest.trainer().data().consumed_samples() << " samples consumed\n";
+    out << "data        " << Counted(manifest.trainer().data().consumed_samples(), "sample")
+        << " consumed\n";
   }
   PrintValues(named.state, out);
   for (const std::string& note : named.notes) out << "note        " << note << "\n";
@@ -145,9 +147,9 @@ void PrintTrainer(const Manifest& manifest, std::ostream& out) {
         << "\n";
   }
   if (trainer.has_data()) {
-    out << "data        " << data.consumed_samples() << " samples consumed, epoch " << data.epoch()
-        << ", sequence length " << data.sequence_length() << ", " << data.samples_per_epoch()
-        << " samples per epoch\n";
+    out << "data        " << Counted(data.consumed_samples(), "sample") << " consumed, epoch "
+        << data.epoch() << ", sequence length " << data.sequence_length() << ", "
+        << Counted(data.samples_per_epoch(), "sample") << " per epoch\n";
   }
   if (trainer.has_schedule()) {
     out << "schedule    " << trainer.schedule().name() << ", learning rate "
@@ -176,11 +178,11 @@ void PrintModel(const Manifest& manifest, std::ostream& out) {
   }
   const OptimizerState& optimizer = manifest.optimizer();
   if (optimizer.parameters_size() == 0) return;
-  out << "optimizer   " << optimizer.algorithm() << ", " << optimizer.parameters_size()
-      << " parameters\n";
+  out << "optimizer   " << optimizer.algorithm() << ", "
+      << Counted(optimizer.parameters_size(), "parameter") << "\n";
   const std::vector<int64_t> counts = ParametersPerGroup(optimizer);
   for (int g = 0; g < optimizer.groups_size(); ++g) {
-    out << "  group " << g << "   " << counts[g] << " parameters, "
+    out << "  group " << g << "   " << Counted(counts[g], "parameter") << ", "
         << OptionsText(optimizer.groups(g)) << "\n";
   }
 }
@@ -291,10 +293,12 @@ Json PartitionJson(const PartitionProto& proto) {
 Json ContentsToJson(const NamedCheckpoint& named) {
   const Manifest& manifest = named.opened->manifest();
   const TrainerState& trainer = manifest.trainer();
+  const bool is_ours = named.format.empty();
   Json json = {
       {"checkpoint", named.Describe()},
       {"step", trainer.step()},
-      {"format", absl::StrCat(manifest.format_major(), ".", manifest.format_minor())},
+      {"format", is_ours ? absl::StrCat(manifest.format_major(), ".", manifest.format_minor())
+                         : named.format},
       {"program", manifest.producer().program()},
       {"created_unix_ms", manifest.producer().created_unix_ms()},
       {"topology", TopologyText(manifest.topology())},

@@ -21,6 +21,7 @@
 #include "base/page/page.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "base/version.h"
 #include "checkpoint/format/manifest_codec.h"
@@ -432,9 +433,9 @@ void PrintResult(const CommandOptions& options, const CheckpointSurvey& survey,
   PrintDamage(survey.damage, "", out);
   out << options.html << ": " << HumanBytes(page_bytes) << "; " << HumanBytes(survey.bytes_read)
       << " read in " << HumanSeconds(absl::ToDoubleSeconds(survey.duration)) << ", "
-      << (survey.damage.empty() ? "no damage"
-                                : absl::StrCat("DAMAGED in ", survey.damage.size(),
-                                               survey.damage.size() == 1 ? " place" : " places"))
+      << (survey.damage.empty()
+              ? "no damage"
+              : absl::StrCat("DAMAGED in ", Counted(survey.damage.size(), "place")))
       << "\n";
   if (differences != nullptr) {
     out << (differences->none()

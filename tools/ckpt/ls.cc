@@ -41,12 +41,18 @@ class Listing {
                "damaged manifest");
   }
 
-  // The storage's root is a checkpoint. `name`: the path that it was given by.
-  void AddRoot(const absl::StatusOr<Checkpoint>& checkpoint, const std::string& name) {
+  // The storage's root is a checkpoint. `name`: the path that it was given by. `format`: that of
+  // another framework, or empty.
+  void AddRoot(const absl::StatusOr<Checkpoint>& checkpoint, const std::string& name,
+               const std::string& format = "") {
+    const std::string shown = format.empty() ? name : absl::StrCat(name, " (", format, ")");
+    Json entry = {{"directory", name}};
+    if (checkpoint.ok()) entry = {{"step", checkpoint->step()}, {"directory", name}};
+    if (!format.empty()) entry["format"] = format;
     if (!checkpoint.ok()) {
-      return AddProblem({{"directory", name}}, "-", name, checkpoint.status(), "damaged manifest");
+      return AddProblem(std::move(entry), "-", shown, checkpoint.status(), "damaged manifest");
     }
-    AddManifest(checkpoint->manifest(), name, {{"step", checkpoint->step()}, {"directory", name}});
+    AddManifest(checkpoint->manifest(), shown, std::move(entry));
   }
 
   void Print(bool json) const {
@@ -108,7 +114,7 @@ absl::StatusOr<int> ListForeign(const CommandOptions& options, const CommandOutp
   TESSERA_ASSIGN_OR_RETURN(const NamedCheckpoint named,
                            FindCheckpoint(options.paths[0], options.source));
   Listing listing(*named.storage, output);
-  listing.AddRoot(named.opened, absl::StrCat(options.paths[0], " (", named.format, ")"));
+  listing.AddRoot(named.opened, options.paths[0], named.format);
   listing.Print(options.json);
   return listing.exit_code();
 }

@@ -29,16 +29,21 @@ void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std
   }
 }
 
+std::string MissingDigests(const VerifyReport& report) {
+  if (report.digests_missing == 0) return "";
+  return absl::StrCat("; ", Counted(report.digests_missing, "tensor"),
+                      report.digests_missing == 1 ? " has no digest" : " have no digest");
+}
+
 std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests) {
   if (named.seal.has_value()) {
-    const int files = named.seal->seal->files_size();
-    std::string text = absl::StrCat("every byte of ", files, files == 1 ? " file is" : " files is",
-                                    " what it was when ", named.seal->Describe(),
-                                    " was written: sizes, CRC-32C and SHA-256",
-                                    named.seal->file.empty() ? "; no file was added" : "");
+    std::string text = absl::StrCat(
+        "every byte of ", Counted(named.seal->seal->files_size(), "file"), " is what it was when ",
+        named.seal->Describe(), " was written: sizes, CRC-32C and SHA-256",
+        named.seal->file.empty() ? "; no file was added" : "");
     if (digests) {
-      absl::StrAppend(&text, "; the contents of ", report.digests_verified,
-                      " tensors match the digests in it");
+      absl::StrAppend(&text, "; the digests in it match the contents of ",
+                      Counted(report.digests_verified, "tensor"));
     }
     return text;
   }
@@ -47,9 +52,10 @@ std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool
     const auto& unread = named.foreign->unread();
     std::string read = "every byte can be read, and every element is there once; ";
     if (!unread.empty()) {
-      read = absl::StrCat("every byte of the tensors that are read can be read; ", unread.size(),
-                          unread.size() == 1 ? " tensor is" : " tensors are", " not read, such as ",
-                          unread.begin()->first, " (", unread.begin()->second, "); ");
+      read = absl::StrCat("every byte of the tensors that are read can be read; ",
+                          Counted(unread.size(), "tensor"), unread.size() == 1 ? " is" : " are",
+                          " not read, such as ", unread.begin()->first, " (",
+                          unread.begin()->second, "); ");
     }
     if (tensors == 0) return read.substr(0, read.size() - 2);
     if (proven == 0) {
@@ -57,21 +63,15 @@ std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool
              ") have no checksums, so damage to the contents cannot be detected (ckpt seal "
              "writes checksums beside them)";
     }
-    if (proven == tensors) {
-      return read + "the contents of all " + std::to_string(tensors) +
-             " tensors match the CRC-32 stored with them";
-    }
-    return read + "the contents of " + std::to_string(proven) + " of " + std::to_string(tensors) +
-           " tensors match the CRC-32 stored with them, the others have none";
+    read += "the stored CRC-32s match the contents of ";
+    if (proven == tensors) return read + Counted(tensors, "tensor");
+    return absl::StrCat(read, proven, " of ", tensors, " tensors, the others have none");
   }
   std::string text = "every byte, header and shard matches the manifest";
   if (!digests) return text;
-  text += "; the contents of " + std::to_string(report.digests_verified) +
-          " tensors, however they are sharded, match the digests computed when they were saved";
-  if (report.digests_missing > 0) {
-    text += "; " + std::to_string(report.digests_missing) + " tensors have no digest";
-  }
-  return text;
+  return absl::StrCat(text, "; the digests computed when they were saved match the contents of ",
+                      Counted(report.digests_verified, "tensor"), ", however they are sharded",
+                      MissingDigests(report));
 }
 
 PrintableStream::Buffer::int_type PrintableStream::Buffer::overflow(int_type c) {

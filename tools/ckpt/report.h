@@ -30,6 +30,9 @@ void PrintNotes(const std::vector<std::string>& notes, std::ostream& out);
 // names the file.
 void PrintDamage(const std::vector<Damage>& damage, std::string_view indent, std::ostream& out);
 
+// Returns "; 2 tensors have no digest"; empty if all have one.
+std::string MissingDigests(const VerifyReport& report);
+
 // Returns a sentence on what a verification without findings has proven.
 std::string Proof(const NamedCheckpoint& named, const VerifyReport& report, bool digests);
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/include/manifest.h"
 #include "nlohmann/json.hpp"
@@ -33,10 +34,9 @@ ReshardRequest RequestOf(const CommandOptions& options) {
 
 // One sentence on what was, or would be, written.
 std::string Summary(const ReshardPlan& work, const char* verb) {
-  const size_t files = work.plan.manifest.files_size();
   return absl::StrCat(work.place.path(), ": ", verb, " for ", ToString(work.topology), ", ",
-                      HumanBytes(BytesOfFiles(work.plan.manifest)), " in ", files,
-                      files == 1 ? " file" : " files");
+                      HumanBytes(BytesOfFiles(work.plan.manifest)), " in ",
+                      Counted(work.plan.manifest.files_size(), "file"));
 }
 
 // Prints what to do if the checkpoint does not say how its tensors may be cut.
@@ -91,11 +91,14 @@ void PrintReport(const ReshardPlan& work, const RewriteReport& report, std::ostr
   out << Summary(work, "written") << " in " << HumanSeconds(seconds) << " ("
       << HumanRate(report.bytes_written, seconds) << ", " << HumanBytes(report.bytes_read)
       << " read)\n"
-      << "the digests of all " << report.digests_compared
-      << " tensors, taken from what was written, are those of " << work.source.Describe() << "\n";
+      << (report.digests_compared == 1
+              ? "the digest of its tensor, taken from what was written, is that of "
+              : absl::StrCat("the digests of all ", report.digests_compared,
+                             " tensors, taken from what was written, are those of "))
+      << work.source.Describe() << "\n";
   if (report.digests_new > 0) {
-    out << report.digests_new
-        << " more tensors had no digest there; only the checksums of what was "
+    out << Counted(report.digests_new, "more tensor")
+        << " had no digest there; only the checksums of what was "
         << "read are proven\n";
   }
   PrintGuesses(work, out);

@@ -2,6 +2,7 @@
 
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "convert/core/errors.h"
 #include "operations/named_checkpoint.h"
@@ -44,9 +45,9 @@ absl::StatusOr<int> RunSeal(const CommandOptions& options, const CommandOutput& 
     return kExitOk;
   }
   output.out << report.path << ": written for " << named.Describe() << " (" << named.format << "), "
-             << HumanBytes(report.bytes) << " in " << report.files
-             << (report.files == 1 ? " file" : " files") << ", digests of " << report.tensors
-             << " tensors, " << HumanSeconds(absl::ToDoubleSeconds(report.duration)) << "\n";
+             << HumanBytes(report.bytes) << " in " << Counted(report.files, "file")
+             << ", digests of " << Counted(report.tensors, "tensor") << ", "
+             << HumanSeconds(absl::ToDoubleSeconds(report.duration)) << "\n";
   if (report.removed_signature) {
     output.out << "the signature of the seal that was there is removed: see ckpt sign\n";
   }

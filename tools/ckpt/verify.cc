@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/internal/saved_checkpoints.h"
@@ -24,10 +25,8 @@ namespace {
 std::string Verdict(const VerifyReport& report) {
   const double seconds = absl::ToDoubleSeconds(report.duration);
   const size_t places = report.damage.size();
-  return (places == 0
-              ? std::string("good")
-              : "DAMAGED in " + std::to_string(places) + (places == 1 ? " place" : " places")) +
-         ", " + HumanBytes(report.bytes_read) + " read in " + HumanSeconds(seconds) + " (" +
+  return (places == 0 ? std::string("good") : "DAMAGED in " + Counted(places, "place")) + ", " +
+         HumanBytes(report.bytes_read) + " read in " + HumanSeconds(seconds) + " (" +
          HumanRate(report.bytes_read, seconds) + ")";
 }
 
@@ -115,10 +114,7 @@ class FolderVerifier {
     json_.push_back(ToJson(name, *report, options_.digests));
     if (options_.json) return;
     output_.out << name << ": " << Verdict(*report);
-    if (options_.digests && report->digests_missing > 0) {
-      output_.out << "; " << report->digests_missing << " tensors have no digest";
-    }
-    output_.out << "\n";
+    output_.out << (options_.digests ? MissingDigests(*report) : "") << "\n";
     PrintDamage(report->damage, "  ", output_.out);
   }
 

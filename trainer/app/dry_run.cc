@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/program.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "comm/threads/thread_world.h"
 #include "compute/kernels/cpu/cpu_backend.h"
@@ -164,11 +165,13 @@ std::string DescribeCheckpoints(const TrainConfig& config, int64_t first_step) {
   const int64_t saves = Multiples(interval, first_step, last) + (adds_last ? 1 : 0);
   int64_t at_once = MostAtOnce(checkpoint, saves);
   std::string text = absl::StrCat(HumanBytes(bytes), " each, to ", checkpoint.save());
-  if (interval > 0) absl::StrAppend(&text, ", every ", interval, " steps: ", saves, " of them");
+  if (interval > 0)
+    absl::StrAppend(&text, ", ", EveryText(interval, "step"), ": ", saves, " of them");
   // A permanent checkpoint takes the place of a rolling one.
   const int64_t rolling = checkpoint.non_persistent_save_interval();
   if (rolling > 0 && (interval == 0 || rolling % interval != 0)) {
-    absl::StrAppend(&text, ", and every ", rolling, " steps a rolling one, of which two are kept");
+    absl::StrAppend(&text, ", and ", EveryText(rolling, "step"),
+                    " a rolling one, of which two are kept");
     at_once += std::min<int64_t>(Multiples(rolling, first_step, last), 2);
   }
   // The number of those that are saved by the clock is unknown.
@@ -188,8 +191,9 @@ std::string DescribeSteps(const TrainConfig& config, const Start& start) {
   if (left <= 0) return absl::StrCat("none are left of ", training.train_iters());
   return absl::StrCat(
       left, start.progress.step > 0 ? absl::StrCat(" of ", training.train_iters()) : "",
-      ", each of ", training.global_batch_size(), " samples of ", training.seq_length(),
-      " tokens: ", Grouped(left * training.global_batch_size() * training.seq_length()), " tokens");
+      ", each of ", Counted(training.global_batch_size(), "sample"), " of ",
+      Counted(training.seq_length(), "token"), ": ",
+      Grouped(left * training.global_batch_size() * training.seq_length()), " tokens");
 }
 
 // Returns each rank's memory on rank 0.

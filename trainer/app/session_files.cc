@@ -65,8 +65,11 @@ absl::Status OpenFiles(Session& session, bool from_own, const NoteSink& at_once,
     const int64_t interval = config.training().eval_interval();
     if (session.trains && interval > 0 && step / interval == steps / interval &&
         !(session.owes_evaluation && step % interval == 0)) {
-      notes(absl::StrCat("nothing is evaluated: eval_interval=", interval, " divides no step from ",
-                         step + 1, " to ", steps));
+      notes(absl::StrCat("nothing is evaluated: eval_interval=", interval,
+                         step + 1 == steps
+                             ? " does not divide step "
+                             : absl::StrCat(" divides no step from ", step + 1, " to "),
+                         steps));
     }
   }
   if (!config.data().tokenizer_model().empty()) {

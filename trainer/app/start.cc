@@ -125,7 +125,8 @@ absl::Status CheckModel(const SavedRun& saved, const TrainConfig& config, const 
         absl::StrCat(saved.Describe(), ": ", same.message(),
                      "; --allow-unexpected skips tensors that this model does not "
                      "have, --allow-missing begins those anew that were not saved, and "
-                     "--load-tensors those that its patterns do not match"));
+                     "--load-tensors those that its patterns do not match, as where shapes "
+                     "differ"));
   }
   if (!same.ok()) notes(std::string(same.message()));
   return absl::OkStatus();

@@ -82,6 +82,12 @@ std::string ValueKind(const FieldDescriptor& field) {
   }
 }
 
+// Returns what an error expects as a field's value.
+std::string ExpectedValue(const FieldDescriptor& field) {
+  const std::string kind = ValueKind(field);
+  return kind == "number" ? "a number" : kind == "integer" ? "an integer" : kind;
+}
+
 // Flags of other trainers whose meaning has another form here.
 struct ForeignFlag {
   std::string_view name, here;
@@ -304,7 +310,7 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
     }
     if (!value.has_value()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(FlagName(*flag->field), " needs a value: ", ValueKind(*flag->field)));
+          absl::StrCat(FlagName(*flag->field), " needs a value: ", ExpectedValue(*flag->field)));
     }
     const auto [other, is_new] = given.emplace(flag->field->name(), std::pair(name, *value));
     if (!is_new && other->second.first != name && other->second.second != *value) {
@@ -315,7 +321,7 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
     other->second = {name, *value};
     if (!flag->Set(*value, message)) {
       return absl::InvalidArgumentError(absl::StrCat(FlagName(*flag->field), "=", *value,
-                                                     ": expected ", ValueKind(*flag->field)));
+                                                     ": expected ", ExpectedValue(*flag->field)));
     }
     if (texts != nullptr) (*texts)[flag->field->name()] = absl::StrCat(FlagName(name), "=", *value);
   }

@@ -195,13 +195,13 @@ TEST(ApplyFlagsTest, TwoNamesOfAFlagMayNotSayTwoThings) {
 }
 
 TEST(ApplyFlagsTest, AWrongValueIsNamedWithItsFlag) {
-  EXPECT_EQ(Error({"--lr=abc"}), "--lr=abc: expected number");
-  EXPECT_EQ(Error({"--lr", "nan"}), "--lr=nan: expected number");
-  EXPECT_EQ(Error({"--lr=1e999"}), "--lr=1e999: expected number");
-  EXPECT_EQ(Error({"--lr="}), "--lr=: expected number");
-  EXPECT_EQ(Error({"--num_layers=1.5"}), "--num-layers=1.5: expected integer");
+  EXPECT_EQ(Error({"--lr=abc"}), "--lr=abc: expected a number");
+  EXPECT_EQ(Error({"--lr", "nan"}), "--lr=nan: expected a number");
+  EXPECT_EQ(Error({"--lr=1e999"}), "--lr=1e999: expected a number");
+  EXPECT_EQ(Error({"--lr="}), "--lr=: expected a number");
+  EXPECT_EQ(Error({"--num_layers=1.5"}), "--num-layers=1.5: expected an integer");
   EXPECT_EQ(Error({"--num-layers=99999999999999999999"}),
-            "--num-layers=99999999999999999999: expected integer");
+            "--num-layers=99999999999999999999: expected an integer");
   EXPECT_EQ(Error({"--bf16=maybe"}), "--bf16=maybe: expected true|false");
   EXPECT_EQ(Error({"--lr-decay-style=cosin"}),
             "--lr-decay-style=cosin: expected constant|linear|cosine|wsd");
@@ -211,8 +211,8 @@ TEST(ApplyFlagsTest, AWrongValueIsNamedWithItsFlag) {
 }
 
 TEST(ApplyFlagsTest, AMissingValueIsNoticed) {
-  EXPECT_EQ(Error({"--lr"}), "--lr needs a value: number");
-  EXPECT_EQ(Error({"--lr", "--bf16"}), "--lr needs a value: number");
+  EXPECT_EQ(Error({"--lr"}), "--lr needs a value: a number");
+  EXPECT_EQ(Error({"--lr", "--bf16"}), "--lr needs a value: a number");
   EXPECT_EQ(Error({"--save", "--bf16"}), "--save needs a value: text");
 }
 

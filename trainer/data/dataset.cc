@@ -49,16 +49,17 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::stri
   }
   dataset->sampled_fingerprint_ = hash.Finish();
   if (dataset->num_samples() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "\"", pattern, "\": no file has the ", sequence_length + 1, " tokens of one sample (",
-        dataset->num_tokens_, " tokens in ", dataset->shards_.size(), " files)"));
+    return absl::InvalidArgumentError(absl::StrCat("\"", pattern, "\": no file has the ",
+                                                   sequence_length + 1, " tokens of one sample (",
+                                                   Counted(dataset->num_tokens_, "token"), " in ",
+                                                   Counted(dataset->shards_.size(), "file"), ")"));
   }
   return dataset;
 }
 
 std::string TokenDataset::DescribeFiles() const {
-  const size_t files = shards_.size();
-  return absl::StrCat(files, files == 1 ? " file, " : " files, the first ", shards_[0]->path());
+  return absl::StrCat(Counted(shards_.size(), "file"), shards_.size() == 1 ? ", " : ", the first ",
+                      shards_[0]->path());
 }
 
 DataFingerprint TokenDataset::fingerprint() const {

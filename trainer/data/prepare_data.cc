@@ -18,6 +18,7 @@
 #include "base/processors.h"
 #include "base/replace_file.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "tokenizer/byte_tokenizer.h"
 #include "tokenizer/files/load_tokenizer.h"
 #include "tokenizer/llmc_tokenizer.h"
@@ -394,7 +395,7 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                                                Phase(progress, "reading", 0)));
   if (documents.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the input has no text: ", list.paths.size(), " files, all empty"));
+        absl::StrCat("the input has no text: ", Counted(list.paths.size(), "file"), ", all empty"));
   }
 
   result.summary.request = RequestHash(job, documents);

@@ -61,7 +61,8 @@ absl::Status NothingToLoad(const CheckpointConfig& config) {
   std::string text = absl::StrCat("load=", config.load(), " ");
   if (NamesAFile(config.load())) {
     absl::StrAppend(&text, "is no checkpoint in ",
-                    format.empty() ? "a known format" : absl::StrCat("the format ", format));
+                    format.empty() ? "a known format" : absl::StrCat("the format ", format),
+                    View(ckpt::convert::DescribeFile(config.load())));
   } else if (storage.ok()) {
     absl::StrAppend(&text, "holds no checkpoint",
                     format.empty() ? "" : absl::StrCat(" in the format ", format), ": ",

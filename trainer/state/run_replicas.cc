@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "base/text.h"
 #include "checkpoint/include/checkpoint.h"
 #include "trainer/state/save_storage.h"
 
@@ -102,8 +103,8 @@ absl::Status RunReplicas::Begin(const ckpt::StateDict& state, bool resumed,
                  "; --replicate-folder names another place, --replicate-to-peers=false does "
                  "without"));
   if (ranks_->rank() == 0) {
-    notes(absl::StrCat("replicas every ", config_.checkpoint().replicate_interval(),
-                       " steps in the memory of ", replicas_->DescribeHosts(), ", in ",
+    notes(absl::StrCat("replicas ", EveryText(config_.checkpoint().replicate_interval(), "step"),
+                       " in the memory of ", replicas_->DescribeHosts(), ", in ",
                        ReplicaFolder(config_.checkpoint(), 0)));
   }
   return absl::OkStatus();

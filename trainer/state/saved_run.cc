@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/include/process_group.h"
 #include "checkpoint/internal/damage.h"
+#include "checkpoint/internal/saved_checkpoints.h"
 #include "storage/open_storage.h"
 #include "trainer/config/load_content.h"
 #include "trainer/state/describe_saved.h"
@@ -91,6 +92,19 @@ struct Loading {
   bool is_reporter() const { return group.ranks.rank() == 0; }
 };
 
+// Says that a run does not continue from what an earlier run has saved in its folder, since it was
+// not told to.
+void NoteUnused(const Loading& run) {
+  const std::string& folder = run.config.output().run_dir();
+  if (!run.checkpoint().save().empty() || folder.empty() || !run.is_reporter()) return;
+  const auto storage = OpenStorage(absl::StrCat(folder, "/checkpoints"));
+  if (!storage.ok()) return;
+  const auto saved = ckpt::ListForResume(**storage);
+  if (!saved.ok() || saved->empty()) return;
+  run.notes(absl::StrCat((*storage)->Describe(saved->front().directory),
+                         " is not continued from: that takes --save-interval, or --save"));
+}
+
 // Loads a replica. Returns false, with a note, if it is damaged. `stored_step` belongs to the
 // checkpoint of the store that it replaces; nullopt without one.
 absl::StatusOr<bool> LoadReplica(const Loading& run, const SavedRun& replica,
@@ -100,11 +114,10 @@ absl::StatusOr<bool> LoadReplica(const Loading& run, const SavedRun& replica,
   if (!loaded.ok() && !ckpt::FindDamagedParts(loaded).has_value()) return loaded;
   if (!run.is_reporter()) return loaded.ok();
   if (loaded.ok()) {
-    run.notes(absl::StrCat("resumes from ", replica.Describe(), "; the store has ",
-                           stored_step.has_value()
-                               ? absl::StrCat("step ", *stored_step, ": ", step - *stored_step)
-                               : absl::StrCat("no checkpoint: ", step),
-                           " steps kept"));
+    run.notes(absl::StrCat(
+        "resumes from ", replica.Describe(), "; the store has ",
+        stored_step.has_value() ? absl::StrCat("step ", *stored_step) : "no checkpoint", ": ",
+        Counted(step - stored_step.value_or(0), "step"), " kept"));
   } else {
     run.notes(absl::StrCat("WARNING: ", replica.Describe(), " is not used: ", loaded.message()));
   }
@@ -171,7 +184,10 @@ absl::Status LoadAny(const Loading& run, std::optional<SavedRun> replica) {
       return run.load(std::nullopt);
     }
   }
-  if (checkpoint.load().empty()) return run.load(std::nullopt);
+  if (checkpoint.load().empty()) {
+    NoteUnused(run);
+    return run.load(std::nullopt);
+  }
   TESSERA_ASSIGN_OR_RETURN(SavedRun named, FindNamed(run.config, run.group, run.notes));
   for (SkippedRun& skipped : named.skipped) run.skipped.push_back(std::move(skipped));
   TESSERA_RETURN_IF_ERROR(run.load(std::move(named)));
