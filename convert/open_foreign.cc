@@ -1,6 +1,7 @@
 #include "convert/open_foreign.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 
@@ -106,15 +107,14 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const SourcePlace& place,
 absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const SourcePlace& place,
                                                   const OpenForeignOptions& options) {
   const std::string& file = options.parameter_names_file;
-  if (file.empty()) return ReadPaddle(*place.storage, options.parameter_names);
+  if (file.empty()) return ReadPaddle(*place.storage, {});
   const auto refused = [&](const absl::Status& status) {
     return InvalidArgument("parameter_to_structured_name=", file, ": ", status.message());
   };
   const absl::StatusOr<std::string> text = ReadFile(file, kMaxJsonBytes);
   if (!text.ok()) return refused(text.status());
-  absl::StatusOr<std::map<std::string, std::string>> names = ParsePaddleParameterNames(*text);
+  const auto names = ParsePaddleParameterNames(*text);
   if (!names.ok()) return refused(names.status());
-  names->insert(options.parameter_names.begin(), options.parameter_names.end());
   return ReadPaddle(*place.storage, *names);
 }
 

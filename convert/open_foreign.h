@@ -2,7 +2,6 @@
 #define TESSERA_CONVERT_OPEN_FOREIGN_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,11 +21,9 @@ namespace tessera::ckpt::convert {
 struct OpenForeignOptions {
   std::string format;         // see IsFormatName(); empty: detected from the files
   OpenStorageOptions stores;  // for every storage that is opened
-  // Map from names of tensors in states of the optimizer to names of the model's parameters, for
-  // PaddleNLP's files that do not record them (see ReadPaddle()). `parameter_names_file` is a JSON
-  // file with such a map (see ParsePaddleParameterNames()), which adds to it. The file demands the
-  // format "paddle".
-  std::map<std::string, std::string> parameter_names;
+  // A JSON file (see ParsePaddleParameterNames()) that maps names of tensors in states of the
+  // optimizer to names of the model's parameters, for PaddleNLP's files that do not record them
+  // (see ReadPaddle()). It demands the format "paddle".
   std::string parameter_names_file;
   // The model of state dicts that do not describe theirs, as in manifests; may be null.
   const ModelProto* model = nullptr;

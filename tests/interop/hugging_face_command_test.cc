@@ -247,7 +247,7 @@ TEST_F(HuggingFaceCommandTest, LayersOfPeftAreNotDamage) {
   const std::string from = "transformer.h.0.mlp.c_proj.weight";
   std::string adapted = plain;
   adapted.replace(adapted.find(from), from.size(), "transformer.h.0.p.base_layer.weig");
-  WriteHfFile(weights, adapted);
+  WriteFile(weights, adapted);
   const std::string reason = "transformer.h.0.p.base_layer.weig is a layer of peft beside its ";
   EXPECT_EQ(Run({"verify", folder}), ckpt::kExitUsage) << out_;
   EXPECT_THAT(err_, HasSubstr(reason));
@@ -264,7 +264,7 @@ TEST_F(HuggingFaceCommandTest, TensorsThatAreNotReadAreNeitherProvenNorEqual) {
   EXPECT_EQ(nlohmann::json::parse(out_)["unread"].size(), 5);
   EXPECT_EQ(Run({"diff", file, "./" + file, "--data"}), ckpt::kExitOk) << out_;
   const std::string copy = In("unread.pt");
-  WriteHfFile(copy, ReadFile(file));
+  WriteFile(copy, ReadFile(file));
   EXPECT_EQ(Run({"diff", file, copy, "--data"}), ckpt::kExitDifferent) << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("tensor    complex: not read in the first: a tensor in a "),
                           HasSubstr("; not read in the second: "), HasSubstr("equal tensors: 1,"),

@@ -60,12 +60,12 @@ std::map<std::string, std::map<std::string, std::string>> NamesByRank(const std:
   return names;
 }
 
-// The optimizer's names alone, and a map that the caller has.
+// The optimizer's names alone, and a map.
 TEST_F(PaddleReadersTest, PaddlesNamesMayBeGiven) {
   const std::string copy = CopyOf(Fixture("paddle/testdata/sharding2_v2_meta"));
-  const auto names = NamesByRank(copy);
+  WriteFile(In("names.json"), nlohmann::json(NamesByRank(copy).at("tp00_pp00")).dump());
   fs::remove(copy + "/model_meta.json");
-  Open(copy, {.parameter_names = names.at("tp00_pp00")});
+  Open(copy, {.parameter_names_file = In("names.json")});
 }
 
 // Paddle gives one name to different parameters of two pipeline stages. What is left of the grid's
