@@ -143,9 +143,8 @@ std::string DescribeContents(Storage& folder) {
 }
 
 std::string_view DescribeFile(std::string_view name) {
-  return name.ends_with(absl::StrCat("/", View(kManifestFileName)))
-             ? "; a checkpoint is named by its folder"
-             : "";
+  const bool is_manifest = name.ends_with(absl::StrCat("/", View(kManifestFileName)));
+  return is_manifest ? "; a checkpoint is named by its folder" : "";
 }
 
 std::string DescribeAbsence(std::string_view name) {

@@ -84,10 +84,6 @@ class JobSaves : public CheckpointManager {
   // Returns the outcome of the newest finished save that was not skipped.
   virtual const absl::Status& last_save() const = 0;
 
-  // Returns whether the next save deletes what makes room for it, after one that was refused for
-  // lack of room though the storage had told enough, as with a quota. On rank 0.
-  virtual bool makes_room() const = 0;
-
   // Returns the error with which a job ends for a trouble; OK for kNone. For kNoRoom, waits for
   // saves in flight, which may find room.
   virtual absl::Status ErrorOf(SaveTrouble trouble) = 0;

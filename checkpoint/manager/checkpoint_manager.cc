@@ -248,10 +248,6 @@ class Manager final : public JobSaves {
 
   const absl::Status& last_save() const override { return failed_saves_.last(); }
 
-  bool makes_room() const override {
-    return housekeeping_.has_value() && housekeeping_->makes_room();
-  }
-
   absl::Status ErrorOf(SaveTrouble trouble) override {
     const std::string last =
         last_save().ok() ? "" : absl::StrCat("; the last one: ", last_save().message());
@@ -323,7 +319,8 @@ class Manager final : public JobSaves {
     if (group().rank() == 0 && later_steps_.Find(*storage_, known.step)) {
       return SaveTrouble::kLaterSteps;
     }
-    return failed_saves_.Judge(known.elapsed, makes_room());
+    const bool makes_room = housekeeping_.has_value() && housekeeping_->makes_room();
+    return failed_saves_.Judge(known.elapsed, makes_room);
   }
 
   // No restart will need them. Ignores failures, which do no harm.

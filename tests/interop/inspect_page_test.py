@@ -128,8 +128,11 @@ class InspectPage(unittest.TestCase):
             self.assertTrue(page.evaluate(
                 "tensors.every((t) => filesOf(t).length === (t.file_count ?? 0))"))
             self.assertEqual(page.count("#files svg.map"), len(told["files"]))
+            # The weights are so small that the first replica writes all of them.
+            replicas = 2 if topology.startswith("dp2") else 1
             self.assertEqual(page.evaluate("data.files.filter((file) => file.rank >= 0).length"),
-                             len(told["files"]))
+                             sum(replicas == 1 or "optimizer" in file["path"]
+                                 for file in told["files"]))
             self.assertIn(topology, page.text("#head"))
             self.assertGreater(page.count("#norms circle"), 3 * 20)
             self.assertEqual(page.overflow(375), 0)  # on a phone
