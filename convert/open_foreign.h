@@ -21,9 +21,8 @@ namespace tessera::ckpt::convert {
 struct OpenForeignOptions {
   std::string format;         // see IsFormatName(); empty: detected from the files
   OpenStorageOptions stores;  // for every storage that is opened
-  // A JSON file (see ParsePaddleParameterNames()) that maps names of tensors in states of the
-  // optimizer to names of the model's parameters, for PaddleNLP's files that do not record them
-  // (see ReadPaddle()). It demands the format "paddle".
+  // A JSON file of parameters' names, for PaddleNLP's files without them (ReadPaddle(),
+  // ParsePaddleParameterNames()). It demands the format "paddle".
   std::string parameter_names_file;
   // The model of state dicts that do not describe theirs, as in manifests; may be null.
   const ModelProto* model = nullptr;

@@ -53,27 +53,23 @@ constexpr MissingFile kMissingFiles[] = {
 
 bool IsThere(Storage& folder, const std::string& name) { return folder.Open(name).ok(); }
 
+bool IsStep(std::string_view listed) {
+  return listed.ends_with('/') && ParseStepDirectoryName(listed.substr(0, listed.size() - 1));
+}
+
 // A run of the trainer saves in a folder of its own folder, unless told otherwise.
 std::string DescribeRun(Storage& folder) {
-  constexpr std::string_view kSaved = "checkpoints";
-  const absl::StatusOr<std::vector<std::string>> names = folder.List(kSaved);
-  const auto is_step = [](std::string_view name) {
-    return name.ends_with('/') && ParseStepDirectoryName(name.substr(0, name.size() - 1));
-  };
-  if (!names.ok() || std::ranges::none_of(*names, is_step)) return "";
-  return absl::StrCat("; checkpoints are in ", folder.Describe(kSaved));
+  const auto names = folder.List("checkpoints");
+  if (!names.ok() || std::ranges::none_of(*names, IsStep)) return "";
+  return absl::StrCat("; checkpoints are in ", folder.Describe("checkpoints"));
 }
 
 // The entries of a run's folder are checkpoints only with their manifests.
 std::string DescribeSteps(Storage& folder, const std::vector<std::string>& names) {
   std::vector<std::string> without;
-  for (std::string name : names) {
-    if (!name.ends_with('/')) continue;
-    name.pop_back();
-    if (ParseStepDirectoryName(name).has_value() &&
-        !IsThere(folder, absl::StrCat(name, "/", std::string(kManifestFileName)))) {
-      without.push_back(name);
-    }
+  for (const std::string& name : names) {
+    if (!IsStep(name) || IsThere(folder, name + std::string(kManifestFileName))) continue;
+    without.push_back(name.substr(0, name.size() - 1));
   }
   if (without.empty()) return "";
   return absl::StrCat("; ", JoinFirst(without, ", "), without.size() == 1 ? " has" : " have",

@@ -36,9 +36,8 @@ struct ForeignObject {
   std::string file;
 };
 
-// Returns the object of an object store that a name may name, since the store does not distinguish
-// objects from folders: one with the ending of a file of GGUF, torch or safetensors. nullopt for
-// other names.
+// Returns the object of an object store that a name with the ending of a file of GGUF, torch or
+// safetensors may name; the store does not distinguish objects from folders. nullopt for others.
 std::optional<ForeignObject> FindObject(std::string_view name);
 
 // A folder of a run, named by its step in the way of another framework: checkpoint-500,
@@ -54,12 +53,10 @@ absl::StatusOr<std::vector<StepFolder>> ListStepFolders(Storage& storage);
 
 // Describes a folder in which no checkpoint was found, the root of a storage, as the end of an
 // error's sentence: "it is empty", or its first entries. Also names the file that is missing beside
-// entries that look like a part of a checkpoint, of ours or of another framework, and the folder in
-// which a run's checkpoints are.
+// entries like those of a checkpoint, of any framework, and the folder of a run's checkpoints.
 std::string DescribeContents(Storage& folder);
 
-// Says what to name instead of a file in a checkpoint's folder, as the end of an error's sentence.
-// Empty for other files.
+// Returns what to name instead of a manifest, as the end of an error's sentence; "" for others.
 std::string_view DescribeFile(std::string_view name);
 
 // Says why a name cannot be opened: "is not there", or "is a link to PATH, which is not there".

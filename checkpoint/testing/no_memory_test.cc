@@ -160,7 +160,7 @@ TEST_F(NoMemoryTest, AThreadThatWaitsForTheCopyEndsTheSaveAndGoesOn) {
       std::atomic<const FailAllocation*> failing = nullptr;
       std::thread disk([&, training = gettid()] {
         while (failing == nullptr) std::this_thread::yield();
-        // Until nothing is left that the other thread can copy.
+        // Until the other thread sleeps: nothing is left that it can copy.
         for (int waits = 0; waits < 100 && !failing.load()->happened();) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
           waits = IsWaiting(training) ? waits + 1 : 0;

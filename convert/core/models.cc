@@ -38,10 +38,9 @@ absl::StatusOr<ModelConfig> ReadConfig(const Architecture& architecture, const J
 // Returns the first class of models that a config.json names; "" without one.
 std::string ClassName(std::string_view config_json) {
   const nlohmann::json json = ParseJson(config_json);
-  const auto classes = json.find("architectures");
-  const bool has_name = classes != json.end() && classes->is_array() && !classes->empty() &&
-                        classes->front().is_string();
-  return has_name ? Shown(classes->front().get<std::string>()) : "";
+  const nlohmann::json::json_pointer first("/architectures/0");
+  const bool has_name = json.contains(first) && json.at(first).is_string();
+  return has_name ? Shown(json.at(first).get<std::string>()) : "";
 }
 
 // Returns the parameters' names, those of each layer in the order of its tensors' names.

@@ -252,7 +252,7 @@ TEST_F(SimulatedSessionTest, ACopyIsOfItsOwnStepWhateverFollowsAtOnce) {
         const bool first = session.first_rank();
         if (first) first_thread = gettid();
         if (!first) {
-          first_goes_on.WaitForNotification();
+          first_goes_on.WaitForNotificationWithTimeout(absl::Minutes(1));
           for (int waits = 0; waits < 20; waits = IsWaiting(first_thread) ? waits + 1 : 0) {
             absl::SleepFor(absl::Milliseconds(1));
           }

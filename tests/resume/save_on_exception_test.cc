@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "base/files.h"
 #include "base/replace_file.h"
 #include "base/testing.h"
@@ -294,7 +295,7 @@ TEST_F(SaveOnExceptionTest, AStepWhoseSaveWasSkippedIsSaved) {
   config.mutable_checkpoint()->set_async_save_skip(true);
   absl::Notification fourth_begins;
   server.AddFault({.method = "PUT", .key_part = "step-00000001/", .meanwhile = [&] {
-                     fourth_begins.WaitForNotification();
+                     fourth_begins.WaitForNotificationWithTimeout(absl::Minutes(1));
                    }});
   const std::string error = ErrorOf(config, [&](Session& session) {
     DataSource& data = *session.train_data;

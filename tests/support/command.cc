@@ -33,7 +33,10 @@ Words Joined(Words words, const Words& more) {
 std::string ReadFile(const fs::path& path) { return ReadWholeFile(path.string()).value_or(""); }
 
 void WriteFile(const fs::path& path, std::string_view contents) {
-  std::ofstream(path, std::ios::binary) << contents;
+  std::ofstream file(path, std::ios::binary);
+  file << contents;
+  file.close();
+  EXPECT_TRUE(file.good()) << path;
 }
 
 int64_t Lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
