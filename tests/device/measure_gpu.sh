@@ -4,7 +4,8 @@
 # measure_gpu.sh [STEP...]
 #
 # Runs in the unpacked archive of //trainer/app:train_bundle, without a network. The steps are
-# check, measure, train and pytorch, all of them unless some are named, and choices, only if named.
+# check, measure, train and pytorch, all of them unless some are named, and choices and save, only
+# if named.
 # The folder results/ gets what each of them prints, its JSON, and the GPU's clocks and power of
 # every second. One file has all of it as each step ends, and every ten seconds, so that it outlives
 # the script: results.tar.gz, or what $ARCHIVE names. The results of an earlier run are moved to
@@ -108,13 +109,25 @@ train() {
   trains train_llama3_1b 55 llama3_1b_gpu --global-batch-size=32 ${with:+"$with"}
 }
 
+# 124M, and 1558M, whose compilation takes minutes, in what is left of the time.
+pytorch() {
+  device pytorch_124m 75 --only=pytorch_124m
+  local left=$((585 - SECONDS))
+  if [ "$left" -ge 120 ]; then
+    device pytorch_1558m "$left" --only=pytorch_1558m
+  else
+    echo "pytorch_1558m: left out, $left s are left"
+  fi
+}
+
 for name in ${*:-check measure train pytorch}; do
   case $name in
     check) device check 160 --pytorch=no ;;
     measure) device measure 155 --measure=configs/gpt2_124m_gpu.textproto ;;
     train) train ;;
-    pytorch) device pytorch 75 --only=pytorch_124m ;;
-    choices) device choices 105 --choices ;;
+    pytorch) pytorch ;;
+    choices) device choices 240 --choices ;;
+    save) device save 150 --only=save_1558m ;;
     *) echo "no step is named $name" >&2 && exit 2 ;;
   esac
 done

@@ -116,7 +116,8 @@ class TrainBundleTest(unittest.TestCase):
             return
         ran = self.measure()
         self.assertEqual(ran.returncode, 1, ran.stdout + ran.stderr)
-        steps = ["check", "measure", "train", "train_1558m", "train_llama3_1b", "pytorch"]
+        steps = ["check", "measure", "train", "train_1558m", "train_llama3_1b",
+                 "pytorch_124m", "pytorch_1558m"]
         self.assertEqual(ran.stdout.splitlines()[-1], "failed: " + " ".join(steps))
         # Each for want of a GPU alone.
         for step in steps:

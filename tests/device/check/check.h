@@ -54,7 +54,8 @@ class Deadline {
 struct Check {
   std::string name;
   std::function<CheckOutcome()> run;
-  // What it may take on a GPU that is new to it: it is left out where less time is left.
+  // What it may take on a GPU that is new to it: it is left out where less time is left, unless it
+  // is the only one that is asked for.
   double expected_seconds = 0;
 };
 

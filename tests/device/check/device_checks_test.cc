@@ -455,5 +455,11 @@ TEST(RunChecksTest, WhatDoesNotFitIntoTheDeadlineIsLeftOutByName) {
   EXPECT_EQ(json[1]["outcome"], "left out");
 }
 
+TEST(RunChecksTest, ACheckThatIsAskedForByNameIsNotLeftOutByAnEstimate) {
+  const CheckList list = {{{"short", Pass, 10}, {"long", Pass, 1000}}};
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckResult> results, ResultsOf(list, "long"));
+  EXPECT_EQ(TableOf(results), "passed    long             0.0 s  12 tensors\n");
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -72,6 +72,8 @@ TEST_F(ProgramChecksTest, TheSanitizerIsOptional) {
             "does not fit into --deadline=0");
   Write("compute-sanitizer", "echo a race; exit 99");
   EXPECT_EQ(RunSanitizer("racecheck", {"/bin/x", "--y"}, folder_).kind, CheckOutcome::kFailed);
+  Write("compute-sanitizer", "echo '========= Error: Device not supported.'; exit 99");
+  EXPECT_EQ(RunSanitizer("racecheck", {"/bin/x", "--y"}, folder_).kind, CheckOutcome::kSkipped);
   setenv("PATH", path.c_str(), 1);
 }
 

@@ -53,7 +53,8 @@ class Gpt2(nn.Module):
 
 
 def measure(flags):
-    model = Gpt2(flags).to(flags.device)
+    with torch.device(flags.device):  # draws the weights there
+        model = Gpt2(flags)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     forward = torch.compile(model) if flags.device == "cuda" else model
     ids = torch.randint(flags.vocabulary, (flags.micro_batch, flags.seq_length + 1),
