@@ -151,6 +151,8 @@ class Figures {
 // compiles, and with a save of 22 GB.
 constexpr double kSecondsOfTraining = 30, kSecondsOfPytorch = 60, kSecondsOfAChoice = 30;
 constexpr double kSecondsOfASave = 90;
+// On an H200, of eight trainings of three steps of GPT-2 124M.
+constexpr double kSecondsOfProposals = 30;
 // What a GPU may take for all that is queued: a slow one for a step of 1.6 billion parameters, and
 // a part of the deadline for what is slower still. The checks of a way have no such step, and say
 // that it hangs before they are killed.
@@ -198,13 +200,14 @@ absl::StatusOr<std::vector<Check>> MeasuringChecks(TrainingDevice& device,
                                                    const Deadline& deadline) {
   TESSERA_ASSIGN_OR_RETURN(const TimedModel model, ModelOfConfig(absl::GetFlag(FLAGS_measure)));
   const ChoiceCheck check = CheckBySelf(self, scratch, deadline);
-  return std::vector<Check>{
-      {"ways",
-       [=, &device, &deadline] {
-         return MeasureWays(device, WaysOf(device), model, scratch, check, deadline);
-       }},
-      {"proposals",
-       [=, &device, &deadline] { return MeasureProducts(device, model, scratch, deadline); }}};
+  return std::vector<Check>{{"ways",
+                             [=, &device, &deadline] {
+                               return MeasureWays(device, WaysOf(device), model, scratch, check,
+                                                  deadline, kSecondsOfProposals);
+                             }},
+                            {"proposals", [=, &device, &deadline] {
+                               return MeasureProducts(device, model, scratch, deadline);
+                             }}};
 }
 
 absl::StatusOr<std::vector<Check>> ChecksOfWays(TrainingDevice& device,

@@ -137,8 +137,13 @@ class WayMeasurement {
  public:
   // The arguments outlive it.
   WayMeasurement(TrainingDevice& device, const TimedModel& model, const std::string& folder,
-                 const ChoiceCheck& check, const Deadline& deadline)
-      : device_(device), model_(model), folder_(folder), check_(check), deadline_(deadline) {
+                 const ChoiceCheck& check, const Deadline& deadline, double reserved_seconds)
+      : device_(device),
+        model_(model),
+        folder_(folder),
+        check_(check),
+        deadline_(deadline),
+        reserved_seconds_(reserved_seconds) {
     model_.steps = kStepsOfAWay;
   }
 
@@ -161,6 +166,7 @@ class WayMeasurement {
   const std::string& folder_;
   const ChoiceCheck& check_;
   const Deadline& deadline_;
+  const double reserved_seconds_;          // for what comes after
   TrainedByChoice now_;                    // in the chosen ways
   double training_ = 0, way_longest_ = 0;  // seconds
   std::string stopped_;                    // why no other way can be compared; empty: one can
@@ -182,7 +188,7 @@ absl::Status WayMeasurement::TrainAsIs() {
 
 absl::Status WayMeasurement::CheckInTime(const Choice& choice) {
   const absl::Status late = absl::DeadlineExceededError(deadline_.LeftOut().detail);
-  if (deadline_.left_seconds() <= way_longest_) return late;
+  if (deadline_.left_seconds() - reserved_seconds_ <= way_longest_) return late;
   TESSERA_RETURN_IF_ERROR(check_(choice));
   return deadline_.left_seconds() < kTrainingsToCompare * training_ ? late : absl::OkStatus();
 }
@@ -209,6 +215,11 @@ void WayMeasurement::Measure(const cuda::Way& way) {
   absl::StrAppend(&outcome_.detail, "\n", text, ": ", stopped_.empty() ? "" : "left out, ",
                   stopped_);
   if (!stopped_.empty()) return;
+  if (way.member == &cuda::ProductChoices::attention_at_once &&
+      toggled.attention_gradients_by_warpgroups) {
+    outcome_.detail += "left out, attention's gradients are by warpgroups";
+    return;
+  }
   const absl::Duration start = SteadyNow();
   absl::Status status = CheckInTime({text, toggled});
   if (absl::IsDeadlineExceeded(status)) {
@@ -395,11 +406,12 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
 
 CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& ways,
                          const TimedModel& model, const std::string& folder,
-                         const ChoiceCheck& check, const Deadline& deadline) {
+                         const ChoiceCheck& check, const Deadline& deadline,
+                         double reserved_seconds) {
   const std::string name = cuda::DeviceName(device.type, device.products);
   const absl::StatusOr<std::string> path = WritableTable(name);
   if (!path.ok()) return OutcomeOf(path.status());
-  WayMeasurement measurement(device, model, folder, check, deadline);
+  WayMeasurement measurement(device, model, folder, check, deadline, reserved_seconds);
   if (const absl::Status status = measurement.TrainAsIs(); !status.ok()) return OutcomeOf(status);
   for (const cuda::Way& way : ways) measurement.Measure(way);
   return measurement.Written(*path, name);

@@ -61,12 +61,15 @@ CheckOutcome CompareChoices(TrainingDevice& device, const std::vector<Choice>& c
 // least 0.5 percent faster each time than without it in between. The device computes in the chosen
 // ways from then on, and the user's table gets them, in place of all that it has; where none is
 // chosen, only those that were compared leave it. Ways for which no time is left, by the longest so
-// far, are left out by name. One that is wrong is a failure; the others are measured nevertheless,
-// unless the device has failed: they are left out then. Losses that change without it are a
-// failure, too: the table stays as it was. Measures nothing where no table can be written.
+// far and `reserved_seconds` for what comes after, are left out by name, as is one that would
+// change nothing beside those that were chosen. One that is wrong is a failure; the others are
+// measured nevertheless, unless the device has failed: they are left out then. Losses that change
+// without it are a failure, too: the table stays as it was. Measures nothing where no table can be
+// written.
 CheckOutcome MeasureWays(TrainingDevice& device, const std::vector<cuda::Way>& ways,
                          const TimedModel& model, const std::string& folder,
-                         const ChoiceCheck& check, const Deadline& deadline = {});
+                         const ChoiceCheck& check, const Deadline& deadline = {},
+                         double reserved_seconds = 0);
 // Returns those of cuda::kWays that a device has.
 std::vector<cuda::Way> WaysOf(const TrainingDevice& device);
 

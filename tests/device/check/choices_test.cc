@@ -325,11 +325,11 @@ class WaysTest : public ProposalsTest {
   }
   // Measures all ways, or those of these names.
   CheckOutcome Measure(const ChoiceCheck& check, const Deadline& deadline = {},
-                       const std::set<std::string>& names = {}) {
+                       const std::set<std::string>& names = {}, double reserved_seconds = 0) {
     std::vector<cuda::Way> ways = WaysOf(*device_);
     std::erase_if(
         ways, [&](const cuda::Way& way) { return !names.empty() && !names.contains(way.name); });
-    return MeasureWays(*device_, ways, model_, folder_.path(), check, deadline);
+    return MeasureWays(*device_, ways, model_, folder_.path(), check, deadline, reserved_seconds);
   }
   cuda::Ways WaysInTable() const { return Table().at(kDeviceName).ways; }
 
@@ -346,21 +346,21 @@ TEST_F(WaysTest, TheFastestThatAreRightAreChosen) {
   const CheckOutcome outcome = Measure([&](const Choice& choice) -> absl::Status {
     checked.push_back(choice.name);
     EXPECT_EQ(choice.products.attention_gradients_by_warpgroups, true);
-    if (!choice.products.attention_at_once) return absl::OkStatus();
+    if (choice.products.gelu_gradient) return absl::OkStatus();
     return absl::InternalError("the gradients are wrong");
   });
   const std::string first = "attention_gradients_by_warpgroups=true";
-  EXPECT_THAT(checked,
-              ElementsAre(first, "attention_by_warpgroups=true," + first, first + ",sums=true",
-                          "attention_at_once=true," + first + ",sums=true",
-                          first + ",gelu_gradient=false,sums=true"));
-  // One is wrong, and one gains less than half a percent.
+  EXPECT_THAT(checked, ElementsAre(first, "attention_by_warpgroups=true," + first,
+                                   first + ",sums=true", first + ",gelu_gradient=false,sums=true"));
+  // One changes nothing, one is wrong, and one gains less than half a percent.
+  EXPECT_THAT(outcome.detail,
+              HasSubstr("\nattention_at_once=true," + first +
+                        ",sums=true: left out, attention's gradients are by warpgroups\n"));
   EXPECT_EQ(outcome.kind, CheckOutcome::kFailed);
-  EXPECT_THAT(outcome.detail, HasSubstr(checked[3] + ": not chosen: the gradients are wrong\n"));
+  EXPECT_THAT(outcome.detail, HasSubstr(checked[3] + ": not chosen: the gradients are wrong"));
   EXPECT_THAT(outcome.detail, HasSubstr(checked[1] + ": 36 tokens/s, without "
                                                      "attention_by_warpgroups 36: not chosen\n"));
-  const cuda::Ways chosen = {
-      {"attention_gradients_by_warpgroups", true}, {"gelu_gradient", false}, {"sums", true}};
+  const cuda::Ways chosen = {{"attention_gradients_by_warpgroups", true}, {"sums", true}};
   EXPECT_EQ(Table(), (cuda::ProductTable{{kDeviceName, {chosen, {}}}}));
   // Products are measured in the chosen ways.
   ASSERT_EQ(MeasureProducts(*device_, ShortModel(), folder_.path()).kind, CheckOutcome::kPassed);
@@ -376,7 +376,8 @@ absl::Status Right(const Choice&) { return absl::OkStatus(); }
 TEST_F(WaysTest, ThatDoNotFitIntoTheDeadlineAreLeftOutByName) {
   std::optional<Deadline> deadline(std::in_place);
   const ChoiceCheck takes_all = [&](const Choice&) { return (deadline.emplace(0), Right({})); };
-  for (const auto& outcome : {Measure(Right, Deadline(0)), Measure(takes_all, *deadline)}) {
+  for (const auto& outcome : {Measure(Right, Deadline(0)), Measure(Right, Deadline(1e6), {}, 1e6),
+                              Measure(takes_all, *deadline)}) {
     EXPECT_EQ(outcome.kind, CheckOutcome::kLeftOut);
     for (const cuda::Way& way : cuda::kWays) {
       EXPECT_THAT(outcome.detail, ContainsRegex("\n" + std::string(way.name) +
