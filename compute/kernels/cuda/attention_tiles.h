@@ -213,16 +213,60 @@ TESSERA_DEVICE void HideUnseen(int distance, float (&scores)[kTiles][4]) {
   }
 }
 
-// Writes the warp's 16 rows, multiplied by a factor for each half of the tile's rows.
-template <int kTiles, typename T>
+// Transposes the words of four adjacent lanes: word j of lane i becomes word i of lane j.
+TESSERA_DEVICE void TransposeLanes(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    const bool upper = (simt::Lane() & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & distance) != 0) continue;
+      const uint32_t own = words[i], next = words[i + distance];
+      const uint32_t other = simt::ShuffleXor(simt::kAllLanes, upper ? own : next, distance);
+      words[i] = upper ? other : own;
+      words[i + distance] = upper ? next : other;
+    }
+  }
+}
+
+// Writes `columns` columns of a row of each lane, in runs of 16 bytes: a lane has two columns of
+// each tile, and stores the eight of every fourth tile. All lanes take part.
+template <int kTiles>
+TESSERA_DEVICE void StoreRuns(const float (&sums)[kTiles][4], int half, float factor, int columns,
+                              BFloat16* row) {
+  static_assert(kTiles % 4 == 0);
+#pragma unroll
+  for (int n = 0; n < kTiles; n += 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] =
+          simt::BFloat16Pair(sums[n + i][2 * half] * factor, sums[n + i][2 * half + 1] * factor);
+    }
+    TransposeLanes(words);
+    const int d = (n + simt::Lane() % 4) * kTileColumns;
+    const simt::Stored<BFloat16, kTileColumns> run = {words[0], words[1], words[2], words[3]};
+    if (d < columns) simt::StoreStored(run, row + d);
+  }
+}
+
+// Writes the warp's 16 rows, multiplied by a factor for each half of the tile's rows. kRuns: in
+// runs of 16 bytes where the tensor allows it, which change no bit.
+template <bool kRuns = true, int kTiles, typename T>
 TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kTiles][4], const float (&factors)[2],
                                   const AttentionShape& shape, int batch, int head, int first,
                                   const Heads<T>& to) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int t = first + TileRow(2 * half);
-    if (t >= shape.sequence) continue;
     T* const row = to.Row(batch, t, head);
+    if constexpr (kRuns && sizeof(T) == sizeof(BFloat16)) {
+      if (to.packs) {  // lanes of all rows take part
+        StoreRuns(sums, half, factors[half], t < shape.sequence ? shape.head_size : 0, row);
+        continue;
+      }
+    }
+    if (t >= shape.sequence) continue;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const int d = n * kTileColumns + TileColumn(2 * half);
@@ -240,7 +284,8 @@ TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kTiles][4], const float (&
   }
 }
 
-// Writes 16 rows for each of the warp's own tiles.
+// Writes 16 rows for each of the warp's own tiles. With several of them, a kernel has no registers
+// left for runs.
 template <int kOwnTiles, int kTiles, typename T>
 TESSERA_DEVICE void StoreOwnRows(const float (&sums)[kTiles][4], float factor,
                                  const AttentionShape& shape, int batch, int head, int first,
@@ -249,7 +294,8 @@ TESSERA_DEVICE void StoreOwnRows(const float (&sums)[kTiles][4], float factor,
 #pragma unroll
   for (int i = 0; i < kOwnTiles; ++i) {
     const auto& tile = reinterpret_cast<const float(&)[kAcross][4]>(sums[i * kAcross]);
-    StoreHeadRows(tile, {factor, factor}, shape, batch, head, first + i * kTileRows, to);
+    StoreHeadRows<kOwnTiles == 1>(tile, {factor, factor}, shape, batch, head, first + i * kTileRows,
+                                  to);
   }
 }
 

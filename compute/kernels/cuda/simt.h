@@ -40,6 +40,7 @@
 //   LoadPack<N>(address, to)                N adjacent elements as floats; the address is aligned
 //   StorePack<N>(from, address)             to their size together, at most to 16 bytes
 //   LoadStored<N>(address), Unpack<T>()     the two halves of LoadPack(): in between, other loads
+//   StoreStored(stored, address)            as StorePack(), of elements as memory has them
 //   BFloat16Pair(first, second)             two bf16 numbers as one word; a NaN is 0x7fff, as in
 //                                           StorePack() and FromFloat<BFloat16>()
 //

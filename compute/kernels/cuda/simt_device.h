@@ -175,6 +175,11 @@ TESSERA_DEVICE void Unpack(const Stored<T, kCount>& stored, float (&to)[kCount])
   }
 }
 
+template <typename T, int kCount>
+TESSERA_DEVICE void StoreStored(const Stored<T, kCount>& from, T* to) {
+  *reinterpret_cast<Stored<T, kCount>*>(to) = from;
+}
+
 template <int kCount, typename T>
 TESSERA_DEVICE void LoadPack(const T* from, float (&to)[kCount]) {
   Unpack<T>(LoadStored<kCount>(from), to);

@@ -319,6 +319,13 @@ void Unpack(const Stored<T, kCount>& stored, float (&to)[kCount]) {
   for (int i = 0; i < kCount; ++i) to[i] = ToFloat(pack.elements[i]);
 }
 
+template <typename T, int kCount>
+void StoreStored(const Stored<T, kCount>& from, T* to) {
+  internal::CheckAlignment(to, kPackAlignment<T, kCount>);
+  const auto pack = std::bit_cast<Pack<T, kCount>>(from);
+  for (int i = 0; i < kCount; ++i) to[i] = pack.elements[i];
+}
+
 template <int kCount, typename T>
 void LoadPack(const T* from, float (&to)[kCount]) {
   Unpack<T>(LoadStored<kCount>(from), to);
