@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Saves and loads of tensors on a GPU by tessera_ckpt, torch.save and PyTorch DCP: what they take,
-beside the bus and the disk of the same minutes, and whether every bit is right. Ends with a table.
+beside the bus and the disk of the same minutes, and whether every bit is right. Prints a table of
+each state.
 
   gpu_checkpoints.py [--device=cuda] [--rounds=3] [--scale=1] [--scratch=DIR] [--json=FILE]
 
@@ -260,23 +261,23 @@ class Measurement:
             self.background(state, live)
             self.copies_behind_a_save(state)
             results[title] = {"bytes": size, "tensors": len(state), "seconds": self.seconds}
+            table(title, results[title])
         return results
 
 
-def table(results):
+def table(title, found):
     """Each time, and how many times as long it is as the bus, or the disk, takes for the bytes."""
-    for title, found in results.items():
-        best = {name: min(each) for name, each in found["seconds"].items()}
-        gigabytes = found["bytes"] / 1e9
-        print(f"\n| {title}: {gigabytes:.2f} GB in {found['tensors']} tensors | s (best) "
-              "| median | GB/s | x bus | x disk |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-        for name, seconds in best.items():
-            is_load = "load" in name or "to the device" in name
-            bus = best[f"one pinned copy to the {'device' if is_load else 'host'}"]
-            disk = best["disk: read" if is_load else "disk: write"]
-            median = statistics.median(found["seconds"][name])
-            print(f"| {name} | {seconds:.4f} | {median:.4f} | {gigabytes / seconds:.2f} "
-                  f"| {seconds / bus:.2f} | {seconds / disk:.2f} |")
+    best = {name: min(each) for name, each in found["seconds"].items()}
+    gigabytes = found["bytes"] / 1e9
+    print(f"\n| {title}: {gigabytes:.2f} GB in {found['tensors']} tensors | s (best) "
+          "| median | GB/s | x bus | x disk |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, seconds in best.items():
+        is_load = "load" in name or "to the device" in name
+        bus = best[f"one pinned copy to the {'device' if is_load else 'host'}"]
+        disk = best["disk: read" if is_load else "disk: write"]
+        median = statistics.median(found["seconds"][name])
+        print(f"| {name} | {seconds:.4f} | {median:.4f} | {gigabytes / seconds:.2f} "
+              f"| {seconds / bus:.2f} | {seconds / disk:.2f} |", flush=True)
 
 
 def main():
@@ -298,7 +299,6 @@ def main():
     with tempfile.TemporaryDirectory(prefix="tessera-gpu-", dir=options.scratch) as scratch:
         measurement = Measurement(device, options, scratch)
         results = measurement.run()
-    table(results)
     about = {"device": options.device, "torch": torch.__version__, "cores": os.cpu_count(),
              "tessera_ckpt": tessera_ckpt.__version__, "page-locked": measurement.device.pins,
              "streams": any(_copy_stream._streams.values()), "wrong": measurement.wrong}
