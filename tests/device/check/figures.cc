@@ -179,7 +179,9 @@ absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, Trainin
                                        .bucket_elements = 40'000'000}));
   config.mutable_training()->set_recompute_activations(model.recompute_activations);
   if (model.saves) {
-    config.mutable_checkpoint()->set_save(folder / "timed_save");
+    const std::filesystem::path saves = folder / "timed_save";
+    std::filesystem::remove_all(saves);  // of another model
+    config.mutable_checkpoint()->set_save(saves);
     config.mutable_checkpoint()->set_async_save(true);
   }
   TrainingFigures figures;

@@ -35,7 +35,8 @@ TrainingSizes FullTraining(bool quick);
 inline constexpr FixedResults kExactResults = {.products_hash = 0x8b8eb3869c0073d5,
                                                .loops_hash = 0x112efa4716dde54d};
 
-// Checks whether configs of these sizes can be made, for tests of FullTraining().
+// Checks whether configs of these sizes can be made, and Llama-3's attention be computed by
+// warpgroups, for tests of FullTraining().
 absl::Status CheckSizes(const TrainingSizes& sizes, const std::string& folder);
 
 // The checks. `folder` must exist; token files and checkpoints are written there.
