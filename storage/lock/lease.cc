@@ -169,7 +169,7 @@ class Lease final : public FolderLock {
       Free();
       return thread.status();
     }
-    thread_ = *std::move(thread);
+    thread_ = std::make_unique<std::thread>(*std::move(thread));
     return absl::OkStatus();
   }
 
@@ -284,14 +284,15 @@ class Lease final : public FolderLock {
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;
 };
 
 Lease::~Lease() {
-  if (!thread_.joinable()) return;
+  if (thread_ == nullptr) return;
   if (getpid() != owner_) {
-    thread_.detach();
-    // The thread does not exist in this process. Destroying what it waits for would never end.
+    // The thread does not exist in this process, one of whose own may have its id. Destroying what
+    // it waits for would never end.
+    thread_.release();
     changed_.release();
     storage_.release();
     return;
@@ -305,7 +306,7 @@ Lease::~Lease() {
     }
   }
   storage_->Abandon();
-  thread_.join();
+  thread_->join();
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -131,6 +132,24 @@ TEST_F(LeaseTest, AForkedProcessKnowsThatItDoesNotHaveTheLease) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_OK(lock->Confirm());
+}
+
+// They have the stacks and the ids of threads that exist in its parent alone.
+TEST_F(LeaseTest, AForkedProcessThatReleasesItsCopyKeepsItsOwnThreads) {
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<FolderLock> lock, Acquire());
+  absl::SleepFor(absl::Milliseconds(100));  // until the thread that renews it waits
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    std::vector<std::thread> threads(16);
+    for (std::thread& thread : threads) thread = std::thread([] {});
+    lock.reset();
+    for (std::thread& thread : threads) thread.join();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(LeaseTest, BeforeACommitAnOldLeaseIsAskedFor) {
