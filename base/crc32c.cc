@@ -167,6 +167,30 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
+namespace {
+
+// One byte of zeros through the CRC register: r' = (r >> 8) ^ table[r & 0xff]; and the inverse,
+// which is unique because the upper bytes of the table are all different.
+struct CrcStep {
+  std::array<uint32_t, 256> table;
+  std::array<uint8_t, 256> by_upper_byte;
+
+  CrcStep() {
+    for (uint32_t i = 0; i < 256; ++i) {
+      uint32_t r = i;
+      for (int bit = 0; bit < 8; ++bit) r = (r >> 1) ^ ((r & 1) != 0 ? internal::kCastagnoli : 0);
+      table[i] = r;
+      by_upper_byte[r >> 24] = static_cast<uint8_t>(i);
+    }
+  }
+
+  uint32_t Back(uint32_t r) const {
+    const uint32_t i = by_upper_byte[r >> 24];
+    return (r ^ table[i]) << 8 | i;
+  }
+};
+
+}  // namespace
 
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data) {
   return ~TESSERA_CHOOSE(AdvanceCastagnoli)(~crc, data.data(), data.size());
@@ -186,6 +210,23 @@ uint32_t Crc32c(std::span<const std::byte> data) { return ExtendCrc32c(0, data);
 
 uint32_t Crc32c(std::string_view data) {
   return ExtendCrc32c(0, std::as_bytes(std::span(data.data(), data.size())));
+}
+
+std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
+                                              uint64_t length_bytes) {
+  static const CrcStep step;
+  // The register is linear: the difference of the two checksums is what the changed bits alone
+  // would leave in it. Undoing the bytes after the change must give a register with only the lowest
+  // byte set: the change itself.
+  uint32_t difference = expected ^ found;
+  std::optional<uint64_t> place;
+  for (uint64_t i = length_bytes; i-- > 0;) {
+    difference = step.Back(difference);
+    if (difference == 0 || difference > 0xff) continue;
+    if (place) return std::nullopt;
+    place = i;
+  }
+  return place;
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -25,6 +26,12 @@ uint32_t CombineCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t b_bytes);
 // Does what ExtendCrc32c() does for the CRC-32 of zip, gzip and PNG: reflected polynomial
 // 0xEDB88320, initial value and final xor 0xFFFFFFFF. As fast as CRC-32C.
 uint32_t ExtendZipCrc32(uint32_t crc, std::span<const std::byte> data);
+
+// Returns the only offset at which a single changed byte explains that `found` is the CRC-32C of
+// `length_bytes` bytes instead of `expected`; nullopt if no offset or several ones do. Cost:
+// O(length).
+std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
+                                              uint64_t length_bytes);
 
 namespace internal {
 

@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -90,6 +92,26 @@ TEST(Crc32c, ExtendsAtEveryCut) {
     const uint32_t a = Crc32c(all.first(cut));
     ASSERT_EQ(ExtendCrc32c(a, all.subspan(cut)), whole) << cut;
   }
+}
+
+// The change of another byte may have the same checksum: then none is named.
+TEST(Crc32c, AChangedByteIsLocatedOnlyIfItIsTheOnlyOne) {
+  constexpr uint64_t kBytes = uint64_t{1} << 20;
+  std::string contents(kBytes, '\0');
+  const uint32_t expected = Crc32c(contents);
+  std::mt19937_64 random(1);
+  int unnamed = 0;
+  for (int i = 0; i < 100; ++i) {
+    const uint64_t at = random() % kBytes;
+    contents[at] = static_cast<char>(1 + random() % 255);
+    const std::optional<uint64_t> found = LocateSingleByteError(expected, Crc32c(contents), kBytes);
+    contents[at] = '\0';
+    if (found.has_value()) EXPECT_EQ(*found, at);
+    unnamed += found.has_value() ? 0 : 1;
+  }
+  EXPECT_GT(unnamed, 0);
+  EXPECT_LT(unnamed, 30);
+  EXPECT_EQ(LocateSingleByteError(1, 2, 0), std::nullopt);
 }
 
 }  // namespace

@@ -74,4 +74,20 @@ absl::Status CheckRoom(Storage& storage, std::string_view root, std::string_view
                                    " has ", *free, " (", HumanBytes(*free), ") left"));
 }
 
+absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view directory) {
+  absl::StatusOr<std::vector<std::string>> names = storage.List(directory);
+  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
+  return names;
+}
+
+uint64_t BytesBelow(Storage& storage, const std::string& directory) {
+  uint64_t bytes = 0;
+  for (const std::string& name :
+       ListIfThere(storage, directory).value_or(std::vector<std::string>())) {
+    const auto file = storage.Open(directory.empty() ? name : absl::StrCat(directory, "/", name));
+    if (file.ok()) bytes += (*file)->size_bytes();
+  }
+  return bytes;
+}
+
 }  // namespace tessera

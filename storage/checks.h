@@ -1,15 +1,17 @@
 #ifndef TESSERA_STORAGE_CHECKS_H_
 #define TESSERA_STORAGE_CHECKS_H_
 
-// Common parts of all storages: checks, messages, and transfers that Wait() completes.
+// Common parts of all storages: checks, messages, listings, and transfers that Wait() completes.
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "storage/storage.h"
 
 namespace tessera {
@@ -30,6 +32,12 @@ absl::Status ShortReadStatus(const std::string& name, uint64_t offset_bytes,
 // `what` needs ("the checkpoint"), as far as it tells.
 absl::Status CheckRoom(Storage& storage, std::string_view root, std::string_view what,
                        uint64_t needed_bytes);
+
+// Returns what Storage::List() does; nothing if the directory does not exist.
+absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view directory);
+
+// Returns the size of the files in a directory, those aside that cannot be opened.
+uint64_t BytesBelow(Storage& storage, const std::string& directory);
 
 // Returns a transfer whose Wait() is `act`, which owns the part that was started.
 template <typename Act>

@@ -131,22 +131,6 @@ std::optional<int64_t> ParseStepDirectoryName(std::string_view name) {
   return step;
 }
 
-absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view directory) {
-  absl::StatusOr<std::vector<std::string>> names = storage.List(directory);
-  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
-  return names;
-}
-
-uint64_t BytesBelow(Storage& storage, const std::string& directory) {
-  uint64_t bytes = 0;
-  for (const std::string& name :
-       ListIfThere(storage, directory).value_or(std::vector<std::string>())) {
-    const auto file = storage.Open(JoinPath(directory, name));
-    if (file.ok()) bytes += (*file)->size_bytes();
-  }
-  return bytes;
-}
-
 absl::StatusOr<std::vector<std::string>> ListFolders(Storage& storage, std::string_view directory) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, ListIfThere(storage, directory));
   std::erase_if(names, [](const std::string& name) { return !name.ends_with('/'); });

@@ -12,6 +12,7 @@
 #include "checkpoint/include/checkpoint.h"
 #include "checkpoint/include/manifest.h"
 #include "checkpoint/include/manifest.pb.h"
+#include "storage/checks.h"
 #include "storage/open_storage.h"
 #include "storage/storage.h"
 
@@ -32,12 +33,6 @@ std::string_view FolderOf(std::string_view path);
 
 // Parses the result of StepDirectoryName(); nullopt for anything else.
 std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
-
-// Returns what Storage::List() does; nothing if the directory does not exist.
-absl::StatusOr<std::vector<std::string>> ListIfThere(Storage& storage, std::string_view directory);
-
-// Returns the size of the files in a directory, those aside that cannot be opened.
-uint64_t BytesBelow(Storage& storage, const std::string& directory);
 
 // Returns the names of the directories in a directory, without slashes; none if it does not exist.
 absl::StatusOr<std::vector<std::string>> ListFolders(Storage& storage, std::string_view directory);

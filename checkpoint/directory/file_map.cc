@@ -1,38 +1,17 @@
 #include "checkpoint/directory/file_map.h"
 
 #include <algorithm>
-#include <array>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/crc32c.h"
 #include "checkpoint/format/manifest_codec.h"
 
 namespace tessera::ckpt {
 namespace {
 
-constexpr uint32_t kCrc32cPolynomial = 0x82F63B78;  // reflected
 constexpr size_t kMaxNamedTensors = 4;
-
-// One byte of zeros through the CRC register: r' = (r >> 8) ^ table[r & 0xff]; and the inverse,
-// which is unique because the upper bytes of the table are all different.
-struct CrcStep {
-  std::array<uint32_t, 256> table;
-  std::array<uint8_t, 256> by_upper_byte;
-
-  CrcStep() {
-    for (uint32_t i = 0; i < 256; ++i) {
-      uint32_t r = i;
-      for (int bit = 0; bit < 8; ++bit) r = (r >> 1) ^ ((r & 1) != 0 ? kCrc32cPolynomial : 0);
-      table[i] = r;
-      by_upper_byte[r >> 24] = static_cast<uint8_t>(i);
-    }
-  }
-
-  uint32_t Back(uint32_t r) const {
-    const uint32_t i = by_upper_byte[r >> 24];
-    return (r ^ table[i]) << 8 | i;
-  }
-};
 
 }  // namespace
 
@@ -64,23 +43,6 @@ std::string FileMap::TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end
   std::string text = absl::StrJoin(names, ", ");
   if (more > 0) absl::StrAppend(&text, " and ", more, " more");
   return text;
-}
-
-std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
-                                              uint64_t length_bytes) {
-  static const CrcStep step;
-  // The register is linear: the difference of the two checksums is what the changed bits alone
-  // would leave in it. Undoing the bytes after the change must give a register with only the lowest
-  // byte set: the change itself.
-  uint32_t difference = expected ^ found;
-  std::optional<uint64_t> place;
-  for (uint64_t i = length_bytes; i-- > 0;) {
-    difference = step.Back(difference);
-    if (difference == 0 || difference > 0xff) continue;
-    if (place) return std::nullopt;
-    place = i;
-  }
-  return place;
 }
 
 Damage DescribeChecksumError(const Manifest& manifest, const FileMap& map, uint32_t file_index,

@@ -2,7 +2,6 @@
 #define TESSERA_CHECKPOINT_DIRECTORY_FILE_MAP_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,12 +34,6 @@ class FileMap {
   const Manifest& manifest_;
   std::vector<std::vector<Extent>> extents_;
 };
-
-// Returns the only offset at which a single changed byte explains that `found` is the CRC-32C of
-// `length_bytes` bytes instead of `expected`; nullopt if no offset or several ones do. Cost:
-// O(length).
-std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
-                                              uint64_t length_bytes);
 
 // Describes chunk `chunk` of a file whose checksum is `found` instead of the manifest's. Names the
 // damaged byte if there is only one, otherwise the chunk.
