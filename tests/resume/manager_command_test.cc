@@ -230,6 +230,7 @@ TEST_F(ManagerCommandTest, TheCheckpointBeforeADivergenceStays) {
     const Result diverged = train(1000, "5", {"--lr=1e30", "--lr-decay-style=constant"}, 1);
     EXPECT_THAT(diverged.out, HasSubstr("(step " + std::to_string(from) + ")"));
     EXPECT_THAT(diverged.err, HasSubstr("training has diverged"));
+    EXPECT_THAT(diverged.err, HasSubstr(from == 4 ? "(--ckpt-step=4)" : "(--ckpt-step)"));
     EXPECT_TRUE(is_saved(4));
     EXPECT_TRUE(is_saved(5));
   }

@@ -39,6 +39,9 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
       manager_(session.saver->manager()),
       kept_step_(session.resumed_in_memory ? -1 : session.progress.step) {
   manager_.Begin(session.resumed ? session.progress.step : 0);
+  if (session.resumed_own && !session.resumed_in_memory && session.resumed_healthy) {
+    good_saves_ = {session.progress.step};
+  }
   if (config_.checkpoint().save_on_exception()) {
     session.trainer->set_before_update(
         [this] { return EndTogether(session_.train_data->loader->kept_error()); });
@@ -160,6 +163,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
                                                        .healthy = healthy_},
                                                       agree));
   progress.step += 1;
+  if (healthy_) healthy_step_ = progress.step;
   progress.updates = session_.trainer->updates();
   const int64_t first_sample = progress.consumed_samples;
   progress.consumed_samples += config_.training().global_batch_size();
@@ -322,10 +326,21 @@ absl::Status TrainLoop::Diverged(const std::string& reason) {
   ReportSaves(session_.saver->Poll());
   Agree(absl::OkStatus()).IgnoreError();  // so that each finds it by itself
   return absl::AbortedError(
-      absl::StrCat("training has diverged: ", reason, "; ",
-                   session_.resumed || kept_step_ > 0
-                       ? "resume from an earlier checkpoint with a lower --lr (--ckpt-step)"
-                       : "start again with a lower --lr"));
+      absl::StrCat("training has diverged: ", reason, "; ", AdviceAfterDivergence()));
+}
+
+std::string TrainLoop::AdviceAfterDivergence() const {
+  int64_t proven = -1;  // by the loss of a later step
+  for (const int64_t step : good_saves_) {
+    if (step < healthy_step_) proven = std::max(proven, step);
+  }
+  if (proven >= 0) {
+    return absl::StrCat("step ", proven, " is the last checkpoint after which the loss was ",
+                        "plausible: resume from it with a lower --lr (--ckpt-step=", proven, ")");
+  }
+  return session_.resumed || kept_step_ > 0
+             ? "resume from an earlier checkpoint with a lower --lr (--ckpt-step)"
+             : "start again with a lower --lr";
 }
 
 absl::Status TrainLoop::EndTogether(const absl::Status& mine) {

@@ -102,6 +102,9 @@ class TrainLoop {
   // Returns the error of a run that has diverged because of `reason`, which all ranks have found in
   // the same step. Collective.
   absl::Status Diverged(const std::string& reason);
+  // Returns what a run that has diverged may resume from, as far as this process knows: it asks no
+  // storage, which may hang.
+  std::string AdviceAfterDivergence() const;
   bool AtInterval(int64_t interval) const {
     return interval > 0 && session_.progress.step % interval == 0;
   }
@@ -128,6 +131,9 @@ class TrainLoop {
   // Whether all ranks have the same error, with the state of the last whole step.
   bool ends_together_ = false;
   int64_t kept_step_;                      // the last one that is in a checkpoint
+  std::vector<int64_t> good_saves_;        // steps of checkpoints of healthy states
+  int64_t unhealthy_save_ = -1;            // the last step that was saved and not healthy
+  int64_t healthy_step_ = 0;               // the last one whose loss was plausible
   std::optional<EvalMetrics> evaluation_;  // the last one
   absl::StatusCode last_replica_ = absl::StatusCode::kUnknown;  // its outcome; unknown: none yet
 };

@@ -68,6 +68,7 @@ absl::Status TrainLoop::Keep(bool replicates) {
   // Neither the state nor the loss tells that no step updates it.
   if (HasDiverged()) run.mutable_trainer()->mutable_health()->set_loss_is_sane(false);
   if (decision_.save != ckpt::SaveKind::kNone) {
+    if (decision_.saves_unhealthy) unhealthy_save_ = progress.step;
     TESSERA_RETURN_IF_ERROR(session_.saver->Save(run, decision_.save));
     ReportSaves(session_.saver->Poll());
   }
@@ -126,6 +127,7 @@ void TrainLoop::ReportSaves(const std::vector<ckpt::SaveOutcome>& outcomes) {
       continue;
     }
     kept_step_ = std::max(kept_step_, outcome.step);
+    if (outcome.step != unhealthy_save_) good_saves_.push_back(outcome.step);
     const auto& report = *outcome.report;
     const std::string slot = report.directory.substr(0, report.directory.find('/'));
     Happened(
