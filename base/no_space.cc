@@ -11,6 +11,7 @@ namespace {
 
 constexpr char kNoSpace[] = "tessera.no_space";
 constexpr char kFileSize[] = "file size";
+constexpr char kRoomComes[] = "tessera.room_comes";
 
 }  // namespace
 
@@ -32,6 +33,10 @@ bool MayBeFreed(const absl::Status& status) {
   const auto lacks = status.GetPayload(kNoSpace);
   return lacks.has_value() && !absl::StrContains(std::string(*lacks), kFileSize);
 }
+
+void MarkRoomComes(absl::Status& status) { status.SetPayload(kRoomComes, absl::Cord("room")); }
+
+bool RoomComes(const absl::Status& status) { return status.GetPayload(kRoomComes).has_value(); }
 
 bool IsNoSpace(const absl::Status& status) { return status.GetPayload(kNoSpace).has_value(); }
 

@@ -22,6 +22,11 @@ absl::Status FileTooLargeError(std::string_view message);
 // Returns whether a status is NoSpaceError() for lack of what a deletion frees.
 bool MayBeFreed(const absl::Status& status);
 
+// Marks an error after which the next attempt deletes what makes room for it; returns whether one
+// is marked.
+void MarkRoomComes(absl::Status& status);
+bool RoomComes(const absl::Status& status);
+
 // Marks an error as NoSpaceError() is.
 void MarkNoSpace(absl::Status& status);
 

@@ -55,7 +55,9 @@ std::string StagingFolderOf(std::string_view name, const std::string& async_uplo
 // save, the manager deletes the checkpoints that `keep` does not keep, but never the newest good
 // one, nor the one just saved. If the disk is too full for a save, the manager first deletes the
 // checkpoints that the new one would replace; after a save that was refused although the disk told
-// of enough space, as under a quota, it does so as if the disk had been a byte too small.
+// of enough space, as under a quota, it does so as if the disk had been a byte too small. A save
+// that waits for its end, as in the foreground, is then tried once more; the note or error of its
+// outcome has that of the first attempt.
 //
 // Collective: every rank of save.group has a manager and makes the same calls in the same order.
 // Calls come from one thread; WaitUntilCopied() and WaitUntilAllCopied() from any.

@@ -4,10 +4,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/no_memory.h"
+#include "base/no_space.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/units.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/collective/hosts.h"
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/internal/job_saves.h"
@@ -51,6 +54,16 @@ void CheckStagedFiles(const Storage& storage, Storage& staging, const Checkpoint
     notes(absl::StrCat("copies in ", from, " stay that cannot be checked: ", staged.unknown_files,
                        ", the first: ", staged.first_unknown.message()));
   }
+}
+
+// Returns the outcome of the second attempt at a save, with the error of the first.
+absl::StatusOr<SaveReport> After(const absl::Status& first, absl::StatusOr<SaveReport> second) {
+  const std::string failed = absl::StrCat("the first attempt failed: ", first.message());
+  if (!second.ok()) {
+    return WithMessage(second.status(), absl::StrCat(second.status().message(), "; ", failed));
+  }
+  absl::StrAppend(&second->note, second->note.empty() ? "" : "; ", failed);
+  return second;
 }
 
 // Everything of a job but the work on its saving thread, which is housekeeping_.
@@ -200,14 +213,24 @@ class Manager final : public JobSaves {
     if (background_ != nullptr) {
       in_background_.Begin();
       StartSave(*background_, request, state, rolling);
+      // The state of the last save stays as it is, and no later save makes room.
+      if (end_ == EndReason::kNone) return absl::OkStatus();
+      std::vector<SaveOutcome> outcomes = background_->Finish();
+      if (const absl::Status first = outcomes.back().report.status(); RoomComesOnAll(first)) {
+        StartSave(*background_, request, state, rolling);
+        outcomes.back().report = After(first, background_->Finish().back().report);
+      }
+      AddAll(std::move(outcomes));
       return absl::OkStatus();
     }
     SaveHooks hooks = housekeeping_->Hooks();
     hooks.rolling = rolling;
-    TESSERA_ASSIGN_OR_RETURN(SaveReport report,
-                             SaveNow(*storage_, request, state, options_.save, hooks));
-    housekeeping_->AfterCommit(report);
-    Add({.step = request.step, .report = std::move(report)});
+    const auto save = [&] { return SaveNow(*storage_, request, state, options_.save, hooks); };
+    absl::StatusOr<SaveReport> report = save();
+    if (RoomComesOnAll(report.status())) report = After(report.status(), save());
+    TESSERA_RETURN_IF_ERROR(report.status());
+    housekeeping_->AfterCommit(*report);
+    Add({.step = request.step, .report = *std::move(report)});
     return absl::OkStatus();
   }
 
@@ -319,8 +342,7 @@ class Manager final : public JobSaves {
     if (group().rank() == 0 && later_steps_.Find(*storage_, known.step)) {
       return SaveTrouble::kLaterSteps;
     }
-    const bool makes_room = housekeeping_.has_value() && housekeeping_->makes_room();
-    return failed_saves_.Judge(known.elapsed, makes_room);
+    return failed_saves_.Judge(known.elapsed);
   }
 
   // No restart will need them. Ignores failures, which do no harm.
@@ -330,6 +352,13 @@ class Manager final : public JobSaves {
     if (staging_ == nullptr || !is_complete) return;
     DeleteStagedFilesBut(*staging_, "").IgnoreError();
     RemoveStagingFolder(*staging_);
+  }
+
+  // Returns whether another attempt at the save that has ended so makes room, as rank 0 knows.
+  bool RoomComesOnAll(const absl::Status& outcome) {
+    if (!MayBeFreed(outcome)) return false;
+    const absl::Status mine = RoomComes(outcome) ? absl::CancelledError("again") : absl::OkStatus();
+    return absl::IsCancelled(AgreeOnStatus(group(), mine, options_.save.timeout));
   }
 
   void Add(SaveOutcome outcome) {

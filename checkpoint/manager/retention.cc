@@ -5,6 +5,7 @@
 #include <limits>
 #include <string_view>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -17,7 +18,6 @@
 #include "checkpoint/include/manifest.pb.h"
 #include "checkpoint/internal/damage.h"
 #include "checkpoint/manager/saved_checkpoints.h"
-#include "storage/checks.h"
 #include "storage/tiered/staging_folder.h"
 
 namespace tessera::ckpt {
@@ -45,7 +45,21 @@ std::vector<size_t> NewestGood(std::span<const RetentionCandidate> candidates) {
 }
 
 void AddNote(std::string& notes, std::string_view note) {
+  if (note.empty()) return;
   absl::StrAppend(&notes, notes.empty() ? "" : "; ", std::string(note));
+}
+
+// Returns "" or a note on the room that retention does not free.
+std::string DescribeQuarantined(Storage& storage) {
+  std::vector<std::string> names = storage.List("").value_or(std::vector<std::string>());
+  std::erase_if(names, [](const std::string& name) {
+    const size_t dot = name.find('.');
+    const bool is_step = ParseStepDirectoryName(name.substr(0, dot)).has_value();
+    return !is_step || dot == name.npos || absl::StrContains(name, ".discarded-");
+  });
+  if (names.empty()) return "";
+  return absl::StrCat("what was renamed keeps its room until you delete it: ",
+                      absl::StrJoin(names, " "));
 }
 
 // Adds a note about an error of a deletion.
@@ -176,10 +190,12 @@ absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& c
                                                              absl::Status* undeleted) {
   described_.erase(StepDirectoryName(coming.step));
   std::vector<std::string> deleted;
+  at_limit_ = false;
   if (limit_bytes_ == kNoLimit && Lacking(coming, 0) == 0) return deleted;
   SettleDiscarded(storage_, "").IgnoreError();
   TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
   uint64_t held_bytes = droppable.held_bytes;
+  at_limit_ = held_bytes + coming.needed_bytes > limit_bytes_;
   if (droppable.bytes < Lacking(coming, held_bytes)) return deleted;
   for (const auto& [checkpoint, described] : droppable.checkpoints) {
     if (Lacking(coming, held_bytes) == 0) break;
@@ -198,13 +214,24 @@ bool Retention::NoteRefused(const ComingSave& refused, absl::Time now) {
   const absl::StatusOr<Droppable> droppable = FindDroppable(refused, now);
   if (!droppable.ok()) return false;
   const uint64_t held_bytes = droppable->held_bytes;
-  if (Lacking(refused, held_bytes) == 0) limit_bytes_ = held_bytes + refused.needed_bytes - 1;
+  if (Lacking(refused, held_bytes) == 0) {
+    limit_bytes_ = held_bytes + refused.needed_bytes - 1;
+    limit_is_proven_ |= at_limit_ && tests_limit_;
+    tests_limit_ = false;
+  }
   return droppable->bytes >= Lacking(refused, held_bytes);
 }
 
+void Retention::NoteCommitted() {
+  if (!at_limit_ || limit_is_proven_) return;
+  if (tests_limit_) limit_bytes_ = kNoLimit;
+  tests_limit_ = !tests_limit_;
+}
+
 uint64_t Retention::Lacking(const ComingSave& coming, uint64_t held_bytes) const {
-  const uint64_t free = std::min(storage_.FreeBytes().value_or(kNoLimit),
-                                 limit_bytes_ - std::min(limit_bytes_, held_bytes));
+  const uint64_t limit = tests_limit_ ? kNoLimit : limit_bytes_;
+  const uint64_t free =
+      std::min(storage_.FreeBytes().value_or(kNoLimit), limit - std::min(limit, held_bytes));
   return coming.needed_bytes - std::min(free, coming.needed_bytes);
 }
 
@@ -278,7 +305,7 @@ SaveHooks SaveHousekeeping::Hooks() {
           .may_commit = [this] { return ConfirmFolder(lock_); },
           .plan_cache = &plan_cache_,
           .on_committed = [this](SaveReport& report) { AfterCommit(report); },
-          .on_failed = [this](const absl::Status& error) { AfterFailure(error); }};
+          .on_failed = [this](const absl::Status& error) { return AfterFailure(error); }};
 }
 
 void SaveHousekeeping::AfterCommit(SaveReport& report) {
@@ -294,24 +321,29 @@ void SaveHousekeeping::AfterCommit(SaveReport& report) {
   }).IgnoreError();
 }
 
-void SaveHousekeeping::AfterFailure(const absl::Status& error) {
-  makes_room_ = false;
-  if (!is_rank_0_ || !MayBeFreed(error) || coming_.needed_bytes == 0) return;
+absl::Status SaveHousekeeping::AfterFailure(absl::Status error) {
+  if (!is_rank_0_) return error;
   CatchExceptions("look for room", [&] {
-    makes_room_ = retention_.NoteRefused(coming_, absl::Now());
+    const bool lacks_room = MayBeFreed(error) && coming_.needed_bytes > 0;
+    if (lacks_room && retention_.NoteRefused(coming_, absl::Now())) {
+      MarkRoomComes(error);
+    } else if (lacks_room) {
+      AddNote(note_, DescribeQuarantined(storage_));
+    }
+    const std::string note = std::exchange(note_, "");
+    if (!note.empty()) error = WithMessage(error, absl::StrCat(error.message(), "; ", note));
     return absl::OkStatus();
   }).IgnoreError();
+  return error;
 }
 
 absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& planned) {
   TESSERA_RETURN_IF_ERROR(ConfirmFolder(lock_));
   std::string root;
   absl::Status undeleted;
-  note_.clear();
   if (std::exchange(prunes_first_, false)) NoteUndeleted(note_, retention_.Apply(absl::Now()));
   if (planned.rolling) {
     TESSERA_ASSIGN_OR_RETURN(root, EmptyRollingSlot(storage_, known_good_, &undeleted));
-    NoteUndeleted(note_, undeleted);
     coming_is_healthy_ = IsHealthy(*planned.manifest);
   }
   // The manifest and the file system's own records are small beside the data.
@@ -320,14 +352,7 @@ absl::StatusOr<std::string> SaveHousekeeping::ChooseRoot(const PlannedSave& plan
   coming_ = {planned.step, planned.rolling, needed_bytes};
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> deleted,
                            retention_.MakeRoom(coming_, absl::Now(), &undeleted));
-  const absl::Status room = undeleted.ok()
-                                ? absl::OkStatus()
-                                : CheckRoom(storage_, root, "the checkpoint", planned.data_bytes);
-  if (!room.ok()) {
-    return WithMessage(
-        room, absl::StrCat(room.message(), "; ", undeleted.message(),
-                           deleted.empty() ? "" : "; deleted: ", absl::StrJoin(deleted, " and ")));
-  }
+  NoteUndeleted(note_, undeleted);
   if (!deleted.empty()) {
     AddNote(note_, absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
                                 " made room for step ", planned.step));
@@ -345,7 +370,8 @@ absl::Status SaveHousekeeping::CleanUp(SaveReport& report) {
     NoteUndeleted(report.note, pruned);
     prunes_first_ = !step.has_value() || !retention_.IsProven(*step);
   }
-  if (!note_.empty()) AddNote(report.note, note_);
+  if (is_rank_0_) retention_.NoteCommitted();
+  if (!note_.empty()) AddNote(report.note, std::exchange(note_, ""));
   if (staging_ == nullptr) return absl::OkStatus();
   const absl::Status forgotten = DeleteStagedFilesBut(*staging_, report.directory);
   if (!forgotten.ok()) {

@@ -109,10 +109,14 @@ class Retention {
   absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now,
                                                     absl::Status* undeleted = nullptr);
 
-  // Notes that the storage has refused this save, or a part of it, for lack of space, in which case
-  // MakeRoom() takes what the folder held and the save needs as too much from then on, unless the
-  // storage tells that it has less. Returns whether MakeRoom() would make room for the save.
+  // Notes that the storage has refused this save, or a part of it, for lack of space. Unless the
+  // storage tells that it has less, what the folder held and the save needs is then a limit for
+  // MakeRoom(). Returns whether MakeRoom() would make room for the save.
   bool NoteRefused(const ComingSave& refused, absl::Time now);
+  // Notes that the save for which MakeRoom() was called last is committed. After the first one that
+  // kept to a limit, the next one tests it, since a lack may pass: if that is refused, all keep to
+  // the limit, else none.
+  void NoteCommitted();
 
  private:
   static constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
@@ -144,7 +148,10 @@ class Retention {
   const std::unique_ptr<Removal> removal_;
   const RetentionOptions options_;
   std::atomic<int64_t> healthy_step_;
-  uint64_t limit_bytes_ = kNoLimit;             // to what the folder holds, as refusals tell
+  uint64_t limit_bytes_ = kNoLimit;  // to what the folder holds, as refusals tell
+  bool at_limit_ = false;            // the save for which MakeRoom() was called last
+  bool tests_limit_ = false;         // at the next save that it concerns
+  bool limit_is_proven_ = false;
   std::map<std::string, Described> described_;  // permanent ones, by directory
 };
 
@@ -179,16 +186,13 @@ class SaveHousekeeping {
   void ForgetLoaded() { known_good_.clear(); }
   void NoteHealthy(int64_t step) { retention_.NoteHealthy(step); }
 
-  // Returns whether the next save makes room, if the last one was refused for lack of it. On rank
-  // 0, any thread.
-  bool makes_room() const { return makes_room_; }
-
  private:
   // Returns the root of a save that rank 0 is about to write. Empties a rolling slot. If the disk
   // is too full, deletes checkpoints that retention allows.
   absl::StatusOr<std::string> ChooseRoot(const PlannedSave& planned);
   absl::Status CleanUp(SaveReport& report);
-  void AfterFailure(const absl::Status& error);
+  // Returns the error with what was deleted, and marked if the next save makes room.
+  absl::Status AfterFailure(absl::Status error);
 
   Storage& storage_;
   Storage* const staging_;
@@ -198,7 +202,6 @@ class SaveHousekeeping {
   Retention retention_;
   ComingSave coming_;  // the save in progress
   bool coming_is_healthy_ = false;
-  std::atomic<bool> makes_room_ = false;
   std::string known_good_;  // the last rolling checkpoint or the loaded one, if healthy
   std::string note_;        // on what was deleted, or could not be, for the save in progress
   bool prunes_first_;       // checkpoints may have become superfluous since the last commit

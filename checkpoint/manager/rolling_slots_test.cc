@@ -37,6 +37,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
+using ::testing::SizeIs;
 
 // A slot's checkpoint that a user has moved to another disk, and linked; then the slot itself.
 TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
@@ -166,10 +167,23 @@ TEST(RetentionTest, ASaveThatLacksRoomSaysWhatCouldNotBeDeleted) {
   const absl::Status full = job->Save({.step = 40}, OneTensor(more));
   EXPECT_TRUE(IsNoSpace(full)) << full;
   EXPECT_THAT(std::string(full.message()),
-              AllOf(HasSubstr("the checkpoint needs "), HasSubstr("; Delete step-00000010.disc"),
-                    HasSubstr(": protected"), HasSubstr("; deleted: step-00000025")));
+              AllOf(HasSubstr("the checkpoint needs "), HasSubstr(": Delete step-00000010.disc"),
+                    HasSubstr(": protected"), HasSubstr("step-00000025 made room for step 40")));
   storage.ClearFaults();
   EXPECT_OK(job->Save({.step = 40}, OneTensor(more)));
+}
+
+TEST(RetentionTest, ASaveThatLacksRoomNamesWhatWasRenamed) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  storage.SetDiskBytes(20'000);
+  const auto job = OpenJob(storage, {.newest = 1});
+  std::vector<float> elements(3000);
+  EXPECT_OK(CheckpointFolder(storage).Save(10, OneTensor(elements)));
+  ASSERT_OK(storage.MakeDirectory("step-00000020.abandoned"));
+  const absl::Status full = job->Save({.step = 15}, OneTensor(elements));
+  EXPECT_THAT(std::string(full.message()),
+              HasSubstr("until you delete it: step-00000020.abandoned"));
 }
 
 TEST(RetentionTest, RoomIsMadeOfWhatCanBeDeleted) {
@@ -234,22 +248,73 @@ TEST(RetentionTest, AfterARefusalSavesMakeRoomBeforeTheyWrite) {
       const auto decide = [&](int64_t step) { return OrFail(job->Decide({.step = step})).trouble; };
       allow(2, EDQUOT);
       for (const int64_t step : {1, 2}) EXPECT_OK(save(step));
-      EXPECT_TRUE(IsNoSpace(save(3)));
+      // In the foreground, the state is still what it was: the save makes room, and succeeds.
+      EXPECT_EQ(IsNoSpace(save(3)), in_background);
       EXPECT_EQ(CheckpointFolder(memory).List()->size(), 2u) << "nothing makes room for no save";
       EXPECT_EQ(decide(3), SaveTrouble::kNone);
-      for (const int64_t step : {4, 5}) EXPECT_OK(save(step));
+      EXPECT_OK(save(4));
+      // The next one tests whether the lack has passed.
+      EXPECT_EQ(IsNoSpace(save(5)), in_background);
+      EXPECT_EQ(decide(5), SaveTrouble::kNone);
+      for (const int64_t step : {6, 7}) EXPECT_OK(save(step));
       // Nothing but the newest good one would make room.
       allow(1, EDQUOT);
-      EXPECT_TRUE(IsNoSpace(save(6)));
-      EXPECT_EQ(decide(6), in_background ? SaveTrouble::kNoRoom : SaveTrouble::kNone);
-      // No deletion makes files smaller.
-      allow(2, EFBIG);
-      EXPECT_OK(save(7));
       EXPECT_TRUE(IsNoSpace(save(8)));
       EXPECT_EQ(decide(8), in_background ? SaveTrouble::kNoRoom : SaveTrouble::kNone);
+      // No deletion makes files smaller.
+      allow(2, EFBIG);
+      EXPECT_OK(save(9));
+      EXPECT_TRUE(IsNoSpace(save(10)));
+      EXPECT_EQ(decide(10), in_background ? SaveTrouble::kNoRoom : SaveTrouble::kNone);
     });
-    EXPECT_EQ(CheckpointFolder(memory).FindLatest()->checkpoint.step, 7);
+    EXPECT_EQ(CheckpointFolder(memory).FindLatest()->checkpoint.step, 9);
   }
+}
+
+// Others fill the disk while one save writes.
+TEST(RetentionTest, ALackThatPassesCostsNoLaterSaveACheckpoint) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), &storage);
+  CheckpointManagerOptions options;
+  options.keep.newest = 2;
+  ASSERT_OK_AND_ASSIGN(const auto job, JobSaves::Open(shared, nullptr, options));
+  std::vector<float> elements(64);
+  const auto save = [&](int64_t step, SaveKind kind) {
+    EXPECT_OK(job->Save({.step = step}, OneTensor(elements), kind));
+    return OrFail(job->Finish().back().report).note;
+  };
+  for (const int64_t step : {10, 20}) EXPECT_EQ(save(step, SaveKind::kPermanent), "");
+  EXPECT_EQ(save(25, SaveKind::kRolling), "");
+  AllowCheckpoints(storage, memory, 2, ENOSPC);
+  EXPECT_THAT(save(30, SaveKind::kRolling),
+              AllOf(HasSubstr("the first attempt failed: "),
+                    HasSubstr("the disk is full: step-00000010 made room for step 30")));
+  storage.ClearFaults();
+  for (const int64_t step : {40, 50}) EXPECT_EQ(save(step, SaveKind::kPermanent), "");
+  for (const int64_t step : {55, 57}) EXPECT_EQ(save(step, SaveKind::kRolling), "");
+  EXPECT_EQ(CheckpointFolder(memory).List()->size(), 2u);
+}
+
+// No later save would make room.
+TEST(RetentionTest, TheLastSaveInTheBackgroundMakesRoomAndTriesAgain) {
+  MemoryStorage memory;
+  FaultInjectingStorage storage(memory);
+  const std::shared_ptr<Storage> shared(std::shared_ptr<Storage>(), &storage);
+  CheckpointManagerOptions options;
+  options.keep.newest = 1;
+  options.background.emplace();
+  options.schedule = {.interval_steps = 2, .last_step = 3};
+  ASSERT_OK_AND_ASSIGN(const auto job, JobSaves::Open(shared, nullptr, options));
+  std::vector<float> elements(64);
+  for (const int64_t step : {1, 2}) {
+    EXPECT_OK(CheckpointFolder(memory).Save(step, OneTensor(elements)));
+  }
+  AllowCheckpoints(storage, memory, 2, EDQUOT);
+  EXPECT_OK(job->TrySave({.step = 3}, OneTensor(elements)));
+  EXPECT_THAT(job->Finish(), SizeIs(1));
+  EXPECT_OK(job->last_save());
+  EXPECT_EQ(CheckpointFolder(memory).FindLatest()->checkpoint.step, 3);
 }
 
 TEST(RollingTest, ReplacesAnEmptySlotElseTheOlderOne) {

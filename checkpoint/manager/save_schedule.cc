@@ -158,8 +158,8 @@ void FailedSaves::Add(const absl::Status& outcome, absl::Duration elapsed) {
   if (outcome.ok()) last_checkpoint_ = elapsed;
 }
 
-SaveTrouble FailedSaves::Judge(absl::Duration elapsed, bool makes_room) const {
-  if (IsNoSpace(last_) && !makes_room) return SaveTrouble::kNoRoom;
+SaveTrouble FailedSaves::Judge(absl::Duration elapsed) const {
+  if (IsNoSpace(last_) && !RoomComes(last_)) return SaveTrouble::kNoRoom;
   if (options_.max_failed_saves > 0 && in_a_row_ >= options_.max_failed_saves) {
     return SaveTrouble::kFailures;
   }

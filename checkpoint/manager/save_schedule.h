@@ -103,8 +103,7 @@ class FailedSaves {
   // returns if files of the save are gone.
   void Add(const absl::Status& outcome, absl::Duration elapsed);
 
-  // `makes_room`: a save that lacked room is a failure like others.
-  SaveTrouble Judge(absl::Duration elapsed, bool makes_room = false) const;
+  SaveTrouble Judge(absl::Duration elapsed) const;
 
   const absl::Status& last() const { return last_; }  // the last outcome that was not skipped
 

@@ -121,9 +121,11 @@ absl::StatusOr<std::string> Write(
 }
 
 // Frees the space of a failed save, unless an error of the group leaves other ranks writing.
-void EndFailed(const SaveContext& context, Coordinator& coordinator, const absl::Status& error) {
+// Returns the error of the save.
+absl::Status EndFailed(const SaveContext& context, Coordinator& coordinator,
+                       const absl::Status& error) {
   if (context.group.abandoned().ok()) coordinator.Abandon();
-  if (context.hooks.on_failed) context.hooks.on_failed(error);
+  return context.hooks.on_failed ? context.hooks.on_failed(error) : error;
 }
 
 // Performs steps 4 to 7, with this rank's report or error. Returns the bytes that all ranks wrote.
@@ -140,8 +142,7 @@ absl::StatusOr<uint64_t> Commit(const SaveContext& context,
   };
   const absl::StatusOr<std::string> committed =
       Agree(context.group, written, commit, context.options.timeout);
-  if (!committed.ok()) EndFailed(context, coordinator, committed.status());
-  TESSERA_RETURN_IF_ERROR(committed.status());
+  if (!committed.ok()) return EndFailed(context, coordinator, committed.status());
   // The checkpoint is there, whatever this rank understands of its size.
   return AnswerFrom<CommitVerdict>(context.group, *committed).value_or(CommitVerdict()).bytes();
 }
@@ -208,7 +209,9 @@ absl::StatusOr<SaveReport> RunSave(
   const absl::StatusOr<SaveTask> task =
       Plan(context, local, request,
            [&](const PlannedManifest& planned) { return coordinator->Prepare(planned); });
-  if (!task.ok() && coordinator.has_value()) EndFailed(context, *coordinator, task.status());
+  if (!task.ok() && coordinator.has_value()) {
+    return EndFailed(context, *coordinator, task.status());
+  }
   TESSERA_RETURN_IF_ERROR(task.status());
 
   const absl::StatusOr<std::shared_ptr<DataWriter>> writer =

@@ -46,8 +46,9 @@ struct SaveHooks {
   // save begins. Runs on the saver's thread, so it may take its time, for example to remove older
   // checkpoints.
   std::function<void(SaveReport&)> on_committed;
-  // Called when a save has failed, and its space is freed. Null: not called.
-  std::function<void(const absl::Status&)> on_failed = nullptr;
+  // Called when a save has failed, and its space is freed. Returns the error that this rank's save
+  // returns, with the same code. Null: not called.
+  std::function<absl::Status(const absl::Status&)> on_failed = nullptr;
   bool rolling = false;  // see PlannedSave
 };
 
