@@ -98,10 +98,11 @@ absl::StatusOr<SourcePlace> FindPlace(std::string_view name, const OpenStorageOp
   const std::optional<std::string> local = LocalPathOfName(name);
   if (const std::optional<ForeignObject> object = FindObject(name)) {
     TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(object->folder, stores));
-    // Folders may have such names, too.
-    if (storage->Open(object->file).ok() || object->file.ends_with(kObjectEndings[0])) {
-      return SourcePlace{std::move(storage), object->file};
-    }
+    // Folders may have such names, too, and are listed where objects may not be looked for.
+    const bool is_gguf = object->file.ends_with(kObjectEndings[0]);
+    const absl::Status found = is_gguf ? absl::OkStatus() : storage->Open(object->file).status();
+    if (found.ok()) return SourcePlace{std::move(storage), object->file};
+    if (!absl::IsNotFound(found) && !absl::IsPermissionDenied(found)) return found;
   }
   std::error_code error;
   if (local.has_value() && std::filesystem::is_regular_file(*local, error)) {

@@ -451,6 +451,12 @@ TEST_F(CkptTest, FoldersMayBeInAnObjectStore) {
   EXPECT_THAT(err_, HasSubstr("never overwritten"));
   EXPECT_EQ(Run({"ls", "s3://other/runs", endpoint}), kExitUsage);
   EXPECT_THAT(err_, HasSubstr("there is no bucket other"));
+  EXPECT_EQ(Run({"inspect", "s3://other.bin", endpoint}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("there is no bucket other.bin"));
+  // Whether an object is there is not known.
+  server.AddFault({.status = 501, .method = "HEAD", .key_part = "w.bin"});
+  EXPECT_EQ(Run({"inspect", "s3://bucket/w.bin", endpoint}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("the store answers 501"));
   EXPECT_EQ(Run({"ls", "ftp://bucket/runs"}), kExitUsage);
   EXPECT_THAT(err_, HasSubstr("unknown scheme"));
 }
