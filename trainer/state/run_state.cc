@@ -1,5 +1,6 @@
 #include "trainer/state/run_state.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -37,6 +38,14 @@ constexpr int64_t kMaxSamples = int64_t{1} << 62;
 bool HasUnit(const std::string& micro_batch_size, int64_t unit) {
   int64_t size = 0;
   return absl::SimpleAtoi(micro_batch_size, &size) && size > 0 && CanonicalUnit(size) == unit;
+}
+
+// Returns whether settings on which fingerprints depend differ: fingerprints of one place do, too.
+bool HasOtherArithmetic(const ckpt::Manifest& manifest, const TrainConfig& config) {
+  return std::ranges::any_of(ChangedSettings(manifest, config, /*seed=*/0),
+                             [](const ChangedSetting& change) {
+                               return change.name == "bf16" || change.name == "numerics";
+                             });
 }
 
 }  // namespace
@@ -189,7 +198,8 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const T
                                      ": the bits of later losses differ from the saved run's"));
   }
   if (const NumericsFingerprint before = FromProto(manifest.trainer().numerics());
-      manifest.trainer().has_numerics() && before != numerics) {
+      manifest.trainer().has_numerics() && before != numerics &&
+      !HasOtherArithmetic(manifest, config)) {
     sentences.push_back(
         absl::StrCat(config.parallel().numerics() == Numerics::EXACT ? "WARNING: " : "",
                      "saved where numbers are computed otherwise (",

@@ -76,7 +76,8 @@ std::string SavedTopology(const ckpt::Manifest& manifest);
 // Describes the differences between a run that continues from `manifest` and the saved one on which
 // the bits of losses depend: topology, and numerics as configured and as on this machine. One
 // sentence each, for the log. Properties that the checkpoint does not record, because it is older,
-// are not compared.
+// are not compared, nor are machines where DescribeChangedSettings() tells of another precision or
+// of other numerics.
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics);
 

@@ -156,6 +156,22 @@ TEST(RunStateTest, OtherArithmeticThanTheSavedRunsIsSaid) {
   }
 }
 
+TEST(RunStateTest, ChangedPrecisionAndNumericsAreNotTakenForAnotherPlace) {
+  const NumericsFingerprint saved = {.products_hash = 1, .loops_hash = 2};
+  const NumericsFingerprint now = {.library = "contract 1", .products_hash = 3, .loops_hash = 4};
+  TrainConfig config;
+  config.mutable_training()->set_bf16(false);
+  config.mutable_parallel()->set_numerics(Numerics::EXACT);
+  const ckpt::Manifest manifest = DescribeRun(config, ModelConfig(), {}, {}, saved);
+  EXPECT_EQ(DescribeChanges(manifest, config, now).size(), 1);
+  TrainConfig changed = config;
+  changed.mutable_training()->set_bf16(true);
+  EXPECT_TRUE(DescribeChanges(manifest, changed, now).empty());
+  changed = config;
+  changed.mutable_parallel()->set_numerics(Numerics::FAST);
+  EXPECT_TRUE(DescribeChanges(manifest, changed, now).empty());
+}
+
 // --no-load-rng can only help where the progress itself is read in spite of them.
 TEST(RunStateTest, ForeignRandomNumbersAreRefusedApartFromTheProgress) {
   ckpt::Manifest manifest = Describe({.step = 7, .updates = 7});
