@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -31,15 +32,13 @@ FileMap::FileMap(const Manifest& manifest) : manifest_(manifest), extents_(manif
 std::string FileMap::TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end) const {
   const std::vector<Extent>& extents = extents_[file_index];
   std::vector<std::string> names;
-  size_t more = 0;
+  std::set<uint32_t> tensors;  // each may have several shards there
   auto extent = std::ranges::upper_bound(extents, begin, {}, &Extent::end);
   for (; extent != extents.end() && extent->begin < end; ++extent) {
-    if (names.size() < kMaxNamedTensors) {
-      names.push_back(manifest_.tensors(extent->tensor).name());
-    } else {
-      ++more;
-    }
+    if (!tensors.insert(extent->tensor).second || names.size() == kMaxNamedTensors) continue;
+    names.push_back(manifest_.tensors(extent->tensor).name());
   }
+  const size_t more = tensors.size() - names.size();
   std::string text = absl::StrJoin(names, ", ");
   if (more > 0) absl::StrAppend(&text, " and ", more, " more");
   return text;

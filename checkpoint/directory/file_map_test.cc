@@ -62,6 +62,11 @@ TEST(FileMapTest, TensorsOfARangeAreThoseWithBytesInIt) {
   EXPECT_EQ(first.end, 48);
   EXPECT_EQ(first.tensor, 6);
   EXPECT_EQ(first.shard, 0);
+  // Another shard of t0.
+  Manifest more = manifest;
+  AddShard({.global_offset = {4}, .shape = {1}}, 0, 144, *more.mutable_tensors(6));
+  EXPECT_EQ(FileMap(more).TensorsIn(0, 0, 150), "t0, t1, t2, t3 and 3 more");
+  EXPECT_EQ(FileMap(more).TensorsIn(0, 128, 150), "t6, t0");
 }
 
 TEST(FileMapTest, OneChangedByteOfAChunkIsNamed) {
